@@ -132,7 +132,7 @@ KINDS = {
     "sticks": Kind(3, lambda _: (0,), _no_gradients),
     "sticks_self": Kind(3, lambda _: (1,), _no_gradients),
 }
-"""By name: in csrc distance.h, blocks.h, mixing.h, and the classes Counts and Sticks of sums.h."""
+"""By name: in csrc distance.h, block_transforms.h, head_mixing.h and running_sums.h."""
 
 
 def set_pairs(kind: str, problem: Problem, tensors: Sequence[Tensor]) -> None:

@@ -1,4 +1,5 @@
-// Products by AMX tiles of bfloat16, summed in float32.
+// Products of bfloat16 in AMX tile registers, summed in float32, and the layouts of their operands.
+// Elsewhere than on processors with AMX, has_amx() is false and none of this runs.
 #pragma once
 #include "gemm.h"
 #include "problem.h"
@@ -8,34 +9,35 @@
 #include <unistd.h>
 #endif
 namespace posenc::NUMBER {
-constexpr index TILE = 16;   // rows, and columns in float32, of a register tile
-constexpr index DEPTH = 32;  // products that one instruction sums
+constexpr index AMX_TILE = 16;   // rows, and float32 columns, of a tile register
+constexpr index AMX_DEPTH = 32;  // products that one instruction sums: bfloat16 columns
 
-// Right factor: pairs of rows in strips of TILE columns, [N / TILE][K / 2][TILE].
-struct Strips {
+// Right factor [K, N] as VNNI wants it: rows 2r and 2r + 1 interleaved in numbers of 32 bits, in
+// strips of AMX_TILE columns, [N / AMX_TILE][K / 2][AMX_TILE].
+struct VnniStrips {
   const uint32_t* data = nullptr;
-  index ld = 0;  // of a strip
-  Strips at(index row, index column) const { return {data + row / 2 * TILE + column / TILE * ld, ld}; }
+  index ld = 0;  // from strip to strip
+  VnniStrips at(index row, index column) const { return {data + row / 2 * AMX_TILE + column / AMX_TILE * ld, ld}; }
 };
-// Left factor: [rows][ld], zero up to a multiple of DEPTH columns.
-struct HalfRows {
+// Left factor [rows, ld], zero up to a multiple of AMX_DEPTH columns.
+struct Bf16Rows {
   const uint16_t* data = nullptr;
   index ld = 0;
-  HalfRows at(index row, index column = 0) const { return {data + row * ld + column, ld}; }
+  Bf16Rows at(index row, index column = 0) const { return {data + row * ld + column, ld}; }
 };
 
 #ifdef POSENC_AMX
-// The processor's permission to use tiles, asked for once a process.
-inline bool has_tiles() {
+// Whether Linux lets this process use tile registers (arch_prctl ARCH_REQ_XCOMP_PERM), asked once.
+inline bool has_amx() {
   constexpr int request = 0x1023, tile_data = 18;
   static const bool answer = syscall(SYS_arch_prctl, request, tile_data) == 0;
   return answer;
 }
 
-// Tiles of one thread: eight, of 16 rows of 64 bytes.
-class TileRegisters {
+// Configures a thread's eight tile registers, 16 rows of 64 bytes each, while it lives.
+class AmxTiles {
  public:
-  explicit TileRegisters(bool used) : used_(used) {
+  explicit AmxTiles(bool used) : used_(used) {
     if (!used) return;
     alignas(64) struct {
       uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -43,28 +45,28 @@ class TileRegisters {
       uint8_t rows[16] = {};
     } shape;
     std::fill_n(shape.bytes, 8, uint16_t(64));
-    std::fill_n(shape.rows, 8, uint8_t(TILE));
-    asm volatile("" : : "r"(&shape) : "memory");  // the next line tells of its first bytes alone
+    std::fill_n(shape.rows, 8, uint8_t(AMX_TILE));
+    asm volatile("" : : "r"(&shape) : "memory");  // the intrinsic names its first bytes alone as read
     _tile_loadconfig(&shape);
   }
-  ~TileRegisters() {
+  ~AmxTiles() {
     if (used_) _tile_release();
   }
-  TileRegisters(const TileRegisters&) = delete;
+  AmxTiles(const AmxTiles&) = delete;
 
  private:
   bool used_;
 };
 
-// C (+)= A B for R x S tiles.
+// C (+)= A B for R x S tiles of C: registers 0 to 3 hold C, 4 and 5 A, 6 and 7 B.
 template <int R, int S>
-__attribute__((noinline)) void half_block(index K, HalfRows x, Strips y, float* c, index ldc, bool add) {
-  asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
+__attribute__((noinline)) void amx_block(index K, Bf16Rows x, VnniStrips y, float* c, index ldc, bool add) {
+  asm volatile("" ::: "memory");  // the compiler does not know what tile loads read
   if (add) {
     _tile_loadd(0, c, ldc * 4);
-    if (S > 1) _tile_loadd(1, c + TILE, ldc * 4);
-    if (R > 1) _tile_loadd(2, c + TILE * ldc, ldc * 4);
-    if (R > 1 && S > 1) _tile_loadd(3, c + TILE * ldc + TILE, ldc * 4);
+    if (S > 1) _tile_loadd(1, c + AMX_TILE, ldc * 4);
+    if (R > 1) _tile_loadd(2, c + AMX_TILE * ldc, ldc * 4);
+    if (R > 1 && S > 1) _tile_loadd(3, c + AMX_TILE * ldc + AMX_TILE, ldc * 4);
   } else {
     _tile_zero(0);
     _tile_zero(1);
@@ -73,9 +75,9 @@ __attribute__((noinline)) void half_block(index K, HalfRows x, Strips y, float* 
   }
   const uint16_t* a = x.data;
   const uint32_t* b = y.data;
-  for (index k = 0; k < K; k += DEPTH, a += DEPTH, b += DEPTH / 2 * TILE) {
+  for (index k = 0; k < K; k += AMX_DEPTH, a += AMX_DEPTH, b += AMX_DEPTH / 2 * AMX_TILE) {
     _tile_loadd(4, a, x.ld * 2);
-    if (R > 1) _tile_loadd(5, a + TILE * x.ld, x.ld * 2);
+    if (R > 1) _tile_loadd(5, a + AMX_TILE * x.ld, x.ld * 2);
     _tile_loadd(6, b, 64);
     if (S > 1) _tile_loadd(7, b + y.ld, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -84,106 +86,108 @@ __attribute__((noinline)) void half_block(index K, HalfRows x, Strips y, float* 
     if (R > 1 && S > 1) _tile_dpbf16ps(3, 5, 7);
   }
   _tile_stored(0, c, ldc * 4);
-  if (S > 1) _tile_stored(1, c + TILE, ldc * 4);
-  if (R > 1) _tile_stored(2, c + TILE * ldc, ldc * 4);
-  if (R > 1 && S > 1) _tile_stored(3, c + TILE * ldc + TILE, ldc * 4);
+  if (S > 1) _tile_stored(1, c + AMX_TILE, ldc * 4);
+  if (R > 1) _tile_stored(2, c + AMX_TILE * ldc, ldc * 4);
+  if (R > 1 && S > 1) _tile_stored(3, c + AMX_TILE * ldc + AMX_TILE, ldc * 4);
 }
 
-// C[M, N] (+)= A[M, K] B[K, N]: M and N multiples of TILE, K of DEPTH.
-inline void half_gemm(index M, index N, index K, HalfRows x, Strips y, float* c, index ldc, bool add) {
-  for (index n = 0; n < N; n += 2 * TILE)
-    for (index m = 0; m < M; m += 2 * TILE) {
-      const bool two = m + TILE < M, wide = n + TILE < N;
-      const auto block = two ? wide ? half_block<2, 2> : half_block<2, 1>
-                             : wide ? half_block<1, 2> : half_block<1, 1>;
+// C[M, N] (+)= A[M, K] B[K, N]: M and N multiples of AMX_TILE, K of AMX_DEPTH.
+inline void amx_gemm(index M, index N, index K, Bf16Rows x, VnniStrips y, float* c, index ldc, bool add) {
+  for (index n = 0; n < N; n += 2 * AMX_TILE)
+    for (index m = 0; m < M; m += 2 * AMX_TILE) {
+      const bool two = m + AMX_TILE < M, wide = n + AMX_TILE < N;
+      const auto block = two ? wide ? amx_block<2, 2> : amx_block<2, 1>
+                             : wide ? amx_block<1, 2> : amx_block<1, 1>;
       block(K, x.at(m), y.at(0, n), c + m * ldc + n, ldc, add);
     }
 }
 
-inline __m256i halved(vec x) { return (__m256i)_mm512_cvtneps_pbh((__m512)x); }
-inline void halve(vec x, uint16_t* to) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), halved(x)); }
-// VL numbers of two rows as pairs.
-inline void halve_two(vec x, vec y, uint32_t* to) {
-  const __m512i low = _mm512_cvtepu16_epi32(halved(x)), high = _mm512_cvtepu16_epi32(halved(y));
+// Conversions, rounded to nearest even by the instruction.
+inline __m256i bf16_lanes(vec x) { return (__m256i)_mm512_cvtneps_pbh((__m512)x); }
+inline void store_bf16(vec x, uint16_t* to) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bf16_lanes(x)); }
+// VL numbers of two rows, interleaved: x in the lower halves.
+inline void store_bf16_pairs(vec x, vec y, uint32_t* to) {
+  const __m512i low = _mm512_cvtepu16_epi32(bf16_lanes(x)), high = _mm512_cvtepu16_epi32(bf16_lanes(y));
   _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
 }
 #else
-inline bool has_tiles() { return false; }
-struct TileRegisters {
-  explicit TileRegisters(bool) {}
+inline bool has_amx() { return false; }
+struct AmxTiles {
+  explicit AmxTiles(bool) {}
 };
-inline void half_gemm(index, index, index, HalfRows, Strips, real*, index, bool) {}
-inline void halve(vec, uint16_t*) {}
-inline void halve_two(vec, vec, uint32_t*) {}
+inline void amx_gemm(index, index, index, Bf16Rows, VnniStrips, real*, index, bool) {}
+inline void store_bf16(vec, uint16_t*) {}
+inline void store_bf16_pairs(vec, vec, uint32_t*) {}
 #endif
-inline void halve_row(const real* from, index n, uint16_t* to) {
-  for (index t = 0; t < n; t += VL) halve(load(from + t), to + t);
+inline void store_bf16_row(const real* from, index n, uint16_t* to) {
+  for (index t = 0; t < n; t += VL) store_bf16(load(from + t), to + t);
 }
 
-// Scratch for numbers of 16 or 32 bits.
+// Scratch for n numbers of 16 or 32 bits.
 template <class T>
 T* scratch_of(Scratch& scratch, index n) {
   return reinterpret_cast<T*>(scratch.of((n * index(sizeof(T)) + index(sizeof(real)) - 1) / index(sizeof(real))));
 }
 
-// Some tokens of one head, as factors. Tokens in bfloat16 are times `by` that is a power of two.
+// Tokens [first, first + count) of one head as factors of products. `by` is 1 or a power of two, so
+// that bfloat16 stays exact.
 class HeadTokens {
  public:
   HeadTokens(const Tokens& x, index b, index h, index first, index count, index features, real by = 1)
       : x_(x), from_(row_of(x, b, h, first)), count_(count), features_(features), by_(by) {}
-  // Left factor [tokens, features], with rows of zeros up to a multiple of TILE.
-  HalfRows rows(Scratch& scratch) const {
-    const index width = round_up(features_, DEPTH);
-    uint16_t* to = scratch_of<uint16_t>(scratch, round_up(count_, TILE) * width);
-    alignas(64) real wide[DEPTH];
-    for (index t = 0; t < round_up(count_, TILE); ++t)
-      for (index d = 0; d < width; d += DEPTH) {
+  // Left factor [tokens, features]; rows of zeros up to a multiple of AMX_TILE.
+  Bf16Rows rows(Scratch& scratch) const {
+    const index width = round_up(features_, AMX_DEPTH);
+    uint16_t* to = scratch_of<uint16_t>(scratch, round_up(count_, AMX_TILE) * width);
+    alignas(64) real wide[AMX_DEPTH];
+    for (index t = 0; t < round_up(count_, AMX_TILE); ++t)
+      for (index d = 0; d < width; d += AMX_DEPTH) {
         read(t, d, wide);
-        halve_row(wide, DEPTH, to + t * width + d);
+        store_bf16_row(wide, AMX_DEPTH, to + t * width + d);
       }
     return {to, width};
   }
-  // Right factor [features, tokens].
-  Strips columns(Scratch& scratch) const {
-    const index ld = round_up(features_, DEPTH) / 2 * TILE;
-    uint32_t* to = scratch_of<uint32_t>(scratch, round_up(count_, PANEL) / TILE * ld);
-    alignas(64) real wide[DEPTH];
-    alignas(64) uint16_t rows[TILE][DEPTH];
-    for (index t = 0; t < round_up(count_, PANEL); t += TILE)
-      for (index d = 0; d < features_; d += DEPTH) {
-        for (index l = 0; l < TILE; ++l) {
+  // Right factor [features, tokens]: 16 tokens' pairs of features are numbers of 32 bits, transposed.
+  VnniStrips columns(Scratch& scratch) const {
+    const index ld = round_up(features_, AMX_DEPTH) / 2 * AMX_TILE;
+    uint32_t* to = scratch_of<uint32_t>(scratch, round_up(count_, PANEL) / AMX_TILE * ld);
+    alignas(64) real wide[AMX_DEPTH];
+    alignas(64) uint16_t rows[AMX_TILE][AMX_DEPTH];
+    for (index t = 0; t < round_up(count_, PANEL); t += AMX_TILE)
+      for (index d = 0; d < features_; d += AMX_DEPTH) {
+        for (index l = 0; l < AMX_TILE; ++l) {
           read(t + l, d, wide);
-          halve_row(wide, DEPTH, rows[l]);
+          store_bf16_row(wide, AMX_DEPTH, rows[l]);
         }
         vec block[VL];
         for (index l = 0; l < VL; ++l) block[l] = load(reinterpret_cast<const real*>(rows[l]));
         transpose(block);
-        uint32_t* strip = to + t / TILE * ld + d / 2 * TILE;
-        for (index l = 0; l < VL; ++l) store(reinterpret_cast<real*>(strip + l * TILE), block[l]);
+        uint32_t* strip = to + t / AMX_TILE * ld + d / 2 * AMX_TILE;
+        for (index l = 0; l < VL; ++l) store(reinterpret_cast<real*>(strip + l * AMX_TILE), block[l]);
       }
     return {to, ld};
   }
-  // Right factor [tokens, features], with rows of zeros up to a multiple of PANEL.
-  Strips pairs(Scratch& scratch) const {
-    const index ld = round_up(count_, PANEL) / 2 * TILE;
-    uint32_t* to = scratch_of<uint32_t>(scratch, round_up(features_, DEPTH) / TILE * ld);
-    alignas(64) real wide[2][DEPTH];
+  // Right factor [tokens, features]; rows of zeros up to a multiple of PANEL.
+  VnniStrips pairs(Scratch& scratch) const {
+    const index ld = round_up(count_, PANEL) / 2 * AMX_TILE;
+    uint32_t* to = scratch_of<uint32_t>(scratch, round_up(features_, AMX_DEPTH) / AMX_TILE * ld);
+    alignas(64) real wide[2][AMX_DEPTH];
     for (index t = 0; t < round_up(count_, PANEL); t += 2)
-      for (index d = 0; d < features_; d += DEPTH) {
+      for (index d = 0; d < features_; d += AMX_DEPTH) {
         read(t, d, wide[0]);
         read(t + 1, d, wide[1]);
-        for (index c = 0; c < DEPTH; c += VL)
-          halve_two(load(wide[0] + c), load(wide[1] + c), to + (d + c) / TILE * ld + t / 2 * TILE);
+        for (index c = 0; c < AMX_DEPTH; c += VL)
+          store_bf16_pairs(load(wide[0] + c), load(wide[1] + c), to + (d + c) / AMX_TILE * ld + t / 2 * AMX_TILE);
       }
     return {to, ld};
   }
 
  private:
-  // Features from d on of a token, zero beyond the last of either.
+  // wide[AMX_DEPTH] = features of token t from d on; zero beyond the last of either.
   void read(index t, index d, real* wide) const {
-    if (t >= count_) return fill(wide, 0, DEPTH);
+    if (t >= count_) return fill(wide, 0, AMX_DEPTH);
     const index bytes = x_.type == REAL ? index(sizeof(real)) : 2;
-    read_row(x_, from_ + (t * x_.token + d) * bytes, by_, std::min(DEPTH, features_ - d), DEPTH, wide);
+    read_row(x_, from_ + (t * x_.token + d) * bytes, by_, std::min(AMX_DEPTH, features_ - d), AMX_DEPTH, wide);
   }
   const Tokens& x_;
   const char* from_;
@@ -191,17 +195,17 @@ class HeadTokens {
   real by_;
 };
 
-// Left factor [features, tokens]: the transpose of rows, zero up to multiples of TILE and DEPTH.
-inline HalfRows half_transpose(Rows x, index count, index features, Scratch& scratch) {
-  const index width = round_up(count, DEPTH);
-  uint16_t* to = scratch_of<uint16_t>(scratch, round_up(features, TILE) * width);
+// Left factor [features, tokens], zero up to multiples of AMX_TILE and AMX_DEPTH: x transposed.
+inline Bf16Rows bf16_transpose(Rows x, index count, index features, Scratch& scratch) {
+  const index width = round_up(count, AMX_DEPTH);
+  uint16_t* to = scratch_of<uint16_t>(scratch, round_up(features, AMX_TILE) * width);
   for (index t = 0; t < width; t += VL)
     for (index d = 0; d < features; d += VL) {
       vec block[VL];
       for (index l = 0; l < VL; ++l)
         block[l] = t + l < count ? load_n(x.at(t + l) + d, std::min<index>(VL, features - d)) : vec{};
       transpose(block);
-      for (index l = 0; l < VL; ++l) halve(block[l], to + (d + l) * width + t);
+      for (index l = 0; l < VL; ++l) store_bf16(block[l], to + (d + l) * width + t);
     }
   return {to, width};
 }
@@ -219,25 +223,25 @@ inline void add_transpose(const real* x, index ld, index count, index width, rea
     }
 }
 
-// Numbers [rows, PANEL] as factors: pairs of rows to be multiplied by a left one, and rows.
-class HalfPanel {
+// Numbers [rows, PANEL] (of ds or p) in bfloat16, as right factor and, if wanted, as left factor.
+class Bf16Panel {
  public:
-  // Of `count` rows, get(row, column) the VL numbers there; without `both` as pairs alone.
+  // From get(row, column), VL numbers at a time; rows up to a multiple of AMX_DEPTH are zero.
   template <class F>
   void set(index count, bool both, F get) {
-    const index depth = round_up(count, DEPTH), ld = depth / 2 * TILE;
+    const index depth = round_up(count, AMX_DEPTH), ld = depth / 2 * AMX_TILE;
     uint16_t* to_rows = both ? scratch_of<uint16_t>(rows_, depth * PANEL) : nullptr;
     uint32_t* to = scratch_of<uint32_t>(pairs_, depth * PANEL / 2);
     rows = {to_rows, PANEL}, pairs = {to, ld};
     for (index i = 0; i < depth; i += 2)
       for (index c = 0; c < PANEL; c += VL) {
         const vec x = i < count ? get(i, c) : vec{}, y = i + 1 < count ? get(i + 1, c) : vec{};
-        halve_two(x, y, to + c / TILE * ld + i / 2 * TILE);
-        if (both) halve(x, to_rows + i * PANEL + c), halve(y, to_rows + (i + 1) * PANEL + c);
+        store_bf16_pairs(x, y, to + c / AMX_TILE * ld + i / 2 * AMX_TILE);
+        if (both) store_bf16(x, to_rows + i * PANEL + c), store_bf16(y, to_rows + (i + 1) * PANEL + c);
       }
   }
-  HalfRows rows;
-  Strips pairs;
+  Bf16Rows rows;
+  VnniStrips pairs;
 
  private:
   Scratch rows_, pairs_;

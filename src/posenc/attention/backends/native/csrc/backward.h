@@ -1,19 +1,23 @@
-// Gradients of everything, from the log-sum-exp of the forward pass.
+// Gradients of all inputs: weights are recomputed from the lse of the forward pass, p = exp(s - lse),
+// and ds = p (dp - delta), with dp = dO · v and delta = dO · O.
 #pragma once
-#include "tile.h"
+#include "logits.h"
 namespace posenc::NUMBER {
+// One thread's worker. dq is summed per tile of queries; dk and dv per batch row, over the tiles of
+// queries in order; gradients of rows of buckets per head.
 class Backward {
  public:
   explicit Backward(const Problem& x)
-      : x_(x), dropout_(x.dropout, x.seed), logits_(x, true), registers_(logits_.halves) {
+      : x_(x), dropout_(x.dropout, x.seed), logits_(x, true), registers_(logits_.use_amx) {
     ld_ = round_up(std::min(x.keys, KEY_TILE), PANEL) + 16;
     width_ = round_up(x.depth(), VL), value_width_ = round_up(x.value_dim, VL);
-    columns_ld_ = round_up(x.keys, PANEL) + VL;
+    transposed_ld_ = round_up(x.keys, PANEL) + VL;
   }
-  // Queries [first, last) of the batch rows [begin, end) of one head; part: of the sums of rows.
+  // Some queries of some batch rows of one head. part, split: where its share of gradients goes, of
+  // those by bucket or offset and of those by key.
   void run(index h, Range batch, Range queries, index part, index split) {
     begin_head(h, part);
-    const index size = tile_of(x_, logits_.windows, 128);
+    const index size = tile_of(x_, logits_.bucket_windows, 128);
     for (index b = batch.begin; b < batch.end; ++b) {
       begin_row(b, h, split);
       for (index i = queries.begin; i < queries.end; i += size)
@@ -25,11 +29,13 @@ class Backward {
   void begin_head(index h, index part) {
     logits_.begin_head(x_, h);
     const index slot = part * x_.heads + h;
-    line_ = x_.bias_by_offset_gradient ? x_.bias_by_offset_gradient + slot * x_.bias_by_offset_count : nullptr;
+    real* d_bias = x_.bias_by_offset_gradient;
+    d_bias_by_offset_ = d_bias ? d_bias + slot * x_.bias_by_offset_count : nullptr;
     begin(d_left_, left_width_, x_.left, slot);
     begin(d_right_, right_width_, x_.right, slot);
     if (x_.value_rows)
-      d_value_.begin(x_.map.buckets, x_.value_dim, logits_.halves, x_.value_gradient + slot * x_.map.buckets * x_.value_dim);
+      d_value_.begin(x_.map.buckets, x_.value_dim, logits_.use_amx,
+                     x_.value_gradient + slot * x_.map.buckets * x_.value_dim);
     if (x_.pairs.kind == DISTANCE) logits_.distance.begin_gradient(x_.pairs, slot);
   }
   void end_head(index, index) {
@@ -40,37 +46,38 @@ class Backward {
   }
   Logits& logits() { return logits_; }
   void begin_row(index b, index h, index split) {
-    dk_ = sums_of(dk_to_, x_.dk, x_.dk_split, b, h, split, width_, dk_scratch_);
-    dv_ = sums_of(dv_to_, x_.dv, x_.dv_split, b, h, split, value_width_, dv_scratch_);
-    column_ = nullptr;
+    dk_ = gradient_sums(dk_to_, x_.dk, x_.dk_split, b, h, split, width_, dk_scratch_);
+    dv_ = gradient_sums(dv_to_, x_.dv, x_.dv_split, b, h, split, value_width_, dv_scratch_);
+    d_column_ = nullptr;
     if (x_.column_gradient) {
-      column_ = x_.column_gradient + ((split * x_.batch + b) * x_.heads + h) * x_.keys;
-      std::fill_n(column_, x_.keys, 0.0);
+      d_column_ = x_.column_gradient + ((split * x_.batch + b) * x_.heads + h) * x_.keys;
+      std::fill_n(d_column_, x_.keys, 0.0);
     }
     if (x_.right.tokens_gradient.data)
-      right_ = sums_of(right_to_, x_.right.tokens_gradient, x_.right_split, b, h, split, right_width_,
-                       right_scratch_);
+      d_right_tokens_ = gradient_sums(d_right_tokens_to_, x_.right.tokens_gradient, x_.right_split, b, h,
+                                      split, right_width_, d_right_tokens_scratch_);
     else
-      right_ = dk_;
-    logits_.begin_row(x_, b, h, right_, &d_right_);
+      d_right_tokens_ = dk_;
+    logits_.begin_row(x_, b, h, d_right_tokens_, &d_right_);
     if (x_.pairs.kind == BLOCKS) logits_.blocks.begin_gradient(x_, b, h, split);
-    if (logits_.halves) {
+    if (logits_.use_amx) {
       k_pairs_ = HeadTokens(logits_.k_source, 0, 0, 0, x_.keys, x_.depth()).pairs(pairs_scratch_);
       v_strips_ = HeadTokens(x_.v, b, logits_.group, 0, x_.keys, x_.value_dim).columns(strips_scratch_);
-      fill(dk_columns_ = dk_columns_scratch_.of(width_ * columns_ld_), 0, width_ * columns_ld_);
-      fill(dv_columns_ = dv_columns_scratch_.of(value_width_ * columns_ld_), 0, value_width_ * columns_ld_);
+      fill(dk_transposed_ = dk_transposed_scratch_.of(width_ * transposed_ld_), 0, width_ * transposed_ld_);
+      fill(dv_transposed_ = dv_transposed_scratch_.of(value_width_ * transposed_ld_), 0, value_width_ * transposed_ld_);
     } else {
       v_panels_.begin(logits_.v, x_.keys, x_.value_dim, Logits::keeps_panels(x_));
     }
   }
   void end_row(index b, index h, index split) {
     if (x_.right.rows) {
-      logits_.right.finish(x_);
-      if (right_ != dk_) write_sums(right_to_, b, h, right_, right_width_, x_.right.features);
+      logits_.key_term.finish(x_);
+      if (d_right_tokens_ != dk_)
+        write_sums(d_right_tokens_to_, b, h, d_right_tokens_, right_width_, x_.right.features);
     }
-    if (logits_.halves) {
-      add_transpose(dk_columns_, columns_ld_, x_.keys, width_, dk_);
-      add_transpose(dv_columns_, columns_ld_, x_.keys, value_width_, dv_);
+    if (logits_.use_amx) {
+      add_transpose(dk_transposed_, transposed_ld_, x_.keys, width_, dk_);
+      add_transpose(dv_transposed_, transposed_ld_, x_.keys, value_width_, dv_);
     }
     for (index j = 0; j < x_.keys && x_.rotated; ++j)
       rotate_back(x_, x_.k_rotary, b, logits_.group, j, dk_ + j * width_);
@@ -81,84 +88,86 @@ class Backward {
   void run_tile(index b, index h, index first, index n) {
     logits_.begin_tile(x_, b, h, first, n);
     QueryTile& tile = logits_.tile;
-    real* s = s_.of(round_up(n, TILE) * ld_);
-    real* ds = ds_.of(round_up(n, TILE) * ld_);
-    real* dq = dq_.of(round_up(n, DEPTH) * width_);
+    real* s = s_.of(round_up(n, AMX_TILE) * ld_);        // [n, ld]: logits, then weights
+    real* ds = ds_.of(round_up(n, AMX_TILE) * ld_);      // [n, ld]: dp, then ds
+    real* dq = dq_.of(round_up(n, AMX_DEPTH) * width_);  // [n, width]
     fill(dq, 0, n * width_);
-    const Rows g = read_rows(x_.gradient, b, h, first, n, x_.value_dim, 1, g_scratch_);
-    HalfRows g_half;
-    if (logits_.halves) {
-      g_half = HeadTokens(x_.gradient, b, h, first, n, x_.value_dim).rows(half_scratch_);
-      g_columns_ = half_transpose(g, n, x_.value_dim, g_columns_scratch_);
-      q_columns_ = half_transpose(logits_.q, n, x_.depth(), q_columns_scratch_);
+    const Rows d_out = read_rows(x_.gradient, b, h, first, n, x_.value_dim, 1, d_out_scratch_);
+    Bf16Rows d_out_bf16;
+    if (logits_.use_amx) {
+      d_out_bf16 = HeadTokens(x_.gradient, b, h, first, n, x_.value_dim).rows(bf16_scratch_);
+      d_out_transposed_ = bf16_transpose(d_out, n, x_.value_dim, d_out_transposed_scratch_);
+      q_transposed_ = bf16_transpose(logits_.q, n, x_.depth(), q_transposed_scratch_);
     }
     const Rows out = read_rows(x_.out, b, h, first, n, x_.value_dim, 1, out_scratch_);
     delta_ = delta_scratch_.of(n);
     lse_ = lse_scratch_.of(n);
     for (index i = 0; i < n; ++i) {
-      lse_[i] = real(x_.lse[(b * x_.heads + h) * x_.queries + first + i] - logits_.level(x_, i));
-      vec total{};
-      for (index d = 0; d < value_width_; d += VL) total += load(g.at(i) + d) * load(out.at(i) + d);
-      delta_[i] = sum(total);
+      lse_[i] = real(x_.lse[(b * x_.heads + h) * x_.queries + first + i] - logits_.row_shift(x_, i));
+      vec dot{};
+      for (index d = 0; d < value_width_; d += VL) dot += load(d_out.at(i) + d) * load(out.at(i) + d);
+      delta_[i] = sum(dot);
     }
     if (x_.left.rows) {
-      d_left_tile_.begin(logits_.left_rows, n, logits_.windows);
-      fill(dx_.of(round_up(n, TILE) * left_width_), 0, n * left_width_);
-      if (logits_.halves)
-        left_columns_ = half_transpose(logits_.left_tokens, n, x_.left.features, left_columns_scratch_);
+      ds_by_bucket_.begin(logits_.left_rows, n, logits_.bucket_windows);
+      fill(d_left_tokens_.of(round_up(n, AMX_TILE) * left_width_), 0, n * left_width_);
+      if (logits_.use_amx)
+        left_transposed_ = bf16_transpose(logits_.left_tokens, n, x_.left.features, left_transposed_scratch_);
     }
     if (x_.value_rows) {
-      weights_.begin(logits_.value_rows, n);
-      g_rows_.begin(logits_.value_rows, n);
+      weights_by_bucket_.begin(logits_.value_rows, n);
+      dp_by_bucket_.begin(logits_.value_rows, n);
     }
-    if (column_) row_sums_.assign(n, 0);
-    index live = 0;
-    if (x_.pairs.sums()) live = sweep(b, h, n, s, g);
-    if (x_.pairs.kind == BLOCKS) {
-      tile.each(x_, true, [&] { logits_.multiply(x_, s, ld_); });
-      logits_.blocks.chain = false;
+    if (d_column_) ds_row_sums_.assign(n, 0);
+    index first_live_key = 0;
+    if (x_.pairs.sums()) first_live_key = carry_over_tiles(b, h, n, s, d_out);
+    if (x_.pairs.kind == BLOCKS) {  // states of all blocks, from the last to the first
+      tile.for_key_tiles(x_, true, [&] { logits_.multiply(x_, s, ld_); });
+      logits_.blocks.propagate = false;
     }
-    tile.each(x_, false, [&] {
+    tile.for_key_tiles(x_, false, [&] {
       const index j = tile.j0;
-      if (j < live) return;
+      if (j < first_live_key) return;
       if (x_.pairs.sums()) logits_.carry.resume(j / KEY_TILE);
       logits_.multiply(x_, s, ld_);
-      const real* values = logits_.halves ? nullptr : v_panels_.at(j);
-      if (logits_.halves)
-        tile.each_part([&](Range panels, Range m) { logits_.tile_columns(m, panels, g_half, v_strips_, ds, ld_); });
+      const real* values = logits_.use_amx ? nullptr : v_panels_.at(j);
+      if (logits_.use_amx)
+        tile.for_equal_panels(
+            [&](Range panels, Range m) { logits_.amx_products(m, panels, d_out_bf16, v_strips_, ds, ld_); });
       else
         for_panels([&](index at, index, Range m) {
-          gemm(m.size(), PANEL, x_.value_dim, {g.at(m.begin), g.ld, 1}, values + at * x_.value_dim, PANEL,
+          gemm(m.size(), PANEL, x_.value_dim, {d_out.at(m.begin), d_out.ld, 1}, values + at * x_.value_dim, PANEL,
                ds + m.begin * ld_ + at, ld_, false);
         });
-      prepare_buckets(g, g_half);
-      for (index i = 0; i < n; ++i) row(b, h, i, s + i * ld_, ds + i * ld_);
-      if (logits_.given.data) logits_.give_back(ds, ld_);
-      if (x_.right.rows) logits_.right.collect(x_, tile, ds, ld_);
+      prepare_buckets(d_out, d_out_bf16);
+      for (index i = 0; i < n; ++i) row_gradients(b, h, i, s + i * ld_, ds + i * ld_);
+      if (logits_.precomputed.data) logits_.store_precomputed(ds, ld_);
+      if (x_.right.rows) logits_.key_term.collect(x_, tile, ds, ld_);
       if (x_.pairs.kind == BLOCKS)
         logits_.blocks.collect(j, tile.panels, logits_.k.data, logits_.k.ld, ds, ld_, dq, dk_);
       for_panels([&](index at, index keys, Range m) {
         if (x_.pairs.kind < MIXING) add_products(at, keys, m, ds + at, ld_, dq);
-        if (logits_.halves) return add_values(at, m, s + at);
+        if (logits_.use_amx) return add_values(at, m, s + at);
         const real* p = s + m.begin * ld_ + at;
-        gemm(keys, value_width_, m.size(), {p, 1, ld_}, g.at(m.begin), g.ld,
+        gemm(keys, value_width_, m.size(), {p, 1, ld_}, d_out.at(m.begin), d_out.ld,
              dv_ + (j + at) * value_width_, value_width_, true);
       });
     });
-    // Gradients by key that add up to 0 in each row: rounding would grow in sums over many keys.
-    for (index i = 0; i < n && column_ && !x_.part; ++i)
-      if (tile.all_seen(i).size()) column_[tile.all_seen(i).end - 1] -= row_sums_[i];
+    // ds of a row adds up to 0 exactly: its rounding is taken off one key, since it would grow in
+    // running sums over many keys (biases by key are differences of those).
+    for (index i = 0; i < n && d_column_ && !x_.part; ++i)
+      if (tile.all_visible_keys(i).size()) d_column_[tile.all_visible_keys(i).end - 1] -= ds_row_sums_[i];
     if (x_.left.rows) end_left(b, h, first, n);
     if (x_.pairs.kind != MIXING) write_queries(b, h, first, n);
-    if (x_.value_rows && logits_.halves)
-      weights_.pull_back(logits_.value_rows, g_columns_, nullptr, d_value_.columns, d_value_.ld);
+    if (x_.value_rows && logits_.use_amx)
+      weights_by_bucket_.pull_back(logits_.value_rows, d_out_transposed_, nullptr, d_value_.columns, d_value_.ld);
     else if (x_.value_rows)
-      weights_.transposed_times(g.data, g.ld, d_value_.data, value_width_);
+      weights_by_bucket_.transposed_times(d_out.data, d_out.ld, d_value_.data, value_width_);
   }
-  // Gradients of queries and keys from those of the logits of the last tile of queries.
+  // dq and dk from ds [n, keys of all tiles] of the last tile of queries: for AllHeads.
   void add_logit_gradients(index b, index h, index first, index n, const real* ds, index ld) {
     real* dq = dq_.of(0);
-    logits_.tile.each(x_, false, [&] {
+    logits_.tile.for_key_tiles(x_, false, [&] {
       const index j = logits_.tile.j0;
       for_panels([&](index at, index keys, Range m) {
         add_products(at, keys, m, ds + j + at, ld, dq);
@@ -168,13 +177,14 @@ class Backward {
   }
 
  private:
-  // Zeros [keys, width] for sums that end_row writes: where they go, if they can be summed there.
-  real* sums_of(Tokens& to, const Tokens& gradient, index stride, index b, index h, index split,
+  // Zeros [keys, width] to sum a gradient in: the gradient itself, if its layout is the same, else
+  // scratch that write_sums copies from.
+  real* gradient_sums(Tokens& to, const Tokens& gradient, index stride, index b, index h, index split,
                 index width, Scratch& scratch) const {
     to = split_of(gradient, stride, split);
-    const index rows = logits_.halves ? round_up(x_.keys, TILE) : x_.keys;  // tiles may write whole ones
-    real* sums = to.type == REAL && to.token == width && rows == x_.keys ? reinterpret_cast<real*>(row_of(to, b, h, 0))
-                                                      : scratch.of(rows * width);
+    const index rows = logits_.use_amx ? round_up(x_.keys, AMX_TILE) : x_.keys;  // tiles may write whole ones
+    const bool direct = to.type == REAL && to.token == width && rows == x_.keys;
+    real* sums = direct ? reinterpret_cast<real*>(row_of(to, b, h, 0)) : scratch.of(rows * width);
     fill(sums, 0, x_.keys * width);
     return sums;
   }
@@ -186,26 +196,28 @@ class Backward {
     if (reinterpret_cast<const char*>(sums) == row_of(to, b, h, 0)) return;
     for (index j = 0; j < x_.keys; ++j) write_row(to, row_of(to, b, h, j), sums + j * width, 1, features);
   }
-  // A panel of x [rows, ld] in bfloat16, of the rows m and those beside them; the first of them.
+  // A panel of x [rows, ld] in bfloat16, of the rows m and those beside them, whole AMX_DEPTHs.
+  // Returns the first row.
   index set_panel(const real* x, index ld, Range m, bool both) {
-    const index first = m.begin / DEPTH * DEPTH;
-    panel_.set(std::min(logits_.tile.rows, round_up(m.end, DEPTH)) - first, both,
+    const index first = m.begin / AMX_DEPTH * AMX_DEPTH;
+    panel_.set(std::min(logits_.tile.rows, round_up(m.end, AMX_DEPTH)) - first, both,
                [=](index i, index c) { return load(x + (first + i) * ld + c); });
     return first;
   }
-  // Gradients of a panel's values by the weights s of the rows m.
+  // dv of a panel += p^T · dO, rows m, by AMX (as the transpose).
   void add_values(index at, Range m, const real* s) {
     const index first = set_panel(s, ld_, m, false);
-    half_gemm(value_width_, PANEL, round_up(m.end - first, DEPTH), g_columns_.at(0, first), panel_.pairs,
-              dv_columns_ + logits_.tile.j0 + at, columns_ld_, true);
+    amx_gemm(value_width_, PANEL, round_up(m.end - first, AMX_DEPTH), d_out_transposed_.at(0, first), panel_.pairs,
+              dv_transposed_ + logits_.tile.j0 + at, transposed_ld_, true);
   }
-  // Gradients of the rows m and some keys of a panel, by their product.
+  // dq of the rows m += ds · k and dk of a panel += ds^T · q; d: ds from the panel's first key on.
   void add_products(index at, index keys, Range m, const real* d, index ld, real* dq) {
     const index j = logits_.tile.j0 + at;
-    if (logits_.halves) {
-      const index first = set_panel(d, ld, m, true), depth = round_up(m.end - first, DEPTH);
-      half_gemm(depth, width_, PANEL, panel_.rows, k_pairs_.at(j, 0), dq + first * width_, width_, true);
-      return half_gemm(width_, PANEL, depth, q_columns_.at(0, first), panel_.pairs, dk_columns_ + j, columns_ld_, true);
+    if (logits_.use_amx) {
+      const index first = set_panel(d, ld, m, true), depth = round_up(m.end - first, AMX_DEPTH);
+      amx_gemm(depth, width_, PANEL, panel_.rows, k_pairs_.at(j, 0), dq + first * width_, width_, true);
+      return amx_gemm(width_, PANEL, depth, q_transposed_.at(0, first), panel_.pairs, dk_transposed_ + j,
+                      transposed_ld_, true);
     }
     d += m.begin * ld;
     gemm(m.size(), width_, keys, {d, ld, 1}, logits_.k.at(j), logits_.k.ld, dq + m.begin * width_, width_,
@@ -222,39 +234,40 @@ class Backward {
       if (x_.rank) write_row(x_.dq_factor, row_of(x_.dq_factor, b, h, first + i), d + x_.dim, 1, x_.rank);
     }
   }
-  // Carry sums over all tiles, from the last to the first; the first key of those that matter.
-  index sweep(index b, index h, index n, real* s, Rows g) {
+  // Compute the sums over later keys at every tile, from the last to the first. Returns the first key
+  // whose tile has weights other than 0.
+  index carry_over_tiles(index b, index h, index n, real* s, Rows d_out) {
     QueryTile& tile = logits_.tile;
     Carry& carry = logits_.carry;
-    index live = 0;
+    index first_live_key = 0;
     carry.begin(n, (x_.keys + KEY_TILE - 1) / KEY_TILE);
-    tile.each(x_, true, [&] {
+    tile.for_key_tiles(x_, true, [&] {
       carry.keep(tile.j0 / KEY_TILE);
       if (logits_.carried_out(x_)) {
-        if (x_.pairs.kind == STICKS) live = std::max(live, tile.j0 + KEY_TILE);
+        if (x_.pairs.kind == STICKS) first_live_key = std::max(first_live_key, tile.j0 + KEY_TILE);
         return;
       }
       logits_.multiply(x_, s, ld_);
       logits_.carry_over(x_, s, ld_);
     });
     for (index i = 0; i < n && x_.pairs.kind == STICKS; ++i) {
-      real rest = logits_.rest(x_, i), total = 0;
-      if (rest == 0) continue;
-      const index own = logits_.own(i);
+      real remainder = logits_.remainder(x_, i), dp = 0;
+      if (remainder == 0) continue;
+      const index self_key = logits_.self_key(i);
       const uint32_t seed = dropout_.row_seed((b * x_.heads + h) * x_.queries + tile.i0 + i);
-      if (x_.dropout > 0) rest *= dropout_.at(seed, own)[0];
+      if (x_.dropout > 0) remainder *= dropout_.at(seed, self_key)[0];
       for (index d = 0; d < value_width_; ++d) {
-        total += g.at(i)[d] * logits_.v.at(own)[d];
-        dv_[own * value_width_ + d] += rest * g.at(i)[d];
+        dp += d_out.at(i)[d] * logits_.v.at(self_key)[d];
+        dv_[self_key * value_width_ + d] += remainder * d_out.at(i)[d];
       }
-      carry.before[i] = rest * total;
+      carry.d_sums[i] = remainder * dp;
     }
-    return live;
+    return first_live_key;
   }
   void end_left(index b, index h, index first, index n) {
     for (index block = 0; block * BLOCK < n; ++block) add_left(block);
     const Tokens& to = x_.left.tokens_gradient;
-    const real* dx = dx_.of(0);
+    const real* dx = d_left_tokens_.of(0);
     if (!to.data) {
       scale_range(dq_.of(0), real(x_.scale), n * width_);
       return add_range(dq_.of(0), dx, n * width_);
@@ -265,73 +278,78 @@ class Backward {
   void begin(RowSums& sums, index& width, const Term& term, index slot) const {
     if (!term.rows) return;
     width = round_up(term.features, VL);
-    sums.begin(x_.map.buckets, term.features, logits_.halves,
+    sums.begin(x_.map.buckets, term.features, logits_.use_amx,
                term.rows_gradient + slot * x_.map.buckets * term.features);
   }
-  // Gradients of tokens and rows from those of a block's products.
+  // Gradients of the query-side term's tokens and rows from those of a block's products.
   void add_left(index block) {
-    if (left_columns_.data)
-      return d_left_tile_.pull_back(logits_.left_rows, left_columns_, dx_.of(0), d_left_.columns, d_left_.ld, block);
-    d_left_tile_.times_rows(logits_.left_rows, dx_.of(0), left_width_, block);
-    d_left_tile_.transposed_times(logits_.left_tokens.data, logits_.left_tokens.ld, d_left_.data,
+    if (left_transposed_.data)
+      return ds_by_bucket_.pull_back(logits_.left_rows, left_transposed_, d_left_tokens_.of(0), d_left_.columns,
+                                     d_left_.ld, block);
+    ds_by_bucket_.times_rows(logits_.left_rows, d_left_tokens_.of(0), left_width_, block);
+    ds_by_bucket_.transposed_times(logits_.left_tokens.data, logits_.left_tokens.ld, d_left_.data,
                                   left_width_, block);
   }
-  void prepare_buckets(Rows g, HalfRows g_half) {
+  // Make room for ds and weights by bucket, and compute dO · value rows, for the selected tile. A
+  // window of buckets that has to move on first gives its sums to the gradients.
+  void prepare_buckets(Rows d_out, Bf16Rows d_out_bf16) {
     if (!x_.map.buckets) return;
     logits_.for_blocks(x_, [&](index block, Range n) {
-      if (x_.left.rows && !d_left_tile_.holds(block, n)) {
+      if (x_.left.rows && !ds_by_bucket_.holds(block, n)) {
         add_left(block);
-        d_left_tile_.restart(block, n);
+        ds_by_bucket_.restart(block, n);
       }
-      if (x_.left.rows) d_left_tile_.clear(block, n);
+      if (x_.left.rows) ds_by_bucket_.clear(block, n);
       if (!x_.value_rows) return;
-      weights_.clear(block, n);
-      g_rows_.multiply(logits_.value_rows, {g.data, g.ld, 1}, g_half, block, n);
+      weights_by_bucket_.clear(block, n);
+      dp_by_bucket_.multiply(logits_.value_rows, {d_out.data, d_out.ld, 1}, d_out_bf16, block, n);
     });
   }
-  // Weights and gradients of the logits of one row, from logits and gradients of weights.
-  void row(index b, index h, index i, real* s, real* ds) {
+  // s and dp of row i become p (after dropout) and ds; gradients of its biases and buckets are summed.
+  void row_gradients(index b, index h, index i, real* s, real* ds) {
     const QueryTile& tile = logits_.tile;
-    const Range see = tile.seen(i), all{tile.panels.begin * PANEL, tile.panels.end * PANEL};
-    if (!see.size()) {
+    const Range visible = tile.visible_keys(i), all{tile.panels.begin * PANEL, tile.panels.end * PANEL};
+    if (!visible.size()) {
       fill(s + all.begin, 0, all.size());
       return fill(ds + all.begin, 0, all.size());
     }
-    const index offset = tile.j0 + see.begin + tile.base[i], n = see.size();
+    const index offset = tile.j0 + visible.begin + tile.base[i], n = visible.size();
     if (x_.pairs.kind == STICKS) return stick_row(b, h, i, s, ds);
-    logits_.add_terms(x_, s, i, see);
-    if (x_.value_rows) spread<true>(x_.map, g_rows_.row(i), offset, ds + see.begin, n);
-    const index from = see.begin / VL * VL, to = round_up(see.end, VL);
+    logits_.add_terms(x_, s, i, visible);
+    if (x_.value_rows) spread<true>(x_.map, dp_by_bucket_.row(i), offset, ds + visible.begin, n);
+    const index from = visible.begin / VL * VL, to = round_up(visible.end, VL);
     const vec lse = splat(lse_[i]), delta = splat(delta_[i]);
-    // The weight of a single key is 1 whatever its logit is: rounding would leave a gradient.
-    const ivec alone = !x_.part && tile.all_seen(i).size() == 1 ? ~ivec{} : ivec{};
+    // The weight of a single key is 1 whatever its logit is: dp - delta would leave a rounding error.
+    const ivec single_key = !x_.part && tile.all_visible_keys(i).size() == 1 ? ~ivec{} : ivec{};
     const uint32_t seed = dropout_.row_seed((b * x_.heads + h) * x_.queries + tile.i0 + i);
     for (index t = from; t < to; t += VL) {
-      const vec p = exponential(masked(load(s + t), t, see) - lse);
+      const vec p = exponential(masked(load(s + t), t, visible) - lse);
       vec dp = load(ds + t), dropped = p;
       if (x_.dropout > 0) {
         const vec factor = dropout_.at(seed, tile.j0 + t);
         dp *= factor, dropped *= factor;
       }
-      const ivec hidden = alone | (p == 0);  // what lies there may be anything
+      const ivec no_gradient = single_key | (p == 0);  // dp of hidden keys may be anything, also NaN
       store(s + t, dropped);
-      store(ds + t, hidden ? vec{} : p * (dp - delta));
+      store(ds + t, no_gradient ? vec{} : p * (dp - delta));
     }
     for (real* x : {s, ds}) {
       fill(x + all.begin, 0, from - all.begin);
       fill(x + to, 0, all.end - to);
     }
-    if (line_) Line::collect(x_, ds, tile.j0, see.begin, see.end, tile.base[i], line_);
+    if (d_bias_by_offset_)
+      BiasByOffset::collect(x_, ds, tile.j0, visible.begin, visible.end, tile.base[i], d_bias_by_offset_);
     if (x_.pairs.kind == DISTANCE)
-      logits_.distance.collect(ds + see.begin, i, offset, n);
-    if (column_) row_sums_[i] += add_wide(column_ + tile.j0 + see.begin, ds + see.begin, n);
+      logits_.distance.collect(ds + visible.begin, i, offset, n);
+    if (d_column_) ds_row_sums_[i] += add_wide(d_column_ + tile.j0 + visible.begin, ds + visible.begin, n);
     if (x_.pairs.kind == COUNTS)
-      logits_.counts.collect(logits_.left.row(i), ds, see, d_left_tile_.row(i), logits_.carry.before[i]);
+      logits_.counts.collect(logits_.query_products.row(i), ds, visible, ds_by_bucket_.row(i), logits_.carry.d_sums[i]);
     else if (x_.left.rows)
-      logits_.collect_left(x_, ds, i, see, d_left_tile_.row(i));
-    if (x_.right.rows) logits_.right.collect_far(x_, tile, ds, i, from, to);
-    if (x_.value_rows) collect(x_.map, s + see.begin, offset, weights_.row(i), n);
+      logits_.collect_left(x_, ds, i, visible, ds_by_bucket_.row(i));
+    if (x_.right.rows) logits_.key_term.collect_far(x_, tile, ds, i, from, to);
+    if (x_.value_rows) collect(x_.map, s + visible.begin, offset, weights_by_bucket_.row(i), n);
   }
+  // The same by stick breaking, which has no lse: ds of log p first, then of the logits.
   void stick_row(index b, index h, index i, real* s, real* ds) {
     const QueryTile& tile = logits_.tile;
     const Range all{tile.panels.begin * PANEL, tile.panels.end * PANEL}, keys = logits_.stick_row(s, i);
@@ -344,8 +362,9 @@ class Backward {
       store(s + t, weight * factor);
     }
     fill(ds + keys.end, 0, all.end - keys.end);
-    logits_.sticks.collect(ds, keys, logits_.carry.before[i]);
+    logits_.sticks.collect(ds, keys, logits_.carry.d_sums[i]);
   }
+  // Calls f(first key of the tile, keys, rows) for the panels of the selected tile with visible pairs.
   template <class F>
   void for_panels(F f) {
     const QueryTile& tile = logits_.tile;
@@ -358,22 +377,22 @@ class Backward {
   Dropout dropout_;
   index ld_, width_, value_width_, left_width_ = 0, right_width_ = 0;
   Logits logits_;
-  TileRegisters registers_;
-  Strips v_strips_, k_pairs_;
-  HalfRows q_columns_, g_columns_, left_columns_;  // of a tile, transposed
-  HalfPanel panel_;
-  BucketTile d_left_tile_, weights_, g_rows_;
-  Scratch s_, ds_, dq_, dx_, g_scratch_, out_scratch_, delta_scratch_, lse_scratch_, strips_scratch_;
-  Scratch half_scratch_, dk_scratch_, dv_scratch_, right_scratch_, pairs_scratch_, left_columns_scratch_;
-  Scratch dk_columns_scratch_, dv_columns_scratch_, q_columns_scratch_, g_columns_scratch_;
+  AmxTiles registers_;
+  VnniStrips v_strips_, k_pairs_;
+  Bf16Rows q_transposed_, d_out_transposed_, left_transposed_;  // of a tile, transposed
+  Bf16Panel panel_;
+  BucketTile ds_by_bucket_, weights_by_bucket_, dp_by_bucket_;
+  Scratch s_, ds_, dq_, d_left_tokens_, d_out_scratch_, out_scratch_, delta_scratch_, lse_scratch_, strips_scratch_;
+  Scratch bf16_scratch_, dk_scratch_, dv_scratch_, d_right_tokens_scratch_, pairs_scratch_, left_transposed_scratch_;
+  Scratch dk_transposed_scratch_, dv_transposed_scratch_, q_transposed_scratch_, d_out_transposed_scratch_;
   RowSums d_left_, d_right_, d_value_;
   Panels v_panels_;
-  real *dk_ = nullptr, *dv_ = nullptr, *right_ = nullptr, *line_ = nullptr;
-  real *dk_columns_ = nullptr, *dv_columns_ = nullptr;  // transposes of sums, of rows columns_ld_
-  index columns_ld_;
-  double* column_ = nullptr;
-  std::vector<double> row_sums_;  // of the gradients of a tile's logits, which are 0 but for rounding
+  real *dk_ = nullptr, *dv_ = nullptr, *d_right_tokens_ = nullptr, *d_bias_by_offset_ = nullptr;
+  real *dk_transposed_ = nullptr, *dv_transposed_ = nullptr;  // transposes of sums, of rows columns_ld_
+  index transposed_ld_;
+  double* d_column_ = nullptr;
+  std::vector<double> ds_row_sums_;  // [n]: 0 but for rounding
   real *delta_ = nullptr, *lse_ = nullptr;
-  Tokens dk_to_, dv_to_, right_to_;
+  Tokens dk_to_, dv_to_, d_right_tokens_to_;
 };
 }  // namespace posenc

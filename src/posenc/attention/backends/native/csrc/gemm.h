@@ -1,15 +1,18 @@
-// Products of small matrices, register tile by register tile.
+// Products of small matrices, one register tile of the result at a time. Nothing is blocked for
+// caches: operands are tiles of attention already.
 #pragma once
 #include "vec.h"
 namespace posenc::NUMBER {
-// A[m, k] is a[m * rs + k * cs].
-struct Left {
+// A[m, k] is a[m * rs + k * cs]: rows as they are stored, or their transpose.
+struct Strided {
   const real* a;
   index rs, cs;
 };
 
+// C[M, V * VL] (+)= A[M, K] B[K, V * VL], all of C in registers. Loops over m and v have to be
+// unrolled: else acc would be an array in memory.
 template <int M, int V>
-inline void register_tile(index K, Left x, const real* b, index ldb, real* c, index ldc, bool add) {
+inline void register_tile(index K, Strided x, const real* b, index ldb, real* c, index ldc, bool add) {
   vec acc[M][V];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
@@ -36,8 +39,9 @@ inline void register_tile(index K, Left x, const real* b, index ldb, real* c, in
     }
 }
 
+// V * VL columns of C; the last M % MR rows by register tiles of their own size.
 template <int V>
-void columns(index M, index K, Left x, const real* b, index ldb, real* c, index ldc, bool add) {
+void columns(index M, index K, Strided x, const real* b, index ldb, real* c, index ldc, bool add) {
   index m = 0;
   for (; m + MR <= M; m += MR, x.a += MR * x.rs, c += MR * ldc)
     register_tile<MR, V>(K, x, b, ldb, c, ldc, add);
@@ -51,7 +55,7 @@ void columns(index M, index K, Left x, const real* b, index ldb, real* c, index 
 }
 
 // C[M, N] (+)= A[M, K] B[K, N], N a multiple of VL.
-inline void gemm(index M, index N, index K, Left x, const real* b, index ldb, real* c, index ldc,
+inline void gemm(index M, index N, index K, Strided x, const real* b, index ldb, real* c, index ldc,
                  bool add) {
   index n = 0;
   for (; n + NV * VL <= N; n += NV * VL) columns<NV>(M, K, x, b + n, ldb, c + n, ldc, add);
@@ -59,7 +63,8 @@ inline void gemm(index M, index N, index K, Left x, const real* b, index ldb, re
   for (; n < N; n += VL) columns<1>(M, K, x, b + n, ldb, c + n, ldc, add);
 }
 
-// Panels [ceil(rows / PANEL)][depth][PANEL] of the transpose of x [rows, depth], zero beyond rows.
+// Panels [ceil(rows / PANEL)][depth][PANEL] of the transpose of x [rows, depth], zero beyond rows:
+// B of products with x^T, read in order.
 inline void pack_transposed(const real* x, index ld, index rows, index depth, real* panels) {
   for (index r0 = 0; r0 < rows; r0 += PANEL, panels += depth * PANEL) {
     const index n = std::min<index>(PANEL, rows - r0);

@@ -1,5 +1,5 @@
-// The functions that library.py calls, for one type of number.
-#include "mixing.h"
+// The functions that library.py calls, for one type of number; this file is compiled once for each.
+#include "head_mixing.h"
 #include "rotation.h"
 #define JOIN(a, b) posenc_##a##_##b
 #define EXPAND(a, b) JOIN(a, b)
@@ -7,12 +7,14 @@
 
 namespace posenc::NUMBER {
 namespace {
-// Runs workers for disjoint parts of the problem: head, batch rows, queries, part, split.
+// Runs a worker a thread over items of work: a head, a chunk of batch rows, a split of the queries. The
+// items, and so the order of all sums, follow from the problem alone; no two items write to the same
+// part of a gradient.
 template <class Worker>
-int in_workers(const Problem& x) {
+int run_workers(const Problem& x) {
   const index splits = x.splits;
   const index heads = x.pairs.kind == MIXING ? 1 : x.heads, items = heads * x.chunks * splits;
-  const index rows = round_up((x.queries + splits - 1) / splits, 256);
+  const index rows = round_up((x.queries + splits - 1) / splits, 256);  // whole tiles of queries
   int failed = 0;
   const auto run = [&](Worker& worker, index item) {
     const index split = item % splits, chunk = item / splits % x.chunks, h = item / splits / x.chunks;
@@ -20,7 +22,7 @@ int in_workers(const Problem& x) {
     const Range queries{std::min(x.queries, split * rows), std::min(x.queries, (split + 1) * rows)};
     worker.run(h, batch, queries, chunk * splits + split, split);
   };
-  if (items == 1) {  // within a region, even of one thread, OpenMP starts new threads for each inner one
+  if (items == 1) {  // no parallel region around those of AllHeads: OpenMP would start threads anew in each
     try {
       Worker worker(x);
       run(worker, 0);
@@ -53,10 +55,10 @@ int in_workers(const Problem& x) {
 
 extern "C" {
 int NAME(forward)(const Problem* x) {
-  return x->pairs.kind == MIXING ? in_workers<AllHeads<Forward>>(*x) : in_workers<Forward>(*x);
+  return x->pairs.kind == MIXING ? run_workers<AllHeads<Forward>>(*x) : run_workers<Forward>(*x);
 }
 int NAME(backward)(const Problem* x) {
-  return x->pairs.kind == MIXING ? in_workers<AllHeads<Backward>>(*x) : in_workers<Backward>(*x);
+  return x->pairs.kind == MIXING ? run_workers<AllHeads<Backward>>(*x) : run_workers<Backward>(*x);
 }
 int NAME(rotate)(const Rotation* x) {
   rotate(*x);

@@ -1,99 +1,115 @@
 // The arguments of a call, as library.py lays them out: every field is eight bytes wide.
+//
+// Pairs: each query has an interval of visible keys, `low` … `high` - 1, and the offset of key j is
+// j + `base`. Causality, windows and padding are in the intervals alone; a window becomes the bounds
+// of the loop over tiles of keys in QueryTile::for_key_tiles. A packed batch is one row of tokens in
+// which the interval of a query ends with its document: there is no mask, no id of documents.
 #pragma once
 #include <memory>
 #include <new>
 #include "vec.h"
 namespace posenc::NUMBER {
 #if defined(__aarch64__) && __GNUC__ < 13
-using half = __fp16;  // the same numbers; GCC 12 has no _Float16 in C++ on this processor
+using half = __fp16;  // the same format; GCC 12 has no _Float16 in C++ on this processor
 #else
 using half = _Float16;
 #endif
-constexpr index BLOCK = 64;  // tokens whose products with buckets are computed at once
+constexpr index BLOCK = 64;  // tokens whose products with buckets are computed together
 
-struct Range {
+struct Range {  // begin … end - 1; empty where end <= begin
   index begin, end;
   index size() const { return end > begin ? end - begin : 0; }
   void extend(Range other) { begin = std::min(begin, other.begin), end = std::max(end, other.end); }
 };
 
-enum Type : index { REAL = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+enum Type : index { REAL = 0, BFLOAT16 = 1, FLOAT16 = 2 };  // TYPES in library.py
 
-// [batch, heads, tokens, features], features contiguous; strides in elements, 0 where shared.
+// [batch, heads, tokens, features], features contiguous; strides in elements, 0 where broadcast.
 struct Tokens {
   char* data;
-  index type, batch, head, token;
+  index type, batch, head, token;  // Type, then strides
 };
-// What pairs of a token's features are multiplied by as complex numbers: [B|1, H|1, tokens, pairs].
+// Angles that pairs of a token's features are rotated by: [B|1, H|1, tokens, pairs], contiguous pairs.
 struct RotaryFactors {
   const real *cosine, *sine;
-  index batch, head, token;  // strides, 0 where shared
+  index batch, head, token;  // strides, 0 where broadcast
   index at(index b, index h, index t) const { return b * batch + h * head + t * token; }
 };
+// Offsets first … last, less those of the map, of one bucket (step 0) or of as many (step 1).
 struct Span {
-  int32_t first, last, bucket, step;  // offsets less the map's first, both inclusive; step 0 or 1
+  int32_t first, last, bucket, step;  // bucket: of the first
 };
-// Buckets of the offsets first … first + count - 1; each differs from the last by 0 or 1.
+// Buckets of the offsets first … first + count - 1, renumbered so that the bucket never falls, and
+// rises by at most 1 from one offset to the next: neighbouring offsets read neighbouring rows.
 struct Map {
-  const int32_t* bucket;   // PAD more entries before and after
-  const int32_t* span_of;  // index of each offset's span
+  const int32_t* bucket;   // [count], and PAD readable entries before and after
+  const int32_t* span_of;  // [count], index of each offset's span
   const Span* spans;
   index first, count, buckets;
-  // Offsets below low have bucket 0, those from high on the last: constant spans at the ends.
+  // Offsets below low have bucket 0, those from high on the last: the far offsets, whose products are
+  // computed once a token. Those between are near.
   index low, high;
 };
-// tokens[b, h, t] . rows[h, bucket]; the same for gradients, whose rows are [parts, H, N, F].
-// Without tokens_gradient, the tokens are the queries (left) or the keys (right), and it is in theirs.
+// s[i, j] += tokens . rows[h, bucket(offset)], tokens those of query i (left) or of key j (right).
+// Without tokens_gradient, they are the queries or keys themselves, and their gradient is added there.
 struct Term {
   Tokens tokens, tokens_gradient;
-  const real* rows;
-  real* rows_gradient;
+  const real* rows;     // [H|1, N, F]
+  real* rows_gradient;  // [parts, H, N, F]
   index rows_head, features;
 };
-// A term of pairs outside the formula; the header of its kind says what the arrays are.
+// A function of pairs other than the terms above, with its arrays; the header of its kind says which:
+// distance.h (FIRE), running_sums.h (CoPE, stick breaking), head_mixing.h (DAPE), block_transforms.h
+// (PaTH).
 enum Kind : index { NONE = 0, DISTANCE = 1, COUNTS = 2, STICKS = 3, MIXING = 4, BLOCKS = 5 };
 struct Pairs {
   index kind;
   index sizes[6];
   const real* data[6];
   real* gradient[6];
-  // Whether terms depend on sums over the later keys of a row.
+  // Whether logits or weights depend on sums over the later keys of a row.
   bool sums() const { return kind == COUNTS || kind == STICKS; }
   // Whether tiles of keys go from the last to the first.
   bool from_last() const { return sums() || kind == BLOCKS; }
 };
+// Sizes in comments: B batch, H heads, Q queries, K keys, D dim, E value_dim, N buckets, W offsets.
+// A gradient that several workers add to has a leading axis of parts (a chunk of the batch and a
+// split) or of splits (of the queries), of which each worker writes its own: their number does not
+// depend on the number of threads, so that results do not either. library.py adds them up.
 struct Problem {
-  index batch, heads, groups, queries, keys, dim, value_dim;
-  index threads, chunks, splits;
+  index batch, heads, groups, queries, keys, dim, value_dim;  // groups: heads of keys and values
+  index threads, chunks, splits;  // parts of the batch and of the queries
   double scale, dropout;
-  index seed, part;  // part: output and lse are over more keys than these
+  index seed, part;  // part: out and lse are over more keys than these
   Tokens q, k, v, out;
   Tokens q_factor, k_factor;  // [B|1, H, ., rank]: s_ij += q_factor_i . k_factor_j
   index rank;
   RotaryFactors q_rotary, k_rotary;  // of queries and keys before their product
   index rotated, adjacent;  // pairs, 0 for none; they are (2t, 2t + 1), not (t, t + rotated)
-  double* lse;          // [B, H, Q]
-  const int32_t* low;   // [B|1, Q]: the keys low … high - 1 are visible,
-  const int32_t* high;  // and the offset of key j is j + base
-  const int32_t* base;
-  index rows_batch;     // stride of the three
-  const real* bias_by_offset;           // [H|1, W] bias by offset
+  double* lse;          // [B, H, Q]; -inf for queries without visible keys
+  const int32_t* low;   // [B|1, Q]: keys low … high - 1 are visible
+  const int32_t* high;  // [B|1, Q]
+  const int32_t* base;  // [B|1, Q]: the offset of key j is j + base
+  index rows_batch;     // batch stride of the three
+  const real* bias_by_offset;     // [H|1, W]: s_ij += bias_by_offset[offset - first]
   real* bias_by_offset_gradient;  // [parts, H, W]
   index bias_by_offset_head, bias_by_offset_first, bias_by_offset_count;
-  // Image rows of keys: that many keys, after each the offset jumps by one less than a row has
-  // queries. Left's buckets are then offsets along the columns, ascending, and along the rows.
+  // Images: keys a row (0 for sequences), and what the offset jumps by after each of them, which is
+  // one less than a row has queries. Left's buckets are then of offsets along image columns, and
+  // after those along image rows.
   index period, jump;
-  const double* column;  // [B|1, H, K]
+  const double* column;     // [B|1, H, K]: s_ij += column_j, in double as sums over many tokens
   double* column_gradient;  // [splits, B, H, K]
   index column_batch, column_head;
   Map map;
-  Term left, right;
-  const real* value_rows;  // [H|1, N, E]
+  Term left, right;        // left: query . row (Shaw, DeBERTa's c2p); right: key . row (DeBERTa's
+                           // p2c), whose gradient key_bucket_term.h sums
+  const real* value_rows;  // [H|1, N, E]: out_i += p_ij value_rows[bucket]
   real* value_gradient;    // [parts, H, N, E]
   index value_head;
-  Tokens gradient, dq, dk, dv;  // dk, dv and right's tokens' are [splits, B, H, K, .]
+  Tokens gradient, dq, dk, dv;  // gradient: of out; dk, dv and right's tokens' are [splits, B, H, K, .]
   Tokens dq_factor, dk_factor;  // [B, H, Q, rank] and [splits, B, H, K, rank]
-  index dk_split, dv_split, right_split, dk_factor_split;
+  index dk_split, dv_split, right_split, dk_factor_split;  // strides of their first axis
   Pairs pairs;
   index depth() const { return dim + rank; }  // features of a product of a query and a key
 };
@@ -107,14 +123,14 @@ inline float from_bfloat16(uint16_t x) {
 inline uint16_t to_bfloat16(float f) {
   uint32_t bits;
   std::memcpy(&bits, &f, 4);
-  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
-  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;  // NaN, which rounding could make infinite
+  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);  // half to even
 }
 
 inline char* row_of(const Tokens& x, index b, index h, index t) {
   return x.data + (b * x.batch + h * x.head + t * x.token) * (x.type == REAL ? sizeof(real) : 2);
 }
-// n features times `by` to p, zeros up to `width`.
+// p[0, width) = n features times `by`, then zeros: products may run over whole vectors.
 inline void read_row(const Tokens& x, const char* from, real by, index n, index width, real* p) {
   if (x.type == REAL) {
     const real* r = reinterpret_cast<const real*>(from);
@@ -141,7 +157,8 @@ inline void write_row(const Tokens& x, char* to, const real* p, real by, index n
   }
 }
 
-// Scratch of one thread, which grows and is never cleared.
+// Memory of one thread, which grows and is never cleared: of(n) keeps no contents where it grows, and
+// all contents where n is at most what was asked for before (of(0) is the pointer as it is).
 class Scratch {
  public:
   real* of(index n) {
@@ -160,7 +177,7 @@ class Scratch {
   index size_ = -1;
 };
 
-// Tokens of one head as rows of `real`; a view where they are stored so.
+// Tokens of one head as rows of `real`, [tokens, ld]; a view where they are stored so.
 struct Rows {
   const real* data = nullptr;
   index ld = 0;
@@ -177,13 +194,14 @@ inline Rows read_rows(const Tokens& x, index b, index h, index first, index coun
   return {to, width};
 }
 
-// The tokens of one head, which is then the first.
+// The tokens of one head as those of a batch of one row and one head.
 inline Tokens head_of(const Tokens& x, index b, index h) { return {row_of(x, b, h, 0), x.type, 0, 0, x.token}; }
 inline Tokens head_of(Rows x) {
   return {reinterpret_cast<char*>(const_cast<real*>(x.data)), REAL, 0, 0, x.ld};
 }
 
-// Calls f(0) … f(count - 1) on several threads, unless it is called on one of several.
+// Calls f(0) … f(count - 1) on several threads; on this one alone within a parallel region, since
+// nested ones have a single thread. Exceptions must not leave a region: failure is passed on by flag.
 template <class F>
 void in_parallel(index threads, index count, F f) {
   int failed = 0;
@@ -199,18 +217,20 @@ void in_parallel(index threads, index count, F f) {
   if (failed) throw std::bad_alloc();
 }
 
-// Weights of a call's dropout: 0, or 1 / (1 - probability).
+// Weights of a call's dropout: 0, or 1 / (1 - probability). They are a hash of the seed, the row
+// (batch, head and query) and the key, so that the backward pass finds the same without storing them.
 class Dropout {
  public:
   Dropout(double probability, index seed)
       : keep_(real(1 / (1 - probability))), seed_(seed), limit_(uint32_t(probability * 4294967295.0)) {}
-  // What vectors of keys from j on are multiplied by, in the row that row_seed is for.
+  // splitmix64 of the row's number.
   uint32_t row_seed(index row) const {
     uint64_t x = seed_ + 0x9e3779b97f4a7c15ull * uint64_t(row + 1);
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
     return uint32_t(x ^ (x >> 31));
   }
+  // Factors of the VL keys from j on, in the row of a row_seed: a 32-bit finalizer of key and row.
   vec at(uint32_t row, index j) const {
     vec factor;
     for (int l = 0; l < VL; ++l) {

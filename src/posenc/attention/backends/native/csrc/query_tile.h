@@ -1,16 +1,17 @@
-// A tile of queries, and what it sees of a tile of keys.
+// A tile of queries, the keys visible to it, and the loop over tiles of keys that follows from them.
 #pragma once
 #include "rotation.h"
-#include "terms.h"
+#include "buckets.h"
 namespace posenc::NUMBER {
-// The transpose of tokens in panels: of all of them, or of a tile at a time.
+// The transpose of keys or values in panels (pack_transposed): of all, or repacked for each tile of
+// keys where all would take too much memory.
 class Panels {
  public:
   void begin(Rows x, index count, index features, bool whole) {
     x_ = x, count_ = count, features_ = features, whole_ = whole;
     if (whole) pack(0, count);
   }
-  // From the tile of keys at j on.
+  // Panels from key j on, a multiple of KEY_TILE.
   const real* at(index j) {
     if (whole_) return data_ + j * features_;
     pack(j, std::min(KEY_TILE, count_ - j));
@@ -30,37 +31,39 @@ class Panels {
   bool whole_ = true;
 };
 
-constexpr index MANY = 1024;  // buckets whose products are long rows
-// Whether of many buckets a block of queries needs those of few offsets at a time.
-inline bool windowed(const Problem& x) {
-  if (x.map.buckets <= MANY || !x.map.bucket || x.value_rows || x.pairs.kind != NONE) return false;
+constexpr index MANY_BUCKETS = 1024;  // more would make [queries, buckets] larger than the caches
+// Whether products of queries with many buckets are kept for a window of them that moves along with
+// the tiles of keys. So it can where buckets follow the offset alone, in every batch row.
+inline bool needs_bucket_windows(const Problem& x) {
+  if (x.map.buckets <= MANY_BUCKETS || !x.map.bucket || x.value_rows || x.pairs.kind != NONE) return false;
   for (index at = 0; at < (x.rows_batch ? x.batch : 1) * x.queries; ++at)
     if (x.base[at] != x.base[at - at % x.queries] - at % x.queries) return false;
   return true;
 }
-// Queries of a tile: few where rows are long.
-inline index tile_of(const Problem& x, bool windowed, index usual) {
-  return x.map.buckets > MANY && !windowed ? BLOCK : usual;
+// Queries of a tile: one block where each has products with many buckets.
+inline index tile_of(const Problem& x, bool needs_bucket_windows, index usual) {
+  return x.map.buckets > MANY_BUCKETS && !needs_bucket_windows ? BLOCK : usual;
 }
 
-// Some queries of one batch row, and the keys that each sees.
+// Queries [i0, i0 + rows) of one batch row, and the tile of keys [j0, j0 + width) that is selected.
+// Keys of a tile are counted from j0.
 class QueryTile {
  public:
   void set(const Problem& x, index b, index first, index count) {
     const index at = b * x.rows_batch + first;
     i0 = first, rows = count, low_ = x.low + at, high_ = x.high + at, base = x.base + at;
     keys = {x.keys, 0};
-    even = true;
+    regular = true;
     for (index i = 0; i < rows; ++i) {
       if (low_[i] < high_[i]) {
         keys.begin = std::min<index>(keys.begin, low_[i]);
         keys.end = std::max<index>(keys.end, high_[i]);
       }
-      even &= base[i] == base[0] - i;
+      regular &= base[i] == base[0] - i;
     }
   }
-  // Choose the keys from j to j + KEY_TILE.
-  void choose(const Problem& x, index j) {
+  // Select the keys from j to j + KEY_TILE.
+  void select(const Problem& x, index j) {
     j0 = j, width = std::min(KEY_TILE, x.keys - j);
     panels = {std::max<index>(0, (keys.begin - j) / PANEL),
               (std::min(keys.end - j, width) + PANEL - 1) / PANEL};
@@ -68,38 +71,40 @@ class QueryTile {
     offsets = {INT32_MAX, INT32_MIN};
     std::fill_n(block_offsets, QUERY_TILE / BLOCK, offsets);
     for (index i = 0; i < rows; ++i) {
-      const Range see = seen(i);
-      if (!see.size()) continue;
-      for (index p = see.begin / PANEL; p <= (see.end - 1) / PANEL; ++p)
+      const Range visible = visible_keys(i);
+      if (!visible.size()) continue;
+      for (index p = visible.begin / PANEL; p <= (visible.end - 1) / PANEL; ++p)
         panel_rows[p] = {std::min(panel_rows[p].begin, i), i + 1};
-      block_offsets[i / BLOCK].extend({j0 + see.begin + base[i], j0 + see.end + base[i]});
+      block_offsets[i / BLOCK].extend({j0 + visible.begin + base[i], j0 + visible.end + base[i]});
     }
     for (const Range& part : block_offsets) offsets.extend(part);
   }
-  // Rows that see any of the VL keys from j on by an offset in [low, high); `even` tiles only.
+  // Rows with a near offset to any of the VL keys from j on; of regular tiles, whose offset j - i + c
+  // falls with the row.
   Range near_rows(const Map& map, index j) const {
-    const Range see = panel_rows[j / PANEL];
+    const Range visible = panel_rows[j / PANEL];
     const index first = j0 + j + base[0];
-    return {std::max(see.begin, first - map.high + 1), std::min(see.end, first + VL - map.low)};
+    return {std::max(visible.begin, first - map.high + 1), std::min(visible.end, first + VL - map.low)};
   }
-  // For row i the keys, whole vectors of them, that near_rows has the row for.
+  // The keys, in whole vectors, that near_rows has row i for: the others have far offsets.
   Range near_keys(const Map& map, index i) const {
-    if (!even) return {0, KEY_TILE};
+    if (!regular) return {0, KEY_TILE};
     const index at = j0 + base[i];
     return {round_up(std::max<index>(0, map.low - at - VL + 1), VL), round_up(std::max<index>(0, map.high - at), VL)};
   }
-  // Calls run() for every tile of keys that any row sees, chosen, from the first or the last on.
+  // Calls run() for every tile of keys with visible pairs, selected, from the first or the last on.
+  // Causality and windows bound the loop here: `keys` is the union of the rows' intervals.
   template <class F>
-  void each(const Problem& x, bool from_last, F run) {
+  void for_key_tiles(const Problem& x, bool from_last, F run) {
     const index first = keys.begin / KEY_TILE, end = (keys.end + KEY_TILE - 1) / KEY_TILE;
     for (index t = first; t < end; ++t) {
-      choose(x, (from_last ? first + end - 1 - t : t) * KEY_TILE);
+      select(x, (from_last ? first + end - 1 - t : t) * KEY_TILE);
       if (offsets.begin < offsets.end) run();
     }
   }
-  // Calls f(panels, rows) for panels of the chosen tile that the same rows see, which are any.
+  // Calls f(panels, rows) for runs of panels that are visible to the same rows, one large product each.
   template <class F>
-  void each_part(F f) const {
+  void for_equal_panels(F f) const {
     for (index p = panels.begin, end; p < panels.end; p = end) {
       const Range rows = panel_rows[p];
       for (end = p + 1; end < panels.end; ++end)
@@ -107,18 +112,20 @@ class QueryTile {
       if (rows.size()) f(Range{p, end}, rows);
     }
   }
-  // The keys that row i sees, from the tile's first.
-  Range seen(index i) const {
+  // The keys of the tile that are visible to row i.
+  Range visible_keys(index i) const {
     return {std::max<index>(0, low_[i] - j0), std::min<index>(width, high_[i] - j0)};
   }
-  Range all_seen(index i) const { return {low_[i], high_[i]}; }
-  bool sees(index i, index key) const { return key >= low_[i] && key < high_[i]; }
+  Range all_visible_keys(index i) const { return {low_[i], high_[i]}; }
+  bool is_visible(index i, index key) const { return key >= low_[i] && key < high_[i]; }
   index i0, rows, j0, width;
-  Range keys, panels, offsets;
-  Range panel_rows[KEY_TILE / PANEL];        // that see any key of the panel
-  Range block_offsets[QUERY_TILE / BLOCK];  // of the visible pairs of a block of rows
+  Range keys;     // visible to any row
+  Range panels;   // of the selected tile, with any visible key
+  Range offsets;  // of the selected tile's visible pairs
+  Range panel_rows[KEY_TILE / PANEL];       // first to last row with a visible key in the panel
+  Range block_offsets[QUERY_TILE / BLOCK];  // offsets of the visible pairs of a block of rows
   const int32_t* base;
-  bool even;  // base falls by one from row to row
+  bool regular;  // base falls by one from row to row: offsets are key - query + a constant
 
  private:
   const int32_t *low_, *high_;

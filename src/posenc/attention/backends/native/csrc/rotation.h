@@ -1,4 +1,4 @@
-// Pairs of features as complex numbers, times a factor of their token.
+// Rotary embedding: pairs of features as complex numbers, times cos + i sin of their token's angles.
 #pragma once
 #include "problem.h"
 namespace posenc::NUMBER {
@@ -13,7 +13,7 @@ struct Lanes {
   static real read(Number x) { return real(x); }
   static Number write(real x) { return Number(x); }
 };
-// Of bfloat16.
+// Of bfloat16, which is the upper half of a float32; rounded half to even, NaN kept as NaN.
 template <>
 struct Lanes<uint16_t> {
   typedef uint16_t numbers __attribute__((vector_size(VL * 2), aligned(2), may_alias));
@@ -69,12 +69,12 @@ void rotate_row(const Number* x, Number* to, const real* c, const real* s, index
 }
 
 // Whether queries and keys are other factors of the logits than they are in memory.
-inline bool joined(const Problem& x) { return x.rank || x.rotated; }
+inline bool transforms_qk(const Problem& x) { return x.rank || x.rotated; }
 // Queries or keys of one head as factors of the logits, as rows: rotated, and the low-rank factor of
 // the same tokens behind them. by: what the tokens are multiplied by.
 inline Rows read_factors(const Problem& x, const Tokens& tokens, const RotaryFactors& rotary, const Tokens& factor,
                          index b, index h, index factor_h, index first, index count, real by, Scratch& scratch) {
-  if (!joined(x)) return read_rows(tokens, b, h, first, count, x.dim, by, scratch);
+  if (!transforms_qk(x)) return read_rows(tokens, b, h, first, count, x.dim, by, scratch);
   const index width = round_up(x.depth(), VL);
   real* to = scratch.of(count * width);
   for (index t = first; t < first + count; ++t, to += width) {
@@ -85,7 +85,7 @@ inline Rows read_factors(const Problem& x, const Tokens& tokens, const RotaryFac
   }
   return {to - count * width, width};
 }
-// RotaryFactors the gradient of a factor back.
+// Rotates the gradient of a factor back: by the conjugate.
 inline void rotate_back(const Problem& x, const RotaryFactors& rotary, index b, index h, index t, real* d) {
   const index at = rotary.at(b, h, t);
   if (x.rotated) rotate_row(d, d, rotary.cosine + at, rotary.sine + at, x.rotated, x.adjacent, -1);
@@ -117,6 +117,7 @@ void rotate_tokens(const Rotation& r, index b, index h, index begin, index end) 
 inline void rotate(const Rotation& r) {
   constexpr index many = 256;  // tokens of a head that a thread takes at once
   const index blocks = (r.tokens + many - 1) / many, count = r.batch * r.heads * blocks;
+  // Few numbers are rotated sooner than threads are woken.
   const bool few = r.batch * r.heads * r.tokens * r.features < (1 << 15);
   in_parallel(few ? 1 : r.threads, count, [&](index item) {
     const index begin = item % blocks * many, head = item / blocks;

@@ -1,4 +1,5 @@
-// Vectors of `real` (float, or double with -DPOSENC_DOUBLE) by GCC's vector extensions.
+// SIMD vectors of `real` (float, or double with -DPOSENC_DOUBLE) by GCC's vector extensions.
+// All other headers are compiled once per type, in a namespace of its name.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -26,11 +27,13 @@ using real = float;
 using lane = int32_t;
 #endif
 using index = int64_t;
-constexpr int VL = VECTOR_BYTES / sizeof(real);      // lanes
-constexpr int NV = VECTOR_BYTES == 64 ? 4 : 2;       // vectors across a register tile
-constexpr int MR = 6;                                // rows of a register tile
-constexpr int PANEL = 64;                            // columns of a packed panel
-constexpr int PAD = 64;                              // readable entries before and after a row
+constexpr int VL = VECTOR_BYTES / sizeof(real);  // vector lanes
+// Register tile of gemm: MR x NV accumulators, NV vectors of B and one broadcast number of A fit the
+// 32 registers of AVX-512 (24 + 4 + 1), or the 16 of AVX (12 + 2 + 1).
+constexpr int NV = VECTOR_BYTES == 64 ? 4 : 2;
+constexpr int MR = 6;
+constexpr int PANEL = 64;  // columns of a packed panel; a multiple of every VL
+constexpr int PAD = 64;    // readable entries before and after a row: whole vectors may overrun it
 typedef real vec __attribute__((vector_size(VECTOR_BYTES)));
 typedef real vec_u __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
 typedef lane ivec __attribute__((vector_size(VECTOR_BYTES)));
@@ -38,6 +41,7 @@ typedef int32_t ivec32 __attribute__((vector_size(VL * 4)));
 typedef int32_t ivec32_u __attribute__((vector_size(VL * 4), aligned(4), may_alias));
 
 inline index round_up(index n, index to) { return (n + to - 1) / to * to; }
+// x - 0, not x + 0, which would turn -0 into 0.
 inline vec splat(real x) { return x - vec{}; }
 inline ivec isplat(lane x) { return x - ivec{}; }
 inline vec load(const real* p) { return *reinterpret_cast<const vec_u*>(p); }
@@ -50,7 +54,7 @@ inline ivec iota() {
   for (int l = 0; l < VL; ++l) x[l] = l;
   return x;
 }
-// The first n lanes, the others zero; reads and writes no more.
+// The first n <= VL lanes, the others zero; touches no memory beyond them.
 inline vec load_n(const real* p, index n) {
 #if VECTOR_BYTES == 64 && !defined(POSENC_DOUBLE)
   return (vec)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
@@ -88,16 +92,16 @@ inline void add_range(real* dst, const real* src, index n) {
   if (t < n) store_n(dst + t, load_n(dst + t, n - t) + load_n(src + t, n - t), n - t);
 }
 inline real sum_range(const real* src, index n) {
-  if (n < 8) {
+  if (n < 8) {  // short runs: a horizontal sum costs more than the additions
     real s = 0;
     for (index t = 0; t < n; ++t) s += src[t];
     return s;
   }
-  vec total{};
+  vec lane_sums{};
   index t = 0;
-  for (; t + VL <= n; t += VL) total += load(src + t);
-  if (t < n) total += load_n(src + t, n - t);
-  return sum(total);
+  for (; t + VL <= n; t += VL) lane_sums += load(src + t);
+  if (t < n) lane_sums += load_n(src + t, n - t);
+  return sum(lane_sums);
 }
 // dst[0, n) += src[0, n) in double; the sum of src.
 inline double add_wide(double* dst, const real* src, index n) {
@@ -111,10 +115,10 @@ inline double add_wide(double* dst, const real* src, index n) {
     *reinterpret_cast<wide*>(dst + t) += x;
     sums += x;
   }
-  double total = 0;
-  for (; t < n; ++t) dst[t] += src[t], total += src[t];
-  for (int l = 0; l < lanes; ++l) total += sums[l];
-  return total;
+  double src_sum = 0;
+  for (; t < n; ++t) dst[t] += src[t], src_sum += src[t];
+  for (int l = 0; l < lanes; ++l) src_sum += sums[l];
+  return src_sum;
 }
 // dst[0, n) (+)= x
 template <bool add>
@@ -126,9 +130,9 @@ inline void put_number(real* dst, real x, index n) {
 }
 // Sum of a[0, n) * b[0, n), n a multiple of VL.
 inline real dot(const real* a, const real* b, index n) {
-  vec total{};
-  for (index t = 0; t < n; t += VL) total += load(a + t) * load(b + t);
-  return sum(total);
+  vec lane_sums{};
+  for (index t = 0; t < n; t += VL) lane_sums += load(a + t) * load(b + t);
+  return sum(lane_sums);
 }
 // dst[0, n) += by * src[0, n), n a multiple of VL.
 inline void add_scaled(real* dst, const real* src, real by, index n) {
@@ -141,7 +145,9 @@ inline void scale_range(real* x, real by, index n) {
 }
 inline void fill(real* p, real x, index n) { std::fill(p, p + n, x); }
 
-// e^x; 0 where it, times a value, would come near the smallest normal number. NaN for NaN.
+// e^x, NaN for NaN; 0 below `lowest`, where products with small values would be subnormal and slow.
+// Cody and Waite: x = n ln 2 + r with ln 2 in two parts, so that n ln2_high is exact; a polynomial
+// for e^r (float: Cephes' minimax; double: Taylor's up to r^13 / 13!); n goes into the exponent.
 __attribute__((always_inline)) inline vec exponential(vec x) {
 #ifdef POSENC_DOUBLE
   constexpr real shift = 6755399441055744.0, lowest = -708.0;  // 1.5 * 2^52
@@ -152,12 +158,13 @@ __attribute__((always_inline)) inline vec exponential(vec x) {
   constexpr real ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
   constexpr int mantissa = 23, bias = 127;
 #endif
+  // Adding `shift` rounds x / ln 2 to the nearest integer n, which the low bits of t then hold.
   const vec t = x * real(1.44269504088896341) + shift, n = t - shift;
   const vec r = (x - n * ln2_high) - n * ln2_low;
 #ifdef POSENC_DOUBLE
   vec p = splat(1.0 / 6227020800.0);
   constexpr double c[] = {479001600., 39916800., 3628800., 362880., 40320., 5040., 720., 120., 24., 6., 2., 1., 1.};
-  for (double each : c) p = p * r + 1.0 / each;
+  for (double factorial : c) p = p * r + 1.0 / factorial;
 #else
   vec p = splat(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
@@ -167,11 +174,12 @@ __attribute__((always_inline)) inline vec exponential(vec x) {
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.f;
 #endif
+  // 2^n: the bits of `shift` above n are shifted out.
   const ivec bits = ((ivec)t + isplat(bias)) << mantissa;
   return x < lowest ? vec{} : p * (vec)bits;
 }
 
-// Transpose VL vectors of VL lanes in place.
+// Stage H of a transpose of VL vectors: swaps the off-diagonal H x H blocks of all 2H x 2H blocks.
 template <int H>
 inline void transpose_stage(vec* x) {
   ivec low, high;
@@ -187,6 +195,7 @@ inline void transpose_stage(vec* x) {
       x[i + H] = __builtin_shuffle(a, b, high);
     }
 }
+// Transposes VL vectors of VL lanes in place, in log2(VL) stages.
 inline void transpose(vec* x) {
   transpose_stage<1>(x);
   if constexpr (VL > 2) transpose_stage<2>(x);

@@ -1,19 +1,23 @@
-// Products of keys with rows of buckets, added to logits.
+// The key-side bucket term, `right` in Problem: s[i, j] += key_j · row[bucket(offset)], as DeBERTa's
+// position to content (p2c). Forward and backward; its gradient is summed in KeyBucketTerm::collect,
+// for keys and rows in flush and finish.
 #pragma once
 #include "query_tile.h"
 namespace posenc::NUMBER {
-constexpr index KEPT = index(1) << 21;  // numbers: products of keys with buckets, at most
+constexpr index MAX_KEPT = index(1) << 21;  // numbers of products kept by a thread (8 MiB in float32)
 
-// The right term of one head: products of tiles of keys with buckets, kept for those met last.
-// Offsets at the map's ends, where the bucket is constant, add one vector over the keys to a row.
-class RightTerm {
+// The term of one head. Every tile of queries meets the same keys, so products [keys, buckets] of
+// tiles of keys are kept, in as many slots as MAX_KEPT allows. Near offsets: each key's products are
+// spread over queries as a column of s, in strips of VL keys that are transposed on the way. Far
+// offsets have one bucket: a vector over the keys is added to the rows.
+class KeyBucketTerm {
  public:
-  // d_tokens, d_rows: the sums of the gradients, if they are wanted; halves: products are by tiles.
-  void begin(const Problem& x, index b, index h, bool halves, real* d_tokens, const RowSums* d_rows) {
+  // d_tokens [K, width], d_rows: where gradients are added, if they are wanted.
+  void begin(const Problem& x, index b, index h, bool use_amx, real* d_tokens, const RowSums* d_rows) {
     keys_ = read_rows(x.right.tokens, b, h, 0, x.keys, x.right.features, 1, keys_scratch_);
-    if (halves) half_ = HeadTokens(x.right.tokens, b, h, 0, x.keys, x.right.features).rows(half_scratch_);
+    if (use_amx) bf16_ = HeadTokens(x.right.tokens, b, h, 0, x.keys, x.right.features).rows(bf16_scratch_);
     const index size = KEY_TILE * (round_up(x.map.buckets, PANEL) + VL);
-    slots_.resize(std::clamp<index>((x.keys + KEY_TILE - 1) / KEY_TILE, 1, std::max<index>(1, KEPT / size)));
+    slots_.resize(std::clamp<index>((x.keys + KEY_TILE - 1) / KEY_TILE, 1, std::max<index>(1, MAX_KEPT / size)));
     for (Slot& slot : slots_) slot.tile = -1, slot.used = 0;
     clock_ = 0, d_tokens_ = d_tokens, d_rows_ = d_rows;
     for (int end = 0; end < 2; ++end) {
@@ -25,7 +29,7 @@ class RightTerm {
     }
   }
   const real* end_row(const Problem& x, int end) const { return rows.row(end ? x.map.buckets - 1 : 0); }
-  // Add what is left to the gradients.
+  // Add the gradients of all slots, and of far offsets, to d_tokens and d_rows.
   void finish(const Problem& x) {
     for (Slot& slot : slots_) flush(slot);
     for (int end = 0; end < 2; ++end)
@@ -35,32 +39,33 @@ class RightTerm {
         add_scaled(to, keys_.at(j), far_sums[end][j], rows.width());
       }
   }
-  // s[i, j] += right[j, bucket] for the near pairs of a chosen tile.
+  // s[i, j] += product[j, bucket] for the near pairs of the selected tile, s [rows, ld].
   void add(const Problem& x, const QueryTile& t, real* s, index ld) {
-    const HalfRows half = half_.data ? half_.at(t.j0) : HalfRows{};
+    const Bf16Rows keys_bf16 = bf16_.data ? bf16_.at(t.j0) : Bf16Rows{};
     current_ = nullptr;
     for_blocks(x, t, [&](index p, Range n) {
-      if (!current_) choose(x, t.j0 / KEY_TILE);
-      current_->product.multiply(rows, {keys_.at(t.j0), keys_.ld, 1}, half, p, n);
+      if (!current_) select(x, t.j0 / KEY_TILE);
+      current_->product.multiply(rows, {keys_.at(t.j0), keys_.ld, 1}, keys_bf16, p, n);
     });
     if (!current_) return;
     BucketTile& product = current_->product;
-    if (!t.even) return each_pair(x, t, [&](index i, index j, index k) { s[i * ld + j] += product.row(j)[k]; });
-    for_strips(x, t, [&](index j, Range see, real* strip, index width) {
+    if (!t.regular) return for_near_pairs(x, t, [&](index i, index j, index k) { s[i * ld + j] += product.row(j)[k]; });
+    for_strips(x, t, [&](index j, Range visible, real* strip, index width) {
+      // A key's offset rises from the last row to the first: strip [VL keys, rows in reverse].
       for (index l = 0; l < std::min<index>(VL, t.width - j); ++l)
-        spread<false>(x.map, product.row(j + l), t.j0 + j + l + t.base[see.end - 1], strip + l * width,
-                      see.size());
-      for (index r = 0; r < see.size(); r += VL) {
+        spread<false>(x.map, product.row(j + l), t.j0 + j + l + t.base[visible.end - 1], strip + l * width,
+                      visible.size());
+      for (index r = 0; r < visible.size(); r += VL) {
         vec block[VL];
         for (int l = 0; l < VL; ++l) block[l] = load(strip + l * width + r);
         transpose(block);
-        real* to = s + (see.end - 1 - r) * ld + j;
-        const index n = std::min<index>(VL, see.size() - r);
+        real* to = s + (visible.end - 1 - r) * ld + j;
+        const index n = std::min<index>(VL, visible.size() - r);
         for (int l = 0; l < VL && l < n; ++l, to -= ld) store(to, load(to) + block[l]);
       }
     });
   }
-  // s[t] += right[j0 + t, bucket] for the far pairs of row i in whole vectors of [a, b).
+  // s[t] += product[j0 + t, bucket] for the far pairs of row i in whole vectors of [a, b).
   void add_far(const Problem& x, const QueryTile& t, real* s, index i, index a, index b) const {
     for_far(x, t, i, a, b, [&](index u, int end) { store(s + u, load(s + u) + load(far[end] + t.j0 + u)); });
   }
@@ -70,36 +75,36 @@ class RightTerm {
       store(to, load(to) + load(ds + u));
     });
   }
-  // The gradient of add: sums of ds by key and bucket.
+  // The gradient of `add`: sums[j, bucket] += ds[i, j], the same strips the other way round.
   void collect(const Problem& x, const QueryTile& t, const real* ds, index ld) {
     if (!current_) return;
     BucketTile& into = current_->sums;
     for_blocks(x, t, [&](index p, Range n) { into.clear(p, n); });
-    if (!t.even) return each_pair(x, t, [&](index i, index j, index k) { into.row(j)[k] += ds[i * ld + j]; });
-    for_strips(x, t, [&](index j, Range see, real* strip, index width) {
-      for (index r = 0; r < see.size(); r += VL) {
+    if (!t.regular) return for_near_pairs(x, t, [&](index i, index j, index k) { into.row(j)[k] += ds[i * ld + j]; });
+    for_strips(x, t, [&](index j, Range visible, real* strip, index width) {
+      for (index r = 0; r < visible.size(); r += VL) {
         vec block[VL];
-        const real* from = ds + (see.end - 1 - r) * ld + j;
-        const index n = std::min<index>(VL, see.size() - r);
+        const real* from = ds + (visible.end - 1 - r) * ld + j;
+        const index n = std::min<index>(VL, visible.size() - r);
         for (int l = 0; l < VL; ++l, from -= ld) block[l] = l < n ? load(from) : vec{};
         transpose(block);
         for (int l = 0; l < VL; ++l) store(strip + l * width + r, block[l]);
       }
       for (index l = 0; l < std::min<index>(VL, t.width - j); ++l)
-        NUMBER::collect(x.map, strip + l * width, t.j0 + j + l + t.base[see.end - 1], into.row(j + l),
-                        see.size());
+        NUMBER::collect(x.map, strip + l * width, t.j0 + j + l + t.base[visible.end - 1], into.row(j + l),
+                        visible.size());
     });
   }
   BucketRows rows;
-  real *far[2], *far_sums[2];  // of the first bucket and of the last, by key
+  real *far[2], *far_sums[2];  // [K]: products with the first and the last bucket, and sums of their ds
 
  private:
   struct Slot {
-    BucketTile product, sums;
-    index tile, used;
+    BucketTile product, sums;  // [keys of a tile, buckets]: key · row, and sums of ds
+    index tile, used;          // tile of keys, -1 for none; time of the last use
   };
-  // The slot of a tile of keys becomes the current one, in place of that used longest ago.
-  void choose(const Problem& x, index tile) {
+  // The slot of a tile of keys becomes the current one; if none has it, the least recently used.
+  void select(const Problem& x, index tile) {
     current_ = &slots_[0];
     for (Slot& slot : slots_) {
       if (slot.tile == tile) {
@@ -116,64 +121,68 @@ class RightTerm {
     current_->product.begin(rows, n);
     if (d_rows_) current_->sums.begin(rows, n);
   }
+  // Add the gradients of a slot: d_tokens += sums · rows, d_rows += sums^T · keys.
   void flush(Slot& slot) {
     if (!d_rows_ || slot.tile < 0) return;
     const index j = slot.tile * KEY_TILE;
     real* d_tokens = d_tokens_ + j * rows.width();
-    if (half_.data) {
+    if (bf16_.data) {
       const Rows keys{keys_.at(j), keys_.ld};
-      const HalfRows columns = half_transpose(keys, slot.sums.size(), rows.features(), columns_scratch_);
+      const Bf16Rows columns = bf16_transpose(keys, slot.sums.size(), rows.features(), columns_scratch_);
       return slot.sums.pull_back(rows, columns, d_tokens, d_rows_->columns, d_rows_->ld);
     }
     slot.sums.times_rows(rows, d_tokens, rows.width());
     slot.sums.transposed_times(keys_.at(j), keys_.ld, d_rows_->data, rows.width());
   }
-  // Calls f(block of keys, its buckets) where a near pair is.
+  // Calls f(block of keys, its buckets) for the blocks with near pairs. Blocks are panels here.
   template <class F>
   void for_blocks(const Problem& x, const QueryTile& t, F f) {
     for (index p = t.panels.begin; p < t.panels.end; ++p) {
       Range n = t.offsets;
-      if (t.even) {
-        const Range see = t.panel_rows[p];
-        if (!see.size()) continue;
-        const index first = t.j0 + p * PANEL + t.base[see.end - 1];
+      if (t.regular) {
+        const Range visible = t.panel_rows[p];
+        if (!visible.size()) continue;
+        const index first = t.j0 + p * PANEL + t.base[visible.end - 1];
         n.begin = std::max({n.begin, first, x.map.low - VL});
-        n.end = std::min({n.end, first + see.size() + PANEL - 1, x.map.high + VL});
+        n.end = std::min({n.end, first + visible.size() + PANEL - 1, x.map.high + VL});
       }
       if (n.begin < n.end) f(p, buckets_of(x.map, n));
     }
   }
-  // Calls f(first of VL keys, rows near them, room for VL keys times `width` rows, width).
+  // Calls f(first of VL keys, rows with near offsets to them, strip [VL, width], width).
   template <class F>
   void for_strips(const Problem& x, const QueryTile& t, F f) {
     const index width = round_up(t.rows, VL);
     real* strip = strip_.of(VL * width);
     for (index j = t.panels.begin * PANEL; j < std::min(t.width, t.panels.end * PANEL); j += VL) {
-      const Range see = t.near_rows(x.map, j);
-      if (see.size()) f(j, see, strip, width);
+      const Range visible = t.near_rows(x.map, j);
+      if (visible.size()) f(j, visible, strip, width);
     }
   }
+  // Calls f(t, end) for the vectors of keys in [a, b) with far offsets to row i, before those that are
+  // near (end 0: first bucket) and after them (end 1: last bucket).
   template <class F>
   static void for_far(const Problem& x, const QueryTile& t, index i, index a, index b, F f) {
     const Range near = t.near_keys(x.map, i);
     for (index u = a; u < std::min(b, near.begin); u += VL) f(u, 0);
     for (index u = std::max(a, near.end); u < b; u += VL) f(u, 1);
   }
+  // Calls f(i, j, bucket) for all visible pairs: of tiles that are not regular, all pairs are near.
   template <class F>
-  void each_pair(const Problem& x, const QueryTile& t, F f) {
+  void for_near_pairs(const Problem& x, const QueryTile& t, F f) {
     for (index i = 0; i < t.rows; ++i) {
-      const Range see = t.seen(i);
-      for (index j = see.begin; j < see.end; ++j)
+      const Range visible = t.visible_keys(i);
+      for (index j = visible.begin; j < visible.end; ++j)
         f(i, j, index(x.map.bucket[t.j0 + j + t.base[i] - x.map.first]));
     }
   }
   std::vector<Slot> slots_;
-  Slot* current_ = nullptr;  // of the tile of the last add
+  Slot* current_ = nullptr;  // of the tile of the last `add`; null if it had no near pairs
   index clock_ = 0;
   real* d_tokens_ = nullptr;
   const RowSums* d_rows_ = nullptr;
-  Scratch keys_scratch_, half_scratch_, columns_scratch_, strip_, far_[2], far_sums_[2];
+  Scratch keys_scratch_, bf16_scratch_, columns_scratch_, strip_, far_[2], far_sums_[2];
   Rows keys_;
-  HalfRows half_;
+  Bf16Rows bf16_;
 };
 }  // namespace posenc

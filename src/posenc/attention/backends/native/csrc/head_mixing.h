@@ -1,11 +1,11 @@
-// Logits corrected by a small network of the logits of all heads: heads go together.
+// DAPE: logits corrected by an MLP of the logits of all heads, so that heads are computed together.
 #pragma once
 #include <memory>
 #include "backward.h"
 #include "forward.h"
 namespace posenc::NUMBER {
-constexpr index MIXED_PARTS = 4;                  // of the rows of a tile: so many threads have work
-constexpr index MIXED_NUMBERS = index(1) << 21;  // logits of a tile, at most
+constexpr index MIXED_PARTS = 4;  // of the rows of a tile: as many threads have work
+constexpr index MAX_MIXED_LOGITS = index(1) << 21;  // of a tile and all heads (8 MiB in float32)
 
 // s[h] += b2[h] + Σ_u w2[h, u] · leaky(z[u]), z[u] = x[u, offset] + Σ_h w1[u, h] · s[h].
 // data: w1 [U, H], x [U, W] from the offset bias_by_offset_first on, w2 [H, U], b2 [H]; gradient: each
@@ -19,7 +19,7 @@ class Mixing {
     for (Scratch* sums : {&dw1_, &dw2_}) fill(sums->of(units_ * heads_ * VL), 0, units_ * heads_ * VL);
     fill(db2_.of(heads_ * VL), 0, heads_ * VL);
     stride_ = count_ + 2 * PAD;
-    // By unit, of as many heads as `correct` takes, the missing ones zero.
+    // [units, padded heads], zero for the heads that pad: `correct` takes multiples of four.
     padded_ = round_up(heads_, 4);
     real *w1 = w1_.of(units_ * padded_), *w2 = w2_.of(units_ * padded_);
     for (index u = 0; u < units_; ++u)
@@ -28,7 +28,7 @@ class Mixing {
         w2[u * padded_ + h] = h < heads_ ? x.pairs.data[2][h * units_ + u] : 0;
       }
   }
-  // The rows x, with readable entries before and after each.
+  // The rows x [U, W], with PAD readable entries before and after each.
   static const real* pad_rows(const Problem& x, Scratch& scratch) {
     const index units = x.pairs.sizes[0], count = x.pairs.sizes[1], stride = count + 2 * PAD;
     real* rows = scratch.of(units * stride);
@@ -37,17 +37,18 @@ class Mixing {
     return rows;
   }
   void begin(const real* rows) { rows_ = rows; }
-  void begin_gradient() { fill(dx_.of(units_ * stride_), 0, units_ * stride_); }
-  // s: logits of a tile of queries and all keys, `size` numbers a head and ld a row; of the rows given.
+  void begin_gradient() { fill(d_left_tokens_.of(units_ * stride_), 0, units_ * stride_); }
+  // Corrects some rows of s [heads, rows, ld], logits of a tile of queries and all keys; `size` numbers
+  // a head.
   void apply(const QueryTile& tile, Range rows, real* s, index size, index ld) {
-    each_chunk(tile, rows, [&](index i, index t, index n, index at, Range see) {
+    for_chunks(tile, rows, [&](index i, index t, index n, index at, Range visible) {
       switch (padded_) {
         case 4: return correct<4>(s + i * ld + t, size, n, at);
         case 8: return correct<8>(s + i * ld + t, size, n, at);
         case 12: return correct<12>(s + i * ld + t, size, n, at);
       }
-      read(s_, s + i * ld, size, t, n, see);
-      hidden(at, n);
+      read(s_, s + i * ld, size, t, n, visible);
+      hidden_layer(at, n);
       gemm(heads_, n, units_, {x_.pairs.data[2], units_, 1}, z_.of(0), CHUNK, out_.of(0), CHUNK, false);
       for (index h = 0; h < heads_; ++h) {
         real* to = s + h * size + i * ld + t;
@@ -56,18 +57,18 @@ class Mixing {
       }
     });
   }
-  // ds: gradients of the corrected logits become those of the logits.
+  // ds, the gradients of the corrected logits, become those of the logits s.
   void differentiate(const QueryTile& tile, Range rows, const real* s, real* ds, index size, index ld) {
-    each_chunk(tile, rows, [&](index i, index t, index n, index at, Range see) {
-      read(s_, s + i * ld, size, t, n, see);
-      read(ds_, ds + i * ld, size, t, n, see);
+    for_chunks(tile, rows, [&](index i, index t, index n, index at, Range visible) {
+      read(s_, s + i * ld, size, t, n, visible);
+      read(ds_, ds + i * ld, size, t, n, visible);
       real *z = z_.of(0), *dz = dz_.of(0), *d = ds_.of(0);
       gemm(units_, n, heads_, {x_.pairs.data[2], 1, units_}, d, CHUNK, dz, CHUNK, false);
-      hidden(at, n, dz);
+      hidden_layer(at, n, dz);
       outer(d, heads_, z, units_, n, dw2_.of(0));
       outer(dz, units_, s_.of(0), heads_, n, dw1_.of(0));
       for (index h = 0; h < heads_; ++h) add(db2_.of(0) + h * VL, d + h * CHUNK, n);
-      for (index u = 0; u < units_; ++u) add_range(dx_.of(0) + u * stride_ + PAD + at, dz + u * CHUNK, n);
+      for (index u = 0; u < units_; ++u) add_range(d_left_tokens_.of(0) + u * stride_ + PAD + at, dz + u * CHUNK, n);
       gemm(heads_, n, units_, {x_.pairs.data[0], 1, heads_}, dz, CHUNK, out_.of(0), CHUNK, false);
       for (index h = 0; h < heads_; ++h)
         add_range(ds + h * size + i * ld + t, out_.of(0) + h * CHUNK, n);
@@ -75,38 +76,39 @@ class Mixing {
   }
   void end_gradient(index part) {
     const Pairs& p = x_.pairs;
-    total(dw1_, p.gradient[0] + part * units_ * heads_, units_ * heads_);
-    total(dw2_, p.gradient[2] + part * units_ * heads_, units_ * heads_);
-    total(db2_, p.gradient[3] + part * heads_, heads_);
+    reduce(dw1_, p.gradient[0] + part * units_ * heads_, units_ * heads_);
+    reduce(dw2_, p.gradient[2] + part * units_ * heads_, units_ * heads_);
+    reduce(db2_, p.gradient[3] + part * heads_, heads_);
     for (index u = 0; u < units_; ++u)
-      add_range(p.gradient[1] + (part * units_ + u) * count_, dx_.of(0) + u * stride_ + PAD, count_);
+      add_range(p.gradient[1] + (part * units_ + u) * count_, d_left_tokens_.of(0) + u * stride_ + PAD, count_);
   }
 
  private:
-  static constexpr index CHUNK = 128;
-  // Calls run(row, key, number of keys, index of the first's offset, what the row sees).
+  static constexpr index CHUNK = 128;  // keys that the MLP is computed for at once
+  // Calls run(row, first key, keys, index of the first key's offset, visible keys) for chunks of keys.
   template <class F>
-  void each_chunk(const QueryTile& tile, Range rows, F run) const {
+  void for_chunks(const QueryTile& tile, Range rows, F run) const {
     for (index i = rows.begin; i < rows.end; ++i) {
-      const Range see = tile.all_seen(i);
-      if (see.begin >= see.end) continue;  // a vector may begin before the end of nothing
-      for (index t = see.begin / VL * VL; t < see.end; t += CHUNK)
-        run(i, t, std::min(CHUNK, round_up(see.end, VL) - t), t + tile.base[i] - x_.bias_by_offset_first, see);
+      const Range visible = tile.all_visible_keys(i);
+      if (visible.begin >= visible.end) continue;  // else rounding down could start a chunk
+      for (index t = visible.begin / VL * VL; t < visible.end; t += CHUNK)
+        run(i, t, std::min(CHUNK, round_up(visible.end, VL) - t), t + tile.base[i] - x_.bias_by_offset_first,
+            visible);
     }
   }
-  // One row of every head, zero where the row does not see the key.
-  void read(Scratch& block, const real* from, index stride, index t, index n, Range see) const {
+  // block [heads, CHUNK] = n numbers of a row of every head, zero for hidden keys.
+  void read(Scratch& block, const real* from, index stride, index t, index n, Range visible) const {
     for (index h = 0; h < heads_; ++h) {
       real* to = block.of(0) + h * CHUNK;
       for (index l = 0; l < n; l += VL) {
         const vec v = load(from + h * stride + t + l);
-        const bool whole = t + l >= see.begin && t + l + VL <= see.end;
-        store(to + l, whole ? v : lanes_in(t + l, see) ? v : vec{});
+        const bool whole = t + l >= visible.begin && t + l + VL <= visible.end;
+        store(to + l, whole ? v : lanes_in(t + l, visible) ? v : vec{});
       }
     }
   }
-  // The hidden layer; dz, if given, becomes the gradient before the activation.
-  void hidden(index at, index n, real* dz = nullptr) {
+  // z [units, CHUNK] = leaky(x + w1 s); dz, if given, becomes the gradient before the activation.
+  void hidden_layer(index at, index n, real* dz = nullptr) {
     real* z = z_.of(0);
     gemm(units_, n, heads_, {x_.pairs.data[0], heads_, 1}, s_.of(0), CHUNK, z, CHUNK, false);
     for (const real* x = rows_ + PAD + at; x < rows_ + units_ * stride_; x += stride_, z += CHUNK) {
@@ -118,7 +120,7 @@ class Mixing {
       if (dz) dz += CHUNK;
     }
   }
-  // The logits s [padded heads, size] of n keys in one row, corrected.
+  // `apply` for up to H heads, kept in registers: s [heads, size], n keys of one row.
   template <int H>
   void correct(real* s, index size, index n, index at) {
     for (index l = 0; l < n; l += VL) {
@@ -140,23 +142,23 @@ class Mixing {
     }
   }
   static void add(real* sums, const real* x, index n) {
-    vec total = load(sums);
-    for (index l = 0; l < n; l += VL) total += load(x + l);
-    store(sums, total);
+    vec lane_sums = load(sums);
+    for (index l = 0; l < n; l += VL) lane_sums += load(x + l);
+    store(sums, lane_sums);
   }
-  // sums[a, b] += Σ x[a] y[b], a vector of sums for each.
+  // sums[a, b] += x[a] · y[b] over n, a vector of partial sums for each pair, in 4 x 4 register blocks.
   static void outer(const real* x, index rows, const real* y, index columns, index n, real* sums) {
     for (index a = 0; a < rows; a += 4)
       for (index b = 0; b < columns; b += 4)
         if (a + 4 <= rows && b + 4 <= columns)
-          block<4>(x + a * CHUNK, y + b * CHUNK, n, sums + (a * columns + b) * VL, columns);
+          outer_block<4>(x + a * CHUNK, y + b * CHUNK, n, sums + (a * columns + b) * VL, columns);
         else
           for (index p = a; p < std::min(rows, a + 4); ++p)
             for (index q = b; q < std::min(columns, b + 4); ++q)
-              block<1>(x + p * CHUNK, y + q * CHUNK, n, sums + (p * columns + q) * VL, columns);
+              outer_block<1>(x + p * CHUNK, y + q * CHUNK, n, sums + (p * columns + q) * VL, columns);
   }
   template <int S>
-  static void block(const real* x, const real* y, index n, real* sums, index columns) {
+  static void outer_block(const real* x, const real* y, index n, real* sums, index columns) {
     vec acc[S][S];
     for (int a = 0; a < S; ++a)
       for (int b = 0; b < S; ++b) acc[a][b] = load(sums + (a * columns + b) * VL);
@@ -168,19 +170,21 @@ class Mixing {
     for (int a = 0; a < S; ++a)
       for (int b = 0; b < S; ++b) store(sums + (a * columns + b) * VL, acc[a][b]);
   }
-  static void total(Scratch& sums, real* to, index n) {
+  // to[n] += the vectors of sums, which begin anew.
+  static void reduce(Scratch& sums, real* to, index n) {
     for (index m = 0; m < n; ++m) to[m] += sum(load(sums.of(0) + m * VL));
     fill(sums.of(0), 0, n * VL);
   }
 
-  static constexpr real SLOPE = real(0.01);
+  static constexpr real SLOPE = real(0.01);  // of leaky ReLU below 0, PyTorch's default
   const Problem& x_;
   index heads_, units_, count_, stride_, padded_;
   const real* rows_ = nullptr;
-  Scratch w1_, w2_, s_, ds_, out_, z_, dz_, dw1_, dw2_, db2_, dx_;
+  Scratch w1_, w2_, s_, ds_, out_, z_, dz_, dw1_, dw2_, db2_, d_left_tokens_;
 };
 
-// Forward or Backward of all heads, a tile of queries at a time.
+// Forward or Backward of all heads, a tile of queries at a time: products of all heads, the MLP over
+// them, then each head with its mixed logits; for gradients the same in reverse. Each step is parallel.
 template <class Worker>
 class AllHeads {
  public:
@@ -193,15 +197,15 @@ class AllHeads {
   void run(index, Range batch, Range queries, index part, index split) {
     if (BACKWARD)
       for (const auto& mixing : parts_) mixing->begin_gradient();
-    each([&](Worker& head, index h) { head.begin_head(h, part); });
-    const index size = std::clamp<index>(MIXED_NUMBERS / (x_.heads * ld_), MIXED_PARTS, BLOCK);
+    for_heads([&](Worker& head, index h) { head.begin_head(h, part); });
+    const index size = std::clamp<index>(MAX_MIXED_LOGITS / (x_.heads * ld_), MIXED_PARTS, BLOCK);
     for (index b = batch.begin; b < batch.end; ++b) {
-      each([&](Worker& head, index h) { head.begin_row(b, h, split); });
+      for_heads([&](Worker& head, index h) { head.begin_row(b, h, split); });
       for (index i = queries.begin; i < queries.end; i += size)
         run_tile(b, i, std::min(size, queries.end - i));
-      each([&](Worker& head, index h) { head.end_row(b, h, split); });
+      for_heads([&](Worker& head, index h) { head.end_row(b, h, split); });
     }
-    each([&](Worker& head, index h) { head.end_head(h, part); });
+    for_heads([&](Worker& head, index h) { head.end_head(h, part); });
     if (BACKWARD)
       for (const auto& mixing : parts_) mixing->end_gradient(part);
   }
@@ -209,32 +213,33 @@ class AllHeads {
  private:
   static constexpr bool BACKWARD = std::is_same_v<Worker, Backward>;
   void run_tile(index b, index first, index n) {
-    const index size = round_up(n, TILE) * ld_;
+    const index size = round_up(n, AMX_TILE) * ld_;
     real* s = s_.of(x_.heads * size);
-    each([&](Worker& head, index h) { head.logits().all_products(x_, b, h, first, n, s + h * size, ld_); });
+    for_heads([&](Worker& head, index h) { head.logits().all_products(x_, b, h, first, n, s + h * size, ld_); });
     real* mixed = s;
     if (BACKWARD) mixed = std::copy_n(s, x_.heads * size, mixed_.of(x_.heads * size)) - x_.heads * size;
-    each_part(n, [&](Mixing& mixing, const QueryTile& tile, Range rows) { mixing.apply(tile, rows, mixed, size, ld_); });
-    each([&](Worker& head, index h) {
-      head.logits().given = {mixed + h * size, ld_};
+    for_parts(
+        n, [&](Mixing& mixing, const QueryTile& tile, Range rows) { mixing.apply(tile, rows, mixed, size, ld_); });
+    for_heads([&](Worker& head, index h) {
+      head.logits().precomputed = {mixed + h * size, ld_};
       head.run_tile(b, h, first, n);
     });
     if constexpr (BACKWARD) {
-      each_part(n, [&](Mixing& mixing, const QueryTile& tile, Range rows) {
+      for_parts(n, [&](Mixing& mixing, const QueryTile& tile, Range rows) {
         mixing.differentiate(tile, rows, s, mixed, size, ld_);
       });
-      each([&](Worker& head, index h) { head.add_logit_gradients(b, h, first, n, mixed + h * size, ld_); });
+      for_heads([&](Worker& head, index h) { head.add_logit_gradients(b, h, first, n, mixed + h * size, ld_); });
     }
   }
   template <class F>
-  void each(F f) {
+  void for_heads(F f) {
     in_parallel(x_.threads, x_.heads, [&](index h) {
-      TileRegisters registers(heads_[h]->logits().halves);  // of this thread
+      AmxTiles registers(heads_[h]->logits().use_amx);  // of this thread
       f(*heads_[h], h);
     });
   }
   template <class F>
-  void each_part(index rows, F f) {
+  void for_parts(index rows, F f) {
     const QueryTile& tile = heads_[0]->logits().tile;
     in_parallel(x_.threads, MIXED_PARTS, [&](index n) {
       f(*parts_[n], tile, Range{rows * n / MIXED_PARTS, rows * (n + 1) / MIXED_PARTS});

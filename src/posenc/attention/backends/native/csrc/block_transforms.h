@@ -1,12 +1,15 @@
-// Products with queries that every block of keys transforms on the way to the blocks before it.
+// PaTH: logits of queries that every block of keys transforms, as they go on to the blocks before it.
 #pragma once
-#include "terms.h"
+#include "gemm.h"
+#include "problem.h"
 namespace posenc::NUMBER {
 // Of a query whose own key (that of offset 0) is in block n: s = own[query, key - 64 n] in its own
-// block, and x_J · k[key] in block J before it, x_{n-1} = q, x_{J-1} = x_J · M_J. Blocks of 64.
+// block, and x_J · k[key] in block J before it, where x_{n-1} = q and x_{J-1} = x_J · M_J: the state
+// of a query is a vector of D features. Blocks have PANEL = 64 keys.
 // data: M [B, H, blocks, D, D], own [B, H, Q, 64]; gradient: [splits, B, H, blocks, D, D] and
-// [B, H, Q, 64]. sizes: blocks. D is a multiple of VL; own keys rise with the query.
-class Blocks {
+// [B, H, Q, 64]. sizes: blocks. D is a multiple of VL; own keys rise with the query, so that the
+// queries of a tile that a block transforms are its last ones.
+class BlockTransforms {
  public:
   void begin_row(const Problem& x, index b, index h) {
     width_ = x.dim, count_ = x.pairs.sizes[0], keys_ = x.keys;
@@ -16,41 +19,43 @@ class Blocks {
     d_matrices_ =
         x.pairs.gradient[0] + ((split * x.batch + b) * x.heads + h) * count_ * width_ * width_;
   }
-  // q: rows of the tile; keep: states of all blocks, for gradients.
+  // q [rows, ld]; keep: states of all blocks, for gradients, else of a block and the one before.
   void begin_tile(const Problem& x, index b, index h, index first, index rows, const int32_t* base,
                   const real* q, index ld, bool keep) {
     rows_ = rows, q_ = q, q_ld_ = ld, slots_ = keep ? count_ + 1 : 2, base_ = base;
     states_ = states_scratch_.of(slots_ * rows * width_);
-    fill(states_, 0, slots_ * rows * width_);  // padded rows meet no block that would set theirs
+    fill(states_, 0, slots_ * rows * width_);  // no block sets those of padding, which products read
     const index at = ((b * x.heads + h) * x.queries + first) * PANEL;
     own_ = x.pairs.data[1] + at;
     d_own_ = x.pairs.gradient[1] ? x.pairs.gradient[1] + at : nullptr;
-    chain = true;
+    propagate = true;
   }
-  // Logits of the chosen tile of keys, panels [begin, end) of k_panels, from the last to the first.
+  // Logits of the selected tile of keys, panels [begin, end) of k_panels, from the last to the first:
+  // a block's state is final when its turn comes.
   void products(index j0, Range panels, const real* k_panels, real* s, index ld) {
     for (index p = panels.end - 1; p >= panels.begin; --p) {
-      const index block = j0 / PANEL + p, here = from(block), later = from(block + 1);
+      const index block = j0 / PANEL + p, here = first_row(block), later = first_row(block + 1);
       for (index i = here; i < later; ++i) {
         std::copy_n(own_ + i * PANEL, PANEL, s + i * ld + p * PANEL);
-        if (chain && block) std::copy_n(q_ + i * q_ld_, width_, state(block - 1) + i * width_);
+        if (propagate && block) std::copy_n(q_ + i * q_ld_, width_, state(block - 1) + i * width_);
       }
       const index n = rows_ - later;
       if (!n) continue;
       const real* x = state(block) + later * width_;
       gemm(n, PANEL, width_, {x, width_, 1}, k_panels + p * PANEL * width_, PANEL,
            s + later * ld + p * PANEL, ld, false);
-      if (chain && block)
+      if (propagate && block)
         gemm(n, width_, width_, {x, width_, 1}, matrix(block), width_, state(block - 1) + later * width_,
              width_, false);
     }
   }
-  // Gradients, tiles and panels from the first to the last; dq is what goes on to later blocks.
+  // Gradients, tiles and panels from the first to the last. Before block J, dq is the gradient by the
+  // state x_{J-1}; after it, that by x_J: dx_J = dx_{J-1} · M_J^T + ds · k.
   void collect(index j0, Range panels, const real* k, index k_ld, const real* ds, index ld, real* dq,
                real* dk) {
     real* transposed = transposed_.of(width_ * round_up(width_, PANEL));
     for (index p = panels.begin; p < panels.end; ++p) {
-      const index block = j0 / PANEL + p, here = from(block), later = from(block + 1), n = rows_ - later;
+      const index block = j0 / PANEL + p, here = first_row(block), later = first_row(block + 1), n = rows_ - later;
       for (index i = here; i < later; ++i) std::copy_n(ds + i * ld + p * PANEL, PANEL, d_own_ + i * PANEL);
       if (!n) continue;
       const real *x = state(block) + later * width_, *d = ds + later * ld + p * PANEL;
@@ -67,11 +72,11 @@ class Blocks {
       std::copy_n(next, n * width_, to);
     }
   }
-  bool chain = true;  // whether products move queries on
+  bool propagate = true;  // whether products compute the states of the blocks before; once is enough
 
  private:
-  // The first row whose own key is in this block or a later one.
-  index from(index block) const {
+  // The first row of the tile whose own key is in this block or a later one.
+  index first_row(index block) const {
     index i = 0;
     while (i < rows_ && -index(base_[i]) < block * PANEL) ++i;
     return i;

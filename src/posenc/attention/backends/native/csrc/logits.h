@@ -1,0 +1,234 @@
+// Logits of a tile of queries against a tile of keys, with all their terms.
+#pragma once
+#include "bias.h"
+#include "block_transforms.h"
+#include "distance.h"
+#include "key_bucket_term.h"
+#include "running_sums.h"
+namespace posenc::NUMBER {
+// Common to forward and backward: the operands of one head, and the logits s [queries, ld] of a tile.
+// Products and the key-side term are computed for the tile at once (multiply), the other terms row by
+// row while the row is in the first-level cache (add_terms).
+class Logits {
+ public:
+  Logits(const Problem& x, bool gradient)
+      : use_amx(can_use_amx(x)), bucket_windows(needs_bucket_windows(x)), gradient_(gradient) {
+    int exponent;
+    exact_ = transforms_qk(x) || std::frexp(x.scale, &exponent) == 0.5;
+  }
+  void begin_head(const Problem& x, index h) {
+    set(left_rows, x.left, x, h);
+    set(key_term.rows, x.right, x, h);
+    if (x.value_rows)
+      value_rows.set(x.value_rows + h * x.value_head, x.map.buckets, x.value_dim, use_amx, true);
+    if (x.bias_by_offset) bias_by_offset_.set(x, x.bias_by_offset_head ? h : 0);
+    if (Axes::serves(x)) axes_.set(x);
+    if (x.pairs.kind == DISTANCE) distance.begin_head(x.pairs, h);
+    if (x.pairs.kind == COUNTS) counts.begin(x.map);
+  }
+  void begin_row(const Problem& x, index b, index h, real* d_right = nullptr,
+                 const RowSums* d_right_rows = nullptr) {
+    group = h / (x.heads / x.groups);
+    if (!use_amx || transforms_qk(x))
+      k = read_factors(x, x.k, x.k_rotary, x.k_factor, b, group, h, 0, x.keys, 1, k_scratch_);
+    k_source = transforms_qk(x) ? head_of(k) : head_of(x.k, b, group);
+    if (use_amx) k_strips_ = HeadTokens(k_source, 0, 0, 0, x.keys, x.depth()).columns(strips_);
+    if (!use_amx || x.pairs.kind == STICKS) v = read_rows(x.v, b, group, 0, x.keys, x.value_dim, 1, v_scratch_);
+    if (!use_amx) k_panels.begin(k, x.keys, x.depth(), keeps_panels(x));
+    if (x.right.rows) key_term.begin(x, b, h, use_amx, d_right, d_right_rows);
+    if (x.pairs.kind == BLOCKS) blocks.begin_row(x, b, h);
+    if (x.column) column.begin(x.column + b * x.column_batch + h * x.column_head, x.keys);
+  }
+  void begin_tile(const Problem& x, index b, index h, index first, index rows) {
+    tile.set(x, b, first, rows);
+    if (!use_amx || gradient_ || transforms_qk(x))
+      q = read_factors(x, x.q, x.q_rotary, x.q_factor, b, h, h, first, rows, real(x.scale), q_scratch_);
+    if (use_amx && transforms_qk(x))
+      q_bf16_ = HeadTokens(head_of(q), 0, 0, 0, rows, x.depth()).rows(bf16_scratch_);
+    else if (use_amx)
+      q_bf16_ = HeadTokens(x.q, b, h, first, rows, x.dim, exact_ ? real(x.scale) : 1).rows(bf16_scratch_);
+    if (x.pairs.kind == DISTANCE) distance.begin_tile(x, b, h, first, rows);
+    if (x.pairs.kind == BLOCKS)
+      blocks.begin_tile(x, b, h, first, rows, tile.base, q.data, q.ld, gradient_);
+    if (x.left.rows) {
+      left_tokens = read_rows(x.left.tokens, b, h, first, rows, x.left.features, 1, left_scratch_);
+      query_products.begin(left_rows, rows, bucket_windows);
+      if (use_amx)
+        left_bf16_ = HeadTokens(x.left.tokens, b, h, first, rows, x.left.features).rows(left_bf16_scratch_);
+    }
+  }
+  // Calls f(block of queries, buckets of its visible pairs) for the selected tile.
+  template <class F>
+  void for_blocks(const Problem& x, F f) const {
+    for (index n = 0; n < (tile.rows + BLOCK - 1) / BLOCK; ++n) {
+      if (!tile.block_offsets[n].size()) continue;
+      if (!Axes::serves(x)) {
+        f(n, buckets_of(x.map, tile.block_offsets[n]));
+        continue;
+      }
+      const Range queries{tile.i0 + n * BLOCK, tile.i0 + std::min((n + 1) * BLOCK, tile.rows)};
+      f(n, axes_.row_buckets(queries, {tile.j0, tile.j0 + tile.width}));
+      f(n, axes_.column_buckets(queries));
+    }
+  }
+  // q · k and the key-side term of the selected tile, and the products of its queries with buckets.
+  void multiply(const Problem& x, real* s, index ld) {
+    if (precomputed.data) return load_precomputed(s, ld);
+    if (x.pairs.kind == BLOCKS) return blocks.products(tile.j0, tile.panels, k_panels.at(tile.j0), s, ld);
+    if (use_amx)
+      tile.for_equal_panels([&](Range panels, Range m) { amx_products(m, panels, q_bf16_, k_strips_, s, ld); });
+    const real* keys = use_amx ? nullptr : k_panels.at(tile.j0);
+    for (index p = tile.panels.begin; p < tile.panels.end && !use_amx; ++p) {
+      const Range m = tile.panel_rows[p];
+      if (m.size())
+        gemm(m.size(), PANEL, x.depth(), {q.at(m.begin), q.ld, 1}, keys + p * PANEL * x.depth(),
+             PANEL, s + m.begin * ld + p * PANEL, ld, false);
+    }
+    if (use_amx && !exact_)  // q times the scale would have been rounded to bfloat16
+      for (index i = 0; i < tile.rows; ++i)
+        scale_range(s + i * ld + tile.panels.begin * PANEL, real(x.scale),
+                    (tile.panels.end - tile.panels.begin) * PANEL);
+    if (x.right.rows && tile.offsets.begin < tile.offsets.end) key_term.add(x, tile, s, ld);
+    if (x.left.rows)
+      for_blocks(x, [&](index block, Range n) {
+        query_products.multiply(left_rows, {left_tokens.data, left_tokens.ld, 1}, left_bf16_, block, n);
+      });
+  }
+  // The products of the rows m with the keys of panels, by AMX: whole tiles of rows around m.
+  void amx_products(Range m, Range panels, Bf16Rows x, VnniStrips keys, real* to, index ld) const {
+    const index first = m.begin / AMX_TILE * AMX_TILE, rows = round_up(m.end, AMX_TILE) - first;
+    const index from = panels.begin * PANEL;
+    amx_gemm(rows, panels.size() * PANEL, x.ld, x.at(first), keys.at(0, tile.j0 + from), to + first * ld + from,
+              ld, false);
+  }
+  // Carry the sums of the rows on over the keys of the selected tile.
+  void carry_over(const Problem& x, const real* s, index ld) {
+    for (index i = 0; i < tile.rows; ++i) {
+      const Range visible = tile.visible_keys(i);
+      real& sum = carry.sums[i];
+      if (x.pairs.kind == COUNTS)
+        sum = counts.tile_sum(s + i * ld, visible, sum);
+      else
+        sum = Sticks::tile_sum(s + i * ld, Sticks::keys_before_query(visible, tile.j0, tile.base[i]), sum);
+    }
+  }
+  // Weights of row i by stick breaking, zero where hidden; returns the keys, in whole vectors, outside
+  // of which they all are.
+  Range stick_row(real* s, index i) {
+    const Range visible = Sticks::keys_before_query(tile.visible_keys(i), tile.j0, tile.base[i]);
+    const Range all{tile.panels.begin * PANEL, tile.panels.end * PANEL};
+    if (!visible.size()) {
+      fill(s + all.begin, 0, all.size());
+      return {all.begin, all.begin};
+    }
+    carry.sums[i] = sticks.weigh(s, visible, carry.sums[i]);
+    const Range whole{visible.begin / VL * VL, round_up(visible.end, VL)};
+    fill(s + all.begin, 0, whole.begin - all.begin);
+    fill(s + whole.end, 0, all.end - whole.end);
+    return whole;
+  }
+  index self_key(index i) const { return -index(tile.base[i]); }
+  // The weight that the keys before leave to row i's own key, once the sums are over all of them.
+  real remainder(const Problem& x, index i) const {
+    if (!x.pairs.sizes[0] || !tile.is_visible(i, self_key(i)) || Sticks::exhausted(carry.sums[i])) return 0;
+    return std::exp(carry.sums[i]);
+  }
+  // Whether the sums of all rows are at their limit, so that earlier keys do not change them.
+  bool carried_out(const Problem& x) const {
+    for (index i = 0; i < tile.rows; ++i)
+      if (x.pairs.kind == COUNTS ? !counts.full(carry.sums[i]) : !Sticks::exhausted(carry.sums[i])) return false;
+    return true;
+  }
+  // What has to be added to the logits of row i, and to their LSE: see Column.
+  double row_shift(const Problem& x, index i) const { return x.column ? column.at_end(tile.all_visible_keys(i)) : 0; }
+  // The other terms of row i for its visible keys. They may add to whole vectors around those, which
+  // are masked after this.
+  void add_terms(const Problem& x, real* s, index i, Range visible) {
+    const index j = tile.j0 + visible.begin, n = visible.size();
+    if (x.bias_by_offset) bias_by_offset_.add(x, s, tile.j0, visible.begin, visible.end, tile.base[i]);
+    if (x.pairs.kind == COUNTS)
+      carry.sums[i] = counts.add(query_products.row(i), s, visible, carry.sums[i]);
+    else if (Axes::serves(x))
+      axes_.add(s, query_products.row(i), tile.i0 + i, tile.j0, visible);
+    else if (x.left.rows)
+      spread<true>(x.map, query_products.row(i), j + tile.base[i], s + visible.begin, n);
+    if (x.right.rows) key_term.add_far(x, tile, s, i, visible.begin / VL * VL, visible.end);
+    if (x.pairs.kind == DISTANCE) distance.add(s + visible.begin, i, j + tile.base[i], n);
+    if (x.column) column.add(s, tile.j0, visible, row_shift(x, i));
+  }
+  // Products of a tile of queries with all keys, s [rows, ld]; terms of rows come later.
+  void all_products(const Problem& x, index b, index h, index first, index rows, real* s, index ld) {
+    precomputed = {};
+    begin_tile(x, b, h, first, rows);
+    tile.for_key_tiles(x, false, [&] { multiply(x, s + tile.j0, ld); });
+  }
+  // Copy the selected tile from the precomputed logits, or its gradients in their place.
+  void load_precomputed(real* s, index ld) const {
+    const index from = tile.panels.begin * PANEL, n = tile.panels.end * PANEL - from;
+    for (index i = 0; i < tile.rows; ++i)
+      std::copy_n(precomputed.data + i * precomputed.ld + tile.j0 + from, n, s + i * ld + from);
+  }
+  void store_precomputed(const real* ds, index ld) const {
+    const index from = tile.panels.begin * PANEL, n = tile.panels.end * PANEL - from;
+    for (index i = 0; i < tile.rows; ++i)
+      std::copy_n(ds + i * ld + from, n, precomputed.data + i * precomputed.ld + tile.j0 + from);
+  }
+  // to[bucket] += ds of row i: the gradient of its products with buckets.
+  void collect_left(const Problem& x, const real* ds, index i, Range visible, real* to) const {
+    if (Axes::serves(x)) return axes_.collect(ds, to, tile.i0 + i, tile.j0, visible);
+    collect(x.map, ds + visible.begin, tile.j0 + visible.begin + tile.base[i], to, visible.size());
+  }
+  // Whether the packed keys of a row are kept: where heads are computed together, that is all heads'.
+  static bool keeps_panels(const Problem& x) {
+    return (x.pairs.kind == MIXING ? x.heads : 2) * x.keys * x.depth() <= MAX_KEPT;
+  }
+  struct Precomputed {
+    real* data = nullptr;
+    index ld = 0;
+  };
+  Precomputed precomputed;  // products of a tile of queries and all keys, if computed (and mixed) before
+  const bool use_amx;         // products are of bfloat16, by AMX
+  const bool bucket_windows;  // query_products hold a window of the buckets
+  QueryTile tile;
+  index group = 0;
+  Rows q, k, v, left_tokens;  // q and left_tokens of the tile (q times the scale), k and v of the head
+  Tokens k_source;  // keys as factors of the logits
+  Panels k_panels;
+  Column column;
+  BucketRows left_rows, value_rows;
+  BucketTile query_products;  // [queries, buckets]: query · row, of the tile
+  KeyBucketTerm key_term;
+  Distance distance;
+  BlockTransforms blocks;
+  Carry carry;
+  Counts counts;
+  Sticks sticks;
+
+ private:
+  void set(BucketRows& rows, const Term& term, const Problem& x, index h) const {
+    if (term.rows)
+      rows.set(term.rows + h * term.rows_head, x.map.buckets, term.features, use_amx, gradient_);
+  }
+  static bool can_use_amx(const Problem& x) {
+    for (const Tokens* tokens : {&x.q, &x.k, &x.v})
+      if (tokens->type != BFLOAT16) return false;
+    return x.pairs.kind != BLOCKS && keeps_panels(x) && has_amx();
+  }
+  BiasByOffset bias_by_offset_;
+  Axes axes_;
+  const bool gradient_;
+  bool exact_;  // the scale is a power of two, so that bfloat16 queries times it are exact
+  VnniStrips k_strips_;
+  Bf16Rows q_bf16_, left_bf16_;
+  Scratch bf16_scratch_, left_bf16_scratch_, strips_;
+  Scratch q_scratch_, k_scratch_, v_scratch_, left_scratch_;
+};
+
+// s of the keys from t on, -inf for those that are not visible.
+inline vec masked(vec s, index t, Range visible) {
+  if (t >= visible.begin && t + VL <= visible.end) return s;
+  const ivec at = iota() + isplat(lane(t));
+  const vec minus_infinity = splat(-INFINITY);
+  return (at >= isplat(lane(visible.begin))) & (at < isplat(lane(visible.end))) ? s : minus_infinity;
+}
+}  // namespace posenc

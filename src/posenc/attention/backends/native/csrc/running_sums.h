@@ -1,0 +1,207 @@
+// Terms that depend on sums over the later keys of a row: CoPE (Counts) and stick breaking (Sticks).
+// Tiles of keys go from the last to the first and carry the sums; within a vector they are prefix sums.
+#pragma once
+#include "buckets.h"
+namespace posenc::NUMBER {
+// x moved by H lanes towards the last (FORWARD) or the first lane, zeros moving in.
+template <int H, bool FORWARD>
+inline vec shifted(vec x) {
+  ivec at;
+  for (int l = 0; l < VL; ++l) {
+    const int from = FORWARD ? l - H : l + H;
+    at[l] = from >= 0 && from < VL ? from : VL;
+  }
+  return __builtin_shuffle(x, vec{}, at);
+}
+// Inclusive prefix (FORWARD) or suffix sums of the lanes, in log2(VL) steps.
+template <bool FORWARD>
+inline vec running_sums(vec x) {
+  x += shifted<1, FORWARD>(x);
+  if constexpr (VL > 2) x += shifted<2, FORWARD>(x);
+  if constexpr (VL > 4) x += shifted<4, FORWARD>(x);
+  if constexpr (VL > 8) x += shifted<8, FORWARD>(x);
+  return x;
+}
+// Mask of the lanes whose key, t and on, is visible.
+inline ivec lanes_in(index t, Range visible) {
+  const ivec at = iota() + isplat(lane(t));
+  return (at >= isplat(lane(visible.begin))) & (at < isplat(lane(visible.end)));
+}
+inline vec gather(const real* p, ivec at) {
+#if VECTOR_BYTES == 64 && !defined(POSENC_DOUBLE)
+  return (vec)_mm512_i32gather_ps((__m512i)at, p, 4);
+#elif VECTOR_BYTES == 64
+  return (vec)_mm512_i64gather_pd((__m512i)at, p, 8);
+#else
+  vec x;
+  for (int l = 0; l < VL; ++l) x[l] = p[at[l]];
+  return x;
+#endif
+}
+// σ(z) and log σ(-z) by one exponential, that of -|z|, which cannot overflow.
+struct Logistic {
+  explicit Logistic(vec z) : z_(z), e_(exponential(z < 0 ? z : -z)), inverse_(1 / (1 + e_)) {}
+  vec value() const { return z_ < 0 ? e_ * inverse_ : inverse_; }
+  // log(1 - σ(z)) = -log(1 + e^z) = -max(z, 0) - log(1 + e), e = e^-|z|, by log(1 + e) = 2 atanh(y),
+  // y = e / (2 + e) <= 1/3: accurate where e is small, unlike log of a rounded 1 + e.
+  vec log_complement() const {
+    const vec y = e_ / (2 + e_), y2 = y * y;
+    constexpr int terms = sizeof(real) == 4 ? 8 : 17;
+    vec p = splat(real(1) / (2 * terms + 1));
+#pragma GCC unroll 17
+    for (int n = terms - 1; n >= 0; --n) p = p * y2 + real(1) / (2 * n + 1);
+    return (z_ > 0 ? -z_ : vec{}) - 2 * y * p;
+  }
+
+ private:
+  vec z_, e_, inverse_;
+};
+
+// Sums of the rows of a tile of queries, [rows]: `sums` over the keys after a tile of keys, carried
+// from the last tile to the first; `d_sums`, of gradients over the keys before it, carried from the
+// first to the last. The latter need the former in reverse: sums at every tile are kept.
+class Carry {
+ public:
+  void begin(index rows, index tiles) {
+    rows_ = rows;
+    sums = sums_.of(rows);
+    fill(sums, 0, rows);
+    kept_ = tiles ? kept_scratch_.of(rows * tiles) : nullptr;
+    d_sums = d_sums_scratch_.of(rows);
+    fill(d_sums, 0, rows);
+  }
+  void keep(index tile) { std::copy_n(sums, rows_, kept_ + tile * rows_); }
+  void resume(index tile) { std::copy_n(kept_ + tile * rows_, rows_, sums); }
+  real *sums = nullptr, *d_sums = nullptr;
+
+ private:
+  Scratch sums_, kept_scratch_, d_sums_scratch_;
+  real* kept_ = nullptr;  // [tiles, rows]
+  index rows_ = 0;
+};
+
+// CoPE: s[i, j] += product[i, count], interpolated between the products of query i with the rows of
+// two whole counts; count is the sum of the gates σ(s[i, t]) over the keys t >= j, at most max_count_.
+class Counts {
+ public:
+  void begin(const Map& map) { max_count_ = real(map.buckets - 1), last_low_ = lane(map.buckets - 2); }
+  // Whether all keys before have the greatest count: gates need not be summed up any more.
+  bool full(real sum) const { return sum >= max_count_; }
+  // `sum` and the gates of a tile.
+  real tile_sum(const real* s, Range visible, real sum) const {
+    vec lane_sums{};
+    for (index t = visible.begin / VL * VL; t < visible.end; t += VL)
+      lane_sums += lanes_in(t, visible) ? Logistic(load(s + t)).value() : vec{};
+    return sum + NUMBER::sum(lane_sums);
+  }
+  // Adds the term to a row of logits; counts and gates are kept for `collect`. Returns the
+  // sum with the tile's gates. Vectors go from the last to the first, each with the sum of those after it.
+  real add(const real* product, real* s, Range visible, real sum) {
+    const index from = visible.begin / VL * VL;
+    index t = round_up(visible.end, VL) - VL;
+    counts_ = counts_scratch_.of(KEY_TILE), gates_ = gates_scratch_.of(KEY_TILE);
+    for (; t >= from && !full(sum); t -= VL) {
+      const vec z = load(s + t), gate = lanes_in(t, visible) ? Logistic(z).value() : vec{};
+      const vec count = running_sums<false>(gate) + sum;
+      const Interpolation at = interpolation(count);
+      const vec low = gather(product, at.low), high = gather(product + 1, at.low);
+      store(s + t, z + low + at.fraction * (high - low));
+      store(counts_ + t, count), store(gates_ + t, gate);
+      sum = count[0];
+    }
+    full_ = t + VL;  // the first key whose count was computed: all before it are full
+    const vec last = splat(product[last_low_ + 1]);
+    for (; t >= from; t -= VL) store(s + t, load(s + t) + last);
+    return sum;
+  }
+  // Gradients of the row of `add`'s last call: of the products, and of the logits by the gates. A gate
+  // is in the counts of its key and all keys before it, hence the prefix sums; d_sums carries them.
+  void collect(const real* product, real* ds, Range visible, real* d_product, real& d_sums) const {
+    const index begin = std::max(visible.begin / VL * VL, full_);
+    const index full = std::max<index>(0, std::min(begin, visible.end) - visible.begin);
+    d_product[last_low_ + 1] += sum_range(ds + visible.begin, full);
+    for (index t = begin; t < visible.end; t += VL) {
+      const vec gate = load(gates_ + t), count = load(counts_ + t), d = load(ds + t);
+      const Interpolation at = interpolation(count);
+      const vec high = d * at.fraction, low = d - high;
+      for (int l = 0; l < VL; ++l) {  // lanes may have the same count
+        d_product[at.low[l]] += low[l];
+        d_product[at.low[l] + 1] += high[l];
+      }
+      const vec rise = gather(product + 1, at.low) - gather(product, at.low);
+      const vec sums = running_sums<true>(count < max_count_ ? d * rise : vec{}) + d_sums;
+      store(ds + t, d + sums * gate * (1 - gate));
+      d_sums = sums[VL - 1];
+    }
+  }
+
+ private:
+  struct Interpolation {
+    ivec low;
+    vec fraction;
+  };
+  // low + 1 is at most the last entry; low is below 0 where the count was NaN.
+  Interpolation interpolation(vec count) const {
+    count = count < max_count_ ? count : splat(max_count_);
+    ivec low = __builtin_convertvector(count, ivec);
+    low = low < 0 ? ivec{} : low > last_low_ ? isplat(last_low_) : low;
+    return {low, count - __builtin_convertvector(low, vec)};
+  }
+  Scratch counts_scratch_, gates_scratch_;
+  real *counts_ = nullptr, *gates_ = nullptr;
+  index full_ = 0;
+  lane last_low_ = 0;
+  real max_count_ = 0;
+};
+
+// Stick breaking: weights p[i, j] = σ(s[i, j]) Π_t (1 - σ(s[i, t])) over the keys t after j and before
+// the query's own, in place of the softmax. Sums are of log(1 - σ).
+class Sticks {
+ public:
+  // The visible keys that are before the query's own.
+  static Range keys_before_query(Range visible, index j0, index base) {
+    return {visible.begin, std::min(visible.end, -base - j0)};
+  }
+  static bool exhausted(real sum) { return sum < LOG_ZERO; }  // all weights before are 0
+  // `sum` and the logarithms of a tile.
+  static real tile_sum(const real* s, Range visible, real sum) {
+    vec lane_sums{};
+    for (index t = visible.begin / VL * VL; t < visible.end; t += VL)
+      lane_sums += lanes_in(t, visible) ? Logistic(load(s + t)).log_complement() : vec{};
+    return sum + NUMBER::sum(lane_sums);
+  }
+  // Logits of a row become weights, from the last vector to the first. Returns the sum
+  // with the tile's logarithms.
+  real weigh(real* s, Range visible, real sum) {
+    const index from = visible.begin / VL * VL;
+    index t = round_up(visible.end, VL) - VL;
+    betas_ = scratch_.of(KEY_TILE);
+    for (; t >= from && !exhausted(sum); t -= VL) {
+      const ivec here = lanes_in(t, visible);
+      const vec z = load(s + t);
+      const Logistic logistic(z);
+      const vec log_complements = here ? logistic.log_complement() : vec{};
+      const vec sums = running_sums<false>(log_complements) + sum;  // log σ(z) = z + log σ(-z)
+      store(s + t, here ? exponential(z + sums) : vec{});  // sums has log σ(-z) of the key itself
+      store(betas_ + t, here ? logistic.value() : vec{});
+      sum = sums[0];
+    }
+    for (; t >= from; t -= VL) store(s + t, vec{}), store(betas_ + t, vec{});
+    return sum;
+  }
+  // Gradients of the logits of the row of `weigh`'s last call, from those of the logarithms of its
+  // weights: d log p_j / d z_t is 1 at t = j, and -σ(z_t) for all t >= j.
+  void collect(real* ds, Range visible, real& d_sums) const {
+    for (index t = visible.begin / VL * VL; t < visible.end; t += VL) {
+      const vec d = load(ds + t), sums = running_sums<true>(d) + d_sums;
+      store(ds + t, d - load(betas_ + t) * sums);
+      d_sums = sums[VL - 1];
+    }
+  }
+
+ private:
+  static constexpr real LOG_ZERO = sizeof(real) == 4 ? -70.0 : -708.0;  // `exponential` is 0 below
+  Scratch scratch_;
+  real* betas_ = nullptr;  // σ of the row's logits
+};
+}  // namespace posenc
