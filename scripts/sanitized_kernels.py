@@ -34,8 +34,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def observed(encoding: Encoding, grid: Grid) -> Grid:
     """The grid with the signals of random tokens."""
-    key = encoding.observe(torch.randn(1, grid.key.length, 32), grid.key)
-    query = encoding.observe(torch.randn(1, grid.query.length, 32), grid.query)
+    query, key = (
+        encoding.observe(torch.randn(side.batch, side.length, 32), side)
+        for side in (grid.query, grid.key)
+    )
     return Grid(query, key, grid.causal, grid.window)
 
 

@@ -126,7 +126,7 @@ class Call:
         gradients_kernel[blocks(length, into.shape[0] * into.shape[1])](
             **self.common(flip=flip),
             into=forms,
-            flip=flip,
+            for_keys=flip,
             edged=self._edged(flip=flip),
             span=self.span,
         )

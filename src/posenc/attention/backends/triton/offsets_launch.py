@@ -108,7 +108,7 @@ def _sums(call: Call, rows: str | None, *, entries: bool, curve: bool) -> _Sums:
             splits=splits,
             width=0 if given is None else given.shape[-1],
             of_values=rows == "value_rows",
-            flip=flip,
+            for_keys=flip,
             block=block,
         )
     middle = first * block + int(band.origin)

@@ -4,7 +4,7 @@ Triton 3.6 forgets the constants of tuples within a tuple unless a constant of i
 them: ``end`` is there for that.
 
 Kernels know two sides. Each program owns ``block_x`` tokens of one, *x*, and walks over those of
-the other, *y*, in tiles of ``block_y``. Where ``flip``, x are the keys and y the queries.
+the other, *y*, in tiles of ``block_y``. Where ``for_keys``, x are the keys and y the queries.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def tile_ds(
     kind: tl.constexpr,
     masked: tl.constexpr,
     causal: tl.constexpr,
-    flip: tl.constexpr,
+    for_keys: tl.constexpr,
     precision: tl.constexpr,
     factor_precision: tl.constexpr,
     block_x: tl.constexpr,
@@ -46,11 +46,11 @@ def tile_ds(
     # fmt: off
     logits, carried = tile_logits(
         own, y_tokens, y_partners, y_factor, carried, x, y, tables, band, scale, y0, kind, masked,
-        causal, flip, True, precision, factor_precision, block_x, block_y,
+        causal, for_keys, True, precision, factor_precision, block_x, block_y,
     )
     # fmt: on
     y_at = y0 + tl.arange(0, block_y)
-    if flip:
+    if for_keys:
         less = load_numbers(start_of(y.lse, own.b, own.h), y_at, y.length, float("inf"))
         less = tl.where(less == float("-inf"), float("inf"), less * LOG2E)[None, :]
         delta = load_numbers(start_of(y.delta, own.b, own.h), y_at, y.length, 0.0)[None, :]
@@ -63,20 +63,20 @@ def tile_ds(
         less = less - (own.column * LOG2E)[:, None]
     weights = tl.exp2(logits * (scale * LOG2E) - less)  # [x, y]
     if tables.value is not None and kind == NEAR:
-        start = window_start(own.start, y0, band.origin, block_x, flip)
-        if flip:
+        start = window_start(own.start, y0, band.origin, block_x, for_keys)
+        if for_keys:
             dp = window_of_y(
-                y_second, tables.value, own.h, start, tables.count, precision, block_x, flip
+                y_second, tables.value, own.h, start, tables.count, precision, block_x, for_keys
             )
         else:
             dp = window_of_x(
-                own.second, tables.value, own.h, start, tables.count, precision, block_x, flip
+                own.second, tables.value, own.h, start, tables.count, precision, block_x, for_keys
             )
         dp = product(own.second, tl.trans(y_second), precision, dp)  # [x, y]
     else:
         dp = product(own.second, tl.trans(y_second), precision)
         if tables.value is not None:
-            if flip:
+            if for_keys:
                 numbers = y.second_low if kind == LOW else y.second_high
                 numbers = load_numbers(start_of(numbers, own.b, own.h), y_at, y.length, 0.0)
                 dp += numbers[None, :]
@@ -84,7 +84,7 @@ def tile_ds(
                 dp += second_far[:, None]
     used = weights
     if dropout is not None:
-        keep = kept(dropout, own.lane, own.start, y0, block_x, block_y, flip)
+        keep = kept(dropout, own.lane, own.start, y0, block_x, block_y, for_keys)
         dp = tl.where(keep, dp * dropout.factor, 0.0)
         used = tl.where(keep, weights * dropout.factor, 0.0)
     ds = weights * (dp - delta)

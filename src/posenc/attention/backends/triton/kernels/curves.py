@@ -44,8 +44,8 @@ def _pieces_met(curve, b, queries_at, start, count, queries: tl.constexpr, entri
 
 
 @triton.jit
-def _by_query(rate, flip: tl.constexpr):
-    return rate[None, :] if flip else rate[:, None]
+def _by_query(rate, for_keys: tl.constexpr):
+    return rate[None, :] if for_keys else rate[:, None]
 
 
 @triton.jit
@@ -61,24 +61,24 @@ def with_curve(
     count,
     block_x: tl.constexpr,
     block_y: tl.constexpr,
-    flip: tl.constexpr,
+    for_keys: tl.constexpr,
 ):
     """Logits ``[x, y]`` of a tile with the function, times ``unit``, added.
 
     The loop over knots carries them, not the function: so all is in the layout of products.
 
     Args:
-        rate: of the tile's queries, ``[x]``, or ``[y]`` if ``flip``; queries_at: the first of them.
+        rate: of the tile's queries, ``[x]``, or ``[y]`` if ``for_keys``; queries_at: the first of them.
         start: the first entry that the tile meets, before clipping.
     """
-    numbers = window_of_biases(curve.numbers, 1.0, start, count, block_x, block_y, flip, False)
-    queries: tl.constexpr = block_y if flip else block_x
+    numbers = window_of_biases(curve.numbers, 1.0, start, count, block_x, block_y, for_keys, False)
+    queries: tl.constexpr = block_y if for_keys else block_x
     low, high = _pieces_met(curve, b, queries_at, start, count, queries, block_x + block_y - 1)
     slope = curve.slope + h * curve.pieces
     intercept = tl.load(curve.intercept + h * curve.pieces + low) * unit
-    logits += numbers * _by_query(rate * (tl.load(slope + low) * unit), flip) + intercept
+    logits += numbers * _by_query(rate * (tl.load(slope + low) * unit), for_keys) + intercept
     if high > low:
-        arguments = numbers * _by_query(rate, flip)
+        arguments = numbers * _by_query(rate, for_keys)
         for knot in range(low, high):
             rise = (tl.load(slope + knot + 1) - tl.load(slope + knot)) * unit
             logits += tl.maximum(arguments - tl.load(curve.knots + knot), 0.0) * rise

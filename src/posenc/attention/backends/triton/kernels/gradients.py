@@ -1,4 +1,4 @@
-"""Gradients of a block of tokens: queries and what is theirs, or keys and values where ``flip``."""
+"""Gradients of a block of tokens: queries and what is theirs, or keys and values where ``for_keys``."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _walk(
     has_low: tl.constexpr,
     has_high: tl.constexpr,
     causal: tl.constexpr,
-    flip: tl.constexpr,
+    for_keys: tl.constexpr,
     precision: tl.constexpr,
     factor_precision: tl.constexpr,
     block_x: tl.constexpr,
@@ -91,7 +91,9 @@ def _walk(
     weight_low, weight_high, rate = state.weight_low, state.weight_high, state.rate
     carried = tl.zeros([1, 1], tl.float32)
     if kind == NEAR:
-        carried = carried_before(own, tables, band, begin * block_y, True, precision, flip, block_x)
+        carried = carried_before(
+            own, tables, band, begin * block_y, True, precision, for_keys, block_x
+        )
     for tile in range(begin, end):
         y0 = tile * block_y
         y_at = y0 + tl.arange(0, block_y)
@@ -103,21 +105,21 @@ def _walk(
         # fmt: off
         weights, ds, carried = tile_ds(
             own, far, second_far, y_tokens, y_partners, y_second, y_factor, carried, x, y, tables,
-            band, dropout, scale, y0, kind, masked, causal, flip, precision, factor_precision,
+            band, dropout, scale, y0, kind, masked, causal, for_keys, precision, factor_precision,
             block_x, block_y,
         )
         # fmt: on
         tokens += product(ds.to(y_tokens.dtype), y_tokens, precision)
         if x.rotary is not None:
             partners += product(ds.to(y_tokens.dtype), y_partners, precision)
-        if flip:
+        if for_keys:
             second += product(weights.to(y_second.dtype), y_second, precision)
         if x.factor is not None:
             factor += product(ds, y_factor, factor_precision)
         if x.column is not None:
             column += tl.sum(ds, 1)
-        if tables.curve is not None and not flip:
-            start = window_start(own.start, y0, band.origin, block_x, flip)
+        if tables.curve is not None and not for_keys:
+            start = window_start(own.start, y0, band.origin, block_x, for_keys)
             # fmt: off
             rate += rate_gradients(
                 ds, own.rate, tables.curve, own.b, own.h, own.start, start, tables.count, block_x,
@@ -142,9 +144,9 @@ def _walk(
                     ds = tl.where(tile < low_end, 0.0, ds)
                 if masked and has_high:
                     ds = tl.where(tile >= high_begin, 0.0, ds)
-                start = window_start(own.start, y0, band.origin, block_x, flip)
+                start = window_start(own.start, y0, band.origin, block_x, for_keys)
                 term += rows_of_x(
-                    ds, tables.x, own.h, start, tables.count, precision, block_x, flip
+                    ds, tables.x, own.h, start, tables.count, precision, block_x, for_keys
                 )
     # fmt: off
     return _State(
@@ -154,7 +156,7 @@ def _walk(
 
 
 @triton.autotune(
-    configs=TOKENS, key=["key", "flip"], prune_configs_by={"early_config_prune": fitting}
+    configs=TOKENS, key=["key", "for_keys"], prune_configs_by={"early_config_prune": fitting}
 )
 @triton.jit
 def gradients_kernel(
@@ -171,7 +173,7 @@ def gradients_kernel(
     has_low: tl.constexpr,
     has_high: tl.constexpr,
     causal: tl.constexpr,
-    flip: tl.constexpr,
+    for_keys: tl.constexpr,
     granule: tl.constexpr,
     span: tl.constexpr,
     precision: tl.constexpr,
@@ -193,13 +195,13 @@ def gradients_kernel(
     blocks = tl.cdiv(x.length, block_x)
     # Later queries see more, and earlier keys are seen more, where keys are hidden ahead.
     block = tl.program_id(0) % blocks
-    if not flip:
+    if not for_keys:
         block = blocks - 1 - block
     x0 = block * block_x
     at = x0 + tl.arange(0, block_x)
     heads = sizes.heads
     members = 1
-    if flip:
+    if for_keys:
         heads = sizes.heads // sizes.group
         members = sizes.group
     lane = tl.program_id(0) // blocks
@@ -209,7 +211,7 @@ def gradients_kernel(
     second = load_tokens(x.second, b, x_head, at, x.length)
     # fmt: off
     begin, clear, low_end, high_begin, edge, end = visible_tile_ranges(
-        x, y, band, b, x0, causal, flip, granule, block_x, block_y, span, span
+        x, y, band, b, x0, causal, for_keys, granule, block_x, block_y, span, span
     )
     # fmt: on
     near = clip(low_end, clear, edge)
@@ -223,12 +225,12 @@ def gradients_kernel(
     else:
         token_sum = tl.zeros([block_x, x.tokens.block], tl.float32)
     second_sum = dummy
-    if flip:
+    if for_keys:
         second_sum = tl.zeros([block_x, x.second.block], tl.float32)
     for member in range(members):
         h = x_head * members + member
         y_head = h
-        if not flip:
+        if not for_keys:
             y_head = h // sizes.group
         term = None
         term_sum = dummy
@@ -246,7 +248,7 @@ def gradients_kernel(
         rate = None
         lse = None
         delta = None
-        if not flip:
+        if not for_keys:
             lse = load_numbers(start_of(x.lse, b, h), at, x.length, float("inf"))
             delta = load_numbers(start_of(x.delta, b, h), at, x.length, 0.0)
             if tables.curve is not None:
@@ -263,37 +265,37 @@ def gradients_kernel(
         if edged:
             state = _walk(
                 state, begin, clear, low_end, high_begin, own, None, None, x, y, tables, band,
-                y_head, dropout, scale, NEAR, True, has_low, has_high, causal, flip, precision,
+                y_head, dropout, scale, NEAR, True, has_low, has_high, causal, for_keys, precision,
                 factor_precision, block_x, block_y,
             )
         if has_low:
-            number = far_numbers(x.term_low, tables, own, at, x.length, flip, block_x)
+            number = far_numbers(x.term_low, tables, own, at, x.length, for_keys, block_x)
             second_far = None
             if x.second_low is not None:
                 second_far = load_numbers(start_of(x.second_low, b, h), at, x.length, 0.0)
             state = _walk(
                 state, clear, near, low_end, high_begin, own, number, second_far, x, y, tables,
-                band, y_head, dropout, scale, LOW, False, has_low, has_high, causal, flip,
+                band, y_head, dropout, scale, LOW, False, has_low, has_high, causal, for_keys,
                 precision, factor_precision, block_x, block_y,
             )
         state = _walk(
             state, near, far, low_end, high_begin, own, None, None, x, y, tables, band, y_head,
-            dropout, scale, NEAR, False, has_low, has_high, causal, flip, precision,
+            dropout, scale, NEAR, False, has_low, has_high, causal, for_keys, precision,
             factor_precision, block_x, block_y,
         )
         if has_high:
-            number = far_numbers(x.term_high, tables, own, at, x.length, not flip, block_x)
+            number = far_numbers(x.term_high, tables, own, at, x.length, not for_keys, block_x)
             second_far = None
             if x.second_high is not None:
                 second_far = load_numbers(start_of(x.second_high, b, h), at, x.length, 0.0)
             state = _walk(
                 state, far, edge, low_end, high_begin, own, number, second_far, x, y, tables,
-                band, y_head, dropout, scale, HIGH, False, has_low, has_high, causal, flip,
+                band, y_head, dropout, scale, HIGH, False, has_low, has_high, causal, for_keys,
                 precision, factor_precision, block_x, block_y,
             )
         state = _walk(
             state, edge, end, low_end, high_begin, own, None, None, x, y, tables, band, y_head,
-            dropout, scale, NEAR, True, has_low, has_high, causal, flip, precision,
+            dropout, scale, NEAR, True, has_low, has_high, causal, for_keys, precision,
             factor_precision, block_x, block_y,
         )
         # fmt: on
@@ -304,10 +306,10 @@ def gradients_kernel(
         if x.term is not None:
             result = state.term
             if has_low:
-                row = load_row(tables.x, h, tables.count - 1 if flip else 0)
+                row = load_row(tables.x, h, tables.count - 1 if for_keys else 0)
                 result += state.low[:, None] * row[None, :]
             if has_high:
-                row = load_row(tables.x, h, 0 if flip else tables.count - 1)
+                row = load_row(tables.x, h, 0 if for_keys else tables.count - 1)
                 result += state.high[:, None] * row[None, :]
             store_tokens(into.term, b, h, result, at, x.length)
         if x.factor is not None:
@@ -327,5 +329,5 @@ def gradients_kernel(
         into.tokens, x.rotary, token_sum * scale, partner_sum * scale, b, x_head, at, x.length
     )
     # fmt: on
-    if flip:
+    if for_keys:
         store_tokens(into.second, b, x_head, second_sum, at, x.length)

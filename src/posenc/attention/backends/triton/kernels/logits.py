@@ -1,7 +1,7 @@
 """Logits of one tile.
 
 Pairs read entry ``n = clip(t, 0, count - 1)`` of everything that depends on the offset, with t as
-in ``Band``; entry ``clip(-t, …)`` where ``flip``. A tile wholly at or beyond the first or last
+in ``Band``; entry ``clip(-t, …)`` where ``for_keys``. A tile wholly at or beyond the first or last
 entry reads just that one, and one number a token is all that is added.
 """
 
@@ -53,7 +53,7 @@ def carried_before(
     y0,
     unscaled: tl.constexpr,
     precision: tl.constexpr,
-    flip: tl.constexpr,
+    for_keys: tl.constexpr,
     block: tl.constexpr,
 ):
     """``carried`` of ``tile_logits`` for a tile at ``y0`` that has none before it.
@@ -62,8 +62,8 @@ def carried_before(
     """
     carried = tl.zeros([1, 1], tl.float32)
     if tables.x is not None and not (unscaled and tables.y is not None):
-        start = window_start(own.start, y0, band.origin, block, flip)
-        if flip:
+        start = window_start(own.start, y0, band.origin, block, for_keys)
+        if for_keys:
             start += block
         carried = half_of_x(own.term, tables.x, own.h, start, tables.count, precision, block)
     return carried
@@ -99,7 +99,7 @@ def tile_logits(
     kind: tl.constexpr,
     masked: tl.constexpr,
     causal: tl.constexpr,
-    flip: tl.constexpr,
+    for_keys: tl.constexpr,
     unscaled: tl.constexpr,
     precision: tl.constexpr,
     factor_precision: tl.constexpr,
@@ -131,42 +131,42 @@ def tile_logits(
         products = product(own.factor, tl.trans(y_factor), factor_precision)
         logits = _sum(logits, products * unit)
     if kind == NEAR:
-        start = window_start(own.start, y0, band.origin, block_y if flip else block_x, flip)
+        start = window_start(own.start, y0, band.origin, block_y if for_keys else block_x, for_keys)
         if tables.bias_by_offset is not None:
             biases = tables.bias_by_offset + own.h.to(tl.int64) * tables.bias_head
             # Keys' gradients have as many copies either way, and no registers left.
-            twice: tl.constexpr = unscaled and not flip
+            twice: tl.constexpr = unscaled and not for_keys
             biases = window_of_biases(
-                biases, unit, start, tables.count, block_x, block_y, flip, twice
+                biases, unit, start, tables.count, block_x, block_y, for_keys, twice
             )
             logits = _sum(logits, biases)
         if tables.x is not None:
             tl.static_assert(block_x == block_y)
             if unscaled and tables.y is not None:
                 products = window_of_x(
-                    own.term, tables.x, own.h, start, tables.count, precision, block_x, flip
+                    own.term, tables.x, own.h, start, tables.count, precision, block_x, for_keys
                 )
             else:
                 fresh = half_of_x(
                     own.term,
                     tables.x,
                     own.h,
-                    start if flip else start + block_x,
+                    start if for_keys else start + block_x,
                     tables.count,
                     precision,
                     block_x,
                 )
-                if flip:
-                    products = unroll_x(fresh, carried, block_x, flip)
+                if for_keys:
+                    products = unroll_x(fresh, carried, block_x, for_keys)
                 else:
-                    products = unroll_x(carried, fresh, block_x, flip)
+                    products = unroll_x(carried, fresh, block_x, for_keys)
                 carried = fresh
             logits = _sum(logits, products * unit)
         if tables.y is not None:
             tl.static_assert(block_x == block_y)
             y_term = load_tokens(y.term, own.b, own.h, y_at, y.length)
             products = window_of_y(
-                y_term, tables.y, own.h, start, tables.count, precision, block_x, flip
+                y_term, tables.y, own.h, start, tables.count, precision, block_x, for_keys
             )
             logits = _sum(logits, products * unit)
     elif tables.y is not None:
@@ -180,19 +180,19 @@ def tile_logits(
         logits = _product(own, y_tokens, y_partners, x.rotary is not None, precision, logits)
     if tables.curve is not None:
         rate = own.rate
-        if flip:
+        if for_keys:
             rate = rates_of(tables.curve, own.b, y_at, y.length)
-        start = window_start(own.start, y0, band.origin, block_y if flip else block_x, flip)
+        start = window_start(own.start, y0, band.origin, block_y if for_keys else block_x, for_keys)
         # fmt: off
         logits = with_curve(
-            logits, tables.curve, rate, own.b, own.h, unit, y0 if flip else own.start, start,
-            tables.count, block_x, block_y, flip,
+            logits, tables.curve, rate, own.b, own.h, unit, y0 if for_keys else own.start, start,
+            tables.count, block_x, block_y, for_keys,
         )
         # fmt: on
     if masked:
         x_at = own.start + tl.arange(0, block_x)
         t = y_at[None, :] - x_at[:, None] + band.origin  # [x, y]
-        seen = visible(t, x, y, band, own.b, x_at, y_at, causal, flip)
+        seen = visible(t, x, y, band, own.b, x_at, y_at, causal, for_keys)
         logits = tl.where(seen, logits, float("-inf"))
     return logits, carried
 
@@ -223,21 +223,23 @@ def philox(seed, first, second, third):
 
 
 @triton.jit
-def kept(dropout, lane, x0, y0, block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr):
+def kept(
+    dropout, lane, x0, y0, block_x: tl.constexpr, block_y: tl.constexpr, for_keys: tl.constexpr
+):
     """Mask ``[x, y]`` of the pairs that dropout keeps: the same for a pair in whatever tile it is.
 
     One draw of 128 bits serves eight pairs, of the queries i and i + 8 and the keys j, j + 1,
     j + 8 and j + 9: those that a thread holds of the logits.
     """
-    keys: tl.constexpr = block_x if flip else block_y
-    queries: tl.constexpr = block_y if flip else block_x
-    key_start = x0 if flip else y0
-    query_start = y0 if flip else x0
+    keys: tl.constexpr = block_x if for_keys else block_y
+    queries: tl.constexpr = block_y if for_keys else block_x
+    key_start = x0 if for_keys else y0
+    query_start = y0 if for_keys else x0
     query = tl.arange(0, queries // 2)
     query = query_start + query // 8 * 16 + query % 8
     key = tl.arange(0, keys // 4)
     key = key_start + key // 4 * 16 + key % 4 * 2
-    if flip:
+    if for_keys:
         zero = tl.zeros([keys // 4, queries // 2], tl.int32)
         query = query[None, :] + zero
         key = key[:, None] + zero
@@ -248,7 +250,7 @@ def kept(dropout, lane, x0, y0, block_x: tl.constexpr, block_y: tl.constexpr, fl
     a, b, c, d = philox(dropout.seed, key, query, lane + zero)
     words = tl.join(tl.join(a, b), tl.join(c, d))  # keys one apart, then queries eight apart
     bits = tl.join(words << 16, words)  # keys eight apart: the upper 16 bits of each
-    if flip:
+    if for_keys:
         bits = tl.reshape(bits, [keys // 16, 4, queries // 16, 8, 2, 2, 2])
         bits = tl.permute(bits, (0, 6, 1, 4, 2, 5, 3))
     else:

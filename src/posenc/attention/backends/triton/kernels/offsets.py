@@ -54,7 +54,7 @@ def offsets_kernel(
     has_low: tl.constexpr,
     has_high: tl.constexpr,
     causal: tl.constexpr,
-    flip: tl.constexpr,
+    for_keys: tl.constexpr,
     granule: tl.constexpr,
     span: tl.constexpr,
     precision: tl.constexpr,
@@ -107,7 +107,7 @@ def offsets_kernel(
         g = h // sizes.group
         x_head = h
         y_head = g
-        if flip:
+        if for_keys:
             x_head = g
             y_head = h
         x0 = tile * block
@@ -116,7 +116,7 @@ def offsets_kernel(
         y_at = y0 + tl.arange(0, block)
         meet = True
         if x.segment_ids is not None:
-            meet = tiles_meet(x, y, band, b, x0, y0, causal, flip, granule, block, block)
+            meet = tiles_meet(x, y, band, b, x0, y0, causal, for_keys, granule, block, block)
         if meet:
             tokens, partners = load_side(x, b, x_head, x_at)
             second = load_tokens(x.second, b, x_head, x_at, x.length)
@@ -134,7 +134,7 @@ def offsets_kernel(
             rate = None
             lse = None
             delta = None
-            if not flip:
+            if not for_keys:
                 lse = load_numbers(start_of(x.lse, b, h), x_at, x.length, float("inf"))
                 delta = load_numbers(start_of(x.delta, b, h), x_at, x.length, 0.0)
                 if tables.curve is not None:
@@ -146,10 +146,10 @@ def offsets_kernel(
             own = Own(
                 tokens, partners, second, term, x_factor, column, rate, lse, delta, x0, b, h, lane
             )
-            carried = carried_before(own, tables, band, y0, True, precision, flip, block)
+            carried = carried_before(own, tables, band, y0, True, precision, for_keys, block)
             weights, ds, _ = tile_ds(
                 own, None, None, y_tokens, y_partners, y_second, y_factor, carried, x, y, tables,
-                band, dropout, scale, y0, NEAR, True, causal, flip, precision, factor_precision,
+                band, dropout, scale, y0, NEAR, True, causal, for_keys, precision, factor_precision,
                 block, block,
             )
             # fmt: on
@@ -163,7 +163,7 @@ def offsets_kernel(
                 if has_high:
                     source = tl.where(steps >= high_steps, 0.0, source)
             if of_curve is not None:
-                start = window_start(x0, y0, band.origin, block, flip)
+                start = window_start(x0, y0, band.origin, block, for_keys)
                 # fmt: off
                 bias_sum, slope_sum, intercept_sum = piece_gradients(
                     bias_sum, slope_sum, intercept_sum, source, rate, tables.curve, b, h, x0,
@@ -176,7 +176,7 @@ def offsets_kernel(
                 vectors = y_second
                 if not of_values:
                     vectors = load_tokens(y.term, b, h, y_at, y.length)
-                rolled = roll_y(source.to(vectors.dtype), block, flip)
+                rolled = roll_y(source.to(vectors.dtype), block, for_keys)
                 rows_sum += product(rolled, vectors, precision)
     entry = tl.arange(0, 2 * block)
     into = ((split * heads_apart + head).to(tl.int64) * diagonals + number) * (2 * block) + entry
@@ -186,7 +186,7 @@ def offsets_kernel(
         tl.store(of_curve.slope + place, slope_sum)
         tl.store(of_curve.intercept + place, intercept_sum)
     if bias_ptr is not None:
-        tl.store(bias_ptr + into, tl.sum(roll_x(bias_sum, block, flip), 0))
+        tl.store(bias_ptr + into, tl.sum(roll_x(bias_sum, block, for_keys), 0))
     if rows_ptr is not None:
         column_at = tl.arange(0, row_block)
         rows = rows_ptr + into[:, None] * width + column_at[None, :]

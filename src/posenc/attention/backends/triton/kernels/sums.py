@@ -62,13 +62,13 @@ def tile_products(own, y, head, y_at, scale, precision: tl.constexpr):
 
 @triton.jit
 def seen_pairs(
-    x, y, band, b, x0, y0, flip: tl.constexpr, block_x: tl.constexpr, block_y: tl.constexpr
+    x, y, band, b, x0, y0, for_keys: tl.constexpr, block_x: tl.constexpr, block_y: tl.constexpr
 ):
     """Mask ``[x, y]`` of the visible pairs of a tile."""
     x_at = x0 + tl.arange(0, block_x)
     y_at = y0 + tl.arange(0, block_y)
     t = y_at[None, :] - x_at[:, None] + band.origin
-    return visible(t, x, y, band, b, x_at, y_at, False, flip)
+    return visible(t, x, y, band, b, x_at, y_at, False, for_keys)
 
 
 @triton.jit
@@ -314,7 +314,7 @@ def own_weights(
     lane,
     x0,
     query_start,
-    flip: tl.constexpr,
+    for_keys: tl.constexpr,
     block_x: tl.constexpr,
     block_y: tl.constexpr,
 ):
@@ -334,7 +334,7 @@ def own_weights(
         for tile in range(first // block_y, tl.cdiv(end, block_y)):
             y_at = tile * block_y + tl.arange(0, block_y)
             keep = kept_pairs(
-                dropout, lane, x0, tile * block_y, query_start, flip, block_x, block_y
+                dropout, lane, x0, tile * block_y, query_start, for_keys, block_x, block_y
             )
             same = keep & (y_at[None, :] == other[:, None])
             found += tl.sum(tl.where(same, dropout.factor, 0.0), 1)
@@ -349,13 +349,13 @@ def kept_pairs(
     x0,
     y0,
     query_start,
-    flip: tl.constexpr,
+    for_keys: tl.constexpr,
     block_x: tl.constexpr,
     block_y: tl.constexpr,
 ):
     """Mask ``[x, y]`` of the pairs that dropout keeps, of queries from ``query_start`` on."""
-    if flip:
+    if for_keys:
         y0 += query_start
     else:
         x0 += query_start
-    return kept(dropout, lane, x0, y0, block_x, block_y, flip)
+    return kept(dropout, lane, x0, y0, block_x, block_y, for_keys)

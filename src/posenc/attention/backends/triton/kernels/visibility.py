@@ -72,9 +72,9 @@ def _block_summary(side, b, x0, block: tl.constexpr, granule: tl.constexpr):
 
 
 @triton.jit
-def _steps_ahead(mine, theirs, flip: tl.constexpr):
+def _steps_ahead(mine, theirs, for_keys: tl.constexpr):
     """Least and most steps that a key of two sets of tokens is ahead of a query."""
-    if flip:  # mine are the keys
+    if for_keys:  # mine are the keys
         nearest = mine[0] - theirs[1]
         farthest = mine[1] - theirs[0]
     else:
@@ -84,10 +84,10 @@ def _steps_ahead(mine, theirs, flip: tl.constexpr):
 
 
 @triton.jit
-def _meet(mine, theirs, band, causal: tl.constexpr, flip: tl.constexpr):
+def _meet(mine, theirs, band, causal: tl.constexpr, for_keys: tl.constexpr):
     """True if any pair of two sets of tokens may be visible, by their summaries."""
     meet = (theirs[2] <= mine[3]) & (mine[2] <= theirs[3])
-    nearest, farthest = _steps_ahead(mine, theirs, flip)
+    nearest, farthest = _steps_ahead(mine, theirs, for_keys)
     if causal:
         meet = meet & (nearest <= 0)
     if band.window is not None:
@@ -96,10 +96,10 @@ def _meet(mine, theirs, band, causal: tl.constexpr, flip: tl.constexpr):
 
 
 @triton.jit
-def _all_visible(mine, theirs, band, causal: tl.constexpr, flip: tl.constexpr):
+def _all_visible(mine, theirs, band, causal: tl.constexpr, for_keys: tl.constexpr):
     """True if all pairs of two sets of tokens are visible, by their summaries."""
     same = (mine[2] == mine[3]) & (theirs[2] == theirs[3]) & (mine[2] == theirs[2])
-    nearest, farthest = _steps_ahead(mine, theirs, flip)
+    nearest, farthest = _steps_ahead(mine, theirs, for_keys)
     if causal:
         same = same & (farthest <= 0)
     if band.window is not None:
@@ -117,7 +117,7 @@ def narrowed(
     b,
     x0,
     causal: tl.constexpr,
-    flip: tl.constexpr,
+    for_keys: tl.constexpr,
     granule: tl.constexpr,
     block_x: tl.constexpr,
     block_y: tl.constexpr,
@@ -138,10 +138,10 @@ def narrowed(
     for start in range(0, count, chunk):
         at = start + tl.arange(0, chunk)
         theirs = _summary(pointer, at, count)
-        meet = _meet(mine, theirs, band, causal, flip)
+        meet = _meet(mine, theirs, band, causal, for_keys)
         least = tl.minimum(least, tl.min(tl.where(meet, at, count), 0))
         most = tl.maximum(most, tl.max(tl.where(meet, at, -1), 0))
-        whole = _all_visible(mine, theirs, band, causal, flip)
+        whole = _all_visible(mine, theirs, band, causal, for_keys)
         clear = tl.minimum(clear, tl.min(tl.where(whole, at, count), 0))
         edge = tl.maximum(edge, tl.max(tl.where(whole, at, -1), 0))
         number += tl.sum(whole.to(tl.int32), 0)
@@ -161,7 +161,7 @@ def visible_tile_ranges(
     b,
     x0,
     causal: tl.constexpr,
-    flip: tl.constexpr,
+    for_keys: tl.constexpr,
     granule: tl.constexpr,
     block_x: tl.constexpr,
     block_y: tl.constexpr,
@@ -174,7 +174,7 @@ def visible_tile_ranges(
     )
     if y.segment_ids is not None:
         begin, end, first, last = narrowed(
-            begin, end, x, y, band, b, x0, causal, flip, granule, block_x, block_y
+            begin, end, x, y, band, b, x0, causal, for_keys, granule, block_x, block_y
         )
         clear = clip(tl.maximum(clear, first), begin, end)
         edge = clip(tl.minimum(edge, last), clear, end)
@@ -190,7 +190,7 @@ def tiles_meet(
     x0,
     y0,
     causal: tl.constexpr,
-    flip: tl.constexpr,
+    for_keys: tl.constexpr,
     granule: tl.constexpr,
     block_x: tl.constexpr,
     block_y: tl.constexpr,
@@ -198,11 +198,11 @@ def tiles_meet(
     """True if any pair of one tile may be visible."""
     mine = _block_summary(x, b, x0, block_x, granule)
     theirs = _block_summary(y, b, y0, block_y, granule)
-    return _meet(mine, theirs, band, causal, flip)
+    return _meet(mine, theirs, band, causal, for_keys)
 
 
 @triton.jit
-def visible(t, x, y, band, b, x_at, y_at, causal: tl.constexpr, flip: tl.constexpr):
+def visible(t, x, y, band, b, x_at, y_at, causal: tl.constexpr, for_keys: tl.constexpr):
     """Mask ``[x, y]`` of the visible pairs of a tile."""
     seen = (t >= band.first) & (t <= band.last) & (y_at < y.length)[None, :]
     if x.segment_ids is not None:
@@ -215,7 +215,7 @@ def visible(t, x, y, band, b, x_at, y_at, causal: tl.constexpr, flip: tl.constex
         mine = tl.load(x.order + b * x.order_row + x_at, mask=x_at < x.length, other=0)
         theirs = tl.load(y.order + b * y.order_row + y_at, mask=y_at < y.length, other=0)
         ahead = theirs[None, :] - mine[:, None]
-        if flip:
+        if for_keys:
             ahead = -ahead
         if causal:
             seen = seen & (ahead <= 0)

@@ -18,10 +18,10 @@ PAIRED = INTERPRETED
 
 
 @triton.jit
-def window_start(x0, y0, origin, block: tl.constexpr, flip: tl.constexpr):
+def window_start(x0, y0, origin, block: tl.constexpr, for_keys: tl.constexpr):
     """The first entry that a square tile meets, before clipping."""
     t = y0 - x0 + origin
-    return -(t + block - 1) if flip else t - (block - 1)
+    return -(t + block - 1) if for_keys else t - (block - 1)
 
 
 @triton.jit
@@ -39,20 +39,26 @@ def window_of_biases(
     count,
     block_x: tl.constexpr,
     block_y: tl.constexpr,
-    flip: tl.constexpr,
+    for_keys: tl.constexpr,
     twice: tl.constexpr,
 ):
     """The tile ``[x, y]`` of what each pair reads of biases, times a factor."""
     if PAIRED or (cuda_capability_geq(9, 0) and not cuda_capability_geq(12, 0)):
-        tile = paired_biases(biases, factor, start, count, block_x, block_y, flip, twice)
+        tile = paired_biases(biases, factor, start, count, block_x, block_y, for_keys, twice)
     else:
-        tile = single_biases(biases, factor, start, count, block_x, block_y, flip)
+        tile = single_biases(biases, factor, start, count, block_x, block_y, for_keys)
     return tile
 
 
 @triton.jit
 def single_biases(
-    biases, factor, start, count, block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr
+    biases,
+    factor,
+    start,
+    count,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+    for_keys: tl.constexpr,
 ):
     """``window_of_biases``, read one by one."""
     size: tl.constexpr = triton.next_power_of_2(block_x + block_y)
@@ -60,7 +66,7 @@ def single_biases(
     window = tl.load(biases + entry) * factor
     x = tl.arange(0, block_x)[:, None]
     y = tl.arange(0, block_y)[None, :]
-    place = x - y + (block_y - 1) if flip else y - x + (block_x - 1)
+    place = x - y + (block_y - 1) if for_keys else y - x + (block_x - 1)
     return _unrolled(window, place, block_x, block_y)
 
 
@@ -72,7 +78,7 @@ def paired_biases(
     count,
     block_x: tl.constexpr,
     block_y: tl.constexpr,
-    flip: tl.constexpr,
+    for_keys: tl.constexpr,
     twice: tl.constexpr,
 ):
     """``window_of_biases``, those of two neighbours read at once as a number of 64 bits.
@@ -84,12 +90,12 @@ def paired_biases(
     size: tl.constexpr = triton.next_power_of_2(block_x + block_y)
     at = start + tl.arange(0, size)
     even = tl.load(biases + clip(at, 0, count - 1)) * factor
-    odd = tl.load(biases + clip(at - 1 if flip else at + 1, 0, count - 1)) * factor
+    odd = tl.load(biases + clip(at - 1 if for_keys else at + 1, 0, count - 1)) * factor
     low = even.to(tl.uint32, bitcast=True).to(tl.uint64)
     high = odd.to(tl.uint32, bitcast=True).to(tl.uint64)
     x = tl.arange(0, block_x)[:, None]
     y = 2 * tl.arange(0, block_y // 2)[None, :]
-    place = x - y + (block_y - 1) if flip else y - x + (block_x - 1)
+    place = x - y + (block_y - 1) if for_keys else y - x + (block_x - 1)
     window = low | (high << 32)
     if twice:
         window = tl.reshape(tl.permute(tl.join(window, window), (1, 0)), [2 * size])
@@ -101,7 +107,7 @@ def paired_biases(
 
 
 @triton.jit
-def unroll_x(first, second, block: tl.constexpr, flip: tl.constexpr):
+def unroll_x(first, second, block: tl.constexpr, for_keys: tl.constexpr):
     """A tile ``[x, y]`` from products of x with both halves of the window, ``[x, half]`` each.
 
     Pair (x, y) meets entry ``y - x + block - 1`` of the window (``x - y + block - 1``, flipped).
@@ -109,23 +115,23 @@ def unroll_x(first, second, block: tl.constexpr, flip: tl.constexpr):
     window = tl.permute(tl.join(first, second), (0, 2, 1))  # [x, 2, half]
     x = tl.arange(0, block)[:, None]
     y = tl.arange(0, block)[None, :]
-    entry = (x - y if flip else y - x) + (block - 1)
+    entry = (x - y if for_keys else y - x) + (block - 1)
     flat = tl.reshape(window, [2 * block * block])
     return _unrolled(flat, x * (2 * block) + entry, block, block)
 
 
 @triton.jit
-def unroll_y(window, block: tl.constexpr, flip: tl.constexpr):
+def unroll_y(window, block: tl.constexpr, for_keys: tl.constexpr):
     """A tile ``[x, y]`` from products of y with the window, ``[entry, y]``."""
     x = tl.arange(0, block)[:, None]
     y = tl.arange(0, block)[None, :]
-    entry = (x - y if flip else y - x) + (block - 1)
+    entry = (x - y if for_keys else y - x) + (block - 1)
     flat = tl.reshape(window, [2 * block * block])
     return _unrolled(flat, entry * block + y, block, block)
 
 
 @triton.jit
-def roll_x(tile, block: tl.constexpr, flip: tl.constexpr):
+def roll_x(tile, block: tl.constexpr, for_keys: tl.constexpr):
     """Inverse of ``unroll_x``: the window ``[x, entry]``, zero where nothing is read.
 
     Rows are padded with as many zeros, such that an entry beyond a row meets zeros of its own row
@@ -135,8 +141,8 @@ def roll_x(tile, block: tl.constexpr, flip: tl.constexpr):
     x = tl.arange(0, block)[:, None, None]
     half = tl.arange(0, 2)[None, :, None]
     entry = tl.arange(0, block)[None, None, :]
-    last = (half == 1) & (x == (0 if flip else block - 1))
-    if flip:
+    last = (half == 1) & (x == (0 if for_keys else block - 1))
+    if for_keys:
         rows = tl.join(tile, nothing)
         place = x * (2 * block + 1) + block - 1 - half * block
         place = tl.where(last, 2 * block - 1, place) - entry
@@ -149,9 +155,9 @@ def roll_x(tile, block: tl.constexpr, flip: tl.constexpr):
 
 
 @triton.jit
-def roll_y(tile, block: tl.constexpr, flip: tl.constexpr):
+def roll_y(tile, block: tl.constexpr, for_keys: tl.constexpr):
     """Inverse of ``unroll_y``: the window ``[entry, y]``, zero where nothing is read."""
-    return tl.trans(roll_x(tl.trans(tile), block, not flip))
+    return tl.trans(roll_x(tl.trans(tile), block, not for_keys))
 
 
 @triton.jit
@@ -162,27 +168,48 @@ def half_of_x(tokens, table, h, start, count, precision: tl.constexpr, block: tl
 
 @triton.jit
 def window_of_x(
-    tokens, table, h, start, count, precision: tl.constexpr, block: tl.constexpr, flip: tl.constexpr
+    tokens,
+    table,
+    h,
+    start,
+    count,
+    precision: tl.constexpr,
+    block: tl.constexpr,
+    for_keys: tl.constexpr,
 ):
     """The tile ``[x, y]`` of products of tokens of x with what each pair reads of a table."""
     first = half_of_x(tokens, table, h, start, count, precision, block)
     second = half_of_x(tokens, table, h, start + block, count, precision, block)
-    return unroll_x(first, second, block, flip)
+    return unroll_x(first, second, block, for_keys)
 
 
 @triton.jit
 def window_of_y(
-    tokens, table, h, start, count, precision: tl.constexpr, block: tl.constexpr, flip: tl.constexpr
+    tokens,
+    table,
+    h,
+    start,
+    count,
+    precision: tl.constexpr,
+    block: tl.constexpr,
+    for_keys: tl.constexpr,
 ):
     """The tile ``[x, y]`` of products of tokens of y with what each pair reads of a table."""
     rows = load_entries(table, h, start, count, 2 * block)
-    return unroll_y(product(rows, tl.trans(tokens), precision), block, flip)
+    return unroll_y(product(rows, tl.trans(tokens), precision), block, for_keys)
 
 
 @triton.jit
 def rows_of_x(
-    tile, table, h, start, count, precision: tl.constexpr, block: tl.constexpr, flip: tl.constexpr
+    tile,
+    table,
+    h,
+    start,
+    count,
+    precision: tl.constexpr,
+    block: tl.constexpr,
+    for_keys: tl.constexpr,
 ):
     """Sums ``[x, width]`` over y of a tile's numbers times what each pair reads of a table."""
     rows = load_entries(table, h, start, count, 2 * block)
-    return product(roll_x(tile.to(rows.dtype), block, flip), rows, precision)
+    return product(roll_x(tile.to(rows.dtype), block, for_keys), rows, precision)
