@@ -42,20 +42,32 @@ def observed(encoding: Encoding, grid: Grid) -> Grid:
 
 
 def run(
-    encoding: Encoding, grid: Grid, dtype: torch.dtype, dropout: float, key_heads: int = 1
+    encoding: Encoding,
+    grid: Grid,
+    dtype: torch.dtype,
+    dropout: float,
+    key_heads: int = 1,
+    width: int = 20,
 ) -> None:
-    """Forward and backward once, with two query heads."""
+    """Forward and backward once, with two query heads.
+
+    The padding of scratch memory is NaN under the sanitizer, so results have to be finite.
+    """
+    if encoding.causal_only and not grid.causal:
+        return
     rows = max(2, grid.query.batch)
     lengths = (grid.query.length, grid.key.length, grid.key.length)
     q, k, v = (
-        torch.randn(rows, heads, n, 20, dtype=dtype, requires_grad=True)
+        torch.randn(rows, heads, n, width, dtype=dtype, requires_grad=True)
         for heads, n in zip((2, key_heads, key_heads), lengths, strict=True)
     )
-    if encoding.causal_only and not grid.causal:
-        return
     grid = observed(encoding, grid)
     with contextlib.suppress(BackendRefusal):  # PaTH, of queries that are not among the keys
-        attend(q, k, v, grid, encoding, backend="native", dropout=dropout).float().sum().backward()
+        output = attend(q, k, v, grid, encoding, backend="native", dropout=dropout)
+        inputs = [q, k, v, *encoding.parameters()]
+        gradients = torch.autograd.grad(output.float().sum(), inputs, allow_unused=True)
+        if not all(x.isfinite().all() for x in (output, *gradients) if x is not None):
+            sys.exit(f"{encoding} has results that are not finite on {grid}")
 
 
 def main() -> None:
@@ -80,6 +92,11 @@ def main() -> None:
         encoding.float()
         run(encoding, Grid.of(Layout.packed([20, 1, 44]), causal=True), torch.float32, 0.0)
         run(encoding, Grid.of(Layout.padded([65, 20], side="left")), torch.float32, 0.0)
+        run(encoding, Grid.of(Layout.sequence(600)), torch.float32, 0.0)  # the most offsets
+        if "head_dim" in options:  # of whole vectors: gradients are summed where they go
+            narrow = posenc.create(name, **options | {"head_dim": 16})
+            for grid in (Grid.of(Layout.sequence(600), causal=True), Grid.of(Layout.sequence(65))):
+                run(narrow, grid, torch.float32, 0.0, 2, 16)
     swin = posenc.create("swin", heads=2, window=(5, 7))
     run(swin, Grid.of(Layout.image(5, 7)), torch.float32, 0.0)
     decomposed = posenc.create("decomposed2d", head_dim=20, size=(20, 70))

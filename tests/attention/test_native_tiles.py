@@ -197,6 +197,24 @@ def test_dropout_of_what_is_left_of_sticks() -> None:
     assert 0.45 < (mask[:, 0] != 0).float().mean() < 0.55
 
 
+@pytest.mark.parametrize(("name", "rows"), [("t5", 1), ("fire", 1), ("shaw", 1), ("dape", 4)])
+def test_threads_add_to_gradients_of_their_own(
+    name: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit: sums that two threads shared would depend on their order."""
+    torch.manual_seed(7)
+    options = {"head_dim": 8, "max_distance": 30} if name == "shaw" else {"heads": 2}
+    encoding = posenc.create(name, **options)
+    q, k, v = (draw(rows, 2, 600, 8) for _ in range(3))
+    wanted, weight = [q, k, v, *encoding.parameters()], torch.randn(rows, 2, 600, 8)
+    found = []
+    for threads in (1, 3):  # of the kernels alone
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        output = attend(q, k, v, Grid.of(Layout.sequence(600)), encoding, backend="native")
+        found.append([output, *torch.autograd.grad(output, wanted, weight)])
+    assert all(torch.equal(one, many) for one, many in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_results_are_rounded_to_even(dtype: torch.dtype) -> None:
     """Means of two values, half of which lie halfway between two numbers."""

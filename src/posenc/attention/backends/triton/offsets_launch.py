@@ -104,7 +104,7 @@ def _sums(call: Call, rows: str | None, *, entries: bool, curve: bool) -> _Sums:
             low_steps=low_steps,
             high_steps=high_steps,
             span=call.span,
-            heads_apart=heads,
+            out_heads=heads,
             splits=splits,
             width=0 if given is None else given.shape[-1],
             of_values=rows == "value_rows",

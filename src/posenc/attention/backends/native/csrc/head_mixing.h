@@ -37,7 +37,7 @@ class Mixing {
     return rows;
   }
   void begin(const real* rows) { rows_ = rows; }
-  void begin_gradient() { fill(d_left_tokens_.of(units_ * stride_), 0, units_ * stride_); }
+  void begin_gradient() { fill(dx_.of(units_ * stride_), 0, units_ * stride_); }
   // Corrects some rows of s [heads, rows, ld], logits of a tile of queries and all keys; `size` numbers
   // a head.
   void apply(const QueryTile& tile, Range rows, real* s, index size, index ld) {
@@ -68,7 +68,7 @@ class Mixing {
       outer(d, heads_, z, units_, n, dw2_.of(0));
       outer(dz, units_, s_.of(0), heads_, n, dw1_.of(0));
       for (index h = 0; h < heads_; ++h) add(db2_.of(0) + h * VL, d + h * CHUNK, n);
-      for (index u = 0; u < units_; ++u) add_range(d_left_tokens_.of(0) + u * stride_ + PAD + at, dz + u * CHUNK, n);
+      for (index u = 0; u < units_; ++u) add_range(dx_.of(0) + u * stride_ + PAD + at, dz + u * CHUNK, n);
       gemm(heads_, n, units_, {x_.pairs.data[0], 1, heads_}, dz, CHUNK, out_.of(0), CHUNK, false);
       for (index h = 0; h < heads_; ++h)
         add_range(ds + h * size + i * ld + t, out_.of(0) + h * CHUNK, n);
@@ -80,7 +80,7 @@ class Mixing {
     reduce(dw2_, p.gradient[2] + part * units_ * heads_, units_ * heads_);
     reduce(db2_, p.gradient[3] + part * heads_, heads_);
     for (index u = 0; u < units_; ++u)
-      add_range(p.gradient[1] + (part * units_ + u) * count_, d_left_tokens_.of(0) + u * stride_ + PAD, count_);
+      add_range(p.gradient[1] + (part * units_ + u) * count_, dx_.of(0) + u * stride_ + PAD, count_);
   }
 
  private:
@@ -180,7 +180,7 @@ class Mixing {
   const Problem& x_;
   index heads_, units_, count_, stride_, padded_;
   const real* rows_ = nullptr;
-  Scratch w1_, w2_, s_, ds_, out_, z_, dz_, dw1_, dw2_, db2_, d_left_tokens_;
+  Scratch w1_, w2_, s_, ds_, out_, z_, dz_, dw1_, dw2_, db2_, dx_;
 };
 
 // Forward or Backward of all heads, a tile of queries at a time: products of all heads, the MLP over

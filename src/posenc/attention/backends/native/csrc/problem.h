@@ -5,6 +5,8 @@
 // of the loop over tiles of keys in QueryTile::for_key_tiles. A packed batch is one row of tokens in
 // which the interval of a query ends with its document: there is no mask, no id of documents.
 #pragma once
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <new>
 #include "vec.h"
@@ -158,21 +160,46 @@ inline void write_row(const Tokens& x, char* to, const real* p, real by, index n
 }
 
 // Memory of one thread, which grows and is never cleared: of(n) keeps no contents where it grows, and
-// all contents where n is at most what was asked for before (of(0) is the pointer as it is).
+// all contents where n is at most what was asked for before (of(0) is the pointer as it is). Under
+// the address sanitizer sizes are exact, and PAD entries at both ends may be read, but not written.
 class Scratch {
  public:
   real* of(index n) {
-    if (n > size_) {
+    if (n > size_ || (GUARDED && n && n != size_)) {
       data_.reset(static_cast<real*>(::operator new((n + 2 * PAD) * sizeof(real), std::align_val_t(64))));
       size_ = n;
+#ifdef __SANITIZE_ADDRESS__
+      std::memset(static_cast<void*>(data_.get()), 0xff, PAD * sizeof(real));
+      std::memset(static_cast<void*>(data_.get() + PAD + n), 0xff, PAD * sizeof(real));
+      data_.get_deleter().size = n;
+#endif
     }
     return data_.get() + PAD;
   }
 
  private:
+#ifdef __SANITIZE_ADDRESS__
+  static constexpr bool GUARDED = true;
+  struct Free {
+    index size;
+    void operator()(real* p) const {
+      const auto changed = [](unsigned char byte) { return byte != 0xff; };
+      for (const real* pad : {p, p + PAD + size}) {
+        const auto* bytes = reinterpret_cast<const unsigned char*>(pad);
+        if (std::any_of(bytes, bytes + PAD * sizeof(real), changed)) {
+          std::fputs("posenc: a kernel wrote beyond its scratch\n", stderr);
+          std::abort();
+        }
+      }
+      ::operator delete(p, std::align_val_t(64));
+    }
+  };
+#else
+  static constexpr bool GUARDED = false;
   struct Free {
     void operator()(real* p) const { ::operator delete(p, std::align_val_t(64)); }
   };
+#endif
   std::unique_ptr<real, Free> data_;
   index size_ = -1;
 };

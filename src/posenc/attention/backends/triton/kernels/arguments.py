@@ -241,7 +241,7 @@ class Carries(NamedTuple):
     all are at their limit."""
 
     sums: Any
-    left: Any
+    d_sums: Any
     first_tiles: Any
 
 

@@ -51,17 +51,17 @@ def tile_ds(
     # fmt: on
     y_at = y0 + tl.arange(0, block_y)
     if for_keys:
-        less = load_numbers(start_of(y.lse, own.b, own.h), y_at, y.length, float("inf"))
-        less = tl.where(less == float("-inf"), float("inf"), less * LOG2E)[None, :]
+        shift = load_numbers(start_of(y.lse, own.b, own.h), y_at, y.length, float("inf"))
+        shift = tl.where(shift == float("-inf"), float("inf"), shift * LOG2E)[None, :]
         delta = load_numbers(start_of(y.delta, own.b, own.h), y_at, y.length, 0.0)[None, :]
     else:
-        less = tl.where(own.lse == float("-inf"), float("inf"), own.lse * LOG2E)[:, None]
+        shift = tl.where(own.lse == float("-inf"), float("inf"), own.lse * LOG2E)[:, None]
         delta = own.delta[:, None]
     if kind != NEAR:
-        less = less - (far * LOG2E)[:, None]
+        shift = shift - (far * LOG2E)[:, None]
     if x.column is not None:
-        less = less - (own.column * LOG2E)[:, None]
-    weights = tl.exp2(logits * (scale * LOG2E) - less)  # [x, y]
+        shift = shift - (own.column * LOG2E)[:, None]
+    weights = tl.exp2(logits * (scale * LOG2E) - shift)  # [x, y]
     if tables.value is not None and kind == NEAR:
         start = window_start(own.start, y0, band.origin, block_x, for_keys)
         if for_keys:
@@ -82,10 +82,10 @@ def tile_ds(
                 dp += numbers[None, :]
             else:
                 dp += second_far[:, None]
-    used = weights
+    dropped = weights
     if dropout is not None:
         keep = kept(dropout, own.lane, own.start, y0, block_x, block_y, for_keys)
         dp = tl.where(keep, dp * dropout.factor, 0.0)
-        used = tl.where(keep, weights * dropout.factor, 0.0)
+        dropped = tl.where(keep, weights * dropout.factor, 0.0)
     ds = weights * (dp - delta)
-    return used, ds, carried
+    return dropped, ds, carried

@@ -117,17 +117,17 @@ def fitting(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]
     """
     whole = {**given, **more}
     tables, own, others = whole["tables"], whole["x"].tokens, whole["y"].second
-    unrolled = sum(each is not None for each in (tables.x, tables.y, tables.value))
+    unrolled = sum(table is not None for table in (tables.x, tables.y, tables.value))
     needed = room(max(own.block.value, others.block.value), own.pointer.element_size(), unrolled)
     # Gradients are held beside the tokens they are of.
     largest = _largest(needed, 1536 if "into" in whole else 2560)
-    sides = [(each.kwargs["block_x"], each.kwargs["block_y"]) for each in configs]
-    found = [
-        each
-        for each, (x, y) in zip(configs, sides, strict=True)
+    sides = [(config.kwargs["block_x"], config.kwargs["block_y"]) for config in configs]
+    fitting_configs = [
+        config
+        for config, (x, y) in zip(configs, sides, strict=True)
         if len(configs) == 1 or ((x == y or not unrolled) and _smallest(needed) <= x <= largest)
     ]
-    return all_or_first(found, whole)
+    return all_or_first(fitting_configs, whole)
 
 
 def all_or_first(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:
@@ -140,7 +140,7 @@ def fitting_sums(configs: list[Any], given: dict[str, Any], **more: Any) -> list
     """Those for heads of a width, which are few: each takes long to compile."""
     whole = {**given, **more}
     x, y = whole["x"], whole["y"]
-    width = max(each.block.value for each in (x.tokens, y.tokens, y.second))
+    width = max(tokens.block.value for tokens in (x.tokens, y.tokens, y.second))
     needed = room(width, x.tokens.pointer.element_size(), 0)
     first = 2 * ((needed > 256) + (needed > 512))
     return all_or_first(configs[first : first + 2] or configs, whole)

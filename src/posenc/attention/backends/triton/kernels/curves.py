@@ -30,17 +30,17 @@ def _pieces_met(curve, b, queries_at, start, count, queries: tl.constexpr, entri
     """
     granule: tl.constexpr = curve.granule
     at = queries_at // granule + tl.arange(0, queries // granule)
-    place = curve.extremes + b * curve.extremes_row + tl.minimum(at, curve.granules - 1)
+    extremes = curve.extremes + b * curve.extremes_row + tl.minimum(at, curve.granules - 1)
     first = clip(start, 0, count - 1)
     last = clip(start + (entries - 1), 0, count - 1)
-    least = tl.load(curve.numbers + clip(curve.zero, first, last)) * tl.min(tl.load(place), 0)
+    least = tl.load(curve.numbers + clip(curve.zero, first, last)) * tl.min(tl.load(extremes), 0)
     most = tl.maximum(tl.load(curve.numbers + first), tl.load(curve.numbers + last))
-    most *= tl.max(tl.load(place + curve.granules), 0)
+    most *= tl.max(tl.load(extremes + curve.granules), 0)
     knots = tl.load(curve.knots + tl.arange(0, curve.block))
     # Both counts in one sum.
-    reached = (knots <= least).to(tl.int32) + ((knots <= most).to(tl.int32) << 16)
-    reached = tl.sum(reached, 0)
-    return reached & 0xFFFF, reached >> 16
+    knots_below = (knots <= least).to(tl.int32) + ((knots <= most).to(tl.int32) << 16)
+    knots_below = tl.sum(knots_below, 0)
+    return knots_below & 0xFFFF, knots_below >> 16
 
 
 @triton.jit
@@ -68,7 +68,8 @@ def with_curve(
     The loop over knots carries them, not the function: so all is in the layout of products.
 
     Args:
-        rate: of the tile's queries, ``[x]``, or ``[y]`` if ``for_keys``; queries_at: the first of them.
+        rate: of the tile's queries, ``[x]``, or ``[y]`` if ``for_keys``.
+        queries_at: the first query of the tile.
         start: the first entry that the tile meets, before clipping.
     """
     numbers = window_of_biases(curve.numbers, 1.0, start, count, block_x, block_y, for_keys, False)
@@ -94,14 +95,14 @@ def rate_gradients(
     low, high = _pieces_met(curve, b, queries_at, start, count, block_x, block_x + block_y - 1)
     slope = curve.slope + h * curve.pieces
     moments = ds * numbers
-    found = tl.sum(moments, 1) * tl.load(slope + low)
+    rates_sum = tl.sum(moments, 1) * tl.load(slope + low)
     if high > low:
         arguments = numbers * rate[:, None]
         for knot in range(low, high):
             beyond = arguments >= tl.load(curve.knots + knot)
             rise = tl.load(slope + knot + 1) - tl.load(slope + knot)
-            found += tl.sum(tl.where(beyond, moments, 0.0), 1) * rise
-    return found
+            rates_sum += tl.sum(tl.where(beyond, moments, 0.0), 1) * rise
+    return rates_sum
 
 
 @triton.jit

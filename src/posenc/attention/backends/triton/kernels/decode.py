@@ -74,9 +74,9 @@ def split_kernel(
             query_rotary.pointer + b * query_rotary.row, query_rotary.head, h, inside,
         )
         # fmt: on
-    each = tl.cdiv(tl.cdiv(keys, splits), block) * block
-    first = split * each
-    last = tl.minimum(first + each, keys)
+    keys_per_split = tl.cdiv(tl.cdiv(keys, splits), block) * block
+    first = split * keys_per_split
+    last = tl.minimum(first + keys_per_split, keys)
     output = tl.zeros([rows, v.block], tl.float32)
     row_sum = tl.zeros([rows], tl.float32)
     row_max = row_sum - float("inf")  # [rows]
@@ -95,11 +95,11 @@ def split_kernel(
             logits = product(own, tl.trans(tokens), precision)
             logits += product(partners, tl.trans(others), precision)
             logits *= scale
-        seen = (at < keys)[None, :]
+        valid = (at < keys)[None, :]
         if bias is not None:
-            numbers = bias.pointer + b * bias.row + h.to(tl.int64)[:, None] * bias.head
-            logits += tl.load(numbers + at[None, :], mask=inside[:, None] & seen, other=0.0)
-        logits = tl.where(seen, logits * LOG2E, float("-inf"))
+            bias_rows = bias.pointer + b * bias.row + h.to(tl.int64)[:, None] * bias.head
+            logits += tl.load(bias_rows + at[None, :], mask=inside[:, None] & valid, other=0.0)
+        logits = tl.where(valid, logits * LOG2E, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(logits, 1))  # [rows]
         finite = tl.where(new_max == float("-inf"), 0.0, new_max)
         weights = tl.exp2(logits - finite[:, None])  # [rows, block]
@@ -109,20 +109,20 @@ def split_kernel(
         values = load_tokens(v, b, g, at, keys)  # [block, E]
         output = output * rescale[:, None] + product(weights.to(values.dtype), values, precision)
         if value_rows is not None:
-            number = tl.load(bucket.pointer + b * bucket.row + at, mask=at < keys, other=0)
+            entry = tl.load(bucket.pointer + b * bucket.row + at, mask=at < keys, other=0)
             feature = tl.arange(0, value_rows.block)
             table = value_rows.pointer + group.to(tl.int64) * value_rows.head
-            pointers = table + number.to(tl.int64)[:, None] * value_rows.width + feature[None, :]
+            pointers = table + entry.to(tl.int64)[:, None] * value_rows.width + feature[None, :]
             added = tl.load(pointers, mask=(feature < value_rows.width)[None, :], other=0.0)
             output += product(weights.to(added.dtype), added, precision)
     row_sum = tl.where(row_sum > 0, row_sum, 1.0)
     output /= row_sum[:, None]
     heads = key_heads * ratio
-    place = (b * heads + h) * splits + split
+    partial_at = (b * heads + h) * splits + split
     feature = tl.arange(0, v.block)
-    into = partial_ptr + place[:, None] * v.width + feature[None, :]
-    tl.store(into, output, mask=inside[:, None] & (feature < v.width)[None, :])
-    tl.store(partial_lse_ptr + place, row_max + tl.log2(row_sum), mask=inside)
+    partial = partial_ptr + partial_at[:, None] * v.width + feature[None, :]
+    tl.store(partial, output, mask=inside[:, None] & (feature < v.width)[None, :])
+    tl.store(partial_lse_ptr + partial_at, row_max + tl.log2(row_sum), mask=inside)
 
 
 @triton.jit
@@ -153,14 +153,16 @@ def combine_kernel(
     output = tl.zeros([rows, block], tl.float32)
     for start in range(0, splits, rows):
         split = start + tl.arange(0, rows)
-        place = lane * splits + split
-        split_lse = tl.load(partial_lse_ptr + place, mask=split < splits, other=float("-inf"))
+        partial_at = lane * splits + split
+        split_lse = tl.load(partial_lse_ptr + partial_at, mask=split < splits, other=float("-inf"))
         mask = (split < splits)[:, None] & inside[None, :]
-        part = tl.load(partial_ptr + place[:, None] * width + feature[None, :], mask, other=0.0)
+        part = tl.load(
+            partial_ptr + partial_at[:, None] * width + feature[None, :], mask, other=0.0
+        )
         output += part * tl.exp2(split_lse - row_max)[:, None]
-    seen = row_sum > 0
-    row_sum = tl.where(seen, row_sum, 1.0)
-    lse = tl.where(seen, row_max + tl.log2(row_sum), float("-inf"))
+    valid = row_sum > 0
+    row_sum = tl.where(valid, row_sum, 1.0)
+    lse = tl.where(valid, row_max + tl.log2(row_sum), float("-inf"))
     tl.store(lse_ptr + lane, lse / LOG2E)
     result = tl.sum(output, 0) / row_sum
     tl.store(out_ptr + lane * width + feature, result.to(out_ptr.dtype.element_ty), mask=inside)

@@ -90,9 +90,9 @@ def _walk(
         if kind != NEAR:
             logits += (far * LOG2E)[:, None]
         new_max = tl.maximum(row_max, tl.max(logits, 1))  # [x]
-        finite = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weights = tl.exp2(logits - finite[:, None])  # [x, y]
-        rescale = tl.exp2(row_max - finite)
+        finite_max = tl.where(new_max == float("-inf"), 0.0, new_max)
+        weights = tl.exp2(logits - finite_max[:, None])  # [x, y]
+        rescale = tl.exp2(row_max - finite_max)
         row_max = new_max
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         if dropout is not None:
@@ -170,10 +170,10 @@ def forward_kernel(
     )
     near = clip(near, clear, edge)
     far = clip(far, near, edge)
-    nothing = tl.zeros([block_x], tl.float32)
+    zeros = tl.zeros([block_x], tl.float32)
     state = _State(
-        tl.zeros([block_x, y.second.block], tl.float32), nothing, nothing - float("inf"),
-        nothing, nothing,
+        tl.zeros([block_x, y.second.block], tl.float32), zeros, zeros - float("inf"),
+        zeros, zeros,
     )
     if edged:
         state = _walk(
@@ -181,9 +181,9 @@ def forward_kernel(
             NEAR, True, causal, precision, factor_precision, block_x, block_y,
         )
     if has_low:
-        number = far_numbers(x.term_low, tables, own, at, x.length, False, block_x)
+        far_bias = far_numbers(x.term_low, tables, own, at, x.length, False, block_x)
         state = _walk(
-            state, clear, near, own, number, x, y, tables, band, sizes, dropout, scale,
+            state, clear, near, own, far_bias, x, y, tables, band, sizes, dropout, scale,
             LOW, False, causal, precision, factor_precision, block_x, block_y,
         )
     state = _walk(
@@ -191,9 +191,9 @@ def forward_kernel(
         NEAR, False, causal, precision, factor_precision, block_x, block_y,
     )
     if has_high:
-        number = far_numbers(x.term_high, tables, own, at, x.length, True, block_x)
+        far_bias = far_numbers(x.term_high, tables, own, at, x.length, True, block_x)
         state = _walk(
-            state, far, edge, own, number, x, y, tables, band, sizes, dropout, scale,
+            state, far, edge, own, far_bias, x, y, tables, band, sizes, dropout, scale,
             HIGH, False, causal, precision, factor_precision, block_x, block_y,
         )
     state = _walk(
@@ -212,5 +212,5 @@ def forward_kernel(
         result *= dropout.factor
     result /= row_sum[:, None]
     store_tokens(output, b, h, result, at, x.length)
-    sums = (state.row_max + tl.log2(row_sum)) / LOG2E
-    tl.store(start_of(lse, b, h) + at, sums, mask=at < x.length)
+    row_lse = (state.row_max + tl.log2(row_sum)) / LOG2E
+    tl.store(start_of(lse, b, h) + at, row_lse, mask=at < x.length)

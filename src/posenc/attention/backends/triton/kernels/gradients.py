@@ -1,4 +1,8 @@
-"""Gradients of a block of tokens: queries and what is theirs, or keys and values where ``for_keys``."""
+"""dQ and gradients of the query-side terms, or dK, dV and those of the key side if ``for_keys``.
+
+Among the latter is DeBERTa's p2c: ``into.term`` of keys, a sum over tiles of ``rows_of_x``. The
+gradients of its rows, by offset, are those of ``offsets_kernel``.
+"""
 
 from __future__ import annotations
 
@@ -216,7 +220,7 @@ def gradients_kernel(
     # fmt: on
     near = clip(low_end, clear, edge)
     far = clip(high_begin, near, edge)
-    nothing = tl.zeros([block_x], tl.float32)
+    zeros = tl.zeros([block_x], tl.float32)
     dummy = tl.zeros([1], tl.float32)
     partner_sum = dummy
     if x.rotary is not None:
@@ -259,8 +263,8 @@ def gradients_kernel(
             tokens, partners, second, term, factor, column, rate, lse, delta, x0, b, h, query_lane
         )
         state = _State(
-            token_sum, partner_sum, second_sum, term_sum, factor_sum, nothing, nothing, nothing,
-            nothing, nothing, nothing,
+            token_sum, partner_sum, second_sum, term_sum, factor_sum, zeros, zeros, zeros,
+            zeros, zeros, zeros,
         )
         if edged:
             state = _walk(
@@ -269,12 +273,12 @@ def gradients_kernel(
                 factor_precision, block_x, block_y,
             )
         if has_low:
-            number = far_numbers(x.term_low, tables, own, at, x.length, for_keys, block_x)
+            far_bias = far_numbers(x.term_low, tables, own, at, x.length, for_keys, block_x)
             second_far = None
             if x.second_low is not None:
                 second_far = load_numbers(start_of(x.second_low, b, h), at, x.length, 0.0)
             state = _walk(
-                state, clear, near, low_end, high_begin, own, number, second_far, x, y, tables,
+                state, clear, near, low_end, high_begin, own, far_bias, second_far, x, y, tables,
                 band, y_head, dropout, scale, LOW, False, has_low, has_high, causal, for_keys,
                 precision, factor_precision, block_x, block_y,
             )
@@ -284,12 +288,12 @@ def gradients_kernel(
             factor_precision, block_x, block_y,
         )
         if has_high:
-            number = far_numbers(x.term_high, tables, own, at, x.length, not for_keys, block_x)
+            far_bias = far_numbers(x.term_high, tables, own, at, x.length, not for_keys, block_x)
             second_far = None
             if x.second_high is not None:
                 second_far = load_numbers(start_of(x.second_high, b, h), at, x.length, 0.0)
             state = _walk(
-                state, far, edge, low_end, high_begin, own, number, second_far, x, y, tables,
+                state, far, edge, low_end, high_begin, own, far_bias, second_far, x, y, tables,
                 band, y_head, dropout, scale, HIGH, False, has_low, has_high, causal, for_keys,
                 precision, factor_precision, block_x, block_y,
             )

@@ -36,13 +36,13 @@ HIGH = tl.constexpr(2)
 @triton.jit
 def far_numbers(numbers, tables, own, at, length, last: tl.constexpr, block: tl.constexpr):
     """Bias ``[x]`` of tokens of x in tiles at one end of the tables."""
-    found = tl.zeros([block], tl.float32)
+    bias = tl.zeros([block], tl.float32)
     if numbers is not None:
-        found += load_numbers(start_of(numbers, own.b, own.h), at, length, 0.0)
+        bias += load_numbers(start_of(numbers, own.b, own.h), at, length, 0.0)
     if tables.bias_by_offset is not None:
         biases = tables.bias_by_offset + own.h.to(tl.int64) * tables.bias_head
-        found += tl.load(biases + (tables.count - 1 if last else 0))
-    return found
+        bias += tl.load(biases + (tables.count - 1 if last else 0))
+    return bias
 
 
 @triton.jit
@@ -79,8 +79,8 @@ def _product(own, y_tokens, y_partners, rotated: tl.constexpr, precision: tl.con
 
 
 @triton.jit
-def _sum(some, more):
-    return more if some is None else some + more
+def _added(logits, term):
+    return term if logits is None else logits + term
 
 
 @triton.jit
@@ -129,7 +129,7 @@ def tile_logits(
         logits *= scale * LOG2E
     if x.factor is not None:
         products = product(own.factor, tl.trans(y_factor), factor_precision)
-        logits = _sum(logits, products * unit)
+        logits = _added(logits, products * unit)
     if kind == NEAR:
         start = window_start(own.start, y0, band.origin, block_y if for_keys else block_x, for_keys)
         if tables.bias_by_offset is not None:
@@ -139,7 +139,7 @@ def tile_logits(
             biases = window_of_biases(
                 biases, unit, start, tables.count, block_x, block_y, for_keys, twice
             )
-            logits = _sum(logits, biases)
+            logits = _added(logits, biases)
         if tables.x is not None:
             tl.static_assert(block_x == block_y)
             if unscaled and tables.y is not None:
@@ -161,21 +161,21 @@ def tile_logits(
                 else:
                     products = unroll_x(carried, fresh, block_x, for_keys)
                 carried = fresh
-            logits = _sum(logits, products * unit)
+            logits = _added(logits, products * unit)
         if tables.y is not None:
             tl.static_assert(block_x == block_y)
             y_term = load_tokens(y.term, own.b, own.h, y_at, y.length)
             products = window_of_y(
                 y_term, tables.y, own.h, start, tables.count, precision, block_x, for_keys
             )
-            logits = _sum(logits, products * unit)
+            logits = _added(logits, products * unit)
     elif tables.y is not None:
         numbers = y.term_low if kind == LOW else y.term_high
         numbers = load_numbers(start_of(numbers, own.b, own.h), y_at, y.length, 0.0)
-        logits = _sum(logits, tl.broadcast_to((numbers * unit)[None, :], [block_x, block_y]))
+        logits = _added(logits, tl.broadcast_to((numbers * unit)[None, :], [block_x, block_y]))
     if y.column is not None:
         column = load_numbers(start_of(y.column, own.b, own.h), y_at, y.length, 0.0)
-        logits = _sum(logits, tl.broadcast_to((column * unit)[None, :], [block_x, block_y]))
+        logits = _added(logits, tl.broadcast_to((column * unit)[None, :], [block_x, block_y]))
     if unscaled:
         logits = _product(own, y_tokens, y_partners, x.rotary is not None, precision, logits)
     if tables.curve is not None:

@@ -40,8 +40,8 @@ def load_vectors(start, step, at, inside, width: tl.constexpr, block: tl.constex
     mask = inside[:, None]
     if width != block:
         mask = mask & (column < width)[None, :]
-    place = start + at.to(tl.int64)[:, None] * step + column[None, :]
-    return tl.load(place, mask=mask, other=0.0)
+    pointers = start + at.to(tl.int64)[:, None] * step + column[None, :]
+    return tl.load(pointers, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -56,8 +56,8 @@ def store_tokens(tokens, b, h, value, at, length):
     """Write vectors ``[N, block]`` of one batch row and head."""
     column = tl.arange(0, tokens.block)
     mask = (at < length)[:, None] & (column < tokens.width)[None, :]
-    place = start_of(tokens, b, h) + at.to(tl.int64)[:, None] * tokens.step + column[None, :]
-    tl.store(place, value.to(tokens.pointer.dtype.element_ty), mask=mask)
+    pointers = start_of(tokens, b, h) + at.to(tl.int64)[:, None] * tokens.step + column[None, :]
+    tl.store(pointers, value.to(tokens.pointer.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -66,10 +66,10 @@ def load_numbers(pointer, at, length, other):
 
 
 @triton.jit
-def load_row(table, h, place):
+def load_row(table, h, entry):
     """One row ``[block]`` of a table, in float32."""
     column = tl.arange(0, table.block)
-    start = table.pointer + h.to(tl.int64) * table.head + place * table.width
+    start = table.pointer + h.to(tl.int64) * table.head + entry * table.width
     return tl.load(start + column, mask=column < table.width, other=0.0).to(tl.float32)
 
 
@@ -78,10 +78,10 @@ def load_entries(table, h, start, count, block: tl.constexpr):
     """Rows ``[block, width]`` of a table from entry ``start`` on, those at its ends repeated."""
     column = tl.arange(0, table.block)
     entry = clip(start + tl.arange(0, block), 0, count - 1).to(tl.int64)
-    place = table.pointer + h.to(tl.int64) * table.head
-    place = place + entry[:, None] * table.width + column[None, :]
+    pointers = table.pointer + h.to(tl.int64) * table.head
+    pointers = pointers + entry[:, None] * table.width + column[None, :]
     if table.width == table.block:
-        rows = tl.load(place)
+        rows = tl.load(pointers)
     else:
-        rows = tl.load(place, mask=(column < table.width)[None, :], other=0.0)
+        rows = tl.load(pointers, mask=(column < table.width)[None, :], other=0.0)
     return rows

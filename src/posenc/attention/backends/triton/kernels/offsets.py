@@ -45,7 +45,7 @@ def offsets_kernel(
     diagonals,
     low_steps,
     high_steps,
-    heads_apart,
+    out_heads,
     splits,
     scale,
     width: tl.constexpr,
@@ -76,18 +76,18 @@ def offsets_kernel(
     """
     if dropout is not None:
         dropout = Dropout(dropout.threshold, dropout.factor, tl.load(dropout.seed))
-    number = tl.program_id(0) % diagonals
-    head = tl.program_id(0) // diagonals % heads_apart
-    split = tl.program_id(0) // (diagonals * heads_apart)
-    diagonal = first_diagonal + number
+    diagonal_index = tl.program_id(0) % diagonals
+    head = tl.program_id(0) // diagonals % out_heads
+    split = tl.program_id(0) // (diagonals * out_heads)
+    diagonal = first_diagonal + diagonal_index
     x_tiles = tl.cdiv(x.length, block)
     y_tiles = tl.cdiv(y.length, block)
     begin = tl.maximum(-diagonal, 0)
     tiles = tl.maximum(tl.minimum(x_tiles, y_tiles - diagonal) - begin, 0)
-    each = sizes.heads // heads_apart
-    items = sizes.batch * each * tiles
-    share = tl.cdiv(items, splits)
-    apart: tl.constexpr = span // block
+    heads_summed = sizes.heads // out_heads
+    items = sizes.batch * heads_summed * tiles
+    items_per_split = tl.cdiv(items, splits)
+    tiles_per_span: tl.constexpr = span // block
     bias_sum = tl.zeros([1, 1], tl.float32)
     if bias_ptr is not None:
         bias_sum = tl.zeros([block, block], tl.float32)
@@ -100,10 +100,10 @@ def offsets_kernel(
     if rows_ptr is not None:
         row_block: tl.constexpr = y.second.block if of_values else y.term.block
         rows_sum = tl.zeros([2 * block, row_block], tl.float32)
-    for item in range(split * share, tl.minimum((split + 1) * share, items)):
+    for item in range(split * items_per_split, tl.minimum((split + 1) * items_per_split, items)):
         tile = begin + item % tiles
-        b = (item // tiles // each).to(tl.int64)
-        h = head * each + item // tiles % each
+        b = (item // tiles // heads_summed).to(tl.int64)
+        h = head * heads_summed + item // tiles % heads_summed
         g = h // sizes.group
         x_head = h
         y_head = g
@@ -153,41 +153,43 @@ def offsets_kernel(
                 block, block,
             )
             # fmt: on
-            source = weights if of_values else ds  # [x, y]
-            source = tl.where((x_at < x.length)[:, None], source, 0.0)
-            if apart > 1:
+            summand = weights if of_values else ds  # [x, y]
+            summand = tl.where((x_at < x.length)[:, None], summand, 0.0)
+            if tiles_per_span > 1:
                 # Tiles of a diagonal may be of squares that are not as far apart.
-                steps = (tile + diagonal) // apart - tile // apart
+                steps = (tile + diagonal) // tiles_per_span - tile // tiles_per_span
                 if has_low:
-                    source = tl.where(steps <= low_steps, 0.0, source)
+                    summand = tl.where(steps <= low_steps, 0.0, summand)
                 if has_high:
-                    source = tl.where(steps >= high_steps, 0.0, source)
+                    summand = tl.where(steps >= high_steps, 0.0, summand)
             if of_curve is not None:
                 start = window_start(x0, y0, band.origin, block, for_keys)
                 # fmt: off
                 bias_sum, slope_sum, intercept_sum = piece_gradients(
-                    bias_sum, slope_sum, intercept_sum, source, rate, tables.curve, b, h, x0,
+                    bias_sum, slope_sum, intercept_sum, summand, rate, tables.curve, b, h, x0,
                     start, tables.count, block, block,
                 )
                 # fmt: on
             elif bias_ptr is not None:
-                bias_sum += source
+                bias_sum += summand
             if rows_ptr is not None:
                 vectors = y_second
                 if not of_values:
                     vectors = load_tokens(y.term, b, h, y_at, y.length)
-                rolled = roll_y(source.to(vectors.dtype), block, for_keys)
+                rolled = roll_y(summand.to(vectors.dtype), block, for_keys)
                 rows_sum += product(rolled, vectors, precision)
     entry = tl.arange(0, 2 * block)
-    into = ((split * heads_apart + head).to(tl.int64) * diagonals + number) * (2 * block) + entry
+    entries_at = ((split * out_heads + head).to(tl.int64) * diagonals + diagonal_index) * (
+        2 * block
+    ) + entry
     if of_curve is not None:
-        place = tl.program_id(0).to(tl.int64) * 2 * tables.curve.block
-        place += tl.arange(0, 2 * tables.curve.block)
-        tl.store(of_curve.slope + place, slope_sum)
-        tl.store(of_curve.intercept + place, intercept_sum)
+        pieces_at = tl.program_id(0).to(tl.int64) * 2 * tables.curve.block
+        pieces_at += tl.arange(0, 2 * tables.curve.block)
+        tl.store(of_curve.slope + pieces_at, slope_sum)
+        tl.store(of_curve.intercept + pieces_at, intercept_sum)
     if bias_ptr is not None:
-        tl.store(bias_ptr + into, tl.sum(roll_x(bias_sum, block, for_keys), 0))
+        tl.store(bias_ptr + entries_at, tl.sum(roll_x(bias_sum, block, for_keys), 0))
     if rows_ptr is not None:
         column_at = tl.arange(0, row_block)
-        rows = rows_ptr + into[:, None] * width + column_at[None, :]
+        rows = rows_ptr + entries_at[:, None] * width + column_at[None, :]
         tl.store(rows, rows_sum, mask=(column_at < width)[None, :])

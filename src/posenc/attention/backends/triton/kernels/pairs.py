@@ -18,26 +18,26 @@ from posenc.attention.backends.triton.kernels.memory import INTERPRETED
 def reciprocal(x):
     """``1 / x`` for normal x, with an error of an ulp."""
     if INTERPRETED or not is_cuda():
-        found = 1 / x
+        inverse = 1 / x
     else:
-        found = tl.inline_asm_elementwise(
+        inverse = tl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
-    return found
+    return inverse
 
 
 @triton.jit
-def load_pairs(start, places):
+def load_pairs(start, at):
     """Both numbers of the pairs at places, counted from the pointer ``start``."""
     if INTERPRETED or not is_cuda():
-        both = tl.load(start + places)
+        both = tl.load(start + at)
         first = both.to(tl.uint32).to(tl.float32, bitcast=True)
         second = (both >> 32).to(tl.uint32).to(tl.float32, bitcast=True)
     else:
         first, second = tl.inline_asm_elementwise(
             "ld.global.nc.v2.f32 {$0, $1}, [$2];",
             "=f,=f,l",
-            [start + places],
+            [start + at],
             dtype=(tl.float32, tl.float32),
             is_pure=True,
             pack=1,
@@ -46,12 +46,12 @@ def load_pairs(start, places):
 
 
 @triton.jit
-def store_pairs(start, places, first, second, mask):
+def store_pairs(start, at, first, second, mask):
     """Write pairs to places, counted from the pointer ``start``, where the mask holds."""
     if INTERPRETED or not is_cuda():
         low = first.to(tl.uint32, bitcast=True).to(tl.uint64)
         high = second.to(tl.uint32, bitcast=True).to(tl.uint64)
-        tl.store(start + places, (low | (high << 32)).to(tl.int64, bitcast=True), mask=mask)
+        tl.store(start + at, (low | (high << 32)).to(tl.int64, bitcast=True), mask=mask)
     else:
         tl.inline_asm_elementwise(
             """{
@@ -61,7 +61,7 @@ def store_pairs(start, places, first, second, mask):
             mov.b32 $0, 0;
             }""",
             "=r,l,f,f,r",
-            [(start + places).to(tl.int64), first, second, mask.to(tl.int32)],
+            [(start + at).to(tl.int64), first, second, mask.to(tl.int32)],
             dtype=tl.int32,
             is_pure=False,
             pack=1,

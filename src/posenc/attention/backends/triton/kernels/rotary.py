@@ -41,9 +41,9 @@ def _factors(rotary, start, step, at, inside):
     mask = inside[:, None]
     if rotary.pairs != rotary.block:
         mask = mask & (column < rotary.pairs)[None, :]
-    place = start + at.to(tl.int64)[:, None] * step + column[None, :]
-    cosine = tl.load(place, mask=mask, other=1.0)
-    return cosine, tl.load(place + rotary.pairs, mask=mask, other=0.0)
+    pointers = start + at.to(tl.int64)[:, None] * step + column[None, :]
+    cosine = tl.load(pointers, mask=mask, other=1.0)
+    return cosine, tl.load(pointers + rotary.pairs, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -53,14 +53,14 @@ def load_rotated(start, step, width: tl.constexpr, rotary, factors, factors_step
     Vectors lie ``step`` apart from ``start`` on, and their factors likewise from ``factors`` on.
     """
     first_at, second_at = _members(rotary, width)
-    place = start + at.to(tl.int64)[:, None] * step
+    pointers = start + at.to(tl.int64)[:, None] * step
     first_mask = inside[:, None]
     second_mask = inside[:, None]
     if width != 2 * rotary.block:
         first_mask = first_mask & (first_at < width)[None, :]
         second_mask = second_mask & (second_at < width)[None, :]
-    first = tl.load(place + first_at[None, :], mask=first_mask, other=0.0)
-    second = tl.load(place + second_at[None, :], mask=second_mask, other=0.0)
+    first = tl.load(pointers + first_at[None, :], mask=first_mask, other=0.0)
+    second = tl.load(pointers + second_at[None, :], mask=second_mask, other=0.0)
     kind = first.dtype
     first = first.to(tl.float32)
     second = second.to(tl.float32)
@@ -95,10 +95,10 @@ def store_gradients(into, rotary, value, partners, b, h, at, length):
         cosine, sine = _factors(rotary, start_of(rotary, b, h), rotary.step, at, inside)
         first_at, second_at = _members(rotary, into.width)
         kind = into.pointer.dtype.element_ty
-        place = start_of(into, b, h) + at.to(tl.int64)[:, None] * into.step
+        pointers = start_of(into, b, h) + at.to(tl.int64)[:, None] * into.step
         first = (value * cosine + partners * sine).to(kind)
         first_mask = inside[:, None] & (first_at < into.width)[None, :]
-        tl.store(place + first_at[None, :], first, mask=first_mask)
+        tl.store(pointers + first_at[None, :], first, mask=first_mask)
         second = (partners * cosine - value * sine).to(kind)
         second_mask = inside[:, None] & (second_at < into.width)[None, :]
-        tl.store(place + second_at[None, :], second, mask=second_mask)
+        tl.store(pointers + second_at[None, :], second, mask=second_mask)

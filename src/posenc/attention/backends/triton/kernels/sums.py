@@ -139,8 +139,8 @@ def at_most(counts, limit):
 @triton.jit
 def fraction(counts, bits: tl.constexpr):
     """The fractions of counts in units of ``2^-bits``, plus 1."""
-    found = (counts << (23 - bits)) & 0x7FFFFF
-    return (found | ONE).to(tl.float32, bitcast=True)
+    mantissa = (counts << (23 - bits)) & 0x7FFFFF
+    return (mantissa | ONE).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -152,9 +152,9 @@ def triangle(size: tl.constexpr, lower: tl.constexpr):
 
 
 @triton.jit
-def _times(part, ones, found, keys: tl.constexpr):
+def _times(part, ones, start, keys: tl.constexpr):
     left, right = (part, ones) if keys == 1 else (ones, part)
-    return product(left, right, "ieee", found)
+    return product(left, right, "ieee", start)
 
 
 @triton.jit
@@ -201,13 +201,13 @@ def sums_until(values, ones, terms: tl.constexpr, keys: tl.constexpr):
 def addends(logits, seen, sticks: tl.constexpr, masked: tl.constexpr, bits: tl.constexpr):
     """The summands of a tile: binary softplus of logits, or gates; 0 where hidden."""
     if sticks:
-        found = softplus(logits)
+        added = softplus(logits)
     else:
         gates, _ = gates_of(logits)
-        found = whole(gates, bits)
+        added = whole(gates, bits)
     if masked:
-        found = tl.where(seen, found, 0)
-    return found
+        added = tl.where(seen, added, 0)
+    return added
 
 
 @triton.jit
@@ -248,7 +248,7 @@ def tile_gradients(
     pairs,
     rows,
     carried,
-    left,
+    d_sums,
     lse,
     delta,
     limit,
@@ -263,7 +263,7 @@ def tile_gradients(
     """Weights, gradients of logits, and sums over the keys, of one tile.
 
     Args:
-        dp: gradients of weights; carried: sums before the tile; left: those of gradients.
+        dp: gradients of weights; carried: sums before the tile; d_sums: those of gradients.
         after_ones, until_ones: as of ``sums_after`` and ``sums_until``.
         keys: the tile's axis of keys; numbers a query are along the other.
 
@@ -273,16 +273,16 @@ def tile_gradients(
     """
     if sticks:
         added = softplus(logits)
-        share = tl.exp2(logits - added)
+        beta = tl.exp2(logits - added)
         if masked:
             added = tl.where(seen, added, 0.0)
         sums = sums_after(added, after_ones, carried, sticks, bits, keys)
         weights = tl.exp2(logits - sums)
         if masked:
             weights = tl.where(seen, weights, 0.0)
-        summand = weights * dp
-        ds = summand
-        dz = summand - share * (sums_until(summand, until_ones, terms, keys) + left)
+        d_addend = weights * dp
+        ds = d_addend
+        dz = d_addend - beta * (sums_until(d_addend, until_ones, terms, keys) + d_sums)
         after = sums
     else:
         gates, slope = gates_of(logits)
@@ -297,11 +297,11 @@ def tile_gradients(
         if masked:
             weights = tl.where(seen, weights, 0.0)
         ds = weights * (dp - delta)
-        summand = ds * rise / LOG2E
-        dz = ds + slope * (sums_until(summand, until_ones, terms, keys) + left)
+        d_addend = ds * rise / LOG2E
+        dz = ds + slope * (sums_until(d_addend, until_ones, terms, keys) + d_sums)
     if masked:
         dz = tl.where(seen, dz, 0.0)
-    return weights, dz, tl.sum(summand, keys), ds, sums, after
+    return weights, dz, tl.sum(d_addend, keys), ds, sums, after
 
 
 @triton.jit
@@ -323,12 +323,12 @@ def own_weights(
     other = at - band.origin
     seen = (at < x.length) & (other >= 0) & (other < y.length)
     if x.segment_ids is not None:
-        mine = tl.load(x.segment_ids + b * x.segment_ids_row + at, mask=seen, other=0)
-        theirs = tl.load(y.segment_ids + b * y.segment_ids_row + other, mask=seen, other=0)
-        seen = seen & (mine == theirs)
+        x_segments = tl.load(x.segment_ids + b * x.segment_ids_row + at, mask=seen, other=0)
+        y_segments = tl.load(y.segment_ids + b * y.segment_ids_row + other, mask=seen, other=0)
+        seen = seen & (x_segments == y_segments)
     factor = tl.where(seen, 1.0, 0.0)
     if dropout is not None:
-        found = tl.zeros([block_x], tl.float32)
+        kept_factor = tl.zeros([block_x], tl.float32)
         first = tl.maximum(x0 - band.origin, 0)
         end = tl.minimum(tl.maximum(x0 - band.origin + block_x, 0), y.length)
         for tile in range(first // block_y, tl.cdiv(end, block_y)):
@@ -337,8 +337,8 @@ def own_weights(
                 dropout, lane, x0, tile * block_y, query_start, for_keys, block_x, block_y
             )
             same = keep & (y_at[None, :] == other[:, None])
-            found += tl.sum(tl.where(same, dropout.factor, 0.0), 1)
-        factor *= found
+            kept_factor += tl.sum(tl.where(same, dropout.factor, 0.0), 1)
+        factor *= kept_factor
     return factor
 
 

@@ -97,9 +97,9 @@ def _walk(
             weights = tl.exp2(logits)
         else:
             new_max = tl.maximum(row_max, tl.max(logits, 1))
-            finite = tl.where(new_max == float("-inf"), 0.0, new_max)
-            weights = tl.exp2(logits - finite[:, None])
-            rescale = tl.exp2(row_max - finite)
+            finite_max = tl.where(new_max == float("-inf"), 0.0, new_max)
+            weights = tl.exp2(logits - finite_max[:, None])
+            rescale = tl.exp2(row_max - finite_max)
             row_max = new_max
             row_sum = row_sum * rescale + tl.sum(weights, 1)
             output *= rescale[:, None]
@@ -191,17 +191,17 @@ def sums_forward_kernel(
         )
     # fmt: on
     if sticks:
-        logarithm = -carried
+        row_lse = -carried
         if rest_to_self:
             factor = own_weights(x, y, band, dropout, b, lane, x0, 0, False, block_x, block_y)
             v = load_tokens(y.second, b, g, tl.maximum(at - band.origin, 0), y.length)
-            result += (factor * tl.exp2(logarithm))[:, None] * v.to(tl.float32)
+            result += (factor * tl.exp2(row_lse))[:, None] * v.to(tl.float32)
     else:
         row_sum = tl.where(row_sum > 0, row_sum, 1.0)
         result /= row_sum[:, None]
-        logarithm = (row_max + tl.log2(row_sum)) / LOG2E
+        row_lse = (row_max + tl.log2(row_sum)) / LOG2E
     store_tokens(output, b, h, result, at, x.length)
-    tl.store(start_of(lse, b, h) + at, logarithm, mask=at < x.length)
+    tl.store(start_of(lse, b, h) + at, row_lse, mask=at < x.length)
 
 
 @triton.jit
@@ -297,5 +297,5 @@ def carries_kernel(
             scale, limit, sticks, True, bits, precision, block_q, block_k,
         )
     # fmt: on
-    place = first_tiles + lane.to(tl.int64) * x.length + at
-    tl.store(place, tl.zeros([block_q], tl.int32) + first, mask=at < x.length)
+    first_tiles_at = first_tiles + lane.to(tl.int64) * x.length + at
+    tl.store(first_tiles_at, tl.zeros([block_q], tl.int32) + first, mask=at < x.length)

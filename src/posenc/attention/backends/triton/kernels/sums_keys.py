@@ -63,7 +63,7 @@ def _walk(
     for step in range(begin, end):
         y0 = step * block_q
         y_at = y0 + tl.arange(0, block_q)
-        q, gradient, logits, dp = tile_products(own, y, own.h, y_at, scale, precision)
+        q, d_out, logits, dp = tile_products(own, y, own.h, y_at, scale, precision)
         if dropout is not None:
             keep = kept_pairs(dropout, own.lane, own.start, y0, query_start, True, block_k, block_q)
             dp = tl.where(keep, dp * dropout.factor, 0.0)
@@ -88,20 +88,22 @@ def _walk(
             inside = y_at < y.length
             first = carries.first_tiles + own.lane.to(tl.int64) * y.length + y_at
             known = inside & (tile >= tl.load(first, mask=inside, other=2**30))
-            place = (own.lane.to(tl.int64) * tl.cdiv(x.length, block_k) + tile) * y.length + y_at
-            carried = tl.load(carries.sums + place, mask=known, other=limit)
-            left = tl.load(carries.left + place, mask=known, other=0.0)
+            carries_at = (
+                own.lane.to(tl.int64) * tl.cdiv(x.length, block_k) + tile
+            ) * y.length + y_at
+            carried = tl.load(carries.sums + carries_at, mask=known, other=limit)
+            d_sums = tl.load(carries.d_sums + carries_at, mask=known, other=0.0)
             if masked:  # queries that see none of the keys have left no sums
                 carried = clip(carried, 0, limit)
             # fmt: off
             weights, dz, _, _, _, _ = tile_gradients(
-                logits, dp, seen, own_pairs, rows, carried[None, :], left[None, :], lse, delta,
+                logits, dp, seen, own_pairs, rows, carried[None, :], d_sums[None, :], lse, delta,
                 limit, after_ones, until_ones, sticks, masked, bits, terms, 0,
             )
             # fmt: on
         if dropout is not None:
             weights = tl.where(keep, weights * dropout.factor, 0.0)
-        dv += product(weights.to(gradient.dtype), gradient, precision)
+        dv += product(weights.to(d_out.dtype), d_out, precision)
         dk += product(dz.to(q.dtype), q, precision)
     return dk, dv
 
@@ -172,10 +174,10 @@ def sums_keys_kernel(
         last = -1
         chunk: tl.constexpr = 256
         for start in range(0, y.length, chunk):
-            place = start + tl.arange(0, chunk)
-            first = carries.first_tiles + query_lane.to(tl.int64) * y.length + place
-            reached = tl.load(first, mask=place < y.length, other=2**30) <= tile
-            last = tl.maximum(last, tl.max(tl.where(reached, place, -1), 0))
+            query_at = start + tl.arange(0, chunk)
+            first = carries.first_tiles + query_lane.to(tl.int64) * y.length + query_at
+            reached = tl.load(first, mask=query_at < y.length, other=2**30) <= tile
+            last = tl.maximum(last, tl.max(tl.where(reached, query_at, -1), 0))
         near = (last + block_q) // block_q
         stop = end
         if sticks:
@@ -213,7 +215,7 @@ def sums_keys_kernel(
             query = at - band.origin
             inside = (query >= 0) & (query < y.length)
             rest = tl.load(start_of(y.lse, b, h) + query, mask=inside, other=0.0)
-            gradient = load_tokens(y.second, b, h, tl.maximum(query, 0), y.length)
-            dv += (factor * tl.exp2(rest))[:, None] * gradient.to(tl.float32)
+            d_out = load_tokens(y.second, b, h, tl.maximum(query, 0), y.length)
+            dv += (factor * tl.exp2(rest))[:, None] * d_out.to(tl.float32)
     store_tokens(into, b, g, dk * scale, at, x.length)
     store_tokens(second, b, g, dv, at, x.length)

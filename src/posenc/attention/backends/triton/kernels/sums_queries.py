@@ -42,9 +42,9 @@ from posenc.attention.backends.triton.kernels.visibility import visible_tile_ran
 @triton.jit
 def _walk(
     dq,
-    left,
-    total,
-    part,
+    d_sums,
+    ds_sum,
+    fraction_sum,
     begin,
     end,
     own,
@@ -90,38 +90,41 @@ def _walk(
             dp = tl.where(keep, dp * dropout.factor, 0.0)
         if far:
             dz = tl.exp2(logits + (last - own.lse)[:, None]) * (dp - own.delta[:, None])
-            total += tl.sum(dz, 1)
+            ds_sum += tl.sum(dz, 1)
         else:
             seen = None
             if masked:
                 seen = seen_pairs(x, y, band, own.b, own.start, y0, False, block_q, block_k)
-            place = tile * x.length + at
+            carries_at = tile * x.length + at
             known = inside & (tile >= first_tiles)
-            carried = tl.load(carries.sums + place, mask=known, other=limit)
-            tl.store(carries.left + place, left, mask=inside)
+            carried = tl.load(carries.sums + carries_at, mask=known, other=limit)
+            tl.store(carries.d_sums + carries_at, d_sums, mask=inside)
             of_row = None
             if not sticks:
                 of_row = rows[:, None]
             # fmt: off
-            _, dz, added, ds, sums, after = tile_gradients(
-                logits, dp, seen, pairs, of_row, carried[:, None], left[:, None], own.lse[:, None],
-                own.delta[:, None], limit, after_ones, until_ones, sticks, masked, bits, terms, 1,
+            _, dz, tile_d_sum, ds, sums, after = tile_gradients(
+                logits, dp, seen, pairs, of_row, carried[:, None], d_sums[:, None],
+                own.lse[:, None], own.delta[:, None], limit, after_ones, until_ones, sticks, masked,
+                bits, terms, 1,
             )
             # fmt: on
-            left += added
+            d_sums += tile_d_sum
             if not sticks:
                 count = sums >> bits
                 # The last key of each whole count: counts of neighbours are at most one apart.
                 ends = (count != after >> bits) & inside[:, None]
-                of_part = ds * (fraction(sums, bits) - 1)
-                totals = sums_until(ds, until_ones, terms, 1) + total[:, None]
-                parts = sums_until(of_part, until_ones, terms, 1) + part[:, None]
-                total += tl.sum(ds, 1)
-                part += tl.sum(of_part, 1)
-                found = pairs_of(into.ends, own.start, x.length, own.lane, width)
-                store_pairs(found, of_row + count, totals, parts, ends)
+                ds_fraction = ds * (fraction(sums, bits) - 1)
+                ds_sums = sums_until(ds, until_ones, terms, 1) + ds_sum[:, None]
+                fraction_sums = (
+                    sums_until(ds_fraction, until_ones, terms, 1) + fraction_sum[:, None]
+                )
+                ds_sum += tl.sum(ds, 1)
+                fraction_sum += tl.sum(ds_fraction, 1)
+                pair_ends = pairs_of(into.ends, own.start, x.length, own.lane, width)
+                store_pairs(pair_ends, of_row + count, ds_sums, fraction_sums, ends)
         dq += product(dz.to(k.dtype), k, precision)
-    return dq, left, total, part
+    return dq, d_sums, ds_sum, fraction_sum
 
 
 @triton.autotune(
@@ -155,7 +158,7 @@ def sums_queries_kernel(
     """Gradients of one block of queries, and what ``sums_keys_kernel`` reads.
 
     Args:
-        carries: ``Carries``; its ``left`` is written.
+        carries: ``Carries``; its ``d_sums`` are written.
         into: ``SumGradients``.
         query_start: number of the first query, for dropout.
     """
@@ -163,7 +166,7 @@ def sums_queries_kernel(
         dropout = Dropout(dropout.threshold, dropout.factor, tl.load(dropout.seed))
     x0, lane, b, h, g, at = query_block(x, sizes, block_q)
     tokens = load_tokens(x.tokens, b, h, at, x.length)
-    gradient = load_tokens(x.second, b, h, at, x.length)
+    d_out = load_tokens(x.second, b, h, at, x.length)
     first_tiles = carries.first_tiles + lane.to(tl.int64) * x.length + at
     first_tiles = tl.load(first_tiles, mask=at < x.length, other=2**30)
     reached = tl.min(first_tiles, 0)
@@ -172,11 +175,11 @@ def sums_queries_kernel(
         x, y, band, b, x0, False, False, granule, block_q, block_k, block_q, block_k
     )
     # fmt: on
-    total = tl.zeros([block_q], tl.float32)
-    left = total
-    nothing = float("-inf") if sticks else float("inf")
-    lse = load_numbers(start_of(x.lse, b, h), at, x.length, nothing)
-    delta = total
+    ds_sum = tl.zeros([block_q], tl.float32)
+    d_sums = ds_sum
+    padding_lse = float("-inf") if sticks else float("inf")
+    lse = load_numbers(start_of(x.lse, b, h), at, x.length, padding_lse)
+    delta = ds_sum
     own_pairs = None
     if sticks:
         begin = clip(reached, begin, end)
@@ -186,8 +189,8 @@ def sums_queries_kernel(
                 x, y, band, dropout, b, lane, x0, query_start, False, block_q, block_k
             )
             v = load_tokens(y.second, b, g, tl.maximum(at - band.origin, 0), y.length)
-            of_own = tl.sum(gradient.to(tl.float32) * v.to(tl.float32), 1)
-            left = factor * tl.exp2(lse) * of_own
+            of_own = tl.sum(d_out.to(tl.float32) * v.to(tl.float32), 1)
+            d_sums = factor * tl.exp2(lse) * of_own
     else:
         lse = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
         delta = load_numbers(start_of(x.delta, b, h), at, x.length, 0.0)
@@ -195,40 +198,40 @@ def sums_queries_kernel(
     near = clip(reached, clear, tl.maximum(edge, clear))
     edge = tl.maximum(edge, near)
     base = lane.to(tl.int64) * tl.cdiv(y.length, block_k) * x.length
-    own = Own(tokens, None, gradient, None, None, None, None, lse, delta, x0, b, h, lane)
-    of_lane = Carries(carries.sums + base, carries.left + base, carries.first_tiles)
+    own = Own(tokens, None, d_out, None, None, None, None, lse, delta, x0, b, h, lane)
+    of_lane = Carries(carries.sums + base, carries.d_sums + base, carries.first_tiles)
     after_ones = triangle(block_k, True)
     until_ones = triangle(block_k, False).to(tl.bfloat16)
     dq = tl.zeros([block_q, x.tokens.block], tl.float32)
-    part = total
+    fraction_sum = ds_sum
     # fmt: off
     if edged:
-        dq, left, total, part = _walk(
-            dq, left, total, part, begin, clear, own, own_pairs, first_tiles, of_lane, into,
-            after_ones, until_ones, x, y, band, dropout, g, query_start, scale, limit, sticks,
-            False, True, width, bits, terms, precision, block_q, block_k,
+        dq, d_sums, ds_sum, fraction_sum = _walk(
+            dq, d_sums, ds_sum, fraction_sum, begin, clear, own, own_pairs, first_tiles, of_lane,
+            into, after_ones, until_ones, x, y, band, dropout, g, query_start, scale, limit,
+            sticks, False, True, width, bits, terms, precision, block_q, block_k,
         )
     if not sticks:
         far = tl.zeros([block_q], tl.float32)
-        dq, left, far, part = _walk(
-            dq, left, far, part, clear, near, own, own_pairs, first_tiles, of_lane, into,
-            after_ones, until_ones, x, y, band, dropout, g, query_start, scale, limit, sticks, True,
-            False, width, bits, terms, precision, block_q, block_k,
+        dq, d_sums, far, fraction_sum = _walk(
+            dq, d_sums, far, fraction_sum, clear, near, own, own_pairs, first_tiles, of_lane, into,
+            after_ones, until_ones, x, y, band, dropout, g, query_start, scale, limit, sticks,
+            True, False, width, bits, terms, precision, block_q, block_k,
         )
         tl.store(into.far + lane.to(tl.int64) * x.length + at, far, mask=at < x.length)
-    dq, left, total, part = _walk(
-        dq, left, total, part, near, edge, own, own_pairs, first_tiles, of_lane, into, after_ones,
-        until_ones, x, y, band, dropout, g, query_start, scale, limit, sticks, False, False, width,
-        bits, terms, precision, block_q, block_k,
+    dq, d_sums, ds_sum, fraction_sum = _walk(
+        dq, d_sums, ds_sum, fraction_sum, near, edge, own, own_pairs, first_tiles, of_lane, into,
+        after_ones, until_ones, x, y, band, dropout, g, query_start, scale, limit, sticks, False,
+        False, width, bits, terms, precision, block_q, block_k,
     )
-    dq, left, total, part = _walk(
-        dq, left, total, part, edge, end, own, own_pairs, first_tiles, of_lane, into, after_ones,
-        until_ones, x, y, band, dropout, g, query_start, scale, limit, sticks, False, True, width,
-        bits, terms, precision, block_q, block_k,
+    dq, d_sums, ds_sum, fraction_sum = _walk(
+        dq, d_sums, ds_sum, fraction_sum, edge, end, own, own_pairs, first_tiles, of_lane, into,
+        after_ones, until_ones, x, y, band, dropout, g, query_start, scale, limit, sticks, False,
+        True, width, bits, terms, precision, block_q, block_k,
     )
     # fmt: on
     if not sticks:
-        found = pairs_of(into.ends, x0, x.length, lane, width)
+        pair_ends = pairs_of(into.ends, x0, x.length, lane, width)
         rows = rows_of(x0, x.length, width, block_q)
-        store_pairs(found, rows, total, part, at < x.length)
+        store_pairs(pair_ends, rows, ds_sum, fraction_sum, at < x.length)
     store_tokens(into.tokens, b, h, dq * scale, at, x.length)

@@ -72,22 +72,22 @@ def _block_summary(side, b, x0, block: tl.constexpr, granule: tl.constexpr):
 
 
 @triton.jit
-def _steps_ahead(mine, theirs, for_keys: tl.constexpr):
+def _steps_ahead(x_summary, y_summary, for_keys: tl.constexpr):
     """Least and most steps that a key of two sets of tokens is ahead of a query."""
     if for_keys:  # mine are the keys
-        nearest = mine[0] - theirs[1]
-        farthest = mine[1] - theirs[0]
+        nearest = x_summary[0] - y_summary[1]
+        farthest = x_summary[1] - y_summary[0]
     else:
-        nearest = theirs[0] - mine[1]
-        farthest = theirs[1] - mine[0]
+        nearest = y_summary[0] - x_summary[1]
+        farthest = y_summary[1] - x_summary[0]
     return nearest, farthest
 
 
 @triton.jit
-def _meet(mine, theirs, band, causal: tl.constexpr, for_keys: tl.constexpr):
+def _meet(x_summary, y_summary, band, causal: tl.constexpr, for_keys: tl.constexpr):
     """True if any pair of two sets of tokens may be visible, by their summaries."""
-    meet = (theirs[2] <= mine[3]) & (mine[2] <= theirs[3])
-    nearest, farthest = _steps_ahead(mine, theirs, for_keys)
+    meet = (y_summary[2] <= x_summary[3]) & (x_summary[2] <= y_summary[3])
+    nearest, farthest = _steps_ahead(x_summary, y_summary, for_keys)
     if causal:
         meet = meet & (nearest <= 0)
     if band.window is not None:
@@ -96,10 +96,14 @@ def _meet(mine, theirs, band, causal: tl.constexpr, for_keys: tl.constexpr):
 
 
 @triton.jit
-def _all_visible(mine, theirs, band, causal: tl.constexpr, for_keys: tl.constexpr):
+def _all_visible(x_summary, y_summary, band, causal: tl.constexpr, for_keys: tl.constexpr):
     """True if all pairs of two sets of tokens are visible, by their summaries."""
-    same = (mine[2] == mine[3]) & (theirs[2] == theirs[3]) & (mine[2] == theirs[2])
-    nearest, farthest = _steps_ahead(mine, theirs, for_keys)
+    same = (
+        (x_summary[2] == x_summary[3])
+        & (y_summary[2] == y_summary[3])
+        & (x_summary[2] == y_summary[2])
+    )
+    nearest, farthest = _steps_ahead(x_summary, y_summary, for_keys)
     if causal:
         same = same & (farthest <= 0)
     if band.window is not None:
@@ -126,7 +130,7 @@ def narrowed(
 
     Within it, third and fourth, a range of tiles of which all pairs are visible.
     """
-    mine = _block_summary(x, b, x0, block_x, granule)
+    x_summary = _block_summary(x, b, x0, block_x, granule)
     count = tl.cdiv(y.length, granule)
     pointer = y.summary + b * y.summary_row
     chunk: tl.constexpr = 256
@@ -134,21 +138,21 @@ def narrowed(
     most = -1
     clear = count
     edge = -1
-    number = 0
+    whole_count = 0
     for start in range(0, count, chunk):
         at = start + tl.arange(0, chunk)
-        theirs = _summary(pointer, at, count)
-        meet = _meet(mine, theirs, band, causal, for_keys)
+        y_summary = _summary(pointer, at, count)
+        meet = _meet(x_summary, y_summary, band, causal, for_keys)
         least = tl.minimum(least, tl.min(tl.where(meet, at, count), 0))
         most = tl.maximum(most, tl.max(tl.where(meet, at, -1), 0))
-        whole = _all_visible(mine, theirs, band, causal, for_keys)
+        whole = _all_visible(x_summary, y_summary, band, causal, for_keys)
         clear = tl.minimum(clear, tl.min(tl.where(whole, at, count), 0))
         edge = tl.maximum(edge, tl.max(tl.where(whole, at, -1), 0))
-        number += tl.sum(whole.to(tl.int32), 0)
+        whole_count += tl.sum(whole.to(tl.int32), 0)
     begin = tl.maximum(begin, least * granule // block_y)
     end = tl.maximum(begin, tl.minimum(end, ((most + 1) * granule + block_y - 1) // block_y))
     # Granules that are not one after the other leave others between them.
-    edge = tl.where(number == edge - clear + 1, edge, -1)
+    edge = tl.where(whole_count == edge - clear + 1, edge, -1)
     clear = clip((clear * granule + block_y - 1) // block_y, begin, end)
     return begin, end, clear, clip((edge + 1) * granule // block_y, clear, end)
 
@@ -196,9 +200,9 @@ def tiles_meet(
     block_y: tl.constexpr,
 ):
     """True if any pair of one tile may be visible."""
-    mine = _block_summary(x, b, x0, block_x, granule)
-    theirs = _block_summary(y, b, y0, block_y, granule)
-    return _meet(mine, theirs, band, causal, for_keys)
+    x_summary = _block_summary(x, b, x0, block_x, granule)
+    y_summary = _block_summary(y, b, y0, block_y, granule)
+    return _meet(x_summary, y_summary, band, causal, for_keys)
 
 
 @triton.jit
@@ -206,15 +210,17 @@ def visible(t, x, y, band, b, x_at, y_at, causal: tl.constexpr, for_keys: tl.con
     """Mask ``[x, y]`` of the visible pairs of a tile."""
     seen = (t >= band.first) & (t <= band.last) & (y_at < y.length)[None, :]
     if x.segment_ids is not None:
-        mine = tl.load(x.segment_ids + b * x.segment_ids_row + x_at, mask=x_at < x.length, other=0)
-        theirs = tl.load(
+        x_segments = tl.load(
+            x.segment_ids + b * x.segment_ids_row + x_at, mask=x_at < x.length, other=0
+        )
+        y_segments = tl.load(
             y.segment_ids + b * y.segment_ids_row + y_at, mask=y_at < y.length, other=0
         )
-        seen = seen & (mine[:, None] == theirs[None, :])
+        seen = seen & (x_segments[:, None] == y_segments[None, :])
     if x.order is not None:
-        mine = tl.load(x.order + b * x.order_row + x_at, mask=x_at < x.length, other=0)
-        theirs = tl.load(y.order + b * y.order_row + y_at, mask=y_at < y.length, other=0)
-        ahead = theirs[None, :] - mine[:, None]
+        x_order = tl.load(x.order + b * x.order_row + x_at, mask=x_at < x.length, other=0)
+        y_order = tl.load(y.order + b * y.order_row + y_at, mask=y_at < y.length, other=0)
+        ahead = y_order[None, :] - x_order[:, None]
         if for_keys:
             ahead = -ahead
         if causal:

@@ -25,9 +25,9 @@ def window_start(x0, y0, origin, block: tl.constexpr, for_keys: tl.constexpr):
 
 
 @triton.jit
-def _unrolled(values, place, block_x: tl.constexpr, block_y: tl.constexpr):
+def _unrolled(values, index, block_x: tl.constexpr, block_y: tl.constexpr):
     """The tile ``[x, y]`` of the values ``[N]`` at its places."""
-    flat = tl.reshape(place, [block_x * block_y])
+    flat = tl.reshape(index, [block_x * block_y])
     return tl.reshape(tl.gather(values, flat, 0), [block_x, block_y])
 
 
@@ -66,8 +66,8 @@ def single_biases(
     window = tl.load(biases + entry) * factor
     x = tl.arange(0, block_x)[:, None]
     y = tl.arange(0, block_y)[None, :]
-    place = x - y + (block_y - 1) if for_keys else y - x + (block_x - 1)
-    return _unrolled(window, place, block_x, block_y)
+    index = x - y + (block_y - 1) if for_keys else y - x + (block_x - 1)
+    return _unrolled(window, index, block_x, block_y)
 
 
 @triton.jit
@@ -95,12 +95,12 @@ def paired_biases(
     high = odd.to(tl.uint32, bitcast=True).to(tl.uint64)
     x = tl.arange(0, block_x)[:, None]
     y = 2 * tl.arange(0, block_y // 2)[None, :]
-    place = x - y + (block_y - 1) if for_keys else y - x + (block_x - 1)
+    index = x - y + (block_y - 1) if for_keys else y - x + (block_x - 1)
     window = low | (high << 32)
     if twice:
         window = tl.reshape(tl.permute(tl.join(window, window), (1, 0)), [2 * size])
-        place += x // 8 % 2 * size
-    both = _unrolled(window, place, block_x, block_y // 2)
+        index += x // 8 % 2 * size
+    both = _unrolled(window, index, block_x, block_y // 2)
     first = both.to(tl.uint32).to(tl.float32, bitcast=True)
     second = (both >> 32).to(tl.uint32).to(tl.float32, bitcast=True)
     return tl.reshape(tl.join(first, second), [block_x, block_y])
@@ -137,21 +137,21 @@ def roll_x(tile, block: tl.constexpr, for_keys: tl.constexpr):
     Rows are padded with as many zeros, such that an entry beyond a row meets zeros of its own row
     or of the next; the one row without a next has a half of zeros only.
     """
-    nothing = tl.zeros_like(tile)
+    zeros = tl.zeros_like(tile)
     x = tl.arange(0, block)[:, None, None]
     half = tl.arange(0, 2)[None, :, None]
     entry = tl.arange(0, block)[None, None, :]
     last = (half == 1) & (x == (0 if for_keys else block - 1))
     if for_keys:
-        rows = tl.join(tile, nothing)
-        place = x * (2 * block + 1) + block - 1 - half * block
-        place = tl.where(last, 2 * block - 1, place) - entry
+        rows = tl.join(tile, zeros)
+        index = x * (2 * block + 1) + block - 1 - half * block
+        index = tl.where(last, 2 * block - 1, index) - entry
     else:
-        rows = tl.join(nothing, tile)
-        place = x * (2 * block + 1) + 1 + half * block
-        place = tl.where(last, 0, place) + entry
+        rows = tl.join(zeros, tile)
+        index = x * (2 * block + 1) + 1 + half * block
+        index = tl.where(last, 0, index) + entry
     flat = tl.reshape(tl.permute(rows, (0, 2, 1)), [2 * block * block])
-    return _unrolled(flat, place, block, 2 * block)
+    return _unrolled(flat, index, block, 2 * block)
 
 
 @triton.jit
