@@ -18,7 +18,7 @@ from posenc.errors import BackendRefusal
 OPTIONS: dict[str, dict[str, Any]] = {
     "nope": {},
     "rope": {"head_dim": 20},
-    "rope+alibi": {"head_dim": 20, "heads": 2, "pairing": "adjacent", "fraction": 0.8},
+    "rope+alibi": {"head_dim": 20, "heads": 2, "pairing": "adjacent", "fraction": 0.5},
     "tupe": {"dim": 32, "heads": 2, "head_dim": 20, "max_length": 1200, "buckets": None},
     "kerple": {"heads": 2},
     "shaw": {"head_dim": 20, "max_distance": 5},

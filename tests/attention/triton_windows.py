@@ -21,66 +21,66 @@ from posenc.attention.backends.triton.kernels.windows import (
 
 
 @triton.jit
-def rolled(tile_ptr, window_ptr, back_ptr, block: tl.constexpr, flip: tl.constexpr):
+def rolled(tile_ptr, window_ptr, back_ptr, block: tl.constexpr, for_keys: tl.constexpr):
     at = tl.arange(0, block)[:, None] * block + tl.arange(0, block)[None, :]
     wide = tl.arange(0, block)[:, None] * 2 * block + tl.arange(0, 2 * block)[None, :]
-    window = roll_x(tl.load(tile_ptr + at), block, flip)
+    window = roll_x(tl.load(tile_ptr + at), block, for_keys)
     tl.store(window_ptr + wide, window)
     first, second = tl.split(tl.permute(tl.reshape(window, [block, 2, block]), (0, 2, 1)))
-    tl.store(back_ptr + at, unroll_x(first, second, block, flip))
+    tl.store(back_ptr + at, unroll_x(first, second, block, for_keys))
 
 
 @triton.jit
-def rolled_across(tile_ptr, window_ptr, back_ptr, block: tl.constexpr, flip: tl.constexpr):
+def rolled_across(tile_ptr, window_ptr, back_ptr, block: tl.constexpr, for_keys: tl.constexpr):
     at = tl.arange(0, block)[:, None] * block + tl.arange(0, block)[None, :]
     high = tl.arange(0, 2 * block)[:, None] * block + tl.arange(0, block)[None, :]
-    window = roll_y(tl.load(tile_ptr + at), block, flip)
+    window = roll_y(tl.load(tile_ptr + at), block, for_keys)
     tl.store(window_ptr + high, window)
-    tl.store(back_ptr + at, unroll_y(window, block, flip))
+    tl.store(back_ptr + at, unroll_y(window, block, for_keys))
 
 
 @triton.jit
 def biases(
     table_ptr, pairs_ptr, singles_ptr, factor, start, count,
-    block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr, twice: tl.constexpr,
+    block_x: tl.constexpr, block_y: tl.constexpr, for_keys: tl.constexpr, twice: tl.constexpr,
 ):  # fmt: skip
     at = tl.arange(0, block_x)[:, None] * block_y + tl.arange(0, block_y)[None, :]
-    pairs = paired_biases(table_ptr, factor, start, count, block_x, block_y, flip, twice)
+    pairs = paired_biases(table_ptr, factor, start, count, block_x, block_y, for_keys, twice)
     tl.store(pairs_ptr + at, pairs)
-    singles = single_biases(table_ptr, factor, start, count, block_x, block_y, flip)
+    singles = single_biases(table_ptr, factor, start, count, block_x, block_y, for_keys)
     tl.store(singles_ptr + at, singles)
 
 
-@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("for_keys", [False, True])
 @pytest.mark.parametrize("block", [16, 32])
 @pytest.mark.parametrize("kernel", [rolled, rolled_across])
-def test_tiles_are_rolled_into_windows_and_back(kernel: Any, block: int, flip: bool) -> None:
+def test_tiles_are_rolled_into_windows_and_back(kernel: Any, block: int, for_keys: bool) -> None:
     tile, back = torch.randn(block, block), torch.empty(block, block)
     expected = torch.zeros(block, 2 * block)
     for x in range(block):
         for y in range(block):
             own = x if kernel is rolled else y
-            expected[own, (x - y if flip else y - x) + block - 1] = tile[x, y]
+            expected[own, (x - y if for_keys else y - x) + block - 1] = tile[x, y]
     if kernel is rolled_across:
         expected = expected.T
     window = torch.empty(expected.shape)
-    kernel[(1,)](tile, window, back, block, flip)
+    kernel[(1,)](tile, window, back, block, for_keys)
     assert torch.equal(window, expected)
     assert torch.equal(back, tile)
 
 
 @pytest.mark.parametrize("twice", [False, True])
-@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("for_keys", [False, True])
 @pytest.mark.parametrize("start", [-40, -9, 0, 3, 50])
 @pytest.mark.parametrize("blocks", [(16, 16), (32, 16), (16, 64)])
 def test_biases_are_those_of_the_pairs(
-    blocks: tuple[int, int], start: int, flip: bool, twice: bool
+    blocks: tuple[int, int], start: int, for_keys: bool, twice: bool
 ) -> None:
     count = 37
     table, pairs, singles = torch.randn(count), torch.empty(blocks), torch.empty(blocks)
-    biases[(1,)](table, pairs, singles, 0.7, start, count, *blocks, flip, twice)
+    biases[(1,)](table, pairs, singles, 0.7, start, count, *blocks, for_keys, twice)
     x, y = torch.arange(blocks[0])[:, None], torch.arange(blocks[1])
-    entry = (x - y + blocks[1] - 1 if flip else y - x + blocks[0] - 1) + start
+    entry = (x - y + blocks[1] - 1 if for_keys else y - x + blocks[0] - 1) + start
     expected = table[entry.clamp(0, count - 1)] * 0.7
     torch.testing.assert_close(pairs, expected)
     assert torch.equal(pairs, singles)

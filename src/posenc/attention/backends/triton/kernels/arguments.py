@@ -3,8 +3,14 @@
 Triton 3.6 forgets the constants of tuples within a tuple unless a constant of its own comes after
 them: ``end`` is there for that.
 
-Kernels know two sides. Each program owns ``block_x`` tokens of one, *x*, and walks over those of
-the other, *y*, in tiles of ``block_y``. Where ``for_keys``, x are the keys and y the queries.
+Kernels know two sides. Each program owns ``block_x`` tokens of one, *x*, and loops over those of
+the other, *y*, in tiles of ``block_y``. If ``for_keys``, x are the keys and y the queries.
+
+A packed batch is one row of tokens with ``Side.segment_ids``: pairs of different segments are
+hidden, and tiles without visible pairs are skipped by ``Side.summary``. A window is ``Band.first``
+and ``last``, of which ``tile_ranges`` makes the bounds of the loop over tiles.
+
+Sizes in shapes: B batch rows, H query heads, L tokens, Q queries, K keys; h is H, or 1 if shared.
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ __all__ = [
 
 
 class Tokens(NamedTuple):
-    """Vectors of tokens, ``[B, H, L, width]``, features next to each other.
+    """Vectors of tokens, ``[B, H, L, width]``, contiguous features.
 
     ``row``, ``head`` and ``step`` are the strides of the other axes; ``block`` is ``width``
     rounded up to a power of two.
@@ -63,7 +69,7 @@ class Rotary(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """A number a token, ``[B, H, L]``, tokens next to each other."""
+    """A number a token, ``[B, H, L]``, contiguous tokens."""
 
     pointer: Any
     row: Any
@@ -80,15 +86,16 @@ class Table(NamedTuple):
 
 
 class Side(NamedTuple):
-    """Everything about the tokens of one side.
+    """The tokens of one side, and what depends on one token each.
 
     Args:
-        tokens: queries or keys; second: values or the gradients of outputs.
+        tokens: queries or keys; second: dO beside queries, values beside keys.
         rotary: rotates ``tokens`` as they are read.
-        term: multiplied with rows by entry; term_low, term_high: its products with the rows at both
-            ends; second_low, second_high: those of ``second`` with the values' rows.
-        factor: low-rank columns; column: a number for the logits of each key.
-        lse, delta: of the queries, for the gradients.
+        term: multiplied with rows by entry (of keys: DeBERTa's p2c); term_low, term_high: its
+            products with the rows at both ends; second_low, second_high: those of ``second`` with
+            the values' rows.
+        factor: columns of a low-rank bias; column: a bias by key.
+        lse, delta: of the queries, for the gradients; delta is dO · O.
         segment_ids: pairs of different ones are hidden; order: decides what is ahead; summary:
             least and greatest order and segment of each granule of tokens. Each has a stride of its
             own from batch row to batch row.
@@ -157,9 +164,11 @@ class Tables(NamedTuple):
 
 
 class Band(NamedTuple):
-    """Pairs lie on diagonal ``t = y - x + origin``; those from ``first`` to ``last`` are visible.
+    """Pairs lie on diagonal ``t = y - x + origin``; from ``first`` to ``last`` they may be visible.
 
-    Up to ``low`` and from ``high`` on, all read the same entry. ``window`` counts steps of order.
+    Causality and windows of tokens in order are in ``first`` and ``last``. Up to ``low`` and from
+    ``high`` on, all read the same entry. ``window`` is that of tokens with an order of their own,
+    in steps of it.
     """
 
     origin: Any
@@ -179,8 +188,9 @@ class Sizes(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """Of weights: those whose drawn 32 bits are below ``threshold``, a multiple of 2^16 (the lower
-    half is another pair's); others grow by ``factor``. ``seed`` is a pointer until it is read."""
+    """Dropout of weights: those whose drawn 32 bits are below ``threshold``, a multiple of 2^16
+    (the lower half is another pair's), become 0; others are multiplied by ``factor``. ``seed`` is
+    a pointer until it is read."""
 
     threshold: Any
     factor: Any
@@ -236,9 +246,9 @@ class CurveGradients(NamedTuple):
 
 
 class Carries(NamedTuple):
-    """Of each tile of keys, ``[lane, tile, query]``: the sums of the keys after it, and of the
-    gradients of the keys before it. There are sums from ``first_tiles [lane, query]`` on; before,
-    all are at their limit."""
+    """Of each tile of keys, ``[lane, tile, query]``: ``sums`` over the keys after it, and
+    ``d_sums``, of gradients over the keys before it. There are sums from tile ``first_tiles [lane,
+    query]`` on; before, all are at their limit."""
 
     sums: Any
     d_sums: Any

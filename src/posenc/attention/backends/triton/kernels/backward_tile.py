@@ -1,4 +1,4 @@
-"""One tile of the backward pass: weights, and gradients of the logits."""
+"""One tile of the backward pass: weights ``p = exp(s - lse)`` and ``ds = p (dp - delta)``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tile_ds(
     block_x: tl.constexpr,
     block_y: tl.constexpr,
 ):
-    """Weights as they met the values, and gradients of logits, of a tile ``[x, y]``.
+    """Weights after dropout, and ds, of a tile ``[x, y]``.
 
     Args:
         own: what the program holds of x; far and second_far: its numbers where the tile reads one
@@ -52,11 +52,13 @@ def tile_ds(
     y_at = y0 + tl.arange(0, block_y)
     if for_keys:
         shift = load_numbers(start_of(y.lse, own.b, own.h), y_at, y.length, float("inf"))
+        # Rows without visible keys have an lse of -inf: +inf makes their weights 0.
         shift = tl.where(shift == float("-inf"), float("inf"), shift * LOG2E)[None, :]
         delta = load_numbers(start_of(y.delta, own.b, own.h), y_at, y.length, 0.0)[None, :]
     else:
         shift = tl.where(own.lse == float("-inf"), float("inf"), own.lse * LOG2E)[:, None]
         delta = own.delta[:, None]
+    # What is added to all logits of a row is taken off its lse, a number a row instead of a tile.
     if kind != NEAR:
         shift = shift - (far * LOG2E)[:, None]
     if x.column is not None:

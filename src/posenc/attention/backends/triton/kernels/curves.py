@@ -37,7 +37,7 @@ def _pieces_met(curve, b, queries_at, start, count, queries: tl.constexpr, entri
     most = tl.maximum(tl.load(curve.numbers + first), tl.load(curve.numbers + last))
     most *= tl.max(tl.load(extremes + curve.granules), 0)
     knots = tl.load(curve.knots + tl.arange(0, curve.block))
-    # Both counts in one sum.
+    # Both counts in one sum, of 16 bits each: one reduction across threads.
     knots_below = (knots <= least).to(tl.int32) + ((knots <= most).to(tl.int32) << 16)
     knots_below = tl.sum(knots_below, 0)
     return knots_below & 0xFFFF, knots_below >> 16
@@ -65,7 +65,8 @@ def with_curve(
 ):
     """Logits ``[x, y]`` of a tile with the function, times ``unit``, added.
 
-    The loop over knots carries them, not the function: so all is in the layout of products.
+    The function of the lowest piece is added, then what it changes by at each knot up to the
+    highest piece, ``max(u - knot, 0) * rise``. The loop carries logits: all is in their layout.
 
     Args:
         rate: of the tile's queries, ``[x]``, or ``[y]`` if ``for_keys``.

@@ -1,4 +1,4 @@
-"""One query a row against many keys: splits of the keys side by side, then put together.
+"""One query a row against many keys (split-k): partial softmax of splits, then their combination.
 
 The query heads that share a key head are the rows of one tile, so that keys are read once.
 """
@@ -63,7 +63,7 @@ def split_kernel(
     h = group * ratio + row
     last_head = (group + 1) * ratio
     inside = h < last_head
-    # The one query of each head, read as if heads were tokens.
+    # [rows, D]: the one query of each head, read as if heads were tokens.
     if query_rotary is None:
         own = load_vectors(q.pointer + b * q.row, q.head, h, inside, q.width, q.block)
         partners = own
@@ -101,7 +101,7 @@ def split_kernel(
             logits += tl.load(bias_rows + at[None, :], mask=inside[:, None] & valid, other=0.0)
         logits = tl.where(valid, logits * LOG2E, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(logits, 1))  # [rows]
-        finite = tl.where(new_max == float("-inf"), 0.0, new_max)
+        finite = tl.where(new_max == float("-inf"), 0.0, new_max)  # -inf - -inf would be NaN
         weights = tl.exp2(logits - finite[:, None])  # [rows, block]
         rescale = tl.exp2(row_max - finite)
         row_max = new_max

@@ -1,4 +1,4 @@
-"""Attention of one block of queries: the output, and the logarithm of the sum of its weights."""
+"""Attention of one block of queries by online softmax: the output and its log-sum-exp (lse)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ from posenc.attention.backends.triton.kernels.windows import rows_of_x, window_s
 
 
 class _State(NamedTuple):
-    """Sums of a block of queries so far; low and high: weights at both ends of the tables."""
+    """Sums of a block of queries so far, relative to ``row_max``.
+
+    ``output [x, E]``; ``row_sum``, ``row_max``, and ``low`` and ``high``, the weights that read the
+    first or the last row of the values' table, ``[x]``.
+    """
 
     output: Any
     row_sum: Any
@@ -65,7 +69,8 @@ def _walk(
     block_x: tl.constexpr,
     block_y: tl.constexpr,
 ):
-    """Tiles ``begin`` to ``end``, all of one kind."""
+    """Tiles ``begin`` to ``end``, all of one kind: NEAR ones compute terms by pair, LOW and HIGH
+    ones read one entry, and ``far [x]`` is added."""
     output, row_sum, row_max = state.output, state.row_sum, state.row_max  # [x, E], [x], [x]
     low, high = state.low, state.high
     g = own.h // sizes.group
@@ -90,7 +95,7 @@ def _walk(
         if kind != NEAR:
             logits += (far * LOG2E)[:, None]
         new_max = tl.maximum(row_max, tl.max(logits, 1))  # [x]
-        finite_max = tl.where(new_max == float("-inf"), 0.0, new_max)
+        finite_max = tl.where(new_max == float("-inf"), 0.0, new_max)  # -inf - -inf would be NaN
         weights = tl.exp2(logits - finite_max[:, None])  # [x, y]
         rescale = tl.exp2(row_max - finite_max)
         row_max = new_max

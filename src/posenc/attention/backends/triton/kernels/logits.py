@@ -28,6 +28,7 @@ from posenc.attention.backends.triton.kernels.windows import (
     window_start,
 )
 
+# Kinds of tiles: pairs read several entries; the first alone; the last alone.
 NEAR = tl.constexpr(0)
 LOW = tl.constexpr(1)
 HIGH = tl.constexpr(2)
@@ -35,7 +36,7 @@ HIGH = tl.constexpr(2)
 
 @triton.jit
 def far_numbers(numbers, tables, own, at, length, last: tl.constexpr, block: tl.constexpr):
-    """Bias ``[x]`` of tokens of x in tiles at one end of the tables."""
+    """Bias ``[x]`` of tokens of x in LOW tiles, or in HIGH ones if ``last``."""
     bias = tl.zeros([block], tl.float32)
     if numbers is not None:
         bias += load_numbers(start_of(numbers, own.b, own.h), at, length, 0.0)
@@ -56,7 +57,7 @@ def carried_before(
     for_keys: tl.constexpr,
     block: tl.constexpr,
 ):
-    """``carried`` of ``tile_logits`` for a tile at ``y0`` that has none before it.
+    """``carried`` of ``tile_logits`` for a tile at ``y0`` that has none before it: ``[x, half]``.
 
     Gradients with two tables have no registers to carry it in: products are computed twice.
     """
@@ -160,7 +161,7 @@ def tile_logits(
                     products = unroll_x(fresh, carried, block_x, for_keys)
                 else:
                     products = unroll_x(carried, fresh, block_x, for_keys)
-                carried = fresh
+                carried = fresh  # the windows of neighbouring tiles overlap by half
             logits = _added(logits, products * unit)
         if tables.y is not None:
             tl.static_assert(block_x == block_y)

@@ -25,6 +25,7 @@ def clip(x, low, high):
 
 
 # Functions return tensors only: Triton 3.6 turns constants that a function returns into tensors.
+# Offsets of tokens are int64: those of long batches exceed 2^31.
 
 
 @triton.jit
@@ -62,6 +63,7 @@ def store_tokens(tokens, b, h, value, at, length):
 
 @triton.jit
 def load_numbers(pointer, at, length, other):
+    """Numbers ``[N]`` of one batch row and head, ``other`` beyond their length."""
     return tl.load(pointer + at, mask=at < length, other=other)
 
 

@@ -1,4 +1,4 @@
-"""Gradients of what depends on the offset, one diagonal of square tiles a program.
+"""Gradients of tables by offset, one diagonal of square tiles a program.
 
 All tiles of a diagonal meet the same window of entries, so that a program sums over batch rows and
 tiles in its registers, and no two programs write to the same memory. Neighbouring windows overlap;
@@ -64,15 +64,15 @@ def offsets_kernel(
     """Sums over a share of the tiles of one diagonal, of one head or of all.
 
     Args:
-        bias_ptr: ``[splits, heads_apart, diagonals, 2 * block]``.
-        rows_ptr: ``[splits, heads_apart, diagonals, 2 * block, width]``; of the term of y, or,
+        bias_ptr: ``[splits, out_heads, diagonals, 2 * block]``.
+        rows_ptr: ``[splits, out_heads, diagonals, 2 * block, width]``; of the term of y, or,
             where ``of_values``, of the values, whose tokens are the gradients of the outputs.
         of_curve: ``CurveGradients`` if wanted; the gradients of its numbers then go to
             ``bias_ptr``.
         first_diagonal: number of the first, counted in tiles of y less tiles of x.
         low_steps, high_steps: squares of ``span`` by ``span`` pairs that are at most, and at least,
             so many apart are summed up by ``gradients_kernel``, where ``has_low``, ``has_high``.
-        heads_apart: H, or 1 to sum over the heads.
+        out_heads: H, or 1 to sum over the heads.
     """
     if dropout is not None:
         dropout = Dropout(dropout.threshold, dropout.factor, tl.load(dropout.seed))
@@ -156,7 +156,7 @@ def offsets_kernel(
             summand = weights if of_values else ds  # [x, y]
             summand = tl.where((x_at < x.length)[:, None], summand, 0.0)
             if tiles_per_span > 1:
-                # Tiles of a diagonal may be of squares that are not as far apart.
+                # Tiles of a diagonal lie in squares whose distances differ by one.
                 steps = (tile + diagonal) // tiles_per_span - tile // tiles_per_span
                 if has_low:
                     summand = tl.where(steps <= low_steps, 0.0, summand)

@@ -10,7 +10,7 @@ from posenc.attention.backends.triton.kernels.memory import load_row, load_token
 
 @triton.jit
 def delta_kernel(a, b, out, length, heads, block: tl.constexpr):
-    """``out[b, h, l] = a[b, h, l] · b[b, h, l]``."""
+    """``out[b, h, l] = a[b, h, l] · b[b, h, l]``: delta, of the gradients and the outputs."""
     blocks = tl.cdiv(length, block)
     lane = tl.program_id(0) // blocks
     at = tl.program_id(0) % blocks * block + tl.arange(0, block)
@@ -22,7 +22,7 @@ def delta_kernel(a, b, out, length, heads, block: tl.constexpr):
 
 @triton.jit
 def ends_kernel(tokens, table, first, last, count, length, heads, block: tl.constexpr):
-    """Products of tokens with the first and the last row of a table."""
+    """Products ``[B, H, L]`` of tokens with the first and the last row of a table."""
     blocks = tl.cdiv(length, block)
     lane = tl.program_id(0) // blocks
     at = tl.program_id(0) % blocks * block + tl.arange(0, block)

@@ -1,7 +1,7 @@
 """Queries and keys whose pairs of features are rotated as they are read, and gradients back.
 
-Members of pairs are kept apart: products are sums of two of half the width, and nothing has to be
-moved between registers.
+Members of pairs are kept apart, in two tiles ``[tokens, block]``: products are sums of two of half
+the width, and nothing has to be moved between registers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def load_rotated(start, step, width: tl.constexpr, rotary, factors, factors_step
 @triton.jit
 def load_side(side, b, h, at):
     """Tokens of a side as they enter products: members of pairs, or themselves twice."""
-    # Tuples are not given names, which would make their constants known no more.
+    # No name for a tuple: Triton 3.6 would forget the constants in it.
     if side.rotary is None:
         first = load_tokens(side.tokens, b, h, at, side.length)
         second = first

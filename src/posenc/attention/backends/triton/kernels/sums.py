@@ -1,8 +1,9 @@
-"""Sums over the keys of a row from each key on, within a tile.
+"""Sums over the keys of a row from each key on, within a tile: stick breaking and CoPE.
 
 Stick breaking (``sticks``) sums ``log2(1 + 2^s)``, s the logits to the base of 2. Contextual
-positions sum gates, as whole numbers of ``2^-bits``: their sums are exact, so that every kernel
-finds the same, and that of the next key is one subtraction away.
+positions (CoPE) sum gates, as whole numbers of ``2^-bits``: integer sums are exact in any order, so
+that every kernel finds the same, and that of the next key is one subtraction away. Sums within a
+tile are products with triangles of ones, which tensor cores compute.
 
 ``keys`` is the axis of a tile that the keys are on.
 """
@@ -74,6 +75,7 @@ def seen_pairs(
 @triton.jit
 def log2_of_one_plus(e):
     """``log2(1 + e)`` for e from 0 to 1, with a relative error of 3e-7."""
+    # Minimax polynomial of log2(1 + e) / e.
     p = e * -0.012077020271935144 + 0.06274843358154066
     p = p * e - 0.15415200644816163
     p = p * e + 0.25517634922634863
@@ -98,7 +100,8 @@ def gates_of(logits):
 @triton.jit
 def whole(gates, bits: tl.constexpr):
     """Gates as whole numbers of ``2^-bits``."""
-    # A float32 of this size is a multiple of that, and its bits count them.
+    # Adding 3 * 2^(22 - bits), a float32 whose last bit is 2^-bits, rounds the gate to a multiple
+    # of it; less the bits of that number, those of the sum are the count.
     offset: tl.constexpr = 3 << (22 - bits)
     return (gates + offset).to(tl.int32, bitcast=True) - ((301 - 2 * bits) << 22)
 
@@ -167,6 +170,7 @@ def sums_after(added, ones, carried, sticks: tl.constexpr, bits: tl.constexpr, k
         carried: what is added to all.
     """
     if sticks:
+        # Two float16 have 22 bits of a float32's 24; beyond 60000 the weight is 0 whatever is left.
         first = tl.minimum(added, 60000.0).to(tl.float16)
         second = (added - first.to(tl.float32)).to(tl.float16)
         sums = _times(first, ones, _times(second, ones, None, keys), keys) + carried
@@ -236,7 +240,7 @@ def rows_of(start, length, width: tl.constexpr, block: tl.constexpr):
 
 @triton.jit
 def last_entries(pairs, rows, width: tl.constexpr):
-    """The summand of all pairs with the highest count, times log2(e)."""
+    """The term ``[x]`` of all pairs with the highest count, times log2(e)."""
     return tl.load(pairs + rows + (width - 1)).to(tl.uint32).to(tl.float32, bitcast=True)
 
 
@@ -268,8 +272,9 @@ def tile_gradients(
         keys: the tile's axis of keys; numbers a query are along the other.
 
     Returns:
-        Weights and gradients; sums of gradients over each row; gradients by the sums, sums, and
-        sums of the next keys, of contextual positions.
+        Weights, gradients of logits (dz), and sums of the addends' gradients over each row; of
+        contextual positions also ds, by which products are weighted, the sums, and those of the
+        next keys.
     """
     if sticks:
         added = softplus(logits)

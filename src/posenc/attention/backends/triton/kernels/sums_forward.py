@@ -1,4 +1,4 @@
-"""Attention with sums carried from the last key to the first; and the sums before each tile."""
+"""Attention with sums carried from the last tile of keys to the first; and those sums by tile."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def _walk(
     block_x: tl.constexpr,
     block_y: tl.constexpr,
 ):
-    """Tiles ``end`` down to ``begin``; ``far``: all sums are at their limit."""
+    """Tiles from ``end - 1`` down to ``begin``; ``far``: all sums are at their limit.
+
+    ``carried [x]`` are the sums over the keys after a tile.
+    """
     if not sticks:
         rows = rows_of(own.start, x.length, width, block_x)
     if far:
@@ -168,6 +171,7 @@ def sums_forward_kernel(
         result, row_sum, row_max, carried, edge, end, own, own_pairs, ones, x, y, band, dropout, g,
         scale, limit, sticks, False, True, width, bits, precision, block_x, block_y,
     )
+    # Until the sums of all queries are at their limit: no earlier key changes them then.
     stop = edge
     while (stop > clear) & (tl.min(carried, 0) < limit):
         first = tl.maximum(stop - STRIDE, clear)
@@ -224,7 +228,7 @@ def _carry(
     block_q: tl.constexpr,
     block_k: tl.constexpr,
 ):
-    """Write the sums before tiles ``end`` down to ``begin``."""
+    """Write the sums over the keys after each tile from ``end - 1`` down to ``begin``."""
     at = own.start + tl.arange(0, block_q)
     for step in range(end - begin):
         tile = end - 1 - step

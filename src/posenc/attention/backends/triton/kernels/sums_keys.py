@@ -1,4 +1,4 @@
-"""Gradients of blocks of keys, of attention with carried sums."""
+"""dK and dV of blocks of keys, of attention with carried sums."""
 
 from __future__ import annotations
 
@@ -171,6 +171,8 @@ def sums_keys_kernel(
         h = g * sizes.group + member
         query_lane = (b * sizes.heads + h).to(tl.int32)
         own = Own(k, None, v, None, None, None, None, None, None, x0, b, h, query_lane)
+        # Queries up to the last one whose sum at this tile is below the limit: all later ones read
+        # the highest count here (or, of sticks, have no weight).
         last = -1
         chunk: tl.constexpr = 256
         for start in range(0, y.length, chunk):

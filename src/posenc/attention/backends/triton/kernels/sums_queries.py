@@ -1,8 +1,8 @@
-"""Gradients of blocks of queries, of attention with carried sums.
+"""dQ of blocks of queries, of attention with carried sums.
 
 The gradient of an addend is the sum of those of the logarithms of weights (stick breaking), or of
-counts, over the key and those before it: it is carried from the first key to the last. Queries
-leave the sums before each tile of keys to the keys.
+counts, over the key and those before it: it is carried from the first key to the last. The sums
+before each tile of keys are written for ``sums_keys_kernel``.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def _walk(
             d_sums += tile_d_sum
             if not sticks:
                 count = sums >> bits
-                # The last key of each whole count: counts of neighbours are at most one apart.
+                # Gradients by count without atomics: each count has a last key, since those of
+                # neighbours are at most one apart; the running sums there are written, and their
+                # differences taken by the host.
                 ends = (count != after >> bits) & inside[:, None]
                 ds_fraction = ds * (fraction(sums, bits) - 1)
                 ds_sums = sums_until(ds, until_ones, terms, 1) + ds_sum[:, None]

@@ -23,11 +23,12 @@ def tile_ranges(
     span_x: tl.constexpr,
     span_y: tl.constexpr,
 ):
-    """Ranges of the tiles that a block of x meets, by kind.
+    """Bounds of the loops over tiles of y: ``begin, clear, near, far, edge, end``.
 
-    Six numbers of tiles: those before the second and from the fifth on may hold hidden pairs;
-    those before the third read the low entry alone, those from the fourth on the high one, as does
-    all of the ``span_x`` tokens of x by ``span_y`` of y that they are in.
+    Tiles outside ``begin`` to ``end`` have no pair in the band, so a window bounds the loop here.
+    Tiles before ``clear`` and from ``edge`` on may hold hidden pairs and are masked. Tiles before
+    ``near`` read the low entry alone, those from ``far`` on the high one, as does all of the
+    ``span_x`` tokens of x by ``span_y`` of y that they are in.
     """
     start = x0 - band.origin
     last = tl.minimum(x0 + block_x, x_length) - 1 - band.origin
@@ -74,7 +75,7 @@ def _block_summary(side, b, x0, block: tl.constexpr, granule: tl.constexpr):
 @triton.jit
 def _steps_ahead(x_summary, y_summary, for_keys: tl.constexpr):
     """Least and most steps that a key of two sets of tokens is ahead of a query."""
-    if for_keys:  # mine are the keys
+    if for_keys:  # x are the keys
         nearest = x_summary[0] - y_summary[1]
         farthest = x_summary[1] - y_summary[0]
     else:

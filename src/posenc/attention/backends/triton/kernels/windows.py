@@ -1,4 +1,4 @@
-"""From products with all entries that a tile meets to the tile, and back.
+"""From products with all entries that a tile meets to the tile (relative shift), and back.
 
 A square tile meets ``2 * block - 1`` entries, its window. The products of tokens with all entries
 of the window, a row (or column) of products for each token, are unrolled into the tile by a
@@ -156,7 +156,10 @@ def roll_x(tile, block: tl.constexpr, for_keys: tl.constexpr):
 
 @triton.jit
 def roll_y(tile, block: tl.constexpr, for_keys: tl.constexpr):
-    """Inverse of ``unroll_y``: the window ``[entry, y]``, zero where nothing is read."""
+    """Inverse of ``unroll_y``: the window ``[entry, y]``, zero where nothing is read.
+
+    With x and y exchanged, entries run the other way.
+    """
     return tl.trans(roll_x(tl.trans(tile), block, not for_keys))
 
 
