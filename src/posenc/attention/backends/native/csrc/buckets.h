@@ -12,7 +12,7 @@ inline Range buckets_of(const Map& map, Range offsets) {
   return {map.bucket[offsets.begin - map.first], map.bucket[offsets.end - 1 - map.first] + 1};
 }
 // dst[t] (+)= src[bucket(offset + t)] for t < n. Buckets rise by at most one an offset, so those of VL
-// offsets are among VL entries: one load and a permutation, no gather. May read VL entries from any.
+// offsets are among VL entries: one load and a permutation, no gather. Reads VL entries of src at once.
 template <bool add>
 inline void spread(const Map& map, const real* src, index offset, real* dst, index n) {
   const index low = std::clamp<index>(map.low - offset, 0, n);

@@ -1,6 +1,6 @@
 // The key-side bucket term, `right` in Problem: s[i, j] += key_j · row[bucket(offset)], as DeBERTa's
-// position to content (p2c). Forward and backward; its gradient is summed in KeyBucketTerm::collect,
-// for keys and rows in flush and finish.
+// position to content (p2c), forward and backward. KeyBucketTerm::collect sums ds by key and bucket;
+// flush and finish turn these sums into the gradients of keys and rows.
 #pragma once
 #include "query_tile.h"
 namespace posenc::NUMBER {
