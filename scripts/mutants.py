@@ -4,8 +4,9 @@
     python scripts/mutants.py --only layout --count 20     of files with this in their path
     python scripts/mutants.py --planted FILE.toml          those of a list, as of the C++ kernels
 
-Random changes are Cosmic Ray's. Each is made in a copy of the checkout, in which the tests nearest
-to the file run first and the rest of its folder after them, until one fails. What survives is
+Random changes are Cosmic Ray's. The suite runs once, without its long tests, to record the lines
+that each test runs. Each change is made in a copy of the checkout, in which some of the tests that
+run the changed lines run until one fails, those named after the file first. What survives is
 printed as a diff: some of it changes nothing that a user can see; the rest wants a test.
 """
 
@@ -21,9 +22,11 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -40,13 +43,24 @@ class Mutant:
     Args:
         path: of the file, from the root of the checkout.
         before, after: its text.
-        tests: arguments of pytest that choose the tests; none are the nearest ones.
+        tests: arguments of pytest that choose the tests; none are those that run the change.
     """
 
     path: Path
     before: str
     after: str
     tests: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Of the file and its folders, innermost first."""
+        parts = self.path.with_suffix("").parts[len(SOURCE.parts) :]
+        return [part.strip("_") for part in reversed(parts) if part != "__init__"]
+
+    def distance(self, test: str) -> int:
+        """How many names do not occur in a test's path before one that does."""
+        path = test.partition("::")[0].replace("/", "_")
+        return next((i for i, name in enumerate(self.names) if f"_{name}" in path), len(self.names))
 
     @property
     def diff(self) -> str:
@@ -57,15 +71,16 @@ class Mutant:
 
 
 def planted(file: Path) -> Iterator[Mutant]:
-    """The changes of a list: ``[[mutant]]`` with path, old, new and, where wanted, tests."""
-    for entry in tomllib.loads(file.read_text())["mutant"]:
+    """The changes of a list: ``[[mutant]]`` with path, old and new, and tests of all of them."""
+    listed = tomllib.loads(file.read_text())
+    for entry in listed["mutant"]:
         before = (ROOT / entry["path"]).read_text()
         if before.count(entry["old"]) != 1:
             sys.exit(
                 f"{entry['path']}: {entry['old']!r} is there {before.count(entry['old'])} times"
             )
         after = before.replace(entry["old"], entry["new"])
-        yield Mutant(Path(entry["path"]), before, after, tuple(entry.get("tests", ())))
+        yield Mutant(Path(entry["path"]), before, after, tuple(listed.get("tests", ())))
 
 
 def drawn(only: str, chance: random.Random) -> Iterator[Mutant]:
@@ -118,41 +133,100 @@ def _inert(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     return spans
 
 
-def nearest_tests(path: Path, root: Path) -> list[str]:
-    """Arguments of pytest: tests named after the file or its folders, then the folder's others."""
-    parts = path.relative_to(SOURCE).with_suffix("").parts
-    folder = TESTS
-    for part in parts[:-1]:
-        if not (root / folder / part).is_dir():
-            break
-        folder /= part
-    names = [part.strip("_") for part in reversed(parts) if part != "__init__"]
-    files = sorted((root / folder).glob("test_*.py" if folder == TESTS else "**/test_*.py"))
+class Record:
+    """The tests that run each line.
 
-    def distance(file: Path) -> int:
-        return next((i for i, name in enumerate(names) if name in file.stem), len(names))
+    Args:
+        file: of coverage.py. Where there is none, the suite runs first, without its long tests.
+        workers: processes at a time.
+    """
 
-    chosen = [str(file.relative_to(root)) for file in sorted(files, key=distance)]
-    if parts[0] in ("attention", "layout", "encoding", "grid"):
-        chosen.append(str(TESTS / "testing/test_attention_fuzz.py"))
-    laws = f"{TESTS}/testing/test_laws.py"
-    if parts[0] == "encodings":
-        return [*chosen, laws, "-k", f"not test_law or [{parts[-1]}-"]
-    return [*chosen, laws, "-k", "not test_law or [rope- or [t5- or [deberta- or [floater-"]
+    def __init__(self, file: Path, workers: int) -> None:
+        from coverage import CoverageData
+
+        report = file.with_suffix(".xml")
+        if not report.exists():
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", f"-n{workers}"]
+            command += ["-m", "not long and not onnx", f"--junitxml={report.resolve()}"]
+            command += [f"--cov={SOURCE}", "--cov-context=test", "--cov-report="]
+            with tempfile.TemporaryDirectory() as folder:
+                root = checkout(Path(folder))
+                environment = environment_of(root) | {"COVERAGE_FILE": str(file.resolve())}
+                subprocess.run(command, cwd=root, env=environment, check=False)
+        self.passed: dict[str, set[str]] = {}
+        for case in ElementTree.parse(report).iter("testcase"):
+            test_file = f"{case.get('classname', '').replace('.', '/')}.py"
+            if not len(case):  # neither failed nor skipped
+                self.passed.setdefault(test_file, set()).add(f"{test_file}::{case.get('name')}")
+        self.coverage = CoverageData(str(file))
+        self.coverage.read()
+
+    def running(self, mutant: Mutant) -> set[str]:
+        """The tests that run the smallest statement around a change that any test runs.
+
+        Where that runs at import, or in a process of its own, tests named after it come too.
+        """
+        lines = zip_longest(mutant.before.splitlines(), mutant.after.splitlines())
+        changed = next(n for n, (old, new) in enumerate(lines, 1) if old != new)
+        spans = sorted(
+            (node.end_lineno - node.lineno, node.lineno, node.end_lineno)
+            for node in ast.walk(ast.parse(mutant.before))
+            if isinstance(node, ast.stmt) and node.lineno <= changed <= node.end_lineno
+        )
+        files = self.coverage.measured_files()
+        file = next((file for file in files if file.endswith(f"/{mutant.path}")), "")
+        tests_by_line = self.coverage.contexts_by_lineno(file)
+        beside: set[str] = set()
+        for _, first, last in [*spans, (0, 1, sys.maxsize)]:
+            contexts = {
+                context
+                for line, running in tests_by_line.items()
+                if first <= line <= last
+                for context in running
+            }
+            if tests := set().union(*map(self._tests, contexts)):
+                return tests | beside
+            named = (file for file in self.passed if mutant.distance(file) < len(mutant.names))
+            beside.update(*(self.passed[file] for file in named))
+        return beside
+
+    def _tests(self, context: str) -> set[str]:
+        """A test, or those of its file where a fixture of it ran."""
+        test, _, phase = context.rpartition("|")
+        passed = self.passed.get(test.partition("::")[0], set())
+        return passed & {test} if phase == "run" else passed
+
+    def chosen(self, mutant: Mutant, cap: int) -> list[str]:
+        """At most so many tests that run what changes, of all files in turns, nearest first."""
+        files: dict[str, list[str]] = {}
+        for test in sorted(self.running(mutant)):
+            files.setdefault(test.partition("::")[0], []).append(test)
+        for tests in files.values():
+            random.Random(0).shuffle(tests)
+        nearest = sorted(files, key=mutant.distance)
+        turns = zip_longest(*(files[file] for file in nearest))
+        kept = [test for turn in turns for test in turn if test is not None][:cap]
+        return sorted(kept, key=lambda test: nearest.index(test.partition("::")[0]))
 
 
-def survives(mutant: Mutant, root: Path) -> bool:
-    """Whether the tests pass with the change, in a checkout at ``root``."""
-    environment = os.environ | {
+def environment_of(root: Path) -> dict[str, str]:
+    """Variables of processes that import posenc from a checkout."""
+    return os.environ | {
         "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}",
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    tests = mutant.tests or nearest_tests(mutant.path, root)
+
+
+def survives(mutant: Mutant, tests: Sequence[str], root: Path) -> bool:
+    """Whether the tests pass with the change, in a checkout at ``root``."""
+    environment = environment_of(root)
     commands = [["pytest", "-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider", *tests]]
     if mutant.path.suffix != ".py":
         environment["XDG_CACHE_HOME"] = str(root / ".cache")
         commands.insert(0, ["posenc.attention.backends.native", "--require"])
+    if not tests:
+        return True
     file = root / mutant.path
     file.write_text(mutant.after)
     try:
@@ -182,26 +256,32 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
-def survivors(mutants: Sequence[Mutant], workers: int) -> list[Mutant]:
-    """Those that no test notices, printed as they are found."""
+def survivors(mutants: Sequence[Mutant], tests: Sequence[Sequence[str]], workers: int) -> int:
+    """How many no test notices; they are printed as they are found.
+
+    Args:
+        mutants: changes.
+        tests: of each.
+        workers: processes at a time.
+    """
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
         free: SimpleQueue[Path] = SimpleQueue()
         for worker in range(workers):
             free.put(checkout(Path(folder) / f"worker-{worker}"))
 
-        def alive(mutant: Mutant) -> bool:
+        def alive(mutant: Mutant, tests: Sequence[str]) -> bool:
             root = free.get()
             try:
-                return survives(mutant, root)
+                return survives(mutant, tests, root)
             finally:
                 free.put(root)
 
-        found = []
-        for mutant, lives in zip(mutants, pool.map(alive, mutants), strict=True):
+        found = 0
+        for mutant, lives in zip(mutants, pool.map(alive, mutants, tests), strict=True):
             print(
                 "survived" if lives else "noticed ", mutant.diff, sep="  ", end="\n\n", flush=True
             )
-            found += [mutant] * lives
+            found += lives
         return found
 
 
@@ -211,6 +291,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the random changes")
     parser.add_argument("--only", default="", help="only files with this in their path")
     parser.add_argument("--planted", type=Path, help="a list of changes instead of random ones")
+    parser.add_argument("--tests", type=int, default=150, help="at most so many a random change")
+    parser.add_argument("--record", type=Path, help="where the lines of each test are kept")
     parser.add_argument("--workers", type=int, default=2, help="processes at a time")
     options = parser.parse_args()
     if options.planted:
@@ -218,8 +300,12 @@ def main() -> None:
     else:
         source = drawn(options.only, random.Random(options.seed))
         mutants = [next(source) for _ in range(options.count)]
-    alive = survivors(mutants, options.workers)
-    print(f"{len(mutants)} changes, {len(alive)} survived")
+    tests: list[Sequence[str]] = [mutant.tests for mutant in mutants]
+    if not all(tests):
+        with tempfile.TemporaryDirectory() as folder:
+            record = Record(options.record or Path(folder) / "coverage", options.workers)
+            tests = [mutant.tests or record.chosen(mutant, options.tests) for mutant in mutants]
+    print(f"{len(mutants)} changes, {survivors(mutants, tests, options.workers)} survived")
 
 
 if __name__ == "__main__":
