@@ -13,7 +13,7 @@ from posenc.evaluation.results import Findings, Study, StudyReading
 from posenc.evaluation.suites import next_token as measuring
 from posenc.evaluation.suites.needles import ByteNeedles, letters
 from posenc.evaluation.suites.next_token import NextTokenSuite
-from posenc.evaluation.verdict import findings, headline
+from posenc.evaluation.verdict import expectation, findings, headline
 from posenc.experiments.pieces import Pieces
 
 STRETCHES = 64
@@ -77,6 +77,19 @@ BASE = {"direct": reading(4.0, 0.1), "window": reading(2.4, 0.05)}
 def test_needles_come_before_loss() -> None:
     found = study(**BASE, ntk=reading(2.3, 0.2), yarn=reading(2.5, 0.57), rerope=reading(2.6, 0.6))
     assert choose(found, tuned=False)[0] == "yarn", "as many as rerope's, and less loss"
+
+
+def test_stretching_must_gain() -> None:
+    def chosen(**readings: StudyReading) -> str | None:
+        return choose(study(**(BASE | {"ntk": reading(2.9, 0.05)} | readings)), tuned=False)[0]
+
+    assert chosen(yarn=reading(2.3)) == "yarn"
+    assert chosen(yarn=reading(2.5)) == "yarn", "needles beat the window"
+    assert chosen(yarn=reading(2.34, 0.05)) == "yarn"
+    assert chosen(yarn=reading(2.34, 0.05, spread=0.3)) is None, "not significant"
+    assert chosen(yarn=reading(2.39, 0.05)) is None, "by less than 1%"
+    assert chosen(direct=reading(2.5, 0.9), yarn=reading(2.3, 0.3)) is None, "needles are lost"
+    assert chosen(segments=reading(2.0, 0.9), yarn=reading(2.3)) == "yarn"
 
 
 def test_a_tie_or_no_gain_means_not_to_stretch() -> None:
@@ -185,6 +198,11 @@ def test_the_gap_is_paired() -> None:
     assert noisy.half_width == pytest.approx(0.3 * 1.998 / 63**0.5, rel=1e-3)
 
 
+def test_medians_have_an_interval() -> None:
+    assert measuring._spread([1.0] * 9 + [40.0]) == 0.0
+    assert measuring._spread([5.0, 1.0, 2.0, 4.0, 1.0]) == pytest.approx(1.0)
+
+
 def test_a_time_that_is_not_known_is_not_compared() -> None:
     slow = replace(reading(2.3, 0.9), per_second=0.25, time_error=0.6)
     told = headline(study(**BASE, rerope=slow))[1]
@@ -278,3 +296,16 @@ def test_what_runs_the_model_as_it_is_is_named_where_it_does_better() -> None:
     )
     found = replace(study(**BASE, segments=reading(2.5), ntk=reading(2.3)), chosen="ntk")
     assert len(dict(findings(found))["The checkpoint"]) == 1
+
+
+def test_the_expected_order_is_held_to_what_was_found() -> None:
+    def told(losses: dict[str, float]) -> list[str]:
+        return expectation(study(**{key: reading(loss) for key, loss in losses.items()}))
+
+    good = {"direct": 4.0, "interpolate": 3.5, "ntk": 3.0, "yarn": 2.5, "rerope": 2.0}
+    assert told(good)[1] == "So it is here, at 32 bytes."
+    bad = good | {"yarn": 3.2}
+    assert "yarn is worse than ntk (3.200 against 3.000)." in told(bad)[1]
+    assert told(bad)[2] == "yarn: yarn has a ramp."
+    tied = good | {"ntk": 3.49}
+    assert "interpolate and ntk do not differ by more than 1% here." in told(tied)

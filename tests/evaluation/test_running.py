@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ from posenc.evaluation.candidates import Method, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.finetuning import Tuning, finetuned
 from posenc.evaluation.report.page import write_study
-from posenc.evaluation.results import Findings, Study, StudyReading
+from posenc.evaluation.results import StudyReading
 from posenc.evaluation.study import ExtensionResult, evaluate, measure_extensions
 from posenc.evaluation.suites.next_token import NextTokenSuite, lengths_to
 from posenc.evaluation.texts import Text, read_ids
-from posenc.evaluation.verdict import expectation, findings, headline
+from posenc.evaluation.verdict import findings, headline
 from posenc.extension import Misfit
 from posenc.models import Decoder, DecoderConfig
 
@@ -271,36 +270,6 @@ def test_evaluate_measures_one_model(model: Decoder, text: Text, tmp_path: Path)
     assert findings(study) == []
     page = write_study(study, tmp_path / "report").read_text()
     assert "What else was found" not in page
-
-
-def reading(loss: float) -> StudyReading:
-    return StudyReading(
-        loss={8: 2.0, 16: 2.0, 32: loss},
-        by_position=((4.0, 2.0),),
-        needles={8: (1.0,), 16: (1.0,), 32: (0.5,)},
-        copied={8: 1.0, 16: 1.0, 32: 1.0},
-        per_second=1.0,
-        peak_memory_bytes=1,
-    )
-
-
-def told(outcome: ExtensionResult, losses: dict[str, float]) -> list[str]:
-    findings = tuple(
-        Findings(key=key, role="method", untuned=reading(loss), advice=(f"{key} is so.",))
-        for key, loss in losses.items()
-    )
-    study: Study = replace(outcome.study, findings=findings, lengths=(8, 16, 32), factor=2.0)
-    return expectation(study)
-
-
-def test_the_expected_order_is_held_to_what_was_found(outcome: ExtensionResult) -> None:
-    good = {"direct": 4.0, "interpolate": 3.5, "ntk": 3.0, "yarn": 2.5, "rerope": 2.0}
-    assert told(outcome, good)[1] == "So it is here, at 32 bytes."
-    bad = good | {"yarn": 3.2}
-    assert "yarn is worse than ntk (3.200 against 3.000)." in told(outcome, bad)[1]
-    assert told(outcome, bad)[2] == "yarn: yarn is so."
-    tied = good | {"ntk": 3.49}
-    assert "interpolate and ntk do not differ by more than 1% here." in told(outcome, tied)
 
 
 def test_a_stopped_study_goes_on_without_measuring_again(
