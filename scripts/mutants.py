@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE, TESTS = Path("src/posenc"), Path("tests")
@@ -115,6 +116,10 @@ def _changed(source: str, chance: random.Random) -> str | None:
     if not places:
         return None
     changed: str | None = mutate_code(source, *chance.choice(places))
+    try:
+        compile(changed or "", "", "exec")
+    except SyntaxError:  # of a bare * among parameters, say
+        return None
     return changed
 
 
@@ -133,6 +138,19 @@ def _inert(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     return spans
 
 
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """As a plugin of pytest: leave three cases of each test, or a twelfth where it has more."""
+    cases: dict[str, list[Any]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chance = random.Random(0)
+    items[:] = [
+        item
+        for several in cases.values()
+        for item in chance.sample(several, min(len(several), max(3, len(several) // 12)))
+    ]
+
+
 class Record:
     """The tests that run each line.
 
@@ -148,7 +166,12 @@ class Record:
         if not report.exists():
             command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", f"-n{workers}"]
             command += ["-m", "not long and not onnx", f"--junitxml={report.resolve()}"]
-            command += [f"--cov={SOURCE}", "--cov-context=test", "--cov-report="]
+            command += [
+                f"--cov={SOURCE}",
+                "--cov-context=test",
+                "--cov-report=",
+                "-pscripts.mutants",
+            ]
             with tempfile.TemporaryDirectory() as folder:
                 root = checkout(Path(folder))
                 environment = environment_of(root) | {"COVERAGE_FILE": str(file.resolve())}
