@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
@@ -103,26 +103,24 @@ def test_attention_equals_the_reference(name: str, backend: str) -> None:
     torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
 
 
+ADJACENT = "rope@pairing=adjacent@fraction=0.75"
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "layout", [Layout.sequence(70), Layout.packed([23, 47])], ids=["one", "two"]
+    ("name", "documents"),
+    [
+        *((name, (70,)) for name in ("rope", ADJACENT, "rope+alibi", "fope", "xpos")),
+        # With a score part beside it, documents are rotated before.
+        *((name, (23, 47)) for name in ("rope", ADJACENT, "fope", "xpos")),
+    ],
 )
-@pytest.mark.parametrize("name", ["rope", "rope+alibi", "fope", "xpos"])
-@pytest.mark.parametrize("options", [{}, {"pairing": "adjacent", "fraction": 0.75}], ids=str)
 def test_kernels_rotate_as_they_read(
-    options: dict[str, Any],
-    name: str,
-    layout: Layout,
-    dtype: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, documents: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shared keys, windows; no rotated queries or keys are written before."""
-    if options and name != "rope":
-        pytest.skip("an option of rope's")
-    if "+" in name and layout.document is not None:
-        pytest.skip("rotated before, as documents of a score part are")
-    torch.manual_seed(0)
-    encoding = posenc.create(name, heads=4, head_dim=24, max_length=64, **options).double()
+    encoding = posenc.create(name, heads=4, head_dim=24, max_length=64).double()
+    layout = Layout.packed(documents) if len(documents) > 1 else Layout.sequence(*documents)
     grid = Grid.of(layout, causal=True, window=40)
     shapes = (4, 2, 2)
     given = [torch.randn(2, heads, 70, 24).to(dtype) for heads in shapes]
