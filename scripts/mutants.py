@@ -187,7 +187,7 @@ class Record:
     def running(self, mutant: Mutant) -> set[str]:
         """The tests that run the smallest statement around a change that any test runs.
 
-        Where that runs at import, or in a process of its own, tests named after it come too.
+        Where that runs at import, or in a process of its own, files named after it come too.
         """
         lines = zip_longest(mutant.before.splitlines(), mutant.after.splitlines())
         changed = next(n for n, (old, new) in enumerate(lines, 1) if old != new)
@@ -209,8 +209,8 @@ class Record:
             }
             if tests := set().union(*map(self._tests, contexts)):
                 return tests | beside
-            named = (file for file in self.passed if mutant.distance(file) < len(mutant.names))
-            beside.update(*(self.passed[file] for file in named))
+            least = min(map(mutant.distance, self.passed))
+            beside = {file for file in self.passed if mutant.distance(file) == least}
         return beside
 
     def _tests(self, context: str) -> set[str]:
@@ -220,7 +220,7 @@ class Record:
         return passed & {test} if phase == "run" else passed
 
     def chosen(self, mutant: Mutant, cap: int) -> list[str]:
-        """At most so many tests that run what changes, of all files in turns, nearest first."""
+        """At most so many tests that run what changes: the nearest file's, then of all in turns."""
         files: dict[str, list[str]] = {}
         for test in sorted(self.running(mutant)):
             files.setdefault(test.partition("::")[0], []).append(test)
@@ -228,7 +228,8 @@ class Record:
             random.Random(0).shuffle(tests)
         nearest = sorted(files, key=mutant.distance)
         turns = zip_longest(*(files[file] for file in nearest))
-        kept = [test for turn in turns for test in turn if test is not None][:cap]
+        spread = [test for turn in turns for test in turn if test is not None]
+        kept = list(dict.fromkeys([*files[nearest[0]], *spread]))[:cap] if files else []
         return sorted(kept, key=lambda test: nearest.index(test.partition("::")[0]))
 
 

@@ -18,7 +18,7 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention.backends import flex
 from posenc.attention.backends.common.base import Plan, Problem, Result
-from posenc.attention.backends.flex import Flex, score_mod
+from posenc.attention.backends.flex import Entries, Flex, score_mod
 from posenc.attention.call import AttentionCall
 from posenc.errors import BackendRefusal
 
@@ -269,3 +269,14 @@ def test_many_kinds_of_calls_may_be_compiled(monkeypatch: pytest.MonkeyPatch) ->
     flex._kernels.__wrapped__()
     assert given["fullgraph"] is True
     assert given.get("recompile_limit", 0) >= 100 or "recompile_limit" not in flex._COMPILE
+
+
+@pytest.mark.parametrize(
+    ("start", "max_distance", "expected"),
+    [(0, None, (0, 8)), (0, 2, (1, 5)), (2, 2, (3, 7)), (100, 2, (8, 8)), (-100, 2, (0, 0))],
+)
+def test_entries_that_vary(start: int, max_distance: int | None, expected: tuple[int, int]) -> None:
+    """Among the nine of four queries and six keys, which may be far apart."""
+    entries = Entries.of(Grid(Layout.sequence(4, start=start), Layout.sequence(6)))
+    assert entries is not None
+    assert entries.varying(max_distance) == expected

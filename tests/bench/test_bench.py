@@ -158,6 +158,12 @@ def test_timed_jobs_begin_with_their_base() -> None:
             assert {contender.level for contender in others} == {first.level}
 
 
+def test_work_grows_as_the_logits() -> None:
+    job = next(job for job in plan(Settings()) if job.case.length == MIDDLE["cpu"])
+    longer = replace(job, case=replace(job.case, length=8 * job.case.length))
+    assert longer.work == 64 * job.work
+
+
 def test_a_quick_plan_is_short_and_alone() -> None:
     jobs = plan(Settings(quick=True))
     assert {job.case.length for job in jobs} == {MIDDLE["cpu"]}

@@ -93,9 +93,13 @@ def test_only_tupe_needs_the_scale() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("name", ["alibi", "t5", "tupe"])
-def test_mods_under_flex_attention_equal_attend(name: str) -> None:
-    encoding, grid = made(name), grid_of(name)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [(name, Layout.padded([12, 7], side="left")) for name in ("alibi", "t5", "tupe")]
+    + [("alibi", Layout.sequence(12))],
+)
+def test_mods_under_flex_attention_equal_attend(name: str, layout: Layout) -> None:
+    encoding, grid = made(name), Grid.of(layout, causal=True)
     q, k, v = inputs(12)
     scale = encoding.default_scale(WIDTH)
     add, seen = encoding.score_mod(grid, scale=scale), grid.mask_mod()

@@ -15,7 +15,7 @@ from PIL import Image
 from posenc.errors import ArgumentError, OutputError
 from posenc.visualization.colours import FALL, RISE, Scale, is_narrow
 from posenc.visualization.panels import Trail
-from posenc.visualization.pictures import draw, draw_panel, save_picture
+from posenc.visualization.pictures import _gradient, draw, draw_panel, save_picture
 from posenc.visualization.profile import make_profile
 from posenc.visualization.raster import data_uri
 
@@ -44,6 +44,11 @@ def test_amounts_are_clear_at_zero_and_full_at_the_ends() -> None:
     assert "#" + bytes(blue[:3].mul(255).round().byte().tolist()).hex() == RISE
     assert [c[3].item() for c in (red, clear, blue)] == [1.0, 0.0, 0.5]
     assert 0 < nothing[3] < 0.3
+
+
+def test_values_close_to_one_another_have_more_digits() -> None:
+    assert _gradient(Scale((0.98, 0.99), 1.0)).to_dict()["format"] == ".4~g"
+    assert _gradient(Scale((0.0, 0.99), 1.0)).to_dict()["format"] == ".2~g"
 
 
 def test_only_the_sides_that_there_are() -> None:

@@ -13,13 +13,14 @@ import torch
 
 from posenc.errors import ArgumentError, DataError, Interrupted
 from posenc.experiments.results import Measurement, Refusal
+from posenc.experiments.sequences import SYMBOLS
 from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks import TASKS, Task
 from posenc.experiments.tasks.common import grammar
 from posenc.experiments.tasks.common.interpolator import Interpolator, Timed
 from posenc.experiments.tasks.common.pairs import Pair, PairTask
 from posenc.experiments.tasks.common.splitting import Split
-from posenc.experiments.tasks.phonemes import distance
+from posenc.experiments.tasks.phonemes import _dictionary, distance
 from posenc.layout import Layout
 from posenc.models import MaskedLM, TextClassifier, Transformer
 from posenc.training.checkpoint import TrainingPlan
@@ -199,6 +200,13 @@ def test_phonemes_score_against_the_closest_pronunciation(tmp_path: Path) -> Non
     right = [list(pair.target) for pair in pairs]
     assert task.score(right, pairs) == (0.0, 0.0)
     assert task.score([[] for _ in pairs], pairs) == (1.0, 1.0)
+
+
+def test_words_are_learned_by_their_first_pronunciation() -> None:
+    sounds, pairs, _ = _dictionary(stress=False)
+    (pair,) = (pair for pair in pairs if pair.name == "either")
+    assert list(pair.answers) == ["IY DH ER", "AY DH ER"]
+    assert [sounds[symbol - SYMBOLS] for symbol in pair.target] == ["IY", "DH", "ER"]
 
 
 def test_translation_needs_a_text(tmp_path: Path) -> None:
