@@ -17,7 +17,7 @@ HEADS, WIDTH = 6, 8
 
 
 def made(name: str) -> Encoding:
-    claims = ENCODINGS[name].claims
+    claims = ENCODINGS[name.partition("@")[0]].claims
     torch.manual_seed(0)
     encoding = create(
         name, dim=HEADS * WIDTH, heads=HEADS, head_dim=WIDTH, max_length=64, causal=claims.serves(1)
@@ -29,7 +29,7 @@ def made(name: str) -> Encoding:
 
 
 def grid_of(name: str) -> Grid:
-    claims = ENCODINGS[name].claims
+    claims = ENCODINGS[name.partition("@")[0]].claims
     if claims.serves(1):
         return Grid.of(Layout.padded([12, 7], side="left"), causal=True)
     if claims.serves(2):
@@ -146,7 +146,7 @@ ROTATIONS = [
 ]
 
 
-@pytest.mark.parametrize("name", ROTATIONS)
+@pytest.mark.parametrize("name", [*ROTATIONS, "rope@pairing=adjacent"])
 def test_cosines_and_sines_rotate_as_the_encoding_does(name: str) -> None:
     encoding, grid = made(name), grid_of(name)
     q, k, _ = inputs(12)

@@ -27,6 +27,7 @@ from posenc.training import Trained, TrainingPlan, Watch, fit, interruptible, tr
 from posenc.training import loop as training
 from posenc.training.checkpoint import warmup_cosine
 from posenc.training.loop import seeded_model
+from posenc.training.machine import available_memory
 from tests.support.processes import forking
 
 STEPS = 12
@@ -199,6 +200,12 @@ def run_until_killed(text: Path, folder: Path, at: int | None) -> list[int]:
     ours.close()
     assert process.exitcode == (0 if at is None else -signal.SIGKILL)
     return steps
+
+
+def test_memory_left_on_apples_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 10)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 3)
+    assert available_memory(torch.device("mps")) == 7
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kill -9 is a thing of Unix")
