@@ -16,6 +16,7 @@ from transformers import (
     BloomConfig,
     BloomModel,
     ClapTextModel,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.masking_utils import (
@@ -30,6 +31,7 @@ from transformers.masking_utils import (
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.accelerate import accelerate, interface, lazy_mask
 from posenc.integrations.transformers.accelerate.accelerated import SETTINGS, Settings
+from posenc.integrations.transformers.accelerate.config import _traits
 from posenc.integrations.transformers.accelerate.interface import (
     IGNORED,
     attention,
@@ -352,3 +354,28 @@ def test_biases_of_keys_are_not_padding() -> None:
         assert attended_keys(added) is added
     hidden = torch.tensor([0.0, lowest, float("-inf")]).expand(1, 1, 3, -1)
     assert torch.equal(attended_keys(hidden), torch.tensor([[True, False, False]]))
+
+
+def test_a_config_that_several_models_share() -> None:
+    """Some of transformers' are of models on the interface and of models that are not."""
+
+    class Shared(PreTrainedConfig):
+        model_type = "shared"
+
+    class OnInterface(PreTrainedModel):
+        config_class = Shared
+        _supports_sdpa = True
+
+        @classmethod
+        def _can_set_attn_implementation(cls) -> bool:
+            return True
+
+    class Eager(OnInterface):
+        _supports_sdpa = False
+
+        @classmethod
+        def _can_set_attn_implementation(cls) -> bool:
+            return False
+
+    assert issubclass(Eager, OnInterface)
+    assert _traits(Shared) == (True, False)
