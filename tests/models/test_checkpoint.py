@@ -178,3 +178,9 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError):
         make().save(tmp_path / "file" / "model")
+
+
+def test_models_larger_than_their_file_are_given_up() -> None:
+    unfilled(lambda: nn.Linear(2**13, 2**13), [(2**12, 2**13)])
+    with pytest.raises(ValueError, match="larger than its weights"):
+        unfilled(lambda: nn.Linear(2**13, 2**13), [(30,)])
