@@ -4,10 +4,11 @@
     python scripts/mutants.py --only layout --count 20     of files with this in their path
     python scripts/mutants.py --planted FILE.toml          those of a list, as of the C++ kernels
 
-Random changes are Cosmic Ray's. The suite runs once, without its long tests, to record the lines
-that each test runs. Each change is made in a copy of the checkout, in which some of the tests that
-run the changed lines run until one fails, those named after the file first. What survives is
-printed as a diff: some of it changes nothing that a user can see; the rest wants a test.
+Random changes are Cosmic Ray's. The suite runs once to record the lines that each test runs: three
+cases of each test or a twelfth, and none of its long tests. Each change is made in a copy of the
+checkout, in which tests that run the changed lines run until one fails, those named after the file
+first. What survives is printed as a diff: some of it changes nothing that a user can see; the rest
+wants a test.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class Record:
     """The tests that run each line.
 
     Args:
-        file: of coverage.py. Where there is none, the suite runs first, without its long tests.
+        file: of coverage.py, kept with a report beside it. Where there is none, the suite runs.
         workers: processes at a time.
     """
 
@@ -166,12 +167,8 @@ class Record:
         if not report.exists():
             command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", f"-n{workers}"]
             command += ["-m", "not long and not onnx", f"--junitxml={report.resolve()}"]
-            command += [
-                f"--cov={SOURCE}",
-                "--cov-context=test",
-                "--cov-report=",
-                "-pscripts.mutants",
-            ]
+            command += [f"--cov={SOURCE}", "--cov-context=test", "--cov-report="]
+            command += ["-p", f"scripts.{Path(__file__).stem}"]
             with tempfile.TemporaryDirectory() as folder:
                 root = checkout(Path(folder))
                 environment = environment_of(root) | {"COVERAGE_FILE": str(file.resolve())}
@@ -187,7 +184,8 @@ class Record:
     def running(self, mutant: Mutant) -> set[str]:
         """The tests that run the smallest statement around a change that any test runs.
 
-        Where that runs at import, or in a process of its own, files named after it come too.
+        Where that runs at import, or in processes of their own, whole files named after it come
+        too, with their long tests.
         """
         lines = zip_longest(mutant.before.splitlines(), mutant.after.splitlines())
         changed = next(n for n, (old, new) in enumerate(lines, 1) if old != new)
@@ -209,8 +207,9 @@ class Record:
             }
             if tests := set().union(*map(self._tests, contexts)):
                 return tests | beside
-            least = min(map(mutant.distance, self.passed))
-            beside = {file for file in self.passed if mutant.distance(file) == least}
+            test_files = [str(file.relative_to(ROOT)) for file in (ROOT / TESTS).rglob("test_*.py")]
+            least = min(map(mutant.distance, test_files))
+            beside = {file for file in test_files if mutant.distance(file) == least}
         return beside
 
     def _tests(self, context: str) -> set[str]:
