@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc import ENCODINGS, Layout, distributed
+from posenc.distributed import ring
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.models import Decoder, DecoderConfig
 from posenc.testing.subject import Subject, agree, tokens_of
@@ -183,6 +184,12 @@ def test_balanced_shards_have_the_same_work() -> None:
     taken = distributed.take(Layout.sequence(64), distributed.balanced(64, 4, 1))
     assert taken.order[0].tolist() == [*range(8, 16), *range(48, 56)]
     assert distributed.take(Layout.sequence(64), torch.arange(8, 16)).start == 8
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_gradients_are_summed_in_float32_or_better(dtype: torch.dtype) -> None:
+    summed = ring._zeros(torch.zeros(2, dtype=dtype)).dtype
+    assert summed == torch.promote_types(dtype, torch.float32)
 
 
 def test_bad_arguments() -> None:
