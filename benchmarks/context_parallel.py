@@ -28,7 +28,6 @@ from measuring import RESULTS, write_results
 from torch.multiprocessing.spawn import start_processes
 
 from posenc import Layout, create, distributed
-from posenc.attention.backends.tiled.memory import release
 from posenc.bench.memory import SEPARATE_BLOCKS
 from posenc.distributed.group import Group
 from posenc.training.machine import PeakMemory
@@ -219,7 +218,6 @@ def attend_once(
     counts = (layer.heads, layer.kv_heads, layer.kv_heads)
     q, k, v = (torch.randn(1, n, len(index), layer.head_dim).requires_grad_() for n in counts)
     gradient = torch.randn_like(q)
-    release()
     peak = PeakMemory(q.device)
     dist.barrier(group)
     begin = time.perf_counter()

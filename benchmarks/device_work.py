@@ -106,7 +106,7 @@ class FlashAttention(Contender):
 
 def contenders() -> dict[str, Contender]:
     """All that are measured beside plain SDPA, by name."""
-    ours = [Posenc(backend=name) for name in ("auto", "triton", "flex", "tiled", "fla")]
+    ours = [Posenc(backend=name) for name in ("auto", "triton", "flex", "blockwise", "fla")]
     others = [FlashAttention()] if DRY else [Flex(), FlashAttention(), WrittenOut()]
     return {each.name: each for each in [*ours, *others]}
 

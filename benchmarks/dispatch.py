@@ -23,7 +23,7 @@ from posenc.errors import PosencError
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-BACKENDS = ("native", "sdpa", "tiled", "reference")
+BACKENDS = ("native", "sdpa", "blockwise", "reference")
 HEAD_DIM = 64
 LEAST_SECONDS = 0.004
 

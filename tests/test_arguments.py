@@ -148,7 +148,7 @@ MASKS = [(name, causal) for name in ("t5", "tupe", "conv") for causal in (False,
 def test_a_part_made_for_one_mask_refuses_the_other(name: str, causal: bool) -> None:
     encoding = create(name, **SIZES, causal=causal)
     q = torch.randn(1, 4, 5, 8)
-    for backend in ("auto", "reference", "tiled"):
+    for backend in ("auto", "reference", "blockwise"):
         with pytest.raises(ArgumentError, match=f"Create it with causal={not causal}"):
             attend(
                 q, q, q, Grid.of(Layout.sequence(5), causal=not causal), encoding, backend=backend
@@ -200,7 +200,7 @@ def test_one_head_for_eight_ends_in_words() -> None:
 
 
 @pytest.mark.parametrize("name", ["nope", "rope", "alibi", "t5", "shaw", "cope", "deberta", "path"])
-@pytest.mark.parametrize("backend", ["auto", "reference", "tiled", "sdpa"])
+@pytest.mark.parametrize("backend", ["auto", "reference", "blockwise", "sdpa"])
 def test_an_empty_batch_gives_an_empty_output(name: str, backend: str) -> None:
     encoding = create(name, **SIZES, causal=True)
     layer = Attention(dim=32, heads=4, encoding=encoding, causal=True)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 HEADS, WIDTH = 3, 8
 
-BACKENDS = ("auto", "sdpa", "tiled", "reference")
+BACKENDS = ("auto", "sdpa", "blockwise", "reference")
 
 LONG = 600
 """Tokens whose logits are more than the definition is preferred for."""
@@ -36,7 +36,7 @@ NAMES = ("nope", "rope", "alibi", "kerple", "shaw", "deberta", "cope", "swin")
 
 CASES = [
     *((name, 40, backend) for name in NAMES for backend in BACKENDS),
-    *(("shaw", LONG, backend) for backend in ("auto", "tiled")),
+    *(("shaw", LONG, backend) for backend in ("auto", "blockwise")),
     *(("nope", LONG, backend) for backend in ("auto", "sdpa")),
 ]
 
@@ -127,7 +127,7 @@ def test_jacobians_of_both_modes_agree(name: str) -> None:
     q, k, v, _ = draw(4)
 
     def run(q: Tensor) -> Tensor:
-        return attend(q, k, v, grid, encoding, backend="tiled")
+        return attend(q, k, v, grid, encoding, backend="blockwise")
 
     forward = torch.func.jacfwd(run)(q)
     backward = torch.autograd.functional.jacobian(run, q)
@@ -166,7 +166,7 @@ def test_derivatives_by_parameters(name: str) -> None:
     wanted = {key: x.clone().requires_grad_() for key, x in given.items()}
     found = torch.autograd.grad(loss(wanted, "reference"), list(wanted.values()))
     expected = sum((g * t).sum() for g, t in zip(found, tangent.values(), strict=True))
-    for backend in ("auto", "tiled"):
+    for backend in ("auto", "blockwise"):
         got = torch.func.jvp(lambda x, way=backend: loss(x, way), (given,), (tangent,))[1]
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
         stacked = {key: torch.stack([x, x + 1]) for key, x in given.items()}
@@ -186,7 +186,9 @@ def test_explain_says_why() -> None:
         told = explain(q, k, v, grid, encoding)
         assert told.backend == "reference"
         assert "no forward-mode derivative" in explain(q, k, v, grid, Encoding()).refusals["sdpa"]
-        assert "torch.func can transform" in explain(q, k, v, grid, encoding, backend="tiled").how
+        assert (
+            "torch.func can transform" in explain(q, k, v, grid, encoding, backend="blockwise").how
+        )
 
 
 def test_nested_transforms_are_not_for_fused_kernels() -> None:
@@ -221,7 +223,7 @@ GRIDS = {
 }
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "native", "tiled"])
+@pytest.mark.parametrize("backend", ["sdpa", "native", "blockwise"])
 @pytest.mark.parametrize(
     ("name", "place"),
     [
@@ -256,7 +258,7 @@ def test_hessian_products(name: str, place: str, backend: str) -> None:
     torch.testing.assert_close(products(backend), products("reference"), atol=1e-11, rtol=1e-11)
 
 
-@pytest.mark.parametrize("backend", ["native", "tiled"])
+@pytest.mark.parametrize("backend", ["native", "blockwise"])
 def test_second_derivatives_with_dropout_are_refused(backend: str) -> None:
     """In words, also where other terms of a loss have second derivatives."""
     grid, encoding = where("shaw", 40), make("shaw")

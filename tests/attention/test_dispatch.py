@@ -10,7 +10,7 @@ import torch
 from posenc import Encoding, Grid, Layout
 from posenc.attention import dispatch
 from posenc.attention.backends.common.base import Problem
-from posenc.attention.dispatch import FEW, LONG, SMALL, preference
+from posenc.attention.dispatch import FEW, SMALL, preference
 from posenc.encoding import BucketedTerms, LowRank, Rotation, StructuredScore
 
 CPU = torch.device("cpu")
@@ -45,12 +45,6 @@ def columns(count: int) -> LowRank:
 TABLE = BucketedTerms(bucket=lambda offsets: offsets[..., 0].long(), table=torch.zeros(1, 1))
 
 
-def falling(slope: float) -> BucketedTerms:
-    """Four heads' tables, less by ``slope`` a token behind; no head sees ahead."""
-    table = -slope * torch.arange(float(LONG)).expand(4, -1)
-    return BucketedTerms(bucket=lambda offsets: offsets[..., 0].long().neg().clamp(0), table=table)
-
-
 COLUMN = replace(TABLE, column=torch.zeros(1, 4, 600))
 SIDE = 512
 """Queries and keys of four heads with just ``SMALL`` logits; ``FEW`` are a quarter of a head."""
@@ -79,26 +73,13 @@ CASES = {
         "no terms by offset",
     ),
     "more columns": (problem(600, 600, lowered=(columns(4), columns(5))), "more extra columns"),
-    "table": (problem(600, LONG - 1, lowered=(TABLE,)), "terms by offset"),
-    "long table": (problem(600, LONG, lowered=(falling(0.1),)), "a long table"),
-    "long table in bfloat16": (
-        half(problem(600, LONG, lowered=(falling(0.1),))),
-        "terms by offset",
-    ),
-    "long table that falls slowly": (problem(600, LONG, lowered=(falling(1e-3),)), "terms by"),
-    "long table beside columns": (
-        problem(600, LONG, lowered=(columns(1), falling(0.1))),
-        "a long table",
-    ),
-    "long learned table": (
-        problem(600, LONG, lowered=(replace(TABLE, table=torch.zeros(1, 1, requires_grad=True)),)),
-        "terms by offset",
-    ),
-    "long without table": (problem(600, LONG, lowered=(columns(1),)), "masked pairs"),
+    "table": (problem(600, 8192, lowered=(TABLE,)), "terms by offset"),
+    "table beside columns": (problem(600, 600, lowered=(columns(1), TABLE)), "terms by offset"),
+    "long without table": (problem(600, 8192, lowered=(columns(1),)), "masked pairs"),
     "table, not many": (problem(SIDE, SIDE, lowered=(TABLE,)), "terms by offset, not many"),
     "column": (problem(600, 600, lowered=(COLUMN,)), "terms by offset"),
     "column in bfloat16": (half(problem(600, 600, lowered=(COLUMN,))), "terms by offset"),
-    "unstructured": (problem(600, LONG, lowered=None), "a score part without"),
+    "unstructured": (problem(600, 8192, lowered=None), "a score part without"),
     "unstructured, packed": (
         problem(600, 600, lowered=None, layout=Layout.packed([100, 500])),
         "a score part without",
@@ -108,15 +89,10 @@ CASES = {
 }
 ORDER = {
     "few logits": ["sdpa", "reference"],
-    "no terms by offset": ["sdpa", "native", "tiled", "reference"],
+    "no terms by offset": ["sdpa", "native", "blockwise", "reference"],
     "no terms by offset, not many": ["sdpa", "native", "reference"],
-    "masked pairs": ["native", "sdpa", "tiled", "reference"],
-    "terms by offset": ["native", "sdpa", "tiled", "reference"],
-    "terms by": ["native", "sdpa", "tiled", "reference"],
     "terms by offset, not many": ["native", "sdpa", "reference"],
     "documents or padding, not many": ["native", "sdpa", "reference"],
-    "a long table": ["tiled", "native", "sdpa", "reference"],
-    "a score part without": ["native", "tiled", "sdpa", "reference"],
     "a score part without, few": ["native", "sdpa", "reference"],
 }
 
@@ -130,7 +106,7 @@ def test_rules_on_the_cpu(name: str) -> None:
         patch.setattr(dispatch, "outpaces_sdpa", lambda: False)
         reason, order = preference(CPU, lambda: posed)
     assert reason.startswith(expected.partition(",")[0])
-    assert order == ORDER.get(expected, ["native", "tiled", "sdpa", "reference"])
+    assert order == ORDER.get(expected, ["native", "sdpa", "blockwise", "reference"])
 
 
 @pytest.mark.parametrize(
@@ -178,7 +154,7 @@ def test_constant_tables_on_accelerators_go_to_flex(device: str) -> None:
         reason, order = preference(torch.device(device), lambda posed=posed: posed)  # type: ignore[misc]
         assert reason.startswith("on an accelerator")
         assert order[:2] == ["sdpa", first]
-        assert order[-2:] == ["tiled", "reference"]
+        assert order[-2:] == ["blockwise", "reference"]
         assert "triton" in order
     with torch.no_grad():
         _, order = preference(torch.device(device), lambda: problem(9, 9, lowered=(learned,)))

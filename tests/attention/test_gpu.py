@@ -194,7 +194,7 @@ def test_windows_chunks_and_grouped_heads(name: str) -> None:
 
 @pytest.mark.parametrize("name", ON_IMAGES)
 def test_images(name: str) -> None:
-    """A form other than a line of offsets; ``tiled`` or the definition serves it at least."""
+    """A form other than a line of offsets; ``blockwise`` or the definition serves it at least."""
     grid = Grid.of(Layout.image(8, 9).to(DEVICE))
     torch.manual_seed(1)
     options = {"window": (8, 9)} if name == "swin" else {}

@@ -10,7 +10,6 @@ from posenc import Encoding, Grid, Layout, attend, create
 from posenc.attention.backends import sdpa
 from posenc.attention.backends.common import definition
 from posenc.attention.backends.common.base import Problem
-from posenc.attention.backends.tiled import blockwise, images
 from posenc.errors import ArgumentError
 from posenc.testing.backend_laws import serving
 
@@ -72,7 +71,7 @@ def test_outputs_over_parts_of_the_keys_are_joined_by_it(name: str, backend: str
     torch.testing.assert_close(whole, plain, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "tiled"])
+@pytest.mark.parametrize("backend", ["sdpa", "blockwise"])
 def test_gradients_of_the_output_are_those_without_it(backend: str) -> None:
     layout = Layout.padded([12, 5], side="left")
     q, k, v = inputs(12, 12)
@@ -93,24 +92,23 @@ def test_no_backend_computes_logits_again(monkeypatch: pytest.MonkeyPatch) -> No
         raise AssertionError("computed from the definition")
 
     monkeypatch.setattr(sdpa, "lse_by_definition", refuse)
-    monkeypatch.setattr(blockwise, "attend_by_definition", refuse)
+    monkeypatch.setattr(definition, "lse_by_definition", refuse)
     layouts = (Layout.sequence(12), Layout.packed([5, 7]), Layout.padded([12, 4], side="left"))
     q, k, v = inputs(12, 12)
     for layout in layouts:
         grid = Grid.of(layout, causal=True)
         for name, options in ENCODINGS.items():
             encoding = create(name, **options)
-            for backend in sorted({"sdpa", "tiled"} & {*serving(q, k, v, grid, encoding)}):
+            for backend in sorted({"sdpa", "blockwise"} & {*serving(q, k, v, grid, encoding)}):
                 attend(q, k, v, grid, encoding, backend=backend, return_lse=True)
 
 
-def test_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "TILE", (6, 12))
+def test_images() -> None:
     encoding = spread(create("swin", heads=4, window=(5, 6)))
     q, k, v = inputs(30, 30)
     grid = Grid.of(Layout.image(5, 6))
     expected = attend(q, k, v, grid, encoding, backend="reference", return_lse=True)
-    found = attend(q, k, v, grid, encoding, backend="tiled", return_lse=True)
+    found = attend(q, k, v, grid, encoding, backend="blockwise", return_lse=True)
     for got, want in zip(found, expected, strict=True):
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
@@ -121,7 +119,7 @@ def test_dropout_does_not_change_it(grid: Layout) -> None:
     encoding = spread(create("t5", **ENCODINGS["t5"]))
     whole = Grid.of(grid, causal=True)
     _, expected = attend(q, k, v, whole, encoding, backend="reference", return_lse=True)
-    for backend in ("tiled", "reference"):
+    for backend in ("blockwise", "reference"):
         _, lse = attend(q, k, v, whole, encoding, backend=backend, dropout=0.5, return_lse=True)
         torch.testing.assert_close(lse, expected, atol=1e-5, rtol=1e-5)
 
@@ -161,7 +159,7 @@ def test_half_precision_is_summed_in_single() -> None:
     grid = Grid.of(Layout.sequence(12), causal=True)
     encoding = create("alibi", heads=4)
     _, expected = attend(q, k, v, grid, encoding, backend="reference", return_lse=True)
-    for backend in ("sdpa", "tiled"):
+    for backend in ("sdpa", "blockwise"):
         output, lse = attend(q, k, v, grid, encoding, backend=backend, return_lse=True)
         assert (output.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
         torch.testing.assert_close(lse, expected, atol=1e-4, rtol=1e-4)

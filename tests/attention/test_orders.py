@@ -17,7 +17,7 @@ RAMP = torch.arange(LENGTH)
 NATIVE = pytest.mark.skipif(
     BACKENDS["native"].unavailable(torch.device("cpu")) is not None, reason="no compiled kernels"
 )
-ENGINES = [pytest.param("native", marks=NATIVE), "tiled", "auto"]
+ENGINES = [pytest.param("native", marks=NATIVE), "blockwise", "auto"]
 
 
 def layout(

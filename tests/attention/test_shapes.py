@@ -78,7 +78,7 @@ class Halved(QueryKeyTransform):
         return q, k.repeat(1, 1, 2, 1)
 
 
-@pytest.mark.parametrize("backend", ["native", "tiled", "sdpa", "reference", "auto"])
+@pytest.mark.parametrize("backend", ["native", "blockwise", "sdpa", "reference", "auto"])
 @pytest.mark.parametrize("name", [*TERMS, "value", "forward"])
 def test_wrong_shapes_raise_before_any_kernel_reads(name: str, backend: str) -> None:
     if backend == "native" and building.missing() is not None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention.backends.tiled.sdpa_cpu import sdpa_cpu_forward
+from posenc.attention.flash_cpu import flash_forward
 from posenc.attention.views import strided_view
 from posenc.errors import ArgumentError
 
@@ -169,7 +169,7 @@ def test_memory_of_any_strides(name: str, form: str) -> None:
             plain = [x.clone(memory_format=torch.contiguous_format) for x in operands]
             expected = run(encoding, grid, plain[:3], plain[3], "reference")
             refusals = explain(*plain[:3], grid, encoding).refusals
-            for backend in ("sdpa", "native", "tiled", "reference"):
+            for backend in ("sdpa", "native", "blockwise", "reference"):
                 if backend in refusals:
                     continue
                 got = run(encoding, grid, operands[:3], operands[3], backend)
@@ -203,7 +203,7 @@ def test_no_view_reads_outside_its_tensor(
 def test_the_raw_kernel_is_given_what_fits_only() -> None:
     q, k, v = torch.zeros(3, 1, 2, 5, 8)
     mask = torch.zeros(1, 1, 5, 5)
-    assert sdpa_cpu_forward(q, k, v, mask).output.shape == q.shape
+    assert flash_forward(q, k, v, mask)[0].shape == q.shape
     for wrong in (
         (q, k[:, :1], v, None),
         (q, k, v[:, :, :4], None),
@@ -212,4 +212,4 @@ def test_the_raw_kernel_is_given_what_fits_only() -> None:
         (q, k, v, mask[..., :4]),
     ):
         with pytest.raises(ArgumentError, match="operands of one batch size"):
-            sdpa_cpu_forward(*wrong)
+            flash_forward(*wrong)

@@ -1,4 +1,4 @@
-"""Workers limit themselves to one core each, and nothing else in the process."""
+"""Calls side by side share nothing, and leave the number of threads alone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import posenc
-from posenc import Encoding, Grid, Layout, attend
-from posenc.attention.backends.tiled import workers
+from posenc import Grid, Layout, attend
 
 COUNT = 3
 
@@ -44,7 +43,7 @@ def test_concurrent_calls_leave_the_number_of_threads_alone() -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 6, 300, 8)
     encoding = posenc.create("shaw", head_dim=8)
-    alone = attend(q, k, v, grid, encoding, backend="tiled")
+    alone = attend(q, k, v, grid, encoding, backend="blockwise")
     running = threading.Barrier(4)
     counts: set[int] = set()
     wrong: list[str] = []
@@ -53,7 +52,7 @@ def test_concurrent_calls_leave_the_number_of_threads_alone() -> None:
         running.wait()
         for _ in range(4):
             own = q.clone().requires_grad_()
-            output = attend(own, k, v, grid, encoding, backend="tiled")
+            output = attend(own, k, v, grid, encoding, backend="blockwise")
             counts.add(torch.get_num_threads())
             output.sum().backward()
             counts.add(torch.get_num_threads())
@@ -74,37 +73,3 @@ def test_concurrent_calls_leave_the_number_of_threads_alone() -> None:
     assert all(each == before for each in [*during, seen_by_a_new_thread()])
     assert counts == {COUNT}
     assert not wrong
-
-
-def test_workers_have_one_core_each() -> None:
-    if not workers._can_limit_threads():
-        pytest.skip("this build of PyTorch has no functions for the threads of one thread")
-    seen: list[tuple[str, int]] = []
-
-    def look(item: int) -> None:
-        seen.append((threading.current_thread().name, torch.get_num_threads()))
-
-    workers.side_by_side(look, range(6))
-    assert len(seen) == 6
-    assert {count for _, count in seen} == {1}
-    assert all(name.startswith("posenc") for name, _ in seen)
-    assert torch.get_num_threads() == COUNT
-
-
-def test_without_the_functions_the_calling_thread_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_can_limit_threads", lambda: False)
-    seen: list[tuple[int, str]] = []
-    workers.side_by_side(
-        lambda item: seen.append((item, threading.current_thread().name)), range(3)
-    )
-    assert seen == [(item, threading.current_thread().name) for item in range(3)]
-
-
-def test_errors_of_workers_are_raised() -> None:
-    def fail(item: int) -> None:
-        raise ValueError(str(item))
-
-    with pytest.raises(ValueError, match="0"):
-        workers.side_by_side(fail, range(3))
-    grid = Grid.of(Layout.sequence(9))
-    assert attend(*torch.zeros(3, 1, 1, 9, 8), grid, Encoding(), backend="tiled").sum() == 0

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class Damaged(Backend):
-    """Tiles whose bias, or output, is wrong; or which fail."""
+    """Blocks whose bias, or output, is wrong; or which fail."""
 
     on_trial = True
 
@@ -33,7 +33,7 @@ class Damaged(Backend):
             assert first.table is not None
             terms = (replace(first, table=0.5 * first.table), *problem.lowered[1:])
             problem = replace(problem, lowered=terms)
-        plan = BACKENDS["tiled"].plan(problem)
+        plan = BACKENDS["blockwise"].plan(problem)
         assert isinstance(plan, Plan)
 
         def compute(*, lse: bool) -> Result:
@@ -52,7 +52,7 @@ def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "_FOUND", {})
 
 
-@pytest.mark.parametrize("name", ["tiled", "native"])
+@pytest.mark.parametrize("name", ["blockwise", "native"])
 def test_right_backends_pass(name: str) -> None:
     backend = BACKENDS[name]
     if backend.unavailable(CPU) is None:
@@ -95,7 +95,7 @@ def test_tile_sizes_are_measured_where_the_first_do_not_fit(
     assert backend.seen == large.runs == 2
 
 
-@pytest.mark.parametrize("name", ["tiled", "native"])
+@pytest.mark.parametrize("name", ["blockwise", "native"])
 def test_parts_of_the_formula(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = BACKENDS[name]
     monkeypatch.setattr(trial, "WHOLE", trial.PARTS)
@@ -137,7 +137,9 @@ def test_auto_goes_on_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_caller_set_stays() -> None:
     state = torch.get_rng_state()
     with torch.inference_mode():
-        assert trial.refusal(BACKENDS["tiled"], BACKENDS["reference"], CPU, torch.float32) is None
+        assert (
+            trial.refusal(BACKENDS["blockwise"], BACKENDS["reference"], CPU, torch.float32) is None
+        )
         assert torch.is_inference_mode_enabled()
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -189,7 +189,7 @@ def test_a_plan_for_cuda_has_rotations_within_the_kernels_and_before(
 
 def test_a_chosen_plan_has_what_was_chosen() -> None:
     settings = Settings(
-        encodings=["kerple", "cope"], lengths=[96, 64, 96], backends=["auto", "tiled"]
+        encodings=["kerple", "cope"], lengths=[96, 64, 96], backends=["auto", "blockwise"]
     )
     jobs = plan(settings)
     found = [(job.case.encoding, job.case.length, job.case.causal) for job in jobs]
@@ -200,7 +200,7 @@ def test_a_chosen_plan_has_what_was_chosen() -> None:
         ("cope", 96, True),
     ]
     names = [contender.name for contender in jobs[0].contenders]
-    assert names[:3] == [PLAIN, "posenc", "posenc tiled"]
+    assert names[:3] == [PLAIN, "posenc", "posenc blockwise"]
 
 
 @pytest.mark.parametrize(

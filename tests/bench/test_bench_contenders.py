@@ -79,7 +79,7 @@ def test_every_encoding_with_limits_can_be_built() -> None:
 
 # Contenders
 
-SAME = [Posenc(backend="reference"), Posenc(backend="tiled"), Eager(), WrittenOut()]
+SAME = [Posenc(backend="reference"), Posenc(backend="blockwise"), Eager(), WrittenOut()]
 
 
 @pytest.mark.parametrize("causal", [False, True])

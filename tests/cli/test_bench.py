@@ -67,7 +67,7 @@ def report() -> Report:
         Reading(contender="plain SDPA", forward_ratio=1.0, both_ratio=1.0, **cases),  # type: ignore[arg-type]
         Reading(
             contender="posenc",
-            served_by="tiled",
+            served_by="blockwise",
             forward_ratio=1.04,
             both_ratio=1.7,
             both_memory=30_000_000,

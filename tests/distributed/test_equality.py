@@ -57,7 +57,7 @@ def test_every_split_of_every_layout(pool: Pool) -> None:
     check(pool, 3, cases)
 
 
-@pytest.mark.parametrize("backend", ["native", "tiled", "reference"])
+@pytest.mark.parametrize("backend", ["native", "blockwise", "reference"])
 def test_backends(pool: Pool, backend: str) -> None:
     names = ["nope", "rope", "t5", "shaw", "deberta", "forgetting", "fire", "transformer_xl"]
     cases = [

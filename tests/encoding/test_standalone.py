@@ -212,7 +212,7 @@ def test_tupes_untied_class_token_learns(layout: Layout) -> None:
     assert encoding.score is not None
     grid = Grid.of(layout)
     outputs = []
-    for backend in ("tiled", "reference"):
+    for backend in ("blockwise", "reference"):
         encoding.zero_grad()
         output = attend(*inputs(6), grid, encoding, backend=backend)
         output.square().sum().backward()

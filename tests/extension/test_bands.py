@@ -107,7 +107,7 @@ def same(got: Tensor, expected: Tensor) -> None:
     ],
     ids=["whole", "chunk", "packed", "padded", "irregular", "window"],
 )
-@pytest.mark.parametrize("backend", ["reference", "tiled"])
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_equals_loops(method: str, grid: Grid, backend: str) -> None:
     rows = max(grid.query.batch, grid.key.batch)
     q, k, v = draw(grid.query.length, grid.key.length, rows=rows)
@@ -207,7 +207,7 @@ def test_on_a_stretched_rope(method: str) -> None:
 def test_no_bias_of_queries_by_keys(method: str) -> None:
     q, k, v = draw(23)
     grid = Grid.of(Layout.sequence(23), causal=True)
-    told = explain(q, k, v, grid, made(method), backend="tiled")
+    told = explain(q, k, v, grid, made(method), backend="blockwise")
     assert "memory linear" in told.how
 
 

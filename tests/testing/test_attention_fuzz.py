@@ -17,7 +17,7 @@ SHARE = 100
 def test_backends_agree_on_random_calls(part: int) -> None:
     count = SHARE // 4
     served = {name for _, names in fuzz(count, first=part * count) for name in names}
-    assert {"auto", "sdpa", "tiled", "reference"} <= served
+    assert {"auto", "sdpa", "blockwise", "reference"} <= served
 
 
 def test_a_case_is_its_number() -> None:

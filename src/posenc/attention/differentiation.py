@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 
 from posenc.attention.backends.common.base import Problem
 from posenc.attention.backends.common.definition import attend_by_definition
-from posenc.attention.given_terms import GivenTerms, GivenValues
+from posenc.attention.given_terms import given_encoding
 from posenc.derivatives import Definition, records, with_definition
-from posenc.encoding import BucketedTerms, Encoding, LowRank, StructuredScore, TokenTableProduct
+from posenc.encoding import BucketedTerms, Encoding, LowRank, TokenTableProduct
 
 EMPTY = torch.empty(0)
 """Stands for a tensor that is kept elsewhere."""
@@ -46,6 +46,7 @@ def _definition(problem: Problem) -> tuple[Definition, list[Tensor]]:
     by_tokens = any(x.signal is not None or x.positions.requires_grad for x in sides)
     if by_tokens:
         grid = pytree.tree_map_only(Tensor, take, grid)
+    sinks = None if problem.sinks is None else take(problem.sinks)
     terms = problem.lowered
     names: list[str] = []
     if terms is not None:
@@ -56,7 +57,7 @@ def _definition(problem: Problem) -> tuple[Definition, list[Tensor]]:
         tensors += parameters.values()
     encoding = problem.encoding if terms is None else NOTHING
     hollow = replace(
-        problem, q=EMPTY, k=EMPTY, v=EMPTY, grid=grid, encoding=encoding, lowered=terms
+        problem, q=EMPTY, k=EMPTY, v=EMPTY, grid=grid, encoding=encoding, lowered=terms, sinks=sinks
     )
 
     def definition(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> Tensor:
@@ -68,11 +69,13 @@ def _definition(problem: Problem) -> tuple[Definition, list[Tensor]]:
         whole = replace(hollow, q=q, k=k, v=v)
         if by_tokens:
             whole = replace(whole, grid=pytree.tree_map_only(Tensor, put, grid))
+        if sinks is not None:
+            whole = replace(whole, sinks=next(rest))
         if whole.rotation is not None:
             q, k = whole.rotation.apply(q, k)
             whole = replace(whole, q=q, k=k, rotation=None)
         if terms is not None:
-            whole = replace(whole, encoding=_encoding([_mapped(put, term) for term in terms]))
+            whole = replace(whole, encoding=given_encoding([_mapped(put, term) for term in terms]))
         parts = _Parts(whole.encoding)
         output: Tensor = functional_call(parts, dict(zip(names, rest, strict=True)), (whole,))
         return output
@@ -89,17 +92,6 @@ class _Parts(nn.Module):
 
     def forward(self, problem: Problem) -> Tensor:
         return attend_by_definition(problem).output
-
-
-def _encoding(terms: Sequence[StructuredScore]) -> Encoding:
-    """The encoding whose structured form these terms are."""
-    score, value = [], None
-    for term in terms:
-        if isinstance(term, BucketedTerms) and term.value is not None:
-            value = GivenValues(term)
-        else:
-            score.append(term)
-    return Encoding(score=GivenTerms(*score) if score else None, value=value)
 
 
 def _mapped(function: Callable[[Tensor], Tensor], x: Any) -> Any:

@@ -6,7 +6,6 @@ Measured on CPU cores with heads of 64 by ``benchmarks/dispatch.py``, whose tabl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -18,12 +17,11 @@ from posenc.attention.backends.common.base import Backend, Plan, Problem, Unsupp
 from posenc.attention.backends.native.build import outpaces_sdpa
 from posenc.attention.backends.native.rotation import serves_inside
 from posenc.attention.call import AttentionCall
-from posenc.attention.lowering import is_constant_table, repeat_heads
-from posenc.attention.regular import read_offsets
+from posenc.attention.lowering import is_constant_table
 from posenc.encoding import LowRank
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.registration import Registry
-from posenc.runtime import has_values, is_transformed
+from posenc.runtime import is_transformed
 
 BACKENDS: Registry[Backend] = Registry(
     Backend, "backend", "posenc.attention.backends", group="posenc.backends"
@@ -37,7 +35,7 @@ FEW = 2**16
 """Logits in all up to which a call of the compiled kernels costs more than the definition."""
 
 SMALL = 2**20
-"""The same of tiles; 4 MiB in float32."""
+"""The same of blocks of queries; 4 MiB in float32."""
 
 FEW_UNSTRUCTURED = 2**14
 """The same where a score part has no structured form: its definition costs more."""
@@ -47,9 +45,6 @@ ONE_HEAD = 2**13
 
 AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 """True where the kernels, rotating as they read, beat a rotation and PyTorch's fused attention."""
-
-LONG = 8192
-"""Keys from which on a constant table is worth looking at for pairs that cannot matter."""
 
 
 class Choice(NamedTuple):
@@ -148,7 +143,13 @@ def _plan(backend: Backend, call: AttentionCall) -> Plan | Unsupported:
         return Unsupported("it does not compute gradients through a part of the keys")
     if call.keyed is not None and not backend.keyed_dropout:
         return Unsupported("its dropout does not depend on the tokens' numbers")
-    return backend.unavailable(call.q.device) or backend.plan(call.problem(backend))
+    unavailable = backend.unavailable(call.q.device)
+    if unavailable is not None:
+        return unavailable
+    problem = call.problem(backend)
+    if (problem.sinks is not None or problem.softcap is not None) and not backend.sinks_and_caps:
+        return Unsupported("it has neither sinks nor caps of the logits")
+    return backend.plan(problem)
 
 
 def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, list[str]]:
@@ -162,9 +163,9 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
     if device.type != "cpu":
         lowered = pose().lowered
         if lowered and all(map(is_constant_table, lowered)):
-            rest = ["flex", "triton", "tiled", "reference"]
+            rest = ["flex", "triton", "blockwise", "reference"]
             return "on an accelerator, constant tables", ["sdpa", *rest]
-        return "on an accelerator", ["sdpa", "fla", "triton", "flex", "tiled", "reference"]
+        return "on an accelerator", ["sdpa", "fla", "triton", "flex", "blockwise", "reference"]
     if torch.compiler.is_exporting():
         # A rule that reads sizes would fix them; other runtimes know no operators of ours.
         return "exporting", ["sdpa", "reference"]
@@ -178,50 +179,23 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
     few = FEW_UNSTRUCTURED if problem.lowered is None else FEW
     if logits <= few:
         return "few logits", ["sdpa", "reference"]
-    tiled = ["tiled"] if logits > SMALL else []
+    last = ["blockwise", "reference"] if logits > SMALL else ["reference"]
+    kernels = ["native", "sdpa", *last]
     if problem.lowered is None:
-        rest = [*tiled, "sdpa", "reference"]
-        return "a score part without structured form", ["native", *rest]
+        return "a score part without structured form", kernels
     if problem.grid.segmented:
-        return "documents or padding", ["native", *tiled, "sdpa", "reference"]
-    terms = [term for term in problem.lowered if not isinstance(term, LowRank)]
+        return "documents or padding", kernels
     ranks = sum(x.query.shape[-1] for x in problem.lowered if isinstance(x, LowRank))
     if ranks > problem.q.shape[-1]:
-        return "more extra columns than features", ["native", *tiled, "sdpa", "reference"]
-    if keys >= LONG and terms and all(map(is_constant_table, terms)) and _fades(problem):
-        return "a long table, which fades out", ["tiled", "native", "sdpa", "reference"]
-    if terms:
-        return "terms by offset", ["native", "sdpa", *tiled, "reference"]
+        return "more extra columns than features", kernels
+    if any(not isinstance(term, LowRank) for term in problem.lowered):
+        return "terms by offset", kernels
     narrow = problem.q.dtype.itemsize < 4 and problem.q.requires_grad and torch.is_grad_enabled()
     if logits > SMALL and (narrow or not problem.grid.dense):
-        rule = "masked pairs, or gradients in half precision"
-        return rule, ["native", "sdpa", "tiled", "reference"]
+        return "masked pairs, or gradients in half precision", kernels
     if queries >= 16 and queries * keys >= ONE_HEAD and outpaces_sdpa():
-        rule = "no terms by offset, on a processor that MKL is slow on"
-        return rule, ["native", "sdpa", *tiled, "reference"]
+        return "no terms by offset, on a processor that MKL is slow on", kernels
     rotation = problem.rotation
     if AVX512 and logits > SMALL and rotation and serves_inside(rotation, problem.q, problem.k):
-        return "nothing but a rotation", ["native", "sdpa", "tiled", "reference"]
-    return "no terms by offset", ["sdpa", "native", *tiled, "reference"]
-
-
-def _fades(problem: Problem) -> bool:
-    """True if constant tables leave half of the heads no weight at half the greatest distance.
-
-    By the bound on logits that ``tiled`` leaves pairs out by; True where it cannot be known here.
-    Not in half precision, which ``tiled`` copies to float32.
-    """
-    q, k, grid = problem.q, problem.k, problem.grid
-    if q.dtype.itemsize < 4:
-        return False
-    if grid.shift is None or not has_values(q):
-        return True
-    zero, half = q.shape[2] - 1 - grid.shift, k.shape[2] // 2
-    bias = read_offsets(problem.lowered or (), grid, device=q.device).bias_by_offset
-    if bias is None or not half <= zero < k.shape[2]:
-        return True
-    longest = [x.detach().norm(dim=-1).amax((0, 2)) for x in (q, repeat_heads(k, q.shape[1]))]
-    most = 2 * problem.scale * longest[0] * longest[1]
-    limit = math.log(torch.finfo(bias.dtype).eps / (8 * k.shape[2]))
-    faded = bias[:, zero - half] - bias[:, zero] + most < limit
-    return 2 * int(faded.sum()) >= len(faded)
+        return "nothing but a rotation", kernels
+    return "no terms by offset", ["sdpa", "native", *last]

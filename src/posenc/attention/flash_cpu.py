@@ -9,7 +9,6 @@ from torch import Tensor
 from posenc.errors import ArgumentError
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def flash_forward(
@@ -35,33 +34,6 @@ def flash_forward(
     q, k, v = _rows(q), _rows(k), _rows(v)
     output, lse = _FORWARD(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
     return output, lse
-
-
-def flash_backward(
-    gradient: Float[Tensor, "B H Q D"],
-    q: Float[Tensor, "B H Q D"],
-    k: Float[Tensor, "B H K D"],
-    v: Float[Tensor, "B H K D"],
-    output: Float[Tensor, "B H Q D"],
-    lse: Float[Tensor, "B H Q"],
-    mask: Float[Tensor, "b h #Q K"] | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ, dK and dV through these keys, given output and LSE over all keys; the scale is 1.
-
-    Raises:
-        ArgumentError: when operands do not fit together.
-    """
-    mask = _check(q, k, v, mask)
-    lse = lse.masked_fill(lse == -torch.inf, torch.inf)
-    gradients: tuple[Tensor, Tensor, Tensor] = _BACKWARD(
-        *(_rows(x) for x in (gradient, q, k, v, output)),
-        lse.contiguous(),
-        0.0,
-        False,
-        attn_mask=mask,
-        scale=1.0,
-    )
-    return gradients
 
 
 def _rows(x: Float[Tensor, "B H L D"]) -> Float[Tensor, "B H L D"]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.encoding import (
     BucketedTerms,
+    Encoding,
     LowRank,
     ScoreTerm,
     StructuredScore,
@@ -58,6 +61,17 @@ class GivenValues(ValueTerm):
 
     def lower(self, grid: Grid) -> BucketedTerms:
         return self.computed
+
+
+def given_encoding(terms: Iterable[StructuredScore]) -> Encoding:
+    """The encoding whose structured form these terms are."""
+    score, value = [], None
+    for term in terms:
+        if isinstance(term, BucketedTerms) and term.value is not None:
+            value = GivenValues(term)
+        else:
+            score.append(term)
+    return Encoding(score=GivenTerms(*score) if score else None, value=value)
 
 
 def _dense(term: StructuredScore, grid: Grid) -> Scores:

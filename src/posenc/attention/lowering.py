@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding import BucketedTerms, Encoding, LowRank, StructuredScore
+from posenc.encoding import BucketedTerms, Encoding, LowRank, StructuredScore, TokenTableProduct
 from posenc.encoding.parts import Part
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -104,27 +104,26 @@ def _require_shapes(
 
 
 def part_of(
-    lowered: Iterable[StructuredScore], rows: Sequence[int], queries: slice, keys: slice
+    lowered: Iterable[StructuredScore], queries: slice, keys: slice
 ) -> tuple[StructuredScore, ...]:
-    """The terms of some batch rows, queries and keys."""
+    """The terms of some queries and keys."""
 
-    def part(x: Tensor, tokens: slice) -> Tensor:
-        return (x if x.shape[0] == 1 else x[rows])[:, :, tokens]
+    def part(x: Tensor | None, tokens: slice) -> Tensor | None:
+        return None if x is None else x[:, :, tokens]
 
-    def bucketed(term: BucketedTerms) -> BucketedTerms:
-        left, right, row, column = term.left, term.right, term.row, term.column
-        return replace(
-            term,
-            left=None if left is None else replace(left, tokens=part(left.tokens, queries)),
-            right=None if right is None else replace(right, tokens=part(right.tokens, keys)),
-            row=None if row is None else part(row, queries),
-            column=None if column is None else part(column, keys),
-        )
+    def product(x: TokenTableProduct | None, tokens: slice) -> TokenTableProduct | None:
+        return None if x is None else replace(x, tokens=x.tokens[:, :, tokens])
 
     return tuple(
-        replace(term, query=part(term.query, queries), key=part(term.key, keys))
+        replace(term, query=term.query[:, :, queries], key=term.key[:, :, keys])
         if isinstance(term, LowRank)
-        else bucketed(term)
+        else replace(
+            term,
+            left=product(term.left, queries),
+            right=product(term.right, keys),
+            row=part(term.row, queries),
+            column=part(term.column, keys),
+        )
         for term in lowered
     )
 

@@ -34,8 +34,6 @@ class Regular:
         column: ``[B|1, H, K]``.
         value_rows: ``[H|1, W, E]``.
         factors: low-rank terms.
-        max_distance: no term changes with the offset beyond this distance, on either side. None: no
-            such distance is known.
     """
 
     bias_by_offset: Float[Tensor, "H W"] | None
@@ -46,7 +44,6 @@ class Regular:
     column: Float[Tensor, "b H K"] | None
     value_rows: Float[Tensor, "h W E"] | None
     factors: tuple[LowRank, ...]
-    max_distance: int | None
 
     @property
     def table_only(self) -> bool:
@@ -81,7 +78,6 @@ def read_offsets(
         column=_sum([g.column for g in groups if g.column is not None]),
         value_rows=_sum([g.value[:, n] for g, n in pairs if g.value is not None]),
         factors=tuple(term for term in terms if isinstance(term, LowRank)),
-        max_distance=max_distance_of(groups),
     )
 
 

@@ -1,8 +1,8 @@
-"""Packed and padded batches as regular problems, one a document."""
+"""Intervals of visible keys in packed and padded batches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Int
@@ -19,31 +19,12 @@ class Run:
 
     Args:
         query, key: from and to (exclusive) among the row's tokens.
-        start: position of the first query.
         shift: position of the first key less that of the first query.
     """
 
     query: tuple[int, int]
     key: tuple[int, int]
-    start: int
     shift: int
-
-    def grid(self, whole: Grid) -> Grid:
-        """The regular grid of the two."""
-        lengths = [end - begin for begin, end in (self.query, self.key)]
-        starts, positions = (self.start, self.start + self.shift), whole.key.positions
-        query, key = (
-            Layout.sequence(length, start=start, device=positions.device)
-            for length, start in zip(lengths, starts, strict=True)
-        )
-        return Grid(_wide(query, positions), _wide(key, positions), whole.causal, whole.window)
-
-
-def _wide(layout: Layout, like: Tensor) -> Layout:
-    return replace(
-        layout,
-        positions=layout.positions.to(torch.promote_types(layout.positions.dtype, like.dtype)),
-    )
 
 
 @dataclass(frozen=True)
@@ -54,17 +35,6 @@ class _Span:
     end: int
     position: float
     order: int
-
-
-def regular_runs(grid: Grid) -> dict[tuple[Run, ...], list[int]] | None:
-    """Runs that hold every visible pair, and the batch rows (of the layouts) that have them.
-
-    Queries in no run see nothing. None where documents are in pieces, or tokens of one are not one
-    position and one step apart, or carry signals. Reads the layouts' values.
-    """
-    if grid.query.signal is not None or grid.key.signal is not None:
-        return None
-    return _runs(grid)
 
 
 def _runs(grid: Grid) -> dict[tuple[Run, ...], list[int]] | None:
@@ -119,7 +89,7 @@ def _match(queries: dict[int, _Span], keys: dict[int, _Span]) -> tuple[Run, ...]
         shift = key.order - query.order
         if key.position - query.position != shift or not query.position.is_integer():
             return None
-        runs.append(Run((query.begin, query.end), (key.begin, key.end), int(query.position), shift))
+        runs.append(Run((query.begin, query.end), (key.begin, key.end), shift))
     return tuple(runs)
 
 

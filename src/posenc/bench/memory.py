@@ -16,7 +16,6 @@ from subprocess import PIPE, Popen
 
 import torch
 
-from posenc.attention.backends.tiled.memory import release
 from posenc.bench.case import Case
 from posenc.bench.contenders import Contender
 from posenc.training.machine import PeakMemory
@@ -130,7 +129,6 @@ def _measure(contender: Contender, case: Case) -> Peak | str:
     contender.prepare(case.at(min(case.length, WARM_LENGTH)).build()).both()
     prepared = contender.prepare(call)
     gc.collect()
-    release()  # memory kept by earlier calls would not count
     meter = PeakMemory(torch.device(case.device))
     output = prepared.run()
     forward = meter.used()

@@ -225,7 +225,7 @@ def _reflected_blocks(
     return (
         query.flatten(2, 3)[:, :, here],
         key_blocks.flatten(2, 3)[:, :, :keys],
-        torch.eye(w.shape[-1], dtype=wide) - w.mT @ mixed,
+        torch.eye(w.shape[-1], dtype=wide, device=w.device) - w.mT @ mixed,
         own.flatten(2, 3)[:, :, here],
     )
 

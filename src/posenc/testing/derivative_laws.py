@@ -34,7 +34,7 @@ def second_derivatives_are_right(subject: Subject) -> None:
         return list(torch.autograd.grad(squares, inputs_of, materialize_grads=True))
 
     expected = penalty("reference")
-    for backend in ("auto", "native", "sdpa", "tiled"):
+    for backend in ("auto", "native", "sdpa", "blockwise"):
         try:
             found = penalty(backend)
         except BackendRefusal:

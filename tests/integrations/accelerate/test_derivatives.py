@@ -49,7 +49,7 @@ def test_second_derivatives(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     require_near(second(case, model), expected)
 
 
-@pytest.mark.parametrize("backend", ["native", "tiled", "reference"])
+@pytest.mark.parametrize("backend", ["native", "blockwise", "reference"])
 def test_second_derivatives_through_parts_of_the_keys(backend: str) -> None:
     """Patches of images attend among themselves, and the class token joins them."""
     if dispatch.BACKENDS[backend].unavailable(torch.device("cpu")):

@@ -207,7 +207,7 @@ def test_nothing_is_causal_without_a_mask() -> None:
     torch.testing.assert_close(one.transpose(1, 2), full[:, :, :1])
 
 
-@pytest.mark.parametrize("backend", ["reference", "tiled", "native"])
+@pytest.mark.parametrize("backend", ["reference", "blockwise", "native"])
 def test_outputs_are_contiguous(backend: str) -> None:
     module = nn.Identity()
     module.__dict__[SETTINGS] = Settings(backend)

@@ -15,6 +15,7 @@ class Reference(Backend):
     lse_has_gradient = True
     differentiates_parts = True
     keyed_dropout = True
+    sinks_and_caps = True
 
     def plan(self, problem: Problem) -> Plan:
         score = problem.encoding.score

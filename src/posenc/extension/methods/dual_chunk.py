@@ -24,8 +24,8 @@ def dual_chunk(
     With chunks of ``S = reach - local`` tokens, the position of a key is ``p_j mod S``. That of a
     query is ``p_i mod S`` for keys of its chunk, ``min(p_i mod S + S, reach)`` for the previous
     chunk, whose last ``local`` tokens keep their distances, and ``min(2S - 1, reach)`` for earlier
-    ones. Cost: three products per pair; linear memory with ``tiled``. As the authors' code, with
-    positions up to ``reach``; in the paper, up to one less.
+    ones. Cost: three products per pair; linear memory with ``blockwise``. As the authors' code,
+    with positions up to ``reach``; in the paper, up to one less.
 
     Args:
         encoding: with RoPE (extended or not) and no score part, for causal attention.

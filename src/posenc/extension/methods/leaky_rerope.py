@@ -26,7 +26,7 @@ def leaky_rerope(
 
     ``s_ij = scale · ⟨q_i, R(Δ') k_j⟩`` with ``Δ' = Δ`` up to w, and ``±(w + (|Δ| - w) / κ)``
     beyond. ``w`` is ``window`` in tokens, ``κ`` is ``leak``, ``Δ = p_j - p_i``. Cost: two products
-    per pair; linear memory with ``tiled``. Differs from the source in nothing; its code adds
+    per pair; linear memory with ``blockwise``. Differs from the source in nothing; its code adds
     ``log_n``.
 
     Args:

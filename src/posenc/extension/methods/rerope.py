@@ -18,7 +18,7 @@ def rerope(encoding: Encoding, *, length: float, window: float | None = None) ->
 
     ``s_ij = scale · ⟨q_i, R(Δ') k_j⟩`` with ``Δ' = clip(p_j - p_i, -w, w)``, so that no distance is
     longer than in training. ``w`` is ``window`` in tokens. Cost: two products per pair; linear
-    memory with ``tiled``. Differs from the source in nothing; its code adds ``log_n``.
+    memory with ``blockwise``. Differs from the source in nothing; its code adds ``log_n``.
 
     Args:
         encoding: with RoPE (extended or not) and no score part.

@@ -28,7 +28,7 @@ def self_extend(
     ``s_ij = scale · ⟨q_i, R(-δ) k_j⟩`` with ``δ = p_i - p_j`` where that is below w, and
     ``δ = ⌊p_i/G⌋ - ⌊p_j/G⌋ + w - ⌊w/G⌋`` beyond; mirrored for keys ahead. ``w`` is ``window`` in
     tokens, ``G`` is ``group``. Groups start at multiples of G, so it is not exactly relative. Cost:
-    two products per pair; linear memory with ``tiled``. Differs from the paper in nothing (its
+    two products per pair; linear memory with ``blockwise``. Differs from the paper in nothing (its
     later code has w/G for ⌊w/G⌋).
 
     Args:

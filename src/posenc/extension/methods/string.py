@@ -29,7 +29,7 @@ def string(
     ``s_ij = scale · ⟨q_i, R(-δ) k_j⟩`` with ``δ = p_i - p_j`` where that is below S, and
     ``δ = p_i - p_j - S + W`` beyond. ``S`` is ``shift``, ``W`` is ``local``, in tokens. Meant for
     inputs of the trained length; distances exceed L from ``L + S - W`` tokens on. Cost: two
-    products per pair; linear memory with ``tiled``. Differs from the paper in nothing; its code
+    products per pair; linear memory with ``blockwise``. Differs from the paper in nothing; its code
     counts pairs at distance S twice, and scales rotated features by ``0.1 ln 2 + 1``, as
     ``temperature`` can.
 

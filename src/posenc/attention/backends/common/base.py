@@ -51,6 +51,9 @@ class Problem:
         whole: output and LSE over more keys than these, where what is wanted is the gradient of
             that output through these keys. The output computed is then any that has it.
         keyed: dropout by the tokens' numbers, in place of ``dropout``.
+        sinks: ``[H]``, logits that only the sum of the softmax sees; included in the LSE.
+        softcap: c of ``c · tanh(s / c)``, which whole logits become before they are masked. Neither
+            for scores that replace the softmax.
     """
 
     q: Float[Tensor, "B H Q D"]
@@ -64,6 +67,8 @@ class Problem:
     rotation: Rotation | None = None
     whole: Whole | None = None
     keyed: KeyedDropout | None = None
+    sinks: Float[Tensor, " H"] | None = None
+    softcap: float | None = None
 
     @property
     def heads(self) -> int:
@@ -166,6 +171,9 @@ class Backend(ABC):
 
     differentiates_parts: bool = False
     """True if the backend computes problems with ``whole``."""
+
+    sinks_and_caps: bool = False
+    """True if the backend computes problems with ``sinks`` or ``softcap``."""
 
     def untuned(self) -> Backend:
         """The same without measurements of its own before the first call, as for a trial."""

@@ -27,7 +27,7 @@ def attend_by_definition(problem: Problem, *, lse: bool = False) -> Result:
     elif score is not None and score.replaces_softmax:
         weights = logits.exp().masked_fill(~visible, 0.0)
     else:
-        weights = masked_softmax(logits, visible)
+        weights = _softmax(logits, visible, problem.sinks)
     kept = torch.dropout(weights, problem.dropout, train=problem.dropout > 0)
     if problem.keyed is not None:
         kept = weights * problem.keyed.factors(weights)
@@ -36,7 +36,19 @@ def attend_by_definition(problem: Problem, *, lse: bool = False) -> Result:
         output = output + value(kept, problem.grid)
     if problem.whole is not None:
         output = output - problem.whole.output.detach() * weights.sum(-1, keepdim=True)
-    return Result(output.to(problem.v.dtype), _masked_lse(logits, visible) if lse else None)
+    sums = _masked_lse(logits, visible, problem.sinks) if lse else None
+    return Result(output.to(problem.v.dtype), sums)
+
+
+def _softmax(
+    logits: Float[Tensor, "B H Q K"], visible: Bool[Tensor, "b 1 Q K"], sinks: Tensor | None
+) -> Float[Tensor, "B H Q K"]:
+    """Weights of the keys, beside that of a sink, which is dropped."""
+    if sinks is None:
+        return masked_softmax(logits, visible)
+    column = sinks.to(logits.dtype).view(-1, 1, 1).expand(*logits.shape[:3], 1)
+    seen = torch.nn.functional.pad(visible, (0, 1), value=True)
+    return masked_softmax(torch.cat([logits, column], dim=-1), seen)[..., :-1]
 
 
 def _weights_in(
@@ -64,14 +76,14 @@ def lse_by_definition(problem: Problem) -> Float[Tensor, "B H Q"]:
     for begin in range(0, max(1, queries), size):
         rows = replace(grid, query=grid.query.slice(begin, begin + size))
         part = replace(problem, q=problem.q[:, :, begin : begin + size], grid=rows)
-        parts.append(_masked_lse(_logits(part), rows.visible))
+        parts.append(_masked_lse(_logits(part), rows.visible, problem.sinks))
     return torch.cat(parts, dim=2)
 
 
 def _masked_lse(
-    logits: Float[Tensor, "B H Q K"], visible: Bool[Tensor, "b 1 Q K"]
+    logits: Float[Tensor, "B H Q K"], visible: Bool[Tensor, "b 1 Q K"], sinks: Tensor | None
 ) -> Float[Tensor, "B H Q"]:
-    """-inf, with gradients of zero, where a query sees no key."""
+    """-inf, or the sink's logit, with gradients of zero for keys, where a query sees none."""
     empty = ~visible.any(-1)
     # A row that sees nothing sees all here, so that its gradient is zero and not NaN.
     seen = visible | empty.unsqueeze(-1)
@@ -80,7 +92,8 @@ def _masked_lse(
     # Both summands are exact to a rounding of their own, which is lost in a sum of their precision.
     wide = torch.promote_types(logits.dtype, widest(logits.device))
     lse = largest.to(wide).squeeze(-1) + (shown - largest).exp().sum(-1).log()
-    return lse.masked_fill(empty, -torch.inf)
+    lse = lse.masked_fill(empty, -torch.inf)
+    return lse if sinks is None else torch.logaddexp(lse, sinks.to(lse.dtype).unsqueeze(-1))
 
 
 def _logits(problem: Problem) -> Float[Tensor, "B H Q K"]:
@@ -94,4 +107,6 @@ def _logits(problem: Problem) -> Float[Tensor, "B H Q K"]:
         logits = q @ k.mT * problem.scale
         if score is not None:
             logits = logits + score(q, k, problem.grid, scale=problem.scale)
+    if problem.softcap is not None:
+        logits = problem.softcap * torch.tanh(logits / problem.softcap)
     return logits.to(wide)  # float64 positions give float64 scores

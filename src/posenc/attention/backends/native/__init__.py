@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend, Plan, Problem, Result, Unsupported
 from posenc.attention.backends.native.build import missing
+from posenc.attention.backends.native.fading import head_bands, join_heads, of_heads
 from posenc.attention.backends.native.heads import (
     BlocksApart,
     RowsApart,
@@ -111,6 +112,10 @@ def _attend(
         x = replace(x, left=left, left_rows=pairs.left.rows)
     if pairs is not None and pairs.line is not None:
         x = replace(x, line=pairs.line, first=place.domain[0])
+    bands = head_bands(problem, terms, x, place) if pairs is None else []
+    if bands:
+        parts = ((*of_heads(problem, x, heads), replace(place, band=band)) for heads, band in bands)
+        return join_heads([_run(part, (), y, at, None, lse=lse) for part, y, at in parts])
     return _run(problem, terms, x, place, pairs, lse=lse)
 
 

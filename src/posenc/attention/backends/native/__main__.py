@@ -9,7 +9,7 @@ from posenc.errors import BackendRefusal
 
 
 def main(arguments: list[str]) -> int:
-    """Build; without ``--require`` it is no failure if that cannot be done: ``tiled`` serves."""
+    """Build; a failure only with ``--require``, since ``blockwise`` serves without them."""
     try:
         build()
         reason = missing()

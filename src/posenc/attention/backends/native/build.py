@@ -252,5 +252,5 @@ def _run(command: list[str]) -> None:
             "kernels",
             expected=f"{command[0]} to compile them",
             got=done.stderr.strip()[-2000:] or f"exit status {done.returncode}",
-            remedy="Without them, attention on a CPU runs by the backend 'tiled'.",
+            remedy="Without them, attention on a CPU runs by the backend 'blockwise'.",
         )

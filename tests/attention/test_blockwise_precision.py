@@ -1,4 +1,4 @@
-"""Tiles: far keys, fine tables, dropout, kept memory, strides and derivatives."""
+"""Blocks: far keys, fine tables, dropout, strides and derivatives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.attention.backends.tiled import memory
 from posenc.encodings.score.t5 import T5
 
 
@@ -30,7 +29,7 @@ def frozen_table(values: Tensor) -> Encoding:
     return Encoding(score=score.requires_grad_(False))
 
 
-@pytest.mark.parametrize("backend", ["tiled", "sdpa"])
+@pytest.mark.parametrize("backend", ["blockwise", "sdpa"])
 def test_far_keys_that_matter(backend: str) -> None:
     """One far key outweighs all near ones, though the table takes 290 from its logit.
 
@@ -49,7 +48,7 @@ def test_far_keys_that_matter(backend: str) -> None:
     close(got, expected)
 
 
-@pytest.mark.parametrize("backend", ["tiled", "sdpa"])
+@pytest.mark.parametrize("backend", ["blockwise", "sdpa"])
 def test_fine_differences(backend: str) -> None:
     """Table entries that differ by less than half precision can tell."""
     values = 100 + torch.linspace(0, 2, 8)
@@ -63,37 +62,14 @@ def test_fine_differences(backend: str) -> None:
 def test_rows_are_dropped_apart() -> None:
     q, k, v = (x.expand(2, -1, -1, -1) for x in draw(40))
     grid = Grid.of(Layout.sequence(40))
-    output = attend(q, k, v, grid, Encoding(), backend="tiled", dropout=0.5)
+    output = attend(q, k, v, grid, Encoding(), backend="blockwise", dropout=0.5)
     assert (output[0] - output[1]).abs().max() > 0.1
-
-
-def test_little_is_kept() -> None:
-    like = torch.empty(0)
-    memory.release()
-    memory.Memory("large", like).of(2**22 + 1)
-    assert memory.kept_bytes() == 0
-    memory.Memory("small", like).of(100)
-    assert memory.kept_bytes() == 400
-    memory.release()
-
-
-def test_what_is_kept_serves_training() -> None:
-    q, k, v = draw(40)
-    grid = Grid.of(Layout.sequence(40))
-    encoding = posenc.create("shaw", head_dim=8).double()
-    memory.release()
-    with torch.inference_mode():
-        attend(q, k, v, grid, encoding, backend="tiled")
-    kept = memory._kept.memories.by_key.values()
-    assert kept
-    assert not any(x.is_inference() for x in kept)
-    memory.release()
 
 
 def test_transposed_keys() -> None:
     q, k, v = draw(8)
     grid = Grid.of(Layout.sequence(8))
-    got = attend(q, k.mT.contiguous().mT, v, grid, Encoding(), backend="tiled")
+    got = attend(q, k.mT.contiguous().mT, v, grid, Encoding(), backend="blockwise")
     close(got, attend(q, k, v, grid, Encoding(), backend="reference"))
 
 
@@ -105,7 +81,7 @@ def test_forward_derivatives() -> None:
         torch.func.jvp(
             lambda x, way=way: attend(x, k, v, grid, Encoding(), backend=way), (q,), (k,)
         )
-        for way in ("tiled", "reference")
+        for way in ("blockwise", "reference")
     ]
     close(found[0][1], found[1][1])
 
@@ -116,7 +92,7 @@ def test_far_gradients() -> None:
     encoding = Encoding(score=posenc.create("shaw", head_dim=8, max_distance=3).score).double()
     wanted = [*tensors, *encoding.parameters()]
     found = []
-    for way in ("tiled", "reference"):
+    for way in ("blockwise", "reference"):
         output = attend(*tensors, grid, encoding, backend=way)  # type: ignore[arg-type]
         found.append(torch.autograd.grad(output.sin().sum(), wanted))
     for got, expected in zip(*found, strict=True):

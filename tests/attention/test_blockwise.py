@@ -1,8 +1,9 @@
-"""The tiled backend against the definition: values, all gradients, memory, dropout, compiling."""
+"""Blocks against the definition: values, all gradients, memory, dropout, compiling."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,10 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
+from posenc.attention.backends.blockwise import definition, offsets
+from posenc.attention.backends.blockwise.offsets import Band, skew, unskew
 from posenc.attention.backends.native.build import missing
-from posenc.attention.backends.tiled import band as band_module
-from posenc.attention.backends.tiled import blockwise, engine, images, near, passes, tiles
-from posenc.attention.backends.tiled.band import Band
 from posenc.testing.subject import agree
 
 METHODS = (
@@ -46,16 +46,13 @@ GRIDS = {
 }
 
 
-@pytest.fixture(params=["small tiles", "usual tiles"])
-def _tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles so small that a short text has all kinds of them, then the real ones."""
-    if request.param == "small tiles":
-        for name, value in (("BLOCK", 32), ("TILE", (16, 24)), ("LANES", 4)):
-            monkeypatch.setattr(passes if name != "LANES" else engine, name, value)
-        monkeypatch.setattr(tiles, "PIECE", 7)
-        monkeypatch.setattr(band_module, "LEAST", 4)
-        monkeypatch.setattr(blockwise, "BUDGET", 2000)
-        monkeypatch.setattr(near, "SHARE", 0.5)
+@pytest.fixture(params=["small blocks", "usual blocks"])
+def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks so small that a short text has all kinds of them, then the real ones."""
+    if request.param == "small blocks":
+        monkeypatch.setattr(offsets, "ROWS", 13)
+        monkeypatch.setattr(offsets, "BUDGET", {"cpu": 4000})
+        monkeypatch.setattr(definition, "BUDGET", 3000)
 
 
 def make(name: str, *, causal: bool) -> Encoding:
@@ -85,7 +82,7 @@ def run(
     encoding: Encoding, grid: Grid, tensors: list[Tensor], backend: str, **options: float
 ) -> list[Tensor]:
     """The output, and the gradients of everything (zero where there is none)."""
-    output = attend(*tensors, grid, encoding, backend=backend, **options)  # type: ignore[arg-type]
+    output = attend(*tensors[:3], grid, encoding, backend=backend, **options)  # type: ignore[arg-type]
     wanted = [*tensors, *(p for p in encoding.parameters() if p.requires_grad)]
     weight = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
     found = torch.autograd.grad((output * weight).sum(), wanted, allow_unused=True)
@@ -95,30 +92,48 @@ def run(
     ]
 
 
-@pytest.mark.usefixtures("_tiles")
+@pytest.mark.usefixtures("_blocks")
 @pytest.mark.parametrize("where", GRIDS)
 @pytest.mark.parametrize("name", METHODS)
 def test_equals_the_definition(name: str, where: str) -> None:
     grid = GRIDS[where]
     encoding, tensors = make(name, causal=grid.causal), inputs(grid)
-    got, expected = (run(encoding, grid, tensors, way) for way in ("tiled", "reference"))
+    got, expected = (run(encoding, grid, tensors, way) for way in ("blockwise", "reference"))
     for mine, theirs in zip(got, expected, strict=True):
         # Biases are made from positions in float32, and so are gradients of what makes them.
         torch.testing.assert_close(mine, theirs, atol=2e-6, rtol=2e-6)
 
 
-@pytest.mark.usefixtures("_tiles")
+@pytest.mark.usefixtures("_blocks")
+@pytest.mark.parametrize("where", ["causal", "causal window", "chunk", "packed", "padded"])
 @pytest.mark.parametrize("name", ["cope", "fire", "t5+sinusoidal", "stick_breaking"])
-def test_without_structured_form_by_blocks(name: str) -> None:
-    grid = GRIDS["causal"]
+def test_without_structured_form_by_definition(name: str, where: str) -> None:
+    grid = GRIDS[where]
     encoding, tensors = make(name, causal=True), inputs(grid)
     if name != "t5+sinusoidal":
-        told = explain(*tensors, grid, encoding, backend="tiled")
-        assert "some queries at a time" in told.how
-    got, expected = (run(encoding, grid, tensors, way) for way in ("tiled", "reference"))
+        how = explain(*tensors, grid, encoding, backend="blockwise").how
+        assert how == "the definition, a block of queries at a time (memory linear in the length)"
+    got, expected = (run(encoding, grid, tensors, way) for way in ("blockwise", "reference"))
     for mine, theirs in zip(got, expected, strict=True):
         # Offsets are float32, and with them what their function's parameters get.
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("_blocks")
+@pytest.mark.parametrize("where", ["causal", "causal window", "packed", "padded", "irregular"])
+@pytest.mark.parametrize("name", ["path", "forgetting", "cable", "grape_additive"])
+def test_sums_over_tokens_between(name: str, where: str) -> None:
+    """Of PaTH, by transforms of 64 keys each, with the gradients of signals and parameters."""
+    encoding, grid = make(name, causal=True), GRIDS[where]
+    x = torch.randn(2, 97, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    layout = encoding.observe(x, grid.query)
+    assert layout.signal is not None
+    signal = layout.signal.detach().requires_grad_()
+    seen = Grid.of(replace(layout, signal=signal), causal=True, window=grid.window)
+    tensors = [*inputs(seen), signal]
+    got, expected = (run(encoding, seen, tensors, way) for way in ("blockwise", "reference"))
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("sides", [(7, 9), (1, 13), (13, 1), (20, 17)])
@@ -127,8 +142,7 @@ def test_without_structured_form_by_blocks(name: str) -> None:
 def test_tables_between_images(
     name: str, sides: tuple[int, int], frozen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "TILE", (20, 30))
-    monkeypatch.setattr(images, "LANES", 4)
+    monkeypatch.setattr(definition, "BUDGET", 50_000)
     options = {"irpe": {"mode": "bias"}}.get(name, {"window": (20, 20)})
     encoding = posenc.create(name, dim=48, heads=6, head_dim=8, **options).double()  # type: ignore[arg-type]
     with torch.no_grad():
@@ -137,8 +151,7 @@ def test_tables_between_images(
     encoding.requires_grad_(not frozen)
     grid = Grid.of(Layout.image(*sides))
     tensors = inputs(grid)
-    assert "image rows" in explain(*tensors, grid, encoding, backend="tiled").how
-    got, expected = (run(encoding, grid, tensors, way) for way in ("tiled", "reference"))
+    got, expected = (run(encoding, grid, tensors, way) for way in ("blockwise", "reference"))
     for mine, theirs in zip(got, expected, strict=True):
         agree(name, mine, theirs)  # the network of swin_v2 reads offsets in float32
 
@@ -147,12 +160,14 @@ def test_frozen_tables_too() -> None:
     for where in ("square", "causal", "window"):
         encoding = make("t5", causal=GRIDS[where].causal).requires_grad_(False)
         tensors = inputs(GRIDS[where])
-        got, expected = (run(encoding, GRIDS[where], tensors, w) for w in ("tiled", "reference"))
+        got, expected = (
+            run(encoding, GRIDS[where], tensors, w) for w in ("blockwise", "reference")
+        )
         for mine, theirs in zip(got, expected, strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.usefixtures("_tiles")
+@pytest.mark.usefixtures("_blocks")
 @pytest.mark.parametrize("name", ["t5", "shaw", "deberta"])
 def test_gradients_with_dropout_are_of_what_was_computed(name: str) -> None:
     """The same weights are dropped forward and backward: seen by finite differences."""
@@ -161,7 +176,7 @@ def test_gradients_with_dropout_are_of_what_was_computed(name: str) -> None:
 
     def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         torch.manual_seed(5)
-        output = attend(q, k, v, grid, encoding, backend="tiled", dropout=0.4)
+        output = attend(q, k, v, grid, encoding, backend="blockwise", dropout=0.4)
         return (output * torch.linspace(-1, 1, output.numel()).view_as(output)).sum()
 
     gradients = torch.autograd.grad(loss(*tensors), tensors)
@@ -175,24 +190,25 @@ def test_gradients_with_dropout_are_of_what_was_computed(name: str) -> None:
     assert loss(*tensors) == loss(*tensors)
 
 
-def test_dropout_is_the_same_with_any_number_of_threads() -> None:
-    encoding, (q, k, v) = make("shaw", causal=False), inputs(GRIDS["square"])
-    threads, outputs = torch.get_num_threads(), []
-    try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            torch.manual_seed(0)
-            outputs.append(attend(q, k, v, GRIDS["square"], encoding, backend="tiled", dropout=0.3))
-    finally:
-        torch.set_num_threads(threads)
+@pytest.mark.parametrize("name", ["shaw", "cope"])
+def test_dropout_is_the_same_for_any_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding, (q, k, v) = make(name, causal=True), inputs(GRIDS["causal"])
+    outputs = []
+    for budget in (3000, 2**22):
+        monkeypatch.setattr(offsets, "BUDGET", {"cpu": budget})
+        monkeypatch.setattr(definition, "BUDGET", budget)
+        torch.manual_seed(0)
+        outputs.append(attend(q, k, v, GRIDS["causal"], encoding, backend="blockwise", dropout=0.3))
     torch.testing.assert_close(*outputs, atol=1e-12, rtol=1e-12)
+    full = attend(q, k, v, GRIDS["causal"], encoding, backend="blockwise")
+    assert (outputs[0] - full).abs().max() > 0.1
 
 
 def test_dropout_drops_its_share() -> None:
     grid = Grid.of(Layout.sequence(300))
     q, k = torch.zeros(1, 2, 300, 8), torch.zeros(1, 2, 300, 8)
     v = torch.ones(1, 2, 300, 8)
-    output = attend(q, k, v, grid, Encoding(), backend="tiled", dropout=0.3)
+    output = attend(q, k, v, grid, Encoding(), backend="blockwise", dropout=0.3)
     assert output.mean().item() == pytest.approx(1.0, abs=0.01)
     assert output.std().item() == pytest.approx(math.sqrt(0.3 / 0.7 / 300), rel=0.2)
 
@@ -212,73 +228,27 @@ class LargestTensor(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize("name", ["t5", "shaw", "deberta", "cope"])
+@pytest.mark.parametrize("name", ["t5", "shaw", "deberta", "cope", "path"])
 def test_memory_does_not_grow_with_the_square(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    length = 6000
-    if name == "cope":  # every pair is computed: a shorter text, in blocks as much smaller
-        length = 1500
-        monkeypatch.setattr(blockwise, "BUDGET", blockwise.BUDGET // 16)
-    grid = Grid.of(Layout.sequence(length), causal=True)
-    encoding = make(name, causal=True).float()
+    length = 1500 if name in {"cope", "path"} else 3000
+    monkeypatch.setattr(definition, "BUDGET", 2**18)
+    layout, encoding = Layout.sequence(length), make(name, causal=True).float()
+    if name == "path":
+        layout = encoding.observe(torch.randn(1, length, 48), layout)
+    grid = Grid.of(layout, causal=True)
     tensors = [x[:1].detach().requires_grad_() for x in inputs(grid, dtype=torch.float32)]
     with LargestTensor() as memory:
-        attend(*tensors, grid, encoding, backend="tiled").sum().backward()
-    assert memory.most <= 2 * blockwise.BUDGET
+        attend(*tensors, grid, encoding, backend="blockwise").sum().backward()
+    assert memory.most <= 2**20
     assert memory.most < 6 * length * length / 10
 
 
 def test_the_same_twice() -> None:
     for name in ("t5", "shaw", "transformer_xl"):
         encoding, tensors = make(name, causal=True), inputs(GRIDS["causal"])
-        first, second = (run(encoding, GRIDS["causal"], tensors, "tiled") for _ in range(2))
+        first, second = (run(encoding, GRIDS["causal"], tensors, "blockwise") for _ in range(2))
         for one, other in zip(first, second, strict=True):
             assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("name", ["alibi", "t5", "shaw", "deberta", "transformer_xl"])
-def test_side_by_side_equals_alone(name: str) -> None:
-    """Workers (ALiBi's heads have bands of their own) share nothing that they write."""
-    grid = Grid.of(Layout.sequence(300))
-    encoding, tensors = make(name, causal=False), inputs(grid)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        alone = run(encoding, grid, tensors, "tiled")
-        torch.set_num_threads(3)
-        first, second = (run(encoding, grid, tensors, "tiled") for _ in range(2))
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(threads)
-    for one, other, again in zip(alone, first, second, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
-        assert torch.equal(other, again)
-
-
-def test_pairs_that_cannot_matter_are_left_out() -> None:
-    """ALiBi's steep heads look back a little only, and nothing changes beyond rounding."""
-    length = 3000
-    grid = Grid.of(Layout.sequence(length), causal=True)
-    encoding = posenc.create("alibi", heads=6)
-    tensors = [x.detach()[:1] for x in inputs(grid, dtype=torch.float32)]
-    tiled = attend(*tensors, grid, encoding, backend="tiled")
-    for begin in (0, 1350, 2700):
-        rows = slice(begin, begin + 300)
-        part = Grid(grid.query.slice(begin, begin + 300), grid.key, causal=True)
-        few = [tensors[0][:, :, rows], *tensors[1:]]
-        exact = attend(*(x.double() for x in few), part, encoding, backend="reference")
-        plain = attend(*few, part, encoding, backend="reference")
-        errors = [(way - exact).abs().max().item() for way in (tiled[:, :, rows], plain)]
-        assert errors[0] <= 2 * errors[1]
-    line = encoding.score.bias(grid.distinct_offsets().float())  # type: ignore[union-attr, operator]
-    q, k, v = tensors
-    x = engine.Operands(q * 8**-0.5, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), line)
-    groups = engine._narrowed(x, Band.of(grid, None), constant=True)
-    spans = [(end - begin, band.last - band.first) for (begin, end), band in groups]
-    assert sum(heads for heads, _ in spans) == 6
-    assert min(span for _, span in spans) < 400
-    assert max(span for _, span in spans) > 2500
-    huge = engine.Operands(1000 * x.q, x.k, x.v, line)
-    assert len(engine._narrowed(huge, Band.of(grid, None), constant=True)) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -290,9 +260,9 @@ def test_narrow_dtypes_err_no_more_than_reference(name: str, dtype: torch.dtype)
     exact = attend(*(x.double() for x in tensors), grid, encoding, backend="reference")
     error = {
         way: (attend(*tensors, grid, encoding, backend=way).double() - exact).abs().max()
-        for way in ("tiled", "reference")
+        for way in ("blockwise", "reference")
     }
-    assert error["tiled"] <= 4 * error["reference"] + 4 * torch.finfo(dtype).eps
+    assert error["blockwise"] <= 4 * error["reference"] + 4 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("name", ["t5", "shaw", "transformer_xl"])
@@ -301,7 +271,7 @@ def test_compiled_equals_eager(name: str) -> None:
 
     def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         grid = Grid.of(Layout.sequence(q.shape[2]), causal=True)
-        return attend(q, k, v, grid, encoding, backend="tiled")
+        return attend(q, k, v, grid, encoding, backend="blockwise")
 
     # Where the width is dynamic too, what depends on it is traced twice.
     dynamic = True if name == "t5" else None
@@ -319,39 +289,30 @@ def test_compiled_equals_eager(name: str) -> None:
 
 @pytest.mark.parametrize(("causal", "heads_last"), [(1, False), (0, True)])
 def test_the_operators_are_well_registered(causal: int, heads_last: bool) -> None:
-    """Shapes and strides are what compilers are told, in the fused kernel's single call too."""
+    """Shapes and strides are what compilers are told."""
     q, k, v = torch.randn(3, 2, 6, 97, 8)
     if heads_last:
         q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
-    line = torch.randn(6, 193, requires_grad=bool(causal))
-    torch.library.opcheck(
-        torch.ops.posenc.tiled.default,
-        (
-            *(x.requires_grad_() for x in (q, k, v)),
-            line,
-            *[None] * 6,
-            0.4,
-            [0, causal, -1, -1],
-            0.0,
-            0,
-            bool(causal),
-            False,
-        ),
-    )
-    given = [q.detach(), k.detach(), v.detach(), line.detach(), *[None] * 6]
-    rest = (0.4, [0, causal, -1, -1], 0.0, 0, bool(causal))
-    saved = torch.ops.posenc.tiled(*given, *rest, False)
-    torch.library.opcheck(
-        torch.ops.posenc.tiled_backward.default,
-        (torch.randn_like(q.detach()), list(saved), given, *rest),
-    )
+    bias = torch.randn(6, 193)
+    tensors, names = [q, k, v, bias], "q k v bias_by_offset"
+    wants = [True, True, True, bool(causal)]
+    for x, want in zip(tensors, wants, strict=True):
+        x.requires_grad_(want)
+    band = [0, causal, -1]
+    given = (tensors, names, wants, band, 0.4, 0.0, 0.0, 0)
+    torch.library.opcheck(torch.ops.posenc.blockwise.default, given)
+    with torch.no_grad():
+        saved = torch.ops.posenc.blockwise(*given)
+        kept = [x.detach() for x in (*tensors, *saved)]
+    back = (torch.randn_like(kept[0]), kept, f"{names} output lse", [*wants, False, False], band)
+    torch.library.opcheck(torch.ops.posenc.blockwise_backward.default, (*back, [0.4, 0.0, 0.0], 0))
 
 
 def test_under_checkpointing() -> None:
     encoding, tensors = make("shaw", causal=True), inputs(GRIDS["causal"])
 
     def step(*given: Tensor) -> Tensor:
-        return attend(*given, GRIDS["causal"], encoding, backend="tiled")
+        return attend(*given, GRIDS["causal"], encoding, backend="blockwise")
 
     saved = checkpoint(step, *tensors, use_reentrant=False)
     got = torch.autograd.grad(saved.sin().sum(), tensors)
@@ -361,48 +322,41 @@ def test_under_checkpointing() -> None:
 
 def test_auto_takes_it_where_the_definition_would_take_too_much() -> None:
     encoding = posenc.create("shaw", head_dim=8)
-    many = "tiled" if missing() else "native"
+    many, packed_by = ("blockwise", "sdpa") if missing() else ("native", "native")
     for length, backend in ((60, "reference"), (2048, many)):
         grid = Grid.of(Layout.sequence(length), causal=True)
         told = explain(*inputs(grid, dtype=torch.float32), grid, encoding)
         assert told.backend == backend
     packed = Grid.of(Layout.packed([1000, 1048]), causal=True)
     told = explain(*inputs(packed, dtype=torch.float32), packed, posenc.create("rope", head_dim=8))
-    assert told.backend == many
-    if missing():
-        assert "each document by itself" in told.how
+    assert told.backend == packed_by
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("max_distance", [None, 0, 3, 40])
 @pytest.mark.parametrize("window", [None, 5, 30])
-@pytest.mark.parametrize("shift", [-7, 0, 4])
-def test_key_ranges_hold_every_visible_pair_once(
-    causal: bool,
-    max_distance: int | None,
-    window: int | None,
-    shift: int,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("shift", [-40, -7, 0, 4, 25])
+def test_a_block_looks_at_the_keys_that_it_sees(
+    causal: bool, window: int | None, shift: int
 ) -> None:
-    monkeypatch.setattr(band_module, "LEAST", 2)
-    queries, keys = 23, 31
-    band = Band.regular(
-        queries, keys, shift=shift, causal=causal, window=window, max_distance=max_distance
-    )
-    for begin, end in band.blocks(8):
-        key_ranges = band.key_ranges(begin, end)
-        at = [part.begin for part in key_ranges]
-        assert at == sorted(at)
-        for row in range(begin, end):
-            query = queries - 1 - row
-            for key in range(keys):
-                offset = shift + key - query
-                seen = (not causal or offset <= 0) and (window is None or abs(offset) < window)
-                holders = [s for s in key_ranges if s.begin <= key < s.end]
-                assert len(holders) <= 1
-                assert holders or not seen
-                if holders and holders[0].kind != "near":
-                    assert seen
-                    assert max_distance is not None
-                    side = 1 if holders[0].kind == "ahead" else -1
-                    assert side * offset >= max_distance
+    queries, keys, cpu = 23, 31, torch.device("cpu")
+    grid = Grid(Layout.sequence(queries, 50), Layout.sequence(keys, 50 + shift), causal, window)
+    band = Band.of((shift, int(causal), -1 if window is None else window), queries, keys)
+    for begin in range(0, queries, 8):
+        rows = slice(begin, min(queries, begin + 8))
+        visible = grid.visible[0, 0, rows]
+        seen, places = band.keys(rows.start, rows.stop, keys), visible.any(0).nonzero().flatten()
+        assert seen.stop > seen.start
+        if len(places):
+            assert (seen.start, seen.stop) == (int(places[0]), int(places[-1]) + 1)
+        hidden = band.hidden(rows, seen, cpu)
+        shown = torch.ones_like(visible[:, seen]) if hidden is None else ~hidden
+        assert torch.equal(shown, visible[:, seen])
+        assert (hidden is None) == bool(visible[:, seen].all())
+
+
+def test_rows_by_offset_are_shifted_one_by_one() -> None:
+    """Two queries, three keys, worked by hand."""
+    by_offset = torch.tensor([[[1.0, 2, 3, 4], [5, 6, 7, 8]]])
+    assert skew(by_offset, 3).tolist() == [[[2, 3, 4], [5, 6, 7]]]
+    assert unskew(skew(by_offset, 3)).tolist() == [[[0, 2, 3, 4], [5, 6, 7, 0]]]
+    assert unskew(skew(by_offset[:, :1], 4)).tolist() == [[[1, 2, 3, 4]]]

@@ -1,4 +1,4 @@
-"""The tiled backend at the edges: no terms, no keys, widths that differ, padding alone."""
+"""The blockwise backend at the edges: no terms, no keys, widths that differ, padding alone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def draw(queries: int, keys: int, width: int = 8, *, values: int = 8) -> list[Te
 def test_without_terms_of_the_offset(encoding: Encoding, causal: bool, values: int) -> None:
     grid = Grid.of(Layout.sequence(600), causal=causal)
     tensors = draw(600, 600, values=values)
-    got, expected = (gradients(grid, encoding, tensors, way) for way in ("tiled", "reference"))
+    got, expected = (gradients(grid, encoding, tensors, way) for way in ("blockwise", "reference"))
     torch.testing.assert_close(got, expected, atol=1e-9, rtol=1e-9)
 
 
@@ -65,8 +65,8 @@ def test_padding_alone_stays_in_the_graph(name: str) -> None:
     grid = Grid.of(replace(layout, valid=torch.zeros(2, 7, dtype=torch.bool)), causal=True)
     encoding = posenc.create(name, dim=16, heads=2, head_dim=8, max_length=9, causal=True).double()
     tensors = draw(7, 7)
-    assert attend(*tensors, grid, encoding, backend="tiled").requires_grad  # type: ignore[arg-type]
-    for found in gradients(grid, encoding, tensors, "tiled"):
+    assert attend(*tensors, grid, encoding, backend="blockwise").requires_grad  # type: ignore[arg-type]
+    for found in gradients(grid, encoding, tensors, "blockwise"):
         assert torch.equal(found, torch.zeros_like(found))
 
 
@@ -75,7 +75,7 @@ def test_refuses_irregular_layouts_while_compiling() -> None:
     q, k, v = draw(7, 7)
 
     def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, grid, encoding, backend="tiled")
+        return attend(q, k, v, grid, encoding, backend="blockwise")
 
     compiled = torch.compile(step, backend="eager")
     with pytest.raises(BackendRefusal, match="inside a compiled graph"):
@@ -89,7 +89,7 @@ def test_factors_beside_rows_of_values() -> None:
     values = posenc.create("shaw", head_dim=8, max_distance=3)
     encoding = Encoding(score=factors.score, value=values.value).double()
     grid, tensors = Grid.of(Layout.sequence(80)), draw(80, 80)
-    got, expected = (gradients(grid, encoding, tensors, way) for way in ("tiled", "reference"))
+    got, expected = (gradients(grid, encoding, tensors, way) for way in ("blockwise", "reference"))
     torch.testing.assert_close(got, expected, atol=1e-9, rtol=1e-9)
 
 
@@ -102,5 +102,5 @@ def test_sums_over_many_tokens_are_not_rounded() -> None:
     grid = Grid.of(layout, causal=True)
     q, k, v = tensors
     exact = attend(q.double(), k.double(), v.double(), grid, encoding, backend="reference")
-    got = attend(q, k, v, grid, encoding, backend="tiled")
+    got = attend(q, k, v, grid, encoding, backend="blockwise")
     torch.testing.assert_close(got.double(), exact, atol=2e-6, rtol=0)

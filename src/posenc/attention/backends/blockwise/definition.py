@@ -1,0 +1,201 @@
+"""The definition, a block of queries at a time, computed again for the backward pass.
+
+Memory grows with a block of queries times its keys, not with queries times keys. A block looks at
+the keys from the first to the last that any of its queries sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from posenc.attention.backends.blockwise.offsets import Band
+from posenc.attention.backends.common.base import Problem, Result, Whole, join_queries
+from posenc.attention.backends.common.definition import attend_by_definition
+from posenc.attention.dropout import KeyedDropout
+from posenc.attention.given_terms import given_encoding
+from posenc.attention.lowering import part_of, repeat_heads
+from posenc.attention.runs import run_intervals
+from posenc.encoding import BlockTransforms, Encoding, GateCounts, ScoreTerm, StickWeights
+from posenc.encoding.tensors import Keys, Queries, Scores
+from posenc.grid import Grid
+from posenc.runtime import has_values, is_transformed
+
+BLOCK = BlockTransforms.BLOCK
+
+BUDGET = 2**21
+"""Logits a block, so that a tensor of them has 8 MiB in float32."""
+
+
+def attend_blockwise(problem: Problem, *, lse: bool) -> Result:
+    """Attention by definition, block by block."""
+    problem = with_keyed_dropout(problem)
+    (batch, heads, queries, _), keys = problem.q.shape, problem.k.shape[2]
+    size = max(1, min(queries, BUDGET // max(1, batch * heads * keys)))
+    form, cuts = block_transforms(problem), looks_at_seen_keys(problem)
+    transformed: tuple[Tensor, ...] = ()
+    if form is not None:
+        transformed = form.compute(form.query, form.key, slice(0, heads), slice(0, keys))
+        size = max(BLOCK, size - size % BLOCK)
+    blocks, begin = [], 0
+    while begin < queries:
+        # With block transforms, the last query's own key is the last of a block.
+        ahead = 0 if form is None else (form.first + begin) % BLOCK
+        rows = slice(begin, min(queries, begin + size - ahead))
+        grid = replace(problem.grid, query=problem.grid.query.slice(rows.start, rows.stop))
+        seen = seen_keys(grid, begin, problem.grid) if cuts else slice(0, keys)
+        part = _part(problem, grid, rows, seen)
+        if form is not None:
+            score = TransformedProducts(transformed, form.first, begin)
+            part = replace(part, encoding=Encoding(score=score, value=problem.encoding.value))
+        blocks.append(_attend(part, lse=lse, alone=rows == slice(0, queries)))
+        begin = rows.stop
+    return join_queries(blocks)
+
+
+def with_keyed_dropout(problem: Problem) -> Problem:
+    """The problem with dropout by the tokens' indices, which does not depend on the blocks.
+
+    Under ``torch.func``, where no seed can be drawn, as it is.
+    """
+    if not problem.dropout or is_transformed():
+        return problem
+    device = problem.q.device
+    query, key = (torch.arange(x.shape[2], device=device)[None] for x in (problem.q, problem.k))
+    keyed = KeyedDropout(problem.dropout, draw_seed(problem), query, key)
+    return replace(problem, dropout=0.0, keyed=keyed)
+
+
+def draw_seed(problem: Problem) -> int:
+    return int(torch.randint(2**31, ()).item()) if problem.dropout else 0
+
+
+def looks_at_seen_keys(problem: Problem) -> bool:
+    """True if keys that no query sees change nothing."""
+    score, value = problem.encoding.score, problem.encoding.value
+    if problem.lowered is not None and not is_transformed():
+        return True
+    if (score is None or score.pairwise) and (value is None or value.pairwise):
+        return True
+    if value is not None or score is None or score.keys_by_keys:
+        return False
+    return isinstance(_fused(problem), GateCounts | StickWeights)
+
+
+def block_transforms(problem: Problem) -> BlockTransforms | None:
+    """The score's block transforms, where keys lie in the order that their products need."""
+    score, grid = problem.encoding.score, problem.grid
+    if score is None or not score.keys_by_keys or torch.compiler.is_compiling():
+        return None
+    regular = grid.shift is not None and not grid.segmented
+    if not regular and run_intervals(grid) is None:
+        return None
+    form = _fused(problem)
+    return form if isinstance(form, BlockTransforms) else None
+
+
+def _fused(problem: Problem) -> object:
+    score, k = problem.encoding.score, repeat_heads(problem.k, problem.heads)
+    assert score is not None
+    return score.fuse(problem.q, k, problem.grid, scale=problem.scale)
+
+
+def seen_keys(grid: Grid, begin: int, whole: Grid) -> slice:
+    """Keys from the first to the last that the queries of a block see; one where there is none.
+
+    Args:
+        grid: of the block; begin: its first query.
+        whole: the grid of all queries.
+    """
+    count = grid.key.length
+    if whole.shift is not None and not whole.segmented:
+        window = -1 if whole.window is None else whole.window
+        band = Band.of((whole.shift, int(whole.causal), window), whole.query.length, count)
+        return band.keys(begin, begin + grid.query.length, count)
+    if grid.query.device.type != "cpu" or not has_values(grid.key.order):
+        return slice(0, count)
+    seen = grid.visible.flatten(0, 2).any(0).nonzero().flatten()
+    return slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(0, 1)
+
+
+def _part(problem: Problem, grid: Grid, rows: slice, keys: slice) -> Problem:
+    """The problem of some queries, whose grid is given, and keys.
+
+    By its structured form, if there is one: what that is made of is computed once.
+    """
+    whole, keyed, lowered = problem.whole, problem.keyed, problem.lowered
+    if keys != slice(0, grid.key.length):
+        grid = replace(grid, key=grid.key.slice(keys.start, keys.stop))
+    if keyed is not None:
+        keyed = replace(keyed.rows(rows.start, rows.stop), key=keyed.key[:, keys])
+    part = replace(
+        problem,
+        q=problem.q[:, :, rows],
+        k=problem.k[:, :, keys],
+        v=problem.v[:, :, keys],
+        grid=grid,
+        whole=None if whole is None else Whole(*(x[:, :, rows] for x in whole)),
+        keyed=keyed,
+        lowered=None,
+    )
+    if lowered is None or is_transformed():
+        return part
+    return replace(part, encoding=given_encoding(part_of(lowered, rows, keys)))
+
+
+def _attend(part: Problem, *, lse: bool, alone: bool) -> Result:
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Result:
+        return attend_by_definition(replace(part, q=q, k=k, v=v), lse=lse)
+
+    # torch.func's transforms do not take the hooks by which a checkpoint computes again.
+    if alone or not torch.is_grad_enabled() or is_transformed():
+        return run(part.q, part.k, part.v)
+    result: Result = checkpoint(run, part.q, part.k, part.v, use_reentrant=False)
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class _Transformed:
+    query: Float[Tensor, "B H Q E"]
+    key: Float[Tensor, "B H K E"]
+    matrices: Float[Tensor, "B H N E E"]
+    own: Float[Tensor, "B H Q T"]
+
+
+class TransformedProducts(ScoreTerm):
+    """Products of some queries with keys that block transforms lie between.
+
+    Args:
+        tensors: of all queries and keys, as ``BlockTransforms.compute`` gives them.
+        first: index of the own key of the first of all queries.
+        begin: number of these queries' first among all.
+    """
+
+    axes = None
+    replaces_product = True
+
+    def __init__(self, tensors: tuple[Tensor, ...], first: int, begin: int) -> None:
+        super().__init__()
+        self.tensors, self.first, self.begin = tensors, first, begin
+
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+        x, size, count = _Transformed(*self.tensors), BLOCK, q.shape[2]
+        rows = slice(self.begin, self.begin + count)
+        query, own, at = x.query[:, :, rows], x.own[:, :, rows], self.first + self.begin
+        logits = []
+        for block in range((at + count - 1) // size, -1, -1):
+            # Queries whose own key lies in an earlier block, in this one, and in a later one.
+            before, here = (min(max(0, size * (block + n) - at), count) for n in (0, 1))
+            keys = x.key[:, :, size * block : size * (block + 1)]
+            width = keys.shape[2]
+            later = query[:, :, here:]
+            blank = query.new_zeros(*query.shape[:2], before, width)
+            logits.append(torch.cat([blank, own[:, :, before:here, :width], later @ keys.mT], 2))
+            query = torch.cat([query[:, :, :here], later @ x.matrices[:, :, block]], 2)
+        known = torch.cat(logits[::-1], 3)
+        missing = k.shape[2] - known.shape[3]
+        return torch.nn.functional.pad(known, (0, missing))

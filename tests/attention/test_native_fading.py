@@ -1,0 +1,88 @@
+"""Compiled kernels leave out pairs that a constant table gives no weight, head by head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc import Encoding, Grid, Layout, attend, create
+from posenc.attention.backends.common.base import Problem
+from posenc.attention.backends.native import fading
+from posenc.attention.backends.native.build import missing
+from posenc.attention.backends.native.operands import operands
+from posenc.attention.backends.native.place import Place
+from posenc.attention.lowering import lower
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason="no kernels here")
+
+LENGTH = 400
+
+GRIDS = {"causal": {"causal": True}, "both sides": {}, "window": {"causal": True, "window": 250}}
+
+
+def draw(heads: int = 6, *, keys: int = LENGTH) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((heads, LENGTH), (heads // 2, keys), (heads // 2, keys))
+    return [0.1 * torch.randn(1, *shape, 8, generator=generator) for shape in shapes]
+
+
+def bands(grid: Grid, encoding: Encoding, *tensors: Tensor, **options: Any) -> list[Any]:
+    scale = 8**-0.5
+    lowered = lower(encoding, *tensors[:2], grid, scale=scale)
+    assert lowered is not None
+    problem = Problem(*tensors, grid, encoding, scale, 0.0, lowered, **options)  # type: ignore[arg-type]
+    place = Place.regular(grid)
+    x = operands(lowered, problem, place.domain, place.reach)
+    return fading.head_bands(problem, lowered, x, place)
+
+
+@pytest.mark.parametrize("where", GRIDS)
+def test_nothing_changes_beyond_rounding(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fading, "LONG", 100)
+    grid, encoding = Grid.of(Layout.sequence(LENGTH), **GRIDS[where]), create("alibi", heads=6)
+    wanted = [x.requires_grad_() for x in draw()]
+    weight = torch.linspace(-1, 1, 6 * LENGTH * 8).view(1, 6, LENGTH, 8)
+    assert len(bands(grid, encoding, *wanted)) > 2
+
+    def found(backend: str, *tensors: Tensor) -> list[Tensor]:
+        output, lse = attend(*tensors, grid, encoding, backend=backend, return_lse=True)
+        return [output, lse, *torch.autograd.grad((output * weight).sum(), tensors)]
+
+    exact = found("reference", *(x.detach().double().requires_grad_() for x in wanted))
+    plain, got = found("reference", *wanted), found("native", *wanted)
+    for mine, theirs, true in zip(got, plain, exact, strict=True):
+        error, usual = ((x.double() - true).abs().max().item() for x in (mine, theirs))
+        assert error <= 2 * usual + 1e-6
+
+
+def test_the_bands_hold_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fading, "LONG", 100)
+    grid, encoding, (q, k, v) = (
+        Grid.of(Layout.sequence(LENGTH), causal=True),
+        create("alibi", heads=6),
+        draw(),
+    )
+    groups = bands(grid, encoding, q, k, v)
+    assert [i for heads, _ in groups for i in range(heads.start, heads.stop)] == list(range(6))
+    lengths = [last - first for _, (first, last) in groups]
+    assert min(lengths) < 100
+    assert max(lengths) == LENGTH - 1
+    assert all(last == 0 for _, (_, last) in groups)
+    assert bands(grid, encoding, 1000 * q, k, v) == []
+    assert bands(grid, encoding, q * torch.nan, k, v) == []
+
+
+def test_only_constant_tables_that_reach_far_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fading, "LONG", 100)
+    tensors = draw()
+    grid, encoding = Grid.of(Layout.sequence(LENGTH), causal=True), create("alibi", heads=6)
+    learned = create("kerple", heads=6)
+    assert bands(grid, encoding, *tensors)
+    assert bands(grid, learned, *tensors) == []
+    later = Grid(Layout.sequence(LENGTH), Layout.sequence(LENGTH, 1))
+    assert bands(later, encoding, *tensors) == []  # the first query does not see its own position
+    monkeypatch.setattr(fading, "LONG", LENGTH + 1)
+    assert bands(grid, encoding, *tensors) == []
