@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from posenc.attention import BACKENDS, trial
-from posenc.attention.lowering import lower
-from posenc.attention.regular import read_offsets
+from posenc.attention.problem.lowering import lower
+from posenc.attention.problem.offsets import bias_of
 from posenc.bench.case import Call, Case
 from posenc.bench.contenders import Contender, Flex, Plain, Posenc, Prepared, WrittenOut
 from posenc.bench.memory import MemoryMeter
@@ -78,10 +78,10 @@ class FlashAttention(Contender):
         lowered = lower(call.encoding, call.q, call.k, call.grid, scale=call.scale)
         if not lowered or call.grid.shift is None:
             return None
-        terms = read_offsets(lowered, call.grid, device=call.q.device)
-        if terms.bias_by_offset is None or not terms.table_only:
+        bias = bias_of(lowered, call.q, call.grid)
+        if bias is None:
             return None
-        past = terms.bias_by_offset[:, : call.case.length].detach().float()
+        past = bias[:, : call.case.length].detach().float()
         slopes = -past[:, -2:-1]
         distance = torch.arange(call.case.length - 1, -1, -1, device=past.device)
         return slopes[:, 0] if torch.allclose(past, -slopes * distance, rtol=1e-4) else None
@@ -238,7 +238,7 @@ def _measured(job: Job) -> list[dict[str, Any]]:
 
 STEPS: dict[str, tuple[Callable[[], Any], Callable[[str], dict[str, Any]]]] = {
     "environment": (lambda: ["environment"], environment),
-    "trial": (lambda: [name for name, each in BACKENDS.items() if each.on_trial], tried),
+    "trial": (lambda: ["fla", "triton", "flex"], tried),
     "static": (lambda: list(_static_cases()), static),
     "times": (lambda: list(timed()), times),
     "long": (lambda: METHODS[:1] if DRY else ("rope", "alibi", "t5", "shaw"), long),

@@ -9,8 +9,9 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend, create, explain
 from posenc.attention import BACKENDS, Attention, Backend
-from posenc.attention.backends.common.base import Plan, Problem, Result, Unsupported
+from posenc.attention.backends.common.base import Plan, Refusal, Result
 from posenc.attention.backends.common.definition import attend_by_definition
+from posenc.attention.problem.problem import Problem
 from posenc.bench.contenders import VARIANTS
 from posenc.encoding import QueryKeyTransform
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
@@ -93,7 +94,8 @@ def test_every_message_has_a_remedy() -> None:
 
 
 def test_unknown_backend_lists_the_known() -> None:
-    with pytest.raises(UnknownNameError, match=r"'sdpa'.*auto, fla, flex, native, reference, sdpa"):
+    known = r"'sdpa'.*auto, blockwise, fla, flex, native, reference, sdpa"
+    with pytest.raises(UnknownNameError, match=known):
         attend(**GOOD, encoding=Encoding(), backend="sdp")  # type: ignore[arg-type]
 
 
@@ -102,9 +104,9 @@ class Doubled(Backend):
 
     name = "doubled"
 
-    def plan(self, problem: Problem) -> Plan | Unsupported:
+    def plan(self, problem: Problem) -> Plan | Refusal:
         if problem.dropout:
-            return Unsupported("it has no dropout")
+            return Refusal("it has no dropout")
         return Plan("twice", lambda *, lse: Result(2 * attend_by_definition(problem).output, None))
 
 

@@ -16,6 +16,17 @@ from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention.backends.blockwise import definition, offsets
 from posenc.attention.backends.blockwise.offsets import Band, skew, unskew
 from posenc.attention.backends.native.build import missing
+from posenc.attention.problem.flat import flatten
+from posenc.attention.problem.offsets import Offsets
+from posenc.attention.problem.record import (
+    SCHEMA,
+    Geometry,
+    KernelProblem,
+    PairTerm,
+    Rotary,
+    Segments,
+)
+from posenc.attention.problem.terms import Terms
 from posenc.testing.subject import agree
 
 METHODS = (
@@ -294,18 +305,20 @@ def test_the_operators_are_well_registered(causal: int, heads_last: bool) -> Non
     if heads_last:
         q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
     bias = torch.randn(6, 193)
-    tensors, names = [q, k, v, bias], "q k v bias_by_offset"
     wants = [True, True, True, bool(causal)]
-    for x, want in zip(tensors, wants, strict=True):
+    for x, want in zip((q, k, v, bias), wants, strict=True):
         x.requires_grad_(want)
-    band = [0, causal, -1]
-    given = (tensors, names, wants, band, 0.4, 0.0, 0.0, 0)
-    torch.library.opcheck(torch.ops.posenc.blockwise.default, given)
+    record = KernelProblem(
+        *(q, k, v, 0.4, Terms(bias_by_offset=bias, first=-96), PairTerm()),
+        *(Geometry(0, -96, 0 if causal else 96), Segments(), Rotary()),
+    )
+    flat = tuple(flatten(record, SCHEMA))
+    torch.library.opcheck(torch.ops.posenc.blockwise.default, flat)
     with torch.no_grad():
-        saved = torch.ops.posenc.blockwise(*given)
-        kept = [x.detach() for x in (*tensors, *saved)]
-    back = (torch.randn_like(kept[0]), kept, f"{names} output lse", [*wants, False, False], band)
-    torch.library.opcheck(torch.ops.posenc.blockwise_backward.default, (*back, [0.4, 0.0, 0.0], 0))
+        results = [torch.randn_like(q), *torch.ops.posenc.blockwise(*flat)]
+        tensors = [x.detach() for x in flat[0]]
+    back = (results, tensors, *flat[1:], wants, False)
+    torch.library.opcheck(torch.ops.posenc.blockwise_backward.default, back)
 
 
 def test_under_checkpointing() -> None:
@@ -340,7 +353,7 @@ def test_a_block_looks_at_the_keys_that_it_sees(
 ) -> None:
     queries, keys, cpu = 23, 31, torch.device("cpu")
     grid = Grid(Layout.sequence(queries, 50), Layout.sequence(keys, 50 + shift), causal, window)
-    band = Band.of((shift, int(causal), -1 if window is None else window), queries, keys)
+    band = Band(shift, *Offsets.regular(grid).band)
     for begin in range(0, queries, 8):
         rows = slice(begin, min(queries, begin + 8))
         visible = grid.visible[0, 0, rows]

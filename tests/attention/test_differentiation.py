@@ -284,7 +284,7 @@ def test_other_tensors_of_a_part_are_refused() -> None:
 
     q, k, v, _ = (x.requires_grad_() for x in draw(8))
     grid, encoding = where("nope", 8), Encoding.of(Hidden())
-    problem = AttentionCall(q, k, v, grid, encoding).transformed()
+    problem = AttentionCall(q, k, v, grid, encoding).problem().rotated
     output = differentiable_twice(attend_by_definition(problem).output, problem)
     with pytest.raises(DerivativeError, match="another tensor"):
         torch.autograd.grad(output.sum(), q, create_graph=True)

@@ -9,8 +9,9 @@ import torch
 
 from posenc import Encoding, Grid, Layout
 from posenc.attention import dispatch
-from posenc.attention.backends.common.base import Problem
+from posenc.attention.backends import native
 from posenc.attention.dispatch import FEW, SMALL, preference
+from posenc.attention.problem.problem import Problem
 from posenc.encoding import BucketedTerms, LowRank, Rotation, StructuredScore
 
 CPU = torch.device("cpu")
@@ -103,7 +104,7 @@ def test_rules_on_the_cpu(name: str) -> None:
     assert SIDE * SIDE // 4 == FEW
     posed, expected = CASES[name]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "outpaces_sdpa", lambda: False)
+        patch.setattr(native, "slow_mkl", lambda: False)
         reason, order = preference(CPU, lambda: posed)
     assert reason.startswith(expected.partition(",")[0])
     assert order == ORDER.get(expected, ["native", "sdpa", "blockwise", "reference"])
@@ -115,7 +116,7 @@ def test_rules_on_the_cpu(name: str) -> None:
 def test_kernels_come_first_without_terms_where_they_are_faster(
     queries: int, keys: int, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "outpaces_sdpa", lambda: True)
+    monkeypatch.setattr(native, "slow_mkl", lambda: True)
     monkeypatch.setattr(dispatch, "FEW", 0)
     posed = problem(queries, keys, causal=False)
     assert preference(CPU, lambda: posed)[1][0] == first
@@ -125,9 +126,9 @@ def test_kernels_come_first_without_terms_where_they_are_faster(
 def test_what_is_only_rotated_goes_by_the_vectors(
     wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "AVX512", wide)
-    monkeypatch.setattr(dispatch, "serves_inside", lambda *_: True)
-    monkeypatch.setattr(dispatch, "outpaces_sdpa", lambda: False)
+    monkeypatch.setattr(native, "AVX512", wide)
+    monkeypatch.setattr(native, "serves_inside", lambda *_: True)
+    monkeypatch.setattr(native, "slow_mkl", lambda: False)
     queries, keys = (torch.ones(1, 1, SIDE + more, 4) for more in (0, 1))
     rotation = Rotation((queries, 0 * queries), (keys, 0 * keys), "half")
     posed = replace(problem(SIDE, SIDE + 1, causal=False), rotation=rotation)

@@ -13,7 +13,7 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention import BACKENDS
 from posenc.attention.backends import fla
-from posenc.attention.backends.common.base import Plan, Unsupported
+from posenc.attention.backends.common.base import Plan, Refusal
 from posenc.attention.call import AttentionCall
 from posenc.errors import BackendRefusal
 
@@ -43,7 +43,7 @@ def planned(name: str, layout: Layout, **options: object) -> str:
     """The description of its plan, or the reason why it has none."""
     encoding, grid = created(name, layout)
     call = AttentionCall(*inputs(layout.length, torch.bfloat16), grid, encoding)
-    problem = call.problem(BACKENDS["fla"])
+    problem = call.problem()
     plan = BACKENDS["fla"].plan(replace(problem, **options))  # type: ignore[arg-type]
     return plan.describe() if isinstance(plan, Plan) else plan.reason
 
@@ -77,8 +77,8 @@ def test_refuses_what_the_kernels_are_not_for(monkeypatch: pytest.MonkeyPatch) -
     q, k, v = inputs(9)
     for dtype, width, words in ((torch.float32, 16, "16 bits"), (torch.bfloat16, 8, "width")):
         given = (x[..., :width].to(dtype) for x in (q, k, v))
-        plan = BACKENDS["fla"].plan(AttentionCall(*given, grid, encoding).transformed())
-        assert isinstance(plan, Unsupported)
+        plan = BACKENDS["fla"].plan(AttentionCall(*given, grid, encoding).problem().rotated)
+        assert isinstance(plan, Refusal)
         assert words in plan.reason
 
 

@@ -17,9 +17,10 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention.backends import flex
-from posenc.attention.backends.common.base import Plan, Problem, Result
+from posenc.attention.backends.common.base import Plan, Result
 from posenc.attention.backends.flex import Entries, Flex, score_mod
 from posenc.attention.call import AttentionCall
+from posenc.attention.problem.problem import Problem
 from posenc.errors import BackendRefusal
 
 HEADS, KEY_HEADS, WIDTH = 4, 2, 16
@@ -78,7 +79,7 @@ def check(encoding: Encoding, grid: Grid) -> None:
         if not parameter.any():  # what starts at zero would hide mistakes
             torch.nn.init.normal_(parameter)
     given = inputs(grid)
-    problem = AttentionCall(*given, grid, encoding).transformed()
+    problem = AttentionCall(*given, grid, encoding).problem().rotated
     plan = Flex().plan(problem)
     assert isinstance(plan, Plan), plan
     got, lse = plan.run(lse=True)
@@ -127,7 +128,7 @@ def test_documents_in_one_graph() -> None:
 def test_rows_are_read_at_offsets_before_their_products(name: str) -> None:
     """Pairs then find their product by arithmetic alone."""
     grid = GRIDS["chunk"]
-    problem = AttentionCall(*inputs(grid), grid, ENCODINGS[name]).transformed()
+    problem = AttentionCall(*inputs(grid), grid, ENCODINGS[name]).problem().rotated
     mod = score_mod(problem)
     assert mod is not None
     traced = make_fx(mod)(torch.zeros(1), *[torch.tensor([0]) for _ in range(4)]).graph
@@ -172,7 +173,7 @@ def test_flash_is_taken_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(flex, "_run", only_note)
 
     def how(tensors: list[Tensor], name: str) -> str:
-        plan = backend.plan(AttentionCall(*tensors, grid, ENCODINGS[name]).transformed())
+        plan = backend.plan(AttentionCall(*tensors, grid, ENCODINGS[name]).problem().rotated)
         assert isinstance(plan, Plan), plan
         plan.run()
         return plan.describe()
@@ -231,7 +232,7 @@ def test_refuses_with_the_reason(
 def test_refuses_gradients_in_no_fixed_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "DEVICE", "cpu")
     grid = GRIDS["dense"]
-    problem = AttentionCall(*inputs(grid), grid, T5[False]).transformed()
+    problem = AttentionCall(*inputs(grid), grid, T5[False]).problem().rotated
     assert isinstance(Flex().plan(problem), Plan)
     torch.use_deterministic_algorithms(True)
     try:

@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc import Encoding, Grid, Layout, attend, create
 from posenc.attention.backends import sdpa
 from posenc.attention.backends.common import definition
-from posenc.attention.backends.common.base import Problem
+from posenc.attention.problem.problem import Problem
 from posenc.errors import ArgumentError
 from posenc.testing.backend_laws import serving
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend, create
-from posenc.attention.backends.common.base import Problem
 from posenc.attention.backends.native import fading
 from posenc.attention.backends.native.build import missing
-from posenc.attention.backends.native.operands import operands
-from posenc.attention.backends.native.place import Place
-from posenc.attention.lowering import lower
+from posenc.attention.backends.native.posing import Form
+from posenc.attention.problem.lowering import lower
+from posenc.attention.problem.offsets import Offsets
+from posenc.attention.problem.problem import Problem
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason="no kernels here")
 
@@ -34,9 +34,9 @@ def bands(grid: Grid, encoding: Encoding, *tensors: Tensor, **options: Any) -> l
     lowered = lower(encoding, *tensors[:2], grid, scale=scale)
     assert lowered is not None
     problem = Problem(*tensors, grid, encoding, scale, 0.0, lowered, **options)  # type: ignore[arg-type]
-    place = Place.regular(grid)
-    x = operands(lowered, problem, place.domain, place.reach)
-    return fading.head_bands(problem, lowered, x, place)
+    record = Form(problem, Offsets.regular(grid), lowered).record()
+    parts = fading.by_bands(record)
+    return [(x.q.shape[1], (x.geometry.lowest, x.geometry.highest)) for x in parts]
 
 
 @pytest.mark.parametrize("where", GRIDS)
@@ -66,7 +66,7 @@ def test_the_bands_hold_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
         draw(),
     )
     groups = bands(grid, encoding, q, k, v)
-    assert [i for heads, _ in groups for i in range(heads.start, heads.stop)] == list(range(6))
+    assert sum(heads for heads, _ in groups) == 6
     lengths = [last - first for _, (first, last) in groups]
     assert min(lengths) < 100
     assert max(lengths) == LENGTH - 1

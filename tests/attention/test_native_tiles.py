@@ -10,7 +10,7 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention.backends.native import build as building
 from posenc.attention.backends.native import heads
-from posenc.attention.given_terms import GivenTerms, GivenValues
+from posenc.attention.problem.given_terms import GivenTerms, GivenValues
 from posenc.encoding import BucketedTerms, LowRank, TokenTableProduct
 
 pytestmark = pytest.mark.skipif(

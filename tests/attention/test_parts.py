@@ -9,15 +9,14 @@ from torch.nn.functional import pad
 
 from posenc import ENCODINGS, Encoding, Grid, Layout, attend, create
 from posenc.attention.api import attend_part
-from posenc.attention.backends.common.base import Whole
-from posenc.attention.dispatch import BACKENDS
+from posenc.attention.problem.problem import Whole
 from posenc.errors import ArgumentError, BackendRefusal
 from posenc.testing.subject import HEADS, KV_HEADS, Subject, agree, operands, spread
 
 NAMES = ("alibi", "contextual", "deberta", "dape", "fire", "irpe", "kerple", "nope", "rope", "shaw")
 NAMES += ("swin_v2", "t5", "transformer_xl", "tupe", "xpos")
 
-BACKEND_NAMES = [name for name, backend in BACKENDS.items() if backend.differentiates_parts]
+BACKEND_NAMES = ("reference", "native", "blockwise")
 
 LAYOUTS = {
     "sequence": Layout.sequence(70),
@@ -95,12 +94,19 @@ def test_gradients_through_an_image_beside_another_key(backend: str) -> None:
         agree("image", mine, theirs, tolerance=1e-5)
 
 
-def test_backends_that_know_no_parts_refuse() -> None:
-    q, k, v = operands(5, 5)
+def test_backends_that_know_no_parts_leave_them_to_others() -> None:
+    inputs = [x.requires_grad_() for x in operands(5, 5)]
     grid = Grid.of(Layout.sequence(5))
-    whole = Whole(*attend(q, k, v, grid, Encoding(), return_lse=True))
-    with pytest.raises(BackendRefusal, match="through a part of the keys"):
-        attend_part(q, k, v, grid, Encoding(), whole=whole, backend="sdpa")
+    output, lse = attend(*inputs, grid, Encoding(), return_lse=True)
+    whole = Whole(output.detach(), lse)
+    found = attend_part(*inputs, grid, Encoding(), whole=whole, backend="sdpa")
+    gradients = (torch.autograd.grad(x.sum(), inputs) for x in (found, output))
+    torch.testing.assert_close(*gradients)
+
+
+def test_weights_that_are_no_softmax_have_no_parts() -> None:
+    q, k, v = operands(5, 5)
+    whole = Whole(q, q[..., 0])
     grid = Grid.of(Layout.sequence(5), causal=True)
     with pytest.raises(ArgumentError, match="whole: expected none with StickBreaking"):
         attend_part(q, k, v, grid, create("stick_breaking"), whole=whole)

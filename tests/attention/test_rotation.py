@@ -128,8 +128,8 @@ def test_kernels_rotate_as_they_read(
     for to, backend in ((torch.float64, "reference"), (dtype, "native")):
         inputs = [x.to(to).requires_grad_() for x in given]
         if backend == "native":
-            for module in ("backends.native", "call"):
-                monkeypatch.setattr(f"posenc.attention.{module}.rotate", None)
+            for module in ("", ".posing"):
+                monkeypatch.setattr(f"posenc.attention.backends.native{module}.rotate", None)
         wide = torch.promote_types(to, torch.float32)
         output = posenc.attend(*inputs, grid, encoding.to(wide), backend=backend)
         found = torch.autograd.grad(output.square().sum(), inputs)
@@ -146,7 +146,7 @@ def test_keys_beside_few_queries_are_rotated_once(monkeypatch: pytest.MonkeyPatc
         calls.append(q.shape[2])
         return compiled.rotate(rotation, q, k)
 
-    monkeypatch.setattr("posenc.attention.backends.native.rotate", counted)
+    monkeypatch.setattr("posenc.attention.backends.native.posing.rotate", counted)
     keys, encoding = Layout.sequence(300), posenc.create("rope", head_dim=8)
     k, v = torch.randn(2, 1, 2, 300, 8)
     for queries in (63, 64):

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import posenc
 from posenc import Encoding, Grid, Layout, ScoreTerm, attend, explain
 from posenc.attention.backends import sdpa
-from posenc.attention.backends.common.base import Problem
 from posenc.attention.backends.sdpa import _drop_negligible
+from posenc.attention.problem.problem import Problem
 from posenc.encoding import LowRank, StructuredScore
 from posenc.errors import BackendRefusal
 

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, create
 from posenc.attention.backends.blockwise import definition, offsets
-from posenc.attention.backends.common.base import Plan, Problem, Result, Whole
+from posenc.attention.backends.common.base import Plan, Result
 from posenc.attention.call import AttentionCall
 from posenc.attention.differentiation import differentiable_twice
 from posenc.attention.dispatch import BACKENDS, refusals
-from posenc.attention.lowering import lower
+from posenc.attention.problem.lowering import lower
+from posenc.attention.problem.problem import Problem, Whole
 
 HEADS, WIDTH, LENGTH = 4, 5, 11
 
@@ -96,7 +97,7 @@ def computed(problem: Problem, backend: str) -> Result:
     plan = BACKENDS[backend].plan(problem)
     assert isinstance(plan, Plan)
     result = plan.run(lse=True)
-    if plan.differentiable_twice:
+    if plan.by_definition:
         return result
     return result._replace(output=differentiable_twice(result.output, problem))
 

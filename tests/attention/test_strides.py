@@ -18,8 +18,8 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention.flash_cpu import flash_forward
-from posenc.attention.views import strided_view
+from posenc.attention.backends.common.flash_cpu import flash_forward
+from posenc.attention.backends.common.views import strided_view
 from posenc.errors import ArgumentError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="mprotect is POSIX")

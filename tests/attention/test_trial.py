@@ -10,9 +10,10 @@ import torch
 
 from posenc import Grid, Layout
 from posenc.attention import dispatch, trial
-from posenc.attention.backends.common.base import Backend, Plan, Problem, Result, Unsupported
+from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result
 from posenc.attention.call import AttentionCall
 from posenc.attention.dispatch import BACKENDS
+from posenc.attention.problem.problem import Problem
 from posenc.encoding import BucketedTerms, Encoding
 
 CPU = torch.device("cpu")
@@ -21,12 +22,10 @@ CPU = torch.device("cpu")
 class Damaged(Backend):
     """Blocks whose bias, or output, is wrong; or which fail."""
 
-    on_trial = True
-
     def __init__(self, kind: str) -> None:
         self.name, self.kind, self.runs = f"damaged-{kind}", kind, 0
 
-    def plan(self, problem: Problem) -> Plan | Unsupported:
+    def plan(self, problem: Problem) -> Plan | Refusal:
         if self.kind == "bias" and problem.lowered:
             first = problem.lowered[0]
             assert isinstance(first, BucketedTerms)
@@ -43,7 +42,7 @@ class Damaged(Backend):
             found = plan.run(lse=lse)
             return found._replace(output=found.output * (1.2 if self.kind == "output" else 1.0))
 
-        return Plan("damaged", compute)
+        return Plan("damaged", compute, trial="")
 
 
 @pytest.fixture(autouse=True)
@@ -62,15 +61,14 @@ def test_right_backends_pass(name: str) -> None:
 class Partial(Backend):
     """Numbers a key and reflections by compiled kernels, which may be given too few keys' worth."""
 
-    on_trial = True
     name = "partial"
 
     def __init__(self, *, wrong: bool) -> None:
         self.wrong, self.seen = wrong, 0
 
-    def plan(self, problem: Problem) -> Plan | Unsupported:
+    def plan(self, problem: Problem) -> Plan | Refusal:
         if problem.encoding.value is not None:
-            return Unsupported("it has no place for a value part")
+            return Refusal("it has no place for a value part")
         self.seen += 1
         if self.wrong and problem.lowered is None:
             problem = replace(problem, encoding=Encoding(), lowered=())

@@ -15,11 +15,11 @@ import torch
 import posenc
 from posenc import Grid, Layout, attend
 from posenc.attention.backends.triton import Triton, form
-from posenc.attention.backends.triton.band import Band
 from posenc.attention.backends.triton.form import KernelForm, kernel_form
 from posenc.attention.backends.triton.segments import segment_ids_of
 from posenc.attention.call import AttentionCall
-from posenc.attention.spacing import Spacing, find_spacing, spacing
+from posenc.attention.problem.offsets import Offsets
+from posenc.attention.problem.spacing import Spacing, find_spacing, spacing
 from posenc.errors import BackendRefusal
 
 HERE = Path(__file__).parent
@@ -100,21 +100,20 @@ def brute(queries: int, keys: int, shift: int, causal: bool, window: int | None)
 @pytest.mark.parametrize("max_distance", [None, 0, 3, 50])
 @pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 4), (True, 4)])
 @pytest.mark.parametrize("sizes", [(9, 9, 0), (1, 12, -11), (5, 3, 20), (4, 6, -30)])
-def test_band(
+def test_entries(
     sizes: tuple[int, int, int], causal: bool, window: int | None, max_distance: int | None
 ) -> None:
     queries, keys, shift = sizes
-    band = Band.of(queries, keys, shift, causal=causal, window=window, max_distance=max_distance)
-    offsets = band.offsets().distinct_offsets().tolist()
-    assert len(offsets) == band.count
-    assert set(offsets) <= set(range(shift - queries + 1, shift + keys))
+    grid = Grid(Layout.sequence(queries), Layout.sequence(keys, shift), causal, window)
+    offsets = Offsets.regular(grid)
+    lowest, highest = offsets.entries(max_distance)
+    assert shift - queries < lowest <= highest < shift + keys
     for i, seen in enumerate(brute(queries, keys, shift, causal, window)):
         for j in range(keys):
-            t = j - i + band.origin
             offset = shift + j - i
-            assert (band.first <= t <= band.last) == (offset in seen)
+            assert (offsets.band[0] <= offset <= offsets.band[1]) == (offset in seen)
             if offset in seen:
-                read = offsets[min(max(t, 0), band.count - 1)]
+                read = min(max(offset, lowest), highest)
                 far = 10**6 if max_distance is None else max_distance
                 assert min(max(read, -far), far) == min(max(offset, -far), far)
 
@@ -169,7 +168,7 @@ def test_positions_with_gradients_are_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_devices_with_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     grid = Grid.of(Layout.sequence(5))
     encoding = posenc.create("deberta", heads=2, dim=512, head_dim=256)
-    problem = AttentionCall(*torch.randn(3, 1, 2, 5, 256), grid, encoding).transformed()
+    problem = AttentionCall(*torch.randn(3, 1, 2, 5, 256), grid, encoding).problem().rotated
     monkeypatch.setattr(form, "shared_memory", lambda device: 166_912)  # A100
     assert isinstance(kernel_form(problem), KernelForm)
     monkeypatch.setattr(form, "shared_memory", lambda device: 101_376)  # RTX 4090

@@ -12,6 +12,9 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention.backends.triton import split_k
 from posenc.attention.backends.triton.decoding import decode
+from posenc.attention.backends.triton.posing import SINGLE_QUERY, SingleQuery
+from posenc.attention.problem.flat import flatten
+from posenc.attention.problem.record import Rotary
 from posenc.encoding import ScoreTerm
 from posenc.encodings.score.stick_breaking import StickBreaking
 from posenc.errors import BackendRefusal
@@ -164,4 +167,5 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
     q, k, v = inputs(GRIDS["sequence"])
     bias = torch.randn(2, HEADS, 40)
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(decode, (q, k, v, bias, *[None] * 4, False, 0.25), test_utils=checks)
+    record = SingleQuery(q, k, v, 0.25, Rotary(), bias)
+    torch.library.opcheck(decode, tuple(flatten(record, SINGLE_QUERY)), test_utils=checks)

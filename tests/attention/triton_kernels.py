@@ -7,6 +7,7 @@ has to be set before anything imports Triton.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,10 +19,21 @@ from posenc import Encoding, Grid, Layout, ScoreTerm, ValueTerm, attend
 from posenc.attention.backends.triton import launch
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
-from posenc.attention.backends.triton.op import attention
+from posenc.attention.problem.flat import flatten
+from posenc.attention.problem.record import (
+    SCHEMA,
+    Geometry,
+    KernelProblem,
+    PairTerm,
+    Rotary,
+    Segments,
+)
+from posenc.attention.problem.terms import Terms
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
 from posenc.errors import BackendRefusal
+from tests.attention.test_problem import leaves, whole
 from tests.support.interpreter import language_patched_once
+from tests.support.watching import Watched
 
 __all__ = ["language_patched_once"]
 
@@ -391,21 +403,31 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
     _, grid = WHOLE["chunk"]
     q, k, v = inputs(grid)
     rows = [torch.randn(1, 4, WIDTH, requires_grad=True) for _ in range(3)]
-    line = torch.randn(HEADS, 4, requires_grad=True)
-    left, right = torch.randn_like(q), torch.randn(1, HEADS, 40, WIDTH)
-    column = torch.randn(1, HEADS, 40)
-    curve = [torch.rand(size, requires_grad=True) for size in ((1, 4), (1, 9), (HEADS, 3))]
-    given = (q, k, v, line, left, rows[0], right, rows[1], column, rows[2], None, None)
-    given += (*curve, torch.rand(HEADS, 3), *[None] * 6)
-    turns = torch.randn(1, 1, 9, WIDTH), torch.randn(1, 1, 40, WIDTH)
-    numbers = (torch.rand(2), None, [8, -40, 3, 0, 0, -1], True, 0.25, 0.0, True)
+    terms = Terms(
+        bias_by_offset=torch.randn(HEADS, 4, requires_grad=True),
+        column=torch.randn(1, HEADS, 40),
+        left=torch.randn_like(q),
+        left_rows=rows[0],
+        right=torch.randn(1, HEADS, 40, WIDTH),
+        right_rows=rows[1],
+        value_rows=rows[2],
+    )
+    numbers, slope, rates = (
+        torch.rand(size, requires_grad=True) for size in ((1, 4), (HEADS, 3), (1, 9))
+    )
+    function = PairTerm("distance", (numbers, torch.rand(2), slope, torch.rand(HEADS, 3), rates))
+    factors = [torch.randn(1, 1, length, WIDTH // 2) for length in (9, 9, 40, 40)]
+    record = KernelProblem(
+        *(q, k, v, 0.25, terms, function),
+        *(Geometry(8, -40, 3), Segments(), Rotary(*factors, adjacent=True)),
+    )
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     for heads_first in (True, False):
         if not heads_first:  # as projections leave them
             q = q.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
-        given = (q, *given[1:])
-        torch.library.opcheck(attention, (*given, *turns, *numbers), test_utils=checks)
-        assert attention(*given, *turns, *numbers)[0].stride() == q.stride()
+        given = tuple(flatten(replace(record, q=q), SCHEMA))
+        torch.library.opcheck(torch.ops.posenc.triton.default, given, test_utils=checks)
+        assert torch.ops.posenc.triton(*given)[0].stride() == q.stride()
 
 
 REFUSALS = [
@@ -453,3 +475,22 @@ def test_second_derivatives() -> None:
         found.append(torch.autograd.grad(squares, [*given, *learned]))
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, atol=3e-5 * theirs.abs().max().item(), rtol=3e-5)
+
+
+def test_they_read_the_whole_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But what is said otherwise: buckets and intervals by offsets and segments."""
+    monkeypatch.setattr(launch.Call, "_key", lambda *_: "")
+    function = PairTerm("distance", tuple(torch.rand(n) for n in ((1, 9), (2,), (4, 3), (4, 3))))
+    record = whole()
+    function = replace(function, tensors=(*function.tensors, torch.rand(1, 5)))
+    terms = replace(record.terms, bucket=None)
+    rows = {name: torch.randn(1, 9, 6) for name in ("left_rows", "right_rows")}
+    terms = replace(terms, **rows, value_rows=torch.randn(1, 9, 4))
+    geometry = Geometry(0, -4, 4)
+    record = replace(record, pairs=function, terms=terms, geometry=geometry)
+    watched = Watched(record)
+    for for_keys in (False, True):
+        launch.Call(watched).common(for_keys=for_keys)  # type: ignore[arg-type]
+    others = {"terms.bucket", "sinks", "softcap", "splits", "tuned"}
+    others |= {f"geometry.{name}" for name in ("period", "jump", "intervals")}
+    assert watched.read == {field.path for field in leaves(SCHEMA)} - others

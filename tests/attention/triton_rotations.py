@@ -10,9 +10,10 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention import Backend
+from posenc.attention import Backend, dispatch
 from posenc.attention.backends import triton
 from posenc.attention.backends.triton import Triton
+from posenc.encoding import Rotation
 from posenc.encodings.query_key.rope import Rope
 from posenc.extension import dynamic_ntk
 from tests.attention.triton_kernels import check, inputs, sequence
@@ -130,16 +131,14 @@ def test_half_precision_errs_as_little_as_rotating_before() -> None:
 
 
 def test_nothing_is_rotated_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``Encoding.query_key`` is not called, except where it is asked for."""
+    """Except where it is asked for."""
     called = []
-    forward = Rope.forward
 
-    def watched(*given: object, **options: object) -> object:
-        if "method" not in options:  # not to lower it
-            called.append(given)
-        return forward(*given, **options)  # type: ignore[arg-type]
+    def watched(rotation: Rotation, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        called.append(rotation)
+        return rotation.apply(q, k)
 
-    monkeypatch.setattr(Rope, "forward", watched)
+    monkeypatch.setattr(dispatch, "rotate", watched)
     grid = LAST["a sequence"]
     given = [x.detach() for x in inputs(grid)]
     fused = attend(*given, grid, rope(), backend="triton")

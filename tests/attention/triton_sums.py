@@ -15,8 +15,17 @@ from posenc.attention.backends.triton.kernels.sums_forward import (
 )
 from posenc.attention.backends.triton.kernels.sums_keys import sums_keys_kernel
 from posenc.attention.backends.triton.kernels.sums_queries import sums_queries_kernel
-from posenc.attention.backends.triton.sums import attention_with_sums
 from posenc.attention.dispatch import BACKENDS
+from posenc.attention.problem.flat import flatten
+from posenc.attention.problem.record import (
+    SCHEMA,
+    Geometry,
+    KernelProblem,
+    PairTerm,
+    Rotary,
+    Segments,
+)
+from posenc.attention.problem.terms import Terms
 from posenc.errors import BackendRefusal
 from tests.attention.triton_kernels import KEY_HEADS, WIDTH, _poisoned, check, inputs, sequence
 from tests.support.interpreter import language_patched_once
@@ -188,12 +197,16 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
     q, k, v = inputs(GRIDS["chunk"])
     products = torch.randn(1, 2, 9, 6, requires_grad=True)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    for given in (products, None):
-        arguments = (q, k, v, given, *[None] * 5, [-31, -40, -1], given is None, 0.25, 0.0, True)
-        torch.library.opcheck(attention_with_sums, arguments, test_utils=checks)
+    for pairs in (PairTerm("counts", (products,)), PairTerm("sticks_self")):
+        record = KernelProblem(
+            *(q, k, v, 0.25, Terms(), pairs, Geometry(-31, -40, -1), Segments(), Rotary())
+        )
+        torch.library.opcheck(
+            torch.ops.posenc.triton.default, tuple(flatten(record, SCHEMA)), test_utils=checks
+        )
 
 
-@pytest.mark.parametrize("kernels", ["sticks", "counts", "curve"])
+@pytest.mark.parametrize("kernels", ["sticks", "counts", "distance"])
 def test_trial_of_a_device(kernels: str) -> None:
     found = trial.difference(
         BACKENDS["triton"],

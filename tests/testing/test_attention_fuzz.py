@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from posenc.attention.backends.common.base import Plan, Problem, Result, Unsupported
+from posenc.attention.backends.common.base import Plan, Refusal, Result
 from posenc.attention.backends.sdpa import Sdpa
+from posenc.attention.problem.problem import Problem
 from tests.testing.attention_cases import AttentionCase, draw
 from tests.testing.attention_fuzz import Failure, everywhere, fuzz
 
@@ -29,9 +30,9 @@ def test_a_case_is_its_number() -> None:
 def test_a_wrong_backend_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Sdpa.plan
 
-    def plan(self: Sdpa, problem: Problem) -> Plan | Unsupported:
+    def plan(self: Sdpa, problem: Problem) -> Plan | Refusal:
         made = whole(self, problem)
-        if isinstance(made, Unsupported):
+        if isinstance(made, Refusal):
             return made
 
         def compute(*, lse: bool) -> Result:
@@ -47,7 +48,7 @@ def test_a_wrong_backend_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_backend_that_takes_wrong_heads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     number = next(n for n in range(10_000) if _is_wrong(draw(n, ["alibi"])))
-    for check in ("api.validate", "lowering._require_shapes"):
+    for check in ("api.validate", "problem.lowering._require_shapes"):
         monkeypatch.setattr(f"posenc.attention.{check}", lambda *given, **options: None)
     with pytest.raises(Failure):
         list(fuzz(1, first=number, scope=everywhere(["alibi"])))

@@ -13,7 +13,7 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention import LayerCache
 from posenc.attention.backends import sdpa
-from posenc.attention.backends.common.base import Unsupported
+from posenc.attention.backends.common.base import Refusal
 from posenc.encoding import Rotation
 from posenc.encodings.common.rotation import Rotary
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
@@ -164,7 +164,7 @@ def _visible_shifted(**changes: int) -> Plant:
 
         patch.setattr(Grid, "visible", property(visible))
         # The kernel's own causal flag and the zero-copy view do not ask for visible.
-        patch.setattr(sdpa.Sdpa, "plan", lambda self, problem: Unsupported("out of the way"))
+        patch.setattr(sdpa.Sdpa, "plan", lambda self, problem: Refusal("out of the way"))
 
     return plant
 

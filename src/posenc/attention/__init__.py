@@ -1,17 +1,20 @@
 """Attention with any positional encoding.
 
-``api.attend`` validates a call; ``dispatch.choose`` takes the first backend, in the order that its
-rules give, whose ``plan`` supports it; ``backends`` compute values and gradients.
+Four floors: the interface (``api``, ``module``, ``cache``) validates a call; the choice (``call``,
+``dispatch``, ``trial``) takes the first backend, in the order that its rules give, whose ``plan``
+supports it; ``problem`` says what the call is, once for all engines; ``backends`` compute values
+and gradients.
 """
 
 from posenc.attention.api import Explanation, attend, explain
-from posenc.attention.backends.common.base import Backend
+from posenc.attention.backends.common.base import Backend, Plan, Refusal
 from posenc.attention.cache import Cache, LayerCache
 from posenc.attention.dispatch import BACKENDS
 from posenc.attention.extra.complex import attend_complex
 from posenc.attention.extra.linear import LinearAttention, attend_linear
 from posenc.attention.module import Attention, Context
 from posenc.attention.prefix_sums import LinearState
+from posenc.attention.problem.problem import Problem
 
 __all__ = [
     "BACKENDS",
@@ -23,6 +26,9 @@ __all__ = [
     "LayerCache",
     "LinearAttention",
     "LinearState",
+    "Plan",
+    "Problem",
+    "Refusal",
     "attend",
     "attend_complex",
     "attend_linear",

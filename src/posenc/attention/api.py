@@ -10,13 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import check
-from posenc.attention.backends.common.base import Backend, Whole
+from posenc.attention.backends.common.base import Backend
 from posenc.attention.cache import LayerCache
 from posenc.attention.call import AttentionCall
 from posenc.attention.decoding import refusal_of_last
 from posenc.attention.differentiation import differentiable_twice
 from posenc.attention.dispatch import choose, refusals
-from posenc.attention.dropout import KeyedDropout
+from posenc.attention.problem.dropout import KeyedDropout
+from posenc.attention.problem.problem import Whole
 from posenc.attention.validation import validate
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
@@ -170,12 +171,10 @@ def _attend(
         call = call.without_padding()
         choice = choose(call, backend)
         result = choice.plan.run(lse=return_lse)
-        if not choice.plan.differentiable_twice:
-            output = differentiable_twice(result.output, call.problem(choice.backend))
-            result = result._replace(output=output)
-        if result.lse is None or choice.backend.lse_has_gradient:
+        if choice.plan.by_definition:
             return result
-        return result.output, result.lse.detach()
+        output = differentiable_twice(result.output, call.problem())
+        return output, None if result.lse is None else result.lse.detach()
 
 
 def attend_part(

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.attention.cache import LayerCache
-from posenc.attention.lowering import repeat_heads
 from posenc.attention.past_terms import PastTerms, read_terms
+from posenc.attention.problem.lowering import repeat_heads
 from posenc.encoding import BucketedTerms, Encoding
 from posenc.grid import Grid
 from posenc.layout import Layout

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from posenc.attention.backends.common.base import Problem
 from posenc.attention.backends.common.definition import attend_by_definition
-from posenc.attention.given_terms import given_encoding
+from posenc.attention.problem.given_terms import given_encoding
+from posenc.attention.problem.problem import Problem
 from posenc.derivatives import Definition, records, with_definition
 from posenc.encoding import BucketedTerms, Encoding, LowRank, TokenTableProduct
 
@@ -57,7 +57,15 @@ def _definition(problem: Problem) -> tuple[Definition, list[Tensor]]:
         tensors += parameters.values()
     encoding = problem.encoding if terms is None else NOTHING
     hollow = replace(
-        problem, q=EMPTY, k=EMPTY, v=EMPTY, grid=grid, encoding=encoding, lowered=terms, sinks=sinks
+        problem,
+        q=EMPTY,
+        k=EMPTY,
+        v=EMPTY,
+        grid=grid,
+        encoding=encoding,
+        lowered=terms,
+        sinks=sinks,
+        source=None,
     )
 
     def definition(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> Tensor:

@@ -11,14 +11,14 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from posenc.attention import trial
-from posenc.attention.backends.common.base import Backend, Plan, Problem, Unsupported
-from posenc.attention.backends.native.build import outpaces_sdpa
-from posenc.attention.backends.native.rotation import serves_inside
+from posenc.attention.backends.common.base import RARE, Backend, Plan, Refusal
 from posenc.attention.call import AttentionCall
-from posenc.attention.lowering import is_constant_table
-from posenc.encoding import LowRank
+from posenc.attention.problem.lowering import is_constant_table
+from posenc.attention.problem.problem import Problem
+from posenc.encoding import LowRank, Rotation
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.registration import Registry
 from posenc.runtime import is_transformed
@@ -39,12 +39,6 @@ SMALL = 2**20
 
 FEW_UNSTRUCTURED = 2**14
 """The same where a score part has no structured form: its definition costs more."""
-
-ONE_HEAD = 2**13
-"""Logits of one head from which on the kernels outpace PyTorch's fused attention where they can."""
-
-AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-"""True where the kernels, rotating as they read, beat a rotation and PyTorch's fused attention."""
 
 
 class Choice(NamedTuple):
@@ -76,7 +70,9 @@ def choose(call: AttentionCall, backend: str | Backend) -> Choice:
         return _choose(call)
     chosen = named(backend)
     plan = _plan(chosen, call)
-    if isinstance(plan, Unsupported):
+    if plan == Refusal(RARE["whole"]):  # it computed the output, not its parts' gradients
+        return _choose(call)
+    if isinstance(plan, Refusal):
         raise BackendRefusal(
             "backend",
             expected="one that can do this job",
@@ -89,17 +85,17 @@ def choose(call: AttentionCall, backend: str | Backend) -> Choice:
 def refusals(call: AttentionCall) -> dict[str, str]:
     """The reasons of all backends that do not support the call, by name."""
     plans = {name: _plan(backend, call) for name, backend in BACKENDS.items()}
-    return {name: plan.reason for name, plan in plans.items() if isinstance(plan, Unsupported)}
+    return {name: plan.reason for name, plan in plans.items() if isinstance(plan, Refusal)}
 
 
 def _choose(call: AttentionCall) -> Choice:
-    rule, order = preference(call.q.device, partial(call.problem, BACKENDS["native"]))
+    rule, order = preference(call.q.device, partial(call.problem, rotate))
     refused: dict[str, str] = {}
     for name in order:
         plan = _plan(BACKENDS[name], call)
-        if isinstance(plan, Plan) and BACKENDS[name].on_trial:
+        if isinstance(plan, Plan) and plan.trial is not None:
             definition, q = BACKENDS["reference"], call.q
-            refused_by = trial.refusal(BACKENDS[name], definition, q.device, q.dtype, plan.kernels)
+            refused_by = trial.refusal(BACKENDS[name], definition, q.device, q.dtype, plan.trial)
             plan = refused_by or plan
         if isinstance(plan, Plan):
             return Choice(BACKENDS[name], plan, rule, refused)
@@ -130,26 +126,14 @@ def named(backend: str | Backend) -> Backend:
     return BACKENDS[backend]
 
 
-def differentiating_parts(backend: str | Backend) -> str | Backend:
-    """``backend`` where it computes gradients through parts of the keys; else ``"auto"``."""
-    if backend == "auto" or named(backend).differentiates_parts:
-        return backend
-    return "auto"
+def rotate(rotation: Rotation, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys rotated, by the compiled kernel of CPUs where it serves."""
+    return BACKENDS["native"].rotate(rotation, q, k)
 
 
-def _plan(backend: Backend, call: AttentionCall) -> Plan | Unsupported:
+def _plan(backend: Backend, call: AttentionCall) -> Plan | Refusal:
     """The backend's plan on this machine."""
-    if call.whole is not None and not backend.differentiates_parts:
-        return Unsupported("it does not compute gradients through a part of the keys")
-    if call.keyed is not None and not backend.keyed_dropout:
-        return Unsupported("its dropout does not depend on the tokens' numbers")
-    unavailable = backend.unavailable(call.q.device)
-    if unavailable is not None:
-        return unavailable
-    problem = call.problem(backend)
-    if (problem.sinks is not None or problem.softcap is not None) and not backend.sinks_and_caps:
-        return Unsupported("it has neither sinks nor caps of the logits")
-    return backend.plan(problem)
+    return backend.unavailable(call.q.device) or backend.plan(call.problem(rotate))
 
 
 def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, list[str]]:
@@ -193,9 +177,5 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
     narrow = problem.q.dtype.itemsize < 4 and problem.q.requires_grad and torch.is_grad_enabled()
     if logits > SMALL and (narrow or not problem.grid.dense):
         return "masked pairs, or gradients in half precision", kernels
-    if queries >= 16 and queries * keys >= ONE_HEAD and outpaces_sdpa():
-        return "no terms by offset, on a processor that MKL is slow on", kernels
-    rotation = problem.rotation
-    if AVX512 and logits > SMALL and rotation and serves_inside(rotation, problem.q, problem.k):
-        return "nothing but a rotation", kernels
-    return "no terms by offset", ["sdpa", "native", *last]
+    reason = BACKENDS["native"].outpaces_sdpa(problem)
+    return (reason, kernels) if reason else ("no terms by offset", ["sdpa", "native", *last])

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from posenc.arguments import Count, Length, Probability, Rate, Width, check
 from posenc.attention.api import attend, transformed
 from posenc.attention.backends.common.base import Backend
-from posenc.attention.backends.native.rotation import rotate
 from posenc.attention.cache import LayerCache
 from posenc.attention.decoding import attend_last
-from posenc.attention.dispatch import named
+from posenc.attention.dispatch import named, rotate
 from posenc.attention.validation import require_fit
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posenc.attention.lowering import lower
+from posenc.attention.problem.lowering import lower
 from posenc.encoding import BucketedTerms, Encoding
 from posenc.errors import ArgumentError
 from posenc.grid import Grid

@@ -13,8 +13,9 @@ from threading import RLock
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.common.base import Backend, Plan, Problem, Unsupported
-from posenc.attention.lowering import lower
+from posenc.attention.backends.common.base import Backend, Plan, Refusal
+from posenc.attention.problem.lowering import lower
+from posenc.attention.problem.problem import Problem
 from posenc.attention.trial_parts import HEADS, KERNELS, LONGEST, PARTS, WHOLE, WIDTH, Kind
 from posenc.attention.user_cache import cache_folder, opened_folder, read_file, write_file
 from posenc.grid import Grid
@@ -41,7 +42,7 @@ def refusal(
     device: torch.device,
     dtype: torch.dtype,
     kernels: str = "",
-) -> Unsupported | None:
+) -> Refusal | None:
     """The difference that a backend showed on a device; None if none, or if none can be looked for.
 
     Runs once a device, dtype, backend, set of its kernels, and version of posenc and PyTorch, and
@@ -58,7 +59,7 @@ def refusal(
         if key not in _FOUND:
             _FOUND[key] = ""  # what the trial itself calls is not tried
             _FOUND[key] = _stored(key, backend, definition, device, dtype, kernels)
-    return Unsupported(_FOUND[key]) if _FOUND[key] else None
+    return Refusal(_FOUND[key]) if _FOUND[key] else None
 
 
 def _stored(

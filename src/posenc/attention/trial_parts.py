@@ -225,7 +225,7 @@ PARTS: tuple[Kind, ...] = (
 )
 
 KERNELS: dict[str, Kind] = {
-    "curve": lambda g: Encoding(score=Curved(g)),
+    "distance": lambda g: Encoding(score=Curved(g)),
     "counts": lambda g: Encoding(score=Counted(g)),
     "sticks": lambda g: Encoding(score=Broken()),
 }

@@ -13,8 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.attention import Backend, attend, explain
 from posenc.attention.backends.triton import Triton
-from posenc.attention.lowering import is_constant_table, lower
-from posenc.attention.regular import read_offsets
+from posenc.attention.problem.lowering import is_constant_table, lower
+from posenc.attention.problem.offsets import bias_of
 from posenc.bench.case import Call
 from posenc.bench.results import Level
 from posenc.encoding import StructuredScore
@@ -198,8 +198,7 @@ class Flex(Contender):
         lowered = _lowered(call)
         if lowered is None or not lowered or call.encoding.query_key is not None:
             return "written for tables of offsets here"
-        terms = read_offsets(lowered, call.grid, device=call.q.device)
-        if terms.bias_by_offset is None or not terms.table_only:
+        if bias_of(lowered, call.q, call.grid) is None:
             return "written for tables of offsets here"
         return None
 
@@ -220,7 +219,7 @@ class Flex(Contender):
         def run() -> Tensor:
             lowered = _lowered(call)
             assert lowered is not None  # refused otherwise
-            bias = read_offsets(lowered, call.grid, device=call.q.device).bias_by_offset
+            bias = bias_of(lowered, call.q, call.grid)
             assert bias is not None  # refused otherwise
             q, k, v = call.inputs
             if self.forward_only(call) is not None:  # it refuses inputs that require a gradient

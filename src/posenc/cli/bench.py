@@ -79,7 +79,7 @@ def bench(
 
         posenc bench --what decoding,rows
 
-        posenc bench --encodings t5,kerple --lengths 1024,4096 --backends auto,blockwise
+        posenc bench --encodings t5 --lengths 1024,4096 --backends auto,blockwise
 
         posenc bench --device cuda
     """

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend
-from posenc.attention.dropout import KeyedDropout, token_numbers
+from posenc.attention.problem.dropout import KeyedDropout, token_numbers
 from posenc.distributed.session import Session
 from posenc.distributed.shards import Shards
 from posenc.encoding import Encoding

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.attention import Attention
-from posenc.attention.dropout import KeyedDropout, token_numbers
+from posenc.attention.problem.dropout import KeyedDropout, token_numbers
 from posenc.distributed.group import Group
 from posenc.distributed.session import Session
 from posenc.encoding import Encoding

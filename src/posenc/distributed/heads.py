@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.api import attend_block
-from posenc.attention.lowering import repeat_heads
+from posenc.attention.problem.lowering import repeat_heads
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.collectives import exchange, gather
 from posenc.distributed.group import Group

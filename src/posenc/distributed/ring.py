@@ -15,8 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.api import attend_block, attend_part
-from posenc.attention.backends.common.base import Whole
-from posenc.attention.dispatch import differentiating_parts
+from posenc.attention.problem.problem import Whole
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.collectives import first_derivative
 from posenc.distributed.gathered import attend_gathered
@@ -267,7 +266,7 @@ def _add_part(
         output = attend_part(
             *(q, k, v, grid, ring.encoding),
             whole=whole,
-            backend=differentiating_parts(ring.call.backend),
+            backend=ring.call.backend,
             scale=ring.call.scale,
             dropout=ring.call.keyed_dropout(grid.query, grid.key),
         )

@@ -13,8 +13,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from posenc.attention import Attention, attend
 from posenc.attention.api import attend_block
-from posenc.attention.dropout import KeyedDropout, token_numbers
 from posenc.attention.module import LayerProjection
+from posenc.attention.problem.dropout import KeyedDropout, token_numbers
 from posenc.distributed.collectives import replicated
 from posenc.distributed.group import Group
 from posenc.distributed.session import Session

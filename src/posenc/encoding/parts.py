@@ -176,7 +176,8 @@ class QueryKeyTransform(Part, ABC):
     def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation | None:
         """The transform as a rotation, for fused kernels; None if it is not one.
 
-        Also None if keys are expanded to more heads.
+        Also None if keys are expanded to more heads. Of queries and keys, only their shapes, dtype
+        and device matter: without parameters, it is computed once for all calls on a grid.
         """
         return None
 

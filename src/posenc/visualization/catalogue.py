@@ -15,7 +15,7 @@ from griffe import Docstring, parse_google
 from griffe import DocstringSectionKind as Kind
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from posenc.attention.backends.common.base import Unsupported
+from posenc.attention.backends.common.base import Refusal
 from posenc.attention.call import AttentionCall
 from posenc.attention.dispatch import BACKENDS
 from posenc.entry import Entry
@@ -192,13 +192,13 @@ def _refusals(name: str, entry: Entry, device: str, *, training: bool) -> dict[s
         refusals = {}
         for label in sorted(BACKENDS, key="reference".__eq__):  # the definition last
             backend = BACKENDS[label]
-            problem = call.problem(backend)
+            problem = call.problem()
             with FakeTensorMode():  # shapes on a device that need not be there
                 q, k, v = (
                     torch.empty(x.shape, device=device) for x in (problem.q, problem.k, problem.v)
                 )
             plan = backend.plan(replace(problem, q=q, k=k, v=v))
-            refusals[label] = plan.reason if isinstance(plan, Unsupported) else None
+            refusals[label] = plan.reason if isinstance(plan, Refusal) else None
         return refusals
 
 

@@ -15,9 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.backends.common.base import Backend, Plan, Problem, Result, Unsupported
+from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result, refuse_rare
 from posenc.attention.backends.common.definition import lse_by_definition
-from posenc.attention.lowering import repeat_heads
+from posenc.attention.problem.lowering import repeat_heads
+from posenc.attention.problem.problem import Problem
 from posenc.encoding import BlockTransforms, BucketedTerms
 from posenc.grid import Grid
 from posenc.runtime import is_transformed
@@ -36,45 +37,43 @@ class Fla(Backend):
 
     name = "fla"
 
-    on_trial = True
-
-    def unavailable(self, device: torch.device) -> Unsupported | None:
+    def unavailable(self, device: torch.device) -> Refusal | None:
         if importlib.util.find_spec("fla") is None:
-            return Unsupported("flash-linear-attention is not installed")
+            return Refusal("flash-linear-attention is not installed")
         return None
 
-    def plan(self, problem: Problem) -> Plan | Unsupported:
-        refusal = _unsupported(problem)
+    def plan(self, problem: Problem) -> Plan | Refusal:
+        refusal = refuse_rare(problem) or _unsupported(problem)
         if refusal is not None:
             return refusal
         if problem.lowered is not None:
             column = _column(problem)
             if column is None:
-                return Unsupported("the score part is no number a key")
-            return Plan("fla's forgetting attention", partial(_forget, problem, column))
+                return Refusal("the score part is no number a key")
+            return Plan("fla's forgetting attention", partial(_forget, problem, column), trial="")
         reflections = _reflections(problem)
         if reflections is None:
-            return Unsupported("the score part is no product of reflections")
-        return Plan("fla's PaTH attention", partial(_reflect, problem, reflections))
+            return Refusal("the score part is no product of reflections")
+        return Plan("fla's PaTH attention", partial(_reflect, problem, reflections), trial="")
 
 
-def _unsupported(problem: Problem) -> Unsupported | None:
+def _unsupported(problem: Problem) -> Refusal | None:
     q, grid = problem.q, problem.grid
     if q.device.type != DEVICE:
-        return Unsupported(f"its kernels run on CUDA devices, not on {q.device.type}")
+        return Refusal(f"its kernels run on CUDA devices, not on {q.device.type}")
     if q.dtype not in DTYPES:
-        return Unsupported(f"its kernels are for 16 bits, not for {q.dtype}")
+        return Refusal(f"its kernels are for 16 bits, not for {q.dtype}")
     if is_transformed() or torch.compiler.is_compiling():
-        return Unsupported("its kernels are unknown to torch.func and torch.compile")
+        return Refusal("its kernels are unknown to torch.func and torch.compile")
     if problem.dropout:
-        return Unsupported("it has no dropout")
+        return Refusal("it has no dropout")
     if problem.encoding.value is not None:
-        return Unsupported("it has no place for a value part")
+        return Refusal("it has no place for a value part")
     if not _whole_and_causal(grid):
-        return Unsupported("it is for whole causal sequences without padding")
+        return Refusal("it is for whole causal sequences without padding")
     widths = {q.shape[-1], problem.v.shape[-1]}
     if not widths <= set(WIDTHS):
-        return Unsupported(f"it takes heads of width {WIDTHS}, not {sorted(widths)}")
+        return Refusal(f"it takes heads of width {WIDTHS}, not {sorted(widths)}")
     return None
 
 
@@ -115,6 +114,7 @@ def decays(column: Float[Tensor, "b H K"]) -> Float[Tensor, "b K H"]:
 def _forget(problem: Problem, column: Float[Tensor, "b H K"], *, lse: bool) -> Result:
     from fla.ops.forgetting_attn import parallel_forgetting_attn
 
+    problem = problem.rotated
     q, k, v = (x.transpose(1, 2) for x in (problem.q, problem.k, problem.v))
     steps = decays(column).expand(*q.shape[:3])
     output: Tensor = parallel_forgetting_attn(q, k, v, steps, scale=problem.scale)
@@ -124,6 +124,7 @@ def _forget(problem: Problem, column: Float[Tensor, "b H K"], *, lse: bool) -> R
 def _reflect(problem: Problem, reflections: Reflections, *, lse: bool) -> Result:
     from fla.ops.path_attn.parallel import parallel_path_attn
 
+    problem = problem.rotated
     k, v = (repeat_heads(x, problem.heads) for x in (problem.k, problem.v))
     q, k, v = (x.transpose(1, 2) for x in (problem.q, k, v))
     directions, strengths = reflections()

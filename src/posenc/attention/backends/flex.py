@@ -18,10 +18,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posenc.attention.backends.common.base import Backend, Plan, Problem, Result, Unsupported
-from posenc.attention.lowering import add_rows
-from posenc.attention.regular import reads_offsets
-from posenc.attention.spacing import find_spacing, lower_on_sequences
+from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result, refuse_rare
+from posenc.attention.problem.lowering import add_rows
+from posenc.attention.problem.problem import Problem
+from posenc.attention.problem.spacing import find_spacing, lower_on_sequences
+from posenc.attention.problem.terms import reads_offsets
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -65,14 +66,12 @@ class Flex(Backend):
 
     name = "flex"
 
-    on_trial = True
-
     def __init__(self, *, kernel_options: Mapping[str, Any] | None = None) -> None:
         self.kernel_options = dict(kernel_options or {})
 
-    def plan(self, problem: Problem) -> Plan | Unsupported:
+    def plan(self, problem: Problem) -> Plan | Refusal:
         problem = _by_offset_if_needed(problem)
-        unsupported = _unsupported(problem)
+        unsupported = refuse_rare(problem) or _unsupported(problem)
         if unsupported is not None:
             return unsupported
         how, options = "PyTorch's FlexAttention, its terms read pair by pair", self.kernel_options
@@ -81,7 +80,7 @@ class Flex(Backend):
             how += ", by FlashAttention's kernels" if reason is None else f", as {reason}"
             if reason is not None:
                 options = {name: value for name, value in options.items() if name != "BACKEND"}
-        return Plan(how, partial(_run, problem, options))
+        return Plan(how, partial(_run, problem, options), trial="")
 
 
 def _by_offset_if_needed(problem: Problem) -> Problem:
@@ -94,30 +93,31 @@ def _by_offset_if_needed(problem: Problem) -> Problem:
     return replace(problem, lowered=lower_on_sequences(problem, spacing.shift))
 
 
-def _unsupported(problem: Problem) -> Unsupported | None:
+def _unsupported(problem: Problem) -> Refusal | None:
     q, v = problem.q, problem.v
     if q.device.type != DEVICE:
-        return Unsupported(f"its kernels run on CUDA devices, not on {q.device.type}")
+        return Refusal(f"its kernels run on CUDA devices, not on {q.device.type}")
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return Unsupported(f"its kernels compute in float32 at most, not in {q.dtype}")
+        return Refusal(f"its kernels compute in float32 at most, not in {q.dtype}")
     if problem.dropout:
-        return Unsupported("it has no dropout")
+        return Refusal("it has no dropout")
     if is_transformed():
-        return Unsupported("its kernels are unknown to torch.func and forward-mode differentiation")
+        return Refusal("its kernels are unknown to torch.func and forward-mode differentiation")
     narrowest, widest = sorted((q.shape[-1], v.shape[-1]))
     if narrowest < NARROWEST or widest > WIDEST:
-        return Unsupported(
+        return Refusal(
             f"it takes heads of width {NARROWEST} to {WIDEST}, not {narrowest} and {widest}"
         )
     reason = refuse_terms(problem.lowered, problem.grid)
     if reason is None and torch.are_deterministic_algorithms_enabled() and _learns(problem):
-        return Unsupported("it adds up the gradients of terms in no fixed order")
+        return Refusal("it adds up the gradients of terms in no fixed order")
     return reason
 
 
 def _run(problem: Problem, kernel_options: dict[str, Any], *, lse: bool) -> Result:
     from torch.nn.attention.flex_attention import AuxRequest
 
+    problem = problem.rotated
     mod = score_mod(problem)
     flash = kernel_options.get("BACKEND") == FLASH
     if mod is not None and not flash:
@@ -183,26 +183,26 @@ def _learns(problem: Problem) -> bool:
     return any(x is not None and x.requires_grad for x in tensors)
 
 
-def refuse_terms(lowered: tuple[StructuredScore, ...] | None, grid: Grid) -> Unsupported | None:
+def refuse_terms(lowered: tuple[StructuredScore, ...] | None, grid: Grid) -> Refusal | None:
     """The reason why terms cannot be read pair by pair; None if they can."""
     if lowered is None:
-        return Unsupported("the score or value part has no structured form on this grid")
+        return Refusal("the score or value part has no structured form on this grid")
     groups = [term for term in lowered if isinstance(term, BucketedTerms)]
     if len(groups) < len(lowered):
-        return Unsupported("it has no place for extra columns in float32")
+        return Refusal("it has no place for extra columns in float32")
     if any(group.value is not None for group in groups):
-        return Unsupported("it has no place for a value part")
+        return Refusal("it has no place for a value part")
     if not any(reads_offsets(group) for group in groups):
         return None
     if Entries.of(grid) is None:
         reason = find_spacing(grid)
         if grid.query.axes > 1 or not isinstance(reason, str):
             reason = "its tokens are not known to be those of a whole image"
-        return Unsupported(reason)
+        return Refusal(reason)
     products = [part for group in groups for part in (group.left, group.right) if part is not None]
     rows = max([0, *(part.rows.shape[1] for part in products)])
     if rows > MOST_ROWS:
-        return Unsupported(
+        return Refusal(
             f"vectors of tokens would be multiplied with {rows} rows, more than {MOST_ROWS}"
         )
     return None

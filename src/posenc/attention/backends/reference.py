@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from functools import partial
 
-from posenc.attention.backends.common.base import Backend, Plan, Problem
+from posenc.attention.backends.common.base import Backend, Plan, Result
 from posenc.attention.backends.common.definition import attend_by_definition
+from posenc.attention.problem.problem import Problem
 
 
 class Reference(Backend):
     """Materialises the logits. Serves everything; memory H·Q·K a batch row."""
 
     name = "reference"
-    lse_has_gradient = True
-    differentiates_parts = True
-    keyed_dropout = True
-    sinks_and_caps = True
 
     def plan(self, problem: Problem) -> Plan:
         score = problem.encoding.score
         size = "Q×K" if score is None or not score.keys_by_keys else "Q×K and K×K"
         how = f"materialises the logits from each part's own definition (memory of size {size})"
-        return Plan(how, partial(attend_by_definition, problem), differentiable_twice=True)
+        return Plan(how, partial(_attend, problem), by_definition=True)
+
+
+def _attend(problem: Problem, *, lse: bool) -> Result:
+    return attend_by_definition(problem.by_definition(), lse=lse)
 
 
 ENTRY = Reference()

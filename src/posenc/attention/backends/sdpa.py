@@ -18,15 +18,16 @@ from torch.nn.functional import scaled_dot_product_attention
 from posenc.attention.backends.common.base import (
     Backend,
     Plan,
-    Problem,
+    Refusal,
     Result,
-    Unsupported,
     join_queries,
+    refuse_rare,
 )
 from posenc.attention.backends.common.definition import lse_by_definition
-from posenc.attention.flash_cpu import flash_forward
-from posenc.attention.lowering import bias_by_offset, is_constant_table, repeat_heads
-from posenc.attention.views import strided_view
+from posenc.attention.backends.common.flash_cpu import flash_forward
+from posenc.attention.backends.common.views import strided_view
+from posenc.attention.problem.lowering import bias_by_offset, is_constant_table, repeat_heads
+from posenc.attention.problem.problem import Problem
 from posenc.encoding import BucketedTerms, LowRank
 from posenc.grid import Grid
 from posenc.runtime import differentiates_forward, differentiates_twice, has_values, is_transformed
@@ -43,38 +44,38 @@ class Sdpa(Backend):
     """No score part, a constant table over regular layouts, or low rank."""
 
     name = "sdpa"
-    rotates_compiled = True
 
-    def plan(self, problem: Problem) -> Plan | Unsupported:
-        return _unsupported(problem) or Plan(_description(problem), partial(_run, problem))
+    def plan(self, problem: Problem) -> Plan | Refusal:
+        refusal = refuse_rare(problem) or _unsupported(problem)
+        return refusal or Plan(_description(problem), partial(_run, problem))
 
 
-def _unsupported(problem: Problem) -> Unsupported | None:
+def _unsupported(problem: Problem) -> Refusal | None:
     if problem.encoding.value is not None:
-        return Unsupported("the fused kernel has no place for a value part")
+        return Refusal("the fused kernel has no place for a value part")
     if differentiates_forward():
-        return Unsupported("the fused kernel has no forward-mode derivative")
+        return Refusal("the fused kernel has no forward-mode derivative")
     if differentiates_twice():
-        return Unsupported("the fused kernel has no second derivatives under torch.func")
+        return Refusal("the fused kernel has no second derivatives under torch.func")
     on_cpu = problem.q.device.type == "cpu"
     if problem.dropout and on_cpu:
-        return Unsupported("the fused CPU kernel has no dropout")
+        return Refusal("the fused CPU kernel has no dropout")
     lowered = problem.lowered
     if lowered is None:
-        return Unsupported("the score part has no structured form on this grid")
+        return Refusal("the score part has no structured form on this grid")
     if any(not _constant_table(term) and not _low_rank(term) for term in lowered):
-        return Unsupported("the score part is neither a table without gradient nor of low rank")
+        return Refusal("the score part is neither a table without gradient nor of low rank")
     if any(_low_rank(term) for term in lowered) and problem.q.dtype.itemsize < 4:
-        return Unsupported(f"extra columns of positions would be rounded to {problem.q.dtype}")
+        return Refusal(f"extra columns of positions would be rounded to {problem.q.dtype}")
     if any(_constant_table(term) for term in lowered):
         if is_transformed():
-            return Unsupported("under torch.func a table cannot be viewed as a bias")
+            return Refusal("under torch.func a table cannot be viewed as a bias")
         if not on_cpu:
-            return Unsupported("only the CPU kernel reads a table through an unaligned view")
+            return Refusal("only the CPU kernel reads a table through an unaligned view")
         if problem.grid.shift is None:
-            return Unsupported("a table can be viewed as a bias over regular layouts only")
+            return Refusal("a table can be viewed as a bias over regular layouts only")
         if problem.grid.segmented:
-            return Unsupported("documents and padding do not fit in a table of offsets")
+            return Refusal("documents and padding do not fit in a table of offsets")
     return None
 
 
@@ -91,6 +92,7 @@ def _description(problem: Problem) -> str:
 
 
 def _run(problem: Problem, *, lse: bool) -> Result:
+    problem = problem.rotated
     # Only the CPU's kernel is called without PyTorch's choice among kernels.
     own = lse and problem.q.device.type == "cpu" and not is_transformed()
     output, sums = _attend(problem, lse=own)

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.attention.call import AttentionCall
-from posenc.attention.lowering import repeat_heads
 from posenc.attention.prefix_sums import Keys, LinearState, Queries, weighted_means
+from posenc.attention.problem.lowering import repeat_heads
 from posenc.attention.validation import require_fit, validate
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, UnknownNameError

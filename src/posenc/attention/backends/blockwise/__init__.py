@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,11 +13,14 @@ from posenc.attention.backends.blockwise.definition import (
     block_transforms,
     draw_seed,
 )
-from posenc.attention.backends.blockwise.offsets import Operands, blockwise
-from posenc.attention.backends.common.base import Backend, Plan, Problem, Result, Unsupported
-from posenc.attention.lowering import add_rows, repeat_heads, without_rows
-from posenc.attention.regular import Regular, read_offsets
-from posenc.encoding import BucketedTerms
+from posenc.attention.backends.blockwise.offsets import BLOCKWISE
+from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result
+from posenc.attention.problem.lowering import add_rows, repeat_heads, without_rows
+from posenc.attention.problem.offsets import Offsets
+from posenc.attention.problem.problem import Problem
+from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, Rotary, Segments
+from posenc.attention.problem.terms import Terms, read_terms
+from posenc.encoding import BucketedTerms, StructuredScore
 from posenc.runtime import is_transformed
 
 __all__ = ["Blockwise"]
@@ -33,23 +35,20 @@ class Blockwise(Backend):
     """
 
     name = "blockwise"
-    differentiates_parts = True
-    keyed_dropout = True
-    sinks_and_caps = True
 
-    def plan(self, problem: Problem) -> Plan | Unsupported:
+    def plan(self, problem: Problem) -> Plan | Refusal:
         grid = problem.grid
         regular = grid.shift is not None and not grid.segmented and problem.lowered is not None
         if regular and problem.keyed is None and not is_transformed():
             how = "blocks of queries, terms read by offset (memory linear in the length)"
             return Plan(how, partial(_attend_regular, problem))
         if torch.compiler.is_compiling():
-            return Unsupported(
+            return Refusal(
                 "inside a compiled graph it takes regular layouts and structured terms only, "
                 "outside any transform of torch.func"
             )
         how = "the definition, a block of queries at a time" + _memory(problem)
-        return Plan(how, partial(attend_blockwise, problem), differentiable_twice=True)
+        return Plan(how, partial(attend_blockwise, problem), by_definition=True)
 
 
 def _memory(problem: Problem) -> str:
@@ -62,77 +61,76 @@ def _memory(problem: Problem) -> str:
 
 
 def _attend_regular(problem: Problem, *, lse: bool) -> Result:
-    assert problem.lowered is not None
-    terms = read_offsets(problem.lowered, problem.grid, device=problem.q.device)
+    problem = problem.rotated
+    lowered, whole = problem.lowered or (), problem.whole
     # Without a cap or sinks, summands that are the same for all keys of a query change no weight.
-    groups = [term for term in problem.lowered if isinstance(term, BucketedTerms)]
+    groups = [term for term in lowered if isinstance(term, BucketedTerms)]
     rows = [group.row for group in groups if group.row is not None]
     inside = problem.sinks is not None or problem.softcap is not None
-    x, scale = _operands(problem, terms, rows if inside else [])
-    apart = () if inside else problem.lowered
-    whole, wide, grid = problem.whole, x.q.dtype, problem.grid
+    record = _record(problem, rows if inside else [])
+    apart: tuple[StructuredScore, ...] = () if inside else lowered
     if whole is not None:
-        sums = without_rows(whole.lse, apart)
-        x = replace(x, output=whole.output.to(wide), lse=sums.to(wide))
-    tensors, names = x.flat()
-    graded = torch.is_grad_enabled()
-    output, row_lse = blockwise(
-        tensors,
-        names,
-        [graded and tensor.requires_grad for tensor in tensors],
-        [grid.require_shift(), int(grid.causal), -1 if grid.window is None else grid.window],
-        scale,
-        problem.softcap or 0.0,
-        problem.dropout,
-        draw_seed(problem),
-    )
+        given = (x.to(record.q.dtype) for x in (whole.output, without_rows(whole.lse, apart)))
+        return Result(BLOCKWISE.attend_part(record, *given).to(problem.v.dtype), None)
+    output, row_lse = BLOCKWISE.attend(record)
     return Result(output.to(problem.v.dtype), add_rows(row_lse, apart) if lse else None)
 
 
-def _operands(problem: Problem, terms: Regular, rows: Sequence[Tensor]) -> tuple[Operands, float]:
-    """The operands, and the factor of their products.
+def _record(problem: Problem, rows: Sequence[Tensor]) -> KernelProblem:
+    """The record, all of one dtype and of as many heads.
 
     Args:
         rows: summands of each query's logits, ``[B|1, H|1, Q]``.
     """
     q, k, scale = problem.q, problem.k, problem.scale
-    batch, heads = q.shape[:2]
+    offsets, (batch, heads) = Offsets.regular(problem.grid), q.shape[:2]
+    terms = read_terms(problem.lowered or (), q, offsets.reach, bucketed=False)
     wide = torch.promote_types(q.dtype, torch.float32)
     if terms.column is not None:  # float64 where they are sums that grow with the length
         wide = torch.promote_types(wide, terms.column.dtype)
 
-    def spread(x: Tensor | None, sizes: tuple[int, ...]) -> Tensor | None:
+    def spread(x: Tensor | None, *sizes: int) -> Tensor | None:
         """Shared by no batch rows and heads; later sizes stay."""
-        return (
-            None if x is None else x.to(wide).expand(*sizes, *(-1 for _ in x.shape[len(sizes) :]))
-        )
-
-    def rows_of(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x.to(wide).contiguous()
+        if x is None:
+            return None
+        return x.to(wide).expand(*sizes, *(-1 for _ in x.shape[len(sizes) :]))
 
     q, k, v = q.to(wide), *(repeat_heads(x.to(wide), heads) for x in (k, problem.v))
-    factors = [(f.query, f.key) for f in terms.factors]
-    factors += [(row.unsqueeze(-1), torch.ones_like(k[:1, :, :, :1])) for row in rows]
+    factors = [(row.unsqueeze(-1), torch.ones_like(k[:1, :, :, :1])) for row in rows]
+    if terms.query_factor is not None and terms.key_factor is not None:
+        factors.append((terms.query_factor, terms.key_factor))
     if factors:  # as extra columns
-        size = (batch, heads, -1, -1)
         q, k = (
-            torch.cat([x, *(y.to(wide).expand(size) for y in more)], dim=-1)
+            torch.cat([x, *(y.to(wide).expand(batch, heads, -1, -1) for y in more)], dim=-1)
             for x, more in zip((q * scale, k), zip(*factors, strict=True), strict=True)
         )
         scale = 1.0
-    return Operands(
-        q,
-        k,
-        v,
-        bias_by_offset=spread(terms.bias_by_offset, (heads,)),
-        left=spread(terms.left, (batch, heads)),
-        left_rows=rows_of(terms.left_rows),
-        right=spread(terms.right, (batch, heads)),
-        right_rows=rows_of(terms.right_rows),
-        column=spread(terms.column, (batch, heads)),
-        value_rows=rows_of(terms.value_rows),
-        sinks=spread(problem.sinks, ()),
-    ), scale
+    sinks = problem.sinks
+    return KernelProblem(
+        *(q, k, v, scale),
+        terms=Terms(
+            bias_by_offset=spread(terms.bias_by_offset, heads),
+            column=spread(terms.column, batch, heads),
+            left=spread(terms.left, batch, heads),
+            left_rows=_contiguous(terms.left_rows, wide),
+            right=spread(terms.right, batch, heads),
+            right_rows=_contiguous(terms.right_rows, wide),
+            value_rows=_contiguous(terms.value_rows, wide),
+            first=terms.first,
+        ),
+        pairs=PairTerm(),
+        geometry=Geometry(offsets.shift, *offsets.band),
+        segments=Segments(),
+        rotary=Rotary(),
+        dropout=problem.dropout,
+        seed=draw_seed() if problem.dropout else None,
+        sinks=None if sinks is None else sinks.to(wide),
+        softcap=problem.softcap or 0.0,
+    )
+
+
+def _contiguous(rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if rows is None else rows.to(dtype).contiguous()
 
 
 ENTRY = Blockwise()

@@ -9,17 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from posenc.attention.backends.blockwise.offsets import Band
-from posenc.attention.backends.common.base import Problem, Result, Whole, join_queries
+from posenc.attention.backends.common.base import Result, join_queries
 from posenc.attention.backends.common.definition import attend_by_definition
-from posenc.attention.dropout import KeyedDropout
-from posenc.attention.given_terms import given_encoding
-from posenc.attention.lowering import part_of, repeat_heads
-from posenc.attention.runs import run_intervals
+from posenc.attention.problem.dropout import KeyedDropout
+from posenc.attention.problem.given_terms import given_encoding
+from posenc.attention.problem.intervals import run_intervals
+from posenc.attention.problem.lowering import part_of, repeat_heads
+from posenc.attention.problem.offsets import Offsets
+from posenc.attention.problem.problem import Problem, Whole
 from posenc.encoding import BlockTransforms, Encoding, GateCounts, ScoreTerm, StickWeights
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.grid import Grid
@@ -33,7 +35,7 @@ BUDGET = 2**21
 
 def attend_blockwise(problem: Problem, *, lse: bool) -> Result:
     """Attention by definition, block by block."""
-    problem = with_keyed_dropout(problem)
+    problem = with_keyed_dropout(problem.rotated)
     (batch, heads, queries, _), keys = problem.q.shape, problem.k.shape[2]
     size = max(1, min(queries, BUDGET // max(1, batch * heads * keys)))
     form, cuts = block_transforms(problem), looks_at_seen_keys(problem)
@@ -66,12 +68,13 @@ def with_keyed_dropout(problem: Problem) -> Problem:
         return problem
     device = problem.q.device
     query, key = (torch.arange(x.shape[2], device=device)[None] for x in (problem.q, problem.k))
-    keyed = KeyedDropout(problem.dropout, draw_seed(problem), query, key)
+    keyed = KeyedDropout(problem.dropout, int(draw_seed()), query, key)
     return replace(problem, dropout=0.0, keyed=keyed)
 
 
-def draw_seed(problem: Problem) -> int:
-    return int(torch.randint(2**31, ()).item()) if problem.dropout else 0
+def draw_seed() -> Int[Tensor, "1"]:
+    """A seed for dropout's mask, from PyTorch's generator."""
+    return torch.randint(2**31, (1,))
 
 
 def looks_at_seen_keys(problem: Problem) -> bool:
@@ -113,8 +116,8 @@ def seen_keys(grid: Grid, begin: int, whole: Grid) -> slice:
     """
     count = grid.key.length
     if whole.shift is not None and not whole.segmented:
-        window = -1 if whole.window is None else whole.window
-        band = Band.of((whole.shift, int(whole.causal), window), whole.query.length, count)
+        offsets = Offsets.regular(whole)
+        band = Band(offsets.shift, *offsets.band)
         return band.keys(begin, begin + grid.query.length, count)
     if grid.query.device.type != "cpu" or not has_values(grid.key.order):
         return slice(0, count)

@@ -1,13 +1,13 @@
 """Structured terms over a regular grid, a block of queries at a time, with a backward of its own.
 
-Terms are read by offset as in ``regular``. A block of Q queries and K keys meets W = Q + K - 1
+Terms are read by offset. A block of Q queries and K keys meets W = Q + K - 1
 offsets; what depends on a token and an offset is one product ``[Q, W]``, of which row i holds the
 block's logits from column Q - 1 - i on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,8 +15,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from posenc.attention.backends.common.base import kernel_gradients
-from posenc.attention.dropout import KeyedDropout
+from posenc.attention.backends.common.operator import Gradients, Operator
+from posenc.attention.problem.dropout import KeyedDropout
+from posenc.attention.problem.flat import by_path, flatten
+from posenc.attention.problem.record import SCHEMA, KernelProblem
 
 ROWS = 128
 """Queries of a block."""
@@ -30,12 +32,12 @@ MANY = 2**24
 
 @dataclass(frozen=True, eq=False)
 class Operands:
-    """Tensors of a problem, all of one dtype; see ``regular``.
+    """Tensors of a problem, all of one dtype, or their gradients.
 
     Args:
         q: ``[B, H, Q, D]``; k: ``[B, H, K, D]``; v: ``[B, H, K, E]``.
-        bias_by_offset: ``[H, Q + K - 1]``.
-        left, left_rows, right, right_rows, column, value_rows: as of ``Regular``.
+        bias_by_offset, left, left_rows, right, right_rows, column, value_rows: as of ``Terms``,
+            read at all Q + K - 1 offsets.
         sinks: ``[H]``.
         output, lse: over more keys than these, ``[B, H, Q, E]`` and ``[B, H, Q]``.
     """
@@ -55,14 +57,13 @@ class Operands:
     lse: Float[Tensor, "B H Q"] | None = None
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor], names: str) -> Operands:
-        return cls(**dict(zip(names.split(), tensors, strict=True)))
-
-    def flat(self) -> tuple[list[Tensor], str]:
-        """The tensors that are there, and their names."""
-        named = {x.name: getattr(self, x.name) for x in fields(self)}
-        present = {name: x for name, x in named.items() if x is not None}
-        return list(present.values()), " ".join(present)
+    def of(cls, record: KernelProblem, given: Sequence[Tensor]) -> Operands:
+        """Those of a record, with output and LSE if they are given."""
+        terms = {name: getattr(record.terms, name) for name in TERMS}
+        output, lse = given or (None, None)
+        return cls(
+            *(record.q, record.k, record.v), **terms, sinks=record.sinks, output=output, lse=lse
+        )
 
     def part(self, batch: int, heads: slice) -> Operands:
         """Views of some heads of a batch row; a dimension that is shared stays."""
@@ -78,6 +79,8 @@ class Operands:
         return Operands(**{x.name: cut(x.name, getattr(self, x.name)) for x in fields(self)})  # type: ignore[arg-type]
 
 
+TERMS = ("bias_by_offset", "left", "left_rows", "right", "right_rows", "column", "value_rows")
+
 BATCHED = {"q", "k", "v", "left", "right", "column", "output", "lse"}
 
 
@@ -88,15 +91,6 @@ class Band:
     shift: int
     first: int
     last: int
-
-    @classmethod
-    def of(cls, band: Sequence[int], queries: int, keys: int) -> Band:
-        """From shift, causal flag, and window or -1."""
-        shift, causal, window = band
-        first, last = shift - queries + 1, shift + keys - 1
-        if window >= 0:
-            first, last = max(first, 1 - window), min(last, window - 1)
-        return cls(shift, first, min(last, 0) if causal else last)
 
     def keys(self, begin: int, end: int, count: int) -> slice:
         """Keys that some of the queries see; a single one where there is none."""
@@ -275,18 +269,17 @@ def _add_rows(into: Float[Tensor, "h W F"], gradient: Float[Tensor, "1 H W F"]) 
     into += gradient.sum((0, 1) if len(into) == 1 else 0)
 
 
-def _blocks(
-    x: Operands, numbers: tuple[Sequence[int], float, float, float, int]
-) -> Iterator[tuple[int, slice, Block]]:
+def _blocks(record: KernelProblem, x: Operands) -> Iterator[tuple[int, slice, Block]]:
     """All blocks, with their batch rows and heads."""
-    band_numbers, scale, softcap, dropout, seed = numbers
     (batch, heads, queries, _), keys = x.q.shape, x.k.shape[2]
-    device, band = x.q.device, Band.of(band_numbers, queries, keys)
+    device, geometry = x.q.device, record.geometry
+    band = Band(geometry.shift, geometry.lowest, geometry.highest)
     budget = BUDGET.get(device.type, MANY)
     reach = min(keys, max(1, band.last - band.first) + ROWS)
     size = max(1, min(queries, ROWS, budget // reach))
     together = max(1, min(heads, budget // (size * reach)))
     query, key = (torch.arange(count, device=device).unsqueeze(0) for count in (queries, keys))
+    seed = 0 if record.seed is None else int(record.seed)
     for row in range(batch):
         for head in range(0, heads, together):
             lanes = slice(head, min(heads, head + together))
@@ -295,98 +288,47 @@ def _blocks(
                 rows = slice(begin, min(queries, begin + size))
                 seen = band.keys(rows.start, rows.stop, keys)
                 keyed = None
-                if dropout:
+                if record.dropout:
                     numbered = query[:, rows], key[:, seen]
-                    keyed = KeyedDropout(dropout, seed + row, *numbered, first_head=head)
+                    keyed = KeyedDropout(record.dropout, seed + row, *numbered, first_head=head)
                 hidden = band.hidden(rows, seen, device)
-                yield row, lanes, Block(part, rows, seen, scale, softcap, hidden, keyed)
+                block = Block(part, rows, seen, record.scale, record.softcap, hidden, keyed)
+                yield row, lanes, block
 
 
-@torch.library.custom_op("posenc::blockwise", mutates_args=())
-def blockwise(
-    tensors: Sequence[Tensor],
-    names: str,
-    wants: Sequence[bool],
-    band: Sequence[int],
-    scale: float,
-    softcap: float,
-    dropout: float,
-    seed: int,
-) -> tuple[Tensor, Tensor]:
-    """Output ``[B, H, Q, E]`` and LSE ``[B, H, Q]``; those over more keys are returned as given.
-
-    Args:
-        tensors: those of ``Operands`` that are there; names: theirs, with spaces between.
-        wants: whether the gradient of each will be wanted.
-        band: the grid's shift, whether it is causal, and its window or -1.
-        softcap: 0 for none.
-    """
-    x = Operands.of(tensors, names)
-    if x.output is not None and x.lse is not None:
-        return x.output.clone(), x.lse.clone()
-    output, lse = x.v.new_empty(*x.q.shape[:3], x.v.shape[3]), x.q.new_empty(x.q.shape[:3])
-    for row, heads, block in _blocks(x, (band, scale, softcap, dropout, seed)):
+def compute_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
+    """Output ``[B, H, Q, E]`` and LSE ``[B, H, Q]``."""
+    x, (output, lse) = Operands.of(record, ()), _empty_output(record)
+    for row, heads, block in _blocks(record, x):
         output[row, heads, block.rows], lse[row, heads, block.rows] = block.attend()
     return output, lse
 
 
-@blockwise.register_fake
-def _(tensors: Sequence[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
-    q, v = tensors[0], tensors[2]
+def compute_gradients(
+    record: KernelProblem, results: Sequence[Tensor], wanted: Container[str], part: bool
+) -> Gradients:
+    """Gradients by their paths, of what is wanted; see ``Operator``."""
+    gradient, *given = results
+    x, flat = Operands.of(record, given), flatten(record, SCHEMA)
+    into = {
+        path: y.new_zeros(y.shape)
+        for path, y in by_path(flat.tensors, flat.words).items()
+        if path in wanted
+    }
+    absent: dict[str, Any] = dict.fromkeys(field.name for field in fields(Operands))
+    sums = Operands(**absent | {path.rpartition(".")[2]: y for path, y in into.items()})
+    for row, heads, block in _blocks(record, x):
+        block.differentiate(sums.part(row, heads), gradient[row : row + 1, heads, block.rows])
+    return into
+
+
+def _empty_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
+    q, v = record.q, record.v
     return v.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
 
 
-@torch.library.custom_op("posenc::blockwise_backward", mutates_args=())
-def blockwise_backward(
-    gradient: Tensor,
-    tensors: Sequence[Tensor],
-    names: str,
-    wants: Sequence[bool],
-    band: Sequence[int],
-    numbers: Sequence[float],
-    seed: int,
-) -> list[Tensor]:
-    """Gradients of the tensors of ``blockwise``; empty where not wanted.
-
-    Args:
-        tensors, names, wants: of ``blockwise``, with ``output`` and ``lse``.
-        numbers: scale, softcap and dropout.
-    """
-    x = Operands.of(tensors, names)
-    named = zip(names.split(), tensors, wants, strict=True)
-    into = {name: torch.zeros(y.shape, dtype=y.dtype, device=y.device) for name, y, w in named if w}
-    absent = {field.name: None for field in fields(Operands)}
-    sums = Operands(**{**absent, **into})  # type: ignore[arg-type]
-    scale, softcap, dropout = numbers
-    for row, heads, block in _blocks(x, (band, scale, softcap, dropout, seed)):
-        block.differentiate(sums.part(row, heads), gradient[row : row + 1, heads, block.rows])
-    return [into.get(name, x.q.new_empty(0)) for name in names.split()]
+def _empty_gradient(path: str, x: Tensor, wanted: bool) -> Tensor | None:
+    return x.new_empty(x.shape) if wanted else None
 
 
-@blockwise_backward.register_fake
-def _(
-    gradient: Tensor, tensors: Sequence[Tensor], names: str, wants: Sequence[bool], *_: Any
-) -> list[Tensor]:
-    return [x.new_empty(x.shape if w else 0) for x, w in zip(tensors, wants, strict=True)]
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    given, ctx.names, ctx.wants, ctx.band, *ctx.numbers, ctx.seed = inputs
-    ctx.save_for_backward(*given, *output)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Any, ...]:
-    tensors, names, wants = list(ctx.saved_tensors), ctx.names, list(ctx.wants)
-    count = len(wants)
-    if "output" in names.split():  # given over more keys
-        del tensors[count:]
-    else:
-        names, wants = names + " output lse", [*wants, False, False]
-    found = blockwise_backward(gradient, tensors, names, wants, ctx.band, ctx.numbers, ctx.seed)
-    gradients = [x if want else None for x, want in zip(found[:count], ctx.wants, strict=True)]
-    return (gradients, *(None for _ in range(7)))
-
-
-blockwise.register_autograd(kernel_gradients(_differentiate), setup_context=_keep)
+BLOCKWISE = Operator("blockwise", compute_output, compute_gradients, _empty_output, _empty_gradient)

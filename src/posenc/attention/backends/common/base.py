@@ -11,68 +11,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.dropout import KeyedDropout
+from posenc.attention.problem.problem import Problem
 from posenc.derivatives import differentiable_once
-from posenc.encoding import Encoding, Rotation, StructuredScore
-from posenc.grid import Grid
+from posenc.encoding import Rotation
 
 kernel_gradients = differentiable_once(
     "dropout by kernels, and of parts of the keys",
     'Use attend(…, backend="reference"), or no dropout.',
 )
 """Decorator of the backward pass of a kernel; without dropout ``attend`` has second derivatives."""
-
-
-class Whole(NamedTuple):
-    """Output and LSE of queries over more keys than those of a problem.
-
-    Args:
-        output: ``[B, H, Q, E]``.
-        lse: ``[B, H, Q]`` in float32 or better.
-    """
-
-    output: Float[Tensor, "B H Q E"]
-    lse: Float[Tensor, "B H Q"]
-
-
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """One validated call of ``attend``, its queries and keys already transformed, or to be rotated.
-
-    Args:
-        q: ``[B, H, Q, D]``; k: ``[B, G, K, D]``; v: ``[B, G, K, E]``. All of one dtype and device.
-        grid: offsets and visibility.
-        encoding: its score and value parts are what is left to do.
-        scale: factor of the product q·k.
-        dropout: probability of dropping an attention weight.
-        lowered: score and value parts in structured form; None where one has none.
-        rotation: what the backend has to do to queries and keys before their product. Only for
-            backends that fuse, and where nothing of ``lowered`` reads queries or keys.
-        whole: output and LSE over more keys than these, where what is wanted is the gradient of
-            that output through these keys. The output computed is then any that has it.
-        keyed: dropout by the tokens' numbers, in place of ``dropout``.
-        sinks: ``[H]``, logits that only the sum of the softmax sees; included in the LSE.
-        softcap: c of ``c · tanh(s / c)``, which whole logits become before they are masked. Neither
-            for scores that replace the softmax.
-    """
-
-    q: Float[Tensor, "B H Q D"]
-    k: Float[Tensor, "B G K D"]
-    v: Float[Tensor, "B G K E"]
-    grid: Grid
-    encoding: Encoding
-    scale: float
-    dropout: float
-    lowered: tuple[StructuredScore, ...] | None
-    rotation: Rotation | None = None
-    whole: Whole | None = None
-    keyed: KeyedDropout | None = None
-    sinks: Float[Tensor, " H"] | None = None
-    softcap: float | None = None
-
-    @property
-    def heads(self) -> int:
-        return self.q.shape[1]
 
 
 class Result(NamedTuple):
@@ -111,15 +58,16 @@ class Plan:
     Args:
         description: how it is computed, in a sentence without a full stop.
         compute: the computation, with the problem bound to it.
-        kernels: a name in ``trial.KERNELS``, of kernels that are tried on a device by themselves.
-        differentiable_twice: whether autograd differentiates its gradients; where not, those of
-            the definition are.
+        trial: kernels that ``auto`` first compares with the definition on the user's device: a name
+            in ``trial.KERNELS``, or "" for those of the formula. None: none.
+        by_definition: whether plain operations of PyTorch compute it, so that the LSE has gradients
+            and gradients have gradients; where not, those of the definition are computed.
     """
 
     description: str
     compute: Compute
-    kernels: str = ""
-    differentiable_twice: bool = False
+    trial: str | None = None
+    by_definition: bool = False
 
     def describe(self) -> str:
         """Description of the computation, in a sentence without a full stop."""
@@ -136,7 +84,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Unsupported:
+class Refusal:
     """A problem that a backend cannot compute.
 
     Args:
@@ -154,32 +102,22 @@ class Backend(ABC):
 
     name: str
 
-    lse_has_gradient: bool = False
-    """True if the LSE can be differentiated."""
+    def rotate(self, rotation: Rotation, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys rotated, by a kernel of its own where it has one."""
+        return rotation.apply(q, k)
 
-    fuse_rotations: bool = False
-    """True if the backend rotates queries and keys itself."""
+    def outpaces_sdpa(self, problem: Problem) -> str:
+        """Reason for which it is faster than PyTorch's fused attention without terms by offset.
 
-    rotates_compiled: bool = False
-    """True if queries and keys may be rotated for it by the compiled kernel of CPUs."""
-
-    keyed_dropout: bool = False
-    """True if the backend computes problems with ``keyed``."""
-
-    on_trial: bool = False
-    """True if ``auto`` first compares it with the definition on the user's device."""
-
-    differentiates_parts: bool = False
-    """True if the backend computes problems with ``whole``."""
-
-    sinks_and_caps: bool = False
-    """True if the backend computes problems with ``sinks`` or ``softcap``."""
+        As measured on machines like this; "" where it is not.
+        """
+        return ""
 
     def untuned(self) -> Backend:
         """The same without measurements of its own before the first call, as for a trial."""
         return self
 
-    def unavailable(self, device: torch.device) -> Unsupported | None:
+    def unavailable(self, device: torch.device) -> Refusal | None:
         """The reason why this machine cannot run it on ``device``; None if it can.
 
         Only facts of the machine and its installation; those of the problem belong to ``plan``.
@@ -187,9 +125,27 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def plan(self, problem: Problem) -> Plan | Unsupported:
+    def plan(self, problem: Problem) -> Plan | Refusal:
         """Plan the computation of a problem, or give the reason why this backend cannot.
 
         Reads shapes, dtypes and other facts known on the host; of tensors, the values of a layout
-        at most, once. Computes no attention.
+        at most, once. Computes no attention. A problem may ask for what few backends compute, see
+        ``refuse_rare``.
         """
+
+
+RARE = {
+    "whole": "it does not compute gradients through a part of the keys",
+    "keyed": "its dropout does not depend on the tokens' numbers",
+    "sinks": "it has neither sinks nor caps of the logits",
+    "softcap": "it has neither sinks nor caps of the logits",
+}
+"""Fields of problems that most backends do not compute, and their reasons."""
+
+
+def refuse_rare(problem: Problem, *served: str) -> Refusal | None:
+    """The reason against a problem with one of ``RARE`` but those served; None without."""
+    for name, reason in RARE.items():
+        if name not in served and getattr(problem, name) is not None:
+            return Refusal(reason)
+    return None

@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from posenc.attention.backends.common.base import Problem, Result, Whole
-from posenc.attention.lowering import repeat_heads
+from posenc.attention.backends.common.base import Result
+from posenc.attention.problem.lowering import repeat_heads
+from posenc.attention.problem.problem import Problem, Whole
 from posenc.attention.softmax import masked_softmax
 from posenc.runtime import widest
 

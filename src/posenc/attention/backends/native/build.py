@@ -96,17 +96,17 @@ def missing() -> str | None:
 
 
 @lru_cache
-def outpaces_sdpa() -> bool:
-    """True where the kernels are faster than PyTorch's fused attention without any terms too.
+def slow_mkl() -> bool:
+    """True where PyTorch's products are MKL's on a processor of AMD.
 
-    The products of PyTorch's are MKL's, which on AMD's processors (measured: EPYC with AVX-512)
-    take about twice the time of the kernels'.
+    There (measured: EPYC with AVX-512) they take about twice the time of the kernels', which are
+    then faster than PyTorch's fused attention without any terms too.
     """
     return bool(torch.backends.mkl.is_available()) and "AMD" in _cpu()  # type: ignore[no-untyped-call]
 
 
 # As torch.compiler.assume_constant_result does, which would load all of the compiler.
-for _function in (missing, outpaces_sdpa):
+for _function in (missing, slow_mkl):
     _function.__dict__["_dynamo_marked_constant"] = True
 
 

@@ -9,17 +9,15 @@ together weigh less than an eighth of the rounding of the output: they are left 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
 import torch
 
-from posenc.attention.backends.common.base import Problem, Result
-from posenc.attention.backends.native.operands import Operands
-from posenc.attention.backends.native.place import Place
-from posenc.attention.lowering import is_constant_table, repeat_heads
-from posenc.encoding import StructuredScore
+from posenc.attention.backends.common.base import Result
+from posenc.attention.problem.lowering import repeat_heads
+from posenc.attention.problem.record import KernelProblem
 from posenc.runtime import has_values
 
 LONG = 2048
@@ -31,45 +29,63 @@ NARROW = 0.75
 Band = tuple[int, int]
 
 
-def head_bands(
-    problem: Problem, terms: Sequence[StructuredScore], x: Operands, place: Place
-) -> list[tuple[slice, Band]]:
-    """Heads in groups, and the band of each; none where all need the whole band of the grid."""
-    q, k, (first, last) = problem.q, problem.k, place.band
+def by_bands(x: KernelProblem) -> list[KernelProblem]:
+    """The problem in groups of heads, in order, each with its band; none where all need all."""
+    band = x.geometry.lowest, x.geometry.highest
+    if not _serves(x):
+        return []
+    bands = _bands(x)
+    full = NARROW * (band[1] - band[0])
+    bands = [found if found[1] - found[0] <= full else band for found in bands]
+    if all(found == band for found in bands):
+        return []
+    parts, begin = [], 0
+    for found, same in groupby(bands):
+        heads = slice(begin, begin + len(list(same)))
+        parts.append(_of_heads(x, heads, found))
+        begin = heads.stop
+    return parts
+
+
+def _serves(x: KernelProblem) -> bool:
+    """True if a constant table is the only term, and queries see their own position."""
+    geometry, terms, keys = x.geometry, x.terms, x.k.shape[2]
+    if keys < LONG or x.dropout or geometry.intervals is not None or geometry.period:
+        return False
+    if x.rotary.query_cosine is not None or not has_values(x.q):
+        return False
     # Query i's own position is that of key i - shift.
-    sees_itself = place.shift <= 0 and q.shape[2] - 1 - place.shift < k.shape[2]
-    plain = problem.rotation is None and problem.whole is None and not problem.dropout
-    if k.shape[2] < LONG or place.intervals is not None or not (sees_itself and plain):
-        return []
-    if x.line is None or not all(map(is_constant_table, terms)) or not has_values(q):
-        return []
-    longest = [y.detach().norm(dim=-1).amax((0, 2)) for y in (q, repeat_heads(k, problem.heads))]
-    most = 2 * problem.scale * longest[0].double() * longest[1].double()
-    limit = math.log(torch.finfo(torch.promote_types(q.dtype, torch.float32)).eps / 8 / k.shape[2])
-    line = x.line[:, first - x.first : last - x.first + 1].detach().double()
-    kept = line - x.line[:, -x.first, None] + most.unsqueeze(-1) >= limit  # [H, offsets]
+    if not (geometry.shift <= 0 and x.q.shape[2] - 1 - geometry.shift < keys):
+        return False
+    bias = terms.bias_by_offset
+    return terms.bias_only and not (
+        torch.is_grad_enabled() and bias is not None and bias.requires_grad
+    )
+
+
+def _bands(x: KernelProblem) -> list[Band]:
+    """The smallest and largest offset that may weigh anything, of each head."""
+    bias, origin = x.terms.bias_by_offset, x.terms.first
+    first, last = x.geometry.lowest, x.geometry.highest
+    assert bias is not None
+    longest = [y.detach().norm(dim=-1).amax((0, 2)) for y in (x.q, repeat_heads(x.k, x.q.shape[1]))]
+    most = 2 * x.scale * longest[0].double() * longest[1].double()
+    precision = torch.finfo(torch.promote_types(x.q.dtype, torch.float32)).eps
+    limit = math.log(precision / 8 / x.k.shape[2])
+    shown = bias[:, first - origin : last - origin + 1].detach().double()
+    kept = shown - bias[:, -origin, None] + most.unsqueeze(-1) >= limit  # [H, offsets]
     lows = kept.int().argmax(-1).tolist()
-    highs = (last - kept.flip(-1).int().argmax(-1)).tolist()
-    bands = [(first + low, high) for low, high in zip(lows, highs, strict=True)]
-    full = NARROW * (last - first)
-    bands = [band if band[1] - band[0] <= full else place.band for band in bands]
-    return [] if all(band == place.band for band in bands) else list(_grouped(bands))
+    highs = kept.flip(-1).int().argmax(-1).tolist()
+    return [(first + low, last - high) for low, high in zip(lows, highs, strict=True)]
 
 
-def _grouped(bands: Sequence[Band]) -> Iterator[tuple[slice, Band]]:
-    begin = 0
-    for band, same in groupby(bands):
-        end = begin + len(list(same))
-        yield slice(begin, end), band
-        begin = end
-
-
-def of_heads(problem: Problem, x: Operands, heads: slice) -> tuple[Problem, Operands]:
-    """The problem of some heads, and its operands, which are a line alone."""
-    assert x.line is not None
-    k, v = (repeat_heads(y, problem.heads)[:, heads] for y in (problem.k, problem.v))
-    line = x.line if len(x.line) == 1 else x.line[heads]
-    return replace(problem, q=problem.q[:, heads], k=k, v=v), replace(x, line=line)
+def _of_heads(x: KernelProblem, heads: slice, band: Band) -> KernelProblem:
+    bias = x.terms.bias_by_offset
+    assert bias is not None
+    k, v = (repeat_heads(y, x.q.shape[1])[:, heads] for y in (x.k, x.v))
+    terms = replace(x.terms, bias_by_offset=bias if len(bias) == 1 else bias[heads])
+    geometry = replace(x.geometry, lowest=band[0], highest=band[1])
+    return replace(x, q=x.q[:, heads], k=k, v=v, terms=terms, geometry=geometry)
 
 
 def join_heads(results: Sequence[Result]) -> Result:

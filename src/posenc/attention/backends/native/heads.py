@@ -12,12 +12,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
-from posenc.attention.backends.common.base import Problem, kernel_gradients
-from posenc.attention.backends.native.op import TERMS, native, native_backward
-from posenc.attention.backends.native.operands import Operands, operands
-from posenc.attention.backends.native.place import Place
+from posenc.attention.backends.common.base import kernel_gradients
+from posenc.attention.backends.native.op import NATIVE
+from posenc.attention.backends.native.posing import Form, read_own_terms
+from posenc.attention.problem.offsets import Offsets
+from posenc.attention.problem.problem import Problem
+from posenc.attention.problem.record import KernelProblem, PairTerm, Rotary, Segments
+from posenc.attention.problem.terms import Terms
 from posenc.encoding import BlockTransforms, LowRank, StructuredScore
 from posenc.runtime import without_autocast
 
@@ -34,13 +38,13 @@ LARGE = 2**23
 """Numbers in the rows or factors of all heads from which on they are taken apart."""
 
 
-def takes_blocks_apart(form: BlockTransforms) -> bool:
+def chunks_blocks(form: BlockTransforms) -> bool:
     """True if the operands of all heads are too large to be held at once."""
     batch, heads, keys, _ = form.key.shape
     return batch * heads * keys >= MANY and not torch.compiler.is_compiling()
 
 
-def takes_rows_apart(problem: Problem) -> bool:
+def chunks_rows(problem: Problem) -> bool:
     """The same of the rows and factors of a score part that is lowered for some heads."""
     score, terms = problem.encoding.score, problem.lowered
     if score is None or not score.lowers_heads or problem.whole is not None:
@@ -58,23 +62,23 @@ def _size(term: StructuredScore) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class HeadsApart(ABC):
-    """A call of ``op.native`` whose operands are computed for some heads at a time.
+class ChunkedHeads(ABC):
+    """A call of the kernels whose operands are computed for some heads at a time.
 
     Args:
         problem: of all heads; keys and values of as many heads as the queries.
-        place: of its pairs.
+        offsets: of its pairs.
         seed: of dropout.
     """
 
     problem: Problem
-    place: Place
-    seed: int
+    offsets: Offsets
+    seed: Int[Tensor, "1"] | None
 
     def __call__(self, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Output and LSE, as of ``op.native``."""
+        """Output and LSE, as of ``op.attend``."""
         x = self.problem
-        return _HeadsApart.apply(self, x.q, x.k, x.v, *parameters)  # type: ignore[no-any-return, no-untyped-call]
+        return _ChunkedHeads.apply(self, x.q, x.k, x.v, *parameters)  # type: ignore[no-any-return, no-untyped-call]
 
     def groups(self) -> Iterator[slice]:
         """Heads that are computed at once: as many as there are threads for."""
@@ -82,9 +86,15 @@ class HeadsApart(ABC):
         size = -(-torch.get_num_threads() // (batch * SPLITS))
         return (slice(at, min(heads, at + size)) for at in range(0, heads, size))
 
+    def of_heads(self, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> KernelProblem:
+        """The record of some heads, of which q, k and v are."""
+        record = self.record(q, k, v, heads)
+        seed = None if self.seed is None else self.seed + heads.start
+        return replace(record, dropout=self.problem.dropout, seed=seed, splits=SPLITS)
+
     @abstractmethod
-    def arguments(self, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> tuple[Any, ...]:
-        """The arguments of ``op.native`` for some heads, of which q, k and v are."""
+    def record(self, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> KernelProblem:
+        """``of_heads`` without dropout."""
 
     @abstractmethod
     def differentiate(
@@ -92,7 +102,7 @@ class HeadsApart(ABC):
         sides: tuple[Tensor, Tensor],
         into: tuple[Tensor, Tensor],
         heads: slice,
-        found: list[Tensor],
+        found: dict[str, Tensor],
         wanted: list[Tensor],
     ) -> list[Tensor]:
         """Gradients of the wanted parameters through some heads.
@@ -100,18 +110,13 @@ class HeadsApart(ABC):
         Args:
             sides: q and k of the heads.
             into: where their gradients are written.
-            found: gradients of the arguments of ``op.native``, but for v's; they are taken out, so
-                that none is kept longer than it is needed.
+            found: gradients of the record by their paths, but for v's; they are taken out, so that
+                none is kept longer than it is needed.
         """
-
-    def rest(self, heads: slice, first: int, wants: list[bool], kind: str) -> tuple[Any, ...]:
-        """The arguments of ``op.native`` from the place on."""
-        numbers = [*self.place.numbers(), first - self.place.origin, 0, 0, SPLITS, 0]
-        return numbers, self.problem.dropout, self.seed + heads.start, wants, kind
 
 
 @dataclass(frozen=True, eq=False)
-class BlocksApart(HeadsApart):
+class ChunkedBlocks(ChunkedHeads):
     """With block transforms.
 
     Args:
@@ -120,7 +125,7 @@ class BlocksApart(HeadsApart):
 
     form: BlockTransforms
 
-    def arguments(self, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> tuple[Any, ...]:
+    def record(self, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> KernelProblem:
         found: list[Tensor] = []
         for tokens, queries, blocks in self._chunks():
             parts = self.form.compute(q[:, :, queries], k[:, :, tokens], heads, tokens)
@@ -132,26 +137,31 @@ class BlocksApart(HeadsApart):
             for whole, part, place in zip(found, parts, places, strict=True):
                 whole[:, :, place] = part
         query, key, *pairs = found
-        terms = (None,) * (len(TERMS) + 1)
-        rest = self.rest(heads, 0, [False, False], "blocks")
-        intervals = self.place.counted_intervals()
-        return query, key, v.to(query.dtype), *terms, intervals, pairs, [], 1.0, *rest
+        return KernelProblem(
+            *(query, key, v.to(query.dtype), 1.0),
+            terms=Terms(),
+            pairs=PairTerm("blocks", tuple(pairs)),
+            geometry=self.offsets.geometry(),
+            segments=Segments(),
+            rotary=Rotary(),
+        )
 
     def differentiate(
         self,
         sides: tuple[Tensor, Tensor],
         into: tuple[Tensor, Tensor],
         heads: slice,
-        found: list[Tensor],
+        found: dict[str, Tensor],
         wanted: list[Tensor],
     ) -> list[Tensor]:
         (q, k), (dq, dk), totals = sides, into, list[Tensor]()
+        of_parts = [found[path] for path in ("q", "k", "pairs.tensors.0", "pairs.tensors.1")]
         for tokens, queries, blocks in self._chunks():
             inputs = [x.detach().requires_grad_() for x in (q[:, :, queries], k[:, :, tokens])]
             with torch.enable_grad(), without_autocast(q.device):
                 parts = self.form.compute(inputs[0], inputs[1], heads, tokens)
             places = queries, tokens, blocks, queries
-            given = [x[:, :, place] for x, place in zip(found, places, strict=True)]
+            given = [x[:, :, place] for x, place in zip(of_parts, places, strict=True)]
             pulled = _pull_back(parts, given, inputs + wanted)
             dq[:, :, queries], dk[:, :, tokens], *rest = (
                 torch.zeros_like(x) if d is None else d
@@ -169,41 +179,41 @@ class BlocksApart(HeadsApart):
 
 
 @dataclass(frozen=True, eq=False)
-class RowsApart(HeadsApart):
+class ChunkedRows(ChunkedHeads):
     """With terms in structured form, on a regular grid."""
 
-    def arguments(self, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> tuple[Any, ...]:
-        x = self._operands(q, k, heads)
-        terms = [getattr(x, name) for name in TERMS]
-        rest = self.rest(heads, x.first, [x.line is not None, x.column is not None], "")
-        return q, k, v, *terms, x.bucket, None, [], [], self.problem.scale, *rest
+    def record(self, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> KernelProblem:
+        problem = replace(self.problem, q=q, k=k, v=v, dropout=0.0)
+        return Form(problem, self.offsets, self._lowered(q, k, heads)).record()
 
     def differentiate(
         self,
         sides: tuple[Tensor, Tensor],
         into: tuple[Tensor, Tensor],
         heads: slice,
-        found: list[Tensor],
+        found: dict[str, Tensor],
         wanted: list[Tensor],
     ) -> list[Tensor]:
-        for gradient in into:
-            gradient.copy_(found.pop(0))
+        for gradient, path in zip(into, "qk", strict=True):
+            gradient.copy_(found.pop(path))
         inputs = [x.detach().requires_grad_() for x in sides]
         with torch.enable_grad(), without_autocast(inputs[0].device):
-            x = self._operands(inputs[0], inputs[1], heads)
-            terms = [term for name in TERMS if (term := getattr(x, name)) is not None]
-        more_q, more_k, *rest = _pull_back(terms, found, inputs + wanted)
+            lowered = self._lowered(inputs[0], inputs[1], heads)
+            problem = replace(self.problem, q=inputs[0], k=inputs[1])
+            terms = read_own_terms(lowered, problem, self.offsets)
+        parts = [getattr(terms, path.removeprefix("terms.")) for path in found]
+        more_q, more_k, *rest = _pull_back(parts, list(found.values()), inputs + wanted)
         for gradient, more in zip(into, (more_q, more_k), strict=True):
             if more is not None:
                 gradient += more
         return [torch.zeros_like(x) if d is None else d for x, d in zip(wanted, rest, strict=True)]
 
-    def _operands(self, q: Tensor, k: Tensor, heads: slice) -> Operands:
+    def _lowered(self, q: Tensor, k: Tensor, heads: slice) -> tuple[StructuredScore, ...]:
         score, grid, scale = self.problem.encoding.score, self.problem.grid, self.problem.scale
         assert score is not None
         terms = score.lower_heads(heads, q, k, grid, scale=scale)
         assert terms is not None
-        return operands(terms, replace(self.problem, q=q, k=k), self.place.domain, self.place.reach)
+        return terms
 
 
 def _pull_back(
@@ -217,15 +227,16 @@ def _pull_back(
     return list(found)
 
 
-class _HeadsApart(torch.autograd.Function):
+class _ChunkedHeads(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, call: HeadsApart, q: Tensor, k: Tensor, v: Tensor, *parameters: Tensor
+        ctx: Any, call: ChunkedHeads, q: Tensor, k: Tensor, v: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
         output = lse = q.new_empty(0)
         for heads in call.groups():
-            of_heads = call.arguments(q[:, heads], k[:, heads], v[:, heads], heads)
-            part, part_lse = native(*of_heads)
+            record = call.of_heads(q[:, heads], k[:, heads], v[:, heads], heads)
+            part, part_lse = NATIVE.attend(record)
+            del record
             if not len(output):
                 output = part.new_empty(*q.shape[:3], v.shape[3])
                 lse = part_lse.new_empty(q.shape[:3])
@@ -239,7 +250,7 @@ class _HeadsApart(torch.autograd.Function):
     @staticmethod
     @kernel_gradients
     def backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        call: HeadsApart = ctx.call
+        call: ChunkedHeads = ctx.call
         q, k, v, output, lse, *parameters = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         wanted = [x for x in parameters if x.requires_grad]
@@ -247,10 +258,10 @@ class _HeadsApart(torch.autograd.Function):
         for heads in call.groups():
             sides = q[:, heads], k[:, heads]
             results = gradient[:, heads], output[:, heads], lse[:, heads].contiguous()
-            given = call.arguments(*sides, v[:, heads], heads)
-            found = native_backward(*results, *given, False)
-            del given
-            dv[:, heads] = found.pop(2)
+            record = call.of_heads(*sides, v[:, heads], heads)
+            found = NATIVE.differentiate(record, results)
+            del record
+            dv[:, heads] = found.pop("v")
             into = dq[:, heads], dk[:, heads]
             rest = call.differentiate(sides, into, heads, found, wanted)
             for total in totals:

@@ -9,17 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.attention.backends.native.library import Problem
-from posenc.attention.backends.native.place import Place
-from posenc.encoding import (
-    BlockTransforms,
-    DistanceFunction,
-    FusedScore,
-    GateCounts,
-    HeadMixing,
-    StickWeights,
-    TokenTableProduct,
-)
-from posenc.grid import Grid
+from posenc.encoding import BlockTransforms, DistanceFunction, GateCounts, HeadMixing, StickWeights
 
 DESCRIPTIONS: dict[type, str] = {
     DistanceFunction: "a piecewise-linear function of the distance",
@@ -30,47 +20,6 @@ DESCRIPTIONS: dict[type, str] = {
 }
 
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Fused:
-    """The tensors of a term, and their kind, see ``KINDS``; with structured terms beside it."""
-
-    kind: str
-    tensors: tuple[Tensor, ...]
-    left: TokenTableProduct | None = None
-    line: Tensor | None = None
-    tokens: tuple[Tensor, Tensor] | None = None
-
-
-def fused(form: FusedScore, place: Place, grid: Grid, dtype: torch.dtype) -> Fused:
-    """The arguments of a form, read at offsets in the dtype of the grid's positions.
-
-    Args:
-        place: of the grid's pairs.
-        dtype: of the logits.
-    """
-    (first, last), origin = place.domain, place.origin
-    if isinstance(form, GateCounts):
-        return Fused("counts", (), form.product)
-    if isinstance(form, StickWeights):
-        return Fused("sticks_self" if form.rest_to_self else "sticks", ())
-    if isinstance(form, BlockTransforms):
-        whole = slice(0, form.query.shape[1]), slice(0, form.key.shape[2])
-        query, key, matrices, own = form.compute(form.query, form.key, *whole)
-        return Fused("blocks", (matrices, own), tokens=(query, key))
-    if isinstance(form, HeadMixing):
-        positions = torch.promote_types(grid.query.positions.dtype, grid.key.positions.dtype)
-        line = form.bias(torch.arange(first, last + 1).to(positions))
-        line = line.to(torch.promote_types(line.dtype, dtype))
-        read, given = form.input.to(line.dtype).chunk(2, dim=1)
-        hidden = given @ line + form.input_bias.to(line.dtype).unsqueeze(-1)
-        return Fused("mixing", (read, hidden, form.output, form.output_bias), line=line)
-    # An offset is as far from 0 as from the origin, and the origin from 0.
-    distances = abs(origin) + torch.arange(max(last - origin, origin - first) + 1)
-    distances = distances.to(form.factor.dtype)
-    tensors = (form.distance(distances), form.knots, form.slope, form.intercept, form.factor)
-    return Fused("distance", tensors)
 
 
 @dataclass(frozen=True)
@@ -133,17 +82,6 @@ KINDS = {
     "sticks_self": Kind(3, lambda _: (1,), _no_gradients),
 }
 """By name: in csrc distance.h, block_transforms.h, head_mixing.h and running_sums.h."""
-
-
-def set_pairs(kind: str, problem: Problem, tensors: Sequence[Tensor]) -> None:
-    """Hand the tensors, contiguous and of the kernel's dtype, to a problem."""
-    if not kind:
-        return
-    problem.pairs.kind = KINDS[kind].number
-    for at, size in enumerate(KINDS[kind].sizes(tensors)):
-        problem.pairs.sizes[at] = size
-    for at, tensor in enumerate(tensors):
-        problem.pairs.data[at] = tensor.data_ptr()
 
 
 def pair_gradients(

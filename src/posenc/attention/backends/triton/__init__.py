@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from posenc.attention.backends.common.base import (
     Backend,
     Compute,
     Plan,
-    Problem,
+    Refusal,
     Result,
-    Unsupported,
+    refuse_rare,
 )
-from posenc.attention.backends.triton.band import Band
 from posenc.attention.backends.triton.decoding import attend_single_query
 from posenc.attention.backends.triton.form import (
     KernelForm,
@@ -27,14 +23,12 @@ from posenc.attention.backends.triton.form import (
     refuse_device,
     refuse_machine,
     refuse_single_query,
-    rotary_of,
 )
-from posenc.attention.backends.triton.op import attention
-from posenc.attention.backends.triton.segments import Marks, marks_of
+from posenc.attention.backends.triton.op import TRITON
+from posenc.attention.backends.triton.posing import record
 from posenc.attention.backends.triton.sums import NAMES, attend_with_sums, sums_form
-from posenc.attention.lowering import add_rows
-from posenc.attention.regular import read_offsets
-from posenc.encoding import DistanceFunction
+from posenc.attention.problem.lowering import add_rows
+from posenc.attention.problem.problem import Problem
 
 __all__ = ["Triton"]
 
@@ -43,7 +37,7 @@ FUSED_KEYS, FUSED_KEYS_BY_CAPABILITY = 1024, {9: 8192, 10: 8192}
 """Keys up to which kernels rotate queries and keys as they read them, by major capability."""
 
 
-NOT_SINGLE = Unsupported("there are many queries, gradients or dropout")
+NOT_SINGLE = Refusal("there are many queries, gradients or dropout")
 
 
 class Triton(Backend):
@@ -66,8 +60,6 @@ class Triton(Backend):
     one H100 (``benchmarks/results/gpu_tests.md``).
     """
 
-    on_trial = True
-
     def __init__(self, *, fuse_rotations: bool = True, tuned: bool = True) -> None:
         self.fuse_rotations, self.tuned = fuse_rotations, tuned
         self.name = "triton" if fuse_rotations else "triton-unfused"
@@ -75,19 +67,21 @@ class Triton(Backend):
     def untuned(self) -> Triton:
         return Triton(fuse_rotations=self.fuse_rotations, tuned=False)
 
-    def unavailable(self, device: torch.device) -> Unsupported | None:
+    def unavailable(self, device: torch.device) -> Refusal | None:
         return refuse_machine(device)
 
-    def plan(self, problem: Problem) -> Plan | Unsupported:
-        refusal = refuse_device(problem)
+    def plan(self, problem: Problem) -> Plan | Refusal:
+        refusal = refuse_rare(problem) or refuse_device(problem)
         if refusal is not None:
             return refusal
+        if not self.fuse_rotations:
+            problem = problem.rotated
         compute: Compute
         kernels = ""
         single = refuse_single_query(problem) if is_single_query(problem) else NOT_SINGLE
         fused = None if single is None else fused_form(problem)
         sums = sums_form(problem, fused)
-        if isinstance(sums, Unsupported):
+        if isinstance(sums, Refusal):
             return sums
         if sums is not None:
             how = "kernels that carry sums from key to key (memory linear in the length)"
@@ -100,81 +94,26 @@ class Triton(Backend):
             return single
         else:
             form = kernel_form(problem, fused)
-            if isinstance(form, Unsupported):
+            if isinstance(form, Refusal):
                 return form
             how = "kernels with the terms of every offset (memory linear in the length)"
-            if form.curve is not None:
+            if form.function is not None:
                 how = "kernels with a function of the distance (memory linear in the length)"
-                kernels = "curve"
+                kernels = "distance"
             compute = partial(_attend, problem, form, tuned=self.tuned)
         if problem.rotation is not None and not _rotates_once(problem):
             how += ", which rotate queries and keys as they read them"
         elif problem.encoding.query_key is not None:
             how += ", after queries and keys are transformed"
-        return Plan(how, compute, kernels)
+        return Plan(how, compute, trial=kernels)
 
 
 def _attend(problem: Problem, form: KernelForm, *, tuned: bool, lse: bool) -> Result:
     """Attention for a problem in the form that the kernels take."""
     if problem.rotation is not None and _rotates_once(problem):
-        q, k = problem.rotation.apply(problem.q, problem.k)
-        problem = replace(problem, q=q, k=k, rotation=None)
-    q, band, grid, curve = problem.q, form.band, problem.grid, form.curve
-    terms = read_offsets(form.lowered, band.offsets(), device=q.device)
-    factors = [
-        [side.float().expand(*q.shape[:2], -1, -1) for side in (each.query, each.key)]
-        for each in terms.factors
-    ]
-    query_factor, key_factor = None, None
-    if factors:
-        query_factor, key_factor = (
-            sides[0] if len(sides) == 1 else torch.cat(sides, dim=-1)
-            for sides in zip(*factors, strict=True)
-        )
-    numbers = None if curve is None else curve.distance(band.distances(q.device)).unsqueeze(0)
-    marks: Sequence[Tensor | None] = [None] * len(Marks._fields)
-    causal, window = False, None
-    if grid.segmented or not form.ordered:
-        marks = marks_of(grid, ordered=form.ordered)
-    if not form.ordered:
-        causal, window = grid.causal, grid.window
-    query_rotary, key_rotary, adjacent = rotary_of(problem)
-    output, row_lse = attention(
-        q,
-        problem.k,
-        problem.v,
-        _cast(terms.bias_by_offset, torch.float32),
-        _of_tokens(terms.left, q),
-        _cast(terms.left_rows, q.dtype),
-        _of_tokens(terms.right, q),
-        _cast(terms.right_rows, q.dtype),
-        None if terms.column is None else terms.column.float().expand(*q.shape[:2], -1),
-        _cast(terms.value_rows, q.dtype),
-        query_factor,
-        key_factor,
-        _cast(numbers, torch.float32),
-        *(_cast(x, torch.float32) for x in _tensors(curve)),
-        *marks,
-        query_rotary,
-        key_rotary,
-        None if curve is None else curve.knots.float(),
-        torch.randint(2**31 - 1, (1,), device=q.device) if problem.dropout else None,
-        [*_numbers(band), int(causal), -1 if window is None else window],
-        adjacent,
-        problem.scale,
-        problem.dropout,
-        tuned,
-    )
+        problem = problem.rotated
+    output, row_lse = TRITON.attend(record(problem, form, tuned=tuned))
     return Result(output, add_rows(row_lse, form.lowered) if lse else None)
-
-
-def _tensors(curve: DistanceFunction | None) -> Sequence[Tensor | None]:
-    """Rates, slopes and intercepts."""
-    return [None] * 3 if curve is None else (curve.factor, curve.slope, curve.intercept)
-
-
-def _numbers(band: Band) -> Sequence[int]:
-    return band.origin, band.first, band.last, band.nearest
 
 
 def _rotates_once(problem: Problem) -> bool:
@@ -190,14 +129,6 @@ def _rotates_once(problem: Problem) -> bool:
         major, _ = torch.cuda.get_device_capability(device)
         most = FUSED_KEYS_BY_CAPABILITY.get(major, most)
     return problem.grid.key.length > most
-
-
-def _cast(rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if rows is None else rows.to(dtype).contiguous()
-
-
-def _of_tokens(vectors: Tensor | None, q: Tensor) -> Tensor | None:
-    return None if vectors is None else vectors.to(q.dtype).expand(*q.shape[:2], -1, -1)
 
 
 ENTRY = Triton()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.backends.common.base import Problem, Result
-from posenc.attention.backends.triton.form import rotary_of
-from posenc.attention.lowering import add_rows, repeat_heads
+from posenc.attention.backends.common.base import Result
+from posenc.attention.backends.triton.posing import SINGLE_QUERY, SingleQuery, rotary_of
+from posenc.attention.problem.flat import Flat, by_path, flatten, restore
+from posenc.attention.problem.lowering import add_rows, repeat_heads
+from posenc.attention.problem.problem import Problem
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore
 
 __all__ = ["attend_single_query"]
@@ -18,36 +20,22 @@ __all__ = ["attend_single_query"]
 
 @torch.library.custom_op("posenc::triton_decode", mutates_args=())
 def decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    bucket: Tensor | None,
-    value_rows: Tensor | None,
-    query_rotary: Tensor | None,
-    key_rotary: Tensor | None,
-    adjacent: bool,
-    scale: float,
+    tensors: Sequence[Tensor], numbers: Sequence[int], reals: Sequence[float], words: str
 ) -> tuple[Tensor, Tensor]:
-    """Output ``[B, H, 1, E]`` and LSE ``[B, H, 1]`` of queries ``[B, H, 1, D]``.
-
-    Args:
-        bias: ``[B, H, K]`` float32, -inf where hidden. bucket: ``[B, K]``, which of ``value_rows``
-            ``[h, N, E]`` each key adds to its value. query_rotary, key_rotary, adjacent: as in
-            ``Operands`` and ``Options``.
-    """
+    """Output ``[B, H, 1, E]`` and LSE ``[B, H, 1]`` of a flat ``SingleQuery``."""
     from posenc.attention.backends.triton.split_k import attend_split_k
 
-    with torch.cuda.device(q.get_device()):
-        # fmt: off
-        return attend_split_k(
-            q, k, v, bias, bucket, value_rows, query_rotary, key_rotary, adjacent, scale
-        )
-        # fmt: on
+    record = restore(Flat(list(tensors), list(numbers), list(reals), words), SINGLE_QUERY)
+    with torch.cuda.device(record.q.get_device()):
+        return attend_split_k(record)
 
 
 @decode.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _(
+    tensors: Sequence[Tensor], numbers: Sequence[int], reals: Sequence[float], words: str
+) -> tuple[Tensor, Tensor]:
+    given = by_path(tensors, words)
+    q, v = given["q"], given["v"]
     output = v.new_empty(*q.shape[:3], v.shape[-1])
     return output, q.new_empty(q.shape[:3], dtype=torch.float32)
 
@@ -75,8 +63,11 @@ def attend_single_query(problem: Problem, *, lse: bool) -> Result:
     if value is not None and value.value is not None:
         bucket = value.bucket(problem.grid.offset[:, 0]).expand(batch, -1)
         rows = value.value.to(problem.v.dtype)
-    q, k, v = problem.q, problem.k, problem.v
-    output, row_lse = decode(q, k, v, bias, bucket, rows, *rotary_of(problem), problem.scale)
+    record = SingleQuery(
+        *(problem.q, problem.k, problem.v, problem.scale, rotary_of(problem.rotation)),
+        *(bias, bucket, rows),
+    )
+    output, row_lse = decode(*flatten(record, SINGLE_QUERY))
     return Result(output, add_rows(row_lse, lowered or ()) if lse else None)
 
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.common.base import Problem, Unsupported
-from posenc.attention.backends.triton.band import Band
-from posenc.attention.lowering import repeat_heads
-from posenc.attention.regular import max_distance_of, reads_offsets
-from posenc.attention.spacing import find_spacing, lower_on_sequences
+from posenc.attention.backends.common.base import Refusal
+from posenc.attention.problem.lowering import repeat_heads
+from posenc.attention.problem.offsets import Offsets
+from posenc.attention.problem.problem import Problem
+from posenc.attention.problem.spacing import find_spacing, lower_on_sequences
+from posenc.attention.problem.terms import reads_offsets
 from posenc.encoding import (
     BucketedTerms,
     DistanceFunction,
@@ -26,6 +27,7 @@ from posenc.grid import Grid
 from posenc.runtime import is_transformed
 
 __all__ = [
+    "FAR",
     "KernelForm",
     "fused_form",
     "is_single_query",
@@ -33,7 +35,6 @@ __all__ = [
     "refuse_device",
     "refuse_machine",
     "refuse_single_query",
-    "rotary_of",
     "shared_memory",
     "tile_memory",
 ]
@@ -51,6 +52,9 @@ MOST_PIECES = 1024
 SMALLEST = 16
 """Tokens of each side of the smallest tiles."""
 
+FAR = 2**30
+"""More than the distance of any two tokens."""
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -60,42 +64,43 @@ class KernelForm:
 
     Args:
         lowered: its terms.
-        band: where pairs stand.
-        ordered: what is visible follows from it, but for documents and padding.
-        curve: a function of the distance, added to the logits.
+        offsets: of the pairs, as of a regular grid. None: no term depends on them, and what is
+            visible is given token by token.
+        ordered: what is visible follows from the offsets, but for documents and padding.
+        function: of the distance, added to the logits.
     """
 
     lowered: tuple[StructuredScore, ...]
-    band: Band
+    offsets: Offsets | None
     ordered: bool
-    curve: DistanceFunction | None = None
+    function: DistanceFunction | None = None
 
 
-def refuse_machine(device: torch.device) -> Unsupported | None:
+def refuse_machine(device: torch.device) -> Refusal | None:
     """The reason why this machine cannot run the kernels on a device; None if it can."""
     if not INSTALLED:
-        return Unsupported("Triton is not installed")
+        return Refusal("Triton is not installed")
     if device.type == "cuda" and torch.version.hip is None:
         capability = torch.cuda.get_device_capability(device)
         if capability < (8, 0):
-            return Unsupported(
+            return Refusal(
                 f"its kernels need compute capability 8.0, not {capability[0]}.{capability[1]}"
             )
     return None
 
 
-def refuse_device(problem: Problem) -> Unsupported | None:
+def refuse_device(problem: Problem) -> Refusal | None:
     """The reason why no machine can run the kernels on tensors of this kind; None if it can."""
     device, dtype = problem.q.device, problem.q.dtype
     if is_transformed():
-        return Unsupported("its kernels are unknown to torch.func and forward-mode differentiation")
+        return Refusal("its kernels are unknown to torch.func and forward-mode differentiation")
     if device.type != "cuda" and not (device.type == "cpu" and INTERPRETED):
-        return Unsupported(f"its kernels run on CUDA devices, not on {device.type}")
+        return Refusal(f"its kernels run on CUDA devices, not on {device.type}")
     if dtype not in DTYPES:
-        return Unsupported(f"its kernels compute in float32 at most, not in {dtype}")
+        return Refusal(f"its kernels compute in float32 at most, not in {dtype}")
     widest = max(problem.q.shape[-1], problem.v.shape[-1])
     if widest > WIDEST:
-        return Unsupported(f"its kernels hold heads of width {WIDEST} at most, not {widest}")
+        return Refusal(f"its kernels hold heads of width {WIDEST} at most, not {widest}")
     return None
 
 
@@ -105,18 +110,18 @@ def is_single_query(problem: Problem) -> bool:
         return False
     if not torch.is_grad_enabled():
         return True
-    given = (problem.q, problem.k, problem.v, *_marks(problem.grid))
+    given = (problem.q, problem.k, problem.v, *_positions(problem.grid))
     learned = (p for part in problem.encoding.parts() for p in part.parameters())
     return not any(x.requires_grad for x in (*given, *learned))
 
 
-def refuse_single_query(problem: Problem) -> Unsupported | None:
+def refuse_single_query(problem: Problem) -> Refusal | None:
     """The reason why the kernel for one query cannot compute it; None if it can."""
     score, value = problem.encoding.score, problem.encoding.value
     if score is not None and score.replaces_product:
-        return Unsupported("the score part replaces the product of queries and keys")
+        return Refusal("the score part replaces the product of queries and keys")
     if problem.lowered is None and value is not None and value.lower(problem.grid) is None:
-        return Unsupported("the value part has no structured form on this grid")
+        return Refusal("the value part has no structured form on this grid")
     return None
 
 
@@ -129,7 +134,7 @@ def fused_form(problem: Problem) -> FusedScore | None:
     return score.fuse(problem.q, k, problem.grid, scale=problem.scale)
 
 
-def kernel_form(problem: Problem, fused: FusedScore | None = None) -> KernelForm | Unsupported:
+def kernel_form(problem: Problem, fused: FusedScore | None = None) -> KernelForm | Refusal:
     """The problem as the kernels take it, or why they cannot.
 
     ``fused`` is the score part's form, see ``fused_form``.
@@ -142,76 +147,47 @@ def kernel_form(problem: Problem, fused: FusedScore | None = None) -> KernelForm
         return _form_by_offset(problem, None, fused)
     if lowered is None or any(reads_offsets(term) for term in lowered):
         return _form_by_offset(problem, lowered)
-    band = _band(problem, grid.shift, None)
-    form = _fitting(KernelForm(lowered, band, _ordered(grid)), problem)
-    if isinstance(form, Unsupported):
+    offsets = None if grid.shift is None else Offsets.regular(grid)
+    form = _fitting(KernelForm(lowered, offsets, _ordered(grid)), problem)
+    if isinstance(form, Refusal):
         by_offset = _form_by_offset(problem, None)
-        return form if isinstance(by_offset, Unsupported) else by_offset
+        return form if isinstance(by_offset, Refusal) else by_offset
     return form
 
 
 def _form_by_offset(
     problem: Problem,
     lowered: tuple[StructuredScore, ...] | None,
-    curve: DistanceFunction | None = None,
-) -> KernelForm | Unsupported:
+    function: DistanceFunction | None = None,
+) -> KernelForm | Refusal:
     """The form where tokens of a document are one position apart, or why there is none."""
-    if curve is not None:
-        if curve.slope.shape[1] > MOST_PIECES:
-            return Unsupported(f"its kernels hold functions of {MOST_PIECES} pieces at most")
+    if function is not None:
+        if function.slope.shape[1] > MOST_PIECES:
+            return Refusal(f"its kernels hold functions of {MOST_PIECES} pieces at most")
         problem = replace(problem, encoding=Encoding(value=problem.encoding.value))
     found = find_spacing(problem.grid)
     if isinstance(found, str):
-        return Unsupported(found)
+        return Refusal(found)
     if lowered is None:
         lowered = lower_on_sequences(problem, found.shift)
     if lowered is None:
-        return Unsupported("the score or value part has no structured form on this grid")
-    max_distance = None if curve is not None else max_distance_of(lowered)
-    band = _band(problem, found.shift, max_distance, ordered=found.ordered)
-    return _fitting(KernelForm(lowered, band, found.ordered, curve), problem)
-
-
-def rotary_of(problem: Problem) -> tuple[Tensor | None, Tensor | None, bool]:
-    """Rotary factors of queries and keys, as in ``Operands``, and whether pairs are adjacent."""
-    rotation = problem.rotation
-    if rotation is None:
-        return None, None, False
-    query = torch.cat([factor.float() for factor in rotation.query], dim=-1)
-    key = query
-    if rotation.key[0] is not rotation.query[0]:
-        key = torch.cat([factor.float() for factor in rotation.key], dim=-1)
-    return query, key, rotation.pairing == "adjacent"
-
-
-def _band(
-    problem: Problem, shift: int | None, max_distance: int | None, *, ordered: bool = True
-) -> Band:
-    grid = problem.grid
-    if shift is None:
-        return Band.anywhere()
-    return Band.of(
-        grid.query.length,
-        grid.key.length,
-        shift,
-        causal=grid.causal and ordered,
-        window=grid.window if ordered else None,
-        max_distance=max_distance,
-    )
+        return Refusal("the score or value part has no structured form on this grid")
+    offsets = Offsets.shifted(problem.grid, found.shift, masked=found.ordered)
+    return _fitting(KernelForm(lowered, offsets, found.ordered, function), problem)
 
 
 def _ordered(grid: Grid) -> bool:
     return grid.shift is not None or (not grid.causal and grid.window is None)
 
 
-def _marks(grid: Grid) -> list[Tensor]:
-    """Positions and signals."""
+def _positions(grid: Grid) -> list[Tensor]:
+    """Positions and signals of both sides."""
     sides = (grid.query, grid.key)
     found = [side.signal for side in sides if side.signal is not None]
     return [*found, *(side.positions for side in sides)]
 
 
-def _fitting(found: KernelForm, problem: Problem) -> KernelForm | Unsupported:
+def _fitting(found: KernelForm, problem: Problem) -> KernelForm | Refusal:
     """The same, if the vectors that its terms multiply are not too wide and tiles fit."""
     groups = [term for term in found.lowered if isinstance(term, BucketedTerms)]
     factors = [term for term in found.lowered if isinstance(term, LowRank)]
@@ -222,7 +198,7 @@ def _fitting(found: KernelForm, problem: Problem) -> KernelForm | Unsupported:
     }
     for name, width in widths.items():
         if width > WIDEST:
-            return Unsupported(
+            return Refusal(
                 f"its kernels hold {name} vectors of width {WIDEST} at most, not {width}"
             )
     values = sum(group.value is not None for group in groups)
@@ -231,7 +207,7 @@ def _fitting(found: KernelForm, problem: Problem) -> KernelForm | Unsupported:
     needed = tile_memory(SMALLEST, widest, problem.q.element_size(), tables)
     available = shared_memory(problem.q.device)
     if needed > available:
-        return Unsupported(
+        return Refusal(
             f"its smallest tiles take {needed >> 10} KiB of shared memory, and the device has "
             f"{available >> 10}"
         )

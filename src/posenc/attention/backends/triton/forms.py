@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,10 +11,10 @@ from torch import Tensor
 from triton.language import constexpr
 
 from posenc.attention.backends.triton.kernels.arguments import Curve, Numbers, Rotary, Table, Tokens
-from posenc.attention.backends.triton.operands import Ends, Operands
 from posenc.attention.backends.triton.segments import GRANULE
 
 __all__ = [
+    "Ends",
     "by_row",
     "curve",
     "low_and_high",
@@ -25,6 +26,29 @@ __all__ = [
     "table",
     "tokens",
 ]
+
+
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """A number a token for the first entry of the tables, and one for the last: ``[B, H, L]``."""
+
+    first: Tensor
+    last: Tensor
+
+    @classmethod
+    def of(cls, batch: int, heads: int, length: int, *, like: Tensor) -> Ends:
+        """Room for them."""
+        size = (2, batch, heads, length)
+        first, last = like.new_empty(size, dtype=torch.float32).unbind(0)
+        return cls(first, last)
+
+    def add_to_rows(self, rows: Tensor, vectors: Tensor) -> Tensor:
+        """Gradients of rows ``[h, N, F]`` with those at both ends added, of sums a token."""
+        wide = vectors.float()
+        for entry, sums in ((0, self.first), (rows.shape[1] - 1, self.last)):
+            added = (sums.unsqueeze(-2) @ wide).squeeze(-2).sum(0)
+            rows[:, entry] += added.sum(0, keepdim=True) if rows.shape[0] == 1 else added
+        return rows
 
 
 def tokens(x: Tensor) -> Tokens:
@@ -44,36 +68,47 @@ def table(x: Tensor) -> Table:
     return Table(x, head, constexpr(x.shape[-1]), constexpr(padded(x.shape[-1])))
 
 
-def rotary(x: Tensor | None, width: int, *, adjacent: bool) -> Rotary | None:
-    """Factors ``[b, h, L, 2T]`` for the pairs of heads of a width, cosines and then sines."""
-    if x is None:
+def rotary(
+    cosine: Tensor | None, sine: Tensor | None, width: int, *, adjacent: bool
+) -> Rotary | None:
+    """Factors ``[b, h, L, T]`` for the pairs of heads of a width.
+
+    Kernels read sines T numbers after the cosines; the halves of one tensor are.
+    """
+    if cosine is None or sine is None:
         return None
+    count = cosine.shape[-1]
+    behind = cosine.data_ptr() + count * cosine.element_size()
+    if sine.data_ptr() != behind or sine.stride() != cosine.stride():
+        cosine = torch.cat([cosine, sine], dim=-1)
     batch, head, step, _ = (
-        0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)
+        0 if size == 1 else stride
+        for size, stride in zip(cosine.shape, cosine.stride(), strict=True)
     )
     half = (width + 1) // 2
-    pairs, block = constexpr(x.shape[-1] // 2), constexpr(padded(half))
-    return Rotary(x, batch, head, step, pairs, constexpr(half), block, constexpr(adjacent))
+    pairs, block = constexpr(count), constexpr(padded(half))
+    return Rotary(cosine, batch, head, step, pairs, constexpr(half), block, constexpr(adjacent))
 
 
-def curve(x: Operands, zero: int) -> Curve | None:
-    """The function of the distance, if there is one."""
-    rates, slope, knots = x.curve_rates, x.curve_slope, x.curve_knots
-    if rates is None or slope is None or knots is None:
-        return None
+def curve(tensors: Sequence[Tensor], zero: int) -> Curve:
+    """A function of the distance: numbers by entry, knots, slopes, intercepts and rates.
+
+    ``zero``: the entry of offset 0, or the nearest to it.
+    """
+    values, knots, slope, intercept, rates = tensors
     block = padded(len(knots))
     knots = torch.nn.functional.pad(knots, (0, block - len(knots)), value=float("inf"))
     whole = torch.nn.functional.pad(rates, (0, -rates.shape[1] % GRANULE), mode="replicate")
     granules = whole.view(len(whole), -1, GRANULE)
     extremes = torch.stack([granules.amin(-1), granules.amax(-1)], dim=1)
     return Curve(
-        x.curve_numbers,
+        values,
         *by_row(rates),
         *by_row(extremes),
         extremes.shape[2],
         knots,
         slope,
-        x.curve_intercept,
+        intercept,
         zero,
         constexpr(slope.shape[1]),
         constexpr(block),
@@ -86,11 +121,11 @@ def maybe(form: Callable[[Tensor], Any], x: Tensor | None) -> Any:
     return None if x is None else form(x)
 
 
-def low_and_high(ends: Ends | None, *, flip: bool) -> tuple[Any, Any]:
+def low_and_high(ends: Ends | None, *, for_keys: bool) -> tuple[Any, Any]:
     if ends is None:
         return None, None
     first, last = numbers(ends.first), numbers(ends.last)
-    return (last, first) if flip else (first, last)
+    return (last, first) if for_keys else (first, last)
 
 
 def by_row(x: Tensor | None) -> tuple[Tensor | None, int]:

@@ -10,8 +10,9 @@ import triton
 from torch import Tensor
 from triton.language import constexpr
 
-from posenc.attention.backends.triton.band import FAR
+from posenc.attention.backends.triton.form import FAR
 from posenc.attention.backends.triton.forms import (
+    Ends,
     by_row,
     curve,
     low_and_high,
@@ -28,8 +29,10 @@ from posenc.attention.backends.triton.kernels.configs import SPANS, UNTUNED
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
 from posenc.attention.backends.triton.kernels.products import delta_kernel, ends_kernel
-from posenc.attention.backends.triton.operands import TENSORS, Ends, Operands, Options, empty_as
 from posenc.attention.backends.triton.segments import GRANULE
+from posenc.attention.backends.triton.strides import empty_as
+from posenc.attention.problem.flat import flatten, paths_of
+from posenc.attention.problem.record import SCHEMA, KernelProblem
 
 __all__ = ["Call", "blocks"]
 
@@ -45,35 +48,41 @@ class Call:
     """One problem, ready to be launched in either direction.
 
     Args:
-        x: operands. Features of each token have to lie together, and tables to be contiguous.
-        options: its numbers.
+        x: features of each token have to lie together, and tables to be contiguous.
         gradient, output, lse: that of the outputs, and results of the forward pass; None in the
             forward pass.
     """
 
     def __init__(
         self,
-        x: Operands,
-        options: Options,
+        x: KernelProblem,
         *,
         gradient: Tensor | None = None,
         output: Tensor | None = None,
         lse: Tensor | None = None,
     ) -> None:
-        self.x, self.options, self.gradient, self.lse = x, options, gradient, lse
+        self.x, self.gradient, self.lse = x, gradient, lse
         self.batch, self.heads, self.queries = x.q.shape[:3]
         self.keys = x.k.shape[2]
-        beyond = (options.first < 0, options.last > x.entries - 1)
-        self.single = x.entries == 1 and any(beyond)
+        terms, function = x.terms, x.pairs.tensors if x.pairs.kind == "distance" else ()
+        tables = [*terms.by_offset, *function[:1]]
+        self.entries = max((table.shape[1] for table in tables), default=1)
+        self.first, self.last = (
+            offset - terms.first for offset in (x.geometry.lowest, x.geometry.highest)
+        )
+        beyond = (self.first < 0, self.last > self.entries - 1)
+        self.single = self.entries == 1 and any(beyond)
         # Where there is one entry, all pairs count as beyond the first.
-        self.has_first = x.reads_offsets and (beyond[0] or self.single)
-        self.has_last = x.reads_offsets and beyond[1] and not self.single
+        self.has_first = bool(tables) and (beyond[0] or self.single)
+        self.has_last = bool(tables) and beyond[1] and not self.single
         self.ended = self.has_first or self.has_last
-        unrolled = any(rows is not None for rows in (x.left_rows, x.right_rows, x.value_rows))
-        self.span = SPANS[0] if unrolled else SPANS[1]
-        self.left, self.right = self._ends(x.left, x.left_rows), self._ends(x.right, x.right_rows)
-        self.second = self._ends(gradient, x.value_rows)
-        self.curve = curve(x, options.zero)
+        rows = (terms.left_rows, terms.right_rows, terms.value_rows)
+        self.span = SPANS[0] if any(x is not None for x in rows) else SPANS[1]
+        self.left = self._ends(terms.left, terms.left_rows)
+        self.right = self._ends(terms.right, terms.right_rows)
+        self.second = self._ends(gradient, terms.value_rows)
+        zero = min(max(0, -terms.first), self.entries - 1)
+        self.curve = curve(function, zero) if function else None
         self.delta = None
         if gradient is not None and output is not None:
             self.delta = _delta(gradient, output)
@@ -84,34 +93,38 @@ class Call:
         output = empty_as(x.q, x.v.shape[-1])
         lse = x.q.new_empty(x.q.shape[:3], dtype=torch.float32)
         forward_kernel[blocks(self.queries, self.batch * self.heads)](
-            **self.common(flip=False),
+            **self.common(for_keys=False),
             output=tokens(output),
             lse=numbers(lse),
-            edged=self._edged(flip=False),
+            edged=self._edged(for_keys=False),
         )
         return output, lse
 
-    def tokens(self, *, flip: bool) -> tuple[Operands, Ends | None, Ends | None]:
-        """dQ and gradients of the queries' terms; or dK, dV and the keys' terms' if ``flip``.
+    def tokens(self, *, for_keys: bool) -> tuple[dict[str, Tensor], Ends | None, Ends | None]:
+        """Gradients of queries and their terms; or of keys, values and keys' terms if ``for_keys``.
 
-        With the sums of the gradients of logits, and of weights, over the pairs at both ends.
+        By their paths, with the sums of the gradients of logits, and of weights, over the pairs at
+        both ends.
         """
-        x = self.x
-        main, term, factor = (x.k, x.right, x.key_factor) if flip else (x.q, x.left, x.query_factor)
-        length = self.keys if flip else self.queries
+        x, terms = self.x, self.x.terms
+        names = ("k", "right", "key_factor") if for_keys else ("q", "left", "query_factor")
+        main = x.k if for_keys else x.q
+        length = self.keys if for_keys else self.queries
         into = empty_as(main, main.shape[-1])
-        second = empty_as(x.v, x.v.shape[-1]) if flip else None
+        second = empty_as(x.v, x.v.shape[-1]) if for_keys else None
         term, factor = (
-            None if each is None else empty_as(each, each.shape[-1]) for each in (term, factor)
+            None if given is None else empty_as(given, given.shape[-1])
+            for given in (getattr(terms, name) for name in names[1:])
         )
-        column = x.column.new_empty(x.column.shape) if flip and x.column is not None else None
+        column = terms.column if for_keys else None
+        column = None if column is None else column.new_empty(column.shape)
         rates = None
-        if x.curve_rates is not None and not flip:
+        if self.curve is not None and not for_keys:
             rates = x.q.new_empty(x.q.shape[:3], dtype=torch.float32)
         sums = weights = None
         if self.ended:
             sums = Ends.of(self.batch, self.heads, length, like=x.q)
-            if x.value_rows is not None and not flip:
+            if terms.value_rows is not None and not for_keys:
                 weights = Ends.of(self.batch, self.heads, length, like=x.q)
         forms = arguments.Gradients(
             tokens(into),
@@ -119,24 +132,28 @@ class Call:
             maybe(tokens, term),
             maybe(tokens, factor),
             maybe(numbers, column),
-            *low_and_high(sums, flip=flip),
-            *low_and_high(weights, flip=flip),
+            *low_and_high(sums, for_keys=for_keys),
+            *low_and_high(weights, for_keys=for_keys),
             maybe(numbers, rates),
         )
         gradients_kernel[blocks(length, into.shape[0] * into.shape[1])](
-            **self.common(flip=flip),
+            **self.common(for_keys=for_keys),
             into=forms,
-            for_keys=flip,
-            edged=self._edged(flip=flip),
+            for_keys=for_keys,
+            edged=self._edged(for_keys=for_keys),
             span=self.span,
         )
-        if second is not None:
-            found = Operands(x.q, into, second, right=term, column=column, key_factor=factor)
-        else:
-            if rates is not None and x.curve_rates is not None:
-                rates = rates.sum(1).sum_to_size(x.curve_rates.shape)
-            found = Operands(into, x.k, x.v, left=term, query_factor=factor, curve_rates=rates)
-        return found, sums, weights
+        if rates is not None:
+            rates = rates.sum(1).sum_to_size(x.pairs.tensors[-1].shape)
+        found = {
+            names[0]: into,
+            "v": second,
+            f"terms.{names[1]}": term,
+            f"terms.{names[2]}": factor,
+            "terms.column": column,
+            "pairs.tensors.4": rates,
+        }
+        return {path: x for path, x in found.items() if x is not None}, sums, weights
 
     def _ends(self, vectors: Tensor | None, rows: Tensor | None) -> Ends | None:
         """Products of vectors with the first and last row, where any pair may read them."""
@@ -156,84 +173,82 @@ class Call:
         )
         return ends
 
-    def _sides(self, *, flip: bool) -> tuple[arguments.Side, arguments.Side]:
-        x, adjacent = self.x, self.options.adjacent
+    def _sides(self, *, for_keys: bool) -> tuple[arguments.Side, arguments.Side]:
+        x, terms, segments, given = self.x, self.x.terms, self.x.segments, self.x.rotary
         queries = arguments.Side(
             tokens(x.q),
-            rotary(x.query_rotary, x.q.shape[-1], adjacent=adjacent),
+            rotary(given.query_cosine, given.query_sine, x.q.shape[-1], adjacent=given.adjacent),
             maybe(tokens, self.gradient),
-            maybe(tokens, x.left),
-            *low_and_high(self.left, flip=flip),
-            *low_and_high(self.second, flip=flip),
-            maybe(tokens, x.query_factor),
+            maybe(tokens, terms.left),
+            *low_and_high(self.left, for_keys=for_keys),
+            *low_and_high(self.second, for_keys=for_keys),
+            maybe(tokens, terms.query_factor),
             None,
             maybe(numbers, self.lse),
             maybe(numbers, self.delta),
-            *by_row(x.query_segment_ids),
-            *by_row(x.query_order),
-            *by_row(x.query_summary),
+            *by_row(segments.query_ids),
+            *by_row(segments.query_order),
+            *by_row(segments.query_summary),
             self.queries,
             END,
         )
         keys = arguments.Side(
             tokens(x.k),
-            rotary(x.key_rotary, x.k.shape[-1], adjacent=adjacent),
+            rotary(given.key_cosine, given.key_sine, x.k.shape[-1], adjacent=given.adjacent),
             tokens(x.v),
-            maybe(tokens, x.right),
-            *low_and_high(self.right, flip=flip),
+            maybe(tokens, terms.right),
+            *low_and_high(self.right, for_keys=for_keys),
             None,
             None,
-            maybe(tokens, x.key_factor),
-            maybe(numbers, x.column),
+            maybe(tokens, terms.key_factor),
+            maybe(numbers, terms.column),
             None,
             None,
-            *by_row(x.key_segment_ids),
-            *by_row(x.key_order),
-            *by_row(x.key_summary),
+            *by_row(segments.key_ids),
+            *by_row(segments.key_order),
+            *by_row(segments.key_summary),
             self.keys,
             END,
         )
-        return (keys, queries) if flip else (queries, keys)
+        return (keys, queries) if for_keys else (queries, keys)
 
-    def band(self, *, flip: bool) -> arguments.Band:
-        """The band of pairs, the keys' if ``flip``."""
-        options, last = self.options, self.x.entries - 1
+    def band(self, *, for_keys: bool) -> arguments.Band:
+        """The band of pairs, the keys' if ``for_keys``."""
+        origin, last = self.x.geometry.shift - self.x.terms.first, self.entries - 1
+        window = self.x.segments.window or None
         low = (FAR if self.single else 0) if self.has_first else -FAR
         high = last if self.has_last else FAR
-        if flip:
-            return arguments.Band(
-                -options.origin, -options.last, -options.first, -high, -low, options.window
-            )
-        return arguments.Band(
-            options.origin, options.first, options.last, low, high, options.window
-        )
+        if for_keys:
+            return arguments.Band(-origin, -self.last, -self.first, -high, -low, window)
+        return arguments.Band(origin, self.first, self.last, low, high, window)
 
-    def _edged(self, *, flip: bool) -> bool:
+    def _edged(self, *, for_keys: bool) -> bool:
         """True if the first token of the other side may be hidden from any of the own tokens."""
-        if self.x.query_segment_ids is not None:
+        if self.x.segments.query_ids is not None:
             return True
-        band = self.band(flip=flip)
-        return bool(band.first > band.origin - ((self.keys if flip else self.queries) - 1))
+        band = self.band(for_keys=for_keys)
+        return bool(band.first > band.origin - ((self.keys if for_keys else self.queries) - 1))
 
-    def common(self, *, flip: bool) -> dict[str, Any]:
+    def common(self, *, for_keys: bool) -> dict[str, Any]:
         """Arguments of the large kernels."""
-        x, options = self.x, self.options
-        own, others = self._sides(flip=flip)
-        band = self.band(flip=flip)
+        x, terms = self.x, self.x.terms
+        own, others = self._sides(for_keys=for_keys)
+        band = self.band(for_keys=for_keys)
         exact, of_factors = precision_of(x.q.dtype)
-        left, right = maybe(table, x.left_rows), maybe(table, x.right_rows)
+        left, right = maybe(table, terms.left_rows), maybe(table, terms.right_rows)
+        bias = terms.bias_by_offset
         tables = arguments.Tables(
-            x.bias_by_offset,
-            0 if x.bias_by_offset is None else x.bias_by_offset.stride(0),
-            *((right, left) if flip else (left, right)),
-            maybe(table, x.value_rows),
+            bias,
+            0 if bias is None else bias.stride(0),
+            *((right, left) if for_keys else (left, right)),
+            maybe(table, terms.value_rows),
             self.curve,
-            x.entries,
+            self.entries,
             END,
         )
         dropout = None
-        if options.dropout:
-            threshold = round(options.dropout * DRAWN)
+        if x.dropout:
+            threshold = round(x.dropout * DRAWN)
             factor = DRAWN / max(1, DRAWN - threshold)
             dropout = arguments.Dropout(threshold * DRAWN, factor, x.seed)
         return {
@@ -243,11 +258,11 @@ class Call:
             "band": band,
             "sizes": arguments.Sizes(self.batch, self.heads, self.heads // x.k.shape[1]),
             "dropout": dropout,
-            "scale": options.scale,
+            "scale": x.scale,
             "key": self._key(exact),
-            "has_low": self.has_last if flip else self.has_first,
-            "has_high": self.has_first if flip else self.has_last,
-            "causal": options.causal,
+            "has_low": self.has_last if for_keys else self.has_first,
+            "has_high": self.has_first if for_keys else self.has_last,
+            "causal": x.segments.causal,
             "granule": GRANULE,
             "precision": exact,
             "factor_precision": of_factors,
@@ -255,19 +270,19 @@ class Call:
 
     def _key(self, precision: str) -> str:
         """Key of the autotuner: all that the memory of tiles depends on, and rough sizes."""
-        found = [] if self.options.tuned else [UNTUNED]
-        found += [str(self.x.q.dtype), precision]
-        for name in TENSORS:
-            x: Tensor | None = getattr(self.x, name)
-            if x is not None:
-                wide = x.dim() == 4 or name.endswith("_rows")
-                found.append(f"{name} {padded(x.shape[-1])}" if wide else name)
-        options = self.options
-        kind = options.causal, options.window is not None, options.dropout > 0, options.adjacent
+        x = self.x
+        found = [] if x.tuned else [UNTUNED]
+        flat = flatten(x, SCHEMA)
+        found += [str(x.q.dtype), precision, x.pairs.kind]
+        for path, tensor in zip(paths_of(flat.words), flat.tensors, strict=True):
+            wide = tensor.dim() == 4 or path.endswith("_rows")
+            found.append(f"{path} {padded(tensor.shape[-1])}" if wide else path)
+        segments = x.segments
+        kind = segments.causal, segments.window > 0, x.dropout > 0, x.rotary.adjacent
         sizes = self.queries, self.keys, self.batch, self.heads
         found += [str(size.bit_length()) for size in sizes]
-        group = self.heads // self.x.k.shape[1]
-        return " ".join([*found, *map(str, kind), str(group), str(self.x.q.device)])
+        group = self.heads // x.k.shape[1]
+        return " ".join([*found, *map(str, kind), str(group), str(x.q.device)])
 
 
 def blocks(

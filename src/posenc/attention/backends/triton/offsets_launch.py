@@ -42,13 +42,13 @@ def offset_gradients(
         rows: ``"left_rows"``, ``"right_rows"`` or ``"value_rows"``; None: none.
         bias_wanted: whether that of the offset bias is wanted.
     """
-    flip, count = rows in ("left_rows", "value_rows"), call.x.entries
+    for_keys, count = rows in ("left_rows", "value_rows"), call.entries
     sums = _sums(call, rows, entries=bias_wanted, curve=False)
     of_bias, of_rows = (
-        None if each is None else _joined(each, sums.start, count, reverse=flip)
+        None if each is None else _joined(each, sums.start, count, reverse=for_keys)
         for each in (sums.entries, sums.rows)
     )
-    if of_rows is not None and rows is not None and len(getattr(call.x, rows)) == 1:
+    if of_rows is not None and rows is not None and len(getattr(call.x.terms, rows)) == 1:
         of_rows = of_rows.sum(0, keepdim=True)
     return of_bias, of_rows
 
@@ -58,26 +58,25 @@ def curve_gradients(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     sums = _sums(call, None, entries=True, curve=True)
     assert sums.entries is not None
     assert sums.curve is not None
-    assert call.x.curve_slope is not None
-    numbers = _joined(sums.entries, sums.start, call.x.entries, reverse=False)
-    pieces = call.x.curve_slope.shape[1]
+    numbers = _joined(sums.entries, sums.start, call.entries, reverse=False)
+    pieces = call.x.pairs.tensors[2].shape[1]
     slope, intercept = (each.sum((0, 2))[:, :pieces] for each in sums.curve)
     return numbers.sum(0, keepdim=True), slope, intercept
 
 
 def _sums(call: Call, rows: str | None, *, entries: bool, curve: bool) -> _Sums:
     x = call.x
-    given: Tensor | None = None if rows is None else getattr(x, rows)
-    flip = rows in ("left_rows", "value_rows")
+    given: Tensor | None = None if rows is None else getattr(x.terms, rows)
+    for_keys = rows in ("left_rows", "value_rows")
     width, itemsize, tables = _room(call)
     shared = shared_memory(x.q.device)
     block = diagonal_block(
         room(width, itemsize, tables),
         lambda side: tile_memory(side, width, itemsize, tables) <= shared,
     )
-    band = call.band(flip=flip)
+    band = call.band(for_keys=for_keys)
     low_steps, high_steps = _steps(call, band)
-    first, count = _diagonals(call, band, flip=flip, block=block)
+    first, count = _diagonals(call, band, for_keys=for_keys, block=block)
     heads = 1 if given is not None and len(given) == 1 and not entries else call.heads
     splits = max(1, min(PROGRAMS // max(1, count * heads), 64))
     size = (splits, heads, count)
@@ -88,11 +87,11 @@ def _sums(call: Call, rows: str | None, *, entries: bool, curve: bool) -> _Sums:
     of_entries = made(2 * block) if entries else None
     of_rows = None if given is None else made(2 * block, given.shape[-1])
     of_curve = None
-    if curve and x.curve_slope is not None:
-        pieces = 2 * padded(x.curve_slope.shape[1] - 1)
+    if curve:
+        pieces = 2 * padded(x.pairs.tensors[2].shape[1] - 1)
         of_curve = arguments.CurveGradients(made(pieces), made(pieces))
     if count:
-        common = call.common(flip=flip)
+        common = call.common(for_keys=for_keys)
         common["key"] += f" {rows} {entries} {curve}"
         offsets_kernel[(count * heads * splits,)](
             **common,
@@ -108,18 +107,18 @@ def _sums(call: Call, rows: str | None, *, entries: bool, curve: bool) -> _Sums:
             splits=splits,
             width=0 if given is None else given.shape[-1],
             of_values=rows == "value_rows",
-            for_keys=flip,
+            for_keys=for_keys,
             block=block,
         )
     middle = first * block + int(band.origin)
-    start = -(middle + count * block - 1) if flip else middle - (block - 1)
+    start = -(middle + count * block - 1) if for_keys else middle - (block - 1)
     return _Sums(of_entries, of_rows, of_curve, start)
 
 
 def _room(call: Call) -> tuple[int, int, int]:
     """Width and size of the numbers of vectors, and how many tables are unrolled."""
     x = call.x
-    tables = (x.left_rows, x.right_rows, x.value_rows)
+    tables = (x.terms.left_rows, x.terms.right_rows, x.terms.value_rows)
     vectors = [x.q, x.v, *(each for each in tables if each is not None)]
     width = max(padded(each.shape[-1]) for each in vectors)
     return width, x.q.element_size(), len(vectors) - 2
@@ -132,10 +131,10 @@ def _steps(call: Call, band: arguments.Band) -> tuple[int, int]:
     return low, -((band.origin - band.high - margin) // call.span)
 
 
-def _diagonals(call: Call, band: arguments.Band, *, flip: bool, block: int) -> tuple[int, int]:
+def _diagonals(call: Call, band: arguments.Band, *, for_keys: bool, block: int) -> tuple[int, int]:
     """The first diagonal of tiles with visible pairs between the ends, and how many."""
     lengths = call.queries, call.keys
-    x_length, y_length = lengths[::-1] if flip else lengths
+    x_length, y_length = lengths[::-1] if for_keys else lengths
     low, high = _steps(call, band)
     least = -((band.origin + block - 1 - band.first) // block)
     most = (band.last - band.origin + block - 1) // block

@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from posenc.attention.spacing import Known, document_numbers, once_for
+from posenc.attention.problem.once import Known, once_for
+from posenc.attention.problem.record import Segments
+from posenc.attention.problem.spacing import document_numbers
 from posenc.grid import Grid
 
-__all__ = ["GRANULE", "Marks", "marks_of", "segment_ids_of"]
+__all__ = ["GRANULE", "segment_ids_of", "segments_of"]
 
 GRANULE = 16
 """Tokens that are summed up together; divides all tiles."""
 
 
-class Marks(NamedTuple):
-    """Segments, orders and summaries of both sides, as in ``Operands``."""
-
-    query_segment_ids: Tensor
-    key_segment_ids: Tensor
-    query_order: Tensor | None
-    key_order: Tensor | None
-    query_summary: Tensor
-    key_summary: Tensor
-
-
 _NUMBERED: Known[tuple[Tensor, Tensor]] = WeakKeyDictionary()
-_MARKED: tuple[Known[Marks], Known[Marks]] = (WeakKeyDictionary(), WeakKeyDictionary())
+_FOUND: tuple[Known[Segments], Known[Segments]] = (WeakKeyDictionary(), WeakKeyDictionary())
 
 
-def marks_of(grid: Grid, *, ordered: bool) -> Marks:
+def segments_of(grid: Grid, *, ordered: bool) -> Segments:
     """Those of a grid, without orders if ``ordered``; once for each pair of layouts."""
 
-    def compute(grid: Grid) -> Marks:
+    def compute(grid: Grid) -> Segments:
         query, key = segment_ids_of(grid)
-        with torch.inference_mode(False):  # else no later call could save them for its gradients
-            first, second = (
-                None if ordered else side.order.contiguous() for side in (grid.query, grid.key)
-            )
-            return Marks(query, key, first, second, _summary(query, first), _summary(key, second))
+        first, second = (
+            None if ordered else side.order.contiguous() for side in (grid.query, grid.key)
+        )
+        return Segments(query, key, first, second, _summary(query, first), _summary(key, second))
 
-    return compute(grid) if _in_graph(grid) else once_for(grid, _MARKED[ordered], compute)
+    return compute(grid) if _in_graph(grid) else once_for(grid, _FOUND[ordered], compute)
 
 
 def segment_ids_of(grid: Grid) -> tuple[Tensor, Tensor]:
@@ -60,16 +49,15 @@ def segment_ids_of(grid: Grid) -> tuple[Tensor, Tensor]:
 
 def _numbered(grid: Grid) -> tuple[Tensor, Tensor]:
     sides = document_numbers(grid.query), document_numbers(grid.key)
-    with torch.inference_mode(False):
-        if grid.query.document is None and grid.key.document is None:
-            return _segment_ids(grid, *(side.int() for side in sides))
-        rows = max(map(len, sides))
-        documents = torch.cat([side.expand(rows, -1) for side in sides], dim=1)
-        ascending, places = documents.sort(dim=1)
-        numbers = torch.zeros_like(ascending, dtype=torch.int32)
-        numbers[:, 1:] = ascending.diff(dim=1).ne(0).cumsum(1)
-        numbers = numbers.gather(1, places.argsort(dim=1))
-        return _segment_ids(grid, *numbers.tensor_split([grid.query.length], dim=1))
+    if grid.query.document is None and grid.key.document is None:
+        return _segment_ids(grid, *(side.int() for side in sides))
+    rows = max(map(len, sides))
+    documents = torch.cat([side.expand(rows, -1) for side in sides], dim=1)
+    ascending, places = documents.sort(dim=1)
+    numbers = torch.zeros_like(ascending, dtype=torch.int32)
+    numbers[:, 1:] = ascending.diff(dim=1).ne(0).cumsum(1)
+    numbers = numbers.gather(1, places.argsort(dim=1))
+    return _segment_ids(grid, *numbers.tensor_split([grid.query.length], dim=1))
 
 
 def _segment_ids(grid: Grid, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from posenc.attention.backends.triton.forms import (
 )
 from posenc.attention.backends.triton.kernels.configs import KEYS_PER_SPLIT, PROGRAMS
 from posenc.attention.backends.triton.kernels.decode import combine_kernel, split_kernel
+from posenc.attention.backends.triton.posing import SingleQuery
 
 __all__ = ["attend_split_k"]
 
@@ -23,22 +24,12 @@ COMBINED = 16
 """Splits that are read at once when they are put together."""
 
 
-def attend_split_k(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    bucket: Tensor | None,
-    value_rows: Tensor | None,
-    query_rotary: Tensor | None,
-    key_rotary: Tensor | None,
-    adjacent: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Keys are dealt to as many programs as keep the device busy; operands as in ``decode``."""
+def attend_split_k(x: SingleQuery) -> tuple[Tensor, Tensor]:
+    """Output and LSE; keys are dealt to as many programs as keep the device busy."""
+    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (x.q, x.k, x.v))
+    bias, bucket, value_rows, factors = x.bias, x.bucket, x.value_rows, x.rotary
     batch, heads = q.shape[:2]
     key_heads, keys, width = k.shape[1], k.shape[2], v.shape[-1]
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     # Query heads that read rows of their own cannot share a tile.
     programs = key_heads if value_rows is None or len(value_rows) == 1 else heads
     ratio = heads // programs
@@ -48,7 +39,7 @@ def attend_split_k(
     precision, _ = precision_of(q.dtype)
     kind = [q.dtype, q.shape[-1], width, ratio, bias is None, value_rows is None]
     kind += [keys.bit_length(), batch.bit_length(), programs.bit_length(), str(q.device)]
-    kind += [] if key_rotary is None else [key_rotary.shape[-1], adjacent]
+    kind += [] if factors.key_cosine is None else [factors.key_cosine.shape[-1], factors.adjacent]
     split_kernel[(batch * programs * splits,)](
         tokens(q),
         tokens(k),
@@ -56,15 +47,20 @@ def attend_split_k(
         None if bias is None else numbers(bias if bias.stride(-1) == 1 else bias.contiguous()),
         None if bucket is None else numbers(bucket.contiguous().unsqueeze(1)),
         None if value_rows is None else table(value_rows.contiguous()),
-        rotary(query_rotary, q.shape[-1], adjacent=adjacent),
-        rotary(key_rotary, k.shape[-1], adjacent=adjacent),
+        *(
+            rotary(cosine, sine, q.shape[-1], adjacent=factors.adjacent)
+            for cosine, sine in (
+                (factors.query_cosine, factors.query_sine),
+                (factors.key_cosine, factors.key_sine),
+            )
+        ),
         partial,
         partial_lse,
         keys,
         splits,
         programs,
         programs // key_heads,
-        scale,
+        x.scale,
         key=" ".join(map(str, kind)),
         ratio=ratio,
         rows=padded(ratio),

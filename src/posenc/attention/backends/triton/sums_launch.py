@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from posenc.attention.backends.triton.band import FAR
+from posenc.attention.backends.triton.form import FAR
 from posenc.attention.backends.triton.forms import numbers, tokens
 from posenc.attention.backends.triton.kernels import arguments
 from posenc.attention.backends.triton.kernels.configs import CARRY_KEYS
@@ -22,8 +22,9 @@ from posenc.attention.backends.triton.kernels.sums_forward import (
 from posenc.attention.backends.triton.kernels.sums_keys import sums_keys_kernel
 from posenc.attention.backends.triton.kernels.sums_queries import sums_queries_kernel
 from posenc.attention.backends.triton.launch import Call, blocks
-from posenc.attention.backends.triton.operands import Operands, Options, empty_as
 from posenc.attention.backends.triton.segments import GRANULE
+from posenc.attention.backends.triton.strides import empty_as
+from posenc.attention.problem.record import KernelProblem
 
 __all__ = ["SumsCall"]
 
@@ -39,24 +40,27 @@ class SumsCall:
     """One problem with carried sums.
 
     Args:
-        x: queries, keys, values, segments and the seed.
-        options: its numbers.
-        products: ``[B, H, Q, N]`` float32, products of queries with vectors by count; None for
-            stick breaking.
-        rest_to_self: of stick breaking, whether what is left goes to the query's own key.
+        x: its pairs' tensors are products ``[B, H, Q, N]`` of queries with vectors by count, in
+            float32; none for stick breaking.
     """
 
-    x: Operands
-    options: Options
-    products: Tensor | None
-    rest_to_self: bool
+    x: KernelProblem
+
+    @property
+    def products(self) -> Tensor | None:
+        return self.x.pairs.tensors[0] if self.x.pairs.tensors else None
+
+    @property
+    def rest_to_self(self) -> bool:
+        """Of stick breaking, whether what is left goes to the query's own key."""
+        return self.x.pairs.kind == "sticks_self"
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Output ``[B, H, Q, E]``, and LSE or the binary logarithm of the rest, ``[B, H, Q]``."""
         q, v = self.x.q, self.x.v
         output = empty_as(q, v.shape[-1])
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-        common, lanes = Call(self.x, self.options).common(flip=False), q.shape[0] * q.shape[1]
+        common, lanes = Call(self.x).common(for_keys=False), q.shape[0] * q.shape[1]
         sums_forward_kernel[blocks(q.shape[2], lanes)](
             **_chosen(common, "tables", "dropout"),
             **self._constants(),
@@ -68,8 +72,8 @@ class SumsCall:
         )
         return output, lse
 
-    def backward(self, gradient: Tensor, output: Tensor, lse: Tensor) -> list[Tensor]:
-        """Gradients of queries, keys and values, and of products if there are any.
+    def backward(self, gradient: Tensor, output: Tensor, lse: Tensor) -> dict[str, Tensor]:
+        """Gradients of queries, keys and values, and of products if there are any, by their paths.
 
         Some queries at a time, so that what they leave to the keys takes as much memory as the
         keys and values themselves.
@@ -94,15 +98,9 @@ class SumsCall:
                 torch.empty_like(sums, dtype=torch.float32),
                 lse.new_empty(*batch_heads, count, dtype=torch.int32),
             )
-            of_part = replace(
-                self,
-                x=_part(x, part),
-                options=replace(self.options, origin=self.options.origin - begin),
-                products=None if self.products is None else self.products[:, :, part],
-            )
+            of_part = SumsCall(_part(x, part))
             call = Call(
                 of_part.x,
-                of_part.options,
                 gradient=gradient[:, :, part],
                 output=output[:, :, part] if self._counts else None,
                 lse=lse[:, :, part].contiguous(),
@@ -117,8 +115,8 @@ class SumsCall:
                 dv += of_keys[1]
             if of_products is not None:
                 found.append(of_products)
-        products = [torch.cat(found, dim=2)] if found else []
-        return [dq, dk.to(x.k.dtype), dv.to(x.v.dtype), *products]
+        gradients = {"q": dq, "k": dk.to(x.k.dtype), "v": dv.to(x.v.dtype)}
+        return gradients | ({"pairs.tensors.0": torch.cat(found, dim=2)} if found else {})
 
     def _queries(
         self,
@@ -130,7 +128,7 @@ class SumsCall:
         block: int,
     ) -> Tensor | None:
         """Gradients of queries, and of the products if there are any."""
-        common, constants = call.common(flip=False), self._constants()
+        common, constants = call.common(for_keys=False), self._constants()
         programs = blocks(dq.shape[2], dq.shape[0] * dq.shape[1], "block_q")
         carries_kernel[programs](
             **_chosen(common),
@@ -179,7 +177,7 @@ class SumsCall:
         dk, dv = of_keys
         count = triton.cdiv(dk.shape[2], block) * dk.shape[0] * dk.shape[1]
         sums_keys_kernel[(count,)](
-            **_chosen(call.common(flip=True), "dropout"),
+            **_chosen(call.common(for_keys=True), "dropout"),
             **self._constants(),
             pairs=pairs,
             carries=carries,
@@ -198,7 +196,7 @@ class SumsCall:
     @property
     def _edged(self) -> bool:
         """True if keys before those that are not ahead may be hidden."""
-        return self.options.first > -FAR or self.x.query_segment_ids is not None
+        return self.x.geometry.lowest > -FAR or self.x.segments.query_ids is not None
 
     def _constants(self) -> dict[str, Any]:
         """Arguments of all kernels that follow from the number of vectors by count."""
@@ -222,13 +220,19 @@ def _chosen(common: dict[str, Any], *more: str) -> dict[str, Any]:
     return {name: common[name] for name in names}
 
 
-def _part(x: Operands, queries: slice) -> Operands:
-    """The operands of some queries."""
+def _part(x: KernelProblem, queries: slice) -> KernelProblem:
+    """The problem of some queries."""
     granules = slice(queries.start // GRANULE, triton.cdiv(queries.stop, GRANULE))
-    ids, summary = x.query_segment_ids, x.query_summary
+    ids, summary = x.segments.query_ids, x.segments.query_summary
+    products = tuple(each[:, :, queries] for each in x.pairs.tensors)
     return replace(
         x,
         q=x.q[:, :, queries],
-        query_segment_ids=None if ids is None else ids[:, queries],
-        query_summary=None if summary is None else summary[:, granules],
+        pairs=replace(x.pairs, tensors=products),
+        geometry=replace(x.geometry, shift=x.geometry.shift - queries.start),
+        segments=replace(
+            x.segments,
+            query_ids=None if ids is None else ids[:, queries],
+            query_summary=None if summary is None else summary[:, granules],
+        ),
     )

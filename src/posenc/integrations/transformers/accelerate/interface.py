@@ -21,7 +21,7 @@ from transformers.masking_utils import (
 from transformers.utils.output_capturing import _active_collector
 
 from posenc.attention import attend
-from posenc.attention.lowering import repeat_heads
+from posenc.attention.problem.lowering import repeat_heads
 from posenc.attention.softmax import masked_softmax
 from posenc.derivatives import with_definition
 from posenc.encoding import BucketedTerms

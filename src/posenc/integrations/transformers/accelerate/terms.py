@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.given_terms import GivenTerms
+from posenc.attention.problem.given_terms import GivenTerms
 from posenc.encoding import BucketedTerms, Encoding, StructuredScore, TokenTableProduct
 from posenc.encoding.tensors import BucketIndex, Offsets
 

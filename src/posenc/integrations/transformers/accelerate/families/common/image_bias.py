@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad, scaled_dot_product_attention
 
 from posenc.attention.api import attend_block, attend_part
-from posenc.attention.backends.common.base import Backend, Whole
-from posenc.attention.dispatch import differentiating_parts
+from posenc.attention.backends.common.base import Backend
+from posenc.attention.problem.problem import Whole
 from posenc.derivatives import with_definition
 from posenc.encoding import BucketedTerms
 from posenc.encoding.tensors import BucketIndex, Offsets
@@ -158,9 +158,7 @@ def _attend_from_patches(
         if not torch.is_grad_enabled():
             return output.to(v.dtype)
         whole = Whole(output.to(v.dtype), lse)
-        through_image = attend_part(
-            *image, whole=whole, backend=differentiating_parts(backend), scale=scale
-        )
+        through_image = attend_part(*image, whole=whole, backend=backend, scale=scale)
         weight = (logit - lse.unsqueeze(-1)).exp().to(wide)
         through_class = weight * (value - output)
         through = through_image + through_class.to(v.dtype)

@@ -65,13 +65,19 @@ class GivenValues(ValueTerm):
 
 def given_encoding(terms: Iterable[StructuredScore]) -> Encoding:
     """The encoding whose structured form these terms are."""
-    score, value = [], None
+    score: list[StructuredScore] = []
+    value = None
     for term in terms:
         if isinstance(term, BucketedTerms) and term.value is not None:
             value = GivenValues(term)
-        else:
+        if isinstance(term, LowRank) or _adds_to_scores(term):
             score.append(term)
     return Encoding(score=GivenTerms(*score) if score else None, value=value)
+
+
+def _adds_to_scores(term: BucketedTerms) -> bool:
+    parts = (term.table, term.left, term.right, term.row, term.column)
+    return any(part is not None for part in parts)
 
 
 def _dense(term: StructuredScore, grid: Grid) -> Scores:

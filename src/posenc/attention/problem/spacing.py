@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.common.base import Problem
-from posenc.attention.lowering import lower
+from posenc.attention.problem.lowering import lower
+from posenc.attention.problem.once import Known, once_for
+from posenc.attention.problem.problem import Problem
 from posenc.encoding import StructuredScore
 from posenc.grid import Grid
 from posenc.layout import Layout
 
 __all__ = [
-    "Known",
     "Spacing",
     "document_numbers",
     "find_spacing",
     "lower_on_sequences",
     "nearest_origin",
-    "once_for",
     "spacing",
 ]
-
-T = TypeVar("T")
-
-Known = WeakKeyDictionary[Layout, WeakKeyDictionary[Layout, tuple[T]]]
-"""Something of each pair of layouts that has been met."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +46,6 @@ def nearest_origin(smallest: int, largest: int) -> int:
     sign, which tells whether a key is before the query's own, after it, or that one.
     """
     return min(max(0, smallest - 1), largest + 1)
-
-
-def once_for(grid: Grid, known: Known[T], compute: Callable[[Grid], T]) -> T:
-    """The result of ``compute`` for a grid's pair of layouts, computed once."""
-    of_query = known.setdefault(grid.query, WeakKeyDictionary())
-    if grid.key not in of_query:
-        of_query[grid.key] = (compute(grid),)
-    return of_query[grid.key][0]
 
 
 def document_numbers(layout: Layout) -> Tensor:

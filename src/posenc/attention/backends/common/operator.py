@@ -1,0 +1,217 @@
+"""Kernels as operators that autograd, ``torch.compile`` and checkpointing know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
+
+from posenc.attention.backends.common.base import kernel_gradients
+from posenc.attention.problem.flat import Flat, flatten, paths_of, restore
+from posenc.attention.problem.record import SCHEMA, KernelProblem
+from posenc.runtime import needs_dispatch
+
+Gradients = dict[str, Tensor]
+"""Gradients by the paths in the record of what they are of."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An engine's kernels as ``torch.ops.posenc.NAME`` and ``NAME_backward``, on flat records.
+
+    Args:
+        name: of the engine.
+        output: output ``[B, H, Q, E]`` and LSE ``[B, H, Q]`` of a record.
+        gradients: from a record, results (gradient of the output, output, LSE), the paths whose
+            gradients are wanted, and whether output and LSE are over more keys than these. Others
+            may come too.
+        empty_output: tensors of the shapes, strides and dtypes of ``output``.
+        empty_gradient: likewise of the gradient of a tensor at a path, wanted or not; None for
+            none.
+        direct: call kernels without PyTorch's dispatcher where nothing observes it.
+    """
+
+    name: str
+    output: Callable[[KernelProblem], tuple[Tensor, Tensor]]
+    gradients: Callable[[KernelProblem, Sequence[Tensor], Container[str], bool], Gradients]
+    empty_output: Callable[[KernelProblem], tuple[Tensor, Tensor]]
+    empty_gradient: Callable[[str, Tensor, bool], Tensor | None]
+    direct: bool = False
+    _forward: Callable[..., Any] = field(init=False, repr=False)
+    _backward: Callable[..., Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        forward, backward = _forward(self), _backward(self)
+
+        def differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+            wanted = ctx.needs_input_grad[0]
+            return _differentiated(ctx, backward, gradient, wanted), None, None, None
+
+        forward.register_autograd(kernel_gradients(differentiate), setup_context=_keep)
+        object.__setattr__(self, "_forward", forward)
+        object.__setattr__(self, "_backward", backward)
+
+    def attend(self, record: KernelProblem) -> tuple[Tensor, Tensor]:
+        """Output and LSE; the output has gradients."""
+        tensors, *rest = flatten(record, SCHEMA)
+        if not self.direct or needs_dispatch(*tensors):
+            found: tuple[Tensor, Tensor] = self._forward(tensors, *rest)
+        elif torch.is_grad_enabled():
+            found = _Direct.apply(self, record, *rest, *tensors)  # type: ignore[no-untyped-call]
+        else:
+            found = self.output(record)
+        return found
+
+    def attend_part(self, record: KernelProblem, output: Tensor, lse: Tensor) -> Tensor:
+        """Zeros with the gradient of an output over more keys than these.
+
+        Args:
+            output, lse: over all keys; the LSE as of ``attend``.
+        """
+        tensors, *rest = flatten(record, SCHEMA)
+        part: Tensor = _Part.apply(self._backward, output, lse, *rest, *tensors)  # type: ignore[no-untyped-call]
+        return part
+
+    def differentiate(self, record: KernelProblem, results: Sequence[Tensor]) -> Gradients:
+        """Gradients of all that has some."""
+        flat = flatten(record, SCHEMA)
+        found = self._backward(results, *flat, [True for _ in flat.tensors], False)
+        given = zip(paths_of(flat.words), flat.tensors, found, strict=True)
+        return {path: x for path, y, x in given if self.empty_gradient(path, y, True) is not None}
+
+
+def _restored(
+    tensors: Sequence[Tensor], numbers: Sequence[int], reals: Sequence[float], words: str
+) -> KernelProblem:
+    record: KernelProblem = restore(Flat(list(tensors), list(numbers), list(reals), words), SCHEMA)
+    return record
+
+
+def _forward(operator: Operator) -> CustomOpDef:
+    @torch.library.custom_op(f"posenc::{operator.name}", mutates_args=())
+    def forward(
+        tensors: Sequence[Tensor], numbers: Sequence[int], reals: Sequence[float], words: str
+    ) -> tuple[Tensor, Tensor]:
+        return operator.output(_restored(tensors, numbers, reals, words))
+
+    @forward.register_fake
+    def _(
+        tensors: Sequence[Tensor], numbers: Sequence[int], reals: Sequence[float], words: str
+    ) -> tuple[Tensor, Tensor]:
+        return operator.empty_output(_restored(tensors, numbers, reals, words))
+
+    return forward
+
+
+def _backward(operator: Operator) -> CustomOpDef:
+    """Gradients, one a tensor; empty for those without."""
+
+    @torch.library.custom_op(f"posenc::{operator.name}_backward", mutates_args=())
+    def backward(
+        results: Sequence[Tensor],
+        tensors: Sequence[Tensor],
+        numbers: Sequence[int],
+        reals: Sequence[float],
+        words: str,
+        wanted: Sequence[bool],
+        part: bool,
+    ) -> list[Tensor]:
+        record, paths = _restored(tensors, numbers, reals, words), paths_of(words)
+        needed = {path for path, want in zip(paths, wanted, strict=True) if want}
+        found = operator.gradients(record, results, needed, part)
+        return [found[path] if path in found else record.q.new_empty(0) for path in paths]
+
+    @backward.register_fake
+    def _(results: Sequence[Tensor], tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
+        *_, words, wanted, _ = rest
+        found = []
+        for path, x, want in zip(paths_of(words), tensors, wanted, strict=True):
+            empty = operator.empty_gradient(path, x, want)
+            found.append(x.new_empty(0, dtype=tensors[0].dtype) if empty is None else empty)
+        return found
+
+    return backward
+
+
+def _keep(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
+    tensors, *ctx.rest = inputs
+    ctx.save_for_backward(*output, *tensors)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiated(
+    ctx: Any,
+    backward: Callable[..., list[Tensor]],
+    gradient: Tensor,
+    wanted: Sequence[bool],
+    *,
+    part: bool = False,
+) -> list[Tensor | None]:
+    """Gradients, one a tensor; None where none is wanted."""
+    output, lse, *tensors = ctx.saved_tensors  # read once: checkpointing computes them again
+    found = backward([gradient, output, lse], tensors, *ctx.rest, list(wanted), part)
+    return [x if want else None for x, want in zip(found, wanted, strict=True)]
+
+
+class _Direct(torch.autograd.Function):
+    """An operator for autograd alone, which costs less than its dispatch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        operator: Operator,
+        record: KernelProblem,
+        numbers: list[int],
+        reals: list[float],
+        words: str,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Of a record, whose flat form the last arguments are."""
+        output = operator.output(record)
+        _keep(ctx, (tensors, numbers, reals, words), output)
+        ctx.operator = operator
+        return output
+
+    @staticmethod
+    @kernel_gradients
+    def backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> Any:
+        output, lse, *tensors = ctx.saved_tensors
+        operator, words = ctx.operator, ctx.rest[2]
+        needed = list(zip(paths_of(words), ctx.needs_input_grad[5:], strict=True))
+        wanted = {path for path, want in needed if want}
+        results = (gradient.resolve_neg(), output, lse)
+        found = operator.gradients(_restored(tensors, *ctx.rest), results, wanted, False)
+        unwanted = (None for _ in range(5))
+        return *unwanted, *(found[path] if want else None for path, want in needed)
+
+
+class _Part(torch.autograd.Function):
+    """An operator with output and LSE over more keys given: only its backward pass is computed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        backward: Callable[..., list[Tensor]],
+        output: Tensor,
+        lse: Tensor,
+        numbers: list[int],
+        reals: list[float],
+        words: str,
+        *tensors: Tensor,
+    ) -> Tensor:
+        ctx.operator, ctx.rest = backward, (numbers, reals, words)
+        ctx.save_for_backward(output, lse, *tensors)
+        ctx.set_materialize_grads(False)
+        return output.new_zeros(()).expand(output.shape)
+
+    @staticmethod
+    @kernel_gradients
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        wanted = ctx.needs_input_grad[6:]
+        found = _differentiated(ctx, ctx.operator, gradient, wanted, part=True)
+        return *(None for _ in range(6)), *found

@@ -1,0 +1,197 @@
+"""The struct of a call, read from a problem's record: csrc/problem.h, by ``library``."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from posenc.attention.backends.native.library import PAD, Map, Problem, RotaryFactors, Tokens
+from posenc.attention.backends.native.pairs import KINDS
+from posenc.attention.problem.record import Geometry, KernelProblem
+from posenc.attention.problem.spans import Spans, spans_of
+
+PARTS, ITEMS = 32, 8
+"""Sums of gradients over the batch and over blocks of queries at most, so that many threads have
+work. They depend on the shape alone: results are the same for any number of threads."""
+
+BLOCK = 256
+"""Queries of the smallest block that a thread takes."""
+
+
+class Arguments:
+    """The struct of a call, and all tensors that it points to.
+
+    Attributes:
+        struct: what a kernel reads.
+        record: the problem.
+        dtype: of the kernels: float32 or float64.
+        spans: of the buckets, if there are any.
+        pairs: tensors of the term outside the structured form, as the kernel reads them.
+        splits: blocks of queries whose gradients of keys are summed apart.
+    """
+
+    def __init__(self, record: KernelProblem) -> None:
+        self.record, self.struct = record, Problem()
+        self.dtype = torch.promote_types(record.q.dtype, torch.float32)
+        self.spans: Spans | None = None
+        self._kept: list[Tensor] = []
+        self._tokens()
+        self._geometry(record.geometry)
+        self._factors()
+        self._offsets()
+        self._products()
+        self._rotary()
+        self.pairs = [self.keep(x.to(self.dtype).contiguous()) for x in record.pairs.tensors]
+        self._pairs()
+
+    def keep(self, x: Tensor) -> Tensor:
+        """The tensor, kept for as long as this is."""
+        self._kept.append(x)
+        return x
+
+    def tokens(self, x: Tensor) -> Tokens:
+        """A tensor ``[B, H, L, D]``, copied where its features are apart."""
+        return Tokens.of(self.keep(_contiguous_rows(x)))
+
+    def _tokens(self) -> None:
+        x, problem = self.struct, self.record
+        (x.batch, x.heads, x.queries, x.dim), (x.groups, x.keys) = (
+            problem.q.shape,
+            problem.k.shape[1:3],
+        )
+        x.value_dim, x.scale = problem.v.shape[-1], problem.scale
+        x.dropout, x.seed = problem.dropout, 0 if problem.seed is None else int(problem.seed)
+        x.q, x.k, x.v = self.tokens(problem.q), self.tokens(problem.k), self.tokens(problem.v)
+        x.chunks = min(x.batch, ceil_div(PARTS, x.heads))
+        blocks = ceil_div(x.queries, BLOCK)
+        threads = ceil_div(2 * torch.get_num_threads(), x.heads * x.chunks)
+        self.splits = min(ceil_div(ITEMS, x.heads * x.chunks), blocks, problem.splits)
+        if problem.pairs.kind == "mixing":  # all heads go together
+            self.splits = 1
+        x.splits = max(self.splits, min(threads, blocks))
+
+    def _geometry(self, geometry: Geometry) -> None:
+        x, intervals = self.struct, geometry.intervals
+        if intervals is None:
+            intervals = _regular_intervals(x.queries, x.keys, *_numbers(geometry))
+        x.low, x.high, x.base = (part.data_ptr() for part in self.keep(intervals))
+        x.rows_batch = 0 if intervals.shape[1] == 1 else x.queries
+        x.period, x.jump = geometry.period, geometry.jump
+
+    def _factors(self) -> None:
+        x, terms = self.struct, self.record.terms
+        if terms.query_factor is not None and terms.key_factor is not None:
+            x.rank = terms.query_factor.shape[-1]
+            x.q_factor, x.k_factor = self.tokens(terms.query_factor), self.tokens(terms.key_factor)
+
+    def _offsets(self) -> None:
+        """What each offset, and each key, adds; and the buckets of offsets."""
+        x, terms = self.struct, self.record.terms
+        if terms.bias_by_offset is not None:
+            bias = self.keep(terms.bias_by_offset.to(self.dtype).contiguous())
+            x.bias_by_offset, x.bias_by_offset_first = bias.data_ptr(), terms.first
+            x.bias_by_offset_count = bias.shape[1]
+            x.bias_by_offset_head = 0 if len(bias) == 1 else bias.shape[1]
+        if terms.column is not None:
+            column = self.keep(terms.column.to(torch.float64).contiguous())
+            x.column, x.column_head = column.data_ptr(), column.stride(1)
+            x.column_batch = 0 if len(column) == 1 else column.stride(0)
+        if terms.bucket is not None:
+            self.spans = spans = spans_of(terms.bucket)
+            x.map = Map(
+                _padded(spans).data_ptr() + 4 * PAD,
+                spans.span_of.data_ptr(),
+                spans.spans.data_ptr(),
+                terms.first,
+                len(terms.bucket),
+                len(spans.buckets),
+                *(terms.first + end for end in spans.varying),
+            )
+
+    def _products(self) -> None:
+        x, terms = self.struct, self.record.terms
+        for term, tokens, own, rows in (
+            (x.left, terms.left, x.q, terms.left_rows),
+            (x.right, terms.right, x.k, terms.right_rows),
+        ):
+            if rows is not None:
+                rows = self._met(rows)
+                term.tokens = own if tokens is None else self.tokens(tokens)
+                term.rows, term.features = rows.data_ptr(), rows.shape[-1]
+                term.rows_head = 0 if len(rows) == 1 else rows.stride(0)
+                x.map.buckets = rows.shape[1]
+        if terms.value_rows is not None:
+            rows = self._met(terms.value_rows)
+            x.value_rows, x.value_head = rows.data_ptr(), 0 if len(rows) == 1 else rows.stride(0)
+
+    def _met(self, rows: Tensor) -> Tensor:
+        """The rows of the buckets that the offsets meet, in their order; all, without buckets."""
+        rows = rows.to(self.dtype)
+        if self.spans is not None and not holds_all(self.spans, rows):
+            rows = rows[:, self.spans.buckets]
+        return self.keep(rows.contiguous())
+
+    def _rotary(self) -> None:
+        x, given = self.struct, self.record.rotary
+        x.adjacent = given.adjacent
+        if given.query_cosine is None:
+            return
+        factors = (given.query_cosine, given.query_sine, given.key_cosine, given.key_sine)
+        cosine, sine, key_cosine, key_sine = (
+            self.keep(factor.contiguous()) for factor in factors if factor is not None
+        )
+        x.rotated = cosine.shape[-1]
+        x.q_rotary = RotaryFactors.of(cosine, sine)
+        x.k_rotary = RotaryFactors.of(key_cosine, key_sine)
+
+    def _pairs(self) -> None:
+        kind = self.record.pairs.kind
+        if not kind:
+            return
+        pairs = self.struct.pairs
+        pairs.kind = KINDS[kind].number
+        for at, size in enumerate(KINDS[kind].sizes(self.pairs)):
+            pairs.sizes[at] = size
+        for at, tensor in enumerate(self.pairs):
+            pairs.data[at] = tensor.data_ptr()
+
+
+def holds_all(spans: Spans, rows: Tensor) -> bool:
+    """True if the buckets that offsets meet are those of all rows, in their order."""
+    return spans.whole and len(spans.buckets) == rows.shape[1]
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _contiguous_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _numbers(geometry: Geometry) -> tuple[int, ...]:
+    return (geometry.shift, geometry.lowest, geometry.highest, geometry.period, geometry.jump)
+
+
+@lru_cache(maxsize=64)
+def _padded(spans: Spans) -> Tensor:
+    number = spans.number
+    return torch.cat([number[:1].expand(PAD), number, number[-1:].expand(PAD)])
+
+
+@lru_cache(maxsize=64)
+def _regular_intervals(queries: int, keys: int, *numbers: int) -> Tensor:
+    """Intervals of a regular grid, or of whole images that see each other (``period`` > 0)."""
+    shift, lowest, highest, period, jump = numbers
+    i = torch.arange(queries)
+    if period:
+        columns = period + jump  # offsets along an image row: queries' and keys' columns less one
+        width = columns + 1 - period
+        base = -(i // width) * columns - i % width + shift
+        low, high = torch.zeros_like(i), torch.full_like(i, keys)
+    else:
+        base = shift - i
+        low, high = (lowest - base).clamp(0, keys), (highest + 1 - base).clamp(0, keys)
+    return torch.stack([low, high, base]).unsqueeze(1).to(torch.int32)

@@ -1,0 +1,231 @@
+"""A problem as the record that the compiled kernels take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from posenc.attention.backends.native.rotation import rotate, serves_inside
+from posenc.attention.problem.images import axis_rows, image_table
+from posenc.attention.problem.lowering import is_constant_table, lower, repeat_heads
+from posenc.attention.problem.offsets import Offsets
+from posenc.attention.problem.once import once_for_part
+from posenc.attention.problem.problem import Problem
+from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, Rotary, Segments
+from posenc.attention.problem.terms import Terms, read_terms, stacked
+from posenc.encoding import (
+    BlockTransforms,
+    BucketedTerms,
+    FusedScore,
+    GateCounts,
+    HeadMixing,
+    Rotation,
+    StickWeights,
+    StructuredScore,
+    TokenTableProduct,
+)
+from posenc.errors import ArgumentError
+from posenc.grid import Grid
+from posenc.layout import Layout
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """A problem in a form that the kernels have.
+
+    Args:
+        problem: queries and keys may have yet to be rotated.
+        offsets: of its pairs.
+        terms: in structured form.
+        pairs: the score in a form outside it; None for none.
+    """
+
+    problem: Problem
+    offsets: Offsets
+    terms: tuple[StructuredScore, ...]
+    pairs: FusedScore | None = None
+
+    def record(self) -> KernelProblem:
+        """The record, offsets counted from their origin."""
+        x = rotated_where_faster(self.problem)
+        terms = self._terms(x)
+        record = _record(x, terms, self.offsets.geometry())
+        if self.pairs is not None:
+            record = _with_pairs(record, self.pairs, self.offsets, x)
+        terms = record.terms
+        return replace(record, terms=replace(terms, first=terms.first - self.offsets.origin))
+
+    def _terms(self, x: Problem) -> Terms:
+        """The terms; tables that nothing changes are read once."""
+        score, constant = x.encoding.score, all(map(is_constant_table, self.terms))
+        if score is None or not constant or x.encoding.value is not None or self.pairs is not None:
+            return read_own_terms(self.terms, x, self.offsets)
+
+        def read(_: Grid) -> Terms:
+            return read_own_terms(self.terms, x, self.offsets)
+
+        return once_for_part(score, x.grid, read, ("terms", x.q.dtype, x.heads, x.scale))
+
+
+def structured_terms(
+    problem: Problem, domain: tuple[int, int]
+) -> tuple[StructuredScore, ...] | None:
+    """The structured form; of documents, where each has one, that of a sequence with all offsets.
+
+    None where there is none.
+    """
+    score = problem.encoding.score
+    if problem.lowered is not None or (score is not None and score.replaces_product):
+        return problem.lowered
+    grid, (first, last), queries = problem.grid, domain, problem.q.shape[2]
+    if grid.query.signal is not None or grid.key.signal is not None:
+        return None
+    if score is not None and score.reads_layout:
+        return None
+    device, start = problem.q.device, max(0, -first - queries + 1)
+    query = Layout.sequence(queries, start, device=device)
+    shift = max(0, first + queries - 1 + start)
+    key = Layout.sequence(max(1, last - (shift - start) + 1), shift, device=device)
+    wide = torch.promote_types(grid.query.positions.dtype, grid.key.positions.dtype)
+    try:
+        sequence = Grid(_wide(query, wide), _wide(key, wide), grid.causal, grid.window)
+        width = problem.v.shape[3]
+        q, k, scale = problem.q, problem.k, problem.scale
+        return lower(problem.encoding, q, k, sequence, scale=scale, value_dim=width)
+    except ArgumentError:  # an offset that no document has may be out of a table's range
+        return None
+
+
+def fused_form(problem: Problem) -> tuple[FusedScore | None, tuple[StructuredScore, ...] | None]:
+    """The score's fused form, and the value part in structured form; None for what has none."""
+    score, value, grid = problem.encoding.score, problem.encoding.value, problem.grid
+    if score is None or grid.query.positions.requires_grad or grid.key.positions.requires_grad:
+        return None, None
+    term = None if value is None else value.lower(grid)
+    k = repeat_heads(problem.k, problem.heads)
+    form = score.fuse(problem.q, k, grid, scale=problem.scale)
+    return form, () if value is None else None if term is None else (term,)
+
+
+def read_own_terms(lowered: Sequence[StructuredScore], problem: Problem, offsets: Offsets) -> Terms:
+    """The terms at the offsets of visible pairs; buckets go on beyond, as far as any pair's."""
+    (first, last), reach = offsets.domain, offsets.reach
+    terms = read_terms(lowered, problem.q, (first, last), bucketed=True)
+    if terms.query_factor is None:  # factors are joined to the queries' and keys' own rows
+        left = None if terms.left is problem.q else terms.left
+        right = None if terms.right is problem.k else terms.right
+        terms = replace(terms, left=left, right=right)
+    if terms.bucket is None or terms.right_rows is None:
+        return terms
+    # Rows for keys are read at hidden pairs too.
+    bucket, ends = terms.bucket, (first - reach[0], reach[1] - last)
+    before, after = bucket[:1].expand(ends[0]), bucket[-1:].expand(ends[1])
+    bias = terms.bias_by_offset
+    return replace(
+        terms,
+        bucket=torch.cat([before, bucket, after]),
+        bias_by_offset=None if bias is None else torch.nn.functional.pad(bias, ends),
+        first=reach[0],
+    )
+
+
+def image_record(problem: Problem) -> KernelProblem:
+    """Terms by the offsets between the cells of two images, one image row after the other."""
+    grid, q, lowered = problem.grid, problem.q, problem.lowered or ()
+    (rows, columns), (_, key_columns) = grid.query.extent, grid.key.extent  # type: ignore[misc]
+    groups = [term for term in lowered if isinstance(term, BucketedTerms)]
+    tables = [group for group in groups if group.table is not None]
+    products = [TokenTableProduct(g.left.tokens, axis_rows(g, grid)) for g in groups if g.left]
+    if len({id(product.tokens) for product in products}) == 1:
+        products = [replace(products[0], rows=reduce(torch.add, [x.rows for x in products]))]
+    left, left_rows = stacked([(product, None) for product in products], q)
+    terms = Terms(
+        bias_by_offset=image_table(tables, grid, device=q.device).flatten(1) if tables else None,
+        left=None if left is q else left,
+        left_rows=left_rows,
+    )
+    jump = columns - 1
+    shift = (rows - 1) * (key_columns + jump) + columns - 1
+    x = rotated_where_faster(problem)
+    return _record(x, terms, Geometry(shift, period=key_columns, jump=jump))
+
+
+def rotated_where_faster(problem: Problem) -> Problem:
+    """The problem with queries and keys rotated, unless the kernels rotate them as they read."""
+    rotation = problem.rotation
+    if rotation is None or serves_inside(rotation, problem.q, problem.k):
+        return problem
+    q, k = rotate(rotation, problem.q, problem.k)
+    return replace(problem, q=q, k=k, rotation=None)
+
+
+def of_equal_heads(problem: Problem) -> Problem:
+    """The problem with as many heads of keys and values as of queries."""
+    k, v = (repeat_heads(x, problem.heads) for x in (problem.k, problem.v))
+    return replace(problem, k=k, v=v)
+
+
+def _record(problem: Problem, terms: Terms, geometry: Geometry) -> KernelProblem:
+    return KernelProblem(
+        *(problem.q, problem.k, problem.v, problem.scale),
+        terms=terms,
+        pairs=PairTerm(),
+        geometry=geometry,
+        segments=Segments(),
+        rotary=_rotary(problem.rotation),
+        dropout=problem.dropout,
+        seed=draw_seed(problem),
+    )
+
+
+def draw_seed(problem: Problem) -> Int[Tensor, "1"] | None:
+    """A seed for dropout's mask, from PyTorch's generator; None without dropout."""
+    return torch.randint(2**31, (1,)) if problem.dropout else None
+
+
+def _rotary(rotation: Rotation | None) -> Rotary:
+    if rotation is None:
+        return Rotary()
+    cosine, sine, key_cosine, key_sine = (x.detach() for x in (*rotation.query, *rotation.key))
+    return Rotary(cosine, sine, key_cosine, key_sine, rotation.pairing == "adjacent")
+
+
+def _with_pairs(
+    record: KernelProblem, form: FusedScore, offsets: Offsets, problem: Problem
+) -> KernelProblem:
+    """The record with a term of pairs, whose functions of the offset are read here."""
+    (first, last), origin, terms = offsets.domain, offsets.origin, record.terms
+    if isinstance(form, GateCounts):
+        left = None if form.product.tokens is problem.q else form.product.tokens
+        terms = replace(terms, left=left, left_rows=form.product.rows)
+        return replace(record, terms=terms, pairs=PairTerm("counts"))
+    if isinstance(form, StickWeights):
+        return replace(record, pairs=PairTerm("sticks_self" if form.rest_to_self else "sticks"))
+    if isinstance(form, BlockTransforms):
+        whole = slice(0, form.query.shape[1]), slice(0, form.key.shape[2])
+        query, key, matrices, own = form.compute(form.query, form.key, *whole)
+        v = repeat_heads(record.v, problem.heads).to(query.dtype)
+        pairs = PairTerm("blocks", (matrices, own))
+        return replace(record, q=query, k=key.to(query.dtype), v=v, scale=1.0, pairs=pairs)
+    if isinstance(form, HeadMixing):
+        positions = (problem.grid.query.positions.dtype, problem.grid.key.positions.dtype)
+        bias = form.bias(torch.arange(first, last + 1).to(torch.promote_types(*positions)))
+        bias = bias.to(torch.promote_types(bias.dtype, problem.q.dtype))
+        of_logits, of_biases = form.input.to(bias.dtype).chunk(2, dim=1)
+        hidden = of_biases @ bias + form.input_bias.to(bias.dtype).unsqueeze(-1)
+        pairs = PairTerm("mixing", (of_logits, hidden, form.output, form.output_bias))
+        return replace(record, terms=replace(terms, bias_by_offset=bias, first=first), pairs=pairs)
+    # An offset is as far from 0 as from the origin, and the origin from 0.
+    distances = abs(origin) + torch.arange(max(last - origin, origin - first) + 1)
+    distances = distances.to(form.factor.dtype)
+    tensors = (form.distance(distances), form.knots, form.slope, form.intercept, form.factor)
+    return replace(record, pairs=PairTerm("distance", tensors))
+
+
+def _wide(layout: Layout, dtype: torch.dtype) -> Layout:
+    return replace(layout, positions=layout.positions.to(dtype))

@@ -1,0 +1,159 @@
+"""A problem as the record that Triton's kernels take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posenc.attention.backends.triton.form import FAR, KernelForm
+from posenc.attention.backends.triton.segments import segments_of
+from posenc.attention.problem.flat import schema_of
+from posenc.attention.problem.offsets import Offsets
+from posenc.attention.problem.problem import Problem
+from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, Rotary, Segments
+from posenc.attention.problem.spacing import find_spacing
+from posenc.attention.problem.terms import Terms, max_distance_of, read_terms
+from posenc.encoding import DistanceFunction, GateCounts, Rotation, StickWeights
+from posenc.layout.integers import exact_dtype
+
+
+@dataclass(frozen=True, eq=False)
+class SingleQuery:
+    """One query a row, with a bias and a row of values for each key.
+
+    Args:
+        q: ``[B, H, 1, D]``; k: ``[B, G, K, D]``; v: ``[B, G, K, E]``.
+        scale: factor of q·k.
+        rotary: of queries and keys before their product.
+        bias: ``[B, H, K]`` float32, -inf where hidden.
+        bucket: ``[B, K]``, which of value_rows ``[h, N, E]`` each key adds to its value.
+    """
+
+    q: Float[Tensor, "B H 1 D"]
+    k: Float[Tensor, "B G K D"]
+    v: Float[Tensor, "B G K E"]
+    scale: float
+    rotary: Rotary
+    bias: Float[Tensor, "B H K"] | None = None
+    bucket: Int[Tensor, "B K"] | None = None
+    value_rows: Float[Tensor, "h N E"] | None = None
+
+
+SINGLE_QUERY = schema_of(SingleQuery)
+"""Of the flat arguments that its operator takes."""
+
+
+def record(problem: Problem, form: KernelForm, *, tuned: bool) -> KernelProblem:
+    """The record of a problem in a form that the kernels have."""
+    q, offsets, function = problem.q, form.offsets, form.function
+    geometry, entries = Geometry(lowest=-FAR, highest=FAR), (0, 0)
+    if offsets is not None:
+        distance = None if function is not None else max_distance_of(form.lowered)
+        entries, geometry = offsets.entries(distance), offsets.geometry()
+    terms = _terms(read_terms(form.lowered, q, entries, bucketed=False), q)
+    if offsets is not None:
+        terms = replace(terms, first=entries[0] - offsets.origin)
+    return KernelProblem(
+        *(q, problem.k, problem.v, problem.scale),
+        terms=terms,
+        pairs=PairTerm() if function is None else _function(function, entries, q.device),
+        geometry=geometry,
+        segments=_segments(problem, form),
+        rotary=rotary_of(problem.rotation),
+        dropout=problem.dropout,
+        seed=draw_seed(problem),
+        tuned=tuned,
+    )
+
+
+def sums_record(problem: Problem, form: GateCounts | StickWeights, *, tuned: bool) -> KernelProblem:
+    """The record of a problem whose score carries sums from key to key."""
+    q, grid, found = problem.q, problem.grid, find_spacing(problem.grid)
+    assert not isinstance(found, str)  # callers have refused others
+    offsets = Offsets.shifted(grid, found.shift)
+    geometry = offsets.geometry()
+    lowest = -FAR if grid.window is None else min(max(-FAR, 1 - grid.window - offsets.origin), FAR)
+    if isinstance(form, GateCounts):
+        tokens, rows = form.product.tokens, form.product.rows
+        products = (tokens.float() @ rows.float().mT).expand(*q.shape[:2], -1, -1)
+        pairs, highest = PairTerm("counts", (products,)), 0
+    else:  # a query's own key gets what is left, or nothing
+        pairs, highest = PairTerm("sticks_self" if form.rest_to_self else "sticks"), -1
+    return KernelProblem(
+        *(q, problem.k, problem.v, problem.scale),
+        terms=Terms(),
+        pairs=pairs,
+        geometry=replace(geometry, lowest=lowest, highest=highest),
+        segments=segments_of(grid, ordered=True) if grid.segmented else Segments(),
+        rotary=Rotary(),
+        dropout=problem.dropout,
+        seed=draw_seed(problem),
+        tuned=tuned,
+    )
+
+
+def rotary_of(rotation: Rotation | None) -> Rotary:
+    """Factors in float32, cosines and sines as halves of one tensor, which kernels read as one."""
+    if rotation is None:
+        return Rotary()
+    query = torch.cat([factor.float() for factor in rotation.query], dim=-1)
+    key = query
+    if rotation.key[0] is not rotation.query[0]:
+        key = torch.cat([factor.float() for factor in rotation.key], dim=-1)
+    (cosine, sine), (key_cosine, key_sine) = (factor.chunk(2, dim=-1) for factor in (query, key))
+    return Rotary(cosine, sine, key_cosine, key_sine, rotation.pairing == "adjacent")
+
+
+def draw_seed(problem: Problem) -> Int[Tensor, "1"] | None:
+    """A seed for dropout's mask, from the device's generator; None without dropout."""
+    if not problem.dropout:
+        return None
+    return torch.randint(2**31 - 1, (1,), device=problem.q.device)
+
+
+def _segments(problem: Problem, form: KernelForm) -> Segments:
+    grid, ordered = problem.grid, form.ordered
+    if ordered and not grid.segmented:
+        return Segments()
+    segments = segments_of(grid, ordered=ordered)
+    if ordered:
+        return segments
+    return replace(segments, causal=grid.causal, window=grid.window or 0)
+
+
+def _terms(terms: Terms, q: Float[Tensor, "B H Q D"]) -> Terms:
+    """The terms in the dtypes of the kernels, of all batch rows and heads."""
+    size, wide = (*q.shape[:2], -1, -1), torch.float32
+    factors = (terms.query_factor, terms.key_factor)
+    query_factor, key_factor = (None if x is None else x.to(wide).expand(size) for x in factors)
+    column = terms.column
+    return Terms(
+        query_factor=query_factor,
+        key_factor=key_factor,
+        bias_by_offset=_cast(terms.bias_by_offset, wide),
+        column=None if column is None else column.to(wide).expand(size[:-1]),
+        left=None if terms.left is None else terms.left.to(q.dtype),
+        left_rows=_cast(terms.left_rows, q.dtype),
+        right=None if terms.right is None else terms.right.to(q.dtype),
+        right_rows=_cast(terms.right_rows, q.dtype),
+        value_rows=_cast(terms.value_rows, q.dtype),
+        first=terms.first,
+    )
+
+
+def _cast(rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if rows is None else rows.to(dtype).contiguous()
+
+
+def _function(
+    function: DistanceFunction, entries: tuple[int, int], device: torch.device
+) -> PairTerm:
+    """Numbers by entry ``[1, N]``, knots, slopes and intercepts, and rates of queries."""
+    first, last = entries
+    at = torch.arange(first, last + 1, device=device).to(exact_dtype(first, last, device))
+    numbers = function.distance(at.abs()).unsqueeze(0)
+    tensors = (numbers, function.knots, function.slope, function.intercept, function.factor)
+    return PairTerm("distance", tuple(x.to(torch.float32).contiguous() for x in tensors))

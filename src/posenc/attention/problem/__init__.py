@@ -1,0 +1,1 @@
+"""One call of attention as a problem: what every engine is given."""

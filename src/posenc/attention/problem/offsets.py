@@ -1,0 +1,142 @@
+"""Offsets of the pairs of a grid, counted so that 32 bits hold them wherever the tokens are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posenc.attention.problem.intervals import run_intervals
+from posenc.attention.problem.once import Known, once_for
+from posenc.attention.problem.record import Geometry
+from posenc.attention.problem.spacing import nearest_origin
+from posenc.attention.problem.terms import read_terms
+from posenc.encoding import StructuredScore
+from posenc.grid import Grid
+from posenc.runtime import has_values
+
+MOST = 2**16
+"""Offsets between the tokens of documents that are always tabulated; more if there are as many
+tokens."""
+
+
+_KNOWN: Known[Offsets | str] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class Offsets:
+    """Offsets of the pairs of a grid.
+
+    Args:
+        domain: smallest and largest offset of a visible pair; any, where there is none.
+        reach: smallest and largest offset of any pair.
+        shift: first key position less first query position of a regular grid; 0 for others.
+        band: smallest and largest offset that a regular grid shows; nothing where the first is
+            larger. Not read for others.
+        intervals: of other grids, see ``run_intervals``.
+    """
+
+    domain: tuple[int, int]
+    reach: tuple[int, int]
+    shift: int = 0
+    band: tuple[int, int] = (0, 0)
+    intervals: Int[Tensor, "3 b Q"] | None = None
+
+    @classmethod
+    def of(cls, grid: Grid) -> Offsets | str:
+        """Those of a grid whose documents are stretches of a sequence; else the reason against it.
+
+        Reads the values of layouts with documents or padding.
+        """
+        if grid.shift is not None and not grid.segmented:
+            return cls.regular(grid)
+        if torch.compiler.is_compiling():
+            return "inside a compiled graph it takes regular layouts only"
+        if not all(has_values(side.positions) for side in (grid.query, grid.key)):
+            return cls._of_documents(grid)
+        return once_for(grid, _KNOWN, cls._of_documents, (grid.causal, grid.window))
+
+    @classmethod
+    def _of_documents(cls, grid: Grid) -> Offsets | str:
+        intervals = run_intervals(grid)
+        if intervals is None:
+            return "its tokens are not whole stretches of consecutive positions"
+        offsets = cls.of_intervals(intervals, grid.key.length)
+        width = offsets.reach[1] - offsets.reach[0]
+        if width >= max(MOST, 4 * (grid.query.length + grid.key.length)):
+            return "its documents are too far apart for tables of their offsets"
+        return offsets
+
+    @classmethod
+    def regular(cls, grid: Grid) -> Offsets:
+        """Those of a regular grid."""
+        return cls.shifted(grid, grid.require_shift())
+
+    @classmethod
+    def shifted(cls, grid: Grid, shift: int, *, masked: bool = True) -> Offsets:
+        """Those of a grid whose pairs have the offset ``j - i + shift``, if they see each other.
+
+        Args:
+            masked: what causality and the window hide follows from the offset.
+        """
+        reach = shift - grid.query.length + 1, shift + grid.key.length - 1
+        first, last = reach
+        if masked and grid.window is not None:
+            first, last = max(first, 1 - grid.window), min(last, grid.window - 1)
+        if masked and grid.causal:
+            last = min(last, 0)
+        domain = (first, last) if first <= last else (shift, shift)
+        return cls(domain, reach, shift, (first, last))
+
+    @classmethod
+    def of_intervals(cls, intervals: Int[Tensor, "3 b Q"], keys: int) -> Offsets:
+        """Those of a grid whose intervals are known."""
+        low, high, base = intervals
+        reach = int(base.min()), int(base.max()) + keys - 1
+        seen = low < high
+        if not bool(seen.any()):
+            return cls((reach[0], reach[0]), reach, intervals=intervals)
+        domain = int((low + base)[seen].min()), int((high - 1 + base)[seen].max())
+        return cls(domain, reach, intervals=intervals)
+
+    @property
+    def origin(self) -> int:
+        """The offset that the kernels, whose offsets have 32 bits, count from."""
+        return nearest_origin(*self.reach)
+
+    def entries(self, max_distance: int | None) -> tuple[int, int]:
+        """The smallest and largest offset of a regular grid that terms are read at.
+
+        Visible offsets beyond them read what these read, and so may hidden ones.
+
+        Args:
+            max_distance: no term changes beyond it; None: not known.
+        """
+        (smallest, largest), (first, last) = self.reach, self.band
+        last = max(last, smallest - 1)  # where no pair is visible, beside the offsets
+        first = min(first, last + 1)
+        far = max(abs(smallest), abs(largest)) if max_distance is None else max_distance
+        lowest = max(min(max(first, -far), last), smallest)
+        highest = min(max(min(last, far), lowest), largest)
+        return min(lowest, highest), highest
+
+    def geometry(self) -> Geometry:
+        """The record for kernels, with offsets counted from the origin."""
+        origin, intervals = self.origin, self.intervals
+        if intervals is not None:
+            low, high, base = intervals
+            intervals = torch.stack([low, high, base - origin]).to(torch.int32)
+        lowest, highest = self.band
+        return Geometry(self.shift - origin, lowest - origin, highest - origin, intervals=intervals)
+
+
+def bias_of(
+    lowered: Sequence[StructuredScore], q: Float[Tensor, "B H Q D"], grid: Grid
+) -> Float[Tensor, "H W"] | None:
+    """The bias at all Q + K - 1 offsets of a regular grid; None with other terms, or none."""
+    terms = read_terms(lowered, q, Offsets.regular(grid).reach, bucketed=False)
+    return terms.bias_by_offset if terms.bias_only else None

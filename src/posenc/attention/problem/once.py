@@ -1,0 +1,74 @@
+"""What depends on positions and an encoding alone, computed once for all layers and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from posenc.encoding import Part
+from posenc.grid import Grid
+from posenc.layout import Layout
+from posenc.runtime import has_values, is_transformed, needs_dispatch
+
+T = TypeVar("T")
+
+Known = WeakKeyDictionary[Layout, WeakKeyDictionary[Layout, dict[Hashable, T]]]
+"""Something of each pair of layouts that has been met, by what else it depends on."""
+
+
+def once_for(grid: Grid, known: Known[T], compute: Callable[[Grid], T], kind: Hashable = None) -> T:
+    """The result of ``compute`` for a grid's pair of layouts, computed once for each ``kind``.
+
+    Its tensors can be saved for gradients, also when they were computed in inference mode.
+    """
+    of_query = known.setdefault(grid.query, WeakKeyDictionary())
+    found = of_query.setdefault(grid.key, {})
+    if kind not in found:
+        with torch.inference_mode(False):
+            found[kind] = compute(grid)
+    return found[kind]
+
+
+def _state(x: object) -> Hashable:
+    """What changes where an attribute of a module is assigned, or a tensor written."""
+    if isinstance(x, PLAIN):
+        return x
+    written = isinstance(x, Tensor) and not x.is_inference()
+    return id(x), x._version if written else 0  # type: ignore[attr-defined]
+
+
+PLAIN = (bool, int, float, str, type(None))
+
+_OF_PARTS: WeakKeyDictionary[Part, Known[object]] = WeakKeyDictionary()
+
+
+def once_for_part(
+    part: Part, grid: Grid, compute: Callable[[Grid], T], kind: tuple[Hashable, ...]
+) -> T:
+    """The result of ``compute`` for a part of an encoding and a grid, computed once.
+
+    Each time for parts that can be trained, for positions with gradients and for signals, and where
+    PyTorch traces or watches what is computed.
+
+    Args:
+        kind: what else it depends on.
+    """
+    buffers = list(part.buffers())
+    sides = (grid.query, grid.key)
+    if (
+        next(part.parameters(), None) is not None
+        or needs_dispatch(*buffers)
+        or is_transformed()
+        or any(x.is_inference() for x in buffers)
+        or any(side.signal is not None or side.positions.requires_grad for side in sides)
+        or not all(has_values(side.positions) for side in sides)
+    ):
+        return compute(grid)
+    state = tuple(_state(x) for module in part.modules() for x in vars(module).values())
+    state += tuple(map(_state, buffers))
+    known = _OF_PARTS.setdefault(part, WeakKeyDictionary())
+    return once_for(grid, known, compute, (grid.causal, grid.window, state, *kind))  # type: ignore[return-value]

@@ -1,0 +1,121 @@
+"""One validated call of attention, as every backend is given it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.attention.problem.dropout import KeyedDropout
+from posenc.encoding import Encoding, Rotation, StructuredScore
+from posenc.errors import ArgumentError
+from posenc.grid import Grid
+
+Rotate = Callable[[Rotation, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Queries and keys rotated, as by ``Rotation.apply``."""
+
+
+class Whole(NamedTuple):
+    """Output and LSE of queries over more keys than those of a problem.
+
+    Args:
+        output: ``[B, H, Q, E]``.
+        lse: ``[B, H, Q]`` in float32 or better.
+    """
+
+    output: Float[Tensor, "B H Q E"]
+    lse: Float[Tensor, "B H Q"]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One call of ``attend``.
+
+    Args:
+        q: ``[B, H, Q, D]``; k: ``[B, G, K, D]``; v: ``[B, G, K, E]``. All of one dtype and device.
+        grid: offsets and visibility.
+        encoding: its score and value parts are what is left to do.
+        scale: factor of the product q·k.
+        dropout: probability of dropping an attention weight.
+        lowered: score and value parts in structured form; None where one has none.
+        rotation: what queries and keys have yet to be multiplied by before their product, see
+            ``rotated``; only where nothing of ``lowered`` reads queries or keys.
+        whole: output and LSE over more keys than these, where what is wanted is the gradient of
+            that output through these keys. The output computed is then any that has it.
+        keyed: dropout by the tokens' numbers, in place of ``dropout``.
+        sinks: ``[H]``, logits that only the sum of the softmax sees; included in the LSE.
+        softcap: c of ``c · tanh(s / c)``, which whole logits become before they are masked. Neither
+            for scores that replace the softmax.
+        source: queries and keys before the query_key part, where q and k are those after it.
+        rotate: applies a rotation, at the speed of this machine's kernels.
+    """
+
+    q: Float[Tensor, "B H Q D"]
+    k: Float[Tensor, "B G K D"]
+    v: Float[Tensor, "B G K E"]
+    grid: Grid
+    encoding: Encoding
+    scale: float
+    dropout: float
+    lowered: tuple[StructuredScore, ...] | None
+    rotation: Rotation | None = None
+    whole: Whole | None = None
+    keyed: KeyedDropout | None = None
+    sinks: Float[Tensor, " H"] | None = None
+    softcap: float | None = None
+    source: tuple[Tensor, Tensor] | None = None
+    rotate: Rotate = Rotation.apply
+    _rotated: Problem | None = field(default=None, init=False, repr=False)
+
+    @property
+    def heads(self) -> int:
+        return self.q.shape[1]
+
+    @property
+    def rotated(self) -> Problem:
+        """The problem with queries and keys rotated, for backends that do not rotate themselves."""
+        if self.rotation is None:
+            return self
+        if self._rotated is None:
+            q, k = self.rotate(self.rotation, self.q, self.k)
+            rotated = replace(self, q=q, k=k, rotation=None, source=(self.q, self.k))
+            object.__setattr__(self, "_rotated", rotated)
+        assert self._rotated is not None
+        return self._rotated
+
+    def by_definition(self) -> Problem:
+        """The problem with queries and keys transformed by the encoding's own query_key part."""
+        source = (self.q, self.k) if self.rotation is not None else self.source
+        if source is None:
+            return self
+        q, k = transformed(*source, self.encoding, self.grid)
+        return replace(self, q=q, k=k, rotation=None, source=None)
+
+
+def transformed(q: Tensor, k: Tensor, encoding: Encoding, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Queries and keys after the query_key part.
+
+    Raises:
+        ArgumentError: where the part returns other shapes than kernels would read.
+    """
+    if encoding.query_key is None:
+        return q, k
+    new_q, new_k = encoding.query_key(q, k, grid)
+    (batch, heads, queries), (_, groups, keys) = q.shape[:3], k.shape[:3]
+    if not (
+        new_q.shape[:3] == (batch, heads, queries)
+        and new_k.shape[:1] == (batch,)
+        and new_k.shape[1] in (groups, heads)
+        and new_k.shape[2:] == (keys, new_q.shape[3])
+    ):
+        raise ArgumentError(
+            f"{type(encoding.query_key).__name__}.forward",
+            expected=f"queries [{batch}, {heads}, {queries}, E] and "
+            f"keys [{batch}, {groups} or {heads}, {keys}, E]",
+            got=f"{list(new_q.shape)} and {list(new_k.shape)}",
+            remedy="Return as many queries and keys as there were, of one width.",
+        )
+    return new_q, new_k

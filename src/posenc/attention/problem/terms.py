@@ -1,0 +1,189 @@
+"""The structured terms of a problem, read by offset: the form that compiled kernels take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import TypeGuard
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posenc.encoding import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
+from posenc.layout.integers import exact_dtype
+from posenc.runtime import has_values
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """Summands of logits and values. With entry ``c = Δ - first`` and bucket ``n = bucket[c]``:
+
+    ``s_ij += query_factor_i·key_factor_j + bias_by_offset[h, c] + left_i·left_rows[h, n]
+    + right_j·right_rows[h, n] + column[h, j]`` and ``o_i += Σ_j p_ij value_rows[h, n]``.
+
+    Summands that are the same for all keys of a query (``row``) change no weight and are left out.
+
+    Args:
+        query_factor: ``[B|1, H, Q, R]``, with key_factor ``[B|1, H, K, R]``.
+        bias_by_offset: ``[H|1, W]``; column: ``[B|1, H, K]``.
+        left: ``[B, H, Q, F]``, with left_rows ``[H|1, N, F]``; right: ``[B, H, K, F]``, with
+            right_rows alike. None with rows: the queries, and the keys, of as many heads.
+        value_rows: ``[H|1, N, E]``.
+        bucket: ``[W]`` int64. None: each offset has rows of its own; between images, left_rows are
+            those of each offset along the columns, then along the rows.
+        first: offset of the first entry.
+    """
+
+    query_factor: Float[Tensor, "b H Q R"] | None = None
+    key_factor: Float[Tensor, "b H K R"] | None = None
+    bias_by_offset: Float[Tensor, "h W"] | None = None
+    column: Float[Tensor, "b H K"] | None = None
+    left: Float[Tensor, "B H Q F"] | None = None
+    left_rows: Float[Tensor, "h N F"] | None = None
+    right: Float[Tensor, "B H K F"] | None = None
+    right_rows: Float[Tensor, "h N F"] | None = None
+    value_rows: Float[Tensor, "h N E"] | None = None
+    bucket: Int[Tensor, " W"] | None = None
+    first: int = 0
+
+    @property
+    def bias_only(self) -> bool:
+        """True if there are no terms but a bias by offset."""
+        others = (self.query_factor, self.column, self.left_rows, self.right_rows, self.value_rows)
+        return self.bias_by_offset is not None and all(other is None for other in others)
+
+    @property
+    def by_offset(self) -> list[Tensor]:
+        """Those with an entry or row for each offset or bucket."""
+        rows = (self.bias_by_offset, self.left_rows, self.right_rows, self.value_rows)
+        return [x for x in rows if x is not None]
+
+
+def read_terms(
+    lowered: Sequence[StructuredScore],
+    q: Float[Tensor, "B H Q D"],
+    offsets: tuple[int, int],
+    *,
+    bucketed: bool,
+) -> Terms:
+    """The terms at consecutive offsets; gradients flow back through the reading.
+
+    Args:
+        lowered: the structured terms; several products become one, their features side by side.
+        q: the queries, whose batch, heads, dtype and device the terms are for. Tokens of another
+            dtype become float32 or better.
+        offsets: the first and last.
+        bucketed: keep rows by bucket where all terms with rows share their buckets; else rows are
+            read at each offset. Without it they always are, and ``bucket`` is None.
+    """
+    first, last = offsets
+    factors = [term for term in lowered if isinstance(term, LowRank)]
+    groups = [term for term in lowered if isinstance(term, BucketedTerms)]
+    query_factor = _joined([x.query for x in factors], q)
+    key_factor = _joined([x.key for x in factors], q)
+    if not groups:
+        return Terms(query_factor, key_factor, first=first)
+    at = torch.arange(first, last + 1, device=q.device).to(exact_dtype(first, last, q.device))
+    buckets = [(g, g.bucket(at.unsqueeze(-1))) for g in groups if reads_offsets(g)]
+    rowed = [(g, n) for g, n in buckets if (g.left, g.right, g.value) != (None, None, None)]
+    bucket = _shared_bucket(rowed) if bucketed else None
+    read = rowed if bucket is None else [(g, None) for g, _ in rowed]
+    if bucketed and rowed and bucket is None:
+        bucket = torch.arange(last - first + 1, device=q.device)
+    left, left_rows = stacked([(g.left, n) for g, n in read], q)
+    right, right_rows = stacked([(g.right, n) for g, n in read], q)
+    tables = [g.table.index_select(1, n) for g, n in buckets if g.table is not None]
+    columns = [g.column for g in groups if g.column is not None]
+    return Terms(
+        query_factor=query_factor,
+        key_factor=key_factor,
+        bias_by_offset=_sum(tables),
+        column=_sum([column.expand(-1, q.shape[1], -1) for column in columns]),
+        left=left,
+        left_rows=left_rows,
+        right=right,
+        right_rows=right_rows,
+        value_rows=_sum([_rows(g.value, n) for g, n in read if g.value is not None]),
+        bucket=bucket,
+        first=first,
+    )
+
+
+def max_distance_of(lowered: Sequence[StructuredScore]) -> int | None:
+    """Distance beyond which no term changes with the offset; None: not known."""
+    distances = [term.max_distance for term in lowered if reads_offsets(term)]
+    known = [max_distance for max_distance in distances if max_distance is not None]
+    return max(known, default=0) if len(known) == len(distances) else None
+
+
+def reads_offsets(term: StructuredScore) -> TypeGuard[BucketedTerms]:
+    """True if a term depends on the offset; False if only on single tokens."""
+    if isinstance(term, LowRank):
+        return False
+    parts = (term.table, term.left, term.right, term.value)
+    return any(part is not None for part in parts)
+
+
+def _shared_bucket(rowed: Sequence[tuple[BucketedTerms, Tensor]]) -> Tensor | None:
+    """The bucket of each offset, where it is the same for all groups with rows."""
+    maps = [n for _, n in rowed]
+    if len(maps) < 2:
+        return maps[0] if maps else None
+    counts = {rows.shape[1] for group, _ in rowed for rows in _rows_of(group)}
+    same = len(counts) == 1 and all(map(has_values, maps))
+    return maps[0] if same and all(torch.equal(maps[0], other) for other in maps[1:]) else None
+
+
+def _rows_of(group: BucketedTerms) -> list[Tensor]:
+    """Rows of a group by bucket, each ``[H|1, N, F]``."""
+    products = [product.rows for product in (group.left, group.right) if product is not None]
+    return products if group.value is None else [*products, group.value]
+
+
+def _rows(rows: Float[Tensor, "h N F"], bucket: Tensor | None) -> Float[Tensor, "h W F"]:
+    """``rows[:, bucket]``; on the CPU no copy where these are all the rows in their order."""
+    if bucket is None:
+        return rows
+    plain = bucket.device.type == "cpu" and has_values(bucket)
+    if plain and torch.equal(bucket, torch.arange(rows.shape[1], dtype=bucket.dtype)):
+        return rows
+    return rows.index_select(1, bucket)
+
+
+def stacked(
+    products: Sequence[tuple[TokenTableProduct | None, Int[Tensor, " W"] | None]],
+    q: Float[Tensor, "B H Q D"],
+) -> tuple[Float[Tensor, "B H L F"] | None, Float[Tensor, "h N F"] | None]:
+    """Tokens and rows of several products as one, their features side by side.
+
+    Args:
+        products: with the bucket of each offset, where rows are to be read at each.
+        q: as of ``read_terms``. Tokens as narrow as these stay narrow: kernels widen them.
+    """
+    present = [(product, bucket) for product, bucket in products if product is not None]
+    if not present:
+        return None, None
+    wide = torch.promote_types(q.dtype, torch.float32)
+    rows = [_rows(product.rows, bucket) for product, bucket in present]
+    tokens = [x.tokens if x.tokens.dtype == q.dtype else x.tokens.to(wide) for x, _ in present]
+    tokens = [x if x.shape[:2] == q.shape[:2] else x.expand(*q.shape[:2], -1, -1) for x in tokens]
+    if len(tokens) == 1:
+        return tokens[0], rows[0]
+    heads = max(map(len, rows))
+    return torch.cat(tokens, dim=-1), torch.cat([x.expand(heads, -1, -1) for x in rows], dim=-1)
+
+
+def _joined(factors: Sequence[Tensor], q: Tensor) -> Float[Tensor, "b H L R"] | None:
+    """Factors side by side, in float32 or better."""
+    if not factors:
+        return None
+    rows, wide = max(map(len, factors)), torch.promote_types(q.dtype, torch.float32)
+    found = [x.to(wide).expand(rows, q.shape[1], -1, -1) for x in factors]
+    return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor | None:
+    return reduce(add, tensors) if tensors else None
