@@ -363,3 +363,15 @@ def test_fit_follows_its_schedule_and_leaves_the_generator_alone() -> None:
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, frozen[name]), name
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_weights_decay_as_the_plan_says() -> None:
+    """Of AdamW: by rate times decay at every step."""
+    norms = []
+    for decay in (0.0, 5.0):
+        torch.manual_seed(5)
+        model = Toy().build("nope")
+        plan = TrainingPlan(encoding="", seed=0, steps=3, rate=0.01, weight_decay=decay)
+        fit(model, Toy(), plan)
+        norms.append(sum(x.norm().item() for x in model.parameters()))
+    assert norms[1] < 0.97 * norms[0]

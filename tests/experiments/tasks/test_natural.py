@@ -13,14 +13,16 @@ import torch
 
 from posenc.errors import ArgumentError, DataError, Interrupted
 from posenc.experiments.results import Measurement, Refusal
-from posenc.experiments.sequences import SYMBOLS
+from posenc.experiments.sequences import SYMBOLS, drawn
 from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks import TASKS, Task
 from posenc.experiments.tasks.common import grammar
 from posenc.experiments.tasks.common.interpolator import Interpolator, Timed
 from posenc.experiments.tasks.common.pairs import Pair, PairTask
 from posenc.experiments.tasks.common.splitting import Split
+from posenc.experiments.tasks.common.subwords import Subwords
 from posenc.experiments.tasks.phonemes import _dictionary, distance
+from posenc.experiments.tasks.translation import HELD_OUT
 from posenc.layout import Layout
 from posenc.models import MaskedLM, TextClassifier, Transformer
 from posenc.training.checkpoint import TrainingPlan
@@ -235,6 +237,24 @@ def test_right_translations_score_full_marks(tmp_path: Path) -> None:
     bleu, chrf = task.score([list(pair.target) for pair in pairs], pairs)
     assert bleu == pytest.approx(100)
     assert chrf == pytest.approx(100)
+
+
+def test_subwords_are_learned_from_training_pairs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: list[str] = []
+    learn = Subwords.learn
+
+    def kept(lines: list[str], *, size: int) -> Subwords:
+        learned.extend(lines)
+        return learn(lines, size=size)
+
+    monkeypatch.setattr(Subwords, "learn", kept)
+    made("translation", tmp_path)
+    pairs = [line.split("\t") for line in parallel(tmp_path).read_text().splitlines()]
+    seen = [pair for pair in pairs if drawn(pair[0]) >= HELD_OUT]
+    assert learned == [line for pair in seen for line in pair]
+    assert len(seen) < len(pairs)
 
 
 # Word order
