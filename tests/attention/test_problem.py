@@ -17,7 +17,7 @@ from posenc import Encoding, Grid, Layout, attend, create
 from posenc.attention.backends.native import posing
 from posenc.attention.backends.native.arguments import Arguments
 from posenc.attention.call import AttentionCall
-from posenc.attention.problem import offsets
+from posenc.attention.problem import offsets, once
 from posenc.attention.problem.flat import Field, Schema, by_path, flatten, restore
 from posenc.attention.problem.given_terms import given_encoding
 from posenc.attention.problem.intervals import run_intervals
@@ -264,3 +264,16 @@ def test_positions_keep_their_gradients_after_calls_without() -> None:
     output = attend(q, k, v, grid, encoding, backend="sdpa")
     (gradient,) = torch.autograd.grad(output.square().sum(), positions)
     assert gradient.abs().max() > 1e-4
+
+
+def test_nothing_of_a_captured_graph_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Turns, "count", 0)
+    layout, q, encoding = (
+        Layout.sequence(40),
+        torch.randn(1, 2, 40, 8),
+        Encoding.of(Turns(head_dim=8)),
+    )
+    for captured, count in ((True, 1), (True, 2), (False, 3), (False, 3)):
+        monkeypatch.setattr(once, "in_graph", lambda grid, captured=captured: captured)
+        attend(q, q, q, Grid.of(layout), encoding, backend="sdpa")
+        assert Turns.count == count

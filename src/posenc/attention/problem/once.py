@@ -33,6 +33,13 @@ def once_for(grid: Grid, known: Known[T], compute: Callable[[Grid], T], kind: Ha
     return found[kind]
 
 
+def in_graph(grid: Grid) -> bool:
+    """True while a graph is traced or captured, each of whose replays writes its tensors anew."""
+    if torch.compiler.is_compiling():
+        return True
+    return grid.query.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def _state(x: object) -> Hashable:
     """What changes where an attribute of a module is assigned, or a tensor written."""
     if isinstance(x, PLAIN):
@@ -52,7 +59,7 @@ def once_for_part(
     """The result of ``compute`` for a part of an encoding and a grid, computed once.
 
     Each time for parts that can be trained, for positions with gradients and for signals, and where
-    PyTorch traces or watches what is computed.
+    PyTorch traces, captures or watches what is computed.
 
     Args:
         kind: what else it depends on.
@@ -61,6 +68,7 @@ def once_for_part(
     sides = (grid.query, grid.key)
     if (
         next(part.parameters(), None) is not None
+        or in_graph(grid)
         or needs_dispatch(*buffers)
         or is_transformed()
         or any(x.is_inference() for x in buffers)

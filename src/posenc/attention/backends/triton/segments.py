@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from posenc.attention.problem.once import Known, once_for
+from posenc.attention.problem.once import Known, in_graph, once_for
 from posenc.attention.problem.record import Segments
 from posenc.attention.problem.spacing import document_numbers
 from posenc.grid import Grid
@@ -32,7 +32,7 @@ def segments_of(grid: Grid, *, ordered: bool) -> Segments:
         )
         return Segments(query, key, first, second, _summary(query, first), _summary(key, second))
 
-    return compute(grid) if _in_graph(grid) else once_for(grid, _FOUND[ordered], compute)
+    return compute(grid) if in_graph(grid) else once_for(grid, _FOUND[ordered], compute)
 
 
 def segment_ids_of(grid: Grid) -> tuple[Tensor, Tensor]:
@@ -42,7 +42,7 @@ def segment_ids_of(grid: Grid) -> tuple[Tensor, Tensor]:
     half the time, numbered once for each pair of layouts; as they are in graphs, each of whose
     replays would number them again.
     """
-    if _in_graph(grid):
+    if in_graph(grid):
         return _segment_ids(grid, *map(document_numbers, (grid.query, grid.key)))
     return once_for(grid, _NUMBERED, _numbered)
 
@@ -69,12 +69,6 @@ def _segment_ids(grid: Grid, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor
             labels = labels.masked_fill(~side.valid, least + number)
         found.append(labels.contiguous())
     return found[0], found[1]
-
-
-def _in_graph(grid: Grid) -> bool:
-    if torch.compiler.is_compiling():
-        return True
-    return grid.query.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _summary(segment_ids: Tensor, order: Tensor | None) -> Tensor:
