@@ -122,7 +122,7 @@ FOR_OTHERS = {
     *("sinks", "softcap", "tuned"),
     *(field.path for field in leaves(SCHEMA) if field.path.startswith("segments.")),
 }
-"""What the compiled kernels are never given: refused, or said by intervals."""
+"""Fields that the compiled kernels are never given: refused, or said by intervals."""
 
 
 @pytest.mark.parametrize("intervals", [False, True])
@@ -182,9 +182,13 @@ def test_angles_are_computed_once_for_all_layers(monkeypatch: pytest.MonkeyPatch
     attend(q.double(), q.double(), q.double(), Grid.of(layout), encoding.double())
     attend(q.double(), q.double(), q.double(), Grid.of(Layout.sequence(40)), encoding)
     assert Turns.count == 4
+    for count, divisors in ((5, (1.0,) * 4), (6, (2.0,) * 4), (7, (3.0,) * 4)):
+        rope.divisors = divisors
+        attend(q.double(), q.double(), q.double(), Grid.of(layout), encoding)
+        assert Turns.count == count
     rope.base = 2 * rope.base
     attend(q.double(), q.double(), q.double(), Grid.of(layout), encoding)
-    assert Turns.count == 5
+    assert Turns.count == 8
 
 
 def test_documents_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What depends on positions and an encoding alone, computed once for all layers and calls."""
+"""Results that depend on positions and an encoding alone, computed once for all calls."""
 
 from __future__ import annotations
 
@@ -40,12 +40,25 @@ def in_graph(grid: Grid) -> bool:
     return grid.query.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
+class _Kept:
+    """An object by identity, kept alive, so that no later one takes its place in memory."""
+
+    def __init__(self, x: object) -> None:
+        self.x = x
+
+    def __hash__(self) -> int:
+        return id(self.x)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Kept) and self.x is other.x
+
+
 def _state(x: object) -> Hashable:
-    """What changes where an attribute of a module is assigned, or a tensor written."""
+    """The value or identity of an attribute of a module; of tensors, also how often written."""
     if isinstance(x, PLAIN):
         return x
     written = isinstance(x, Tensor) and not x.is_inference()
-    return id(x), x._version if written else 0  # type: ignore[attr-defined]
+    return _Kept(x), x._version if written else 0  # type: ignore[attr-defined]
 
 
 PLAIN = (bool, int, float, str, type(None))
