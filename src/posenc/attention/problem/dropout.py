@@ -51,6 +51,11 @@ class KeyedDropout:
         return factors
 
 
+def draw_seed(device: torch.device) -> Int[Tensor, "1"]:
+    """A seed for a mask, from the generator of PyTorch for a device."""
+    return torch.randint(2**31 - 1, (1,), device=device)
+
+
 def token_numbers(layout: Layout) -> Int[Tensor, "b L"]:
     """A number for each token of a row, by its document and order."""
     if layout.document is None:

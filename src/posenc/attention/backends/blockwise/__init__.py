@@ -8,13 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.blockwise.definition import (
-    attend_blockwise,
-    block_transforms,
-    draw_seed,
-)
+from posenc.attention.backends.blockwise.definition import CPU, attend_blockwise, block_transforms
 from posenc.attention.backends.blockwise.offsets import BLOCKWISE
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result
+from posenc.attention.problem.dropout import draw_seed
 from posenc.attention.problem.lowering import add_rows, repeat_heads, without_rows
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
@@ -123,7 +120,7 @@ def _record(problem: Problem, rows: Sequence[Tensor]) -> KernelProblem:
         segments=Segments(),
         rotary=Rotary(),
         dropout=problem.dropout,
-        seed=draw_seed() if problem.dropout else None,
+        seed=draw_seed(CPU) if problem.dropout else None,
         sinks=None if sinks is None else sinks.to(wide),
         softcap=problem.softcap or 0.0,
     )

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from posenc.attention.backends.blockwise.offsets import Band
 from posenc.attention.backends.common.base import Result, join_queries
 from posenc.attention.backends.common.definition import attend_by_definition
-from posenc.attention.problem.dropout import KeyedDropout
+from posenc.attention.problem.dropout import KeyedDropout, draw_seed
 from posenc.attention.problem.given_terms import given_encoding
 from posenc.attention.problem.intervals import run_intervals
 from posenc.attention.problem.lowering import part_of, repeat_heads
@@ -28,6 +28,9 @@ from posenc.grid import Grid
 from posenc.runtime import has_values, is_transformed
 
 BLOCK = BlockTransforms.BLOCK
+
+CPU = torch.device("cpu")
+"""Seeds are drawn there: they are read."""
 
 BUDGET = 2**21
 """Logits a block, so that a tensor of them has 8 MiB in float32."""
@@ -68,13 +71,8 @@ def with_keyed_dropout(problem: Problem) -> Problem:
         return problem
     device = problem.q.device
     query, key = (torch.arange(x.shape[2], device=device)[None] for x in (problem.q, problem.k))
-    keyed = KeyedDropout(problem.dropout, int(draw_seed()), query, key)
+    keyed = KeyedDropout(problem.dropout, int(draw_seed(CPU)), query, key)
     return replace(problem, dropout=0.0, keyed=keyed)
-
-
-def draw_seed() -> Int[Tensor, "1"]:
-    """A seed for dropout's mask, from PyTorch's generator."""
-    return torch.randint(2**31, (1,))
 
 
 def looks_at_seen_keys(problem: Problem) -> bool:

@@ -130,7 +130,7 @@ class Backend(ABC):
 
         Reads shapes, dtypes and other facts known on the host; of tensors, the values of a layout
         at most, once. Computes no attention. A problem may ask for what few backends compute, see
-        ``refuse_rare``.
+        ``refuse_rare``; its queries and keys may have yet to be rotated, see ``Problem.rotated``.
         """
 
 

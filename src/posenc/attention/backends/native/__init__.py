@@ -21,10 +21,10 @@ from posenc.attention.backends.native.op import NATIVE
 from posenc.attention.backends.native.pairs import DESCRIPTIONS
 from posenc.attention.backends.native.posing import (
     Form,
-    draw_seed,
     fused_form,
     image_record,
     of_equal_heads,
+    seed_of,
     structured_terms,
 )
 from posenc.attention.backends.native.rotation import rotate, serves_inside
@@ -121,7 +121,7 @@ def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
 def _attend(form: Form, *, lse: bool) -> Result:
     pairs, problem = form.pairs, form.problem
     if isinstance(pairs, BlockTransforms) and problem.whole is None and chunks_blocks(pairs):
-        whole, seed = of_equal_heads(problem), draw_seed(problem)
+        whole, seed = of_equal_heads(problem), seed_of(problem)
         call = ChunkedBlocks(whole, form.offsets, seed, replace(pairs, query=whole.q, key=whole.k))
         return _result(problem, call(pairs.parameters), (), lse=lse)
     record = form.record()
@@ -141,7 +141,7 @@ def _attend_images(problem: Problem, *, lse: bool) -> Result:
 def _attend_rows(problem: Problem, offsets: Offsets, *, lse: bool) -> Result:
     score = problem.encoding.score
     assert score is not None
-    call = ChunkedRows(of_equal_heads(problem), offsets, draw_seed(problem))
+    call = ChunkedRows(of_equal_heads(problem), offsets, seed_of(problem))
     return _result(problem, call(list(score.parameters())), (), lse=lse)
 
 

@@ -87,7 +87,7 @@ class Arguments:
             x.q_factor, x.k_factor = self.tokens(terms.query_factor), self.tokens(terms.key_factor)
 
     def _offsets(self) -> None:
-        """What each offset, and each key, adds; and the buckets of offsets."""
+        """Biases by offset and by key, and the buckets of offsets."""
         x, terms = self.struct, self.record.terms
         if terms.bias_by_offset is not None:
             bias = self.keep(terms.bias_by_offset.to(self.dtype).contiguous())

@@ -11,6 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from posenc.attention.backends.native.rotation import rotate, serves_inside
+from posenc.attention.problem.dropout import draw_seed
 from posenc.attention.problem.images import axis_rows, image_table
 from posenc.attention.problem.lowering import is_constant_table, lower, repeat_heads
 from posenc.attention.problem.offsets import Offsets
@@ -179,13 +180,13 @@ def _record(problem: Problem, terms: Terms, geometry: Geometry) -> KernelProblem
         segments=Segments(),
         rotary=_rotary(problem.rotation),
         dropout=problem.dropout,
-        seed=draw_seed(problem),
+        seed=seed_of(problem),
     )
 
 
-def draw_seed(problem: Problem) -> Int[Tensor, "1"] | None:
-    """A seed for dropout's mask, from PyTorch's generator; None without dropout."""
-    return torch.randint(2**31, (1,)) if problem.dropout else None
+def seed_of(problem: Problem) -> Int[Tensor, "1"] | None:
+    """A seed for dropout's mask; None without dropout."""
+    return draw_seed(problem.q.device) if problem.dropout else None
 
 
 def _rotary(rotation: Rotation | None) -> Rotary:

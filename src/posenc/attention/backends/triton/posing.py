@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc.attention.backends.triton.form import FAR, KernelForm
 from posenc.attention.backends.triton.segments import segments_of
+from posenc.attention.problem.dropout import draw_seed
 from posenc.attention.problem.flat import schema_of
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
@@ -64,7 +65,7 @@ def record(problem: Problem, form: KernelForm, *, tuned: bool) -> KernelProblem:
         segments=_segments(problem, form),
         rotary=rotary_of(problem.rotation),
         dropout=problem.dropout,
-        seed=draw_seed(problem),
+        seed=draw_seed(q.device) if problem.dropout else None,
         tuned=tuned,
     )
 
@@ -90,7 +91,7 @@ def sums_record(problem: Problem, form: GateCounts | StickWeights, *, tuned: boo
         segments=segments_of(grid, ordered=True) if grid.segmented else Segments(),
         rotary=Rotary(),
         dropout=problem.dropout,
-        seed=draw_seed(problem),
+        seed=draw_seed(q.device) if problem.dropout else None,
         tuned=tuned,
     )
 
@@ -105,13 +106,6 @@ def rotary_of(rotation: Rotation | None) -> Rotary:
         key = torch.cat([factor.float() for factor in rotation.key], dim=-1)
     (cosine, sine), (key_cosine, key_sine) = (factor.chunk(2, dim=-1) for factor in (query, key))
     return Rotary(cosine, sine, key_cosine, key_sine, rotation.pairing == "adjacent")
-
-
-def draw_seed(problem: Problem) -> Int[Tensor, "1"] | None:
-    """A seed for dropout's mask, from the device's generator; None without dropout."""
-    if not problem.dropout:
-        return None
-    return torch.randint(2**31 - 1, (1,), device=problem.q.device)
 
 
 def _segments(problem: Problem, form: KernelForm) -> Segments:
