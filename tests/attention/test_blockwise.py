@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -103,16 +104,21 @@ def run(
     ]
 
 
+def check(encoding: Encoding, grid: Grid, tensors: Sequence[Tensor], tolerance: float) -> None:
+    """Output and all gradients beside the definition's."""
+    got, expected = (run(encoding, grid, tensors, way) for way in ("blockwise", "reference"))
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)
+
+
 @pytest.mark.usefixtures("_blocks")
 @pytest.mark.parametrize("where", GRIDS)
 @pytest.mark.parametrize("name", METHODS)
 def test_equals_the_definition(name: str, where: str) -> None:
     grid = GRIDS[where]
     encoding, tensors = make(name, causal=grid.causal), inputs(grid)
-    got, expected = (run(encoding, grid, tensors, way) for way in ("blockwise", "reference"))
-    for mine, theirs in zip(got, expected, strict=True):
-        # Biases are made from positions in float32, and so are gradients of what makes them.
-        torch.testing.assert_close(mine, theirs, atol=2e-6, rtol=2e-6)
+    # Biases are made from positions in float32, and so are gradients of what makes them.
+    check(encoding, grid, tensors, 2e-6)
 
 
 @pytest.mark.usefixtures("_blocks")
@@ -124,10 +130,8 @@ def test_without_structured_form_by_definition(name: str, where: str) -> None:
     if name != "t5+sinusoidal":
         how = explain(*tensors, grid, encoding, backend="blockwise").how
         assert how == "the definition, a block of queries at a time (memory linear in the length)"
-    got, expected = (run(encoding, grid, tensors, way) for way in ("blockwise", "reference"))
-    for mine, theirs in zip(got, expected, strict=True):
-        # Offsets are float32, and with them what their function's parameters get.
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+    # Offsets are float32, and with them what their function's parameters get.
+    check(encoding, grid, tensors, 1e-5)
 
 
 @pytest.mark.usefixtures("_blocks")
@@ -142,9 +146,7 @@ def test_sums_over_tokens_between(name: str, where: str) -> None:
     signal = layout.signal.detach().requires_grad_()
     seen = Grid.of(replace(layout, signal=signal), causal=True, window=grid.window)
     tensors = [*inputs(seen), signal]
-    got, expected = (run(encoding, seen, tensors, way) for way in ("blockwise", "reference"))
-    for mine, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
+    check(encoding, seen, tensors, 1e-6)
 
 
 @pytest.mark.parametrize("sides", [(7, 9), (1, 13), (13, 1), (20, 17)])
@@ -170,12 +172,7 @@ def test_tables_between_images(
 def test_frozen_tables_too() -> None:
     for where in ("square", "causal", "window"):
         encoding = make("t5", causal=GRIDS[where].causal).requires_grad_(False)
-        tensors = inputs(GRIDS[where])
-        got, expected = (
-            run(encoding, GRIDS[where], tensors, w) for w in ("blockwise", "reference")
-        )
-        for mine, theirs in zip(got, expected, strict=True):
-            torch.testing.assert_close(mine, theirs, atol=1e-9, rtol=1e-9)
+        check(encoding, GRIDS[where], inputs(GRIDS[where]), 1e-9)
 
 
 @pytest.mark.usefixtures("_blocks")

@@ -1,6 +1,7 @@
 """The record of a problem for compiled kernels: everything that they read, by name.
 
-Operators of ``torch.library`` take it flat (``flat``); C++ and Triton take it by one struct each.
+Operators of ``torch.library`` take it flat (``flat``), C++ as the struct of csrc/problem.h, Triton
+as the tuples of kernels/arguments.py.
 """
 
 from __future__ import annotations
