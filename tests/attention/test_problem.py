@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, create
-from posenc.attention.backends.native import posing
+from posenc.attention.backends.native import build, posing
 from posenc.attention.backends.native.arguments import Arguments
 from posenc.attention.call import AttentionCall
 from posenc.attention.problem import offsets, once
@@ -30,7 +31,7 @@ from posenc.attention.problem.record import (
     Rotary,
     Segments,
 )
-from posenc.attention.problem.terms import Terms, read_terms
+from posenc.attention.problem.terms import AXES, Terms, read_terms
 from posenc.encoding import BucketedTerms, Rotation
 from posenc.encodings.query_key.rope import Rope
 from tests.support.watching import Watched
@@ -136,6 +137,15 @@ def test_compiled_kernels_read_the_whole_record(*, intervals: bool) -> None:
     if intervals:  # they say what these say
         every -= {f"geometry.{name}" for name in ("shift", "lowest", "highest")}
     assert watched.read == every - FOR_OTHERS
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_compiled_kernels_compute_every_term(name: str) -> None:
+    """Forward, and its gradient backward."""
+    texts = {file.name: file.read_text() for file in build.SOURCES.iterdir()}
+    backward = texts.pop("backward.h")
+    assert re.search(rf"terms\.{name}\b", "".join(texts.values()))
+    assert re.search(rf"terms\.{name}\b", backward)
 
 
 @pytest.mark.parametrize("file", ENGINE, ids=lambda file: str(file.relative_to(FOLDER)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import is_dataclass
+from functools import partial
+from inspect import isfunction
 from typing import Any
 
 
@@ -21,6 +23,8 @@ class Watched:
         shared = getattr(type(self._record), name, None)
         if isinstance(shared, property) and shared.fget is not None:
             return shared.fget(self)
+        if isfunction(shared):
+            return partial(shared, self)
         value = getattr(self._record, name)
         path = self._prefix + name
         if is_dataclass(value):

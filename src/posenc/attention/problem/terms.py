@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
-from typing import TypeGuard
+from typing import Any, TypeGuard, get_args, get_type_hints
 
 import torch
 from jaxtyping import Float, Int
@@ -52,14 +52,38 @@ class Terms:
     @property
     def bias_only(self) -> bool:
         """True if there are no terms but a bias by offset."""
-        others = (self.query_factor, self.column, self.left_rows, self.right_rows, self.value_rows)
-        return self.bias_by_offset is not None and all(other is None for other in others)
+        return [name for name, _ in self.operands()] == ["bias_by_offset"]
 
     @property
     def by_offset(self) -> list[Tensor]:
         """Those with an entry or row for each offset or bucket."""
-        rows = (self.bias_by_offset, self.left_rows, self.right_rows, self.value_rows)
+        rows = (getattr(self, name) for name in AXES if not of_tokens(name))
         return [x for x in rows if x is not None]
+
+    def operands(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors of those that are there."""
+        for name in AXES:
+            tensor = getattr(self, name)
+            if tensor is not None:
+                yield name, tensor
+
+    def map(self, change: Callable[[str, Tensor], Tensor]) -> Terms:
+        """Each operand changed, by its name; buckets and offsets as they are."""
+        changed: dict[str, Any] = {name: change(name, x) for name, x in self.operands()}
+        return replace(self, **changed)
+
+
+AXES: dict[str, tuple[str, ...]] = {
+    name: tuple(get_args(hint)[0].dim_str.split())
+    for name, hint in get_type_hints(Terms).items()
+    if name not in ("bucket", "first")
+}
+"""The axes of each operand, by name, in the order of the fields of ``Terms``."""
+
+
+def of_tokens(name: str) -> bool:
+    """True if an operand is of queries or keys; False if of offsets or buckets."""
+    return not {"Q", "K"}.isdisjoint(AXES[name])
 
 
 def read_terms(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,7 +17,7 @@ from posenc.attention.problem.lowering import add_rows, repeat_heads, without_ro
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, Rotary, Segments
-from posenc.attention.problem.terms import Terms, read_terms
+from posenc.attention.problem.terms import AXES, of_tokens, read_terms
 from posenc.encoding import BucketedTerms, StructuredScore
 from posenc.runtime import is_transformed
 
@@ -86,11 +87,12 @@ def _record(problem: Problem, rows: Sequence[Tensor]) -> KernelProblem:
     if terms.column is not None:  # float64 where they are sums that grow with the length
         wide = torch.promote_types(wide, terms.column.dtype)
 
-    def spread(x: Tensor | None, *sizes: int) -> Tensor | None:
-        """Shared by no batch rows and heads; later sizes stay."""
-        if x is None:
-            return None
-        return x.to(wide).expand(*sizes, *(-1 for _ in x.shape[len(sizes) :]))
+    def cast(name: str, x: Tensor) -> Tensor:
+        """Shared by no batch rows and heads, but for rows of buckets."""
+        x, sizes = x.to(wide), (batch, heads) if of_tokens(name) else (heads,)
+        if "N" in AXES[name]:
+            return x.contiguous()
+        return x.expand(*sizes, *(-1 for _ in x.shape[len(sizes) :]))
 
     q, k, v = q.to(wide), *(repeat_heads(x.to(wide), heads) for x in (k, problem.v))
     factors = [(row.unsqueeze(-1), torch.ones_like(k[:1, :, :, :1])) for row in rows]
@@ -105,16 +107,7 @@ def _record(problem: Problem, rows: Sequence[Tensor]) -> KernelProblem:
     sinks = problem.sinks
     return KernelProblem(
         *(q, k, v, scale),
-        terms=Terms(
-            bias_by_offset=spread(terms.bias_by_offset, heads),
-            column=spread(terms.column, batch, heads),
-            left=spread(terms.left, batch, heads),
-            left_rows=_contiguous(terms.left_rows, wide),
-            right=spread(terms.right, batch, heads),
-            right_rows=_contiguous(terms.right_rows, wide),
-            value_rows=_contiguous(terms.value_rows, wide),
-            first=terms.first,
-        ),
+        terms=replace(terms.map(cast), query_factor=None, key_factor=None),
         pairs=PairTerm(),
         geometry=Geometry(offsets.shift, *offsets.band),
         segments=Segments(),
@@ -124,10 +117,6 @@ def _record(problem: Problem, rows: Sequence[Tensor]) -> KernelProblem:
         sinks=None if sinks is None else sinks.to(wide),
         softcap=problem.softcap or 0.0,
     )
-
-
-def _contiguous(rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if rows is None else rows.to(dtype).contiguous()
 
 
 ENTRY = Blockwise()

@@ -5,12 +5,21 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.backends.native.library import PAD, Map, Problem, RotaryFactors, Tokens
+from posenc.attention.backends.native.library import (
+    PAD,
+    Map,
+    Operand,
+    Problem,
+    RotaryFactors,
+    Tokens,
+)
 from posenc.attention.backends.native.pairs import KINDS
 from posenc.attention.problem.record import Geometry, KernelProblem
 from posenc.attention.problem.spans import Spans, spans_of
+from posenc.attention.problem.terms import AXES, Terms, of_tokens
 
 PARTS, ITEMS = 32, 8
 """Sums of gradients over the batch and over blocks of queries at most, so that many threads have
@@ -39,9 +48,7 @@ class Arguments:
         self._kept: list[Tensor] = []
         self._tokens()
         self._geometry(record.geometry)
-        self._factors()
-        self._offsets()
-        self._products()
+        self._terms(record.terms)
         self._rotary()
         self.pairs = [self.keep(x.to(self.dtype).contiguous()) for x in record.pairs.tensors]
         self._pairs()
@@ -80,24 +87,9 @@ class Arguments:
         x.rows_batch = 0 if intervals.shape[1] == 1 else x.queries
         x.period, x.jump = geometry.period, geometry.jump
 
-    def _factors(self) -> None:
-        x, terms = self.struct, self.record.terms
-        if terms.query_factor is not None and terms.key_factor is not None:
-            x.rank = terms.query_factor.shape[-1]
-            x.q_factor, x.k_factor = self.tokens(terms.query_factor), self.tokens(terms.key_factor)
-
-    def _offsets(self) -> None:
-        """Biases by offset and by key, and the buckets of offsets."""
-        x, terms = self.struct, self.record.terms
-        if terms.bias_by_offset is not None:
-            bias = self.keep(terms.bias_by_offset.to(self.dtype).contiguous())
-            x.bias_by_offset, x.bias_by_offset_first = bias.data_ptr(), terms.first
-            x.bias_by_offset_count = bias.shape[1]
-            x.bias_by_offset_head = 0 if len(bias) == 1 else bias.shape[1]
-        if terms.column is not None:
-            column = self.keep(terms.column.to(torch.float64).contiguous())
-            x.column, x.column_head = column.data_ptr(), column.stride(1)
-            x.column_batch = 0 if len(column) == 1 else column.stride(0)
+    def _terms(self, terms: Terms) -> None:
+        x, operands = self.struct, self.struct.terms
+        operands.first = terms.first
         if terms.bucket is not None:
             self.spans = spans = spans_of(terms.bucket)
             x.map = Map(
@@ -109,29 +101,29 @@ class Arguments:
                 len(spans.buckets),
                 *(terms.first + end for end in spans.varying),
             )
-
-    def _products(self) -> None:
-        x, terms = self.struct, self.record.terms
-        for term, tokens, own, rows in (
-            (x.left, terms.left, x.q, terms.left_rows),
-            (x.right, terms.right, x.k, terms.right_rows),
+        for name, value in terms.operands():
+            value = self.keep(_contiguous_rows(four_axes(name, self._as_read(name, value))))
+            rows, features = value.shape[2:]
+            setattr(operands, name, Operand(value=Tokens.of(value), rows=rows, features=features))
+            if "N" in AXES[name]:
+                x.map.buckets = rows
+        # Without tokens of their own, rows are met by the queries and by the keys.
+        for rows, tokens, own in (
+            (operands.left_rows, operands.left, x.q),
+            (operands.right_rows, operands.right, x.k),
         ):
-            if rows is not None:
-                rows = self._met(rows)
-                term.tokens = own if tokens is None else self.tokens(tokens)
-                term.rows, term.features = rows.data_ptr(), rows.shape[-1]
-                term.rows_head = 0 if len(rows) == 1 else rows.stride(0)
-                x.map.buckets = rows.shape[1]
-        if terms.value_rows is not None:
-            rows = self._met(terms.value_rows)
-            x.value_rows, x.value_head = rows.data_ptr(), 0 if len(rows) == 1 else rows.stride(0)
+            if rows.rows and not tokens.rows:
+                tokens.value, tokens.features = own, x.dim
 
-    def _met(self, rows: Tensor) -> Tensor:
-        """The rows of the buckets that the offsets meet, in their order; all, without buckets."""
-        rows = rows.to(self.dtype)
-        if self.spans is not None and not holds_all(self.spans, rows):
-            rows = rows[:, self.spans.buckets]
-        return self.keep(rows.contiguous())
+    def _as_read(self, name: str, value: Tensor) -> Tensor:
+        """An operand in its dtype, of the buckets that offsets meet, in their order."""
+        if name == "column":  # sums over many tokens
+            return value.to(torch.float64)
+        if of_tokens(name):  # widened as they are read
+            return value
+        if "N" in AXES[name] and self.spans is not None and not holds_all(self.spans, value):
+            value = value[:, self.spans.buckets]
+        return value.to(self.dtype)
 
     def _rotary(self) -> None:
         x, given = self.struct, self.record.rotary
@@ -161,6 +153,12 @@ class Arguments:
 def holds_all(spans: Spans, rows: Tensor) -> bool:
     """True if the buckets that offsets meet are those of all rows, in their order."""
     return spans.whole and len(spans.buckets) == rows.shape[1]
+
+
+def four_axes(name: str, x: Tensor) -> Float[Tensor, "b h rows features"]:
+    """An operand with axes for batch, heads, rows and features."""
+    x = x if of_tokens(name) else x.unsqueeze(0)
+    return x if x.dim() == 4 else x.unsqueeze(-1)
 
 
 def ceil_div(a: int, b: int) -> int:

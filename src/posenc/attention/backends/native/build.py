@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 
 from posenc.attention.backends.native.library import Library
+from posenc.attention.problem.terms import AXES
 from posenc.attention.user_cache import (
     cache_folder,
     open_file,
@@ -41,6 +42,7 @@ SOURCES = Path(__file__).parent / "csrc"
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-fopenmp", "-Wno-psabi"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
+    f"-DPOSENC_TERMS={','.join(AXES)}",  # the operands that the record of a problem declares
 )
 
 OBJECTS = {"float32.o": (), "float64.o": ("-DPOSENC_DOUBLE",)}

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import fields
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.backends.native.arguments import Arguments, holds_all
-from posenc.attention.backends.native.library import Tokens
+from posenc.attention.backends.native.arguments import Arguments, four_axes, holds_all
+from posenc.attention.backends.native.library import Operand, Tokens
 from posenc.attention.backends.native.pairs import pair_gradients, sum_to_tensors
 from posenc.attention.problem.spans import Spans
-from posenc.attention.problem.terms import Terms
-
-TERMS = tuple(field.name for field in fields(Terms) if field.name not in ("bucket", "first"))
-"""Those with gradients."""
+from posenc.attention.problem.terms import AXES, of_tokens
 
 OPTIONAL = ("terms.bias_by_offset", "terms.column")
 """Paths of those that may be constants, whose gradients are computed where they are wanted only."""
@@ -43,47 +40,26 @@ class Room:
         )
         x.dq, x.dk, x.dv = Tokens.of(self.dq), Tokens.of(self.dk[0]), Tokens.of(self.dv[0])
         x.dk_split, x.dv_split = self.dk.stride(0), self.dv.stride(0)
-        given = {name: getattr(record.terms, name) for name in TERMS}
         left_out = [path for path in OPTIONAL if path not in wanted]
-        self.terms: dict[str, Tensor] = {
-            name: term
-            for name, term in given.items()
-            if term is not None and f"terms.{name}" not in left_out
+        self.terms = {
+            name: term for name, term in record.terms.operands() if f"terms.{name}" not in left_out
         }
         self.room = {name: self._room(name, term) for name, term in self.terms.items()}
         self.of_pairs = pair_gradients(record.pairs.kind, x, call.pairs, self.parts)
 
     def _room(self, name: str, term: Tensor) -> Tensor:
-        x, dtype, splits = self.call.struct, self.call.dtype, self.call.splits
-        by_bucket = self.parts, x.heads, x.map.buckets
-        match name:
-            case "bias_by_offset":
-                room = torch.zeros(self.parts, x.heads, x.bias_by_offset_count, dtype=dtype)
-                x.bias_by_offset_gradient = room.data_ptr()
-            case "column":
-                room = torch.empty(splits, x.batch, x.heads, x.keys, dtype=torch.float64)
-                x.column_gradient = room.data_ptr()
-            case "left_rows":
-                room = torch.empty(*by_bucket, x.left.features, dtype=dtype)
-                x.left.rows_gradient = room.data_ptr()
-            case "right_rows":
-                room = torch.empty(*by_bucket, x.right.features, dtype=dtype)
-                x.right.rows_gradient = room.data_ptr()
-            case "value_rows":
-                room = torch.empty(*by_bucket, x.value_dim, dtype=dtype)
-                x.value_gradient = room.data_ptr()
-            case "query_factor":
-                room = in_order(term, 1, x.batch)
-                x.dq_factor = Tokens.of(room[0])
-            case "key_factor":
-                room = in_order(term, splits, x.batch)
-                x.dk_factor, x.dk_factor_split = Tokens.of(room[0]), room.stride(0)
-            case "left":
-                room = torch.empty(1, x.batch, *term.shape[1:], dtype=dtype)
-                x.left.tokens_gradient = Tokens.of(room[0])
-            case _:
-                room = torch.empty(splits, x.batch, *term.shape[1:], dtype=dtype)
-                x.right.tokens_gradient, x.right_split = Tokens.of(room[0]), room.stride(0)
+        """Room for an operand's gradient: ``[parts, batch, heads, rows, features]``.
+
+        Each tile of queries is one worker's, each block of queries adds to those of keys, and
+        each chunk of the batch and block of queries to those of offsets and buckets.
+        """
+        call, x = self.call, self.call.struct
+        operand: Operand = getattr(x.terms, name)
+        size = x.batch if of_tokens(name) else 1, x.heads, operand.rows, operand.features
+        dtype = torch.float64 if name == "column" else call.dtype
+        parts = 1 if "Q" in AXES[name] else call.splits if of_tokens(name) else self.parts
+        room = empty_like_tokens(name, term, (parts, *size), dtype)
+        operand.gradient, operand.part = Tokens.of(room[0]), room.stride(0)
         return room
 
     def summed(self) -> dict[str, Tensor]:
@@ -101,12 +77,14 @@ class Room:
         return found | {f"pairs.tensors.{at}": x for at, x in enumerate(of_pairs)}
 
 
-def in_order(term: Tensor, parts: int, batch: int) -> Tensor:
-    """Room ``[parts, B, H, L, R]``, each token's heads side by side if those of the term are."""
-    heads, tokens, rank = term.shape[1:]
-    if term.stride(1) < term.stride(2):
-        return term.new_empty(parts, batch, tokens, heads, rank).transpose(2, 3)
-    return term.new_empty(parts, batch, heads, tokens, rank)
+def empty_like_tokens(
+    name: str, like: Tensor, size: tuple[int, ...], dtype: torch.dtype
+) -> Float[Tensor, "parts B H L F"]:
+    """Room of a size; of factors, each token's heads are side by side if the factor's are."""
+    parts, batch, heads, tokens, features = size
+    if name.endswith("factor") and like.stride(1) < like.stride(2):
+        return like.new_empty(parts, batch, tokens, heads, features, dtype=dtype).transpose(2, 3)
+    return like.new_empty(size, dtype=dtype)
 
 
 def _total(parts: Tensor) -> Tensor:
@@ -114,12 +92,12 @@ def _total(parts: Tensor) -> Tensor:
 
 
 def _of_term(name: str, parts: Tensor, like: Tensor, spans: Spans | None) -> Tensor:
-    """The gradient of a term from the parts of it."""
-    total = _total(parts)
-    if total.shape[0] != like.shape[0]:  # shared by heads, or by batch rows
-        total = total.sum(0, keepdim=True)
-    if name.endswith("rows") and spans is not None and not holds_all(spans, like):
-        total = torch.zeros(like.shape, dtype=total.dtype).index_add_(1, spans.buckets, total)
-    if name.endswith("factor") and (len(parts) > 1 or len(like) < parts.shape[1]):
-        return in_order(like, 1, len(like))[0].copy_(total)
-    return total.to(like.dtype)
+    """The gradient of an operand from the parts of it."""
+    total, (batch, heads, *_) = _total(parts), four_axes(name, like).shape
+    total = total.sum_to_size(batch, heads, *total.shape[2:])
+    if name.endswith("factor") and (len(parts) > 1 or total.shape != parts.shape[1:]):
+        return empty_like_tokens(name, like, (1, *like.shape), like.dtype)[0].copy_(total)
+    if "N" in AXES[name] and spans is not None and not holds_all(spans, like):
+        whole = torch.zeros(1, *like.shape, dtype=total.dtype)
+        total = whole.index_add_(2, spans.buckets, total)
+    return total.reshape(like.shape).to(like.dtype)

@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from posenc.attention.problem.terms import AXES
+
 PAD = 64
 """Entries of a bucket map that kernels may read before and after it."""
 
@@ -73,17 +75,22 @@ class Map(ctypes.Structure):
     ]
 
 
-class Term(ctypes.Structure):
-    """Tokens times the rows of buckets, and room for the gradients of both."""
+class Operand(ctypes.Structure):
+    """A tensor of a term as ``[batch, heads, rows, features]``, and room for its gradient."""
 
     _fields_ = [
-        ("tokens", Tokens),
-        ("tokens_gradient", Tokens),
-        ("rows", ctypes.c_void_p),
-        ("rows_gradient", ctypes.c_void_p),
-        ("rows_head", ctypes.c_int64),
+        ("value", Tokens),
+        ("gradient", Tokens),
+        ("part", ctypes.c_int64),
+        ("rows", ctypes.c_int64),
         ("features", ctypes.c_int64),
     ]
+
+
+class Terms(ctypes.Structure):
+    """Those of the record, in its order: the build names them to the compiler."""
+
+    _fields_ = [*((name, Operand) for name in AXES), ("first", ctypes.c_int64)]
 
 
 class Pairs(ctypes.Structure):
@@ -110,28 +117,15 @@ class Problem(ctypes.Structure):
         ("scale", ctypes.c_double),
         ("dropout", ctypes.c_double),
         *_numbers("seed", "part"),
-        *((name, Tokens) for name in ("q", "k", "v", "out", "q_factor", "k_factor")),
-        *_numbers("rank"),
+        *((name, Tokens) for name in ("q", "k", "v", "out")),
         *((name, RotaryFactors) for name in ("q_rotary", "k_rotary")),
         *_numbers("rotated", "adjacent"),
         *((name, ctypes.c_void_p) for name in ("lse", "low", "high", "base")),
-        *_numbers("rows_batch"),
-        ("bias_by_offset", ctypes.c_void_p),
-        ("bias_by_offset_gradient", ctypes.c_void_p),
-        *_numbers(
-            "bias_by_offset_head", "bias_by_offset_first", "bias_by_offset_count", "period", "jump"
-        ),
-        ("column", ctypes.c_void_p),
-        ("column_gradient", ctypes.c_void_p),
-        *_numbers("column_batch", "column_head"),
+        *_numbers("rows_batch", "period", "jump"),
+        ("terms", Terms),
         ("map", Map),
-        ("left", Term),
-        ("right", Term),
-        ("value_rows", ctypes.c_void_p),
-        ("value_gradient", ctypes.c_void_p),
-        *_numbers("value_head"),
-        *((name, Tokens) for name in ("gradient", "dq", "dk", "dv", "dq_factor", "dk_factor")),
-        *_numbers("dk_split", "dv_split", "right_split", "dk_factor_split"),
+        *((name, Tokens) for name in ("gradient", "dq", "dk", "dv")),
+        *_numbers("dk_split", "dv_split"),
         ("pairs", Pairs),
     ]
 

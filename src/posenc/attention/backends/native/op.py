@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc.attention.backends.common.operator import Gradients, Operator
 from posenc.attention.backends.native.arguments import Arguments
 from posenc.attention.backends.native.build import library
-from posenc.attention.backends.native.gradients import OPTIONAL, Room, in_order
+from posenc.attention.backends.native.gradients import OPTIONAL, Room, empty_like_tokens
 from posenc.attention.backends.native.library import Tokens
 from posenc.attention.problem.record import KernelProblem
 
@@ -48,7 +48,9 @@ def _empty_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
 def _empty_gradient(path: str, x: Tensor, wanted: bool) -> Tensor | None:
     if path in WITHOUT_GRADIENT or path.startswith("rotary.") or (path in OPTIONAL and not wanted):
         return None
-    return in_order(x, 1, len(x))[0] if path.endswith("factor") else x.new_empty(x.shape)
+    if path.endswith("factor"):
+        return empty_like_tokens(path, x, (1, *x.shape), x.dtype)[0]
+    return x.new_empty(x.shape)
 
 
 NATIVE = Operator(

@@ -16,7 +16,7 @@ from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, Rotary, Segments
 from posenc.attention.problem.spacing import find_spacing
-from posenc.attention.problem.terms import Terms, max_distance_of, read_terms
+from posenc.attention.problem.terms import AXES, Terms, max_distance_of, of_tokens, read_terms
 from posenc.encoding import DistanceFunction, GateCounts, Rotation, StickWeights
 from posenc.layout.integers import exact_dtype
 
@@ -120,26 +120,15 @@ def _segments(problem: Problem, form: KernelForm) -> Segments:
 
 def _terms(terms: Terms, q: Float[Tensor, "B H Q D"]) -> Terms:
     """The terms in the dtypes of the kernels, of all batch rows and heads."""
-    size, wide = (*q.shape[:2], -1, -1), torch.float32
-    factors = (terms.query_factor, terms.key_factor)
-    query_factor, key_factor = (None if x is None else x.to(wide).expand(size) for x in factors)
-    column = terms.column
-    return Terms(
-        query_factor=query_factor,
-        key_factor=key_factor,
-        bias_by_offset=_cast(terms.bias_by_offset, wide),
-        column=None if column is None else column.to(wide).expand(size[:-1]),
-        left=None if terms.left is None else terms.left.to(q.dtype),
-        left_rows=_cast(terms.left_rows, q.dtype),
-        right=None if terms.right is None else terms.right.to(q.dtype),
-        right_rows=_cast(terms.right_rows, q.dtype),
-        value_rows=_cast(terms.value_rows, q.dtype),
-        first=terms.first,
-    )
 
+    def cast(name: str, x: Tensor) -> Tensor:
+        in_products = AXES[name][-1] in ("F", "E")
+        x = x.to(q.dtype if in_products else torch.float32)
+        if of_tokens(name):
+            return x.expand(*q.shape[:2], *(-1 for _ in x.shape[2:]))
+        return x.contiguous()
 
-def _cast(rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if rows is None else rows.to(dtype).contiguous()
+    return terms.map(cast)
 
 
 def _function(

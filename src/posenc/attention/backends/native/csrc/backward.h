@@ -28,33 +28,28 @@ class Backward {
   }
   void begin_head(index h, index part) {
     logits_.begin_head(x_, h);
-    const index slot = part * x_.heads + h;
-    real* d_bias = x_.bias_by_offset_gradient;
-    d_bias_by_offset_ = d_bias ? d_bias + slot * x_.bias_by_offset_count : nullptr;
-    begin(d_left_, left_width_, x_.left, slot);
-    begin(d_right_, right_width_, x_.right, slot);
-    if (x_.value_rows)
-      d_value_.begin(x_.map.buckets, x_.value_dim, logits_.use_amx,
-                     x_.value_gradient + slot * x_.map.buckets * x_.value_dim);
-    if (x_.pairs.kind == DISTANCE) logits_.distance.begin_gradient(x_.pairs, slot);
+    const Terms& terms = x_.terms;
+    d_bias_by_offset_ = terms.bias_by_offset.gradient_of(part, 0, h);
+    if (d_bias_by_offset_) fill(d_bias_by_offset_, 0, terms.bias_by_offset.rows);
+    left_width_ = begin(d_left_, terms.left_rows, part, h);
+    right_width_ = begin(d_right_, terms.right_rows, part, h);
+    begin(d_value_, terms.value_rows, part, h);
+    if (x_.pairs.kind == DISTANCE) logits_.distance.begin_gradient(x_.pairs, part * x_.heads + h);
   }
   void end_head(index, index) {
-    if (x_.left.rows) d_left_.write();
-    if (x_.right.rows) d_right_.write();
-    if (x_.value_rows) d_value_.write();
+    if (x_.terms.left_rows) d_left_.write();
+    if (x_.terms.right_rows) d_right_.write();
+    if (x_.terms.value_rows) d_value_.write();
     if (x_.pairs.kind == DISTANCE) logits_.distance.end_gradient();
   }
   Logits& logits() { return logits_; }
   void begin_row(index b, index h, index split) {
     dk_ = gradient_sums(dk_to_, x_.dk, x_.dk_split, b, h, split, width_, dk_scratch_);
     dv_ = gradient_sums(dv_to_, x_.dv, x_.dv_split, b, h, split, value_width_, dv_scratch_);
-    d_column_ = nullptr;
-    if (x_.column_gradient) {
-      d_column_ = x_.column_gradient + ((split * x_.batch + b) * x_.heads + h) * x_.keys;
-      std::fill_n(d_column_, x_.keys, 0.0);
-    }
-    if (x_.right.tokens_gradient.data)
-      d_right_tokens_ = gradient_sums(d_right_tokens_to_, x_.right.tokens_gradient, x_.right_split, b, h,
+    d_column_ = x_.terms.column.gradient_of<double>(split, b, h);
+    if (d_column_) std::fill_n(d_column_, x_.keys, 0.0);
+    if (x_.terms.right.gradient.data)
+      d_right_tokens_ = gradient_sums(d_right_tokens_to_, x_.terms.right.gradient, x_.terms.right.part, b, h,
                                       split, right_width_, d_right_tokens_scratch_);
     else
       d_right_tokens_ = dk_;
@@ -70,10 +65,10 @@ class Backward {
     }
   }
   void end_row(index b, index h, index split) {
-    if (x_.right.rows) {
+    if (x_.terms.right_rows) {
       logits_.key_term.finish(x_);
       if (d_right_tokens_ != dk_)
-        write_sums(d_right_tokens_to_, b, h, d_right_tokens_, right_width_, x_.right.features);
+        write_sums(d_right_tokens_to_, b, h, d_right_tokens_, right_width_, x_.terms.right.features);
     }
     if (logits_.use_amx) {
       add_transpose(dk_transposed_, transposed_ld_, x_.keys, width_, dk_);
@@ -82,7 +77,8 @@ class Backward {
     for (index j = 0; j < x_.keys && x_.rotated; ++j)
       rotate_back(x_, x_.k_rotary, b, logits_.group, j, dk_ + j * width_);
     write_sums(dk_to_, b, h, dk_, width_, x_.dim);
-    if (x_.rank) write_sums(split_of(x_.dk_factor, x_.dk_factor_split, split), b, h, dk_ + x_.dim, width_, x_.rank);
+    const Operand& factor = x_.terms.key_factor;
+    if (factor) write_sums(split_of(factor.gradient, factor.part, split), b, h, dk_ + x_.dim, width_, factor.features);
     write_sums(dv_to_, b, h, dv_, value_width_, x_.value_dim);
   }
   void run_tile(index b, index h, index first, index n) {
@@ -108,13 +104,13 @@ class Backward {
       for (index d = 0; d < value_width_; d += VL) dot += load(d_out.at(i) + d) * load(out.at(i) + d);
       delta_[i] = sum(dot);
     }
-    if (x_.left.rows) {
+    if (x_.terms.left_rows) {
       ds_by_bucket_.begin(logits_.left_rows, n, logits_.bucket_windows);
       fill(d_left_tokens_.of(round_up(n, AMX_TILE) * left_width_), 0, n * left_width_);
       if (logits_.use_amx)
-        left_transposed_ = bf16_transpose(logits_.left_tokens, n, x_.left.features, left_transposed_scratch_);
+        left_transposed_ = bf16_transpose(logits_.left_tokens, n, x_.terms.left.features, left_transposed_scratch_);
     }
-    if (x_.value_rows) {
+    if (x_.terms.value_rows) {
       weights_by_bucket_.begin(logits_.value_rows, n);
       dp_by_bucket_.begin(logits_.value_rows, n);
     }
@@ -142,7 +138,7 @@ class Backward {
       prepare_buckets(d_out, d_out_bf16);
       for (index i = 0; i < n; ++i) row_gradients(b, h, i, s + i * ld_, ds + i * ld_);
       if (logits_.precomputed.data) logits_.store_precomputed(ds, ld_);
-      if (x_.right.rows) logits_.key_term.collect(x_, tile, ds, ld_);
+      if (x_.terms.right_rows) logits_.key_term.collect(x_, tile, ds, ld_);
       if (x_.pairs.kind == BLOCKS)
         logits_.blocks.collect(j, tile.panels, logits_.k.data, logits_.k.ld, ds, ld_, dq, dk_);
       for_panels([&](index at, index keys, Range m) {
@@ -157,11 +153,11 @@ class Backward {
     // running sums over many keys (biases by key are differences of those).
     for (index i = 0; i < n && d_column_ && !x_.part; ++i)
       if (tile.all_visible_keys(i).size()) d_column_[tile.all_visible_keys(i).end - 1] -= ds_row_sums_[i];
-    if (x_.left.rows) end_left(b, h, first, n);
+    if (x_.terms.left_rows) end_left(b, h, first, n);
     if (x_.pairs.kind != MIXING) write_queries(b, h, first, n);
-    if (x_.value_rows && logits_.use_amx)
+    if (x_.terms.value_rows && logits_.use_amx)
       weights_by_bucket_.pull_back(logits_.value_rows, d_out_transposed_, nullptr, d_value_.columns, d_value_.ld);
-    else if (x_.value_rows)
+    else if (x_.terms.value_rows)
       weights_by_bucket_.transposed_times(d_out.data, d_out.ld, d_value_.data, value_width_);
   }
   // dq and dk from ds [n, keys of all tiles] of the last tile of queries: for AllHeads.
@@ -226,12 +222,13 @@ class Backward {
          true);
   }
   void write_queries(index b, index h, index first, index n) {
-    const bool scaled = x_.left.rows && !x_.left.tokens_gradient.data;
+    const bool scaled = x_.terms.left_rows && !x_.terms.left.gradient.data;
     for (index i = 0; i < n; ++i) {
       real* d = dq_.of(0) + i * width_;
       rotate_back(x_, x_.q_rotary, b, h, first + i, d);
       write_row(x_.dq, row_of(x_.dq, b, h, first + i), d, scaled ? 1 : real(x_.scale), x_.dim);
-      if (x_.rank) write_row(x_.dq_factor, row_of(x_.dq_factor, b, h, first + i), d + x_.dim, 1, x_.rank);
+      const Operand& factor = x_.terms.query_factor;
+      if (factor) write_row(factor.gradient, row_of(factor.gradient, b, h, first + i), d + x_.dim, 1, factor.features);
     }
   }
   // Compute the sums over later keys at every tile, from the last to the first. Returns the first key
@@ -266,20 +263,19 @@ class Backward {
   }
   void end_left(index b, index h, index first, index n) {
     for (index block = 0; block * BLOCK < n; ++block) add_left(block);
-    const Tokens& to = x_.left.tokens_gradient;
+    const Tokens& to = x_.terms.left.gradient;
     const real* dx = d_left_tokens_.of(0);
     if (!to.data) {
       scale_range(dq_.of(0), real(x_.scale), n * width_);
       return add_range(dq_.of(0), dx, n * width_);
     }
     for (index i = 0; i < n; ++i)
-      write_row(to, row_of(to, b, h, first + i), dx + i * left_width_, 1, x_.left.features);
+      write_row(to, row_of(to, b, h, first + i), dx + i * left_width_, 1, x_.terms.left.features);
   }
-  void begin(RowSums& sums, index& width, const Term& term, index slot) const {
-    if (!term.rows) return;
-    width = round_up(term.features, VL);
-    sums.begin(x_.map.buckets, term.features, logits_.use_amx,
-               term.rows_gradient + slot * x_.map.buckets * term.features);
+  // Returns the width of the sums.
+  index begin(RowSums& sums, const Operand& rows, index part, index h) const {
+    if (rows) sums.begin(rows.rows, rows.features, logits_.use_amx, rows.gradient_of(part, 0, h));
+    return round_up(rows.features, VL);
   }
   // Gradients of the query-side term's tokens and rows from those of a block's products.
   void add_left(index block) {
@@ -295,12 +291,12 @@ class Backward {
   void prepare_buckets(Rows d_out, Bf16Rows d_out_bf16) {
     if (!x_.map.buckets) return;
     logits_.for_blocks(x_, [&](index block, Range n) {
-      if (x_.left.rows && !ds_by_bucket_.holds(block, n)) {
+      if (x_.terms.left_rows && !ds_by_bucket_.holds(block, n)) {
         add_left(block);
         ds_by_bucket_.restart(block, n);
       }
-      if (x_.left.rows) ds_by_bucket_.clear(block, n);
-      if (!x_.value_rows) return;
+      if (x_.terms.left_rows) ds_by_bucket_.clear(block, n);
+      if (!x_.terms.value_rows) return;
       weights_by_bucket_.clear(block, n);
       dp_by_bucket_.multiply(logits_.value_rows, {d_out.data, d_out.ld, 1}, d_out_bf16, block, n);
     });
@@ -316,7 +312,7 @@ class Backward {
     const index offset = tile.j0 + visible.begin + tile.base[i], n = visible.size();
     if (x_.pairs.kind == STICKS) return stick_row(b, h, i, s, ds);
     logits_.add_terms(x_, s, i, visible);
-    if (x_.value_rows) spread<true>(x_.map, dp_by_bucket_.row(i), offset, ds + visible.begin, n);
+    if (x_.terms.value_rows) spread<true>(x_.map, dp_by_bucket_.row(i), offset, ds + visible.begin, n);
     const index from = visible.begin / VL * VL, to = round_up(visible.end, VL);
     const vec lse = splat(lse_[i]), delta = splat(delta_[i]);
     // The weight of a single key is 1 whatever its logit is: dp - delta would leave a rounding error.
@@ -344,10 +340,10 @@ class Backward {
     if (d_column_) ds_row_sums_[i] += add_wide(d_column_ + tile.j0 + visible.begin, ds + visible.begin, n);
     if (x_.pairs.kind == COUNTS)
       logits_.counts.collect(logits_.query_products.row(i), ds, visible, ds_by_bucket_.row(i), logits_.carry.d_sums[i]);
-    else if (x_.left.rows)
+    else if (x_.terms.left_rows)
       logits_.collect_left(x_, ds, i, visible, ds_by_bucket_.row(i));
-    if (x_.right.rows) logits_.key_term.collect_far(x_, tile, ds, i, from, to);
-    if (x_.value_rows) collect(x_.map, s + visible.begin, offset, weights_by_bucket_.row(i), n);
+    if (x_.terms.right_rows) logits_.key_term.collect_far(x_, tile, ds, i, from, to);
+    if (x_.terms.value_rows) collect(x_.map, s + visible.begin, offset, weights_by_bucket_.row(i), n);
   }
   // The same by stick breaking, which has no lse: ds of log p first, then of the logits.
   void stick_row(index b, index h, index i, real* s, real* ds) {

@@ -6,9 +6,10 @@ namespace posenc::NUMBER {
 class BiasByOffset {
  public:
   void set(const Problem& x, index head) {
-    real* to = scratch_.of(x.bias_by_offset_count + 2 * PAD) + PAD;
-    std::fill(to - PAD, to + x.bias_by_offset_count + PAD, real(0));
-    std::copy_n(x.bias_by_offset + head * x.bias_by_offset_head, x.bias_by_offset_count, to);
+    const Operand& bias = x.terms.bias_by_offset;
+    real* to = scratch_.of(bias.rows + 2 * PAD) + PAD;
+    std::fill(to - PAD, to + bias.rows + PAD, real(0));
+    std::copy_n(bias.of(0, head), bias.rows, to);
     data_ = to;
   }
   // s[t] += bias of key j0 + t for t in [a, b).
@@ -31,10 +32,10 @@ class BiasByOffset {
   // all keys of a sequence, an image row each of an image.
   template <class F>
   static void for_parts(const Problem& x, index j0, index a, index b, index base, F part) {
-    if (!x.period) return part(a, b - a, j0 + a + base - x.bias_by_offset_first);
+    if (!x.period) return part(a, b - a, j0 + a + base - x.terms.first);
     for (index t = a; t < b;) {
       const index j = j0 + t, row = j / x.period, n = std::min(b - t, (row + 1) * x.period - j);
-      part(t, n, j + base + row * x.jump - x.bias_by_offset_first);
+      part(t, n, j + base + row * x.jump - x.terms.first);
       t += n;
     }
   }
@@ -71,7 +72,7 @@ class Column {
 // Buckets are first those of offsets down, ascending, then those across.
 class Axes {
  public:
-  static bool serves(const Problem& x) { return x.period && x.left.rows; }
+  static bool serves(const Problem& x) { return x.period && x.terms.left_rows; }
   void set(const Problem& x) {
     columns_ = x.jump + 1, rows_ = x.queries / columns_, key_columns_ = x.period;
     across_ = x.map.buckets - x.period - x.jump;

@@ -42,12 +42,12 @@ class Forward {
     fill(out, 0, n * width_);
     fill(row_max, -INFINITY, n);
     fill(row_sum, 0, n);
-    if (x_.value_rows) weights_by_bucket_.begin(logits_.value_rows, n);
+    if (x_.terms.value_rows) weights_by_bucket_.begin(logits_.value_rows, n);
     if (x_.pairs.sums()) logits_.carry.begin(n, 0);
     tile.for_key_tiles(x_, x_.pairs.from_last(), [&] {
       if (x_.pairs.kind == STICKS && logits_.carried_out(x_)) return;
       logits_.multiply(x_, s, ld_);
-      if (x_.value_rows) logits_.for_blocks(x_, [&](index block, Range k) { weights_by_bucket_.clear(block, k); });
+      if (x_.terms.value_rows) logits_.for_blocks(x_, [&](index block, Range k) { weights_by_bucket_.clear(block, k); });
       for (index i = 0; i < n; ++i) softmax_row(b, h, i, s + i * ld_, row_max[i], row_sum[i], out + i * width_);
       if (logits_.use_amx) return add_values(s, out);
       for (index p = tile.panels.begin; p < tile.panels.end; ++p) {
@@ -59,9 +59,9 @@ class Forward {
       }
     });
     if (x_.pairs.kind == STICKS) add_remainder(b, h, n, out);
-    if (x_.value_rows && logits_.use_amx)
+    if (x_.terms.value_rows && logits_.use_amx)
       weights_by_bucket_.pull_back(logits_.value_rows, {}, out, nullptr, 0);
-    else if (x_.value_rows)
+    else if (x_.terms.value_rows)
       weights_by_bucket_.times_rows(logits_.value_rows, out, width_);
     for (index i = 0; i < n; ++i) {
       const bool empty = row_sum[i] == 0;
@@ -115,13 +115,13 @@ class Forward {
     row_sum = row_sum * rescale + sum(weight_sum);
     if (rescale != 1) {
       scale_range(out, rescale, width_);
-      if (x_.value_rows) weights_by_bucket_.scale_row(i, rescale);
+      if (x_.terms.value_rows) weights_by_bucket_.scale_row(i, rescale);
     }
     row_max = new_max;
     drop(b, h, i, s, {from, to});  // after row_sum: weights are normalized before dropout
     fill(s + all.begin, 0, from - all.begin);  // products below are over whole panels
     fill(s + to, 0, all.end - to);
-    if (x_.value_rows)
+    if (x_.terms.value_rows)
       collect(x_.map, s + visible.begin, tile.j0 + visible.begin + tile.base[i], weights_by_bucket_.row(i),
               visible.size());
   }

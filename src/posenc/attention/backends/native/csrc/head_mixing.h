@@ -8,7 +8,7 @@ constexpr index MIXED_PARTS = 4;  // of the rows of a tile: as many threads have
 constexpr index MAX_MIXED_LOGITS = index(1) << 21;  // of a tile and all heads (8 MiB in float32)
 
 // s[h] += b2[h] + Σ_u w2[h, u] · leaky(z[u]), z[u] = x[u, offset] + Σ_h w1[u, h] · s[h].
-// data: w1 [U, H], x [U, W] from the offset bias_by_offset_first on, w2 [H, U], b2 [H]; gradient: each
+// data: w1 [U, H], x [U, W] from the offset terms.first on, w2 [H, U], b2 [H]; gradient: each
 // [parts, ...]. sizes: U, W.
 class Mixing {
  public:
@@ -92,7 +92,7 @@ class Mixing {
       const Range visible = tile.all_visible_keys(i);
       if (visible.begin >= visible.end) continue;  // else rounding down could start a chunk
       for (index t = visible.begin / VL * VL; t < visible.end; t += CHUNK)
-        run(i, t, std::min(CHUNK, round_up(visible.end, VL) - t), t + tile.base[i] - x_.bias_by_offset_first,
+        run(i, t, std::min(CHUNK, round_up(visible.end, VL) - t), t + tile.base[i] - x_.terms.first,
             visible);
     }
   }

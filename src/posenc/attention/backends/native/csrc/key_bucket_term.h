@@ -1,4 +1,4 @@
-// The key-side bucket term, `right` in Problem: s[i, j] += key_j · row[bucket(offset)], as DeBERTa's
+// The key-side bucket term, `right` in Terms: s[i, j] += key_j · row[bucket(offset)], as DeBERTa's
 // position to content (p2c), forward and backward. KeyBucketTerm::collect sums ds by key and bucket;
 // flush and finish turn these sums into the gradients of keys and rows.
 #pragma once
@@ -14,8 +14,9 @@ class KeyBucketTerm {
  public:
   // d_tokens [K, width], d_rows: where gradients are added, if they are wanted.
   void begin(const Problem& x, index b, index h, bool use_amx, real* d_tokens, const RowSums* d_rows) {
-    keys_ = read_rows(x.right.tokens, b, h, 0, x.keys, x.right.features, 1, keys_scratch_);
-    if (use_amx) bf16_ = HeadTokens(x.right.tokens, b, h, 0, x.keys, x.right.features).rows(bf16_scratch_);
+    const Operand& tokens = x.terms.right;
+    keys_ = read_rows(tokens.value, b, h, 0, x.keys, tokens.features, 1, keys_scratch_);
+    if (use_amx) bf16_ = HeadTokens(tokens.value, b, h, 0, x.keys, tokens.features).rows(bf16_scratch_);
     const index size = KEY_TILE * (round_up(x.map.buckets, PANEL) + VL);
     slots_.resize(std::clamp<index>((x.keys + KEY_TILE - 1) / KEY_TILE, 1, std::max<index>(1, MAX_KEPT / size)));
     for (Slot& slot : slots_) slot.tile = -1, slot.used = 0;

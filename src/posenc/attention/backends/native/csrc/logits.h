@@ -17,11 +17,10 @@ class Logits {
     exact_ = transforms_qk(x) || std::frexp(x.scale, &exponent) == 0.5;
   }
   void begin_head(const Problem& x, index h) {
-    set(left_rows, x.left, x, h);
-    set(key_term.rows, x.right, x, h);
-    if (x.value_rows)
-      value_rows.set(x.value_rows + h * x.value_head, x.map.buckets, x.value_dim, use_amx, true);
-    if (x.bias_by_offset) bias_by_offset_.set(x, x.bias_by_offset_head ? h : 0);
+    set(left_rows, x.terms.left_rows, h, gradient_);
+    set(key_term.rows, x.terms.right_rows, h, gradient_);
+    set(value_rows, x.terms.value_rows, h, true);
+    if (x.terms.bias_by_offset) bias_by_offset_.set(x, h);
     if (Axes::serves(x)) axes_.set(x);
     if (x.pairs.kind == DISTANCE) distance.begin_head(x.pairs, h);
     if (x.pairs.kind == COUNTS) counts.begin(x.map);
@@ -30,19 +29,19 @@ class Logits {
                  const RowSums* d_right_rows = nullptr) {
     group = h / (x.heads / x.groups);
     if (!use_amx || transforms_qk(x))
-      k = read_factors(x, x.k, x.k_rotary, x.k_factor, b, group, h, 0, x.keys, 1, k_scratch_);
+      k = read_factors(x, x.k, x.k_rotary, x.terms.key_factor, b, group, h, 0, x.keys, 1, k_scratch_);
     k_source = transforms_qk(x) ? head_of(k) : head_of(x.k, b, group);
     if (use_amx) k_strips_ = HeadTokens(k_source, 0, 0, 0, x.keys, x.depth()).columns(strips_);
     if (!use_amx || x.pairs.kind == STICKS) v = read_rows(x.v, b, group, 0, x.keys, x.value_dim, 1, v_scratch_);
     if (!use_amx) k_panels.begin(k, x.keys, x.depth(), keeps_panels(x));
-    if (x.right.rows) key_term.begin(x, b, h, use_amx, d_right, d_right_rows);
+    if (x.terms.right_rows) key_term.begin(x, b, h, use_amx, d_right, d_right_rows);
     if (x.pairs.kind == BLOCKS) blocks.begin_row(x, b, h);
-    if (x.column) column.begin(x.column + b * x.column_batch + h * x.column_head, x.keys);
+    if (x.terms.column) column.begin(x.terms.column.of<double>(b, h), x.keys);
   }
   void begin_tile(const Problem& x, index b, index h, index first, index rows) {
     tile.set(x, b, first, rows);
     if (!use_amx || gradient_ || transforms_qk(x))
-      q = read_factors(x, x.q, x.q_rotary, x.q_factor, b, h, h, first, rows, real(x.scale), q_scratch_);
+      q = read_factors(x, x.q, x.q_rotary, x.terms.query_factor, b, h, h, first, rows, real(x.scale), q_scratch_);
     if (use_amx && transforms_qk(x))
       q_bf16_ = HeadTokens(head_of(q), 0, 0, 0, rows, x.depth()).rows(bf16_scratch_);
     else if (use_amx)
@@ -50,11 +49,12 @@ class Logits {
     if (x.pairs.kind == DISTANCE) distance.begin_tile(x, b, h, first, rows);
     if (x.pairs.kind == BLOCKS)
       blocks.begin_tile(x, b, h, first, rows, tile.base, q.data, q.ld, gradient_);
-    if (x.left.rows) {
-      left_tokens = read_rows(x.left.tokens, b, h, first, rows, x.left.features, 1, left_scratch_);
+    if (x.terms.left_rows) {
+      const Operand& left = x.terms.left;
+      left_tokens = read_rows(left.value, b, h, first, rows, left.features, 1, left_scratch_);
       query_products.begin(left_rows, rows, bucket_windows);
       if (use_amx)
-        left_bf16_ = HeadTokens(x.left.tokens, b, h, first, rows, x.left.features).rows(left_bf16_scratch_);
+        left_bf16_ = HeadTokens(left.value, b, h, first, rows, left.features).rows(left_bf16_scratch_);
     }
   }
   // Calls f(block of queries, buckets of its visible pairs) for the selected tile.
@@ -88,8 +88,8 @@ class Logits {
       for (index i = 0; i < tile.rows; ++i)
         scale_range(s + i * ld + tile.panels.begin * PANEL, real(x.scale),
                     (tile.panels.end - tile.panels.begin) * PANEL);
-    if (x.right.rows && tile.offsets.begin < tile.offsets.end) key_term.add(x, tile, s, ld);
-    if (x.left.rows)
+    if (x.terms.right_rows && tile.offsets.begin < tile.offsets.end) key_term.add(x, tile, s, ld);
+    if (x.terms.left_rows)
       for_blocks(x, [&](index block, Range n) {
         query_products.multiply(left_rows, {left_tokens.data, left_tokens.ld, 1}, left_bf16_, block, n);
       });
@@ -140,21 +140,21 @@ class Logits {
     return true;
   }
   // What has to be added to the logits of row i, and to their LSE: see Column.
-  double row_shift(const Problem& x, index i) const { return x.column ? column.at_end(tile.all_visible_keys(i)) : 0; }
+  double row_shift(const Problem& x, index i) const { return x.terms.column ? column.at_end(tile.all_visible_keys(i)) : 0; }
   // The other terms of row i for its visible keys. They may add to whole vectors around those, which
   // are masked after this.
   void add_terms(const Problem& x, real* s, index i, Range visible) {
     const index j = tile.j0 + visible.begin, n = visible.size();
-    if (x.bias_by_offset) bias_by_offset_.add(x, s, tile.j0, visible.begin, visible.end, tile.base[i]);
+    if (x.terms.bias_by_offset) bias_by_offset_.add(x, s, tile.j0, visible.begin, visible.end, tile.base[i]);
     if (x.pairs.kind == COUNTS)
       carry.sums[i] = counts.add(query_products.row(i), s, visible, carry.sums[i]);
     else if (Axes::serves(x))
       axes_.add(s, query_products.row(i), tile.i0 + i, tile.j0, visible);
-    else if (x.left.rows)
+    else if (x.terms.left_rows)
       spread<true>(x.map, query_products.row(i), j + tile.base[i], s + visible.begin, n);
-    if (x.right.rows) key_term.add_far(x, tile, s, i, visible.begin / VL * VL, visible.end);
+    if (x.terms.right_rows) key_term.add_far(x, tile, s, i, visible.begin / VL * VL, visible.end);
     if (x.pairs.kind == DISTANCE) distance.add(s + visible.begin, i, j + tile.base[i], n);
-    if (x.column) column.add(s, tile.j0, visible, row_shift(x, i));
+    if (x.terms.column) column.add(s, tile.j0, visible, row_shift(x, i));
   }
   // Products of a tile of queries with all keys, s [rows, ld]; terms of rows come later.
   void all_products(const Problem& x, index b, index h, index first, index rows, real* s, index ld) {
@@ -205,9 +205,8 @@ class Logits {
   Sticks sticks;
 
  private:
-  void set(BucketRows& rows, const Term& term, const Problem& x, index h) const {
-    if (term.rows)
-      rows.set(term.rows + h * term.rows_head, x.map.buckets, term.features, use_amx, gradient_);
+  void set(BucketRows& to, const Operand& rows, index h, bool gradient) const {
+    if (rows) to.set(rows.of(0, h), rows.rows, rows.features, use_amx, gradient);
   }
   static bool can_use_amx(const Problem& x) {
     for (const Tokens* tokens : {&x.q, &x.k, &x.v})

@@ -52,13 +52,28 @@ struct Map {
   // computed once a token. Those between are near.
   index low, high;
 };
-// s[i, j] += tokens . rows[h, bucket(offset)], tokens those of query i (left) or of key j (right).
-// Without tokens_gradient, they are the queries or keys themselves, and their gradient is added there.
-struct Term {
-  Tokens tokens, tokens_gradient;
-  const real* rows;     // [H|1, N, F]
-  real* rows_gradient;  // [parts, H, N, F]
-  index rows_head, features;
+// A tensor of a term as [batch|1, heads|1, rows, features]: tokens, offsets (as rows of one feature) or
+// buckets. Its gradient has a leading axis of parts, `part` numbers apart; without data none is wanted.
+struct Operand {
+  Tokens value, gradient;
+  index part, rows, features;
+  explicit operator bool() const { return value.data; }
+  template <class T = real>
+  T* of(index b, index h) const {
+    return reinterpret_cast<T*>(value.data) + b * value.batch + h * value.head;
+  }
+  template <class T = real>
+  T* gradient_of(index p, index b, index h) const {
+    if (!gradient.data) return nullptr;
+    return reinterpret_cast<T*>(gradient.data) + p * part + b * gradient.batch + h * gradient.head;
+  }
+};
+// The terms of logits and values, which problem/terms.py declares and describes; the build has their
+// names from there. `left` and `right` without a gradient are the queries and keys themselves, whose
+// gradient is added there. `column` is in double, as it sums over many tokens.
+struct Terms {
+  Operand POSENC_TERMS;
+  index first;  // offset of the first entry of bias_by_offset
 };
 // A function of pairs other than the terms above, with its arrays; the header of its kind says which:
 // distance.h (FIRE), running_sums.h (CoPE, stick breaking), head_mixing.h (DAPE), block_transforms.h
@@ -84,8 +99,6 @@ struct Problem {
   double scale, dropout;
   index seed, part;  // part: out and lse are over more keys than these
   Tokens q, k, v, out;
-  Tokens q_factor, k_factor;  // [B|1, H, ., rank]: s_ij += q_factor_i . k_factor_j
-  index rank;
   RotaryFactors q_rotary, k_rotary;  // of queries and keys before their product
   index rotated, adjacent;  // pairs, 0 for none; they are (2t, 2t + 1), not (t, t + rotated)
   double* lse;          // [B, H, Q]; -inf for queries without visible keys
@@ -93,27 +106,17 @@ struct Problem {
   const int32_t* high;  // [B|1, Q]
   const int32_t* base;  // [B|1, Q]: the offset of key j is j + base
   index rows_batch;     // batch stride of the three
-  const real* bias_by_offset;     // [H|1, W]: s_ij += bias_by_offset[offset - first]
-  real* bias_by_offset_gradient;  // [parts, H, W]
-  index bias_by_offset_head, bias_by_offset_first, bias_by_offset_count;
   // Images: keys a row (0 for sequences), and what the offset jumps by after each of them, which is
   // one less than a row has queries. Left's buckets are then of offsets along image columns, and
   // after those along image rows.
   index period, jump;
-  const double* column;     // [B|1, H, K]: s_ij += column_j, in double as sums over many tokens
-  double* column_gradient;  // [splits, B, H, K]
-  index column_batch, column_head;
+  Terms terms;
   Map map;
-  Term left, right;        // left: query . row (Shaw, DeBERTa's c2p); right: key . row (DeBERTa's
-                           // p2c), whose gradient key_bucket_term.h sums
-  const real* value_rows;  // [H|1, N, E]: out_i += p_ij value_rows[bucket]
-  real* value_gradient;    // [parts, H, N, E]
-  index value_head;
-  Tokens gradient, dq, dk, dv;  // gradient: of out; dk, dv and right's tokens' are [splits, B, H, K, .]
-  Tokens dq_factor, dk_factor;  // [B, H, Q, rank] and [splits, B, H, K, rank]
-  index dk_split, dv_split, right_split, dk_factor_split;  // strides of their first axis
+  Tokens gradient, dq, dk, dv;  // gradient: of out; dk and dv are [splits, B, H, K, .]
+  index dk_split, dv_split;     // strides of their first axis
   Pairs pairs;
-  index depth() const { return dim + rank; }  // features of a product of a query and a key
+  index rank() const { return terms.query_factor.features; }
+  index depth() const { return dim + rank(); }  // features of a product of a query and a key
 };
 
 inline float from_bfloat16(uint16_t x) {

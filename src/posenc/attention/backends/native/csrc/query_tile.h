@@ -35,7 +35,7 @@ constexpr index MANY_BUCKETS = 1024;  // more would make [queries, buckets] larg
 // Whether products of queries with many buckets are kept for a window of them that moves along with
 // the tiles of keys. So it can where buckets follow the offset alone, in every batch row.
 inline bool needs_bucket_windows(const Problem& x) {
-  if (x.map.buckets <= MANY_BUCKETS || !x.map.bucket || x.value_rows || x.pairs.kind != NONE) return false;
+  if (x.map.buckets <= MANY_BUCKETS || !x.map.bucket || x.terms.value_rows || x.pairs.kind != NONE) return false;
   for (index at = 0; at < (x.rows_batch ? x.batch : 1) * x.queries; ++at)
     if (x.base[at] != x.base[at - at % x.queries] - at % x.queries) return false;
   return true;

@@ -69,19 +69,19 @@ void rotate_row(const Number* x, Number* to, const real* c, const real* s, index
 }
 
 // Whether queries and keys are other factors of the logits than they are in memory.
-inline bool transforms_qk(const Problem& x) { return x.rank || x.rotated; }
+inline bool transforms_qk(const Problem& x) { return x.rank() || x.rotated; }
 // Queries or keys of one head as factors of the logits, as rows: rotated, and the low-rank factor of
 // the same tokens behind them. by: what the tokens are multiplied by.
-inline Rows read_factors(const Problem& x, const Tokens& tokens, const RotaryFactors& rotary, const Tokens& factor,
+inline Rows read_factors(const Problem& x, const Tokens& tokens, const RotaryFactors& rotary, const Operand& factor,
                          index b, index h, index factor_h, index first, index count, real by, Scratch& scratch) {
   if (!transforms_qk(x)) return read_rows(tokens, b, h, first, count, x.dim, by, scratch);
   const index width = round_up(x.depth(), VL);
   real* to = scratch.of(count * width);
   for (index t = first; t < first + count; ++t, to += width) {
-    read_row(tokens, row_of(tokens, b, h, t), by, x.dim, x.rank ? x.dim : width, to);
+    read_row(tokens, row_of(tokens, b, h, t), by, x.dim, factor ? x.dim : width, to);
     const index at = rotary.at(b, h, t);
     if (x.rotated) rotate_row(to, to, rotary.cosine + at, rotary.sine + at, x.rotated, x.adjacent, 1);
-    if (x.rank) read_row(factor, row_of(factor, b, factor_h, t), 1, x.rank, width - x.dim, to + x.dim);
+    if (factor) read_row(factor.value, row_of(factor.value, b, factor_h, t), 1, factor.features, width - x.dim, to + x.dim);
   }
   return {to - count * width, width};
 }
