@@ -11,7 +11,7 @@ import torch
 
 import posenc
 from posenc import Attention, Encoding, Grid, Layout, attend, create
-from posenc.arguments import Base, Count, checked, domains
+from posenc.arguments import Base, Count, check, checked, domains
 from posenc.codec import parse_options
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.score.alibi import Alibi
@@ -39,6 +39,12 @@ def test_a_base_is_a_finite_number_above_one(base: Any) -> None:
 def test_numbers_of_other_libraries_become_plain() -> None:
     rope = Rope(head_dim=np.int64(8), base=np.float32(100))  # type: ignore[arg-type]
     assert (type(rope.head_dim), type(rope.base)) == (int, float)
+
+
+@pytest.mark.parametrize("sections", ["12", b"12", {1: 2}, 3])
+def test_texts_and_mappings_are_no_sequences(sections: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"sections: expected a sequence of values, got"):
+        check("sections", tuple[Any, ...], sections, None)
 
 
 def test_texts_are_no_truth_values() -> None:

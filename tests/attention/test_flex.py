@@ -32,6 +32,9 @@ ENCODINGS = {
     "shaw keys": Encoding(score=posenc.create("shaw", head_dim=WIDTH, max_distance=5).score),
     "transformer_xl": posenc.create("transformer_xl", dim=64, heads=HEADS, head_dim=WIDTH),
     "deberta": posenc.create("deberta", dim=64, heads=HEADS, head_dim=WIDTH, max_distance=6),
+    "few rows": posenc.create(
+        "deberta", dim=64, heads=HEADS, head_dim=WIDTH, max_distance=30, buckets=4
+    ),
 }
 
 T5 = {
