@@ -16,7 +16,7 @@ Backward = Callable[..., Any]
 """The backward pass of an autograd function, or of an operator."""
 
 
-Definition = Callable[..., Tensor]
+Definition = Callable[..., Tensor | tuple[Tensor, ...]]
 """A computation by differentiable operations, of the tensors that it may be differentiated by."""
 
 
@@ -27,47 +27,60 @@ def records(output: Tensor) -> bool:
     return output.requires_grad and torch.is_grad_enabled()
 
 
-def with_definition(output: Tensor, definition: Definition, tensors: Sequence[Tensor]) -> Tensor:
-    """``output``, whose gradient is the definition's where that is to have gradients itself.
+def with_definition(
+    outputs: tuple[Tensor, ...], definition: Definition, tensors: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """``outputs``, whose gradients are the definition's where those are to have gradients.
 
     The definition is computed in backward passes with ``create_graph=True`` alone.
 
     Args:
-        output: of a kernel with first derivatives.
+        outputs: of a kernel with first derivatives.
         definition: computes the same from ``tensors``.
-        tensors: all that the output may have gradients for.
+        tensors: all that the outputs may have gradients for.
     """
-    if not records(output):
-        return output
-    twice: Tensor = _Twice.apply(output, definition, *tensors)  # type: ignore[no-untyped-call]
+    if not records(outputs[0]):
+        return outputs
+    count = len(outputs)
+    twice: tuple[Tensor, ...] = _Twice.apply(definition, count, *outputs, *tensors)  # type: ignore[no-untyped-call]
     return twice
 
 
 class _Twice(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, output: Tensor, definition: Definition, *tensors: Tensor) -> Tensor:
-        ctx.definition = definition
-        ctx.save_for_backward(*tensors)  # and nowhere else, so that they are freed after use
-        return output
+    def forward(
+        ctx: Any, definition: Definition, count: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.definition, ctx.count = definition, count
+        ctx.save_for_backward(
+            *tensors[count:]
+        )  # and nowhere else, so that they are freed after use
+        ctx.set_materialize_grads(False)
+        return tensors[:count]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        needed = ctx.needs_input_grad[2:]
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        needed = ctx.needs_input_grad[2 + ctx.count :]
         if not torch.is_grad_enabled():
-            return gradient, None, *(None for _ in needed)
+            return None, None, *gradients, *(None for _ in needed)
         # New views, through none of which another one is reached.
         views = [x.view_as(x) for x in ctx.saved_tensors]
-        output = ctx.definition(*views)
+        made = ctx.definition(*views)
+        made = made if isinstance(made, tuple) else (made,)
+        pairs = [(x, dx) for x, dx in zip(made, gradients, strict=True) if dx is not None]
+        outputs, of_outputs = zip(*pairs, strict=True)
         wanted = [x for x, need in zip(views, needed, strict=True) if need]
-        _require_no_others(output, wanted)
-        found = torch.autograd.grad(output, wanted, gradient, create_graph=True, allow_unused=True)
-        gradients = iter(found)
-        return None, None, *(next(gradients) if need else None for need in needed)
+        _require_no_others(outputs, wanted)
+        found = iter(
+            torch.autograd.grad(outputs, wanted, of_outputs, create_graph=True, allow_unused=True)
+        )
+        unwanted = (None for _ in range(2 + ctx.count))
+        return *unwanted, *(next(found) if need else None for need in needed)
 
 
-def _require_no_others(output: Tensor, tensors: Sequence[Tensor]) -> None:
+def _require_no_others(outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Refuse a definition with gradients by tensors that are not among those given."""
-    known, waiting = {x.grad_fn for x in tensors}, [output.grad_fn]
+    known, waiting = {x.grad_fn for x in tensors}, [x.grad_fn for x in outputs]
     while waiting:
         node = waiting.pop()
         if node is None or node in known:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
-from posenc.layout.checks import require_truth, require_whole
+from posenc.layout.checks import require_fields, require_tensor, require_truth, require_whole
 from posenc.layout.display import grid_html, grid_line
 from posenc.layout.features import require_layout
 from posenc.layout.integers import exact_dtype
@@ -32,28 +32,38 @@ class Grid:
 
     Args:
         query, key: the layouts of both sides.
-        causal: a query attends only to keys of equal or lower order.
+        causal: a query attends only to keys of equal or lower order. True where the window says
+            so.
         window: a query attends only to keys less than ``window`` away in order: itself and
             ``window - 1`` before it (and as many after it unless causal). One too wide to hide
-            anything, beyond 2^62, becomes None.
+            anything, beyond 2^62, becomes None. Or a pair (lowest, highest), either of them None
+            for no limit: ``lowest <= key order - query order <= highest``.
+        intervals: ``[B|1, Q, 2]`` int64; a query attends only to keys of order from the first
+            number up to, not including, the second. All four restrictions hold together.
 
     Raises:
-        ArgumentError: for a window below 1, arguments of other types, or layouts with different
-            numbers of axes.
+        ArgumentError: for a window below 1, a pair of which the second is smaller, arguments of
+            other types, or layouts with different numbers of axes.
     """
 
     query: Layout
     key: Layout
     causal: bool = False
-    window: int | None = None
+    window: int | tuple[int | None, int | None] | None = None
+    intervals: Int[Tensor, "b Q 2"] | None = None
 
     def __post_init__(self) -> None:
         require_layout("query", self.query)
         require_layout("key", self.key)
         require_truth("causal", self.causal)
-        if self.window is not None:
+        if isinstance(self.window, (tuple, list)):
+            object.__setattr__(self, "window", _checked_band(self.window))
+        elif self.window is not None:
             window = require_whole("window", self.window, most=inf, remedy="Use None for none.")
             object.__setattr__(self, "window", window if window <= FARTHEST else None)
+        object.__setattr__(self, "causal", self.causal or self.band[1] <= 0)
+        if self.intervals is not None:
+            _require_intervals(self.intervals, self.query)
         if self.query.axes != self.key.axes:
             raise ArgumentError(
                 "grid",
@@ -63,9 +73,86 @@ class Grid:
             )
 
     @classmethod
-    def of(cls, layout: Layout, *, causal: bool = False, window: int | None = None) -> Grid:
+    def of(
+        cls,
+        layout: Layout,
+        *,
+        causal: bool = False,
+        window: int | tuple[int | None, int | None] | None = None,
+    ) -> Grid:
         """Self-attention: ``layout`` on both sides."""
         return cls(layout, layout, causal, window)
+
+    def chunked(self, size: int) -> Grid:
+        """The grid in which keys of another chunk of ``size`` orders are hidden, as in Llama 4."""
+        require_whole("size", size)
+        order = self.query.order
+        first = order - order.remainder(size)
+        ends = torch.stack([first, first + size], dim=-1)
+        if self.intervals is not None:
+            (low, high), (first, end) = self.intervals.unbind(-1), ends.unbind(-1)
+            ends = torch.stack([low.maximum(first), high.minimum(end)], dim=-1)
+        return replace(self, intervals=ends)
+
+    def with_blocks(self, blocks: Int[Tensor, "b Q"]) -> Grid:
+        """The grid in which blocks of neighbouring queries also see their own block whole.
+
+        As images in Gemma 3 and the prefix in PaliGemma do, also where ``causal`` and ``window``
+        would hide keys.
+
+        Args:
+            blocks: ``[B|1, Q]`` int64, equal numbers from 0 on for neighbours in one block; -1 for
+                a token of none.
+
+        Raises:
+            ArgumentError: for numbers of another shape or dtype, or a grid that has intervals, or
+                of whose windows queries are more than a step away.
+        """
+        require_fields(self.query.length, {"document": blocks})
+        lowest, highest = self.band
+        if self.intervals is not None or lowest > 1 or highest < -1:
+            raise ArgumentError(
+                "grid",
+                expected="a window about each query, and no intervals",
+                got=self,
+                remedy="Give Grid the intervals of keys that each query sees.",
+            )
+        order = self.query.order.expand(max(len(blocks), self.query.order.shape[0]), -1)
+        begins = torch.ones_like(order, dtype=torch.bool)
+        begins[:, 1:] = (blocks.diff() != 0) | (blocks[:, 1:] < 0)
+        number = begins.cumsum(1) - 1
+        first = order.scatter_reduce(1, number, order, "amin", include_self=False)
+        last = order.scatter_reduce(1, number, order, "amax", include_self=False)
+        low = (order + lowest).minimum(first.gather(1, number))
+        high = (order + highest).maximum(last.gather(1, number))
+        ends = torch.stack([low, high + 1], dim=-1)
+        return replace(self, causal=False, window=None, intervals=ends)
+
+    @property
+    def band(self) -> tuple[int, int]:
+        """Least and greatest key order − query order that ``causal`` and ``window`` let through.
+
+        ±2^62 where there is no limit.
+        """
+        if isinstance(self.window, tuple):
+            lowest, highest = self.window
+            low = -FARTHEST if lowest is None else lowest
+            high = FARTHEST if highest is None else highest
+        else:
+            high = FARTHEST if self.window is None else self.window - 1
+            low = -high
+        return low, min(high, 0) if self.causal else high
+
+    @property
+    def batch(self) -> int:
+        """Number of rows; 1 if all rows are the same."""
+        of_intervals = 1 if self.intervals is None else self.intervals.shape[0]
+        return max(self.query.batch, self.key.batch, of_intervals)
+
+    def slice(self, begin: int, end: int) -> Grid:
+        """The grid of the queries ``begin`` to ``end`` (exclusive) and all keys."""
+        intervals = None if self.intervals is None else self.intervals[:, begin:end]
+        return replace(self, query=self.query.slice(begin, end), intervals=intervals)
 
     def __repr__(self) -> str:
         return grid_line(self)
@@ -84,10 +171,15 @@ class Grid:
         query, key = self.query, self.key
         ahead = key.order.unsqueeze(1) - query.order.unsqueeze(2)
         visible = torch.ones_like(ahead, dtype=torch.bool)
-        if self.causal:
-            visible = visible & (ahead <= 0)
-        if self.window is not None:
-            visible = visible & (ahead.abs() < self.window)
+        lowest, highest = self.band
+        if lowest > -FARTHEST:
+            visible = visible & (ahead >= lowest)
+        if highest < FARTHEST:
+            visible = visible & (ahead <= highest)
+        if self.intervals is not None:
+            first, end = self.intervals.unsqueeze(2).unbind(-1)  # [b, Q, 1]
+            order = key.order.unsqueeze(1)
+            visible = visible & (order >= first) & (order < end)
         if query.document is not None or key.document is not None:
             visible = visible & (_documents(query).unsqueeze(2) == _documents(key).unsqueeze(1))
         if key.valid is not None:
@@ -102,7 +194,7 @@ class Grid:
         For ``torch.nn.attention.flex_attention.create_block_mask(grid.mask_mod(), B, None, Q, K)``;
         B is the batch size, or None if the layouts have one row.
         """
-        query, key, causal, window = self.query, self.key, self.causal, self.window
+        query, key, (lowest, highest) = self.query, self.key, self.band
         query_order, key_order = _reader(query.order), _reader(key.order)
         documents = None
         if query.document is not None or key.document is not None:
@@ -114,11 +206,18 @@ class Grid:
             None if side.valid is None else _reader(side.valid) for side in (query, key)
         )
 
+        intervals = None
+        if self.intervals is not None:
+            intervals = tuple(_reader(end) for end in self.intervals.unbind(-1))
+
         def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             ahead = key_order(b, j) - query_order(b, i)
-            visible = ahead <= 0 if causal else ahead == ahead
-            if window is not None:
-                visible = visible & (ahead.abs() < window)
+            visible = ahead <= highest if highest < FARTHEST else ahead == ahead
+            if lowest > -FARTHEST:
+                visible = visible & (ahead >= lowest)
+            if intervals is not None:
+                order = key_order(b, j)
+                visible = visible & (order >= intervals[0](b, i)) & (order < intervals[1](b, i))
             if documents is not None:
                 visible = visible & (documents[0](b, i) == documents[1](b, j))
             if query_valid is not None:
@@ -131,8 +230,8 @@ class Grid:
 
     @property
     def segmented(self) -> bool:
-        """True if documents or padding may mask pairs (known without reading the device)."""
-        return any(
+        """True if documents, padding or intervals may mask pairs (the device is not read)."""
+        return self.intervals is not None or any(
             mark is not None
             for side in (self.query, self.key)
             for mark in (side.document, side.valid)
@@ -165,13 +264,13 @@ class Grid:
         """True if every query is known to attend to every key."""
         if self.segmented:
             return False
-        if not self.causal and self.window is None:
+        lowest, highest = self.band
+        if lowest == -FARTHEST and highest == FARTHEST:
             return True
         if self.shift is None:
             return False
         first, last = self.shift - (self.query.length - 1), self.shift + self.key.length - 1
-        limit = float("inf") if self.window is None else self.window
-        return (not self.causal or last <= 0) and -limit < first and last < limit
+        return lowest <= first and last <= highest
 
     def distinct_offsets(self, *, device: torch.device | None = None) -> Int[Tensor, " offsets"]:
         """Every offset of a regular grid in ascending order, ``[Q + K - 1]`` int64.
@@ -197,7 +296,7 @@ class Grid:
         return offsets.to(exact_dtype(first, last, offsets.device))
 
 
-register(Grid, "posenc.grid.Grid", ("query", "key"))
+register(Grid, "posenc.grid.Grid", ("query", "key", "intervals"))
 
 
 def zero_invalid_signals(grid: Grid) -> Grid:
@@ -224,3 +323,41 @@ def _reader(x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         row = x[0]
         return lambda b, token: row[token]
     return lambda b, token: x[b, token]
+
+
+def _checked_band(window: Sequence[int | None]) -> tuple[int | None, int | None] | None:
+    """A pair of limits, None for those that limit nothing; None without limits.
+
+    Raises:
+        ArgumentError: if it is no such pair.
+    """
+    limits = [
+        None
+        if limit is None
+        else require_whole("window", limit, -FARTHEST, most=inf, remedy="Use None for no limit.")
+        for limit in window
+    ]
+    if len(limits) != 2 or (None not in limits and limits[0] > limits[1]):  # type: ignore[operator]
+        raise ArgumentError(
+            "window",
+            expected="a number, or the least and the greatest key order - query order",
+            got=window,
+            remedy="Write (-128, 0) for 128 keys before each query and its own.",
+        )
+    low = limits[0] if limits[0] is None or limits[0] > -FARTHEST else None
+    high = limits[1] if limits[1] is None or limits[1] < FARTHEST else None
+    return None if low is None and high is None else (low, high)
+
+
+def _require_intervals(intervals: object, query: Layout) -> None:
+    """Require int64 of shape ``[B|1, Q, 2]``."""
+    require_tensor("intervals", intervals)
+    assert isinstance(intervals, Tensor)
+    fits = intervals.dim() == 3 and intervals.shape[1:] == (query.length, 2)
+    if not fits or intervals.dtype != torch.int64:
+        raise ArgumentError(
+            "intervals",
+            expected=f"int64 of shape [B|1, {query.length}, 2]",
+            got=f"{intervals.dtype} of shape {list(intervals.shape)}",
+            remedy="Give the first order that each query sees, and the last plus one.",
+        )

@@ -285,7 +285,7 @@ def test_other_tensors_of_a_part_are_refused() -> None:
     q, k, v, _ = (x.requires_grad_() for x in draw(8))
     grid, encoding = where("nope", 8), Encoding.of(Hidden())
     problem = AttentionCall(q, k, v, grid, encoding).problem().rotated
-    output = differentiable_twice(attend_by_definition(problem).output, problem)
+    output = differentiable_twice(attend_by_definition(problem), problem).output
     with pytest.raises(DerivativeError, match="another tensor"):
         torch.autograd.grad(output.sum(), q, create_graph=True)
 
@@ -297,7 +297,7 @@ def test_gradients_are_the_kernels_without_second_derivatives() -> None:
         raise AssertionError
 
     x = torch.ones(3, requires_grad=True)
-    output = with_definition(x * 2, unreachable, (x,))
+    (output,) = with_definition((x * 2,), unreachable, (x,))
     output.sum().backward()  # type: ignore[no-untyped-call]
     assert x.grad is not None
     assert x.grad.tolist() == [2, 2, 2]

@@ -77,18 +77,19 @@ def inputs(grid: Grid) -> list[Tensor]:
     return [torch.randn(rows, *size, WIDTH) for size in sizes]
 
 
-def check(encoding: Encoding, grid: Grid) -> None:
+def check(encoding: Encoding, grid: Grid, **extras: Any) -> None:
     for parameter in encoding.parameters():
         if not parameter.any():  # what starts at zero would hide mistakes
             torch.nn.init.normal_(parameter)
     given = inputs(grid)
-    problem = AttentionCall(*given, grid, encoding).problem().rotated
+    problem = AttentionCall(*given, grid, encoding, **extras).problem().rotated
     plan = Flex().plan(problem)
     assert isinstance(plan, Plan), plan
     got, lse = plan.run(lse=True)
     assert lse is not None
     wide = [x.double() for x in given]
-    expected, sums = attend(*wide, grid, encoding, backend="reference", return_lse=True)
+    options: dict[str, Any] = {"backend": "reference", "return_lse": True}
+    expected, sums = attend(*wide, grid, encoding, **options, **extras)
     torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(lse.double(), sums, atol=2e-5, rtol=2e-5)
     assert plan.run().lse is None
@@ -111,6 +112,16 @@ def test_equals_reference(name: str, grid: str) -> None:
 def test_documents_padding_and_rows_that_see_nothing(name: str, grid: str) -> None:
     where = MARKED[grid]
     check(T5[where.causal] if name == "t5" else ENCODINGS[name], where)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.usefixtures("_not_compiled")
+@pytest.mark.parametrize("name", ["rope", "alibi", "deberta"])
+def test_sinks_and_caps(name: str) -> None:
+    sinks = torch.linspace(-1, 2, HEADS)
+    for where in (GRIDS["nothing to see"], MARKED["packed"]):
+        check(ENCODINGS[name], where, sinks=sinks)
+        check(ENCODINGS[name], where, sinks=sinks, softcap=0.8)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -112,12 +113,14 @@ def poison() -> None:
     del held
 
 
-def serving(given: list[Tensor], grid: Grid, encoding: Encoding) -> list[str | Backend]:
+def serving(
+    given: list[Tensor], grid: Grid, encoding: Encoding, **options: Any
+) -> list[str | Backend]:
     """The backends that do not refuse."""
     found: list[str | Backend] = []
     for name in [*BACKENDS, *([UNFUSED] if encoding.query_key is not None else ())]:
         try:
-            explain(*given, grid, encoding, backend=name)
+            explain(*given, grid, encoding, backend=name, **options)
         except BackendRefusal:
             continue
         found.append(name)
@@ -125,12 +128,13 @@ def serving(given: list[Tensor], grid: Grid, encoding: Encoding) -> list[str | B
 
 
 def run(
-    backend: str | Backend, given: list[Tensor], grid: Grid, encoding: Encoding, **options: float
+    backend: str | Backend, given: list[Tensor], grid: Grid, encoding: Encoding, **options: Any
 ) -> list[Tensor]:
     """The output, then the gradients of all inputs and parameters that it depends on."""
     learned = [*given, *(p for p in encoding.parameters() if p.requires_grad)]
+    learned += [x for x in options.values() if isinstance(x, Tensor)]
     poison()
-    output = attend(*given, grid, encoding, backend=backend, **options)  # type: ignore[arg-type]
+    output = attend(*given, grid, encoding, backend=backend, **options)
     found = torch.autograd.grad(output.double().sin().sum(), learned, materialize_grads=True)
     return [output, *found]
 
@@ -147,15 +151,30 @@ def agree(
 
 
 def check(
-    encoding: Encoding, grid: Grid, given: list[Tensor], expected: tuple[str, ...] = ("triton",)
+    encoding: Encoding,
+    grid: Grid,
+    given: list[Tensor],
+    expected: tuple[str, ...] = ("triton",),
+    **options: Any,
 ) -> None:
     """All backends that serve it, among them those expected, against the definition."""
-    backends = serving(given, grid, encoding)
+    backends = serving(given, grid, encoding, **options)
     assert set(expected) <= set(backends)
     wide = [x.detach().double().requires_grad_() for x in given]
-    wanted = run("reference", wide, grid, encoding)
+    wanted = run("reference", wide, grid, encoding, **options)
     for backend in backends:
-        agree(run(backend, given, grid, encoding), wanted, TOLERANCE[given[0].dtype], backend)
+        got = run(backend, given, grid, encoding, **options)
+        agree(got, wanted, TOLERANCE[given[0].dtype], backend)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["rope", "t5", "deberta"])
+def test_sinks_and_caps(name: str, dtype: torch.dtype) -> None:
+    grid = Grid.of(LAYOUTS["packed"].to(DEVICE), causal=True)
+    given = inputs(grid, dtype=dtype)
+    sinks = torch.linspace(-1, 2, HEADS, device=DEVICE).requires_grad_()
+    check(created(name), grid, given, sinks=sinks)
+    check(created(name), grid, given, sinks=sinks, softcap=1.5)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -48,8 +48,12 @@ def test_nothing_changes_beyond_rounding(where: str, monkeypatch: pytest.MonkeyP
     assert len(bands(grid, encoding, *wanted)) > 2
 
     def found(backend: str, *tensors: Tensor) -> list[Tensor]:
-        output, lse = attend(*tensors, grid, encoding, backend=backend, return_lse=True)
-        return [output, lse, *torch.autograd.grad((output * weight).sum(), tensors)]
+        sinks = torch.linspace(-1, 2, 6, dtype=tensors[0].dtype).requires_grad_()
+        output, lse = attend(
+            *tensors, grid, encoding, backend=backend, sinks=sinks, return_lse=True
+        )
+        loss = (output * weight).sum() + lse.sin().sum()
+        return [output, lse, *torch.autograd.grad(loss, (*tensors, sinks))]
 
     exact = found("reference", *(x.detach().double().requires_grad_() for x in wanted))
     plain, got = found("reference", *wanted), found("native", *wanted)
@@ -73,6 +77,7 @@ def test_the_bands_hold_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(last == 0 for _, (_, last) in groups)
     assert bands(grid, encoding, 1000 * q, k, v) == []
     assert bands(grid, encoding, q * torch.nan, k, v) == []
+    assert bands(grid, encoding, q, k, v, softcap=3.0) == []  # far pairs weigh e^-6 at least
 
 
 def test_only_constant_tables_that_reach_far_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

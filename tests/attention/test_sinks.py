@@ -1,23 +1,27 @@
-"""Sinks and caps of the logits in problems, against loops over queries."""
+"""Sinks and caps of the logits, against loops over queries."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from posenc import Encoding, Grid, Layout, create
+from posenc import Attention, Encoding, Grid, Layout, attend, create, explain
+from posenc.attention import LayerCache
 from posenc.attention.backends.blockwise import definition, offsets
-from posenc.attention.backends.common.base import Plan, Result
-from posenc.attention.call import AttentionCall
+from posenc.attention.backends.common.base import Plan, Refusal, Result
+from posenc.attention.backends.native import heads as native_heads
+from posenc.attention.decoding import attend_last
 from posenc.attention.differentiation import differentiable_twice
-from posenc.attention.dispatch import BACKENDS, refusals
+from posenc.attention.dispatch import BACKENDS
 from posenc.attention.problem.lowering import lower
 from posenc.attention.problem.problem import Problem, Whole
+from posenc.errors import ArgumentError, BackendRefusal
 
 HEADS, WIDTH, LENGTH = 4, 5, 11
 
@@ -26,6 +30,7 @@ GRIDS = {
     "window": Grid.of(Layout.sequence(LENGTH), window=3),
     "unseeing": Grid(Layout.sequence(LENGTH), Layout.sequence(LENGTH, 4), causal=True),
     "padded": Grid.of(Layout.padded([LENGTH, 4], side="left"), causal=True),
+    "packed": Grid.of(Layout.packed([4, 5, 2]), causal=True),
 }
 
 ENCODINGS: dict[str, dict[str, Any]] = {
@@ -53,8 +58,8 @@ def posed(name: str, where: str, extras: str) -> tuple[Problem, list[Tensor]]:
         for x in encoding.parameters():
             x.copy_(torch.randn(x.shape, generator=generator))
     q, k, v = (
-        torch.randn(2, heads, LENGTH, WIDTH, generator=generator).double().requires_grad_()
-        for heads in (HEADS, 2, 2)
+        torch.randn(2, count, LENGTH, WIDTH, generator=generator).double().requires_grad_()
+        for count in (HEADS, 2, 2)
     )
     sinks, cap = EXTRAS[extras]
     given = torch.tensor([-1.0, 0.0, 2.0, -math.inf], dtype=torch.float64) if sinks else None
@@ -86,7 +91,10 @@ def by_loop(problem: Problem) -> Result:
         if len(seen):
             index = (*map(torch.tensor, place), visible[b, h, i].nonzero().flatten())
             weights = weights.index_put(index, seen.exp() / total)
-        sums[b, h, i] = total.detach().log()
+        if total:
+            sums = sums.index_put(tuple(map(torch.tensor, place)), total.log())
+        else:
+            sums[b, h, i] = -math.inf
     output = weights @ v
     if encoding.value is not None:
         output = output + encoding.value(weights, grid)
@@ -99,7 +107,7 @@ def computed(problem: Problem, backend: str) -> Result:
     result = plan.run(lse=True)
     if plan.by_definition:
         return result
-    return result._replace(output=differentiable_twice(result.output, problem))
+    return differentiable_twice(result, problem)
 
 
 @pytest.mark.parametrize("extras", EXTRAS)
@@ -108,10 +116,14 @@ def computed(problem: Problem, backend: str) -> Result:
 def test_values_and_gradients(name: str, where: str, extras: str) -> None:
     problem, wanted = posed(name, where, extras)
     found = []
-    for result in (by_loop(problem), *(computed(problem, x) for x in ("reference", "blockwise"))):
-        loss = result.output * torch.linspace(-1, 1, result.output.numel()).view_as(result.output)
-        gradients = torch.autograd.grad(loss.sum(), wanted, materialize_grads=True)
+    served = [x for x in ("sdpa", "native") if isinstance(BACKENDS[x].plan(problem), Plan)]
+    names = ("reference", "blockwise", *served)
+    for result in (by_loop(problem), *(computed(problem, x) for x in names)):
         assert result.lse is not None
+        seen = ~result.lse.isneginf()
+        parts = [result.output, 3 * result.lse.masked_fill(~seen, 0.0)]
+        loss = sum((x * torch.linspace(-1, 1, x.numel()).view_as(x)).sum() for x in parts)
+        gradients = torch.autograd.grad(loss, wanted, None, True, materialize_grads=True)
         found.append([result.output, result.lse, *gradients])
     for got in found[1:]:
         for mine, theirs in zip(got, found[0], strict=True):
@@ -119,17 +131,50 @@ def test_values_and_gradients(name: str, where: str, extras: str) -> None:
             torch.testing.assert_close(mine, theirs, atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.parametrize("name", ["tupe", "path"])
+def test_operands_of_few_heads_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in long sequences."""
+    for size in ("LARGE", "MANY"):
+        monkeypatch.setattr(native_heads, size, 1)
+    options = {"dim": 20, "heads": HEADS, "head_dim": WIDTH}
+    options |= {"max_length": 20, "causal": True} if name == "tupe" else {}
+    encoding = create(name, **options).double()
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, n, LENGTH, WIDTH, generator=generator).double() for n in (4, 2, 2))
+    sinks = torch.linspace(-1, 2, HEADS, dtype=torch.float64)
+    layout = encoding.observe(torch.ones(2, LENGTH, 20).double(), Layout.sequence(LENGTH))
+    given = [x.requires_grad_() for x in (q, k, v, sinks)]
+    found = []
+    for backend in ("reference", "native"):
+        output, lse = attend(
+            *(q, k, v, Grid.of(layout, causal=True), encoding),
+            backend=backend,
+            sinks=sinks,
+            softcap=0.7,
+            return_lse=True,
+        )
+        tensors = [*given, *(p for p in encoding.parameters() if p.requires_grad)]
+        loss = output.sin().sum() + lse.sin().sum()
+        gradients = torch.autograd.grad(loss, tensors, None, True, materialize_grads=True)
+        found.append([output, lse, *gradients])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-6, rtol=2e-6)
+
+
 @pytest.mark.parametrize("name", ["t5", "cope"])
 def test_second_derivatives(name: str) -> None:
     problem, wanted = posed(name, "causal", "both")
     found = []
-    for way in ("reference", "blockwise"):
-        output = computed(problem, way).output
-        first = torch.autograd.grad(output.sin().sum(), wanted, create_graph=True)
+    for way in ("reference", "blockwise", "native"):
+        output, lse = computed(problem, way)
+        assert lse is not None
+        loss = output.sin().sum() + lse.square().sum()
+        first = torch.autograd.grad(loss, wanted, create_graph=True)
         found.append(torch.autograd.grad(sum(x.square().sum() for x in first), wanted))
-    for mine, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
-        assert theirs.abs().max() > 0
+    for got in found[1:]:
+        for mine, theirs in zip(got, found[0], strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
+            assert theirs.abs().max() > 0
 
 
 @pytest.mark.parametrize("name", ["t5", "cope"])
@@ -142,6 +187,70 @@ def test_dropped_weights_keep_their_sum(name: str) -> None:
         some = replace(problem, dropout=0.2)
         mean = torch.stack([computed(some, "blockwise").output for _ in range(300)]).mean(0)
     assert (mean - plain).abs().mean() < 0.05 * plain.abs().mean() + 0.02
+
+
+@pytest.mark.parametrize("backend", ["native", "blockwise"])
+def test_dropout(backend: str) -> None:
+    """Of weights beside a sink, which is never dropped; gradients are of the same mask."""
+    problem, (q, k, _, sinks) = posed("nope", "causal", "both")
+    v = torch.eye(LENGTH, dtype=torch.float64).expand(2, 2, -1, -1)
+    options: dict[str, Any] = {"scale": 0.4, "softcap": 0.7}
+    sinks = torch.linspace(-1, 2, HEADS, dtype=torch.float64).requires_grad_()
+
+    def weights(dropout: float, by: str, q: Tensor, sinks: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        given = (q, k.detach(), v, problem.grid, Encoding())
+        return attend(*given, backend=by, dropout=dropout, sinks=sinks, **options)
+
+    dropped, whole = weights(0.5, backend, q, sinks), weights(0.0, "reference", q, sinks)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], 2 * whole[kept], atol=1e-6, rtol=1e-6)
+    assert 0.4 < kept.sum() / (whole != 0).sum() < 0.6
+    gradients = torch.autograd.grad(dropped.sin().sum(), (q, sinks))
+    step = [1e-6 * torch.randn_like(x) for x in (q, sinks)]
+    with torch.no_grad():
+        ends = [
+            weights(0.5, backend, q + sign * step[0], sinks + sign * step[1]).sin().sum()
+            for sign in (1, -1)
+        ]
+    expected = sum((2 * dx * g).sum() for dx, g in zip(step, gradients, strict=True))
+    torch.testing.assert_close(ends[0] - ends[1], expected, atol=1e-12, rtol=1e-4)
+
+
+def test_gradients_of_many_gates() -> None:
+    """Rounding of the gradients of keys does not grow in sums over them."""
+    encoding, length = create("forgetting", dim=16, heads=HEADS), 2000
+    torch.manual_seed(0)
+    given = [torch.randn(1, n, length, WIDTH) for n in (HEADS, 2, 2)]
+    x, sinks = torch.randn(1, length, 16), torch.linspace(-1, 2, HEADS)
+    found = []
+    for backend, dtype in (("reference", torch.float64), ("native", torch.float32)):
+        q, k, v, tokens, of_heads = (y.to(dtype) for y in (*given, x, sinks))
+        layout = encoding.to(dtype).observe(tokens, Layout.sequence(length))
+        grid = Grid(layout.slice(length - 300, length), layout, causal=True, window=70)
+        output = attend(q[:, :, -300:], k, v, grid, encoding, sinks=of_heads, backend=backend)
+        found.append(torch.autograd.grad(output.sin().sum(), list(encoding.parameters())))
+    for true, mine in zip(*found, strict=True):
+        assert (mine.double() - true).abs().max() < 2e-5 * true.abs().max()
+
+
+@pytest.mark.parametrize("name", ["swin", "decomposed2d"])
+def test_images(name: str) -> None:
+    """Between whole images, whose terms the native kernels read by cells."""
+    shape = {"window": (3, 4)} if name == "swin" else {"head_dim": WIDTH, "size": (3, 4)}
+    encoding = create(name, **shape, **({"heads": HEADS} if name == "swin" else {})).double()
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter)
+    grid, generator = Grid.of(Layout.image(3, 4)), torch.Generator().manual_seed(0)
+    given = [torch.randn(1, n, 12, WIDTH, generator=generator).double() for n in (HEADS, 2, 2)]
+    tensors = [x.requires_grad_() for x in (*given, torch.linspace(-1, 2, HEADS).double())]
+    found = []
+    for backend in ("reference", "native"):
+        output = attend(*given, grid, encoding, sinks=tensors[3], softcap=0.7, backend=backend)
+        wanted = [*tensors, *encoding.parameters()]
+        found.append([output, *torch.autograd.grad(output.sin().sum(), wanted)])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-6, rtol=2e-6)
 
 
 def test_gradients_through_parts_of_the_keys() -> None:
@@ -169,10 +278,157 @@ def test_gradients_through_parts_of_the_keys() -> None:
 
 
 @pytest.mark.parametrize("extras", EXTRAS)
-def test_other_backends_refuse_them(extras: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, _ = posed("nope", "causal", extras)
-    call = AttentionCall(problem.q, problem.k, problem.v, problem.grid, Encoding())
-    monkeypatch.setattr(AttentionCall, "problem", lambda *_: problem)
-    found = refusals(call)
-    assert set(found) == set(BACKENDS) - {"blockwise", "reference"}
-    assert "sinks" in found["sdpa"]
+@pytest.mark.parametrize("backend", sorted({"auto", *BACKENDS} - {"flex", "triton"}))
+def test_attend(extras: str, backend: str) -> None:
+    """Every backend, or a refusal that says which of the two."""
+    problem, wanted = posed("nope", "padded", extras)
+    operands = (problem.q, problem.k, problem.v, problem.grid, problem.encoding)
+    options: dict[str, Any] = {"scale": 0.4, "sinks": problem.sinks, "softcap": problem.softcap}
+    if backend not in SERVED[extras]:
+        refusal = BACKENDS[backend].plan(problem)
+        assert isinstance(refusal, Refusal)
+        assert "sinks" in refusal.reason or "cap" in refusal.reason
+        with pytest.raises(BackendRefusal):
+            attend(*operands, **options, backend=backend)
+        return
+    output, lse = attend(*operands, **options, backend=backend, return_lse=True)
+    expected = by_loop(problem)
+    valid = problem.grid.query.valid
+    assert valid is not None
+    seen = valid.unsqueeze(1).expand_as(lse)
+    loss, target = (x[seen].cos().sum() for x in (output, expected.output))
+    close = partial(torch.testing.assert_close, atol=2e-6, rtol=2e-6)
+    close(output[seen], expected.output[seen])
+    close(lse[seen], expected.lse[seen])  # type: ignore[index]
+    for mine, theirs in zip(
+        torch.autograd.grad(loss, wanted), torch.autograd.grad(target, wanted), strict=True
+    ):
+        close(mine, theirs)
+    assert explain(*operands, **options, backend=backend).backend in BACKENDS
+
+
+EVERYWHERE = {"auto", "reference", "blockwise", "native"}
+
+SERVED = {"sinks": EVERYWHERE | {"sdpa"}, "cap": EVERYWHERE, "both": EVERYWHERE}
+
+
+def test_without_keys() -> None:
+    """Rows that see nothing are zero, and their LSE is the sink."""
+    q, k, sinks = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 0, 8), torch.arange(4.0)
+    grid = Grid(Layout.sequence(3), Layout.sequence(3).slice(0, 0))
+    output, lse = attend(q, k, k, grid, Encoding(), sinks=sinks, return_lse=True)
+    assert not output.any()
+    assert torch.equal(lse, sinks.view(1, 4, 1).expand(2, 4, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("sinks", [0.0] * HEADS, "a tensor of a floating dtype"),
+        ("sinks", torch.zeros(HEADS, dtype=torch.int64), "a tensor of a floating dtype"),
+        ("sinks", torch.zeros(HEADS + 1), f"shape [{HEADS}]"),
+        ("sinks", torch.zeros(1, HEADS), f"shape [{HEADS}]"),
+        ("sinks", torch.zeros(HEADS, device="meta"), "cpu as q"),
+        ("softcap", 0.0, "a positive number"),
+        ("softcap", math.inf, "a positive number"),
+        ("softcap", True, "a positive number"),
+    ],
+)
+def test_arguments_out_of_their_domain(name: str, value: Any, expected: str) -> None:
+    q = torch.zeros(1, HEADS, 3, 8)
+    with pytest.raises(ArgumentError) as raised:
+        attend(q, q, q, Grid.of(Layout.sequence(3)), Encoding(), **{name: value})
+    assert str(raised.value).startswith(name)
+    assert expected in str(raised.value)
+
+
+@pytest.mark.parametrize("options", [{"sinks": torch.zeros(HEADS)}, {"softcap": 30.0}])
+def test_weights_that_are_no_softmax(options: dict[str, Any]) -> None:
+    q = torch.zeros(1, HEADS, 3, 8)
+    encoding = create("stick_breaking")
+    assert encoding.score is not None
+    assert encoding.score.replaces_softmax
+    with pytest.raises(ArgumentError, match="replaces the softmax"):
+        attend(q, q, q, Grid.of(Layout.sequence(3), causal=True), encoding, **options)
+
+
+def layer(name: str = "nope", *, window: int | None = None, **options: Any) -> Attention:
+    """An attention layer with sinks that are not zero, and a cap."""
+    torch.manual_seed(0)
+    attention = Attention(
+        dim=32,
+        heads=HEADS,
+        kv_heads=2,
+        encoding=create(name, **options),
+        causal=True,
+        window=window,
+        sinks=True,
+        softcap=0.3,
+    )
+    assert attention.sinks is not None
+    assert not attention.sinks.any()
+    torch.nn.init.normal_(attention.sinks)
+    return attention
+
+
+def test_layer() -> None:
+    """The layer is its projections and ``attend``, and its sinks learn."""
+    attention, x, layout = layer(), torch.randn(2, 7, 32), Layout.sequence(7)
+    output = attention(x, layout)
+    q, k, v = (
+        m(x).view(2, 7, -1, 8).transpose(1, 2)  # type: ignore[misc]
+        for m in (attention.query, attention.key, attention.value)
+    )
+    grid = Grid.of(layout, causal=True)
+    own = attend(q, k, v, grid, Encoding(), sinks=attention.sinks, softcap=0.3, backend="reference")
+    torch.testing.assert_close(output, attention.output(own.transpose(1, 2).flatten(2)))
+    output.square().sum().backward()
+    assert attention.sinks is not None
+    assert attention.sinks.grad is not None
+    assert attention.sinks.grad.abs().min() > 0
+    assert "sinks" in attention.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "window"),
+    [
+        ("nope", {}, None),
+        ("nope", {}, 3),
+        ("rope", {"head_dim": 8}, None),
+        ("t5", {"heads": HEADS, "causal": True}, None),
+        ("shaw", {"head_dim": 8, "max_distance": 3}, None),
+    ],
+)
+def test_decoding(name: str, options: dict[str, Any], window: int | None) -> None:
+    attention, x = layer(name, window=window, **options), torch.randn(2, 9, 32)
+    with torch.no_grad():
+        for parameter in attention.encoding.parameters():
+            parameter.normal_()
+        whole = attention(x, Layout.sequence(9))
+        cache, parts = LayerCache(), []
+        for begin, end in ((0, 5), (5, 6), (6, 8), (8, 9)):
+            layout = Layout.sequence(end - begin, begin)
+            parts.append(attention(x[:, begin:end], layout, cache=cache))
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_last_token_by_one_query(dtype: torch.dtype) -> None:
+    """The fused query of decoding is explained, and is the definition's."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, n, 9, 8).to(dtype) for n in (HEADS, 2, 2))
+    layout, cache = Layout.sequence(9), LayerCache()
+    cache.append(k, v, layout)
+    grid = Grid(layout.slice(8, 9), layout, causal=True)
+    extras: dict[str, Any] = {"sinks": torch.linspace(-1, 2, HEADS), "softcap": 0.7}
+    given = (q[:, :, 8:], k, v, grid, Encoding())
+    with torch.no_grad():
+        said = explain(*given, cache=cache, **extras)
+        found = attend_last(*given, cache, scale=0.4, **extras)
+        expected = attend(*given, scale=0.4, **extras, backend="reference")
+    if dtype == torch.bfloat16:
+        assert found is None
+        assert "logits would be rounded" in said.cached
+    else:
+        assert said.backend == "decoding"
+        torch.testing.assert_close(found, expected)

@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
     [
         ("triton_kernels.py", "1"),
         ("triton_decoding.py triton_rotations.py triton_windows.py", "1"),
-        ("triton_sums.py triton_curves.py", "1"),
+        ("triton_sums.py triton_curves.py triton_sinks.py", "1"),
         ("triton_compiling.py", "0"),
     ],
 )

@@ -138,6 +138,29 @@ def test_tile_sizes_are_measured_unless_on_trial(
     assert min(counts.values()) > 1 if tuned else set(counts.values()) == {1}
 
 
+def test_relative_logits(compiled: dict[str, int]) -> None:
+    """Rows of another width than heads, in training and in decoding."""
+    encoding = posenc.create("relative_logits", dim=8, heads=4, width=5, extent=20, floor=9.0)
+    for queries, kernels in (
+        (100, {"forward_kernel", "gradients_kernel", "offsets_kernel"}),
+        (1, {"split_kernel", "combine_kernel"}),
+    ):
+        query = encoding.observe(
+            torch.randn(1, queries, 8, dtype=torch.bfloat16),
+            Layout.sequence(queries, 100 - queries),
+        )
+        grid = Grid(query, Layout.sequence(100), causal=True)
+        compiled.clear()
+        with torch.set_grad_enabled(queries > 1):
+            output = attend(
+                *inputs(queries, 100, learned=queries > 1), grid, encoding, backend="triton"
+            )
+        if queries > 1:
+            output.sum().backward()
+        assert kernels <= set(compiled)
+        assert max(compiled.values()) < 99 * 1024
+
+
 def test_decoding(compiled: dict[str, int]) -> None:
     grid = Grid(Layout.sequence(1, 99), Layout.sequence(100), causal=True)
     with torch.no_grad():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -47,13 +48,16 @@ class Everything(ScoreTerm):
         clip: offsets beyond it are alike.
         max_distance: what is claimed of it; None claims nothing.
         rows: heads with rows of their own, or 1.
+        by_query: there is a summand that is the same for all keys.
     """
 
     axes = None
 
-    def __init__(self, clip: int, max_distance: int | None, rows: int, width: int) -> None:
+    def __init__(
+        self, clip: int, max_distance: int | None, rows: int, width: int, *, by_query: bool = True
+    ) -> None:
         super().__init__()
-        self.clip, self.max_distance = clip, max_distance
+        self.clip, self.max_distance, self.by_query = clip, max_distance, by_query
         buckets = 2 * clip + 1
         self.table = nn.Parameter(torch.randn(HEADS, buckets, dtype=torch.float64))
         self.left = nn.Parameter(torch.randn(rows, buckets, width, dtype=torch.float64))
@@ -78,7 +82,7 @@ class Everything(ScoreTerm):
         right = torch.einsum("bhjd,hbijd->bhij", k, self.right[:, n].expand(HEADS, *[-1] * 4).to(q))
         column = (k * self.column.to(k)).sum(-1).unsqueeze(2)
         table = self.table[:, n].transpose(0, 1)
-        row = q.sum(-1, keepdim=True) * scale
+        row = q.sum(-1, keepdim=True) * (scale if self.by_query else 0)
         return (table + scale * (left + right) + row + column + query @ key.mT).to(q)
 
     def lower(
@@ -90,11 +94,12 @@ class Everything(ScoreTerm):
             TokenTableProduct(k * scale, self.right),
         )
         column = (k * self.column.to(k)).sum(-1)
+        row = q.sum(-1) * scale if self.by_query else None
         return (
             BucketedTerms(
                 n, table=self.table, left=left, column=column, max_distance=self.max_distance
             ),
-            BucketedTerms(n, right=right, row=q.sum(-1) * scale, max_distance=self.max_distance),
+            BucketedTerms(n, right=right, row=row, max_distance=self.max_distance),
             LowRank(*self._factors(grid)),
         )
 
@@ -119,10 +124,16 @@ class Values(ValueTerm):
 
 
 def everything(
-    clip: int = 3, *, claimed: bool = True, rows: int = 1, width: int = WIDTH, out: int = WIDTH
+    clip: int = 3,
+    *,
+    claimed: bool = True,
+    rows: int = 1,
+    width: int = WIDTH,
+    out: int = WIDTH,
+    by_query: bool = True,
 ) -> Encoding:
     torch.manual_seed(1)
-    score = Everything(clip, clip if claimed else None, rows, width)
+    score = Everything(clip, clip if claimed else None, rows, width, by_query=by_query)
     return Encoding(score=score, value=Values(score, rows, out))
 
 
@@ -150,24 +161,26 @@ def inputs(
 
 
 def both(
-    encoding: Encoding, grid: Grid, given: list[Tensor]
+    encoding: Encoding, grid: Grid, given: list[Tensor], **options: Any
 ) -> tuple[Tensor, list[Tensor], Tensor, list[Tensor]]:
     """Output and gradients of inputs and parameters by Triton, then by the definition.
 
-    The LSE of both are compared, if weights are a softmax.
+    The LSE of both are compared, and in the gradients, if weights are a softmax.
     """
     softmax = encoding.score is None or not encoding.score.replaces_softmax
     learned = [p for p in encoding.parameters() if p.requires_grad]
+    learned += [x for x in options.values() if isinstance(x, Tensor)]
     found: list[Tensor | list[Tensor]] = []
     sums = []
     for backend, chosen in (("triton", given), ("reference", [x.double() for x in given])):
-        output = attend(*chosen, grid, encoding, backend=backend, return_lse=softmax)
+        output = attend(*chosen, grid, encoding, backend=backend, return_lse=softmax, **options)
+        loss = torch.zeros((), dtype=torch.float64)
         if isinstance(output, tuple):
             output, lse = output
             sums.append(lse.double())
-        gradients = torch.autograd.grad(
-            output.double().sin().sum(), [*given, *learned], materialize_grads=True
-        )
+            loss = lse.double().masked_fill(lse.isneginf(), 0.0).sin().sum()
+        loss = loss + output.double().sin().sum()
+        gradients = torch.autograd.grad(loss, [*given, *learned], materialize_grads=True)
         found += [output, list(gradients)]
     tolerance = 3e-5 if given[0].dtype == torch.float32 else 5e-2
     if sums:
@@ -175,8 +188,10 @@ def both(
     return tuple(found)  # type: ignore[return-value]
 
 
-def check(encoding: Encoding, grid: Grid, given: list[Tensor], *, tolerance: float = 3e-5) -> None:
-    got, gradients, expected, wanted = both(encoding, grid, given)
+def check(
+    encoding: Encoding, grid: Grid, given: list[Tensor], *, tolerance: float = 3e-5, **options: Any
+) -> None:
+    got, gradients, expected, wanted = both(encoding, grid, given, **options)
     assert got.dtype == given[0].dtype
     torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
     for mine, theirs in zip(gradients, wanted, strict=True):
@@ -294,7 +309,8 @@ def test_any_layout_where_nothing_depends_on_the_offset() -> None:
 def test_half_precision_errs_as_little_as_the_definition(dtype: torch.dtype) -> None:
     encoding, grid = WHOLE["rows a head"]
     given = inputs(grid, dtype=dtype)
-    got, gradients, _, _ = both(encoding, grid, given)
+    got = attend(*given, grid, encoding, backend="triton")
+    gradients = torch.autograd.grad(got.double().sin().sum(), [*given, *encoding.parameters()])
     narrow = attend(*given, grid, encoding, backend="reference")
     naive = torch.autograd.grad(narrow.double().sin().sum(), [*given, *encoding.parameters()])
     wide = [x.detach().double().requires_grad_() for x in given]
@@ -491,6 +507,23 @@ def test_they_read_the_whole_record(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(record)
     for for_keys in (False, True):
         launch.Call(watched).common(for_keys=for_keys)  # type: ignore[arg-type]
-    others = {"terms.bucket", "sinks", "softcap", "splits", "tuned"}
+    others = {"terms.bucket", "splits", "tuned"}
     others |= {f"geometry.{name}" for name in ("period", "jump", "intervals")}
     assert watched.read == {field.path for field in leaves(SCHEMA)} - others
+
+
+@pytest.mark.parametrize(("width", "window"), [(1, 7), (5, None)])
+def test_relative_logits(width: int, window: int | None) -> None:
+    """Rows of another width than heads, a zero one among them, and queries that grow."""
+    encoding = posenc.create(
+        "relative_logits", dim=12, heads=HEADS, width=width, extent=20, floor=9.0
+    )
+    nn.init.normal_(encoding.score.profiles)
+    grid = sequence(45, causal=True, window=window)
+    signal = torch.randn(1, 45, HEADS * width, requires_grad=True)
+    observed = replace(grid, query=replace(grid.query, signal=signal))
+    given = inputs(observed)
+    check(encoding, observed, given)
+    outputs = (attend(*given, observed, encoding, backend=name) for name in ("triton", "reference"))
+    mine, theirs = (torch.autograd.grad(x.double().sin().sum(), signal)[0] for x in outputs)
+    torch.testing.assert_close(mine, theirs, atol=3e-5, rtol=3e-5)

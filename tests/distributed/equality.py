@@ -76,6 +76,7 @@ class Case:
         causal: of the grid.
         backend: of both.
         device: of all tensors, ``"cuda"`` for each process's own.
+        capped: with sinks and a softcap.
     """
 
     name: str
@@ -87,12 +88,13 @@ class Case:
     causal: bool = True
     backend: str = "auto"
     device: str = "cpu"
+    capped: bool = False
 
     @property
     def problem(self) -> Problem:
         """Its problem for one process."""
         of_one = (self.name, self.layout, self.window, self.dtype, self.causal, self.device)
-        return Problem(*of_one)
+        return Problem(*of_one, self.capped)
 
 
 def encoding_of(name: str, dtype: torch.dtype, device: str = "cpu") -> Encoding:
@@ -119,19 +121,26 @@ def tensors(dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
     return [x.to(device, dtype) for x in drawn]
 
 
-Attend = Callable[[Tensor, Tensor, Tensor, Layout, Encoding], Tensor]
+Attend = Callable[..., Tensor]
 
 
-def run(encoding: Encoding, parts: list[Tensor], layout: Layout, compute: Attend) -> list[Tensor]:
+def run(
+    encoding: Encoding, parts: list[Tensor], layout: Layout, compute: Attend, *, capped: bool
+) -> list[Tensor]:
     """The output, and gradients of q, k, v and x, tokens in dimension 2; then of parameters."""
+    options: dict[str, Any] = {}
+    sinks = torch.linspace(-1, 2, HEADS, dtype=parts[0].dtype, device=parts[0].device)
+    if capped:
+        options = {"sinks": sinks.requires_grad_(), "softcap": 1.5}
     q, k, v, x = (part.detach().clone().requires_grad_() for part in parts[:4])
     encoding.zero_grad()
     observed = encoding.observe(x[:, 0], layout)
-    output = compute(q, k, v, observed, encoding)
+    output = compute(q, k, v, observed, encoding, **options)
     output.backward(parts[4])  # type: ignore[no-untyped-call]
     gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in (q, k, v, x)]
     of_parameters = [
-        torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in encoding.parameters()
+        torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        for p in (*encoding.parameters(), sinks)
     ]
     return [output.detach(), *gradients, *of_parameters]
 
@@ -146,6 +155,7 @@ class Problem:
     dtype: torch.dtype
     causal: bool
     device: str
+    capped: bool = False
 
     @property
     def encoding(self) -> Encoding:
@@ -160,11 +170,14 @@ class Problem:
     def results(self) -> list[Tensor]:
         """As ``run`` returns them."""
 
-        def compute(q: Tensor, k: Tensor, v: Tensor, layout: Layout, encoding: Encoding) -> Tensor:
+        def compute(
+            q: Tensor, k: Tensor, v: Tensor, layout: Layout, encoding: Encoding, **options: Any
+        ) -> Tensor:
             grid = Grid.of(layout, causal=self.causal, window=self.window)
-            return attend(q, k, v, grid, encoding)
+            return attend(q, k, v, grid, encoding, **options)
 
-        found = run(self.encoding, tensors(self.dtype, self.device), self.whole(), compute)
+        given = tensors(self.dtype, self.device)
+        found = run(self.encoding, given, self.whole(), compute, capped=self.capped)
         return [x.cpu() for x in found]
 
 
@@ -189,9 +202,12 @@ def difference(group: dist.ProcessGroup, case: Case, results: list[Tensor]) -> s
     index = SPLITS[case.split](ranks, rank).to(case.device)
     layout = distributed.take(whole, index)
 
-    def compute(q: Tensor, k: Tensor, v: Tensor, layout: Layout, encoding: Encoding) -> Tensor:
+    def compute(
+        q: Tensor, k: Tensor, v: Tensor, layout: Layout, encoding: Encoding, **options: Any
+    ) -> Tensor:
         return distributed.attend(
             *(q, k, v, layout, encoding),
+            **options,
             mesh=group,
             causal=case.causal,
             window=case.window,
@@ -200,13 +216,14 @@ def difference(group: dist.ProcessGroup, case: Case, results: list[Tensor]) -> s
         )
 
     own = [part[:, :, index] for part in tensors(case.dtype, case.device)]
-    found = run(encoding, own, layout, compute)
+    found = run(encoding, own, layout, compute, capped=case.capped)
     for gradient in found[5:]:
         dist.all_reduce(gradient, group=group)
     found, index = [x.cpu() for x in found], index.cpu()
     wanted = [result[:, :, index] for result in results[:5]] + results[5:]
     labels = ["output", *(f"gradient of {name}" for name in ("q", "k", "v", "x"))]
     labels += [f"gradient of {name}" for name, _ in encoding.named_parameters()]
+    labels.append("gradient of sinks")
     largest = [result.abs().max().item() for result in results]
     for label, got, want, most in zip(labels, found, wanted, largest, strict=True):
         off = (got - want).abs().max().item() if got.numel() else 0.0

@@ -78,6 +78,9 @@ def decoder(name: str, **changes: Any) -> Decoder:
     )
     for encoding in dict.fromkeys(model.encodings):
         spread(encoding)
+    for block in model.blocks:
+        if block.attention.sinks is not None:
+            torch.nn.init.normal_(block.attention.sinks)
     return model.double()
 
 
@@ -120,11 +123,11 @@ def model_difference(group: dist.ProcessGroup, name: str, form: str, split: str,
     return max(differences)
 
 
-def heads_difference(group: dist.ProcessGroup, name: str) -> float:
+def heads_difference(group: dist.ProcessGroup, name: str, **changes: Any) -> float:
     """Largest difference of logits and gradients with heads on several ranks, and on one."""
     tokens = torch.randint(VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(2))
     layout = Layout.padded([LENGTH, LENGTH - 5])
-    alone, model = decoder(name), decoder(name)
+    alone, model = decoder(name, **changes), decoder(name, **changes)
     mesh = DeviceMesh.from_group(group, "cpu")
     parts = distributed.shard_heads(model, mesh)
     expected, logits = alone(tokens, layout), model(tokens, layout)

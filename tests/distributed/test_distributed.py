@@ -73,6 +73,11 @@ def test_heads_on_two_ranks_are_those_of_one(pool: Pool, name: str) -> None:
     assert max(pool.run(f"{JOBS}:heads_difference", 2, name=name)) < 2e-6
 
 
+def test_sinks_are_spread_with_their_heads(pool: Pool) -> None:
+    changes = {"name": "t5", "sinks": True, "softcap": 3.0}
+    assert max(pool.run(f"{JOBS}:heads_difference", 2, **changes)) < 2e-6
+
+
 @pytest.mark.parametrize(
     ("ranks", "model", "message"),
     [

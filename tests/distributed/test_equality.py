@@ -57,6 +57,17 @@ def test_every_split_of_every_layout(pool: Pool) -> None:
     check(pool, 3, cases)
 
 
+def test_sinks_and_caps(pool: Pool) -> None:
+    """A sink joins the sum of each query once, not once a rank."""
+    cases = [
+        Case(name, layout, split, form, capped=True)
+        for name in ("rope", "t5")
+        for layout, split in (("sequence", "balanced"), ("packed", "uneven"))
+        for form in ("ring", "gather", "heads")
+    ]
+    check(pool, 2, cases)
+
+
 @pytest.mark.parametrize("backend", ["native", "blockwise", "reference"])
 def test_backends(pool: Pool, backend: str) -> None:
     names = ["nope", "rope", "t5", "shaw", "deberta", "forgetting", "fire", "transformer_xl"]

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from posenc.entry import Entry
+from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.registry import ENCODINGS
 from posenc.testing.subject import fold
@@ -38,6 +39,9 @@ UNBOUNDED = ("alibi", "dynamic_bias")
 
 ORDERS = ("permuted", "tied", "stepped", "moved")
 """Orders that are not positions."""
+
+INTERVALS = ("chunks", "blocks", "free")
+"""Ways to make intervals of keys."""
 
 WIDEST = (2**31, 2**62, 2**63 - 1, 10**30)
 """Windows that hide nothing."""
@@ -122,6 +126,7 @@ class AttentionCase:
         batch, heads, kv_heads, head_dim, value_dim: sizes.
         queries, keys: layouts, not yet observed by the encoding.
         causal, window: of the grid.
+        intervals: of the grid, made as ``shown`` makes them; None for none.
         dtype: float64 or float32.
         frozen: the encoding's parameters require no gradient.
         memory: memory layout of the operands.
@@ -130,6 +135,8 @@ class AttentionCase:
         apart: the native kernels take operands of a few heads, and pieces of their keys, at a time.
         wrong: the invalid argument, or None.
         tile: sides of the kernels' tiles, of queries and of keys.
+        sinks, softcap: of the call; lse: gradients are of the LSE, too. None of them where the
+            encoding replaces the softmax.
     """
 
     number: int
@@ -142,7 +149,8 @@ class AttentionCase:
     queries: Layout
     keys: Layout
     causal: bool
-    window: int | None
+    window: int | tuple[int | None, int | None] | None
+    intervals: str | None
     dtype: torch.dtype
     frozen: bool
     memory: str
@@ -151,6 +159,9 @@ class AttentionCase:
     apart: bool
     wrong: str | None
     tile: tuple[int, int] = (16, 16)
+    sinks: bool = False
+    softcap: float | None = None
+    lse: bool = False
 
     @property
     def double(self) -> bool:
@@ -164,9 +175,10 @@ class AttentionCase:
             f"case {self.number}: {self.name}, batch {self.batch}, heads {self.heads}/"
             f"{self.kv_heads} of {self.head_dim}/{self.value_dim}, {self.queries.length}×"
             f"{self.keys.length} tokens on {self.keys.axes} axes ({self.kind}), causal="
-            f"{self.causal}, window={self.window}, {self.dtype}, frozen={self.frozen}, "
-            f"{self.memory}, {dict(self.options)}, apart={self.apart}, tiles of "
-            f"{self.tile[0]}×{self.tile[1]}{wrong}"
+            f"{self.causal}, window={self.window}, intervals={self.intervals}, {self.dtype}, "
+            f"frozen={self.frozen}, {self.memory}, {dict(self.options)}, apart={self.apart}, "
+            f"tiles of {self.tile[0]}×{self.tile[1]}, sinks={self.sinks}, "
+            f"softcap={self.softcap}, lse={self.lse}{wrong}"
         )
 
 
@@ -190,6 +202,8 @@ def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
         options = MANY[name]
     else:
         queries, keys, kind = _layouts(dice, name, batch, longest, axes, sizes)
+    window = dice.choice([None, None, None, 1, 7, 70, dice.choice(WIDEST), "band", "band"])
+    intervals = dice.choice([None] * 8 + list(INTERVALS))
     return AttentionCase(
         number=number,
         name=name,
@@ -201,7 +215,8 @@ def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
         queries=queries,
         keys=keys,
         causal=causal,
-        window=dice.choice([None, None, None, 1, 7, 70, dice.choice(WIDEST)]),
+        window=_band(dice) if window == "band" else window,
+        intervals=intervals,
         dtype=dice.choice(sizes.dtypes),
         frozen=dice.random() < 0.3,
         memory=dice.choice(["contiguous", "transposed", "strided", "offset", "expanded"]),
@@ -210,7 +225,31 @@ def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
         apart=dice.random() < 0.3,
         wrong=dice.choice(WRONG) if dice.random() < sizes.wrong and not many else None,
         tile=(dice.choice(sizes.tiles), dice.choice(sizes.tiles)),
+        sinks=dice.random() < 0.3,
+        softcap=dice.choice([0.5, 3.0, 50.0]) if dice.random() < 0.3 else None,
+        lse=dice.random() < 0.3,
     )
+
+
+def _band(dice: random.Random) -> tuple[int | None, int | None]:
+    """A window of unequal sides, which need not hold the query itself."""
+    low, high = sorted(dice.choice([-70, -7, -1, 0, 1, 7, 70]) for _ in range(2))
+    return (None if dice.random() < 0.2 else low), (None if dice.random() < 0.2 else high)
+
+
+def shown(case: AttentionCase, grid: Grid) -> Grid:
+    """The grid with the case's intervals."""
+    if case.intervals is None:
+        return grid
+    if case.intervals == "chunks":
+        return grid.chunked(1 + case.number % 40)
+    generator = torch.Generator().manual_seed(case.number)
+    count = grid.query.length
+    if case.intervals == "blocks" and grid.band[0] <= 1 and grid.band[1] >= -1:
+        lengths = torch.randint(-3, 4, (2 * case.batch, count), generator=generator)
+        return grid.with_blocks(lengths.clamp(min=-1).sort(dim=1).values[: case.batch])
+    ends = torch.randint(-20, 90, (case.batch, count, 2), generator=generator)
+    return replace(grid, intervals=ends + grid.query.order.unsqueeze(-1) // 2)
 
 
 def _layouts(

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -45,6 +46,7 @@ from tests.testing.attention_cases import (
     AttentionCase,
     Sizes,
     draw,
+    shown,
 )
 from tests.testing.rounding import nudged, rounded_logits
 from tests.testing.tolerances import FACTOR, distance, tolerance
@@ -235,6 +237,7 @@ def _call(case: AttentionCase, encoding: Encoding, head_dim: int) -> Callable[..
         size = (size[0] + 1, size[1])
     shapes = ((heads, size[0], width), (groups, size[1], key_width), (groups, size[1], value_dim))
     parameters = [p for p in encoding.parameters() if p.requires_grad]
+    softmax = encoding.score is None or not encoding.score.replaces_softmax
 
     def call(backend: str, dtype: torch.dtype, *, nudge: int | None = None) -> list[Tensor]:
         encoding.to(dtype)
@@ -242,19 +245,28 @@ def _call(case: AttentionCase, encoding: Encoding, head_dim: int) -> Callable[..
         leaves = [_operand((batch, *s), case.memory, dtype, generator) for s in shapes]
         features = (batch, 1, keys.length, case.heads * head_dim)
         leaves.append(_operand(features, "contiguous", dtype, generator))
+        if case.sinks and softmax:
+            leaves.append(torch.randn(heads, generator=generator).to(dtype).requires_grad_())
         if nudge is not None:
             unit = ROUNDINGS * torch.finfo(dtype).eps
             leaves = [nudged(x.detach(), unit, nudge).requires_grad_() for x in leaves]
-        q, k, v, x = leaves
+        q, k, v, x, *sinks = leaves
         if case.wrong == "dtype":
             k = k.half()
         grid = _grid(case, encoding, queries, keys, x.squeeze(1))
-        output = attend(q, k, v, grid, encoding, backend=backend)
+        options: dict[str, Any] = {"sinks": sinks[0]} if sinks else {}
+        options |= {"softcap": case.softcap} if softmax else {}
+        wanted: Any = case.lse and softmax
+        made: Any = attend(q, k, v, grid, encoding, backend=backend, **options, return_lse=wanted)
+        output, lse = made if wanted else (made, None)
+        loss = output.sin().sum()
+        if lse is not None:
+            loss = loss + lse.masked_fill(lse.isneginf(), 0.0).sin().sum()
         inputs = [*leaves, *parameters]
         zeros = [torch.zeros_like(x) for x in inputs]
         if not output.requires_grad:
             raise Failure(f"{case}\n{backend}: the output is detached from the graph")
-        raw = torch.autograd.grad(output.sin().sum(), inputs, allow_unused=True)
+        raw = torch.autograd.grad(loss, inputs, allow_unused=True)
         gradients = [z if g is None else g for z, g in zip(zeros, raw, strict=True)]
         return [output.detach(), *gradients]
 
@@ -268,12 +280,12 @@ def _grid(
     causal = case.causal != (case.wrong == "causal")
     seen = encoding.observe(x, keys)
     if queries is keys:
-        return Grid(seen, seen, causal, case.window)
+        return shown(case, Grid(seen, seen, causal, case.window))
     if queries.length <= keys.length:
         x = x[:, keys.length - queries.length :]
     else:
         x = torch.cat([x, x[:, :1].expand(-1, queries.length - keys.length, -1)], dim=1)
-    return Grid(encoding.observe(x, queries), seen, causal, case.window)
+    return shown(case, Grid(encoding.observe(x, queries), seen, causal, case.window))
 
 
 def _outcome(work: Callable[[], list[Tensor]]) -> Outcome:

@@ -13,6 +13,7 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention import LayerCache
 from posenc.attention.backends import sdpa
+from posenc.attention.backends.common import fused
 from posenc.attention.backends.common.base import Refusal
 from posenc.encoding import Rotation
 from posenc.encodings.common.rotation import Rotary
@@ -287,7 +288,7 @@ BUGS = [
     Bug(
         "grouped heads in the wrong order",
         _wrap(
-            sdpa,
+            fused,
             "scaled_dot_product_attention",
             lambda f, q, k, v, *, enable_gqa, **named: f(
                 q, *(x.repeat(1, q.shape[1] // x.shape[1], 1, 1) for x in (k, v)), **named

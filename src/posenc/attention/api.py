@@ -18,9 +18,8 @@ from posenc.attention.differentiation import differentiable_twice
 from posenc.attention.dispatch import choose, refusals
 from posenc.attention.problem.dropout import KeyedDropout
 from posenc.attention.problem.problem import Whole
-from posenc.attention.validation import validate
+from posenc.attention.validation import require_softmax, validate
 from posenc.encoding import Encoding
-from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout.checks import require_truth
 from posenc.runtime import without_autocast
@@ -63,6 +62,8 @@ def attend(
     backend: str | Backend = "auto",
     dropout: float = 0.0,
     scale: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
+    softcap: float | None = None,
     return_lse: Literal[False] = False,
 ) -> Float[Tensor, "B H Q E"]: ...
 
@@ -78,6 +79,8 @@ def attend(
     backend: str | Backend = "auto",
     dropout: float = 0.0,
     scale: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
+    softcap: float | None = None,
     return_lse: Literal[True],
 ) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H Q"]]: ...
 
@@ -92,6 +95,8 @@ def attend(
     backend: str | Backend = "auto",
     dropout: float = 0.0,
     scale: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
+    softcap: float | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention with ``encoding``'s query_key, score and value parts.
@@ -110,17 +115,20 @@ def attend(
             name or as an instance, such as ``Triton(fuse_rotations=False)``, computes it or raises.
         dropout: probability of dropping an attention weight.
         scale: factor of the logits; ``(terms · D) ** -0.5`` by default (T5 models use 1).
+        sinks: ``[H]``, a logit a head that joins the sum of the softmax and has no value: weights
+            of keys sum to less than 1 (gpt-oss). In the LSE too.
+        softcap: c; logits s, scores included, become ``c · tanh(s / c)`` before they are masked
+            (Gemma 2: 50).
         return_lse: also return the logarithm of each query's sum of exponentiated logits, by
-            which outputs over parts of the keys are joined; dropout is not in it. Backends return
-            what their kernels compute anyway; only ``"sdpa"`` on devices other than the CPU, and
-            under ``torch.func``, takes one more product of queries and keys. ``"reference"`` gives
-            it gradients; that of all others is detached, so that outputs joined by it have
-            gradients with respect to the parts' outputs only, which are not the whole's.
+            which outputs over parts of the keys are joined; dropout is not in it. It has gradients
+            as the output has. Backends return what their kernels compute anyway; only ``"fla"``,
+            and ``"sdpa"`` on devices other than the CPU and where it is compiled or under
+            ``torch.func``, take one more product of queries and keys.
 
     Returns:
         ``[B, H, Q, E]`` in ``v``'s dtype (the autocast dtype under autocast). A row that sees
         nothing is zero. With ``return_lse`` also ``[B, H, Q]`` in float32 (float64 for float64
-        inputs), -inf for such a row.
+        inputs), -inf or the sink for such a row.
 
     Raises:
         ArgumentError: on arguments that do not fit together.
@@ -128,7 +136,7 @@ def attend(
         UnknownNameError: when there is no backend of that name.
     """
     require_truth("return_lse", return_lse)
-    call = AttentionCall(q, k, v, grid, encoding, dropout, scale)
+    call = AttentionCall(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
     output, lse = _attend(call, backend, return_lse=return_lse)
     if lse is None:
         return output
@@ -144,15 +152,18 @@ def attend_block(
     *,
     backend: str | Backend = "auto",
     scale: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
+    softcap: float | None = None,
     dropout: KeyedDropout | None = None,
     return_lse: bool = False,
 ) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H Q"] | None]:
     """``attend`` to some of the keys, in a form that blocks can be joined in.
 
     Args and Raises: as ``attend``, but that the mask of dropout depends on the tokens alone, and
-        that the LSE is in the precision that the backend has it in, up to float64.
+        that the LSE is in the precision that the backend has it in, up to float64. Of several
+        blocks, one has the sinks.
     """
-    call = AttentionCall(q, k, v, grid, encoding, 0.0, scale, keyed=dropout)
+    call = AttentionCall(q, k, v, grid, encoding, 0.0, scale, None, dropout, sinks, softcap)
     return _attend(call, backend, return_lse=return_lse)
 
 
@@ -161,20 +172,19 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     validate(call)
     if return_lse:
-        _require_softmax("return_lse", "False", call.encoding)
+        require_softmax("return_lse", "False", call.encoding)
     call = call.autocast()
     q, k = call.q, call.k
     with without_autocast(q.device):
         if not (q.shape[0] and q.shape[2] and k.shape[2]):
             output, lse = _empty_result(call)
             return output, lse if return_lse else None
-        call = call.without_padding()
+        call = call.without_hidden().without_padding()
         choice = choose(call, backend)
         result = choice.plan.run(lse=return_lse)
         if choice.plan.by_definition:
             return result
-        output = differentiable_twice(result.output, call.problem())
-        return output, None if result.lse is None else result.lse.detach()
+        return differentiable_twice(result, call.problem())
 
 
 def attend_part(
@@ -187,6 +197,7 @@ def attend_part(
     whole: Whole,
     backend: str | Backend = "auto",
     scale: float | None = None,
+    softcap: float | None = None,
     dropout: KeyedDropout | None = None,
 ) -> Float[Tensor, "B H Q E"]:
     """The gradient of attention over more keys, through these keys.
@@ -202,24 +213,14 @@ def attend_part(
 
     Raises: as ``attend``; ArgumentError for weights that are no softmax.
     """
-    call = AttentionCall(q, k, v, grid, encoding, 0.0, scale, whole, dropout)
+    call = AttentionCall(q, k, v, grid, encoding, 0.0, scale, whole, dropout, softcap=softcap)
     validate(call)
-    _require_softmax("whole", "none", encoding)
+    require_softmax("whole", "none", encoding)
     call = call.autocast()
     with without_autocast(q.device):
         if not (q.shape[0] and q.shape[2] and k.shape[2]):
             return _empty_result(call)[0]
         return choose(call.without_padding(), backend).plan.run().output
-
-
-def _require_softmax(argument: str, expected: str, encoding: Encoding) -> None:
-    if encoding.score is not None and encoding.score.replaces_softmax:
-        raise ArgumentError(
-            argument,
-            expected=f"{expected} with {type(encoding.score).__name__}, which replaces the softmax",
-            got=True,
-            remedy="Its weights have no sum that they are divided by.",
-        )
 
 
 def transformed(
@@ -256,6 +257,8 @@ def explain(
     backend: str | Backend = "auto",
     dropout: float = 0.0,
     scale: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
+    softcap: float | None = None,
     cache: LayerCache | None = None,
 ) -> Explanation:
     """Explain which backend ``attend`` takes for the same arguments. Computes no attention.
@@ -271,14 +274,15 @@ def explain(
     if cache is not None and cache.transformed:
         scale = encoding.default_scale(q.shape[-1]) if scale is None else scale
         encoding, kept = cache.without_transform(encoding), "transformed (rotated once)"
-    call = AttentionCall(q, k, v, grid, encoding, dropout, scale)
+    call = AttentionCall(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
     validate(call)
     cached = ""
     if cache is not None:
         by_name = not isinstance(backend, str) or backend != "auto"
         reason = "a backend was asked for by name" if by_name else None
         reason = "weights are dropped" if dropout else reason
-        reason = reason or refusal_of_last(q, k, v, grid, encoding, cache, scale=call.logit_scale())
+        softmax = {"scale": call.logit_scale(), "sinks": sinks, "softcap": softcap}
+        reason = reason or refusal_of_last(q, k, v, grid, encoding, cache, **softmax)  # type: ignore[arg-type]
         cached = f"The cache keeps keys {kept}"
         if reason is None:
             how = "one fused query over the cached keys, terms by offset read once for many tokens"
@@ -286,7 +290,7 @@ def explain(
         cached += f"; no fused query, because {reason}"
     call = call.autocast()
     with without_autocast(q.device):
-        call = call.without_padding()
+        call = call.without_hidden().without_padding()
         choice = choose(call, backend)
         refused = choice.refusals | (refusals(call) if choice.rule != "named" else {})
         how = choice.plan.describe()
@@ -294,9 +298,11 @@ def explain(
 
 
 def _empty_result(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Output and LSE without batch rows, queries or keys: empty or zero, gradients of zero."""
-    q, k, v = call.q, call.k, call.v
+    """Output and LSE without batch rows, queries or keys: empty or zero, or the LSE of sinks."""
+    q, k, v, sinks = call.q, call.k, call.v, call.sinks
     zero = 0.0 * (q.sum() + k.sum() + v.sum())
     output = v.new_zeros(*q.shape[:3], v.shape[3]) + zero
     wide = torch.promote_types(q.dtype, torch.float32)
-    return output, q.new_full(q.shape[:3], -torch.inf, dtype=wide)
+    if sinks is None:
+        return output, q.new_full(q.shape[:3], -torch.inf, dtype=wide)
+    return output, sinks.to(wide).unsqueeze(-1).expand(q.shape[:3])

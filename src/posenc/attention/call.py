@@ -34,6 +34,8 @@ class AttentionCall:
     scale: float | None = None
     whole: Whole | None = None
     keyed: KeyedDropout | None = None
+    sinks: Float[Tensor, " H"] | None = None
+    softcap: float | None = None
     _problem: Problem | None = field(default=None, init=False, repr=False)
 
     def autocast(self) -> AttentionCall:
@@ -51,6 +53,25 @@ class AttentionCall:
         q = zero_invalid(self.q, self.grid.query, dim=2)
         k, v = (zero_invalid(x, self.grid.key, dim=2) for x in (self.k, self.v))
         return replace(self, q=q, k=k, v=v, grid=zero_invalid_signals(self.grid))
+
+    def without_hidden(self) -> AttentionCall:
+        """The call with the keys that a window shows, if few queries see a part of the keys.
+
+        So that decoding reads a slice of a cache. With many queries kernels skip the others.
+        """
+        grid, (queries, keys) = self.grid, (self.q.shape[2], self.k.shape[2])
+        lowest, highest = grid.band
+        if torch.compiler.is_compiling() or grid.shift is None or 4 * queries > keys:
+            return self
+        parts = (self.encoding.query_key, self.encoding.score, self.encoding.value)
+        if self.whole or self.keyed or not all(part is None or part.pairwise for part in parts):
+            return self
+        begin = max(0, lowest - grid.shift)
+        end = min(keys, max(0, highest - grid.shift + queries))
+        if begin >= end or end - begin == keys:
+            return self
+        k, v, key = self.k[:, :, begin:end], self.v[:, :, begin:end], grid.key.slice(begin, end)
+        return replace(self, k=k, v=v, grid=replace(grid, key=key))
 
     def logit_scale(self) -> float:
         """Factor of the logits: as given, or the encoding's default."""
@@ -96,5 +117,7 @@ class AttentionCall:
             *(q, k, v, grid, encoding, scale, self.dropout, lowered),
             whole=self.whole,
             keyed=self.keyed,
+            sinks=self.sinks,
+            softcap=self.softcap,
             rotate=rotate,
         )

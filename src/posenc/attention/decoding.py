@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
+from posenc.attention.backends.common.fused import fused_attention
 from posenc.attention.cache import LayerCache
 from posenc.attention.past_terms import PastTerms, read_terms
 from posenc.attention.problem.lowering import repeat_heads
@@ -28,6 +28,8 @@ def attend_last(
     cache: LayerCache,
     *,
     scale: float,
+    sinks: Float[Tensor, " H"] | None = None,
+    softcap: float | None = None,
 ) -> Float[Tensor, "B H 1 E"] | None:
     """``attend`` for the last token of a plain sequence; None where it is not served here.
 
@@ -36,8 +38,9 @@ def attend_last(
 
     Args: as ``attend``, with the cache that keeps the terms.
     """
+    plain = sinks is None and softcap is None
     terms = _served(q, k, v, grid, encoding, cache, scale)
-    if isinstance(terms, str):
+    if isinstance(terms, str) or not (plain or q.dtype.itemsize > 2):
         return None
     keys = k.shape[2]
     begin = terms.size - keys
@@ -47,15 +50,21 @@ def attend_last(
         if read is None:
             return None
         bias = read if bias is None else bias + read
-    if not terms.values:
+    if not terms.values and plain:
         mask = None if bias is None else bias.unsqueeze(0) if bias.dim() == 3 else bias
-        return scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
-    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
-    logits = (q * scale) @ k.transpose(2, 3)  # [B, H, 1, K]
-    weights = (logits if bias is None else logits + bias).softmax(-1).to(v.dtype)
-    output = weights @ v
+        return fused_attention(q, k, v, mask, scale=scale)
+    # Heads that share keys are queries of one product.
+    logits = ((q * scale).view(*k.shape[:2], -1, q.shape[3]) @ k.mT).view(*q.shape[:3], -1)
+    logits = logits if bias is None else logits + bias  # [B, H, 1, K]
+    if softcap is not None:
+        logits = softcap * (logits / softcap).tanh()
+    if sinks is None:
+        weights = logits.softmax(-1)
+    else:
+        column = sinks.to(logits.dtype).view(-1, 1, 1).expand(len(logits), -1, -1, -1)
+        weights = torch.cat([logits, column], dim=-1).softmax(-1)[..., :-1]
+    weights = weights.to(v.dtype)
+    output = (weights.view(*v.shape[:2], -1, v.shape[2]) @ v).view(*q.shape[:3], -1)
     for rows, bucket in terms.values:
         sums = weights.new_zeros(*weights.shape[:3], rows.shape[1])
         output = output + sums.index_add_(3, bucket[begin:], weights) @ rows.to(v.dtype)
@@ -71,6 +80,8 @@ def refusal_of_last(
     cache: LayerCache,
     *,
     scale: float,
+    sinks: Float[Tensor, " H"] | None = None,
+    softcap: float | None = None,
 ) -> str | None:
     """Reason for which ``attend_last`` returns None, as the end of "because …"; None if it serves.
 
@@ -79,6 +90,8 @@ def refusal_of_last(
     terms = _served(q, k, v, grid, encoding, cache, scale)
     if isinstance(terms, str):
         return terms
+    if q.dtype.itemsize == 2 and not (sinks is None and softcap is None):
+        return f"logits would be rounded to {q.dtype} before the cap or beside the sinks"
     if terms.buckets and _read_query(terms, q, k, grid, scale, terms.size - k.shape[2]) is None:
         return "the encoding numbers its buckets anew in every call"
     return None
@@ -99,7 +112,7 @@ def _served(
         return "the call is compiled, transformed or under autocast"
     if encoding.query_key is not None:
         return "the cached keys have yet to be transformed"
-    if grid.window is not None and grid.window < keys:
+    if 1 - grid.band[0] < keys:
         return "a window hides some of the past"
     sides = (grid.query, grid.key)
     if not cache.shared.get("last", sides, lambda: _ends_with(grid.key, grid.query)):

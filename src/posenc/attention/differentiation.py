@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from posenc.attention.backends.common.base import Result
 from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.problem.given_terms import given_encoding
 from posenc.attention.problem.problem import Problem
@@ -23,19 +24,26 @@ EMPTY = torch.empty(0)
 NOTHING = Encoding()
 
 
-def differentiable_twice(output: Tensor, problem: Problem) -> Tensor:
-    """The output of a kernel, whose gradient is the definition's where it gets gradients itself.
+def differentiable_twice(result: Result, problem: Problem) -> Result:
+    """Results of a kernel, whose gradients are the definition's where they get gradients.
 
-    With dropout it is the kernel's, as the definition does not know its mask.
+    With dropout they are the kernel's, as the definition does not know its mask.
     """
-    if problem.dropout or not records(output):
-        return output
-    definition, tensors = _definition(problem)
-    return with_definition(output, definition, tensors)
+    if problem.dropout or not records(result.output):
+        return result
+    dtype = None if result.lse is None else result.lse.dtype
+    definition, tensors = _definition(problem, dtype)
+    outputs = (result.output,) if result.lse is None else (result.output, result.lse)
+    output, *lse = with_definition(outputs, definition, tensors)
+    return Result(output, lse[0] if lse else None)
 
 
-def _definition(problem: Problem) -> tuple[Definition, list[Tensor]]:
-    """The definition, and the tensors that it may be differentiated by."""
+def _definition(problem: Problem, lse: torch.dtype | None) -> tuple[Definition, list[Tensor]]:
+    """The definition, and the tensors that it may be differentiated by.
+
+    Args:
+        lse: its dtype; None: without it.
+    """
     tensors = [problem.q, problem.k, problem.v]
 
     def take(x: Tensor) -> Tensor:
@@ -68,7 +76,7 @@ def _definition(problem: Problem) -> tuple[Definition, list[Tensor]]:
         source=None,
     )
 
-    def definition(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> Tensor:
+    def definition(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         rest = iter(others)
 
         def put(_: Tensor) -> Tensor:
@@ -84,9 +92,9 @@ def _definition(problem: Problem) -> tuple[Definition, list[Tensor]]:
             whole = replace(whole, q=q, k=k, rotation=None)
         if terms is not None:
             whole = replace(whole, encoding=given_encoding([_mapped(put, term) for term in terms]))
-        parts = _Parts(whole.encoding)
-        output: Tensor = functional_call(parts, dict(zip(names, rest, strict=True)), (whole,))
-        return output
+        parts, given = _Parts(whole.encoding), dict(zip(names, rest, strict=True))
+        result: Result = functional_call(parts, given, (whole, lse is not None))
+        return (result.output,) if result.lse is None else (result.output, result.lse.to(lse))
 
     return definition, tensors
 
@@ -98,8 +106,8 @@ class _Parts(nn.Module):
         super().__init__()
         self.score, self.value = encoding.score, encoding.value
 
-    def forward(self, problem: Problem) -> Tensor:
-        return attend_by_definition(problem).output
+    def forward(self, problem: Problem, lse: bool) -> Result:
+        return attend_by_definition(problem, lse=lse)
 
 
 def _mapped(function: Callable[[Tensor], Tensor], x: Any) -> Any:

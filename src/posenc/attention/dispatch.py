@@ -167,6 +167,8 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
     kernels = ["native", "sdpa", *last]
     if problem.lowered is None:
         return "a score part without structured form", kernels
+    if problem.sinks is not None or problem.softcap is not None:
+        return "sinks or a cap of the logits", kernels
     if problem.grid.segmented:
         return "documents or padding", kernels
     ranks = sum(x.query.shape[-1] for x in problem.lowered if isinstance(x, LowRank))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -65,6 +65,8 @@ class Attention(nn.Module):
             self-attention, and one layer ``merged`` in place of ``query``, ``key`` and ``value``.
         dropout: probability of dropping an attention weight in training.
         scale: factor of the logits; ``(terms · D) ** -0.5`` by default.
+        sinks: learn a logit a head that joins the softmax's sum and has no value, at first 0.
+        softcap: c of ``c · tanh(s / c)``, which logits become; None for none.
         backend: see ``attend``.
 
     Attributes:
@@ -91,6 +93,8 @@ class Attention(nn.Module):
         merged: bool = False,
         dropout: float = 0.0,
         scale: float | None = None,
+        sinks: bool = False,
+        softcap: float | None = None,
         backend: str | Backend = "auto",
     ) -> None:
         super().__init__()
@@ -102,6 +106,8 @@ class Attention(nn.Module):
             ("window", Length | None, window),
             ("dropout", Probability, dropout),
             ("scale", Rate | None, scale),
+            ("sinks", bool, sinks),
+            ("softcap", Rate | None, softcap),
             ("encoding", Encoding, encoding),
             ("causal", bool, causal),
             ("bias", bool, bias),
@@ -133,7 +139,8 @@ class Attention(nn.Module):
         self.dim, self.heads, self.kv_heads, self.head_dim = dim, heads, kv_heads, head_dim
         self.queries = queries
         self.causal, self.window = causal, window
-        self.dropout, self.scale = dropout, scale
+        self.dropout, self.scale, self.softcap = dropout, scale, softcap
+        self.sinks = nn.Parameter(torch.zeros(heads)) if sinks else None
         self.backend: str | Backend = backend
         self.attend: Callable[..., Tensor] = attend
         self.widths = (queries * head_dim, kv_heads * head_dim, kv_heads * head_dim)
@@ -244,14 +251,15 @@ class Attention(nn.Module):
             k, v, key_layout = cache.append(k, v, key_layout)
         grid = Grid(layout, key_layout, self.causal, self.window)
         dropout = self.dropout if self.training else 0.0
+        given: dict[str, Any] = {"sinks": self.sinks, "softcap": self.softcap}
+        softmax = {name: value for name, value in given.items() if value is not None}
         output = None
         if cache is not None and self.backend == "auto" and not dropout:
             factor = encoding.default_scale(self.head_dim) if scale is None else scale
-            output = attend_last(q, k, v, grid, encoding, cache, scale=factor)
+            output = attend_last(q, k, v, grid, encoding, cache, scale=factor, **softmax)
         if output is None:
-            output = self.attend(
-                *(q, k, v, grid, encoding), backend=self.backend, dropout=dropout, scale=scale
-            )
+            softmax |= {"backend": self.backend, "dropout": dropout, "scale": scale}
+            output = self.attend(q, k, v, grid, encoding, **softmax)
         merged: Tensor = self.output(output.transpose(1, 2).flatten(2))
         return merged
 

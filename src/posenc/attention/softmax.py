@@ -20,3 +20,13 @@ def masked_softmax(
     lowest = torch.finfo(logits.dtype).min
     weights = torch.softmax(logits.masked_fill(hidden, lowest), dim=-1)
     return weights.masked_fill(hidden, 0.0)
+
+
+def log_add_exp(a: Float[Tensor, "*dims"], b: Float[Tensor, "*#dims"]) -> Float[Tensor, "*dims"]:
+    """``log(e^a + e^b)``; -inf, with gradients of zero, where both are.
+
+    ``torch.logaddexp`` has second derivatives of NaN where the two are far apart.
+    """
+    nothing = a.isneginf() & b.isneginf()
+    both = torch.stack([a.masked_fill(nothing, 0.0), b.expand_as(a)])
+    return both.logsumexp(0).masked_fill(nothing, -torch.inf)

@@ -7,6 +7,7 @@ import importlib.metadata
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from threading import RLock
 
@@ -176,7 +177,7 @@ def _computed(
     """Output and all gradients by name; None where the backend does not support the problem."""
     encoding = kind(torch.Generator().manual_seed(7)).to(device)
     encoding = encoding.to(torch.promote_types(tensors[0].dtype, torch.float32))
-    grid = Grid(grid.query.to(device), grid.key.to(device), grid.causal, grid.window)
+    grid = replace(grid, query=grid.query.to(device), key=grid.key.to(device))
     q, k, v = (x.requires_grad_() for x in tensors)
     scale = WIDTH**-0.5 / 3
     lowered = lower(encoding, q, k, grid, scale=scale)

@@ -49,12 +49,56 @@ def validate(call: AttentionCall) -> None:
         raise ArgumentError(
             "dropout", expected="0 ≤ dropout < 1", got=dropout, remedy="Use 0.0 when evaluating."
         )
-    if scale is not None and (
-        isinstance(scale, bool) or not (isinstance(scale, Real) and 0 < scale <= LARGEST)
-    ):
+    for name, value in (("scale", scale), ("softcap", call.softcap)):
+        if value is not None and (
+            isinstance(value, bool) or not (isinstance(value, Real) and 0 < value <= LARGEST)
+        ):
+            raise ArgumentError(
+                name, expected="a positive number", got=value, remedy="Use None for the default."
+            )
+    _check_sinks(call.sinks, q, encoding)
+    if call.softcap is not None:
+        require_softmax("softcap", "None", encoding)
+
+
+def require_softmax(argument: str, expected: str, encoding: Encoding) -> None:
+    """Refuse an argument that means nothing without a softmax.
+
+    Raises:
+        ArgumentError: for an encoding whose score replaces it.
+    """
+    if encoding.score is not None and encoding.score.replaces_softmax:
         raise ArgumentError(
-            "scale", expected="a positive number", got=scale, remedy="Use None for the default."
+            argument,
+            expected=f"{expected} with {type(encoding.score).__name__}, which replaces the softmax",
+            got="one",
+            remedy="Leave it out: the weights have no logits, and no sum that they are divided by.",
         )
+
+
+def _check_sinks(sinks: Tensor | None, q: Tensor, encoding: Encoding) -> None:
+    if sinks is None:
+        return
+    if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
+        raise ArgumentError(
+            "sinks",
+            expected="a tensor of a floating dtype",
+            got=sinks.dtype if isinstance(sinks, Tensor) else type(sinks).__name__,
+            remedy="Give one logit a query head, such as torch.zeros(heads).",
+        )
+    require_dense("sinks", sinks)
+    if sinks.shape != q.shape[1:2]:
+        raise ArgumentError(
+            "sinks",
+            expected=f"shape [{q.shape[1]}], a logit a query head",
+            got=list(sinks.shape),
+            remedy="Sinks are the same for all batch rows and queries.",
+        )
+    if sinks.device != q.device:
+        raise ArgumentError(
+            "sinks", expected=f"{q.device} as q", got=sinks.device, remedy="Use sinks.to(q.device)."
+        )
+    require_softmax("sinks", "None", encoding)
 
 
 def require_fit(
@@ -195,6 +239,13 @@ def _check_grid(q: Tensor, k: Tensor, grid: Grid) -> None:
             expected="a Grid",
             got=type(grid).__name__,
             remedy="Use Grid.of(layout, causal=…).",
+        )
+    if grid.intervals is not None and grid.intervals.shape[0] not in (1, q.shape[0]):
+        raise ArgumentError(
+            "grid.intervals",
+            expected=f"1 or {q.shape[0]} batch rows",
+            got=grid.intervals.shape[0],
+            remedy="Give the intervals one row for all, or one a batch row.",
         )
     for name, side, x in (("query", grid.query, q), ("key", grid.key, k)):
         if side.length != x.shape[2]:

@@ -21,7 +21,7 @@ from posenc.distributed.heads import attend_by_heads, heads_refusal
 from posenc.distributed.ring import attend_in_ring, refusal
 from posenc.distributed.session import Session
 from posenc.encoding import Encoding
-from posenc.errors import BackendRefusal, UnknownNameError
+from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import without_autocast
@@ -113,6 +113,8 @@ class ContextParallel:
         backend: str | Backend = "auto",
         dropout: float = 0.0,
         scale: float | None = None,
+        sinks: Float[Tensor, " H"] | None = None,
+        softcap: float | None = None,
     ) -> Float[Tensor, "B H L E"]:
         """Attention of this rank's queries to the keys of all ranks.
 
@@ -120,7 +122,8 @@ class ContextParallel:
 
         Raises: as ``attend``.
         """
-        call = self._call(q, k, v, grid, encoding, backend, dropout, scale)
+        given = AttentionCall(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
+        call = self._call(given, backend)
         with without_autocast(q.device):
             return FORMS[self._choose(call).form].attend(call)
 
@@ -135,34 +138,37 @@ class ContextParallel:
         backend: str | Backend = "auto",
         dropout: float = 0.0,
         scale: float | None = None,
+        sinks: Float[Tensor, " H"] | None = None,
+        softcap: float | None = None,
     ) -> Explanation:
         """The form that is taken for the same arguments. All ranks have to call it.
 
         Raises: as ``attend``.
         """
-        return self._choose(self._call(q, k, v, grid, encoding, backend, dropout, scale))
+        given = AttentionCall(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
+        return self._choose(self._call(given, backend))
 
-    def _call(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        grid: Grid,
-        encoding: Encoding,
-        backend: str | Backend,
-        dropout: float,
-        scale: float | None,
-    ) -> ShardedCall:
-        whole = AttentionCall(q, k, v, grid, encoding, dropout, scale)
-        validate(whole)
-        whole = whole.autocast()
+    def _call(self, given: AttentionCall, backend: str | Backend) -> ShardedCall:
+        validate(given)
+        if given.grid.intervals is not None:
+            raise ArgumentError(
+                "grid",
+                expected="no intervals, whose queries are on one rank",
+                got=given.grid,
+                remedy="Use Layout.packed, or a window, where one says the same.",
+            )
+        x = given.autocast()
         session = Session.of(Group.of(self.mesh, self.axis))
-        settings = (self.form, grid.causal, grid.window, dropout, scale, q.shape[:2], q.shape[3:])
-        shapes = (k.shape[1:2], v.shape[1:2], v.shape[3:], grid.key.signal is None, whole.q.dtype)
-        session.require_same(encoding, f"{settings} {shapes} {backend}", q.device)
-        seed = session.seed(q.device) if dropout else 0
+        settings = (self.form, x.grid.causal, x.grid.window, x.dropout, x.scale, x.softcap)
+        shapes = (x.q.shape[:2], x.q.shape[3:], x.k.shape[1:2], x.v.shape[1:2], x.v.shape[3:])
+        kinds = (x.grid.key.signal is None, x.sinks is None, x.q.dtype, backend)
+        session.require_same(x.encoding, f"{settings} {shapes} {kinds}", x.q.device)
         return ShardedCall(
-            whole.q, whole.k, whole.v, grid, encoding, backend, dropout, scale, session, seed
+            *(x.q, x.k, x.v, x.grid, x.encoding, backend, x.dropout, x.scale),
+            session=session,
+            sinks=x.sinks,
+            softcap=x.softcap,
+            seed=session.seed(x.q.device) if x.dropout else 0,
         )
 
     def _choose(self, call: ShardedCall) -> Explanation:
@@ -196,6 +202,8 @@ def attend(
     backend: str | Backend = "auto",
     dropout: float = 0.0,
     scale: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
+    softcap: float | None = None,
 ) -> Float[Tensor, "B H L E"]:
     """``posenc.attend`` of a sequence whose tokens are spread over the ranks of a group.
 
@@ -204,8 +212,9 @@ def attend(
     empty. All ranks have to call it, with the same encoding and options.
 
     Gradients of q, k, v and of the layouts' signals and positions are those of the sum of all
-    ranks' losses. Those of the encoding's parameters are this rank's part, as those of all other
-    parameters of a model are: their sum over the ranks is the whole, see ``sum_gradients``.
+    ranks' losses. Those of the encoding's parameters and of sinks are this rank's part, as those of
+    all other parameters of a model are: their sum over the ranks is the whole, see
+    ``sum_gradients``.
     Whether tensors require gradients must be the same on all ranks.
 
     Args:
@@ -225,6 +234,7 @@ def attend(
         dropout: probability of dropping an attention weight. The mask depends on the tokens' order
             and rank 0's random state alone, so that it is the same for any number of ranks; it is
             computed from the definition of attention.
+        sinks, softcap: see ``posenc.attend``; the same on all ranks.
 
     Raises:
         ArgumentError: on arguments that do not fit together, on one rank or between ranks.
@@ -234,7 +244,14 @@ def attend(
     """
     grid = Grid(layout, layout if key_layout is None else key_layout, causal, window)
     parallel = ContextParallel(mesh, axis, form)
-    return parallel(q, k, v, grid, encoding, backend=backend, dropout=dropout, scale=scale)
+    return parallel(
+        *(q, k, v, grid, encoding),
+        backend=backend,
+        dropout=dropout,
+        scale=scale,
+        sinks=sinks,
+        softcap=softcap,
+    )
 
 
 def explain(
@@ -253,6 +270,8 @@ def explain(
     backend: str | Backend = "auto",
     dropout: float = 0.0,
     scale: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
+    softcap: float | None = None,
 ) -> Explanation:
     """Explain which form ``attend`` takes for the same arguments. All ranks have to call it.
 
@@ -260,7 +279,14 @@ def explain(
     """
     grid = Grid(layout, layout if key_layout is None else key_layout, causal, window)
     parallel = ContextParallel(mesh, axis, form)
-    return parallel.explain(q, k, v, grid, encoding, backend=backend, dropout=dropout, scale=scale)
+    return parallel.explain(
+        *(q, k, v, grid, encoding),
+        backend=backend,
+        dropout=dropout,
+        scale=scale,
+        sinks=sinks,
+        softcap=softcap,
+    )
 
 
 @torch.no_grad()

@@ -25,6 +25,7 @@ class ShardedCall:
         grid: of this rank's queries and this rank's keys.
         encoding, backend, dropout, scale: as of ``attend``.
         session: of the group.
+        sinks, softcap: as of ``attend``.
         seed: of the dropout, the same on all ranks.
     """
 
@@ -37,6 +38,8 @@ class ShardedCall:
     dropout: float
     scale: float | None
     session: Session
+    sinks: Float[Tensor, " H"] | None = None
+    softcap: float | None = None
     seed: int = 0
 
     def logit_scale(self) -> float:

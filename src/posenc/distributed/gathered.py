@@ -41,6 +41,8 @@ def attend_gathered(call: ShardedCall) -> Float[Tensor, "B H L E"]:
             call.encoding,
             backend=call.backend,
             scale=call.scale,
+            sinks=call.sinks,
+            softcap=call.softcap,
             dropout=call.keyed_dropout(piece.layout, seen),
         )
         outputs.append(output)

@@ -14,7 +14,6 @@ from posenc.distributed.call import ShardedCall
 from posenc.distributed.collectives import exchange, gather
 from posenc.distributed.group import Group
 from posenc.distributed.shards import Shards
-from posenc.grid import Grid
 from posenc.layout import Layout
 
 
@@ -43,14 +42,17 @@ def attend_by_heads(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     q = _to_heads(group, of_queries, call.q)
     k, v = (_to_heads(group, of_keys, x) for x in (k, v))
     query, key = (_whole(group, *side) for side in ((of_queries, grid.query), (of_keys, grid.key)))
-    whole = Grid(query, key, grid.causal, grid.window)
+    whole = replace(grid, query=query, key=key)
     first = group.rank * heads // group.size
-    encoding = call.encoding.heads(first, first + heads // group.size)
+    own = slice(first, first + heads // group.size)
+    encoding = call.encoding.heads(own.start, own.stop)
     dropout = call.keyed_dropout(query, key)
     output, _ = attend_block(
         *(q, k, v, whole, encoding),
         backend=call.backend,
         scale=call.logit_scale(),
+        sinks=None if call.sinks is None else call.sinks[own],
+        softcap=call.softcap,
         dropout=None if dropout is None else replace(dropout, first_head=first),
     )
     return _to_tokens(group, of_queries, output)

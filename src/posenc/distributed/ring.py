@@ -15,6 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.api import attend_block, attend_part
+from posenc.attention.backends.common.base import Result
+from posenc.attention.backends.common.sinks import beside_sinks
 from posenc.attention.problem.problem import Whole
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.collectives import first_derivative
@@ -65,7 +67,7 @@ def attend_in_ring(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     ring = Ring(group, shards, replace(grid, query=_plain(grid.query)), encoding, call)
     parameters = [p for p in encoding.parameters() if p.requires_grad]
     output: Tensor = _Attend.apply(  # type: ignore[no-untyped-call]
-        ring, call.q, call.k, call.v, query, key, *parameters
+        ring, call.q, call.k, call.v, call.sinks, query, key, *parameters
     )
     return output
 
@@ -111,12 +113,11 @@ class Ring:
         self, block: int, query_signal: Tensor | None, key_signal: Tensor | None
     ) -> Iterator[tuple[slice, slice, Grid]]:
         """Stretches of queries and of the block's keys that may see each other, and their grids."""
-        causal, window = self.grid.causal, self.grid.window
         for own in self.queries():
             for other in self.shards.blocks[block]:
-                if own.may_see(other, causal=causal, window=window):
+                if own.may_see(other, self.grid.band):
                     query, key = own.with_signal(query_signal), other.with_signal(key_signal)
-                    grid = Grid(query, key, causal, window)
+                    grid = Grid(query, key, self.grid.causal, self.grid.window)
                     yield slice(own.begin, own.end), slice(other.begin, other.end), grid
 
     def turns(self) -> list[int]:
@@ -137,21 +138,35 @@ class _Attend(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        sinks: Tensor | None,
         query_signal: Tensor | None,
         key_signal: Tensor | None,
         *parameters: Tensor,
     ) -> Tensor:
         output, lse = _forward(ring, q, k, v, query_signal, key_signal)
+        if sinks is not None:  # once, beside the blocks of all ranks
+            output, joined = beside_sinks(Result(output, lse), sinks, lse=True)
+            assert joined is not None
+            lse = joined
         output = output.to(v.dtype)
         ctx.ring, ctx.parameters = ring, parameters
-        ctx.save_for_backward(q, k, v, query_signal, key_signal, output, lse)
+        ctx.save_for_backward(q, k, v, query_signal, key_signal, output, lse, sinks)
         return output
 
     @staticmethod
     @first_derivative
     def backward(ctx: Any, gradient: Tensor) -> Any:
+        *saved, sinks = ctx.saved_tensors
         with without_autocast(gradient.device):
-            return None, *_backward(ctx.ring, ctx.parameters, gradient, *ctx.saved_tensors)
+            found = _backward(ctx.ring, ctx.parameters, gradient, *saved)
+        of_sinks = None if sinks is None else _of_sinks(sinks, gradient, *saved[-2:])
+        return None, *found[:3], of_sinks, *found[3:]
+
+
+def _of_sinks(sinks: Tensor, gradient: Tensor, output: Tensor, lse: Tensor) -> Tensor:
+    weights = (sinks.to(lse.dtype).unsqueeze(-1) - lse).exp().masked_fill(lse.isneginf(), 0.0)
+    delta = (gradient.to(lse.dtype) * output).sum(-1)
+    return -(weights * delta).sum((0, 2)).to(sinks.dtype)
 
 
 def _forward(
@@ -181,6 +196,7 @@ def _forward(
                 ring.encoding,
                 backend=ring.call.backend,
                 scale=ring.call.scale,
+                softcap=ring.call.softcap,
                 dropout=ring.call.keyed_dropout(grid.query, grid.key),
                 return_lse=True,
             )
@@ -268,6 +284,7 @@ def _add_part(
             whole=whole,
             backend=ring.call.backend,
             scale=ring.call.scale,
+            softcap=ring.call.softcap,
             dropout=ring.call.keyed_dropout(grid.query, grid.key),
         )
         inputs = [q, k, v, *given, *parameters]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -115,14 +114,12 @@ class Piece:
         documents = (0, 0) if part.document is None else _range(part.document)
         return cls(begin, end, part, _range(part.order), documents)
 
-    def may_see(self, other: Piece, *, causal: bool, window: int | None) -> bool:
+    def may_see(self, other: Piece, band: tuple[int, int]) -> bool:
         """False if none of these tokens sees any of the others."""
         if not (self.layout.length and other.layout.length):
             return False
-        nearest = other.orders[0] - self.orders[1], self.orders[0] - other.orders[1]
-        ahead, behind = max(0, nearest[0]), max(0, nearest[1])
-        limit = math.inf if window is None else window
-        if behind >= limit or ahead >= (1 if causal else limit):
+        least, most = other.orders[0] - self.orders[1], other.orders[1] - self.orders[0]
+        if most < band[0] or least > band[1]:
             return False
         (low, high), (first, last) = self.documents, other.documents
         return low <= last and first <= high

@@ -9,6 +9,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from posenc.attention import Attention, attend
@@ -69,6 +70,8 @@ def shard_heads(
         layer.heads, layer.queries, layer.kv_heads = (
             number // group.size for number in (layer.heads, layer.queries, layer.kv_heads)
         )
+        if layer.sinks is not None:
+            layer.sinks = nn.Parameter(distribute_tensor(layer.sinks, shared, [Shard(0)]))
         layer.attend = SomeHeads(layer.attend, group, group.rank * layer.heads)
         for part in attention_parts(layer):
             part.attach(
@@ -131,7 +134,9 @@ class SomeHeads:
         encoding = encoding.heads(self.first, self.first + q.shape[1])
         query = self._replicated(grid.query)
         key = query if grid.key is grid.query else self._replicated(grid.key)
-        grid = Grid(query, key, grid.causal, grid.window)
+        grid = replace(grid, query=query, key=key)
+        if "sinks" in options:
+            options["sinks"] = options["sinks"].to_local()
         if not dropout or self.attend is not attend:
             return self.attend(q, k, v, grid, encoding, dropout=dropout, **options)
         seed = Session.of(self.group).seed(q.device)

@@ -52,7 +52,9 @@ class ShownGrid(Protocol):
     @property
     def causal(self) -> bool: ...
     @property
-    def window(self) -> int | None: ...
+    def window(self) -> int | tuple[int | None, int | None] | None: ...
+    @property
+    def intervals(self) -> Tensor | None: ...
     @property
     def visible(self) -> Tensor: ...
 
@@ -74,11 +76,12 @@ def layout_line(layout: ShownLayout) -> str:
 
 
 def grid_line(grid: ShownGrid) -> str:
-    """Both layouts (or the one for both), the causal flag and the window."""
+    """Both layouts (or the one for both), the causal flag, the window and the intervals."""
     same = grid.query is grid.key
     sides = f"of({grid.query}" if same else f"query={grid.query}, key={grid.key}"
     window = "" if grid.window is None else f", window={grid.window}"
-    return f"Grid{'.' if same else '('}{sides}, causal={grid.causal}{window})"
+    intervals = "" if grid.intervals is None else ", intervals=…"
+    return f"Grid{'.' if same else '('}{sides}, causal={grid.causal}{window}{intervals})"
 
 
 def layout_html(layout: ShownLayout) -> str:

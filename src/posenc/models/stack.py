@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Length, Probability, Width, check, check_fields
+from posenc.arguments import Count, Length, Probability, Rate, Width, check, check_fields
 from posenc.attention import Attention, LayerCache
 from posenc.encoding import Encoding
 from posenc.encoding.tensors import Features, TokenIds
@@ -45,6 +45,7 @@ class StackConfig:
         embedding_scale: factor of the token embedding; None: √C (BERT, GPT and Llama use 1).
         dropout: of features and attention weights.
         scale: softmax scale; None: the encoding's default.
+        sinks, softcap: see ``Attention``.
 
     Raises:
         ArgumentError, UnknownNameError: for a field outside its domain.
@@ -67,6 +68,8 @@ class StackConfig:
     embedding_scale: float | None = None
     dropout: Probability = 0.0
     scale: float | None = None
+    sinks: bool = False
+    softcap: Rate | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -213,6 +216,8 @@ def make_blocks(
             merged=config.merged,
             dropout=config.dropout,
             scale=config.scale,
+            sinks=config.sinks,
+            softcap=config.softcap,
         )
 
     def block(index: int) -> Block:

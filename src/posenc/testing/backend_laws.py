@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -211,7 +212,7 @@ def _agree_gradients(
 
 @law
 def lse_is_of_all_logits(subject: Subject) -> None:
-    """Every backend that supports the encoding returns the LSE of ``reference``."""
+    """Every backend that supports the encoding returns the LSE of ``reference``, and gradients."""
     encoding = subject.layer().encoding
     if encoding.score is not None and encoding.score.replaces_softmax:
         return
@@ -224,24 +225,57 @@ def lse_is_of_all_logits(subject: Subject) -> None:
         (Layout.padded([LENGTH, length]), LENGTH, None),
     ):
         rows = layout.batch
-        q, k, v = operands(queries, length, rows=rows)
+        q, k, v = (x.requires_grad_() for x in operands(queries, length, rows=rows))
         seen = observed(subject, encoding, layout, rows=rows)
         grid = Grid(seen.slice(length - queries, length), seen, causal=True, window=window)
+        tensors = [q, k, v, *(p for p in encoding.parameters() if p.requires_grad)]
         # constant and learned tables take different paths
         with torch.set_grad_enabled(queries == length):
             expected, sums = attend(q, k, v, grid, encoding, backend="reference", return_lse=True)
+            finite = sums.masked_fill(sums.isneginf(), 0.0)
             for backend in serving(q, k, v, grid, encoding):
                 output, lse = attend(q, k, v, grid, encoding, backend=backend, return_lse=True)
                 agree(f"the output of {backend}", output, expected)
                 if not torch.equal(lse.isneginf(), sums.isneginf()):
                     raise LawBroken(f"{backend} is -inf for other queries")
-                agree(backend, lse.nan_to_num(neginf=0.0), sums.nan_to_num(neginf=0.0))
+                shown = lse.masked_fill(lse.isneginf(), 0.0)
+                agree(backend, shown, finite)
+                if queries == length:
+                    gradients = (_of_sines(x, tensors) for x in (shown, finite))
+                    _agree_gradients(backend, *gradients)
 
 
-def serving(q: Tensor, k: Tensor, v: Tensor, grid: Grid, encoding: Encoding) -> list[str]:
+def _of_sines(x: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    return torch.autograd.grad(x.sin().sum(), tensors, None, True, allow_unused=True)
+
+
+@law
+def sinks_and_caps_agree(subject: Subject) -> None:
+    """Every backend that supports sinks or a softcap equals ``reference``, including gradients."""
+    encoding = subject.layer().encoding
+    if encoding.score is not None and encoding.score.replaces_softmax:
+        return
+    sinks = torch.linspace(-2.0, 2.0, HEADS, dtype=torch.float64).requires_grad_()
+    options: list[dict[str, Any]] = [{"sinks": sinks}, {"sinks": sinks, "softcap": 0.8}]
+    for layout in (Layout.sequence(LENGTH), Layout.packed([LENGTH, 1, 3])):
+        q, k, v = (x.requires_grad_() for x in operands(layout.length, layout.length))
+        grid = Grid.of(observed(subject, encoding, layout), causal=True)
+        tensors = [q, k, v, sinks, *(p for p in encoding.parameters() if p.requires_grad)]
+        for given in options:
+            found = []
+            for backend in ("reference", *serving(q, k, v, grid, encoding, **given)):
+                output = attend(q, k, v, grid, encoding, backend=backend, **given)
+                found.append((output, _of_sines(output, tensors)))
+                agree(backend, output, found[0][0])
+                _agree_gradients(backend, found[-1][1], found[0][1])
+
+
+def serving(
+    q: Tensor, k: Tensor, v: Tensor, grid: Grid, encoding: Encoding, **options: Any
+) -> list[str]:
     """Names of the backends that support these inputs."""
     names = []
     for name in BACKENDS:
         with contextlib.suppress(BackendRefusal):
-            names.append(explain(q, k, v, grid, encoding, backend=name).backend)
+            names.append(explain(q, k, v, grid, encoding, backend=name, **options).backend)
     return names

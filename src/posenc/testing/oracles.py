@@ -94,6 +94,13 @@ def _visible(grid: Grid, b: int, i: int, j: int) -> bool:
     back = _entry(query.order, b, i, 0) - _entry(key.order, b, j, 0)
     if grid.causal and back < 0:
         return False
+    if grid.intervals is not None:
+        first, end = grid.intervals[min(b, grid.intervals.shape[0] - 1), i].tolist()
+        if not first <= _entry(key.order, b, j, 0) < end:
+            return False
+    if isinstance(grid.window, tuple):
+        lowest, highest = grid.window
+        return (lowest is None or -back >= lowest) and (highest is None or -back <= highest)
     return grid.window is None or abs(back) < grid.window
 
 

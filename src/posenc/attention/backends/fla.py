@@ -20,7 +20,7 @@ from posenc.attention.backends.common.definition import lse_by_definition
 from posenc.attention.problem.lowering import repeat_heads
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import BlockTransforms, BucketedTerms
-from posenc.grid import Grid
+from posenc.grid import FARTHEST, Grid
 from posenc.runtime import is_transformed
 
 WIDTHS = (16, 32, 64, 128)
@@ -78,7 +78,7 @@ def _unsupported(problem: Problem) -> Refusal | None:
 
 
 def _whole_and_causal(grid: Grid) -> bool:
-    if not grid.causal or grid.window is not None or grid.segmented:
+    if grid.band != (-FARTHEST, 0) or grid.segmented:
         return False
     return grid.shift == 0 and grid.query.length == grid.key.length
 

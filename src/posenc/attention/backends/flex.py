@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result, refuse_rare
-from posenc.attention.problem.lowering import add_rows
+from posenc.attention.backends.common.sinks import beside_sinks
+from posenc.attention.problem.lowering import add_rows, has_rows
+from posenc.attention.problem.once import pattern_of
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.spacing import find_spacing, lower_on_sequences
 from posenc.attention.problem.terms import reads_offsets
@@ -71,7 +73,7 @@ class Flex(Backend):
 
     def plan(self, problem: Problem) -> Plan | Refusal:
         problem = _by_offset_if_needed(problem)
-        unsupported = refuse_rare(problem) or _unsupported(problem)
+        unsupported = refuse_rare(problem, "sinks", "softcap") or _unsupported(problem)
         if unsupported is not None:
             return unsupported
         how, options = "PyTorch's FlexAttention, its terms read pair by pair", self.kernel_options
@@ -108,6 +110,8 @@ def _unsupported(problem: Problem) -> Refusal | None:
         return Refusal(
             f"it takes heads of width {NARROWEST} to {WIDEST}, not {narrowest} and {widest}"
         )
+    if problem.softcap is not None and has_rows(problem.lowered or ()):
+        return Refusal("a cap takes sums of gates, which it leaves out of the logits")
     reason = refuse_terms(problem.lowered, problem.grid)
     if reason is None and torch.are_deterministic_algorithms_enabled() and _learns(problem):
         return Refusal("it adds up the gradients of terms in no fixed order")
@@ -131,12 +135,13 @@ def _run(problem: Problem, kernel_options: dict[str, Any], *, lse: bool) -> Resu
         scale=problem.scale,
         enable_gqa=problem.q.shape[1] != problem.k.shape[1],
         kernel_options=kernel_options or None,
-        return_aux=AuxRequest(lse=True) if lse else None,
+        return_aux=AuxRequest(lse=True) if lse or problem.sinks is not None else None,
     )
-    if not lse:
+    if not lse and problem.sinks is None:
         return Result(result, None)
     output, aux = result
-    return Result(output, add_rows(aux.lse, problem.lowered or ()))
+    found = Result(output, add_rows(aux.lse, problem.lowered or ()))
+    return found if problem.sinks is None else beside_sinks(found, problem.sinks, lse=lse)
 
 
 def refuse_flash(problem: Problem) -> str | None:
@@ -156,6 +161,8 @@ def refuse_flash(problem: Problem) -> str | None:
         return f"FlashAttention's kernels take heads of one width, {FLASH_WIDEST} at most"
     if _learns(problem):
         return "FlashAttention's kernels have no gradients of terms"
+    if problem.sinks is not None or problem.softcap is not None:
+        return "FlashAttention's kernels are not known to have gradients of the LSE and of caps"
     if torch.are_deterministic_algorithms_enabled():
         return "FlashAttention's kernels add up gradients in no fixed order"
     return None
@@ -276,6 +283,9 @@ def score_mod(problem: Problem) -> Mod | None:
             mods.append(_by_key(_rows(term.column, problem)))
         if reads_offsets(term) and entries is not None:
             mods += _by_offset(term, entries, problem)
+    if problem.softcap is not None:
+        cap = problem.softcap
+        mods.append(lambda score, b, h, i, j: cap * torch.tanh(score / cap))
     if not mods:
         return None
 
@@ -341,9 +351,9 @@ def _kernels() -> tuple[Callable[..., Any], Callable[..., BlockMask]]:
     return compiled, torch.compile(create_block_mask)
 
 
-_MASKS: WeakKeyDictionary[
-    Layout, WeakKeyDictionary[Layout, dict[tuple[bool, int | None, int], BlockMask]]
-] = WeakKeyDictionary()
+_MASKS: WeakKeyDictionary[Layout, WeakKeyDictionary[Layout, dict[Hashable, BlockMask]]] = (
+    WeakKeyDictionary()
+)
 
 
 def _block_mask(grid: Grid, *, flash: bool = False) -> BlockMask:
@@ -355,9 +365,9 @@ def _block_mask(grid: Grid, *, flash: bool = False) -> BlockMask:
     if flash and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (10, 0):
         queries = 256
     known = _MASKS.setdefault(grid.query, WeakKeyDictionary()).setdefault(grid.key, {})
-    kind = (grid.causal, grid.window, queries)
+    kind = (pattern_of(grid), queries)
     if kind not in known:
-        rows = max(grid.query.batch, grid.key.batch)
+        rows = grid.batch
         known[kind] = _kernels()[1](
             grid.mask_mod(),
             rows if rows > 1 else None,

@@ -8,12 +8,12 @@ both strides 1. The CPU kernel takes that view as its mask, so that no Q×K bias
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.attention.backends.common.base import (
     Backend,
@@ -25,11 +25,13 @@ from posenc.attention.backends.common.base import (
 )
 from posenc.attention.backends.common.definition import lse_by_definition
 from posenc.attention.backends.common.flash_cpu import flash_forward
+from posenc.attention.backends.common.fused import fold_heads, fused_attention, shares_keys
+from posenc.attention.backends.common.sinks import beside_sinks
 from posenc.attention.backends.common.views import strided_view
-from posenc.attention.problem.lowering import bias_by_offset, is_constant_table, repeat_heads
+from posenc.attention.problem.lowering import bias_by_offset, is_constant_table
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import BucketedTerms, LowRank
-from posenc.grid import Grid
+from posenc.grid import FARTHEST, Grid
 from posenc.runtime import differentiates_forward, differentiates_twice, has_values, is_transformed
 
 CAUSAL_BLOCK = 512
@@ -46,13 +48,18 @@ class Sdpa(Backend):
     name = "sdpa"
 
     def plan(self, problem: Problem) -> Plan | Refusal:
-        refusal = refuse_rare(problem) or _unsupported(problem)
+        refusal = refuse_rare(problem, "sinks") or _unsupported(problem)
         return refusal or Plan(_description(problem), partial(_run, problem))
 
 
 def _unsupported(problem: Problem) -> Refusal | None:
     if problem.encoding.value is not None:
         return Refusal("the fused kernel has no place for a value part")
+    if problem.sinks is not None:
+        if problem.q.device.type != "cpu":
+            return Refusal("only its CPU kernel has the LSE that sinks are joined by")
+        if torch.compiler.is_exporting():
+            return Refusal("sinks are joined by an LSE that other runtimes do not have")
     if differentiates_forward():
         return Refusal("the fused kernel has no forward-mode derivative")
     if differentiates_twice():
@@ -92,13 +99,15 @@ def _description(problem: Problem) -> str:
 
 
 def _run(problem: Problem, *, lse: bool) -> Result:
-    problem = problem.rotated
+    problem, sinks = replace(problem.rotated, sinks=None), problem.sinks
+    needed = lse or sinks is not None
     # Only the CPU's kernel is called without PyTorch's choice among kernels.
-    own = lse and problem.q.device.type == "cpu" and not is_transformed()
-    output, sums = _attend(problem, lse=own)
-    if lse and sums is None:
-        sums = lse_by_definition(problem)
-    return Result(output, sums)
+    traced = is_transformed() or torch.compiler.is_compiling()
+    own = needed and problem.q.device.type == "cpu" and not traced
+    result = _attend(problem, lse=own)
+    if needed and result.lse is None:
+        result = result._replace(lse=lse_by_definition(problem))
+    return result if sinks is None else beside_sinks(result, sinks, lse=lse)
 
 
 def _attend(problem: Problem, *, lse: bool) -> Result:
@@ -123,7 +132,7 @@ def _low_rank(term: object) -> bool:
 
 def _plainly_causal(grid: Grid) -> bool:
     """True if the kernel's own causal flag (key index ≤ query index) equals the grid's mask."""
-    return grid.causal and grid.window is None and grid.shift == 0 and not grid.segmented
+    return grid.band == (-FARTHEST, 0) and grid.shift == 0 and not grid.segmented
 
 
 def _widen(
@@ -188,7 +197,7 @@ def _attend_biased(
         bias = bias.masked_fill((offsets < first) | (offsets > last), -torch.inf)
     bias = bias.contiguous()
     parts = []
-    for begin, end in _blocks(queries, one_sided=grid.causal or grid.window is not None):
+    for begin, end in _blocks(queries, one_sided=grid.band != (-FARTHEST, FARTHEST)):
         low = max(0, begin + first - shift)
         high = min(keys, end + last - shift)
         if low >= high:
@@ -270,8 +279,7 @@ def _blocks(queries: int, *, one_sided: bool) -> list[tuple[int, int]]:
 def _visible_offsets(grid: Grid, shift: int) -> tuple[int, int]:
     """Smallest and largest offset that a regular grid lets through."""
     far = grid.query.length + grid.key.length + abs(shift)
-    reach = far if grid.window is None else grid.window - 1
-    return -reach, 0 if grid.causal else reach
+    return max(-far, grid.band[0]), min(far, grid.band[1])
 
 
 def _kernel(
@@ -285,21 +293,15 @@ def _kernel(
     lse: bool,
 ) -> Result:
     if lse:
-        k, v = (repeat_heads(x, q.shape[1]) for x in (k, v))
+        if shares_keys(q, k, mask):
+            output, sums = _kernel(fold_heads(q, k), k, v, problem, mask=mask, lse=True)
+            assert sums is not None
+            return Result(output.reshape(*q.shape[:3], -1), sums.reshape(q.shape[:3]))
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
         return Result(*flash_forward(q, k, v, mask, causal=causal, scale=problem.scale))
-    output = scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        dropout_p=problem.dropout,
-        is_causal=causal,
-        scale=problem.scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
-    return Result(output, None)
+    dropout, scale = problem.dropout, problem.scale
+    return Result(fused_attention(q, k, v, mask, causal=causal, dropout=dropout, scale=scale), None)
 
 
 ENTRY = Sdpa()

@@ -131,11 +131,11 @@ def _require_linear(grid: Grid, encoding: Encoding, chunk: int, state: LinearSta
                 got=f"a {site} part, {type(getattr(encoding, site)).__name__}",
                 remedy="Use attend, or an encoding of the embedding or query_key site.",
             )
-    if grid.window is not None:
+    if grid.window is not None or grid.intervals is not None:
         raise ArgumentError(
             "grid",
-            expected="no window",
-            got=grid.window,
+            expected="no window and no intervals",
+            got=grid,
             remedy="Use attend: what has been summed cannot be taken out again.",
         )
     if chunk < 1:

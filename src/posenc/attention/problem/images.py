@@ -36,7 +36,7 @@ def serves_axes(grid: Grid, lowered: Sequence[StructuredScore] | None) -> bool:
 def _whole_images(grid: Grid) -> bool:
     sides = (grid.query, grid.key)
     plain = all(side.extent is not None and side.special is None for side in sides)
-    return plain and not grid.segmented and not grid.causal and grid.window is None
+    return plain and grid.dense
 
 
 def axis_of(group: BucketedTerms, grid: Grid) -> int | None:

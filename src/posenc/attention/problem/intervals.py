@@ -38,7 +38,7 @@ class _Span:
 
 
 def _runs(grid: Grid) -> dict[tuple[Run, ...], list[int]] | None:
-    rows = max(grid.query.batch, grid.key.batch)
+    rows = grid.batch
     queries, keys = _spans(grid.query), _spans(grid.key)
     if queries is None or keys is None:
         return None
@@ -102,22 +102,26 @@ def run_intervals(grid: Grid) -> Int[Tensor, "3 b Q"] | None:
     runs = _runs(grid)
     if runs is None:
         return None
+    lowest, highest = grid.band
     rows, i = sum(len(members) for members in runs.values()), torch.arange(grid.query.length)
     intervals = torch.zeros(3, rows, grid.query.length, dtype=torch.int64)
     # Tokens of no document go on as if they were of their row's first, or of any row's.
     anywhere = next((_base(run, i) for documents in runs for run in documents), -i)
+    seen, order = grid.intervals, grid.query.order
     for documents, members in runs.items():
         intervals[2, members] = _base(documents[0], i) if documents else anywhere
         for run in documents:
             base = _base(run, i)
             first, end = run.key
-            low = first + 0 * i if grid.window is None else 1 - base - grid.window
-            high = end + 0 * i if grid.window is None else grid.window - base
-            if grid.causal:
-                high = high.minimum(1 - base)
+            low, high = (lowest - base).unsqueeze(0), (highest + 1 - base).unsqueeze(0)
+            if seen is not None:  # key j has the query's order + j + base
+                own = order.expand(rows, -1)[members] + base
+                shown = seen.expand(rows, -1, -1)[members]
+                low, high = low.maximum(shown[..., 0] - own), high.minimum(shown[..., 1] - own)
+            low, high = low.clamp(first, end), high.clamp(first, end)
             here = slice(*run.query)
-            part = torch.stack([low.clamp(first, end), high.clamp(first, end), base])
-            intervals[:, members, here] = part[:, None, here]
+            part = torch.stack([low, high, base.expand_as(low)]).expand(-1, len(members), -1)
+            intervals[:, members, here] = part[..., here]
     return intervals
 
 

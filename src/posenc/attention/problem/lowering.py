@@ -144,7 +144,7 @@ def add_rows(
     """
     for term in lowered:
         if isinstance(term, BucketedTerms) and term.row is not None:
-            lse = lse + term.row.detach()
+            lse = lse + term.row
     return lse
 
 
@@ -154,8 +154,23 @@ def without_rows(
     """LSE of logits without the ``row`` terms, from one of the whole logits."""
     for term in lowered:
         if isinstance(term, BucketedTerms) and term.row is not None:
-            lse = lse - term.row.detach()
+            lse = lse - term.row
     return lse
+
+
+def has_rows(lowered: Iterable[StructuredScore]) -> bool:
+    """True if a term is the same for all keys of a query."""
+    return any(isinstance(term, BucketedTerms) and term.row is not None for term in lowered)
+
+
+def sinks_beside(
+    sinks: Float[Tensor, " H"] | None, lowered: Iterable[StructuredScore]
+) -> Float[Tensor, "b H q"] | None:
+    """Sinks beside logits without the ``row`` terms."""
+    if sinks is None:
+        return None
+    wide = torch.promote_types(sinks.dtype, torch.float32)
+    return without_rows(sinks.to(wide).view(1, -1, 1), lowered)
 
 
 def reads_tokens(term: StructuredScore) -> bool:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.attention.problem.intervals import run_intervals
-from posenc.attention.problem.once import Known, once_for
+from posenc.attention.problem.once import Known, once_for, pattern_of
 from posenc.attention.problem.record import Geometry
 from posenc.attention.problem.spacing import nearest_origin
 from posenc.attention.problem.terms import read_terms
@@ -58,7 +58,7 @@ class Offsets:
             return "inside a compiled graph it takes regular layouts only"
         if not all(has_values(side.positions) for side in (grid.query, grid.key)):
             return cls._of_documents(grid)
-        return once_for(grid, _KNOWN, cls._of_documents, (grid.causal, grid.window))
+        return once_for(grid, _KNOWN, cls._of_documents, pattern_of(grid))
 
     @classmethod
     def _of_documents(cls, grid: Grid) -> Offsets | str:
@@ -85,10 +85,9 @@ class Offsets:
         """
         reach = shift - grid.query.length + 1, shift + grid.key.length - 1
         first, last = reach
-        if masked and grid.window is not None:
-            first, last = max(first, 1 - grid.window), min(last, grid.window - 1)
-        if masked and grid.causal:
-            last = min(last, 0)
+        if masked:  # no farther than a step beyond the pairs, as kernels' numbers have 32 bits
+            first = min(max(first, grid.band[0]), reach[1] + 1)
+            last = max(min(last, grid.band[1]), reach[0] - 1)
         domain = (first, last) if first <= last else (shift, shift)
         return cls(domain, reach, shift, (first, last))
 

@@ -33,6 +33,11 @@ def once_for(grid: Grid, known: Known[T], compute: Callable[[Grid], T], kind: Ha
     return found[kind]
 
 
+def pattern_of(grid: Grid) -> Hashable:
+    """What a grid shows beside its layouts, by value; intervals by identity."""
+    return grid.band, None if grid.intervals is None else _Kept(grid.intervals)
+
+
 def in_graph(grid: Grid) -> bool:
     """True while a graph is traced or captured, each of whose replays writes its tensors anew."""
     if torch.compiler.is_compiling():
@@ -92,4 +97,4 @@ def once_for_part(
     state = tuple(_state(x) for module in part.modules() for x in vars(module).values())
     state += tuple(map(_state, buffers))
     known = _OF_PARTS.setdefault(part, WeakKeyDictionary())
-    return once_for(grid, known, compute, (grid.causal, grid.window, state, *kind))  # type: ignore[return-value]
+    return once_for(grid, known, compute, (pattern_of(grid), state, *kind))  # type: ignore[return-value]

@@ -102,7 +102,8 @@ class KernelProblem:
         rotary: of queries and keys before their product.
         dropout: probability of dropping a weight; seed: ``[1]`` int64, of the mask, a tensor so
             that each replay of a graph draws anew.
-        sinks, softcap: as of ``Problem``; 0.0 for no cap. Of the kernels, ``blockwise`` has them.
+        sinks: ``[B|1, H, Q|1]``, logits without a value, less what the others leave out.
+        softcap: as of ``Problem``; 0.0 for none.
         splits: for ``native``, blocks of queries whose gradients of keys are summed apart at most.
         tuned: for ``triton``, sizes of tiles are measured; else the first that may fit are taken.
     """
@@ -118,7 +119,7 @@ class KernelProblem:
     rotary: Rotary
     dropout: float = 0.0
     seed: Int[Tensor, "1"] | None = None
-    sinks: Float[Tensor, " H"] | None = None
+    sinks: Float[Tensor, "b H q"] | None = None
     softcap: float = 0.0
     splits: int = 8
     tuned: bool = True

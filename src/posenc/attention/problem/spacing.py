@@ -84,7 +84,7 @@ def lower_on_sequences(problem: Problem, shift: int) -> tuple[StructuredScore, .
     whole = problem.grid
     query = Layout.sequence(whole.query.length, device=whole.query.device)
     key = Layout.sequence(whole.key.length, shift, device=whole.key.device)
-    grid = Grid(query, key, whole.causal, whole.window)
+    grid = Grid(query, key, whole.causal, whole.window, whole.intervals)
     return lower(problem.encoding, problem.q, problem.k, grid, scale=problem.scale)
 
 

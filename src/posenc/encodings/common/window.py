@@ -104,7 +104,7 @@ class Window:
             widest = [max(pair) for pair in zip(query.extent, key.extent, strict=True)]
             if widest[0] <= self.height and widest[1] <= self.width:
                 return True
-            if not grid.segmented and not grid.causal and grid.window is None:
+            if grid.dense:
                 raise self._refusal(f"{widest[0] - 1} by {widest[1] - 1}")
         positions = query.positions
         if not has_values(positions) or positions.device.type != "cpu":
@@ -126,8 +126,7 @@ class Window:
     def _require_pairs(self, grid: Grid) -> None:
         limit = torch.tensor(self.sides) - 1
         for begin in range(0, grid.query.length, CHUNK):
-            queries = grid.query.slice(begin, begin + CHUNK)
-            part = Grid(queries, grid.key, grid.causal, grid.window)
+            part = grid.slice(begin, begin + CHUNK)
             apart = part.offset.detach().abs().round()
             visible = part.visible[:, 0]
             special = special_pairs(part)

@@ -187,7 +187,7 @@ def _attend(visible: Bool[Tensor, "n 1 L L"], q: Tensor, k: Tensor, v: Tensor) -
     if is_transformed():
         return definition(q, k, v)
     fused = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
-    return with_definition(fused, definition, (q, k, v))
+    return with_definition((fused,), definition, (q, k, v))[0]
 
 
 ENTRY = Entry(

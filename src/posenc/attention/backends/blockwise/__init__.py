@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.blockwise.definition import CPU, attend_blockwise, block_transforms
 from posenc.attention.backends.blockwise.offsets import BLOCKWISE
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result
 from posenc.attention.problem.dropout import draw_seed
-from posenc.attention.problem.lowering import add_rows, repeat_heads, without_rows
+from posenc.attention.problem.lowering import add_rows, repeat_heads, sinks_beside, without_rows
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, Rotary, Segments
@@ -61,24 +62,28 @@ def _memory(problem: Problem) -> str:
 def _attend_regular(problem: Problem, *, lse: bool) -> Result:
     problem = problem.rotated
     lowered, whole = problem.lowered or (), problem.whole
-    # Without a cap or sinks, summands that are the same for all keys of a query change no weight.
+    # Without a cap, summands that are the same for all keys of a query change no weight.
     groups = [term for term in lowered if isinstance(term, BucketedTerms)]
     rows = [group.row for group in groups if group.row is not None]
-    inside = problem.sinks is not None or problem.softcap is not None
-    record = _record(problem, rows if inside else [])
+    inside = problem.softcap is not None
     apart: tuple[StructuredScore, ...] = () if inside else lowered
+    record = _record(problem, rows if inside else [], sinks_beside(problem.sinks, apart))
     if whole is not None:
-        given = (x.to(record.q.dtype) for x in (whole.output, without_rows(whole.lse, apart)))
+        sums = without_rows(whole.lse, apart).detach()
+        given = (x.to(record.q.dtype) for x in (whole.output, sums))
         return Result(BLOCKWISE.attend_part(record, *given).to(problem.v.dtype), None)
     output, row_lse = BLOCKWISE.attend(record)
     return Result(output.to(problem.v.dtype), add_rows(row_lse, apart) if lse else None)
 
 
-def _record(problem: Problem, rows: Sequence[Tensor]) -> KernelProblem:
+def _record(
+    problem: Problem, rows: Sequence[Tensor], sinks: Float[Tensor, "b H q"] | None
+) -> KernelProblem:
     """The record, all of one dtype and of as many heads.
 
     Args:
         rows: summands of each query's logits, ``[B|1, H|1, Q]``.
+        sinks: beside the logits with these rows.
     """
     q, k, scale = problem.q, problem.k, problem.scale
     offsets, (batch, heads) = Offsets.regular(problem.grid), q.shape[:2]
@@ -104,7 +109,6 @@ def _record(problem: Problem, rows: Sequence[Tensor]) -> KernelProblem:
             for x, more in zip((q * scale, k), zip(*factors, strict=True), strict=True)
         )
         scale = 1.0
-    sinks = problem.sinks
     return KernelProblem(
         *(q, k, v, scale),
         terms=replace(terms.map(cast), query_factor=None, key_factor=None),

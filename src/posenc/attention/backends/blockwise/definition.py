@@ -51,7 +51,7 @@ def attend_blockwise(problem: Problem, *, lse: bool) -> Result:
         # With block transforms, the last query's own key is the last of a block.
         ahead = 0 if form is None else (form.first + begin) % BLOCK
         rows = slice(begin, min(queries, begin + size - ahead))
-        grid = replace(problem.grid, query=problem.grid.query.slice(rows.start, rows.stop))
+        grid = problem.grid.slice(rows.start, rows.stop)
         seen = seen_keys(grid, begin, problem.grid) if cuts else slice(0, keys)
         part = _part(problem, grid, rows, seen)
         if form is not None:

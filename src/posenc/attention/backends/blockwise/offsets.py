@@ -38,8 +38,9 @@ class Operands:
         q: ``[B, H, Q, D]``; k: ``[B, H, K, D]``; v: ``[B, H, K, E]``.
         bias_by_offset, left, left_rows, right, right_rows, column, value_rows: as of ``Terms``,
             read at all Q + K - 1 offsets.
-        sinks: ``[H]``.
+        sinks: ``[B|1, H, Q|1]``.
         output, lse: over more keys than these, ``[B, H, Q, E]`` and ``[B, H, Q]``.
+        of_lse: gradient of the LSE.
     """
 
     q: Float[Tensor, "B H Q D"]
@@ -52,18 +53,17 @@ class Operands:
     right_rows: Float[Tensor, "h W F"] | None = None
     column: Float[Tensor, "b H K"] | None = None
     value_rows: Float[Tensor, "h W E"] | None = None
-    sinks: Float[Tensor, " H"] | None = None
+    sinks: Float[Tensor, "b H q"] | None = None
     output: Float[Tensor, "B H Q E"] | None = None
     lse: Float[Tensor, "B H Q"] | None = None
+    of_lse: Float[Tensor, "B H Q"] | None = None
 
     @classmethod
     def of(cls, record: KernelProblem, given: Sequence[Tensor]) -> Operands:
-        """Those of a record, with output and LSE if they are given."""
+        """Those of a record, with output, LSE and the LSE's gradient if they are given."""
         terms = {name: getattr(record.terms, name) for name in TERMS}
-        output, lse = given or (None, None)
-        return cls(
-            *(record.q, record.k, record.v), **terms, sinks=record.sinks, output=output, lse=lse
-        )
+        terms |= zip(("output", "lse", "of_lse"), given, strict=False)
+        return cls(record.q, record.k, record.v, sinks=record.sinks, **terms)
 
     def part(self, batch: int, heads: slice) -> Operands:
         """Views of some heads of a batch row; a dimension that is shared stays."""
@@ -81,7 +81,7 @@ class Operands:
 
 TERMS = ("bias_by_offset", "left", "left_rows", "right", "right_rows", "column", "value_rows")
 
-BATCHED = {"q", "k", "v", "left", "right", "column", "output", "lse"}
+BATCHED = {"q", "k", "v", "left", "right", "column", "sinks", "output", "lse", "of_lse"}
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Block:
         """Output and LSE."""
         x, (weights, _) = self.x, self.logits()
         row_max = weights.amax(-1, keepdim=True)
-        sinks = None if x.sinks is None else x.sinks.view(-1, 1, 1)
+        sinks = self._own(x.sinks)
         if sinks is not None:
             row_max = row_max.maximum(sinks)
         row_max = row_max.clamp(min=torch.finfo(weights.dtype).min)  # of rows that see nothing
@@ -196,10 +196,13 @@ class Block:
     def differentiate(self, into: Operands, gradient: Float[Tensor, "1 h Q E"]) -> None:
         """Add the gradients through this block to those of the same heads that are wanted."""
         x, rows, keys, at = self.x, self.rows, self.keys, self.offsets
+        sinks, d_sinks = self._own(x.sinks), self._own(into.sinks)
         assert x.output is not None
         assert x.lse is not None
         lse = x.lse[:, :, rows, None]
         delta = (gradient * x.output[:, :, rows]).sum(-1, keepdim=True)
+        if x.of_lse is not None:
+            delta = delta - x.of_lse[:, :, rows, None]
         logits, tangent = self.logits()
         weights = logits.sub_(lse.masked_fill(lse.isneginf(), torch.inf)).exp_()
         dweights = gradient @ x.v[:, :, keys].mT
@@ -213,9 +216,9 @@ class Block:
         _add(into.v, kept.mT @ gradient, keys)
         if into.value_rows is not None:
             _add_rows(into.value_rows[:, at], unskew(kept).mT @ gradient)
-        if into.sinks is not None and x.sinks is not None:
-            shares = (x.sinks.view(-1, 1, 1) - lse).exp().masked_fill(lse.isneginf(), 0.0)
-            into.sinks.sub_((shares * delta).sum((0, 2, 3)))
+        if sinks is not None and d_sinks is not None:
+            shares = (sinks - lse).exp().masked_fill(lse.isneginf(), 0.0)
+            d_sinks.sub_((shares * delta).sum_to_size(d_sinks.shape))
         ds = dweights.sub_(delta).mul_(weights)
         if tangent is not None:
             ds *= 1 - tangent.square_()
@@ -244,6 +247,12 @@ class Block:
                 if into.right_rows is not None:
                     rows = (by_offset.mT @ x.right[:, :, tile]).flip(2)
                     _add_rows(into.right_rows[:, offsets], rows)
+
+    def _own(self, sinks: Tensor | None) -> Float[Tensor, "1 h q 1"] | None:
+        """Those of the rows, or the one of all."""
+        if sinks is None:
+            return None
+        return (sinks if sinks.shape[2] == 1 else sinks[:, :, self.rows]).unsqueeze(-1)
 
     def _tiles(self) -> Iterator[tuple[slice, slice]]:
         """Keys, no more than there are queries, and their offsets: products over them are square.

@@ -137,8 +137,8 @@ class Backend(ABC):
 RARE = {
     "whole": "it does not compute gradients through a part of the keys",
     "keyed": "its dropout does not depend on the tokens' numbers",
-    "sinks": "it has neither sinks nor caps of the logits",
-    "softcap": "it has neither sinks nor caps of the logits",
+    "sinks": "it has no sinks",
+    "softcap": "it does not cap logits",
 }
 """Fields of problems that most backends do not compute, and their reasons."""
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from posenc.attention.backends.common.base import Result
 from posenc.attention.problem.lowering import repeat_heads
 from posenc.attention.problem.problem import Problem, Whole
-from posenc.attention.softmax import masked_softmax
-from posenc.runtime import widest
+from posenc.attention.softmax import log_add_exp, masked_softmax
+from posenc.runtime import is_transformed, widest
 
 BUDGET = 2**23
 """Logits at a time of which sums are taken, 32 MiB in float32."""
@@ -65,19 +66,27 @@ def _weights_in(
     return (logits.masked_fill(~visible, -torch.inf) - rounded - rest).exp()
 
 
-@torch.no_grad()
 def lse_by_definition(problem: Problem) -> Float[Tensor, "B H Q"]:
-    """LSE without gradients, some queries at a time: one more product of queries and keys.
+    """LSE, some queries at a time: one more product of queries and keys.
 
     For kernels that keep it to themselves.
     """
+
+    def compute(q: Tensor, k: Tensor, part: Problem) -> Tensor:
+        return _masked_lse(_logits(replace(part, q=q, k=k)), part.grid.visible, problem.sinks)
+
     batch, heads, queries, _ = problem.q.shape
     size = max(1, BUDGET // max(1, batch * heads * problem.k.shape[2]))
     grid, parts = problem.grid, []
     for begin in range(0, max(1, queries), size):
-        rows = replace(grid, query=grid.query.slice(begin, begin + size))
-        part = replace(problem, q=problem.q[:, :, begin : begin + size], grid=rows)
-        parts.append(_masked_lse(_logits(part), rows.visible, problem.sinks))
+        rows = grid.slice(begin, begin + size)
+        given = problem.q[:, :, begin : begin + size], problem.k, replace(problem, grid=rows)
+        traced = is_transformed() or torch.compiler.is_compiling()
+        if traced or not torch.is_grad_enabled():
+            found = compute(*given)
+        else:  # no logits are kept for the backward pass
+            found = checkpoint(compute, *given, use_reentrant=False)
+        parts.append(found)
     return torch.cat(parts, dim=2)
 
 
@@ -94,7 +103,7 @@ def _masked_lse(
     wide = torch.promote_types(logits.dtype, widest(logits.device))
     lse = largest.to(wide).squeeze(-1) + (shown - largest).exp().sum(-1).log()
     lse = lse.masked_fill(empty, -torch.inf)
-    return lse if sinks is None else torch.logaddexp(lse, sinks.to(lse.dtype).unsqueeze(-1))
+    return lse if sinks is None else log_add_exp(lse, sinks.to(lse.dtype).unsqueeze(-1))
 
 
 def _logits(problem: Problem) -> Float[Tensor, "B H Q K"]:

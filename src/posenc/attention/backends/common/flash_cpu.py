@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.attention.backends.common.base import kernel_gradients
 from posenc.errors import ArgumentError
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
+_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
 
 def flash_forward(
     q: Float[Tensor, "B H Q D"],
-    k: Float[Tensor, "B H K D"],
-    v: Float[Tensor, "B H K D"],
+    k: Float[Tensor, "B G K D"],
+    v: Float[Tensor, "B G K D"],
     mask: Float[Tensor, "b h #Q K"] | None = None,
     *,
     causal: bool = False,
@@ -22,7 +27,7 @@ def flash_forward(
 ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B H Q"]]:
     """Softmax of ``scale · q·k + mask`` applied to the values, and LSE.
 
-    Where the mask is -inf for all keys both are 0. Gradients flow through the output only.
+    Where the mask is -inf for all keys both are 0.
 
     Args:
         causal: key indices beyond that of the query are masked.
@@ -32,8 +37,42 @@ def flash_forward(
     """
     mask = _check(q, k, v, mask)
     q, k, v = _rows(q), _rows(k), _rows(v)
-    output, lse = _FORWARD(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
-    return output, lse
+    result: tuple[Tensor, Tensor] = _Flash.apply(q, k, v, mask, causal, scale)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Flash(torch.autograd.Function):
+    """The kernel, whose own formula of gradients has none of the LSE."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        output, lse = _FORWARD(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+        ctx.save_for_backward(q, k, v, mask, output, lse)
+        ctx.options = causal, scale
+        ctx.set_materialize_grads(False)
+        return output, lse
+
+    @staticmethod
+    @kernel_gradients
+    def backward(ctx: Any, gradient: Tensor | None, of_lse: Tensor | None) -> Any:
+        q, k, v, mask, output, lse = ctx.saved_tensors
+        causal, scale = ctx.options
+        gradient = torch.zeros_like(output) if gradient is None else gradient
+        operands = [gradient, q, k, v, output]
+        if of_lse is not None:
+            # The kernel subtracts Σ gradient · output from each product of gradient and value: one
+            # more feature, in which values are 0 and outputs 1, makes it the LSE's gradient less.
+            extra = of_lse.unsqueeze(-1).to(gradient.dtype)
+            ends = [
+                -extra,
+                *(torch.zeros_like(x[..., :1]) for x in (q, k, v)),
+                torch.ones_like(extra),
+            ]
+            operands = [torch.cat(pair, dim=-1) for pair in zip(operands, ends, strict=True)]
+        found = _BACKWARD(*operands, lse, 0.0, causal, attn_mask=mask, scale=scale)
+        return *(x[..., : q.shape[-1]] for x in found), None, None, None
 
 
 def _rows(x: Float[Tensor, "B H L D"]) -> Float[Tensor, "B H L D"]:
@@ -51,8 +90,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor | Non
         ArgumentError: when operands do not fit together, which the kernel does not check.
     """
     batch, heads, queries, width = q.shape
-    wanted = (batch, heads, k.shape[2], width)
+    wanted = (batch, k.shape[1], k.shape[2], width)
     fit = tuple(k.shape) == wanted and tuple(v.shape) == wanted
+    fit &= heads % max(1, k.shape[1]) == 0
     if mask is not None:
         pairs = (batch, heads, queries, k.shape[2])
         fit &= all(mine in (1, full) for mine, full in zip(mask.shape, pairs, strict=True))
@@ -60,7 +100,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor | Non
         shapes = [list(x.shape) for x in (q, k, v, mask) if x is not None]
         raise ArgumentError(
             "q, k, v and mask",
-            expected="operands of one batch size, number of heads and head width",
+            expected="operands of one batch size and head width, and heads that divide",
             got=shapes,
             remedy="Check that the encoding was made for these heads.",
         )

@@ -26,9 +26,9 @@ class Operator:
     Args:
         name: of the engine.
         output: output ``[B, H, Q, E]`` and LSE ``[B, H, Q]`` of a record.
-        gradients: from a record, results (gradient of the output, output, LSE), the paths whose
-            gradients are wanted, and whether output and LSE are over more keys than these. Others
-            may come too.
+        gradients: from a record, results (gradient of the output, output, LSE, and the LSE's
+            gradient if it has one), the paths whose gradients are wanted, and whether output and
+            LSE are over more keys than these. Others may come too.
         empty_output: tensors of the shapes, strides and dtypes of ``output``.
         empty_gradient: likewise of the gradient of a tensor at a path, wanted or not; None for
             none.
@@ -47,16 +47,18 @@ class Operator:
     def __post_init__(self) -> None:
         forward, backward = _forward(self), _backward(self)
 
-        def differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+        def differentiate(
+            ctx: Any, gradient: Tensor | None, of_lse: Tensor | None
+        ) -> tuple[Any, ...]:
             wanted = ctx.needs_input_grad[0]
-            return _differentiated(ctx, backward, gradient, wanted), None, None, None
+            return _differentiated(ctx, backward, (gradient, of_lse), wanted), None, None, None
 
         forward.register_autograd(kernel_gradients(differentiate), setup_context=_keep)
         object.__setattr__(self, "_forward", forward)
         object.__setattr__(self, "_backward", backward)
 
     def attend(self, record: KernelProblem) -> tuple[Tensor, Tensor]:
-        """Output and LSE; the output has gradients."""
+        """Output and LSE."""
         tensors, *rest = flatten(record, SCHEMA)
         if not self.direct or needs_dispatch(*tensors):
             found: tuple[Tensor, Tensor] = self._forward(tensors, *rest)
@@ -140,22 +142,29 @@ def _backward(operator: Operator) -> CustomOpDef:
 def _keep(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
     tensors, *ctx.rest = inputs
     ctx.save_for_backward(*output, *tensors)
-    ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
 
 def _differentiated(
     ctx: Any,
     backward: Callable[..., list[Tensor]],
-    gradient: Tensor,
+    gradients: Sequence[Tensor | None],
     wanted: Sequence[bool],
     *,
     part: bool = False,
 ) -> list[Tensor | None]:
     """Gradients, one a tensor; None where none is wanted."""
     output, lse, *tensors = ctx.saved_tensors  # read once: checkpointing computes them again
-    found = backward([gradient, output, lse], tensors, *ctx.rest, list(wanted), part)
+    results = results_of(gradients, output, lse)
+    found = backward(results, tensors, *ctx.rest, list(wanted), part)
     return [x if want else None for x, want in zip(found, wanted, strict=True)]
+
+
+def results_of(gradients: Sequence[Tensor | None], output: Tensor, lse: Tensor) -> list[Tensor]:
+    """What ``Operator.gradients`` takes, from the gradients of output and LSE."""
+    gradient, of_lse = gradients
+    gradient = torch.zeros_like(output) if gradient is None else gradient
+    return [gradient, output, lse] if of_lse is None else [gradient, output, lse, of_lse]
 
 
 class _Direct(torch.autograd.Function):
@@ -179,12 +188,12 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     @kernel_gradients
-    def backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> Any:
+    def backward(ctx: Any, gradient: Tensor | None, of_lse: Tensor | None) -> Any:
         output, lse, *tensors = ctx.saved_tensors
         operator, words = ctx.operator, ctx.rest[2]
         needed = list(zip(paths_of(words), ctx.needs_input_grad[5:], strict=True))
         wanted = {path for path, want in needed if want}
-        results = (gradient.resolve_neg(), output, lse)
+        results = [x.resolve_neg() for x in results_of((gradient, of_lse), output, lse)]
         found = operator.gradients(_restored(tensors, *ctx.rest), results, wanted, False)
         unwanted = (None for _ in range(5))
         return *unwanted, *(found[path] if want else None for path, want in needed)
@@ -213,5 +222,5 @@ class _Part(torch.autograd.Function):
     @kernel_gradients
     def backward(ctx: Any, gradient: Tensor) -> Any:
         wanted = ctx.needs_input_grad[6:]
-        found = _differentiated(ctx, ctx.operator, gradient, wanted, part=True)
+        found = _differentiated(ctx, ctx.operator, (gradient, None), wanted, part=True)
         return *(None for _ in range(6)), *found

@@ -29,7 +29,7 @@ from posenc.attention.backends.native.posing import (
 )
 from posenc.attention.backends.native.rotation import rotate, serves_inside
 from posenc.attention.problem.images import serves_axes, serves_images
-from posenc.attention.problem.lowering import add_rows, without_rows
+from posenc.attention.problem.lowering import add_rows, has_rows, without_rows
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import KernelProblem
@@ -81,7 +81,7 @@ class Native(Backend):
         return None if reason is None else Refusal(reason)
 
     def plan(self, problem: Problem) -> Plan | Refusal:
-        refusal = refuse_rare(problem, "whole")
+        refusal = refuse_rare(problem, "whole", "sinks", "softcap")
         if refusal is not None:
             return refusal
         if problem.q.device.type != "cpu":
@@ -105,6 +105,8 @@ class Native(Backend):
 
 def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
     terms = structured_terms(problem, offsets.domain)
+    if problem.softcap is not None and has_rows(terms or ()):
+        return Refusal("a cap takes sums of gates, which its kernels keep apart from the logits")
     if terms is not None and offsets.intervals is None and chunks_rows(problem):
         how = "compiled tiles, terms of a few heads at a time (memory linear in the length)"
         return Plan(how, partial(_attend_rows, replace(problem, lowered=None), offsets))
@@ -149,7 +151,7 @@ def _run(
     problem: Problem, terms: tuple[StructuredScore, ...], record: KernelProblem, *, lse: bool
 ) -> Result:
     if problem.whole is not None:
-        sums = without_rows(problem.whole.lse, terms).double().contiguous()
+        sums = without_rows(problem.whole.lse, terms).detach().double().contiguous()
         return Result(NATIVE.attend_part(record, problem.whole.output, sums), None)
     return _result(problem, NATIVE.attend(record), terms, lse=lse)
 

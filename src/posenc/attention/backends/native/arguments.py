@@ -70,6 +70,10 @@ class Arguments:
         )
         x.value_dim, x.scale = problem.v.shape[-1], problem.scale
         x.dropout, x.seed = problem.dropout, 0 if problem.seed is None else int(problem.seed)
+        x.softcap = problem.softcap
+        if problem.sinks is not None:
+            sinks = problem.sinks.double().expand(problem.q.shape[:3])
+            x.sinks = self.keep(sinks.contiguous()).data_ptr()
         x.q, x.k, x.v = self.tokens(problem.q), self.tokens(problem.k), self.tokens(problem.v)
         x.chunks = min(x.batch, ceil_div(PARTS, x.heads))
         blocks = ceil_div(x.queries, BLOCK)
@@ -102,7 +106,7 @@ class Arguments:
                 *(terms.first + end for end in spans.varying),
             )
         for name, value in terms.operands():
-            value = self.keep(_contiguous_rows(four_axes(name, self._as_read(name, value))))
+            value = four_axes(name, self.keep(self._as_read(name, value)))
             rows, features = value.shape[2:]
             setattr(operands, name, Operand(value=Tokens.of(value), rows=rows, features=features))
             if "N" in AXES[name]:
@@ -117,13 +121,12 @@ class Arguments:
 
     def _as_read(self, name: str, value: Tensor) -> Tensor:
         """An operand in its dtype, of the buckets that offsets meet, in their order."""
-        if name == "column":  # sums over many tokens
-            return value.to(torch.float64)
-        if of_tokens(name):  # widened as they are read
-            return value
+        if of_tokens(name) and value.dim() == 4:  # widened as they are read
+            return _contiguous_rows(value)
         if "N" in AXES[name] and self.spans is not None and not holds_all(self.spans, value):
             value = value[:, self.spans.buckets]
-        return value.to(self.dtype)
+        dtype = torch.float64 if name == "column" else self.dtype  # sums over many tokens
+        return value.to(dtype).contiguous()
 
     def _rotary(self) -> None:
         x, given = self.struct, self.record.rotary

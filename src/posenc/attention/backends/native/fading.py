@@ -50,7 +50,7 @@ def by_bands(x: KernelProblem) -> list[KernelProblem]:
 def _serves(x: KernelProblem) -> bool:
     """True if a constant table is the only term, and queries see their own position."""
     geometry, terms, keys = x.geometry, x.terms, x.k.shape[2]
-    if keys < LONG or x.dropout or geometry.intervals is not None or geometry.period:
+    if keys < LONG or x.dropout or x.softcap or geometry.intervals is not None or geometry.period:
         return False
     if x.rotary.query_cosine is not None or not has_values(x.q):
         return False
@@ -85,7 +85,8 @@ def _of_heads(x: KernelProblem, heads: slice, band: Band) -> KernelProblem:
     k, v = (repeat_heads(y, x.q.shape[1])[:, heads] for y in (x.k, x.v))
     terms = replace(x.terms, bias_by_offset=bias if len(bias) == 1 else bias[heads])
     geometry = replace(x.geometry, lowest=band[0], highest=band[1])
-    return replace(x, q=x.q[:, heads], k=k, v=v, terms=terms, geometry=geometry)
+    sinks = None if x.sinks is None else x.sinks[:, heads]
+    return replace(x, q=x.q[:, heads], k=k, v=v, terms=terms, geometry=geometry, sinks=sinks)
 
 
 def join_heads(results: Sequence[Result]) -> Result:

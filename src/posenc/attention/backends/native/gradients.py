@@ -45,6 +45,8 @@ class Room:
             name: term for name, term in record.terms.operands() if f"terms.{name}" not in left_out
         }
         self.room = {name: self._room(name, term) for name, term in self.terms.items()}
+        self.sinks = torch.empty(record.q.shape[:3], dtype=torch.float64)
+        x.sinks_gradient = self.sinks.data_ptr()
         self.of_pairs = pair_gradients(record.pairs.kind, x, call.pairs, self.parts)
 
     def _room(self, name: str, term: Tensor) -> Tensor:
@@ -73,6 +75,8 @@ class Room:
             found[name] = total.to(like.dtype)
         for name, term in self.terms.items():
             found[f"terms.{name}"] = _of_term(name, self.room[name], term, self.call.spans)
+        if record.sinks is not None:
+            found["sinks"] = self.sinks.sum_to_size(record.sinks.shape).to(record.sinks.dtype)
         of_pairs = sum_to_tensors(self.of_pairs, record.pairs.tensors)
         return found | {f"pairs.tensors.{at}": x for at, x in enumerate(of_pairs)}
 

@@ -16,8 +16,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from posenc.attention.backends.common.base import kernel_gradients
+from posenc.attention.backends.common.operator import results_of
 from posenc.attention.backends.native.op import NATIVE
 from posenc.attention.backends.native.posing import Form, read_own_terms
+from posenc.attention.problem.lowering import sinks_beside
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import KernelProblem, PairTerm, Rotary, Segments
@@ -78,7 +80,8 @@ class ChunkedHeads(ABC):
     def __call__(self, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Output and LSE, as of ``op.attend``."""
         x = self.problem
-        return _ChunkedHeads.apply(self, x.q, x.k, x.v, *parameters)  # type: ignore[no-any-return, no-untyped-call]
+        sinks = sinks_beside(x.sinks, x.lowered or ())
+        return _ChunkedHeads.apply(self, x.q, x.k, x.v, sinks, *parameters)  # type: ignore[no-any-return, no-untyped-call]
 
     def groups(self) -> Iterator[slice]:
         """Heads that are computed at once: as many as there are threads for."""
@@ -86,15 +89,23 @@ class ChunkedHeads(ABC):
         size = -(-torch.get_num_threads() // (batch * SPLITS))
         return (slice(at, min(heads, at + size)) for at in range(0, heads, size))
 
-    def of_heads(self, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> KernelProblem:
-        """The record of some heads, of which q, k and v are."""
-        record = self.record(q, k, v, heads)
-        seed = None if self.seed is None else self.seed + heads.start
-        return replace(record, dropout=self.problem.dropout, seed=seed, splits=SPLITS)
+    def of_heads(
+        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, heads: slice
+    ) -> KernelProblem:
+        """The record of some heads, of which q, k and v are, but the sinks of all."""
+        x, seed = self.problem, None if self.seed is None else self.seed + heads.start
+        return replace(
+            self.record(q, k, v, heads),
+            dropout=x.dropout,
+            seed=seed,
+            sinks=None if sinks is None else sinks[:, heads],
+            softcap=x.softcap or 0.0,
+            splits=SPLITS,
+        )
 
     @abstractmethod
     def record(self, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> KernelProblem:
-        """``of_heads`` without dropout."""
+        """``of_heads`` without dropout, sinks and cap."""
 
     @abstractmethod
     def differentiate(
@@ -110,8 +121,8 @@ class ChunkedHeads(ABC):
         Args:
             sides: q and k of the heads.
             into: where their gradients are written.
-            found: gradients of the record by their paths, but for v's; they are taken out, so that
-                none is kept longer than it is needed.
+            found: gradients of the record by their paths, but for v's and sinks'; they are taken
+                out, so that none is kept longer than it is needed.
         """
 
 
@@ -183,7 +194,7 @@ class ChunkedRows(ChunkedHeads):
     """With terms in structured form, on a regular grid."""
 
     def record(self, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> KernelProblem:
-        problem = replace(self.problem, q=q, k=k, v=v, dropout=0.0)
+        problem = replace(self.problem, q=q, k=k, v=v, dropout=0.0, sinks=None)
         return Form(problem, self.offsets, self._lowered(q, k, heads)).record()
 
     def differentiate(
@@ -230,11 +241,17 @@ def _pull_back(
 class _ChunkedHeads(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, call: ChunkedHeads, q: Tensor, k: Tensor, v: Tensor, *parameters: Tensor
+        ctx: Any,
+        call: ChunkedHeads,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         output = lse = q.new_empty(0)
         for heads in call.groups():
-            record = call.of_heads(q[:, heads], k[:, heads], v[:, heads], heads)
+            record = call.of_heads(q[:, heads], k[:, heads], v[:, heads], sinks, heads)
             part, part_lse = NATIVE.attend(record)
             del record
             if not len(output):
@@ -242,30 +259,36 @@ class _ChunkedHeads(torch.autograd.Function):
                 lse = part_lse.new_empty(q.shape[:3])
             output[:, heads], lse[:, heads] = part, part_lse
         ctx.call = call
-        ctx.save_for_backward(q, k, v, output, lse, *parameters)
-        ctx.mark_non_differentiable(lse)
+        ctx.save_for_backward(q, k, v, sinks, output, lse, *parameters)
         ctx.set_materialize_grads(False)
         return output, lse
 
     @staticmethod
     @kernel_gradients
-    def backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, gradient: Tensor | None, of_lse: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         call: ChunkedHeads = ctx.call
-        q, k, v, output, lse, *parameters = ctx.saved_tensors
+        q, k, v, sinks, output, lse, *parameters = ctx.saved_tensors
+        whole = results_of((gradient, of_lse), output, lse)
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        dsinks = None if sinks is None else torch.empty_like(sinks)
         wanted = [x for x in parameters if x.requires_grad]
         totals = [torch.zeros_like(x) for x in wanted]
         for heads in call.groups():
             sides = q[:, heads], k[:, heads]
-            results = gradient[:, heads], output[:, heads], lse[:, heads].contiguous()
-            record = call.of_heads(*sides, v[:, heads], heads)
+            results = [x[:, heads] for x in whole]
+            results[2] = results[2].contiguous()
+            record = call.of_heads(*sides, v[:, heads], sinks, heads)
             found = NATIVE.differentiate(record, results)
             del record
             dv[:, heads] = found.pop("v")
+            if dsinks is not None:
+                dsinks[:, heads] = found.pop("sinks")
             into = dq[:, heads], dk[:, heads]
             rest = call.differentiate(sides, into, heads, found, wanted)
             for total in totals:
                 total += rest.pop(0)  # none is kept while the next heads are computed
         gradients = iter(totals)
         of_parameters = [next(gradients) if x.requires_grad else None for x in parameters]
-        return None, dq, dk, dv, *of_parameters
+        return None, dq, dk, dv, dsinks, *of_parameters

@@ -116,11 +116,15 @@ class Problem(ctypes.Structure):
         *_numbers("threads", "chunks", "splits"),
         ("scale", ctypes.c_double),
         ("dropout", ctypes.c_double),
+        ("softcap", ctypes.c_double),
         *_numbers("seed", "part"),
         *((name, Tokens) for name in ("q", "k", "v", "out")),
         *((name, RotaryFactors) for name in ("q_rotary", "k_rotary")),
         *_numbers("rotated", "adjacent"),
-        *((name, ctypes.c_void_p) for name in ("lse", "low", "high", "base")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("lse", "sinks", "sinks_gradient", "lse_gradient", "low", "high", "base")
+        ),
         *_numbers("rows_batch", "period", "jump"),
         ("terms", Terms),
         ("map", Map),

@@ -31,8 +31,10 @@ def compute_gradients(
 ) -> Gradients:
     """Gradients by their paths; see ``Operator``. Of ``OPTIONAL``, those that are wanted only."""
     call = Arguments(record)
-    x, (gradient, output, lse) = call.struct, results
+    x, (gradient, output, lse, *of_lse) = call.struct, results
     x.part, x.lse = part, lse.data_ptr()
+    if of_lse:
+        x.lse_gradient = call.keep(of_lse[0].double().contiguous()).data_ptr()
     x.gradient, x.out = call.tokens(gradient), call.tokens(output)
     room = Room(call, wanted)
     library().call("backward", x, call.dtype)

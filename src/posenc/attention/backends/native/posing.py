@@ -13,7 +13,7 @@ from torch import Tensor
 from posenc.attention.backends.native.rotation import rotate, serves_inside
 from posenc.attention.problem.dropout import draw_seed
 from posenc.attention.problem.images import axis_rows, image_table
-from posenc.attention.problem.lowering import is_constant_table, lower, repeat_heads
+from posenc.attention.problem.lowering import is_constant_table, lower, repeat_heads, sinks_beside
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.once import once_for_part
 from posenc.attention.problem.problem import Problem
@@ -55,7 +55,7 @@ class Form:
         """The record, offsets counted from their origin."""
         x = rotated_where_faster(self.problem)
         terms = self._terms(x)
-        record = _record(x, terms, self.offsets.geometry())
+        record = _record(x, self.terms, terms, self.offsets.geometry())
         if self.pairs is not None:
             record = _with_pairs(record, self.pairs, self.offsets, x)
         terms = record.terms
@@ -94,7 +94,7 @@ def structured_terms(
     key = Layout.sequence(max(1, last - (shift - start) + 1), shift, device=device)
     wide = torch.promote_types(grid.query.positions.dtype, grid.key.positions.dtype)
     try:
-        sequence = Grid(_wide(query, wide), _wide(key, wide), grid.causal, grid.window)
+        sequence = Grid(_wide(query, wide), _wide(key, wide), grid.causal)
         width = problem.v.shape[3]
         q, k, scale = problem.q, problem.k, problem.scale
         return lower(problem.encoding, q, k, sequence, scale=scale, value_dim=width)
@@ -153,7 +153,7 @@ def image_record(problem: Problem) -> KernelProblem:
     jump = columns - 1
     shift = (rows - 1) * (key_columns + jump) + columns - 1
     x = rotated_where_faster(problem)
-    return _record(x, terms, Geometry(shift, period=key_columns, jump=jump))
+    return _record(x, lowered, terms, Geometry(shift, period=key_columns, jump=jump))
 
 
 def rotated_where_faster(problem: Problem) -> Problem:
@@ -171,7 +171,9 @@ def of_equal_heads(problem: Problem) -> Problem:
     return replace(problem, k=k, v=v)
 
 
-def _record(problem: Problem, terms: Terms, geometry: Geometry) -> KernelProblem:
+def _record(
+    problem: Problem, lowered: Sequence[StructuredScore], terms: Terms, geometry: Geometry
+) -> KernelProblem:
     return KernelProblem(
         *(problem.q, problem.k, problem.v, problem.scale),
         terms=terms,
@@ -181,6 +183,8 @@ def _record(problem: Problem, terms: Terms, geometry: Geometry) -> KernelProblem
         rotary=_rotary(problem.rotation),
         dropout=problem.dropout,
         seed=seed_of(problem),
+        sinks=sinks_beside(problem.sinks, lowered),
+        softcap=problem.softcap or 0.0,
     )
 
 

@@ -71,7 +71,7 @@ class Triton(Backend):
         return refuse_machine(device)
 
     def plan(self, problem: Problem) -> Plan | Refusal:
-        refusal = refuse_rare(problem) or refuse_device(problem)
+        refusal = refuse_rare(problem, "sinks", "softcap") or refuse_device(problem)
         if refusal is not None:
             return refusal
         if not self.fuse_rotations:

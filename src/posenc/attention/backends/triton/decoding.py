@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Result
+from posenc.attention.backends.common.sinks import beside_sinks
 from posenc.attention.backends.triton.posing import SINGLE_QUERY, SingleQuery, rotary_of
 from posenc.attention.problem.flat import Flat, by_path, flatten, restore
 from posenc.attention.problem.lowering import add_rows, repeat_heads
@@ -65,10 +66,13 @@ def attend_single_query(problem: Problem, *, lse: bool) -> Result:
         rows = value.value.to(problem.v.dtype)
     record = SingleQuery(
         *(problem.q, problem.k, problem.v, problem.scale, rotary_of(problem.rotation)),
-        *(bias, bucket, rows),
+        *(bias, problem.softcap or 0.0, bucket, rows),
     )
     output, row_lse = decode(*flatten(record, SINGLE_QUERY))
-    return Result(output, add_rows(row_lse, lowered or ()) if lse else None)
+    result = Result(output, add_rows(row_lse, lowered or ()))
+    if problem.sinks is not None:
+        return beside_sinks(result, problem.sinks, lse=lse)
+    return result if lse else result._replace(lse=None)
 
 
 def _by_definition(problem: Problem) -> Float[Tensor, "b H K"] | None:

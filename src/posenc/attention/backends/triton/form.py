@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Refusal
-from posenc.attention.problem.lowering import repeat_heads
+from posenc.attention.problem.lowering import has_rows, repeat_heads
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.spacing import find_spacing, lower_on_sequences
@@ -23,7 +23,7 @@ from posenc.encoding import (
     LowRank,
     StructuredScore,
 )
-from posenc.grid import Grid
+from posenc.grid import FARTHEST, Grid
 from posenc.runtime import is_transformed
 
 __all__ = [
@@ -54,6 +54,8 @@ SMALLEST = 16
 
 FAR = 2**30
 """More than the distance of any two tokens."""
+
+UNCAPPED = Refusal("a cap takes sums of gates, which its kernels leave out of the logits")
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -110,7 +112,8 @@ def is_single_query(problem: Problem) -> bool:
         return False
     if not torch.is_grad_enabled():
         return True
-    given = (problem.q, problem.k, problem.v, *_positions(problem.grid))
+    given = [problem.q, problem.k, problem.v, *_positions(problem.grid)]
+    given += [] if problem.sinks is None else [problem.sinks]
     learned = (p for part in problem.encoding.parts() for p in part.parameters())
     return not any(x.requires_grad for x in (*given, *learned))
 
@@ -120,6 +123,8 @@ def refuse_single_query(problem: Problem) -> Refusal | None:
     score, value = problem.encoding.score, problem.encoding.value
     if score is not None and score.replaces_product:
         return Refusal("the score part replaces the product of queries and keys")
+    if problem.softcap is not None and has_rows(problem.lowered or ()):
+        return UNCAPPED
     if problem.lowered is None and value is not None and value.lower(problem.grid) is None:
         return Refusal("the value part has no structured form on this grid")
     return None
@@ -134,6 +139,9 @@ def fused_form(problem: Problem) -> FusedScore | None:
     return score.fuse(problem.q, k, problem.grid, scale=problem.scale)
 
 
+NO_INTERVALS = Refusal("its kernels take no intervals of keys")
+
+
 def kernel_form(problem: Problem, fused: FusedScore | None = None) -> KernelForm | Refusal:
     """The problem as the kernels take it, or why they cannot.
 
@@ -143,6 +151,8 @@ def kernel_form(problem: Problem, fused: FusedScore | None = None) -> KernelForm
     and nothing else tells whether tokens of a document are one position apart.
     """
     grid, lowered = problem.grid, problem.lowered
+    if grid.intervals is not None:
+        return NO_INTERVALS
     if isinstance(fused, DistanceFunction):
         return _form_by_offset(problem, None, fused)
     if lowered is None or any(reads_offsets(term) for term in lowered):
@@ -177,7 +187,7 @@ def _form_by_offset(
 
 
 def _ordered(grid: Grid) -> bool:
-    return grid.shift is not None or (not grid.causal and grid.window is None)
+    return grid.shift is not None or grid.band == (-FARTHEST, FARTHEST)
 
 
 def _positions(grid: Grid) -> list[Tensor]:
@@ -189,6 +199,10 @@ def _positions(grid: Grid) -> list[Tensor]:
 
 def _fitting(found: KernelForm, problem: Problem) -> KernelForm | Refusal:
     """The same, if the vectors that its terms multiply are not too wide and tiles fit."""
+    if not found.ordered and isinstance(problem.grid.window, tuple):
+        return Refusal("its kernels take windows of unequal sides only where order is position")
+    if problem.softcap is not None and has_rows(found.lowered):
+        return UNCAPPED
     groups = [term for term in found.lowered if isinstance(term, BucketedTerms)]
     factors = [term for term in found.lowered if isinstance(term, LowRank)]
     widths = {

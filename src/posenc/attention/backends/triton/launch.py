@@ -50,7 +50,7 @@ class Call:
     Args:
         x: features of each token have to lie together, and tables to be contiguous.
         gradient, output, lse: that of the outputs, and results of the forward pass; None in the
-            forward pass.
+            forward pass. of_lse: the LSE's gradient, if it has one.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Call:
         gradient: Tensor | None = None,
         output: Tensor | None = None,
         lse: Tensor | None = None,
+        of_lse: Tensor | None = None,
     ) -> None:
         self.x, self.gradient, self.lse = x, gradient, lse
         self.batch, self.heads, self.queries = x.q.shape[:3]
@@ -83,9 +84,12 @@ class Call:
         self.second = self._ends(gradient, terms.value_rows)
         zero = min(max(0, -terms.first), self.entries - 1)
         self.curve = curve(function, zero) if function else None
+        self.sinks = None if x.sinks is None else x.sinks.expand(x.q.shape[:3]).contiguous()
         self.delta = None
         if gradient is not None and output is not None:
             self.delta = _delta(gradient, output)
+            if of_lse is not None:
+                self.delta -= of_lse
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Output ``[B, H, Q, E]`` and LSE ``[B, H, Q]``."""
@@ -184,6 +188,7 @@ class Call:
             *low_and_high(self.second, for_keys=for_keys),
             maybe(tokens, terms.query_factor),
             None,
+            maybe(numbers, self.sinks),
             maybe(numbers, self.lse),
             maybe(numbers, self.delta),
             *by_row(segments.query_ids),
@@ -202,6 +207,7 @@ class Call:
             None,
             maybe(tokens, terms.key_factor),
             maybe(numbers, terms.column),
+            None,
             None,
             None,
             *by_row(segments.key_ids),
@@ -243,6 +249,7 @@ class Call:
             *((right, left) if for_keys else (left, right)),
             maybe(table, terms.value_rows),
             self.curve,
+            x.softcap or None,
             self.entries,
             END,
         )
@@ -278,7 +285,7 @@ class Call:
             wide = tensor.dim() == 4 or path.endswith("_rows")
             found.append(f"{path} {padded(tensor.shape[-1])}" if wide else path)
         segments = x.segments
-        kind = segments.causal, segments.window > 0, x.dropout > 0, x.rotary.adjacent
+        kind = segments.causal, segments.window > 0, x.dropout > 0, x.rotary.adjacent, x.softcap > 0
         sizes = self.queries, self.keys, self.batch, self.heads
         found += [str(size.bit_length()) for size in sizes]
         group = self.heads // x.k.shape[1]

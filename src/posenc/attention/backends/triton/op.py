@@ -48,12 +48,12 @@ def compute_gradients(
     """Gradients by their paths; see ``Operator``. Of ``BY_OFFSET``, those that are wanted only."""
     assert not part  # refused
     record = _ready(record)
-    gradient, output, lse = results
+    gradient, output, lse, *of_lse = results
     with torch.cuda.device(record.q.get_device()):
         gradient = features_together(gradient)
         if _carries(record):
-            return _sums(record).backward(gradient, output, lse)
-        return _gradients(_call(record, gradient, output, lse), wanted)
+            return _sums(record).backward(gradient, output, lse, *of_lse)
+        return _gradients(_call(record, gradient, output, lse, *of_lse), wanted)
 
 
 def _empty_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
@@ -85,10 +85,11 @@ def _call(
     gradient: Tensor | None = None,
     output: Tensor | None = None,
     lse: Tensor | None = None,
+    of_lse: Tensor | None = None,
 ) -> Call:
     from posenc.attention.backends.triton.launch import Call
 
-    return Call(record, gradient=gradient, output=output, lse=lse)
+    return Call(record, gradient=gradient, output=output, lse=lse, of_lse=of_lse)
 
 
 def _sums(record: KernelProblem) -> SumsCall:
@@ -105,6 +106,9 @@ def _gradients(call: Call, wanted: Container[str]) -> Gradients:
     found, query_sums, weights = call.tokens(for_keys=False)
     of_keys, key_sums, _ = call.tokens(for_keys=True)
     found |= of_keys
+    if call.x.sinks is not None and call.delta is not None and call.lse is not None:
+        shares = (call.x.sinks - call.lse).exp().masked_fill(call.lse.isneginf(), 0.0)
+        found["sinks"] = -(shares * call.delta).sum_to_size(call.x.sinks.shape)
     bias, bias_wanted = "terms.bias_by_offset", "terms.bias_by_offset" in wanted
     sources = (
         ("left_rows", terms.left, query_sums),

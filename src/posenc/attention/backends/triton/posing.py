@@ -12,6 +12,7 @@ from posenc.attention.backends.triton.form import FAR, KernelForm
 from posenc.attention.backends.triton.segments import segments_of
 from posenc.attention.problem.dropout import draw_seed
 from posenc.attention.problem.flat import schema_of
+from posenc.attention.problem.lowering import sinks_beside
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, Rotary, Segments
@@ -30,6 +31,7 @@ class SingleQuery:
         scale: factor of q·k.
         rotary: of queries and keys before their product.
         bias: ``[B, H, K]`` float32, -inf where hidden.
+        softcap: of the logits with their bias; 0.0 for none.
         bucket: ``[B, K]``, which of value_rows ``[h, N, E]`` each key adds to its value.
     """
 
@@ -39,6 +41,7 @@ class SingleQuery:
     scale: float
     rotary: Rotary
     bias: Float[Tensor, "B H K"] | None = None
+    softcap: float = 0.0
     bucket: Int[Tensor, "B K"] | None = None
     value_rows: Float[Tensor, "h N E"] | None = None
 
@@ -55,6 +58,7 @@ def record(problem: Problem, form: KernelForm, *, tuned: bool) -> KernelProblem:
         distance = None if function is not None else max_distance_of(form.lowered)
         entries, geometry = offsets.entries(distance), offsets.geometry()
     terms = _terms(read_terms(form.lowered, q, entries, bucketed=False), q)
+    sinks = sinks_beside(problem.sinks, form.lowered)
     if offsets is not None:
         terms = replace(terms, first=entries[0] - offsets.origin)
     return KernelProblem(
@@ -66,6 +70,8 @@ def record(problem: Problem, form: KernelForm, *, tuned: bool) -> KernelProblem:
         rotary=rotary_of(problem.rotation),
         dropout=problem.dropout,
         seed=draw_seed(q.device) if problem.dropout else None,
+        sinks=None if sinks is None else sinks.float().contiguous(),
+        softcap=problem.softcap or 0.0,
         tuned=tuned,
     )
 
@@ -76,7 +82,7 @@ def sums_record(problem: Problem, form: GateCounts | StickWeights, *, tuned: boo
     assert not isinstance(found, str)  # callers have refused others
     offsets = Offsets.shifted(grid, found.shift)
     geometry = offsets.geometry()
-    lowest = -FAR if grid.window is None else min(max(-FAR, 1 - grid.window - offsets.origin), FAR)
+    lowest, most = (min(max(-FAR, end - offsets.origin), FAR) for end in grid.band)
     if isinstance(form, GateCounts):
         tokens, rows = form.product.tokens, form.product.rows
         products = (tokens.float() @ rows.float().mT).expand(*q.shape[:2], -1, -1)
@@ -87,7 +93,7 @@ def sums_record(problem: Problem, form: GateCounts | StickWeights, *, tuned: boo
         *(q, problem.k, problem.v, problem.scale),
         terms=Terms(),
         pairs=pairs,
-        geometry=replace(geometry, lowest=lowest, highest=highest),
+        geometry=replace(geometry, lowest=lowest, highest=min(highest, most)),
         segments=segments_of(grid, ordered=True) if grid.segmented else Segments(),
         rotary=Rotary(),
         dropout=problem.dropout,
@@ -115,6 +121,7 @@ def _segments(problem: Problem, form: KernelForm) -> Segments:
     segments = segments_of(grid, ordered=ordered)
     if ordered:
         return segments
+    assert not isinstance(grid.window, tuple)  # refused by kernel_form
     return replace(segments, causal=grid.causal, window=grid.window or 0)
 
 

@@ -37,7 +37,7 @@ def attend_split_k(x: SingleQuery) -> tuple[Tensor, Tensor]:
     partial = q.new_empty(batch, heads, splits, width, dtype=torch.float32)
     partial_lse = q.new_empty(batch, heads, splits, dtype=torch.float32)
     precision, _ = precision_of(q.dtype)
-    kind = [q.dtype, q.shape[-1], width, ratio, bias is None, value_rows is None]
+    kind = [q.dtype, q.shape[-1], width, ratio, bias is None, value_rows is None, x.softcap > 0]
     kind += [keys.bit_length(), batch.bit_length(), programs.bit_length(), str(q.device)]
     kind += [] if factors.key_cosine is None else [factors.key_cosine.shape[-1], factors.adjacent]
     split_kernel[(batch * programs * splits,)](
@@ -61,6 +61,7 @@ def attend_split_k(x: SingleQuery) -> tuple[Tensor, Tensor]:
         programs,
         programs // key_heads,
         x.scale,
+        x.softcap or None,
         key=" ".join(map(str, kind)),
         ratio=ratio,
         rows=padded(ratio),

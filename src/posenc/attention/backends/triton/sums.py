@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from posenc.attention.backends.common.base import Refusal, Result
+from posenc.attention.backends.common.sinks import beside_sinks
+from posenc.attention.backends.triton.form import NO_INTERVALS
 from posenc.attention.backends.triton.op import TRITON
 from posenc.attention.backends.triton.posing import sums_record
 from posenc.attention.problem.problem import Problem
@@ -27,10 +29,14 @@ def sums_form(problem: Problem, form: FusedScore | None) -> SumsForm | Refusal |
     """
     if not isinstance(form, GateCounts | StickWeights):
         return None
+    if problem.softcap is not None:
+        return Refusal("its kernels that carry sums do not cap logits")
     if problem.encoding.value is not None:
         return Refusal("its kernels that carry sums have no place for a value part")
     if isinstance(form, GateCounts) and form.product.rows.shape[1] > MOST:
         return Refusal(f"its kernels count to {MOST} at most")
+    if problem.grid.intervals is not None:
+        return NO_INTERVALS
     found = find_spacing(problem.grid)
     if isinstance(found, str):
         return Refusal(found)
@@ -41,5 +47,7 @@ def sums_form(problem: Problem, form: FusedScore | None) -> SumsForm | Refusal |
 
 def attend_with_sums(problem: Problem, form: SumsForm, *, tuned: bool, lse: bool) -> Result:
     """Attention for a problem with such a score part."""
-    output, sums = TRITON.attend(sums_record(problem, form, tuned=tuned))
-    return Result(output, sums if lse else None)
+    result = Result(*TRITON.attend(sums_record(problem, form, tuned=tuned)))
+    if problem.sinks is not None:
+        return beside_sinks(result, problem.sinks, lse=lse)
+    return result if lse else result._replace(lse=None)

@@ -72,7 +72,9 @@ class SumsCall:
         )
         return output, lse
 
-    def backward(self, gradient: Tensor, output: Tensor, lse: Tensor) -> dict[str, Tensor]:
+    def backward(
+        self, gradient: Tensor, output: Tensor, lse: Tensor, of_lse: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Gradients of queries, keys and values, and of products if there are any, by their paths.
 
         Some queries at a time, so that what they leave to the keys takes as much memory as the
@@ -104,6 +106,7 @@ class SumsCall:
                 gradient=gradient[:, :, part],
                 output=output[:, :, part] if self._counts else None,
                 lse=lse[:, :, part].contiguous(),
+                of_lse=None if of_lse is None else of_lse[:, :, part],
             )
             pairs, of_keys = of_part._pairs(), (dk, dv)
             if queries > size:

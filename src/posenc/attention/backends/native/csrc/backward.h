@@ -1,5 +1,5 @@
 // Gradients of all inputs: weights are recomputed from the lse of the forward pass, p = exp(s - lse),
-// and ds = p (dp - delta), with dp = dO · v and delta = dO · O.
+// and ds = p (dp - delta), with dp = dO · v and delta = dO · O - dlse.
 #pragma once
 #include "logits.h"
 namespace posenc::NUMBER {
@@ -96,13 +96,15 @@ class Backward {
       q_transposed_ = bf16_transpose(logits_.q, n, x_.depth(), q_transposed_scratch_);
     }
     const Rows out = read_rows(x_.out, b, h, first, n, x_.value_dim, 1, out_scratch_);
-    delta_ = delta_scratch_.of(n);
-    lse_ = lse_scratch_.of(n);
+    delta_ = delta_scratch_.of(n), lse_ = lse_scratch_.of(n), ds_row_sums_.assign(n, 0);
     for (index i = 0; i < n; ++i) {
-      lse_[i] = real(x_.lse[(b * x_.heads + h) * x_.queries + first + i] - logits_.row_shift(x_, i));
-      vec dot{};
-      for (index d = 0; d < value_width_; d += VL) dot += load(d_out.at(i) + d) * load(out.at(i) + d);
-      delta_[i] = sum(dot);
+      const index row = (b * x_.heads + h) * x_.queries + first + i;
+      lse_[i] = real(x_.lse[row] - logits_.row_shift(x_, i));
+      delta_[i] = dot(d_out.at(i), out.at(i), value_width_) - (x_.lse_gradient ? real(x_.lse_gradient[row]) : 0);
+      if (x_.sinks)  // -inf, as an empty row's lse may then be, has no weight
+        ds_row_sums_[i] = x_.sinks_gradient[row] =
+            x_.sinks[row] > -INFINITY ? -std::exp(x_.sinks[row] - x_.lse[row]) * delta_[i] : 0;
+      if (x_.lse_gradient) ds_row_sums_[i] -= x_.lse_gradient[row];
     }
     if (x_.terms.left_rows) {
       ds_by_bucket_.begin(logits_.left_rows, n, logits_.bucket_windows);
@@ -114,7 +116,6 @@ class Backward {
       weights_by_bucket_.begin(logits_.value_rows, n);
       dp_by_bucket_.begin(logits_.value_rows, n);
     }
-    if (d_column_) ds_row_sums_.assign(n, 0);
     index first_live_key = 0;
     if (x_.pairs.sums()) first_live_key = carry_over_tiles(b, h, n, s, d_out);
     if (x_.pairs.kind == BLOCKS) {  // states of all blocks, from the last to the first
@@ -149,9 +150,8 @@ class Backward {
              dv_ + (j + at) * value_width_, value_width_, true);
       });
     });
-    // ds of a row adds up to 0 exactly: its rounding is taken off one key, since it would grow in
-    // running sums over many keys (biases by key are differences of those).
-    for (index i = 0; i < n && d_column_ && !x_.part; ++i)
+    // The rounding of such a sum is taken off one key: it would grow in running sums over many keys.
+    for (index i = 0; i < n && d_column_ && !x_.part && !x_.softcap; ++i)
       if (tile.all_visible_keys(i).size()) d_column_[tile.all_visible_keys(i).end - 1] -= ds_row_sums_[i];
     if (x_.terms.left_rows) end_left(b, h, first, n);
     if (x_.pairs.kind != MIXING) write_queries(b, h, first, n);
@@ -315,11 +315,12 @@ class Backward {
     if (x_.terms.value_rows) spread<true>(x_.map, dp_by_bucket_.row(i), offset, ds + visible.begin, n);
     const index from = visible.begin / VL * VL, to = round_up(visible.end, VL);
     const vec lse = splat(lse_[i]), delta = splat(delta_[i]);
-    // The weight of a single key is 1 whatever its logit is: dp - delta would leave a rounding error.
-    const ivec single_key = !x_.part && tile.all_visible_keys(i).size() == 1 ? ~ivec{} : ivec{};
+    // A single key's weight is 1 whatever its logit, but for a sink: dp - delta would leave a rounding error.
+    const bool alone = !x_.part && !x_.sinks && !x_.lse_gradient && tile.all_visible_keys(i).size() == 1;
+    const ivec single_key = alone ? ~ivec{} : ivec{};
     const uint32_t seed = dropout_.row_seed((b * x_.heads + h) * x_.queries + tile.i0 + i);
     for (index t = from; t < to; t += VL) {
-      const vec p = exponential(masked(load(s + t), t, visible) - lse);
+      const vec logits = load(s + t), p = exponential(masked(logits, t, visible) - lse);
       vec dp = load(ds + t), dropped = p;
       if (x_.dropout > 0) {
         const vec factor = dropout_.at(seed, tile.j0 + t);
@@ -327,7 +328,8 @@ class Backward {
       }
       const ivec no_gradient = single_key | (p == 0);  // dp of hidden keys may be anything, also NaN
       store(s + t, dropped);
-      store(ds + t, no_gradient ? vec{} : p * (dp - delta));
+      const vec d = p * (dp - delta);
+      store(ds + t, no_gradient ? vec{} : x_.softcap ? d * Logits::cap_slope(x_, logits) : d);
     }
     for (real* x : {s, ds}) {
       fill(x + all.begin, 0, from - all.begin);
@@ -387,7 +389,7 @@ class Backward {
   real *dk_transposed_ = nullptr, *dv_transposed_ = nullptr;  // transposes of sums, of rows columns_ld_
   index transposed_ld_;
   double* d_column_ = nullptr;
-  std::vector<double> ds_row_sums_;  // [n]: 0 but for rounding
+  std::vector<double> ds_row_sums_;  // [n]: with what a sink and the lse take, 0 but for rounding
   real *delta_ = nullptr, *lse_ = nullptr;
   Tokens dk_to_, dv_to_, d_right_tokens_to_;
 };

@@ -65,10 +65,17 @@ class Forward {
       weights_by_bucket_.times_rows(logits_.value_rows, out, width_);
     for (index i = 0; i < n; ++i) {
       const bool empty = row_sum[i] == 0;
-      write_row(x_.out, row_of(x_.out, b, h, first + i), out + i * width_, empty ? 0 : 1 / row_sum[i],
-                x_.value_dim);
-      x_.lse[(b * x_.heads + h) * x_.queries + first + i] =
-          empty ? -INFINITY : logits_.row_shift(x_, i) + row_max[i] + std::log(double(row_sum[i]));
+      const index row = (b * x_.heads + h) * x_.queries + first + i;
+      double lse = empty ? -INFINITY : logits_.row_shift(x_, i) + row_max[i] + std::log(double(row_sum[i]));
+      real weight = empty ? 0 : 1 / row_sum[i];
+      if (x_.sinks) {
+        const double of_keys = lse, sink = x_.sinks[row];
+        const double greater = std::max(of_keys, sink), less = std::min(of_keys, sink);
+        lse = less == -INFINITY ? greater : greater + std::log1p(std::exp(less - greater));
+        if (!empty) weight *= real(std::exp(of_keys - lse));
+      }
+      write_row(x_.out, row_of(x_.out, b, h, first + i), out + i * width_, weight, x_.value_dim);
+      x_.lse[row] = lse;
     }
   }
 

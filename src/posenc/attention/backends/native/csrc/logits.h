@@ -139,8 +139,8 @@ class Logits {
       if (x.pairs.kind == COUNTS ? !counts.full(carry.sums[i]) : !Sticks::exhausted(carry.sums[i])) return false;
     return true;
   }
-  // What has to be added to the logits of row i, and to their LSE: see Column.
-  double row_shift(const Problem& x, index i) const { return x.terms.column ? column.at_end(tile.all_visible_keys(i)) : 0; }
+  // What has to be added to the logits of row i, and to their LSE: see Column. Under a cap they are whole.
+  double row_shift(const Problem& x, index i) const { return x.softcap ? 0 : column_shift(x, i); }
   // The other terms of row i for its visible keys. They may add to whole vectors around those, which
   // are masked after this.
   void add_terms(const Problem& x, real* s, index i, Range visible) {
@@ -154,7 +154,13 @@ class Logits {
       spread<true>(x.map, query_products.row(i), j + tile.base[i], s + visible.begin, n);
     if (x.terms.right_rows) key_term.add_far(x, tile, s, i, visible.begin / VL * VL, visible.end);
     if (x.pairs.kind == DISTANCE) distance.add(s + visible.begin, i, j + tile.base[i], n);
-    if (x.terms.column) column.add(s, tile.j0, visible, row_shift(x, i));
+    if (x.terms.column) column.add(s, tile.j0, visible, column_shift(x, i));
+    if (x.softcap) cap(s, real(x.softcap), splat(real(column_shift(x, i))), visible);
+  }
+  // Derivative of the capped logits by those without a cap.
+  static vec cap_slope(const Problem& x, vec capped) {
+    const vec tangent = capped * real(1 / x.softcap);
+    return 1 - tangent * tangent;
   }
   // Products of a tile of queries with all keys, s [rows, ld]; terms of rows come later.
   void all_products(const Problem& x, index b, index h, index first, index rows, real* s, index ld) {
@@ -205,6 +211,12 @@ class Logits {
   Sticks sticks;
 
  private:
+  double column_shift(const Problem& x, index i) const { return x.terms.column ? column.at_end(tile.all_visible_keys(i)) : 0; }
+  // s = c tanh((s + shift) / c)
+  static void cap(real* s, real c, vec shift, Range visible) {
+    for (index t = visible.begin / VL * VL; t < visible.end; t += VL)
+      store(s + t, c * hyperbolic_tangent((load(s + t) + shift) * (1 / c)));
+  }
   void set(BucketRows& to, const Operand& rows, index h, bool gradient) const {
     if (rows) to.set(rows.of(0, h), rows.rows, rows.features, use_amx, gradient);
   }

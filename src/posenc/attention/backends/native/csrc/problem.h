@@ -96,12 +96,15 @@ struct Pairs {
 struct Problem {
   index batch, heads, groups, queries, keys, dim, value_dim;  // groups: heads of keys and values
   index threads, chunks, splits;  // parts of the batch and of the queries
-  double scale, dropout;
+  double scale, dropout, softcap;  // softcap: c of c · tanh(s / c), 0 for none
   index seed, part;  // part: out and lse are over more keys than these
   Tokens q, k, v, out;
   RotaryFactors q_rotary, k_rotary;  // of queries and keys before their product
   index rotated, adjacent;  // pairs, 0 for none; they are (2t, 2t + 1), not (t, t + rotated)
-  double* lse;          // [B, H, Q]; -inf for queries without visible keys
+  double* lse;          // [B, H, Q]; -inf for queries without visible keys, or the sink
+  const double* sinks;  // [B, H, Q]: logits without a value, that only the sum of the softmax sees
+  double* sinks_gradient;
+  const double* lse_gradient;  // [B, H, Q]; null where the lse has none
   const int32_t* low;   // [B|1, Q]: keys low … high - 1 are visible
   const int32_t* high;  // [B|1, Q]
   const int32_t* base;  // [B|1, Q]: the offset of key j is j + base

@@ -145,16 +145,19 @@ inline void scale_range(real* x, real by, index n) {
 }
 inline void fill(real* p, real x, index n) { std::fill(p, p + n, x); }
 
-// e^x, NaN for NaN; 0 below `lowest`, where products with small values would be subnormal and slow.
-// Cody and Waite: x = n ln 2 + r with ln 2 in two parts, so that n ln2_high is exact; a polynomial
-// for e^r (float: Cephes' minimax; double: Taylor's up to r^13 / 13!); n goes into the exponent.
-__attribute__((always_inline)) inline vec exponential(vec x) {
+// e^x = power (1 + rest) by Cody and Waite: x = n ln 2 + r with ln 2 in two parts, so that n ln2_high
+// is exact; power = 2^n, n in its exponent; rest = e^r - 1 by a polynomial without a term of r^0 (float:
+// Cephes' minimax; double: Taylor's up to r^13 / 13!), so that it is precise for small x.
+struct Exponential {
+  vec power, rest;
+};
+__attribute__((always_inline)) inline Exponential parts_of_exponential(vec x) {
 #ifdef POSENC_DOUBLE
-  constexpr real shift = 6755399441055744.0, lowest = -708.0;  // 1.5 * 2^52
+  constexpr real shift = 6755399441055744.0;  // 1.5 * 2^52
   constexpr real ln2_high = 6.93145751953125e-1, ln2_low = 1.42860682030941723212e-6;
   constexpr int mantissa = 52, bias = 1023;
 #else
-  constexpr real shift = 12582912.f, lowest = -70.f;  // 1.5 * 2^23
+  constexpr real shift = 12582912.f;  // 1.5 * 2^23
   constexpr real ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
   constexpr int mantissa = 23, bias = 127;
 #endif
@@ -163,8 +166,9 @@ __attribute__((always_inline)) inline vec exponential(vec x) {
   const vec r = (x - n * ln2_high) - n * ln2_low;
 #ifdef POSENC_DOUBLE
   vec p = splat(1.0 / 6227020800.0);
-  constexpr double c[] = {479001600., 39916800., 3628800., 362880., 40320., 5040., 720., 120., 24., 6., 2., 1., 1.};
+  constexpr double c[] = {479001600., 39916800., 3628800., 362880., 40320., 5040., 720., 120., 24., 6., 2., 1.};
   for (double factorial : c) p = p * r + 1.0 / factorial;
+  p = p * r;
 #else
   vec p = splat(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
@@ -172,11 +176,25 @@ __attribute__((always_inline)) inline vec exponential(vec x) {
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.f;
+  p = p * r * r + r;
 #endif
   // 2^n: the bits of `shift` above n are shifted out.
   const ivec bits = ((ivec)t + isplat(bias)) << mantissa;
-  return x < lowest ? vec{} : p * (vec)bits;
+  return {(vec)bits, p};
+}
+// e^x, NaN for NaN; 0 below `lowest`, where products with small values would be subnormal and slow.
+__attribute__((always_inline)) inline vec exponential(vec x) {
+  constexpr real lowest = sizeof(real) == 4 ? -70 : -708;
+  const Exponential e = parts_of_exponential(x);
+  return x < lowest ? vec{} : (e.rest + 1) * e.power;
+}
+// tanh x = -m / (2 + m) for x >= 0, m = e^-2x - 1, which is precise for small x, too.
+inline vec hyperbolic_tangent(vec x) {
+  constexpr real lowest = -40;  // of -2x, from where on the tangent rounds to 1
+  const vec twice = x < 0 ? x + x : -x - x;
+  const Exponential e = parts_of_exponential(twice < lowest ? splat(lowest) : twice);
+  const vec m = e.rest * e.power + (e.power - 1), tangent = -m / (m + 2);
+  return x < 0 ? -tangent : tangent;
 }
 
 // Stage H of a transpose of VL vectors: swaps the off-diagonal H x H blocks of all 2H x 2H blocks.

@@ -95,7 +95,8 @@ class Side(NamedTuple):
             products with the rows at both ends; second_low, second_high: those of ``second`` with
             the values' rows.
         factor: columns of a low-rank bias; column: a bias by key.
-        lse, delta: of the queries, for the gradients; delta is dO · O.
+        sinks: of the queries, logits without a value.
+        lse, delta: of the queries, for the gradients; delta is dO · O - dlse.
         segment_ids: pairs of different ones are hidden; order: decides what is ahead; summary:
             least and greatest order and segment of each granule of tokens. Each has a stride of its
             own from batch row to batch row.
@@ -112,6 +113,7 @@ class Side(NamedTuple):
     second_high: Any
     factor: Any
     column: Any
+    sinks: Any
     lse: Any
     delta: Any
     segment_ids: Any
@@ -151,7 +153,7 @@ class Curve(NamedTuple):
 
 class Tables(NamedTuple):
     """Tables of ``count`` entries by offset: biases ``[h, count]``, and rows for the terms of x,
-    for those of y, and for values; and a function of numbers by offset."""
+    for those of y, and for values; a function of numbers by offset; and the cap of the logits."""
 
     bias_by_offset: Any
     bias_head: Any
@@ -159,6 +161,7 @@ class Tables(NamedTuple):
     y: Any
     value: Any
     curve: Any
+    softcap: Any
     count: Any
     end: Any
 

@@ -45,8 +45,8 @@ def tile_ds(
     """
     # fmt: off
     logits, carried = tile_logits(
-        own, y_tokens, y_partners, y_factor, carried, x, y, tables, band, scale, y0, kind, masked,
-        causal, for_keys, True, precision, factor_precision, block_x, block_y,
+        own, far, y_tokens, y_partners, y_factor, carried, x, y, tables, band, scale, y0, kind,
+        masked, causal, for_keys, True, precision, factor_precision, block_x, block_y,
     )
     # fmt: on
     y_at = y0 + tl.arange(0, block_y)
@@ -59,10 +59,11 @@ def tile_ds(
         shift = tl.where(own.lse == float("-inf"), float("inf"), own.lse * LOG2E)[:, None]
         delta = own.delta[:, None]
     # What is added to all logits of a row is taken off its lse, a number a row instead of a tile.
-    if kind != NEAR:
-        shift = shift - (far * LOG2E)[:, None]
-    if x.column is not None:
-        shift = shift - (own.column * LOG2E)[:, None]
+    if tables.softcap is None:
+        if kind != NEAR:
+            shift = shift - (far * LOG2E)[:, None]
+        if x.column is not None:
+            shift = shift - (own.column * LOG2E)[:, None]
     weights = tl.exp2(logits * (scale * LOG2E) - shift)  # [x, y]
     if tables.value is not None and kind == NEAR:
         start = window_start(own.start, y0, band.origin, block_x, for_keys)
@@ -90,4 +91,7 @@ def tile_ds(
         dp = tl.where(keep, dp * dropout.factor, 0.0)
         dropped = tl.where(keep, weights * dropout.factor, 0.0)
     ds = weights * (dp - delta)
+    if tables.softcap is not None:
+        tangent = tl.maximum(logits * (scale / tables.softcap), -1.0)  # -inf where hidden
+        ds *= 1 - tangent * tangent
     return dropped, ds, carried

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from posenc.attention.backends.triton.kernels.configs import DECODE
+from posenc.attention.backends.triton.kernels.logits import capped
 from posenc.attention.backends.triton.kernels.memory import (
     LOG2E,
     load_tokens,
@@ -37,6 +38,7 @@ def split_kernel(
     key_heads,
     sharing,
     scale,
+    softcap,
     key: tl.constexpr,
     ratio: tl.constexpr,
     rows: tl.constexpr,
@@ -47,7 +49,7 @@ def split_kernel(
 
     Args:
         q: ``[B, H, 1, D]``; k: ``[B, G, K, D]``; v: ``[B, G, K, E]``.
-        bias: ``[B, H, K]``, or None.
+        bias: ``[B, H, K]``, -inf where hidden, or None.
         bucket: ``[B, 1, K]``, the row of ``value_rows`` (``[h, N, E]``) that each key adds.
         query_rotary, key_rotary: factors of their pairs of features, or None.
         partial_ptr: ``[B, H, splits, E]``; partial_lse_ptr: ``[B, H, splits]``.
@@ -98,7 +100,12 @@ def split_kernel(
         valid = (at < keys)[None, :]
         if bias is not None:
             bias_rows = bias.pointer + b * bias.row + h.to(tl.int64)[:, None] * bias.head
-            logits += tl.load(bias_rows + at[None, :], mask=inside[:, None] & valid, other=0.0)
+            added = tl.load(bias_rows + at[None, :], mask=inside[:, None] & valid, other=0.0)
+            logits += added
+        if softcap is not None:
+            logits = capped(logits, softcap)
+            if bias is not None:
+                logits = tl.where(added == float("-inf"), float("-inf"), logits)
         logits = tl.where(valid, logits * LOG2E, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(logits, 1))  # [rows]
         finite = tl.where(new_max == float("-inf"), 0.0, new_max)  # -inf - -inf would be NaN
@@ -113,8 +120,8 @@ def split_kernel(
             feature = tl.arange(0, value_rows.block)
             table = value_rows.pointer + group.to(tl.int64) * value_rows.head
             pointers = table + entry.to(tl.int64)[:, None] * value_rows.width + feature[None, :]
-            added = tl.load(pointers, mask=(feature < value_rows.width)[None, :], other=0.0)
-            output += product(weights.to(added.dtype), added, precision)
+            more = tl.load(pointers, mask=(feature < value_rows.width)[None, :], other=0.0)
+            output += product(weights.to(more.dtype), more, precision)
     row_sum = tl.where(row_sum > 0, row_sum, 1.0)
     output /= row_sum[:, None]
     heads = key_heads * ratio

@@ -22,6 +22,7 @@ from posenc.attention.backends.triton.kernels.logits import (
 from posenc.attention.backends.triton.kernels.memory import (
     LOG2E,
     clip,
+    load_numbers,
     load_row,
     load_tokens,
     product,
@@ -88,11 +89,11 @@ def _walk(
             factor = load_tokens(y.factor, own.b, own.h, y_at, y.length)
         # fmt: off
         logits, carried = tile_logits(
-            own, k, partners, factor, carried, x, y, tables, band, scale, y0, kind, masked, causal,
-            False, False, precision, factor_precision, block_x, block_y,
+            own, far, k, partners, factor, carried, x, y, tables, band, scale, y0, kind, masked,
+            causal, False, False, precision, factor_precision, block_x, block_y,
         )
         # fmt: on
-        if kind != NEAR:
+        if kind != NEAR and tables.softcap is None:
             logits += (far * LOG2E)[:, None]
         new_max = tl.maximum(row_max, tl.max(logits, 1))  # [x]
         finite_max = tl.where(new_max == float("-inf"), 0.0, new_max)  # -inf - -inf would be NaN
@@ -212,10 +213,19 @@ def forward_kernel(
             result += state.low[:, None] * load_row(tables.value, h, 0)[None, :]
         if has_high:
             result += state.high[:, None] * load_row(tables.value, h, tables.count - 1)[None, :]
-    row_sum = tl.where(state.row_sum > 0, state.row_sum, 1.0)
+    row_sum = state.row_sum
+    row_max = state.row_max
+    if x.sinks is not None:  # one more key, without a value
+        sinks = load_numbers(start_of(x.sinks, b, h), at, x.length, float("-inf")) * LOG2E
+        row_max = tl.maximum(row_max, sinks)
+        finite_max = tl.where(row_max == float("-inf"), 0.0, row_max)
+        rescale = tl.exp2(state.row_max - finite_max)
+        row_sum = row_sum * rescale + tl.exp2(sinks - finite_max)
+        result *= rescale[:, None]
+    row_sum = tl.where(row_sum > 0, row_sum, 1.0)
     if dropout is not None:
         result *= dropout.factor
     result /= row_sum[:, None]
     store_tokens(output, b, h, result, at, x.length)
-    row_lse = (state.row_max + tl.log2(row_sum)) / LOG2E
+    row_lse = (row_max + tl.log2(row_sum)) / LOG2E
     tl.store(start_of(lse, b, h) + at, row_lse, mask=at < x.length)

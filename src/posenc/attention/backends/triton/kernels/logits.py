@@ -80,6 +80,22 @@ def _product(own, y_tokens, y_partners, rotated: tl.constexpr, precision: tl.con
 
 
 @triton.jit
+def capped(logits, cap):
+    """``cap · tanh(logits / cap)``, by a polynomial near 0, where 1 - e^-2x would cancel."""
+    x = logits / cap
+    small = tl.minimum(tl.maximum(x, -1.0), 1.0)  # x may be infinite
+    square = small * small
+    near = -5.70498872745e-3 * square + 2.06390887954e-2  # Cephes' minimax of (tanh x - x) / x³
+    near = near * square - 5.37397155531e-2
+    near = near * square + 1.33314422036e-1
+    near = near * square - 3.33332819422e-1
+    power = tl.exp2(tl.abs(x) * (-2 * LOG2E))
+    far = (1 - power) / (1 + power)
+    far = tl.where(x < 0, -far, far)
+    return cap * tl.where(tl.abs(x) < 0.625, small + small * square * near, far)
+
+
+@triton.jit
 def _added(logits, term):
     return term if logits is None else logits + term
 
@@ -87,6 +103,7 @@ def _added(logits, term):
 @triton.jit
 def tile_logits(
     own,
+    far,
     y_tokens,
     y_partners,
     y_factor,
@@ -109,12 +126,13 @@ def tile_logits(
 ):
     """Logits ``[x, y]`` of one tile, -inf where hidden, without what each token of x adds.
 
-    That is ``far_numbers`` and its column. Logits are to the base of 2, or divided by the scale if
-    ``unscaled``: the sums of products then start with all else, one addition less a pair. The
-    forward pass, which needs their maximum, would gain less by it than it has to move.
+    That is ``far_numbers`` and its column, but under a cap, which takes whole logits. They are to
+    the base of 2, or divided by the scale if ``unscaled``: the sums of products then start with all
+    else, one addition less a pair. The forward pass, which needs their maximum, would gain less by
+    it than it has to move.
 
     Args:
-        own: what the program holds of x.
+        own: what the program holds of x; far: its numbers where the tile reads one entry.
         y_tokens, y_partners, y_factor: of the tile.
         carried: products of x with the half of the window that it shares with the tile before.
 
@@ -190,6 +208,12 @@ def tile_logits(
             tables.count, block_x, block_y, for_keys,
         )
         # fmt: on
+    if tables.softcap is not None:
+        if kind != NEAR:
+            logits += (far * unit)[:, None]
+        if x.column is not None:
+            logits += (own.column * unit)[:, None]
+        logits = capped(logits, tables.softcap * unit)
     if masked:
         x_at = own.start + tl.arange(0, block_x)
         t = y_at[None, :] - x_at[:, None] + band.origin  # [x, y]

@@ -1,0 +1,88 @@
+"""Few queries after many keys: heads that share keys, and windows over a cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc import Encoding, Grid, Layout, attend, create, explain
+from posenc.attention.backends.common import fused
+from posenc.extension import extend
+
+KEYS = 90
+
+
+def operands(queries: int, *, heads: int = 6, groups: int = 2) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((2, heads, queries, 16), (2, groups, KEYS, 16), (2, groups, KEYS, 16))
+    return tuple(
+        torch.randn(size, generator=generator, dtype=torch.float64).requires_grad_()
+        for size in sizes
+    )
+
+
+def last(queries: int, *, window: int | tuple[int, int] | None = None) -> Grid:
+    return Grid(Layout.sequence(queries, KEYS - queries), Layout.sequence(KEYS), True, window)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "native", "blockwise"])
+@pytest.mark.parametrize("window", [None, 7, (-40, -3)])
+def test_one_query_of_grouped_heads(
+    window: int | tuple[int, int] | None, backend: str, padded: bool
+) -> None:
+    tensors, grid = operands(1), last(1, window=window)
+    if padded:
+        valid = torch.arange(KEYS).expand(2, -1) >= torch.tensor([[0], [70]])
+        grid = replace(grid, key=replace(grid.key, valid=valid))
+    expected = attend(*tensors, grid, Encoding(), backend="reference", return_lse=True)
+    got = attend(*tensors, grid, Encoding(), backend=backend, return_lse=True)
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    gradients = [torch.autograd.grad(x.sin().sum(), tensors) for x in (got[0], expected[0])]
+    for mine, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_heads_that_share_keys_are_queries_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+    real = fused.scaled_dot_product_attention
+
+    def seen(q: Tensor, *others: Tensor, **options: object) -> Tensor:
+        shapes.append(tuple(q.shape))
+        return real(q, *others, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fused, "scaled_dot_product_attention", seen)
+    attend(*operands(1), last(1), Encoding(), backend="sdpa")
+    attend(*operands(2), last(2), Encoding(), backend="sdpa")
+    assert shapes[0] == (2, 2, 3, 16)
+    assert shapes[1] == (2, 6, 2, 16)
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("window", [9, (-20, -4), (-5, 1)])
+def test_a_window_reads_its_slice_of_the_keys(window: int | tuple[int, int], queries: int) -> None:
+    """Whatever hidden keys hold, no number of theirs is read."""
+    q, k, v = operands(queries)
+    grid, alibi = last(queries, window=window), create("alibi", heads=6)
+    expected = attend(q, k, v, grid, alibi, backend="reference")
+    hidden = ~grid.visible[0, 0].any(0)
+    assert int(hidden.sum()) > KEYS // 2
+    holes = [x.detach().masked_fill(hidden[:, None], float("nan")) for x in (k, v)]
+    got = attend(q, *holes, grid, alibi)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+    assert "native" in str(explain(q, k, v, grid, alibi, backend="native"))
+
+
+def test_parts_that_read_all_keys_get_them() -> None:
+    """Log-n scaling reads the last position of all keys, hidden ones too."""
+    rope = Encoding.of(create("rope", head_dim=16).query_key)
+    scaled = extend(rope, "log_n", length=16)
+    q, k, v = operands(KEYS)
+    whole = Layout.sequence(KEYS)
+    expected = attend(q, k, v, Grid(whole, whole, window=2), scaled, backend="reference")
+    few = Grid(whole.slice(40, 41), whole, window=2)
+    torch.testing.assert_close(attend(q[:, :, 40:41], k, v, few, scaled), expected[:, :, 40:41])
