@@ -1,0 +1,175 @@
+"""Inkling's relative logits: profiles of a bias by distance, mixed anew by each query."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.arguments import Count, Positive, Width, checked
+from posenc.encoding import BucketedTerms, Encoding, QueryKeyTransform, ScoreTerm, TokenTableProduct
+from posenc.encoding.tensors import (
+    BucketIndex,
+    Features,
+    Keys,
+    Offsets,
+    Queries,
+    Scores,
+    StructuredTerms,
+)
+from posenc.encodings.common.buckets import gather_rows
+from posenc.encodings.common.precision import WideLinear, at_least_single
+from posenc.encodings.common.signals import require_signal
+from posenc.entry import Claims, Entry
+from posenc.grid import Grid
+from posenc.layout import Layout
+
+STD = 0.02
+"""Standard deviation of initial values."""
+
+
+@checked
+def relative_logits(
+    *,
+    dim: Width,
+    heads: Count,
+    width: Width = 16,
+    extent: Count = 1024,
+    floor: Positive | None = None,
+    alpha: Positive = 0.1,
+) -> Encoding:
+    """Relative logits: each query mixes learned profiles of a bias by distance.
+
+    ``s_ij = τ_i · (scale · q_i · k_j + r_ih · P[:, i - j])`` for ``0 <= i - j < extent``, without
+    the second term for other keys; ``r_ih = W_h x_i``,
+    ``τ_i = 1 + alpha · ln(max(1, (p_i + 1) / floor))``, or 1 without ``floor``.
+
+    i - j in tokens (a fractional one is rounded); x: the layer's input ``[B, L, C]``; W_h
+    ``[width, C]`` a head; P ``[width, extent]``, in logits, shared by the heads, each layer with
+    its own; p the query's position. With ``floor`` the logits depend on it, so the method is no
+    longer relative. Inkling's sliding layers have an extent of their window and no floor; it has
+    normed queries and keys with ``scale = 1/D``. Differs from its code in nothing else, except that
+    documents in a pack each begin at position 0.
+
+    Args:
+        dim: width C of the layer's input.
+        heads: H.
+        width: of r; profiles that are mixed.
+        extent: distances with a bias.
+        floor: position from which on logits grow; None: they do not.
+        alpha: growth of the logits by a factor of e in the position, beyond ``floor``.
+
+    Raises:
+        ArgumentError: when an argument is out of its domain.
+
+    Reference: Thinking Machines Lab 2026, "Inkling", https://huggingface.co/thinkingmachines/Inkling.
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("relative_logits", dim=64, heads=8, floor=4096)
+    >>> encoding.observe(torch.randn(1, 5, 64), posenc.Layout.sequence(5)).signal.shape
+    torch.Size([1, 5, 128])
+    """
+    temperature = None if floor is None else LogTemperature(floor=floor, alpha=alpha)
+    score = RelativeLogits(
+        dim=dim, heads=heads, width=width, extent=extent, temperature=temperature
+    )
+    return Encoding(query_key=temperature, score=score)
+
+
+class LogTemperature(QueryKeyTransform):
+    """Queries times τ, which grows with the logarithm of their position; see ``relative_logits``.
+
+    Args:
+        floor: position from which on τ exceeds 1.
+        alpha: growth of τ by a factor of e in the position.
+
+    Raises:
+        ArgumentError: unless both are positive.
+    """
+
+    @checked
+    def __init__(self, *, floor: Positive, alpha: Positive = 0.1) -> None:
+        super().__init__()
+        self.floor, self.alpha = floor, alpha
+
+    def factor(self, layout: Layout) -> Float[Tensor, "b 1 L 1"]:
+        """τ of each token."""
+        count = at_least_single(layout.positions).unsqueeze(1) + 1
+        return 1 + self.alpha * (count / self.floor).clamp(min=1).log()
+
+    def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
+        return (q * self.factor(grid.query)).to(q.dtype), k
+
+
+class RelativeLogits(ScoreTerm):
+    """Score part of ``relative_logits``: ``s_ij += τ_i · r_ih · P[:, i - j]``."""
+
+    heads: int
+
+    reads_layout = True
+
+    @checked
+    def __init__(
+        self,
+        *,
+        dim: Width,
+        heads: Count,
+        width: Width = 16,
+        extent: Count = 1024,
+        temperature: LogTemperature | None = None,
+    ) -> None:
+        super().__init__()
+        self.dim, self.heads, self.extent = dim, heads, extent
+        self.temperature = temperature
+        self.project = WideLinear(dim, heads * width, bias=False)
+        self.profiles = nn.Parameter(torch.empty(width, extent))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw initial values, normal with standard deviation 0.02."""
+        nn.init.normal_(self.project.weight, std=STD)
+        nn.init.normal_(self.profiles, std=STD)
+
+    def observe(self, x: Features, layout: Layout) -> Layout:
+        return replace(layout, signal=self.project(at_least_single(x)))
+
+    def bucket(self, offset: Offsets) -> BucketIndex:
+        """Distance i - j of each offset Δ ``[..., 1]``; ``extent`` for those without a bias."""
+        distance = -offset[..., 0].round()
+        outside = (distance < 0) | (distance >= self.extent)
+        return distance.masked_fill(outside, self.extent).long()
+
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+        return gather_rows(self._mixtures(grid), self._rows(), self.bucket(grid.offset))
+
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
+        left = TokenTableProduct(self._mixtures(grid), self._rows())
+        return (BucketedTerms(self.bucket, left=left, max_distance=self.extent),)
+
+    def _mixtures(self, grid: Grid) -> Float[Tensor, "b H Q E"]:
+        """r of the queries, times τ."""
+        signal = require_signal(grid.query, "relative_logits", self.project.out_features)
+        mixtures = signal.view(*signal.shape[:2], self.heads, -1).transpose(1, 2)
+        if self.temperature is None:
+            return mixtures
+        return mixtures * self.temperature.factor(grid.query)
+
+    def _rows(self) -> Float[Tensor, "1 N E"]:
+        """The profiles by distance, and a row of zeros."""
+        return nn.functional.pad(self.profiles.T, (0, 0, 0, 1)).unsqueeze(0)
+
+
+ENTRY = Entry(
+    factory=relative_logits,
+    summary="Adds learned profiles of a bias by distance, mixed anew by each query.",
+    claims=Claims(
+        sites=("score",),
+        relative=True,
+        trainable=True,
+        extrapolates="Holds: beyond the extent there is no bias, at any length.",
+        cost="Q·K·H beside Q·N·E·H, N distances and E profiles; E·H numbers a cached token",
+    ),
+    sample={"extent": 6, "width": 4},
+)
