@@ -11,6 +11,8 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.models.inkling.modeling_inkling import InklingAttention, InklingPreTrainedModel
 
 VOCABULARY = 1000
 
@@ -189,6 +191,48 @@ def llama(layers: int) -> PreTrainedModel:
     return transformers.LlamaModel(config)
 
 
+class InklingLayers(InklingPreTrainedModel):
+    """Inkling's attention modules one after the other, without what is between them."""
+
+    def __init__(self, config: transformers.InklingTextConfig) -> None:
+        super().__init__(config)
+        layers = range(config.num_hidden_layers)
+        self.layers = torch.nn.ModuleList(InklingAttention(config, layer) for layer in layers)
+        self.post_init()
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor]:
+        for layer in self.layers:
+            made = create_sliding_window_causal_mask if layer.is_sliding else create_causal_mask
+            mask = made(layer.config, hidden_states, None, past_key_values=None)
+            hidden_states = layer(hidden_states, mask)[0]
+        return (hidden_states,)
+
+
+def inkling(layers: int, kind: str = "hybrid") -> PreTrainedModel:
+    config = transformers.InklingTextConfig(
+        hidden_size=768,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        head_dim=64,
+        swa_num_attention_heads=12,
+        swa_num_key_value_heads=4,
+        swa_head_dim=64,
+        log_scaling_n_floor=1024,
+        num_hidden_layers=layers,
+        layer_types=[kind] * layers,
+        attn_implementation="sdpa",
+    )
+    return InklingLayers(config)
+
+
+def inkling_sliding(layers: int) -> PreTrainedModel:
+    return inkling(layers, "hybrid_sliding")
+
+
+def states(length: int) -> dict[str, Tensor]:
+    return {"hidden_states": torch.randn(1, length, 768)}
+
+
 def wav2vec2_bert(layers: int) -> PreTrainedModel:
     return transformers.Wav2Vec2BertModel(
         transformers.Wav2Vec2BertConfig(num_hidden_layers=layers, layerdrop=0.0)
@@ -207,6 +251,8 @@ MODELS: dict[str, Model] = {
     "xlnet": Model(xlnet, text),
     "funnel": Model(funnel, text),
     "bloom": Model(bloom, text),
+    "inkling": Model(inkling, states, (1024, 4096)),
+    "inkling_sliding": Model(inkling_sliding, states, (1024, 4096)),
     "sam": Model(sam, image, (1024,), "pixels"),
     "vitdet": Model(vitdet, image, (1024,), "pixels"),
     "beit": Model(beit, image, (512,), "pixels"),

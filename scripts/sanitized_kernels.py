@@ -48,8 +48,10 @@ def run(
     dropout: float,
     key_heads: int = 1,
     width: int = 20,
+    *,
+    capped: bool = False,
 ) -> None:
-    """Forward and backward once, with two query heads.
+    """Forward and backward once, with two query heads, with sinks and a softcap if ``capped``.
 
     The padding of scratch memory is NaN under the sanitizer, so results have to be finite.
     """
@@ -62,9 +64,11 @@ def run(
         for heads, n in zip((2, key_heads, key_heads), lengths, strict=True)
     )
     grid = observed(encoding, grid)
+    sinks = torch.tensor([0.5, -torch.inf], requires_grad=True)
+    extras: dict[str, Any] = {"sinks": sinks, "softcap": 2.0} if capped else {}
     with contextlib.suppress(BackendRefusal):  # PaTH, of queries that are not among the keys
-        output = attend(q, k, v, grid, encoding, backend="native", dropout=dropout)
-        inputs = [q, k, v, *encoding.parameters()]
+        output = attend(q, k, v, grid, encoding, backend="native", dropout=dropout, **extras)
+        inputs = [q, k, v, sinks, *encoding.parameters()]
         gradients = torch.autograd.grad(output.float().sum(), inputs, allow_unused=True)
         if not all(x.isfinite().all() for x in (output, *gradients) if x is not None):
             sys.exit(f"{encoding} has results that are not finite on {grid}")
@@ -89,6 +93,8 @@ def main() -> None:
                     for key_heads in (1, 2):  # those of two are not repeated
                         run(encoding.to(wide), grid, dtype, 0.0, key_heads)
                 run(encoding.float(), grid, torch.float32, 0.2)
+                if encoding.score is None or not encoding.score.replaces_softmax:
+                    run(encoding, grid, torch.float32, 0.0, capped=True)
         encoding.float()
         run(encoding, Grid.of(Layout.packed([20, 1, 44]), causal=True), torch.float32, 0.0)
         run(encoding, Grid.of(Layout.padded([65, 20], side="left")), torch.float32, 0.0)

@@ -22,9 +22,14 @@ from transformers import (
 from transformers.masking_utils import (
     and_masks,
     bidirectional_mask_function,
+    blockwise_overlay,
     causal_mask_function,
+    chunked_causal_mask_function,
+    or_masks,
+    packed_sequence_compatibility_function,
     packed_sequence_mask_function,
     sdpa_mask,
+    sliding_window_bidirectional_mask_function,
     sliding_window_causal_mask_function,
 )
 
@@ -88,7 +93,9 @@ SERVED: dict[str, dict[str, Any]] = {
     "bigbird_pegasus": PAIR | {"attention_type": "original_full"},
     "clap_text_model": SIZES,
     "doge": GROUPED,
+    "gemma2": ALTERNATING | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0},
     "gemma3_text": ALTERNATING,
+    "gpt_oss": ALTERNATING | EXPERTS,
     "llama": GROUPED,
     "llama4_text": GROUPED
     | EXPERTS
@@ -117,8 +124,6 @@ SERVED: dict[str, dict[str, Any]] = {
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v32": ("indices", SIZES | LATENT | INDEXER | {"qk_nope_head_dim": 8}),
-    "gemma2": ("softcap", ALTERNATING),
-    "gpt_oss": ("s_aux", ALTERNATING | EXPERTS),
     "inkling2_text": ("sinks", GROUPED),
     "big_bird": ("big_bird", SIZES),
     "bloom": ("bloom", BLOOM),
@@ -187,7 +192,7 @@ def heads(queries: int, keys: int) -> list[Tensor]:
     return [torch.randn(2, 4, n, 8, generator=generator) for n in (queries, keys, keys)]
 
 
-@pytest.mark.parametrize("name", ["indices", "block_indices", "sinks", "s_aux", "cache", "other"])
+@pytest.mark.parametrize("name", ["indices", "block_indices", "sinks", "cache", "other"])
 def test_options_that_are_not_read_are_refused_by_name(name: str) -> None:
     ignored: dict[str, Any] = dict.fromkeys(IGNORED - {"output_attentions"}, 1)
     attention(nn.Identity(), *heads(5, 5), None, **ignored, **{name: None})
@@ -218,19 +223,40 @@ def test_outputs_are_contiguous(backend: str) -> None:
 PADDING = torch.ones(2, 12, dtype=torch.bool)
 PADDING[0, :3] = False
 PADDING[1, 9:] = False
+STEADY = torch.cat([torch.arange(5), torch.arange(7)]).expand(2, -1)
+EDGES = [torch.arange(12).ne(edge).expand(2, -1) for edge in (0, 11)]
+BLOCKS = torch.tensor([[-1, 0, 0, 0, -1, -1, 1, 1, 1, 1, 1, -1], [3] * 7 + [-1] * 5])
+PIECES = torch.tensor([[-1, 0, 0, 0, -1, -1, 0, 0, 0, -1, -1, -1], [-1] * 12])
 DOCUMENTS = torch.arange(12).ge(5).long().expand(2, -1)
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "causal": causal_mask_function,
     "full": bidirectional_mask_function,
     "window": sliding_window_causal_mask_function(3),
     "packed": and_masks(causal_mask_function, packed_sequence_mask_function(DOCUMENTS)),
+    "chunks": chunked_causal_mask_function(5, torch.tensor([0, 3])),
+    "two-sided": sliding_window_bidirectional_mask_function(2),
+    "images": or_masks(sliding_window_causal_mask_function(3), blockwise_overlay(BLOCKS)),
+    "image in pieces": or_masks(causal_mask_function, blockwise_overlay(PIECES)),
+    "reaching ahead": lambda b, h, q, k: (k > q - 4) & (k <= q + 2),
+    "prefix": or_masks(causal_mask_function, lambda b, h, q, k: k < 5 + b),
+    "window of packed": packed_sequence_compatibility_function(
+        sliding_window_causal_mask_function(3), STEADY, DOCUMENTS
+    ),
+    "window of positions apart": packed_sequence_compatibility_function(
+        sliding_window_causal_mask_function(3), 2 * STEADY, DOCUMENTS
+    ),
+    "every other": lambda b, h, q, k: (k % 2 == q % 2) & (k <= q),
 }
+UNSKIPPED = {"allow_is_causal_skip": False}
+UNKNOWN = {"image in pieces", "every other"}
 PLACES = [(12, 12, 0, 0), (1, 12, 11, 0), (4, 12, 8, 0), (5, 12, 3, 0), (3, 8, 9, 4), (12, 7, 0, 0)]
 """Numbers of queries and of keys, and the first of each."""
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
-@pytest.mark.parametrize("padding", [None, PADDING], ids=["whole", "padded"])
+@pytest.mark.parametrize(
+    "padding", [None, PADDING, *EDGES], ids=["whole", "padded", "first", "last"]
+)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_masks_stand_for_the_pairs_of_their_function(
     name: str, padding: Tensor | None, place: tuple[int, int, int, int]
@@ -241,19 +267,25 @@ def test_masks_stand_for_the_pairs_of_their_function(
     pairs = pairs_behind(made)
     assert pairs is not None
     assert torch.equal(pairs.dense, expected)
-    assert (pairs.grid is not None) == (name in {"causal", "full"})
+    assert pairs.grid is not None or name in UNKNOWN
     if pairs.grid is not None:
         assert torch.equal(pairs.grid.visible.expand_as(expected), expected)
     queries, keys, first, start = place
     last = first + queries == start + keys
     for causal, known in ((False, name == "full"), (True, name == "causal" and last)):
         short = keys_mask(causal)(*call)
-        if not known:
+        if short is not None and short.dim() == 4:
+            assert not known
             assert torch.equal(short, expected)
-        elif padding is None:
-            assert short is None
-        else:
-            assert torch.equal(short, padding[:, start : start + keys])
+        else:  # the keys alone, which is all that the function shows here
+            base = causal_mask_function if causal else bidirectional_mask_function
+            assert torch.equal(expected, sdpa_mask(2, *place, base, padding, **UNSKIPPED))
+            seen = None if padding is None else padding[:, start : start + keys]
+            if seen is None or short is None:
+                assert short is None
+                assert seen is None or bool(seen.all())
+            else:
+                assert torch.equal(short, seen)
 
 
 def test_masks_of_one_query_are_broadcast() -> None:
@@ -263,11 +295,12 @@ def test_masks_of_one_query_are_broadcast() -> None:
     torch.testing.assert_close(attention(nn.Identity(), *tensors, one)[0], expected)
 
 
-def test_masks_of_static_caches_are_written_out() -> None:
+def test_static_caches_give_the_first_query_as_a_tensor() -> None:
     call: Any = (2, 2, 12, torch.tensor(6))
     made = pairs_behind(mask(*call))
     assert made is not None
-    assert made.grid is None
+    assert made.grid is not None
+    assert made.grid.shift == -6
     assert torch.equal(made.dense, sdpa_mask(*call, allow_is_causal_skip=False))
 
 

@@ -22,7 +22,7 @@ pytestmark = [
 WITH_ROUTER = "switch_transformers-model"
 """Its router reads values, on its own."""
 
-READ_BY_TRANSFORMERS = ("layoutlmv3", "mpnet", "seamless", "speecht5")
+READ_BY_TRANSFORMERS = ("inkling", "layoutlmv3", "mpnet", "seamless", "speecht5")
 """Families whose masks transformers reads on the meta device and inside ``vmap``."""
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from torch import nn
 
@@ -27,6 +25,17 @@ from posenc.integrations.transformers.accelerate.family import (
     family_of,
 )
 from posenc.integrations.transformers.accelerate.report import Report, ReportedModule
+from posenc.integrations.transformers.accelerate.routing import POSENC, Record, recorded
+from posenc.integrations.transformers.accelerate.switching import (
+    is_switched,
+    on_interface,
+    switch,
+    switch_back,
+    switch_settings,
+)
+
+SHORTEST = 256
+"""Keys from which on windows were measured to be faster than PyTorch's attention with a mask."""
 
 Found = tuple[str, nn.Module, AcceleratedFamily]
 
@@ -40,9 +49,13 @@ def accelerate(
 ) -> Report:
     """Compute the attention of a transformers model with posenc, in place.
 
-    Weights, their names, the state dict, the config and what ``save_pretrained`` writes stay as
-    they are; outputs and gradients are the same up to rounding. Below a number of tokens that was
-    measured, a module's own attention runs. A second call changes nothing; ``restore`` undoes it.
+    Of any model on transformers' attention interface, whose config then names posenc's attention:
+    windows, chunks, blocks, sinks and caps of logits. And of the families that have a bias.
+
+    Weights, their names, the state dict and what ``save_pretrained`` writes stay as they are;
+    outputs and gradients are the same up to rounding. Below a number of tokens that was measured,
+    and where nothing is gained, a module's own attention runs. A second call changes nothing;
+    ``restore`` undoes it.
 
     Args:
         model: of transformers, or one that holds such a model (of peft, sentence-transformers).
@@ -59,35 +72,73 @@ def accelerate(
             then as it was.
         UnknownNameError: when there is no backend of that name.
     """
+    if not isinstance(model, nn.Module):
+        raise _unknown(model)
     if isinstance(backend, str) and backend != "auto" and backend not in BACKENDS:
         raise UnknownNameError.of("backend", backend, ["auto", *BACKENDS])
     found = list(_modules(model))
-    if any(isinstance(module, Accelerated) for _, module, _ in found):
+    if is_switched(model) or any(isinstance(module, Accelerated) for _, module, _ in found):
         return _report(model, found)
-    if not found:
-        return Report(type(model).__name__, (), note=_unchanged(model))
-    comparison = off = None
     served = [module for _, module, family in found if family.reason(module) is None]
-    unread = bool(check and served and without_values(model))
-    if check and served and not unread:
-        comparison = Comparison(model, served)
+    models = on_interface(model)
+    if not found and not models:
+        raise _unknown(model)
+    comparison, off, notes = None, None, []
+    calls: Record = []
+    if check and (served or models):
+        if without_values(model):
+            notes.append("Outputs were not compared, since weights are on the meta device.")
+        else:
+            comparison, reason = _comparison(model, served, models)
+            notes += [reason] if reason else []
     try:
+        switch(model, Settings(backend, 0))
         _change(found, Settings(backend))
         if comparison is not None:
-            off = comparison.difference()
+            with recorded() as calls:
+                off = comparison.difference()
             if not comparison.near(off):
                 restore(model)
                 comparison.require_explained(off)
+                switch(model, Settings(backend, 0))
                 _change(found, Settings(backend))
         for _, module, family in found:
             if isinstance(module, Accelerated):
                 least = family.shortest if shortest is None else shortest
                 take_over(module, type(module), Settings(backend, least))
+        least = SHORTEST if shortest is None else shortest
+        switch_settings(model, Settings(backend, least))
     except BaseException:
         restore(model)
         raise
-    note = "Outputs were not compared, since weights are on the meta device." if unread else ""
-    return replace(_report(model, found), difference=off, note=note)
+    rows = _report(model, found).modules + _rows(model, calls, least)
+    if models and not calls:
+        notes.append("Layers on transformers' attention interface use posenc where they can gain.")
+    return Report(type(model).__name__, rows, difference=off, note=" ".join(notes))
+
+
+def _comparison(
+    model: nn.Module, served: Sequence[nn.Module], models: Sequence[nn.Module]
+) -> tuple[Comparison | None, str]:
+    """The comparison, or why there is none: of some models random inputs cannot be made."""
+    try:
+        return Comparison(model, [*served, *models]), ""
+    except ArgumentError as error:
+        if served:
+            raise
+        return None, f"Outputs were not compared: {error}"
+
+
+def _rows(model: nn.Module, calls: Record, least: int) -> tuple[ReportedModule, ...]:
+    """What computes the layers that were called through the interface, from some keys on."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    rows = []
+    for module, by, reason in dict.fromkeys(calls):
+        if id(module) in paths and not isinstance(module, Accelerated):
+            since = f", from {least} keys on" if by == POSENC and least > 1 else ""
+            row = paths[id(module)], type(module).__name__, by, reason + since
+            rows.append(ReportedModule(*row))
+    return tuple(rows)
 
 
 def restore(model: nn.Module) -> None:
@@ -101,6 +152,7 @@ def restore(model: nn.Module) -> None:
     """
     for module in _accelerated(model):
         require_untouched(module)
+    switch_back(model)
     for module in _accelerated(model):
         put_back(module)
     for part in model.modules():
@@ -149,25 +201,12 @@ def _report(model: nn.Module, found: Sequence[Found]) -> Report:
     return Report(type(model).__name__, tuple(rows))
 
 
-def _unchanged(model: nn.Module) -> str:
-    """The reason why a model without modules of a family stays as it is.
-
-    Raises:
-        ArgumentError: if it has attention of its own, which posenc does not know.
-    """
-    if "transformers" in sys.modules:
-        from transformers import PreTrainedModel
-
-        inner = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-        if inner and all(type(module)._can_set_attn_implementation() for module in inner):
-            return (
-                "it has no attention with a bias that posenc knows, only PyTorch's own, so nothing "
-                "was changed; attn_implementation='posenc' can gain where layers see windows."
-            )
+def _unknown(model: nn.Module) -> ArgumentError:
+    """The error for a model with attention of its own, which posenc does not know."""
     titles = ", ".join(family.title for family in FAMILIES.values())
-    raise ArgumentError(
+    return ArgumentError(
         "model",
-        expected=f"a model of transformers: {titles}",
+        expected=f"a model on transformers' attention interface, or of {titles}",
         got=type(model).__name__,
-        remedy="For models on transformers' attention interface, try attn_implementation='posenc'.",
+        remedy="Its attention is its own code, which is left alone.",
     )

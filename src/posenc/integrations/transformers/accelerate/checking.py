@@ -153,13 +153,23 @@ class Comparison:
     def _outputs(self) -> list[Tensor]:
         outputs: list[Tensor] = []
         for base in self.bases:
-            device = _device(base)
+            device = device_of(base)
             # Some models drop features in evaluation mode too.
-            with _evaluating(base), torch.random.fork_rng(), without_autocast(device):
+            with evaluating(base), torch.random.fork_rng(), without_autocast(device):
                 torch.manual_seed(0)
-                output = base(**_inputs(base, device))
-            outputs += [tensor.detach().clone() for tensor in tensors_in(output)]
+                inputs = _inputs(base, device)
+                output = base(**inputs)
+            attended = inputs.get("attention_mask")
+            outputs += [_of_tokens(tensor, attended) for tensor in tensors_in(output)]
         return outputs
+
+
+def _of_tokens(output: Tensor, attended: Tensor | None) -> Tensor:
+    """A copy of an output, zero for padding: queries that see no key get what they may."""
+    copied = output.detach().clone()
+    if attended is not None and copied.shape[:2] == attended.shape:
+        copied[attended == 0] = 0
+    return copied
 
 
 def without_values(model: nn.Module) -> bool:
@@ -223,7 +233,7 @@ def _is_quantized(model: nn.Module) -> bool:
     )
 
 
-def _device(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
     """The device that inputs have to be on."""
     tensors = chain(model.parameters(), model.buffers())
     on = next((x.device for x in tensors if not x.is_meta), None)
@@ -304,7 +314,7 @@ def tensors_in(output: Any) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     training = [module for module in model.modules() if module.training]
     try:
         for module in training:

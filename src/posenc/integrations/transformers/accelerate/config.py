@@ -49,11 +49,15 @@ def _view_class(kind: Hashable, name: str) -> type[PreTrainedConfig]:
     def chosen(view: Any, implementation: Any) -> None:
         view.config_behind._attn_implementation = implementation
 
+    def text_config(view: Any, *arguments: Any, **options: Any) -> PreTrainedConfig:
+        return with_posenc(view.config_behind.get_text_config(*arguments, **options), name)
+
     members = {
         "__slots__": ("config_behind",),
         "_attn_implementation": property(lambda view: name, chosen),
         "__reduce_ex__": reduce,
         "__deepcopy__": copied,
+        "get_text_config": text_config,
     }
     config = cast(type[PreTrainedConfig], kind)
     return type(config.__name__, (config,), members)

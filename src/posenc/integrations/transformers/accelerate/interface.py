@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
-from torch.nn.functional import dropout as drop
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.masking_utils import (
     bidirectional_mask_function,
@@ -21,12 +20,9 @@ from transformers.masking_utils import (
 from transformers.utils.output_capturing import _active_collector
 
 from posenc.attention import attend
-from posenc.attention.problem.lowering import repeat_heads
-from posenc.attention.softmax import masked_softmax
-from posenc.derivatives import with_definition
 from posenc.encoding import BucketedTerms
 from posenc.errors import ArgumentError
-from posenc.grid import Grid
+from posenc.grid import FARTHEST, Grid
 from posenc.integrations.transformers.accelerate.accelerated import settings_of
 from posenc.integrations.transformers.accelerate.config import (
     CAUSAL_KEYS,
@@ -34,13 +30,23 @@ from posenc.integrations.transformers.accelerate.config import (
     NAME,
     takes_added_masks,
 )
+from posenc.integrations.transformers.accelerate.dense import dense_attention
 from posenc.integrations.transformers.accelerate.lazy_mask import (
     Pairs,
     carrying,
     pairs_behind,
     written_out,
 )
-from posenc.integrations.transformers.accelerate.masks import all_attended, grid_of
+from posenc.integrations.transformers.accelerate.masks import grid_of
+from posenc.integrations.transformers.accelerate.patterns import Place, grid_of_function
+from posenc.integrations.transformers.accelerate.routing import (
+    OWN,
+    describe,
+    note,
+    note_kernel,
+    plain_attention,
+)
+from posenc.integrations.transformers.accelerate.switching import switched_settings
 from posenc.integrations.transformers.accelerate.terms import ComputedOnce, encoding_of
 from posenc.runtime import is_scripted
 
@@ -80,6 +86,8 @@ def attention(
     scaling: float | None = None,
     is_causal: bool | None = None,
     position_bias: PositionBias | Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Float[Tensor, " H"] | None = None,
     **options: Any,
 ) -> tuple[Float[Tensor, "B Q H E"], Tensor | None]:
     """Attention as transformers calls it.
@@ -90,14 +98,15 @@ def attention(
             added to the logits; ``[B, K]``, False for padding; or None, where all is seen.
         is_causal: True is refused without a mask; else the mask has it, as in eager attention.
         position_bias: added to the logits.
+        softcap: c of ``c · tanh(s / c)``, which logits become before they are masked.
+        s_aux: ``[H]``, sinks: logits that only the sum of the softmax sees.
         options: ``output_attentions`` makes the weights; ``IGNORED`` are not read.
 
     Returns:
         The output, contiguous, and, if asked for, the weights ``[B, H, Q, K]``.
 
     Raises:
-        ArgumentError: for any other option that is not None, such as soft-capped logits
-            (``softcap``), attention sinks (``s_aux``) and paged caches (``cache``); for
+        ArgumentError: for any other option that is not None, such as paged caches (``cache``); for
             ``is_causal=True`` without a mask.
     """
     for name, option in options.items():
@@ -108,6 +117,8 @@ def attention(
                 got=type(option).__name__,
                 remedy="Use attn_implementation='eager' for this model.",
             )
+    # Norms of queries and keys leave them wider than values under autocast.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     queries, keys = query.shape[2], key.shape[2]
     if is_causal and attention_mask is None and queries > 1:
         raise ArgumentError(
@@ -122,16 +133,25 @@ def attention(
     elif attention_mask.shape[2:] == (queries, keys):
         pairs = pairs_behind(attention_mask)
         grid = None if pairs is None else pairs.grid
-    settings = settings_of(module)
+    settings = switched_settings(module) or settings_of(module)
     with_weights = wants_weights(module, options)
-    fast = not with_weights and keys >= settings.shortest
-    if fast and grid is not None and not isinstance(position_bias, Tensor):
-        encoding = encoding_of(*(() if position_bias is None else position_bias.terms))
-        backend = settings.backend
-        output = attend(
-            query, key, value, grid, encoding, backend=backend, dropout=dropout, scale=scaling
-        )
+    fast = not with_weights and keys >= settings.shortest and not isinstance(position_bias, Tensor)
+    terms = position_bias.terms if fast and isinstance(position_bias, PositionBias) else ()
+    if fast and grid is not None:
+        given: dict[str, Any] = {"dropout": dropout, "scale": scaling}
+        output = None
+        options = {"a bias": terms or None, "sinks": s_aux, "a soft cap": softcap}
+        changes = [name for name, option in options.items() if option is not None]
+        if not changes and settings.backend == "auto":
+            output = plain_attention(query, key, value, grid, **given)
+        if output is not None:
+            note(module, OWN, f"{describe(grid)}, where PyTorch's kernel is as fast")
+        else:
+            note_kernel(module, grid, changes)
+            given |= {"backend": settings.backend, "sinks": s_aux, "softcap": softcap}
+            output = attend(query, key, value, grid, encoding_of(*terms), **given)
         return output.transpose(1, 2).contiguous(), None
+    note(module, OWN, "weights are asked for" if with_weights else "a mask of all pairs")
     bias = position_bias.dense if isinstance(position_bias, PositionBias) else position_bias
     mask = written_out(attention_mask)
     if mask is not None and mask.dim() == 2:
@@ -139,7 +159,16 @@ def attention(
     elif mask is not None and mask.is_floating_point():
         mask = mask.to(query.dtype)  # which autocast has made another
     output, weights = dense_attention(
-        query, key, value, bias, mask, dropout=dropout, scale=scaling, with_weights=with_weights
+        query,
+        key,
+        value,
+        bias,
+        mask,
+        dropout=dropout,
+        scale=scaling,
+        with_weights=with_weights,
+        softcap=softcap,
+        sinks=s_aux,
     )
     return output.transpose(1, 2).contiguous(), weights
 
@@ -151,68 +180,6 @@ def wants_weights(module: nn.Module, options: Mapping[str, Any]) -> bool:
     if getattr(getattr(module, "config", None), "output_attentions", False):
         return True
     return not torch.compiler.is_compiling() and "attentions" in (_active_collector.get() or ())
-
-
-def dense_attention(
-    query: Float[Tensor, "B H Q D"],
-    key: Float[Tensor, "B G K D"],
-    value: Float[Tensor, "B G K E"],
-    bias: Float[Tensor, "B H Q K"] | None,
-    mask: Tensor | None,
-    *,
-    dropout: float,
-    scale: float | None,
-    with_weights: bool,
-) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H Q K"] | None]:
-    """PyTorch's attention with a bias written out; with weights, attention by its definition.
-
-    So too in exported programs that train the bias: to ONNX, those with PyTorch's kernel fail.
-    """
-    key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
-    exported = torch.compiler.is_exporting() and bias is not None and bias.requires_grad
-    if with_weights or exported:
-        output, weights = _by_definition(query, key, value, bias, mask, dropout, scale)
-        return output, weights if with_weights else None
-    if bias is not None and mask is not None:
-        boolean = mask.dtype == torch.bool
-        lowest = torch.finfo(bias.dtype).min
-        mask = bias.masked_fill(~mask, lowest) if boolean else bias + mask
-    elif bias is not None:
-        mask = bias
-    output = scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale
-    )
-    if dropout:  # of which the definition would draw another mask
-        return output, None
-
-    def definition(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
-        return _by_definition(q, k, v, None, masks[0] if masks else None, 0.0, scale)[0]
-
-    tensors = (query, key, value) if mask is None else (query, key, value, mask)
-    return with_definition(output, definition, tensors), None
-
-
-def _by_definition(
-    query: Float[Tensor, "B H Q D"],
-    key: Float[Tensor, "B H K D"],
-    value: Float[Tensor, "B H K D"],
-    bias: Float[Tensor, "B H Q K"] | None,
-    mask: Tensor | None,
-    dropout: float,
-    scale: float | None,
-) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B H Q K"]]:
-    """The output and the weights."""
-    logits = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if bias is not None:
-        logits = logits + bias
-    if mask is None:
-        weights = logits.softmax(-1)
-    elif mask.dtype == torch.bool:
-        weights = masked_softmax(logits, mask)
-    else:
-        weights = (logits + mask).softmax(-1)
-    weights = drop(weights, dropout)
-    return weights @ value, weights
 
 
 def mask(
@@ -265,8 +232,8 @@ def pairs_of(
 ) -> Pairs:
     """The pairs that a mask of transformers lets through.
 
-    Their grid is known if they are causal or full, but for padding: by the mask's function, since
-    layers and options say otherwise in some models.
+    Their grid follows from the mask's function, since layers and options say otherwise in some
+    models. While a graph is made, those of causal and full masks are known alone.
     """
 
     def visible() -> Tensor:
@@ -284,6 +251,19 @@ def pairs_of(
         )
         return cast(Tensor, made)
 
+    if not (is_scripted() or torch.compiler.is_compiling() or torch.device(device).type == "meta"):
+        place = Place(
+            *(batch_size, q_length, kv_length, int(q_offset), kv_offset), torch.device(device)
+        )
+        use_vmap = bool(options.get("use_vmap"))
+        grid = grid_of_function(mask_function, place, attention_mask, use_vmap=use_vmap)
+        if not use_vmap:
+            return Pairs(grid, visible)
+        # PyTorch maps no function while an operator reads a mask.
+        if grid is not None:
+            return Pairs(grid, partial(_shown, grid, (batch_size, 1, q_length, kv_length)))
+        pairs = visible()
+        return Pairs(None, lambda: pairs)
     causal = mask_function is causal_mask_function
     known = causal or mask_function is bidirectional_mask_function
     if is_scripted() or not known or isinstance(q_offset, Tensor):  # as of a static cache
@@ -292,15 +272,14 @@ def pairs_of(
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:
         padding = padding[:, kv_offset : kv_offset + kv_length].bool()
-    grid = grid_of(
-        q_length,
-        kv_length,
-        None if all_attended(padding) else padding,
-        causal=causal,
-        device=device,
-        starts=(q_offset, kv_offset),
+    starts = (q_offset, kv_offset)
+    return Pairs(
+        grid_of(q_length, kv_length, padding, causal=causal, device=device, starts=starts), visible
     )
-    return Pairs(grid, visible)
+
+
+def _shown(grid: Grid, shape: tuple[int, int, int, int]) -> Tensor:
+    return grid.visible.expand(shape)
 
 
 def keys_mask(causal: bool) -> Callable[..., Bool[Tensor, "B *pairs"] | None]:
@@ -316,9 +295,9 @@ def keys_mask(causal: bool) -> Callable[..., Bool[Tensor, "B *pairs"] | None]:
     ) -> Tensor | None:
         pairs = pairs_of(*arguments, **options)
         grid = pairs.grid
-        if grid is not None and grid.causal == causal:
+        if grid is not None and grid.band == (-FARTHEST, 0 if causal else FARTHEST):
             last = grid.shift == grid.query.length - grid.key.length
-            if last or not causal:
+            if (last or not causal) and grid.intervals is grid.key.document is None:
                 return grid.key.valid
         return cast(Tensor, pairs.dense)
 

@@ -20,7 +20,7 @@ from posenc.encoding import BucketedTerms
 from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
-from posenc.integrations.transformers.accelerate.interface import dense_attention
+from posenc.integrations.transformers.accelerate.dense import dense_attention
 from posenc.integrations.transformers.accelerate.terms import ComputedOnce, encoding_of
 from posenc.layout import Layout
 from posenc.runtime import differentiates_forward, differentiates_twice, without_autocast
@@ -114,7 +114,7 @@ def attend_images(
     backend = settings_of(module).backend
     patches = _attend_from_patches(q[:, :, 1:], k, v, table, bias.size, scale, backend)
     output = torch.cat([of_class, patches], dim=2)
-    output = with_definition(output, definition, (q, k, v, table))
+    (output,) = with_definition((output,), definition, (q, k, v, table))
     return output.transpose(1, 2).flatten(2)
 
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
 from posenc.integrations.transformers.accelerate.checking import fitting_length
-from posenc.integrations.transformers.accelerate.interface import dense_attention, wants_weights
+from posenc.integrations.transformers.accelerate.dense import dense_attention
+from posenc.integrations.transformers.accelerate.interface import wants_weights
 from posenc.runtime import has_values
 
 

@@ -12,8 +12,8 @@ from posenc.attention import attend
 from posenc.encoding import BucketedTerms
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.accelerated import settings_of
+from posenc.integrations.transformers.accelerate.dense import dense_attention
 from posenc.integrations.transformers.accelerate.families.common.image_bias import cell_bucket
-from posenc.integrations.transformers.accelerate.interface import dense_attention
 from posenc.integrations.transformers.accelerate.terms import encoding_of
 from posenc.layout import Layout
 

@@ -1,0 +1,96 @@
+"""Attention with a mask or a bias written out for all pairs, or with neither."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import dropout as drop
+
+from posenc.attention.backends.common.fused import fused_attention
+from posenc.attention.problem.lowering import repeat_heads
+from posenc.attention.softmax import masked_softmax
+from posenc.derivatives import with_definition
+
+
+def dense_attention(
+    query: Float[Tensor, "B H Q D"],
+    key: Float[Tensor, "B G K D"],
+    value: Float[Tensor, "B G K E"],
+    bias: Float[Tensor, "B H Q K"] | None,
+    mask: Tensor | None,
+    *,
+    dropout: float,
+    scale: float | None,
+    with_weights: bool = False,
+    causal: bool = False,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
+) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H Q K"] | None]:
+    """PyTorch's attention with a bias written out; with weights, attention by its definition.
+
+    So too in exported programs that train the bias: to ONNX, those with PyTorch's kernel fail.
+
+    Args:
+        causal: a query attends to keys up to its own index; only without a mask and a bias.
+        softcap, sinks: as of ``attend``.
+    """
+    exported = torch.compiler.is_exporting() and bias is not None and bias.requires_grad
+    if with_weights or exported or softcap is not None or sinks is not None:
+        if causal:
+            mask = mask_of_causality(query, key)
+        output, weights = _by_definition(
+            query, key, value, bias, mask, dropout, scale, softcap, sinks
+        )
+        return output, weights if with_weights else None
+    if bias is not None and mask is not None:
+        boolean = mask.dtype == torch.bool
+        lowest = torch.finfo(bias.dtype).min
+        mask = bias.masked_fill(~mask, lowest) if boolean else bias + mask
+    elif bias is not None:
+        mask = bias
+    output = fused_attention(query, key, value, mask, causal=causal, dropout=dropout, scale=scale)
+    if dropout:  # of which the definition would draw another mask
+        return output, None
+
+    def definition(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
+        seen = masks[0] if masks else mask_of_causality(q, k) if causal else None
+        return _by_definition(q, k, v, None, seen, 0.0, scale)[0]
+
+    tensors = (query, key, value) if mask is None else (query, key, value, mask)
+    return with_definition((output,), definition, tensors)[0], None
+
+
+def mask_of_causality(query: Tensor, key: Tensor) -> Tensor:
+    """True where the key's index is not above the query's, ``[1, 1, Q, K]``."""
+    pairs = query.shape[2], key.shape[2]
+    return torch.ones(pairs, dtype=torch.bool, device=query.device).tril()[None, None]
+
+
+def _by_definition(
+    query: Float[Tensor, "B H Q D"],
+    key: Float[Tensor, "B G K D"],
+    value: Float[Tensor, "B G K D"],
+    bias: Float[Tensor, "B H Q K"] | None,
+    mask: Tensor | None,
+    dropout: float,
+    scale: float | None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
+) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B H Q K"]]:
+    """The output and the weights."""
+    key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
+    logits = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if bias is not None:
+        logits = logits + bias
+    if softcap is not None:
+        logits = softcap * (logits / softcap).tanh()
+    if mask is not None and mask.dtype != torch.bool:
+        logits, mask = logits + mask, None
+    if sinks is not None:
+        column = sinks.to(logits.dtype).view(-1, 1, 1).expand(*logits.shape[:3], 1)
+        logits = torch.cat([logits, column], dim=-1)
+        mask = None if mask is None else torch.nn.functional.pad(mask, (0, 1), value=True)
+    weights = logits.softmax(-1) if mask is None else masked_softmax(logits, mask)
+    weights = drop(weights[..., : key.shape[2]], dropout)
+    return weights @ value, weights

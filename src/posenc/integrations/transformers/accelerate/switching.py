@@ -1,0 +1,92 @@
+"""Switching live models of transformers to another attention implementation, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import reduce
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from posenc.integrations.transformers.accelerate.accelerated import Settings
+from posenc.integrations.transformers.accelerate.config import NAME, config_behind
+from posenc.integrations.transformers.accelerate.family import family_of
+
+BEFORE = "_posenc_before"
+"""Attribute of a model: the implementations that its config and those in it named before, by the
+path of the attribute. Plain, so that copies and pickles of the model have it."""
+
+INTERNAL = "_attn_implementation_internal"
+"""Attribute of a config, which transformers does not save."""
+
+_SETTINGS: WeakKeyDictionary[nn.Module, Settings] = WeakKeyDictionary()
+
+
+def on_interface(model: nn.Module) -> list[PreTrainedModel]:
+    """Models in a model whose attention goes through transformers' interface.
+
+    Those of accelerated families are left out: these replace more than attention.
+    """
+    models = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    others = [part for part in models if family_of(type(part)) is None]
+    able = {id(part.config) for part in others if type(part)._can_set_attn_implementation()}
+    return [part for part in others if id(part.config) in able]
+
+
+def is_switched(model: nn.Module) -> bool:
+    """True if ``switch`` changed a model in this model, and ``switch_back`` did not since."""
+    return any(BEFORE in part.__dict__ for part in model.modules())
+
+
+def switch(model: nn.Module, settings: Settings) -> list[PreTrainedModel]:
+    """Name posenc's attention in the configs of models on the interface.
+
+    Returns:
+        The models, without those that run what was chosen for another reason already.
+    """
+    models = on_interface(model)
+    owned = {id(part.config) for part in model.modules() if isinstance(part, PreTrainedModel)}
+    own = {id(part.config) for part in models}
+    for part in models:
+        before = {}
+        for path, config in _configs(part.config):
+            mine = id(config) in own or id(config) not in owned
+            if mine and getattr(config, INTERNAL, None) != NAME:
+                before[path] = getattr(config, INTERNAL, None)
+                setattr(config, INTERNAL, NAME)
+        part.__dict__[BEFORE] = before
+    switch_settings(model, settings)
+    return models
+
+
+def switch_settings(model: nn.Module, settings: Settings) -> None:
+    """Set what the layers of models that were switched are computed with."""
+    for part in model.modules():
+        if BEFORE in part.__dict__:
+            _SETTINGS.update(dict.fromkeys(part.modules(), settings))
+
+
+def switch_back(model: nn.Module) -> None:
+    """Undo ``switch``."""
+    for part in model.modules():
+        for path, implementation in part.__dict__.pop(BEFORE, {}).items():
+            config = reduce(getattr, filter(None, path.split(".")), config_behind(part.config))
+            setattr(config, INTERNAL, implementation)
+        _SETTINGS.pop(part, None)
+
+
+def switched_settings(module: nn.Module) -> Settings | None:
+    """The settings that a module's model was switched with; None for others."""
+    return None if torch.compiler.is_compiling() else _SETTINGS.get(module)
+
+
+def _configs(config: Any, path: str = "") -> Iterator[tuple[str, PreTrainedConfig]]:
+    """A config and those in it, by the paths of their attributes."""
+    yield path, config
+    for name in getattr(config, "sub_configs", {}):
+        part = getattr(config, name, None)
+        if isinstance(part, PreTrainedConfig):
+            yield from _configs(part, f"{path}.{name}")

@@ -1,0 +1,181 @@
+"""Tiny models of transformers' types, with random weights, from their configs' names alone."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+VOCABULARY = 128
+
+COUNTS = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "embedding_size": 64,
+    "d_model": 64,
+    "n_embd": 64,
+    "dim": 64,
+    "intermediate_size": 96,
+    "ffn_dim": 96,
+    "num_hidden_layers": 2,
+    "n_layer": 2,
+    "num_layers": 2,
+    "n_layers": 2,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+    "num_attention_heads": 4,
+    "n_head": 4,
+    "n_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "n_positions": 256,
+    "sliding_window": 7,
+    "attention_chunk_size": 8,
+    "local_attention": 8,
+    "rotary_dim": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "o_lora_rank": 16,
+    "index_head_dim": 16,
+    "index_n_heads": 4,
+    "n_routed_experts": 4,
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_experts_per_token": 2,
+    "moe_topk": 2,
+    "moe_k": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "intermediate_size_mlp": 48,
+    "expert_ffn_hidden_size": 32,
+    "ffn_hidden_size": 96,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "mamba_n_groups": 1,
+    "lru_width": 64,
+    "sliding_window_pattern": 2,
+    "num_nextn_predict_layers": 0,
+    "num_kv_shared_layers": 0,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 2,
+    "query_pre_attn_scalar": 16,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+"""Sizes by the names that configs have for them."""
+
+
+PARTIAL = frozenset({"sliding_attention", "linear_attention", "mamba", "conv", "recurrent"})
+"""Types of layers beside which a model has others, if it has enough layers."""
+
+NEEDED = frozenset({"head_dim", "num_key_value_heads", "vocab_size"})
+"""Names that have no default in some configs."""
+
+
+def tiny_config(kind: str, **sizes: Any) -> Any:
+    """A config of a model type; names that it does not have are left out."""
+    config = CONFIG_MAPPING[kind]
+    try:
+        return _tiny(config, sizes)
+    except Exception:  # of types without groups of heads
+        return _tiny(config, {"num_key_value_heads": 4, **sizes})
+
+
+def _tiny(kind: type[Any], sizes: dict[str, Any]) -> Any:
+    usual = kind()
+    names = set(inspect.signature(kind.__init__).parameters) | set(usual.to_dict())
+    names |= set(usual.attribute_map)
+    given: dict[str, Any] = {
+        k: x for k, x in COUNTS.items() if k in names and (k in NEEDED or _has(usual, k))
+    }
+    for name in usual.attribute_map:  # by one of two names
+        if name in given and usual.attribute_map[name] in given:
+            del given[name]
+    for name in usual.sub_configs:
+        if _has(usual, name):
+            given[name] = _tiny(type(getattr(usual, name)), {}).to_dict()
+    if "qk_rope_head_dim" in given:  # latent attention, without groups of heads
+        given |= {"head_dim": given["qk_rope_head_dim"], "num_key_value_heads": 4}
+    rope = getattr(usual, "rope_parameters", None) or {}
+    given |= _sections(rope, given.get("head_dim", 16))
+    config = kind(**given | sizes)
+    types = list(getattr(config, "layer_types", None) or [])
+    if types and set(types) <= PARTIAL and "layer_types" not in sizes:
+        try:
+            config = kind(**given | {"layer_types": [*types[:-1], "full_attention"]} | sizes)
+        except Exception:  # a type without such layers
+            return config
+    return config
+
+
+def _sections(rope: Any, head_dim: int) -> dict[str, Any]:
+    """Rope parameters whose pairs for each axis are as many as a small head has."""
+    sections = rope.get("mrope_section")
+    if sections is None:
+        return {}
+    pairs = int(head_dim * rope.get("partial_rotary_factor", 1.0)) // 2
+    return {"rope_parameters": {**rope, "mrope_section": _shares(sections, pairs)}}
+
+
+def _shares(sections: Sequence[int], pairs: int) -> list[int]:
+    """So many pairs in about these proportions."""
+    shares = [max(1, pairs * part // sum(sections)) for part in sections]
+    return [pairs - sum(shares[1:]), *shares[1:]]
+
+
+def _has(config: Any, name: str) -> bool:
+    try:
+        return getattr(config, name, None) is not None
+    except Exception:  # a size that differs between layers
+        return False
+
+
+def tiny_model(kind: str, **sizes: Any) -> PreTrainedModel:
+    """A model of a type, with larger weights than at the start of training."""
+    config = tiny_config(kind, **sizes)
+    torch.manual_seed(0)
+    causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    model = (AutoModelForCausalLM if causal else AutoModel).from_config(config)
+    for part in model.modules():
+        sections = getattr(part, "mrope_section", None)
+        if sections is not None and sum(sections) != part.inv_freq.numel():
+            part.mrope_section = _shares(sections, part.inv_freq.numel())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.15)
+            else:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return model.eval()  # type: ignore[no-any-return]
