@@ -13,6 +13,7 @@ from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
+from posenc.evaluation.live import LiveDecoder
 from posenc.evaluation.results import Claimed, Findings
 from posenc.extension import (
     EXTENSIONS,
@@ -141,6 +142,8 @@ class Candidate:
         """
         if self.model is None or self.method is None or self.method.of_model:
             return ""
+        if isinstance(self.model, LiveDecoder):
+            return self.model.served
         encoding = encodings_of(self.model)[0]
         if [type(part) for part in encoding.parts()] in ([Learned], [Learned2d]):
             return "table"
@@ -198,7 +201,10 @@ def decoder_candidates(
         f"The model as trained, with attention cut to the last {length} tokens. It ties most "
         "methods on local text, so that loss alone does not show use of the far past."
     )
-    yield Candidate(WINDOW, with_window(model, length), advice=(window,))
+    if not isinstance(model, LiveDecoder):
+        yield Candidate(WINDOW, with_window(model, length), advice=(window,))
+    elif not model.windowed:
+        yield Candidate(WINDOW, model.cut(length), advice=(window,))
 
     def make(method: Method) -> Candidate:
         return extended_by(model, method, factor=factor, length=length)
@@ -246,9 +252,11 @@ def extended_by(model: nn.Module, method: Method, *, factor: float, length: int)
         return Candidate(method.spec, segments(model, length=length, **method.options), method)
     originals = encodings_of(model)
     context: dict[str, Any] = {"factor": factor, "length": length}
+    notes = (*method.notes, *advice(originals[0], method.name, **context, **method.options))
+    if isinstance(model, LiveDecoder):
+        live = model.extended(method.name, **context, options=method.options)
+        return Candidate(method.spec, live, method, advice=notes)
     extended = extend_layers(originals, method.name, **context, **method.options)
-    known = advice(originals[0], method.name, **context, **method.options)
-    notes = (*method.notes, *known)
     return Candidate(method.spec, with_encodings(model, extended), method, advice=notes)
 
 

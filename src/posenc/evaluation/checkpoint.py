@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from posenc.encodings.embedding.learned import Learned
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.evaluation.candidates import Method
 from posenc.evaluation.images import ImageSource
+from posenc.evaluation.live import LiveDecoder
 from posenc.evaluation.results import Study
 from posenc.evaluation.texts import Text, read_ids, read_tokenizer
 from posenc.integrations.transformers.checkpoint import config_of, load_described
@@ -28,6 +30,9 @@ from posenc.storage import output_folder, write_bytes
 OWN_FAMILY = "llama"
 """``model_type`` that models of ``posenc compare`` are written as."""
 
+LONGEST = "max_position_embeddings"
+"""Field of ``config.json`` with the trained length."""
+
 COPIED = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
     *("*.model", "chat_template*", "generation_config.json", "preprocessor_config.json"),
@@ -35,7 +40,8 @@ COPIED = (
 """Files copied to an extended checkpoint; none depends on positions."""
 
 SEES = (ImageEncoder, VisionTransformer)
-READS = (Decoder, Encoder, MaskedLM)
+CAUSAL = (Decoder, LiveDecoder)
+READS = (*CAUSAL, Encoder, MaskedLM)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +51,9 @@ class Checkpoint:
     Args:
         name: of the folder.
         family: ``model_type``.
-        model: in eval mode: a ``Decoder``; or with a learned table of positions an ``Encoder``, a
-            ``MaskedLM``, an ``ImageEncoder`` or a ``VisionTransformer``.
+        model: in eval mode: a ``Decoder``, or a ``LiveDecoder`` of any other family; or with a
+            learned table of positions an ``Encoder``, a ``MaskedLM``, an ``ImageEncoder`` or a
+            ``VisionTransformer``.
         length: the trained length in tokens; of images the longer side in pixels.
         folder: None for a model in memory, which can be measured but not written.
         config: the fields of ``config.json``, which a written checkpoint starts from.
@@ -84,7 +91,7 @@ class Checkpoint:
         if (folder / "model" / "config.json").is_file():
             folder = folder / "model"
         config = Fields.read(folder)
-        stated = config.values.get("max_position_embeddings")
+        stated = config.values.get(LONGEST)
         family = str(config.values.get("model_type"))
         model: nn.Module
         if "kind" in config.values and "model_type" not in config.values:
@@ -102,7 +109,11 @@ class Checkpoint:
         else:
             if extendable:
                 require_extendable(config, family)
-            model = load_described(config, device=device)
+            if family_name(family) not in FAMILIES and _is_causal(config):
+                model = LiveDecoder.open(folder, device=device)
+                stated = model.model.config.get_text_config().to_dict().get(LONGEST, stated)
+            else:
+                model = load_described(config, device=device)
         if not isinstance(model, SEES + READS):
             raise CheckpointError(
                 f"model_type in {config.path}",
@@ -143,8 +154,12 @@ class Checkpoint:
             )
         if sees:
             return ImageSource.of_checkpoint(self.folder, self.config, images)
-        assert isinstance(self.model, READS)  # no others are opened
-        encode, special = read_tokenizer(self.folder, self.model.config.vocabulary)
+        if isinstance(self.model, LiveDecoder):
+            vocabulary = self.model.vocabulary
+        else:
+            assert isinstance(self.model, Decoder | Encoder | MaskedLM)  # no others are opened
+            vocabulary = self.model.config.vocabulary
+        encode, special = read_tokenizer(self.folder, vocabulary)
         return read_ids(text, encode=encode, training=training, special=special)
 
     def write(
@@ -168,16 +183,20 @@ class Checkpoint:
         assert self.folder is not None  # as in ``data``
         assert self.config is not None
         with output_folder(out) as partial:
-            native = save_stretched(
-                model,
-                partial,
-                like=self.config,
-                originals=encodings_of(self.model),
-                method=method.name,
-                factor=factor,
-                length=self.length,
-                options=method.options,
-            )
+            if isinstance(model, LiveDecoder):
+                model.write(partial, dtype=_dtype(self.config))
+                native = bool(model.served)
+            else:
+                native = save_stretched(
+                    model,
+                    partial,
+                    like=self.config,
+                    originals=encodings_of(self.model),
+                    method=method.name,
+                    factor=factor,
+                    length=self.length,
+                    options=method.options,
+                )
             for path in sorted(self.folder.iterdir()):
                 if path.is_file() and any(fnmatch(path.name, pattern) for pattern in COPIED):
                     write_bytes(partial / path.name, path.read_bytes())
@@ -186,6 +205,13 @@ class Checkpoint:
 
                 write_study(study, partial / "report")
         return native
+
+
+def _dtype(config: Fields) -> torch.dtype:
+    """The dtype of a checkpoint's weights."""
+    named = config.values.get("dtype") or config.values.get("torch_dtype") or "float32"
+    found = getattr(torch, str(named), None)
+    return found if isinstance(found, torch.dtype) else torch.float32
 
 
 def _as_transformers(model: Decoder, folder: Path) -> Fields:
@@ -202,11 +228,18 @@ def _as_transformers(model: Decoder, folder: Path) -> Fields:
         ) from error
 
 
+def _is_causal(config: Fields) -> bool:
+    """True of a causal language model of transformers."""
+    kinds = config.values.get("architectures") or [""]
+    return str(kinds[0]).endswith("ForCausalLM")
+
+
 def require_extendable(config: Fields, family: str) -> None:
     """Refuse checkpoints that cannot be written, before their weights are read."""
     writable = [name for name, family in FAMILIES.items() if family.write is not None]
     named = "model_type" in config.values
-    if not named or family_name(family) not in writable:
+    live = family_name(family) not in FAMILIES and _is_causal(config)
+    if not live and (not named or family_name(family) not in writable):
         raise CheckpointError(
             f"model_type in {config.path}",
             expected=f"one of {', '.join(writable)}",
@@ -226,7 +259,7 @@ def require_extendable(config: Fields, family: str) -> None:
 
 def _trained_length(model: nn.Module, stated: object, given: int | None) -> int:
     """The trained length: of the position table, as given, or by ``config.json``."""
-    table = encodings_of(model)[0].embedding
+    table = None if isinstance(model, LiveDecoder) else encodings_of(model)[0].embedding
     held = table.max_length if isinstance(table, Learned) else None
     if isinstance(model, SEES):
         held = max(model.config.size)

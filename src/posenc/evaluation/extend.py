@@ -11,6 +11,7 @@ from posenc.evaluation.candidates import Method, extended_by, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.engines import differences
 from posenc.evaluation.finetuning import Tuning
+from posenc.evaluation.live import LiveDecoder
 from posenc.evaluation.progress import Progress, kept, silent
 from posenc.evaluation.results import Study
 from posenc.evaluation.searching import require_search, searched
@@ -96,6 +97,13 @@ def extend_checkpoint(
     )
     chosen = methods_for(methods, checkpoint.model, length=checkpoint.length)
     require_search(search, chosen)
+    if search and isinstance(checkpoint.model, LiveDecoder):
+        raise ArgumentError(
+            "search",
+            expected=f"0 for a {checkpoint.family}",
+            got=search,
+            remedy="Give longrope's factors: longrope@long_factors=(…).",
+        )
     if not report:
         return _write_unmeasured(checkpoint, chosen, tuning, factor=factor, out=out)
     data = checkpoint.data(text=text, images=images, training=bool(tuning.steps or search))

@@ -1,7 +1,23 @@
-"""Reading and writing of transformers checkpoints, without importing transformers."""
+"""Checkpoints of transformers, and its models stretched in place.
+
+Only ``stretch`` and ``restore`` import transformers.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from posenc.integrations.transformers.checkpoint import load, save
 from posenc.integrations.transformers.families import FAMILIES
 from posenc.integrations.transformers.family import Family, Written
 
-__all__ = ["FAMILIES", "Family", "Written", "load", "save"]
+if TYPE_CHECKING:
+    from posenc.integrations.transformers.stretching import restore, stretch
+
+__all__ = ["FAMILIES", "Family", "Written", "load", "restore", "save", "stretch"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("restore", "stretch"):
+        from posenc.integrations.transformers import stretching
+
+        return getattr(stretching, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

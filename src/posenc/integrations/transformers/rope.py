@@ -88,7 +88,7 @@ class RopeFields:
         if self._named(like) and _alike(self.read(like, head_dim=head_dim), encoding):
             return {}
         longest = like.optional_count("max_position_embeddings") or model.config.max_length
-        changes = self.described(_parameters(encoding, longest), like)
+        changes = self.described(parameters_of(encoding, longest), like)
         part = encoding.query_key
         if isinstance(part, DynamicNtkRope):
             changes["max_position_embeddings"] = int(part.length)
@@ -208,7 +208,7 @@ def yarn_gain(factor: float, temperature: float | None) -> dict[str, float]:
     return {"mscale": 1.0, "mscale_all_dim": every, "attn_factor": temperature / usual}
 
 
-def _parameters(encoding: Encoding, longest: int | None) -> dict[str, Any]:
+def parameters_of(encoding: Encoding, longest: int | None) -> dict[str, Any]:
     """``rope_parameters`` of an encoding, in a model of texts of up to ``longest`` tokens."""
     part, rope = _known(encoding)
     learned = rope.log_frequencies is not None

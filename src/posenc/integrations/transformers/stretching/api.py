@@ -1,0 +1,300 @@
+"""``stretch`` and ``restore``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from posenc.arguments import check
+from posenc.encoding import Encoding
+from posenc.errors import ArgumentError
+from posenc.extension import EXTENSIONS, Misfit, extend
+from posenc.integrations.transformers.accelerate.api import restore as unaccelerate
+from posenc.integrations.transformers.extended import FIELD
+from posenc.integrations.transformers.stretching import rotary, words
+from posenc.integrations.transformers.stretching.adopting import adopt
+from posenc.integrations.transformers.stretching.attention import StretchedLayer
+from posenc.integrations.transformers.stretching.changes import Undoable, undo
+from posenc.integrations.transformers.stretching.frequencies import Frequencies, Of, frequencies_in
+from posenc.integrations.transformers.stretching.probing import quiet, run, transformers_model
+from posenc.integrations.transformers.stretching.report import StretchedPart, StretchReport
+from posenc.integrations.transformers.stretching.tables import Table, tables_in
+
+STRETCHED = "_posenc_stretched"
+"""Attribute of a stretched model."""
+
+
+@dataclass(eq=False)
+class Stretched:
+    """What was done to a model, with the way back."""
+
+    report: StretchReport
+    changes: list[Undoable] = field(default_factory=list)
+
+
+def stretch(
+    model: nn.Module,
+    method: str | None = None,
+    *,
+    factor: float | None = None,
+    length: int | None = None,
+    windows: bool = False,
+    of: Of = "frequencies",
+    **options: Any,
+) -> StretchReport:
+    """Stretch the positions of a transformers model to longer inputs, in place.
+
+    Methods that only divide frequencies change the rotary module's buffers: attention, caches and
+    kernels stay. Methods that move positions compute attention by posenc, on unrotated keys.
+    ``save_pretrained`` writes the method into the config, in transformers' words where it has them;
+    else ``stretch(model)`` stretches the loaded model again. ``restore`` undoes it.
+
+    Args:
+        model: of transformers, or one that holds such a model.
+        method: a name of ``posenc.extension.EXTENSIONS``, or several joined by ``+``; None: what
+            the model's config says.
+        factor: extension of the trained length, 1 or more.
+        length: the trained length; by default that of the config.
+        windows: stretch layers that see a window too.
+        of: begin from the ``"frequencies"`` as they are, or from those of the config's
+            ``rope_theta``, before any extension (``"theta"``).
+        **options: of the method.
+
+    Returns:
+        What each part has now, and why others were left alone.
+
+    Raises:
+        ArgumentError: for a model that the method does not fit, which is then as it was.
+        UnknownNameError: for an unknown method or option.
+    """
+    check("of", Of, of, "frequencies")
+    inner = transformers_model(model)
+    if STRETCHED in inner.__dict__:
+        raise ArgumentError(
+            "model",
+            expected="a model that is not stretched",
+            got=inner.__dict__[STRETCHED].report.method,
+            remedy="Call restore(model) first; 'yarn+log_n' joins methods.",
+        )
+    if method is None:
+        return stretch(model, **_saved(inner))
+    found = list(frequencies_in(inner))
+    request = Request(method, factor, length, of, windows, options)
+    if found:
+        stretched = _stretch_frequencies(inner, found, request)
+    else:
+        stretched = _stretch_tables(inner, tables_in(inner), request)
+    inner.__dict__[STRETCHED] = stretched
+    return stretched.report
+
+
+@dataclass(frozen=True)
+class Request:
+    """Arguments of ``stretch``."""
+
+    method: str
+    factor: float | None
+    length: int | None
+    of: Of
+    windows: bool
+    options: dict[str, Any]
+
+    def trained(self, known: int | None) -> int | None:
+        return known if self.length is None else self.length
+
+    def extend(self, encoding: Encoding, length: int | None, **defaults: int) -> Encoding:
+        """The encoding as the method stretches it.
+
+        Args:
+            length: of training, if none was given.
+            defaults: of options.
+
+        Raises:
+            ArgumentError: as ``posenc.extension.extend``.
+        """
+        try:
+            return extend(
+                encoding,
+                self.method,
+                factor=self.factor,
+                length=self.trained(length),
+                **{**defaults, **self.options},
+            )
+        except Misfit as error:
+            if self.of == "theta" or "already" not in error.got:
+                raise
+            raise ArgumentError(
+                "model",
+                expected=error.expected,
+                got=error.got,
+                remedy="of='theta' begins from the frequencies before that extension.",
+            ) from error
+
+    def saved(self) -> dict[str, Any]:
+        """Options for the config."""
+        extra: dict[str, Any] = {"windows": True} if self.windows else {}
+        return self.options | extra | ({} if self.of == "frequencies" else {"of": self.of})
+
+
+def _stretch_frequencies(model: Any, found: list[Frequencies], request: Request) -> Stretched:
+    used, calls = rotary.called(model, found)
+    chosen = [f for f in used if request.windows or not rotary.windowed(f.layer_type)]
+    if not chosen:
+        raise _no_layer(model, windows=bool(used))
+    stretched = {f: request.extend(f.encoding(request.of), f.trained(request.of)) for f in chosen}
+    length = request.trained(chosen[0].trained(request.of))
+    place = "attention"
+    if all(map(rotary.divides_frequencies, stretched.values())):
+        try:
+            changes: list[Undoable] = [*rotary.write(stretched, calls, request.factor)]
+            parts, place = rotary.rows(found, stretched, used), "frequencies"
+        except ArgumentError:  # a gain that the rotary module does not read
+            pass
+    if place == "attention":
+        layers, changes = adopt(model, used, calls)
+        try:
+            parts = _stretch_layers(layers, request, model, length)
+        except BaseException:
+            undo(changes)
+            raise
+    applied = words.Extended(request.method, request.factor, length, request.options)
+    described = words.describe(model, stretched, applied)
+    saved_as = "transformers" if described else "posenc"
+    changes += described or words.field(model, replace(applied, options=request.saved()))
+    report = StretchReport(type(model).__name__, request.method, place, parts, saved_as)
+    return Stretched(report, changes)
+
+
+def _stretch_tables(model: Any, found: list[Table], request: Request) -> Stretched:
+    """Resize learned tables."""
+    if not found:
+        raise _no_layer(model, windows=False)
+    changes: list[Undoable] = []
+    parts: list[StretchedPart] = []
+    method = EXTENSIONS.get(request.method)
+    has_prefix = method is not None and "prefix" in method.options()
+    try:
+        for table in found:
+            prefix = {"prefix": table.prefix} if table.cells is None and has_prefix else {}
+            encoding = request.extend(table.encoding(), None, **prefix)
+            before = len(table.rows)
+            written, rows = table.write(model, encoding)
+            changes += written
+            kind = type(table.module).__name__
+            parts.append(StretchedPart(table.path, kind, True, f"{rows} rows instead of {before}"))
+        with quiet(model):
+            run(model, max(len(table.rows) - table.prefix for table in found))
+    except BaseException:
+        undo(changes)
+        raise
+    name = type(model).__name__
+    report = StretchReport(name, request.method, "tables", tuple(parts), "transformers")
+    return Stretched(report, changes)
+
+
+def _stretch_layers(
+    layers: dict[str, StretchedLayer], request: Request, model: nn.Module, length: int | None
+) -> tuple[StretchedPart, ...]:
+    """Give attention layers their stretched encodings; equal ones are shared."""
+    shared: dict[tuple[object, ...], Encoding] = {}
+    parts = []
+    for path, layer in layers.items():
+        module, before = model.get_submodule(path), layer.begin(request.of)
+        kind = type(module).__name__
+        if not before.parts():
+            parts.append(StretchedPart(path, kind, False, "it rotates nothing"))
+            continue
+        if _sees_window(module, layer.name) and not request.windows:
+            parts.append(StretchedPart(path, kind, False, "it sees a window"))
+            continue
+        key = repr(before), layer.keeps_gain, layer.causal
+        if key not in shared:
+            shared[key] = _stretched(before, layer, request, length)
+        layer.encoding = shared[key]
+        parts.append(StretchedPart(path, kind, True, rotary.describe(layer.encoding)))
+    if not any(part.stretched for part in parts):
+        raise _no_layer(model, windows=True)
+    return tuple(parts)
+
+
+def _sees_window(module: Any, layer_type: str) -> bool:
+    """True for an attention module of a window or chunks, by its attributes or its type."""
+    types = getattr(getattr(module, "config", None), "layer_types", None)
+    if types is not None and getattr(module, "layer_idx", None) is not None:
+        layer_type = types[module.layer_idx]
+    return rotary.windowed(layer_type) or isinstance(getattr(module, "sliding_window", None), int)
+
+
+def _stretched(
+    before: Encoding, layer: StretchedLayer, request: Request, length: int | None
+) -> Encoding:
+    """An encoding of a layer, stretched.
+
+    Raises:
+        ArgumentError: also for a method of causal attention only in another one.
+    """
+    encoding = request.extend(before, length)
+    for part in encoding.parts():
+        if getattr(part, "causal_only", False) and not layer.causal:
+            raise ArgumentError(
+                "method",
+                expected="one for attention in both directions",
+                got=f"{request.method}, for causal attention",
+                remedy="rerope and self_extend serve both.",
+            )
+    if not layer.keeps_gain:
+        for module in encoding.modules():
+            if "gain" in module.__dict__:
+                module.__dict__["gain"] = 1.0
+    return encoding
+
+
+def _no_layer(model: nn.Module, *, windows: bool) -> ArgumentError:
+    return ArgumentError(
+        "model",
+        expected=f"layers with {'more than a window' if windows else 'positions'} to stretch",
+        got=type(model).__name__,
+        remedy="windows=True stretches layers that see a window." if windows else "See the docs.",
+    )
+
+
+def _saved(model: Any) -> dict[str, Any]:
+    """Arguments of ``stretch`` from a model's config.
+
+    Raises:
+        ArgumentError: if it has none.
+    """
+    extension = getattr(model.config, FIELD, None)
+    if extension is None:
+        raise ArgumentError(
+            "method",
+            expected=f"a method, or a model whose config has {FIELD}",
+            got=None,
+            remedy="posenc.extension.EXTENSIONS has the names.",
+        )
+    context = {name: extension[name] for name in ("method", "factor", "length")}
+    return {**context, **extension["options"]}
+
+
+def restore(model: nn.Module) -> StretchReport:
+    """Give a stretched model its own positions again, to the bit, and its own attention.
+
+    Args:
+        model: that ``stretch`` or ``accelerate`` was called with; any other stays as it is.
+
+    Returns:
+        The parts whose positions were restored.
+
+    Raises:
+        ArgumentError: as ``accelerate.restore``.
+    """
+    unaccelerate(model)
+    inner = transformers_model(model)
+    stretched: Stretched | None = inner.__dict__.pop(STRETCHED, None)
+    if stretched is None:
+        return StretchReport(type(inner).__name__, "", "", ())
+    undo(stretched.changes)
+    restored = tuple(part for part in stretched.report.parts if part.stretched)
+    return StretchReport(type(inner).__name__, "", "", restored)

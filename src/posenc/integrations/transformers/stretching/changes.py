@@ -1,0 +1,58 @@
+"""Changes of modules and configs in place, and their way back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+MISSING = "posenc: no such attribute"
+
+
+@dataclass(eq=False)
+class Change:
+    """An attribute that was given another value.
+
+    Args:
+        owner: a module, config or other object.
+        name: of the attribute.
+        before: its value; ``MISSING`` if there was none.
+    """
+
+    owner: Any
+    name: str
+    before: Any
+
+    @classmethod
+    def of(cls, owner: Any, name: str, value: Any) -> Change:
+        """Give ``owner`` another value of an attribute."""
+        inherited = name not in vars(owner) and callable(getattr(type(owner), name, None))
+        change = cls(owner, name, MISSING if inherited else getattr(owner, name, MISSING))
+        setattr(owner, name, value)
+        return change
+
+    def undo(self) -> None:
+        """Give it back the value it had, on the device and in the dtype of the present one."""
+        if isinstance(self.before, str) and self.before == MISSING:
+            delattr(self.owner, self.name)
+            return
+        now = getattr(self.owner, self.name)
+        if isinstance(self.before, Tensor) and isinstance(now, Tensor):
+            self.before.data = self.before.data.to(now.device, now.dtype)
+        setattr(self.owner, self.name, self.before)
+
+
+Undoable = Change | RemovableHandle
+"""A change, or a hook that was added."""
+
+
+def undo(changes: Sequence[Undoable]) -> None:
+    """Undo changes and remove hooks, the last first."""
+    for change in reversed(changes):
+        if isinstance(change, Change):
+            change.undo()
+        else:
+            change.remove()

@@ -1,0 +1,245 @@
+"""Rotary frequencies in the buffers of transformers models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding, Pairing
+from posenc.encodings.query_key.rope import Rope
+from posenc.errors import ArgumentError
+from posenc.integrations.transformers.rope import TRAINED
+from posenc.integrations.transformers.stretching.changes import Change
+
+Of = Literal["frequencies", "theta"]
+
+INNER = "_attn"
+"""Method of attention modules that rotate themselves, and are not on the attention interface."""
+
+
+def varies(rope_type: str) -> bool:
+    """True for frequencies that transformers computes anew for each length."""
+    return "dynamic" in rope_type or rope_type == "longrope"
+
+
+@dataclass(eq=False)
+class Frequencies:
+    """A buffer of rotary frequencies, of all layers or of those of one type.
+
+    Args:
+        path: of the module in the model.
+        module: that holds the buffer.
+        buffer: its name, which begins with the type of layers, if there are several.
+    """
+
+    path: str
+    module: nn.Module
+    buffer: str
+
+    @property
+    def name(self) -> str:
+        return ".".join(filter(None, (self.path, self.buffer)))
+
+    @property
+    def prefix(self) -> str:
+        """Start of the names of attributes that belong to this buffer."""
+        return self.buffer.removesuffix("inv_freq")
+
+    @property
+    def layer_type(self) -> str:
+        """The layers' type in transformers' words; "" if all layers have these frequencies."""
+        return self.prefix.removesuffix("_")
+
+    @property
+    def value(self) -> Tensor:
+        value: Tensor = getattr(self.module, self.buffer)
+        return value
+
+    def theta(self) -> Float[Tensor, " T"]:
+        """Frequencies in radians per token, float64; 0 for pairs that are not rotated."""
+        return self.value.detach().double().flatten()
+
+    @property
+    def gain_name(self) -> str:
+        own = f"{self.prefix}attention_scaling"
+        return own if hasattr(self.module, own) else "attention_scaling"
+
+    @property
+    def gain(self) -> float:
+        """Factor of rotated features."""
+        return float(getattr(self.module, self.gain_name, 1.0))
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """``rope_parameters`` of these layers in the module's config; empty if it has none."""
+        found = getattr(getattr(self.module, "config", None), "rope_parameters", None) or {}
+        own = found.get(self.layer_type, found)
+        return own if isinstance(own, Mapping) else {}
+
+    @property
+    def rope_type(self) -> str:
+        kind = getattr(self.module, "rope_type", "default")
+        kind = kind.get(self.layer_type, "default") if isinstance(kind, Mapping) else kind
+        return kind if isinstance(kind, str) else "default"
+
+    def trained(self, of: Of) -> int | None:
+        """The length of training, or that of the frequencies as they are; None if not known."""
+        config = getattr(self.module, "config", None)
+        longest = getattr(config, "max_position_embeddings", None)
+        if of == "frequencies":
+            return longest
+        original = self.parameters.get(TRAINED) or getattr(config, TRAINED, None)
+        return original or longest
+
+    def rope(self, *, pairing: Pairing = "half", head_dim: int | None = None) -> Rope:
+        """The rotation as it is.
+
+        Args:
+            pairing: of features.
+            head_dim: width of a head; by default that of the rotated features.
+
+        Raises:
+            ArgumentError: for frequencies of several axes.
+        """
+        return self._rope(self.theta(), self.gain, pairing, head_dim)
+
+    def encoding(
+        self, of: Of, *, pairing: Pairing = "half", head_dim: int | None = None
+    ) -> Encoding:
+        """The rotation from which an extension begins.
+
+        Raises:
+            ArgumentError: also for frequencies that change with the length.
+        """
+        base, width = self.parameters.get("rope_theta"), len(self.theta())
+        if of == "theta" and base is not None and self.rope_type not in ("default", "proportional"):
+            theta = float(base) ** -(torch.arange(width, dtype=torch.float64) / width)
+            return Encoding.of(self._rope(theta, 1.0, pairing, head_dim))
+        if varies(self.rope_type):
+            raise ArgumentError(
+                "model",
+                expected="frequencies that are the same for each length",
+                got=f"{self.rope_type!r} in {self.name}",
+                remedy="of='theta' begins from the frequencies before that extension.",
+            )
+        return Encoding.of(self.rope(pairing=pairing, head_dim=head_dim))
+
+    def _rope(self, theta: Tensor, gain: float, pairing: Pairing, head_dim: int | None) -> Rope:
+        return rope_of(
+            theta,
+            gain,
+            self.parameters.get("rope_theta"),
+            pairing=pairing,
+            head_dim=head_dim,
+            tolerance=max(1e-4, 8 * torch.finfo(self.value.dtype).eps),
+        )
+
+    def write(self, rope: Rope) -> list[Change]:
+        """Replace the frequencies of the pairs that are rotated, and the gain."""
+        before = self.value
+        theta = self.theta()
+        own, moving = theta.clone(), theta != 0
+        theta[moving] = rope.frequencies(like=theta)
+        theta = theta.where((theta / own - 1).abs() > 1e-6, own)  # kept pairs, to the bit
+        changes = [Change.of(self.module, self.buffer, theta.view_as(before).to(before.dtype))]
+        if self.gain != rope.gain:
+            changes.append(Change.of(self.module, self.gain_name, rope.gain))
+        if varies(self.rope_type):
+            kinds: Any = self.module.rope_type
+            default = {**kinds, self.layer_type: "default"} if self.layer_type else "default"
+            changes.append(Change.of(self.module, "rope_type", default))
+        return changes
+
+
+@dataclass(eq=False)
+class SineTable(Frequencies):
+    """A buffer ``[N, 2T]`` of sines and cosines by position, of one layer."""
+
+    @property
+    def prefix(self) -> str:
+        return ""
+
+    def theta(self) -> Float[Tensor, " T"]:
+        sine, cosine = self.value[1].detach().double().chunk(2)
+        return torch.atan2(sine, cosine)
+
+    def trained(self, of: Of) -> int | None:
+        return len(self.value)
+
+    def write(self, rope: Rope, rows: int | None = None) -> list[Change]:
+        """Replace the table by one of ``rows`` positions."""
+        before = self.value
+        positions = torch.arange(rows or len(before), dtype=torch.float64, device=before.device)
+        angles = positions.unsqueeze(1) * rope.frequencies(like=positions)
+        table = torch.cat([angles.sin(), angles.cos()], 1) * rope.gain
+        return [Change.of(self.module, self.buffer, table.to(before.dtype))]
+
+
+def frequencies_in(model: nn.Module) -> Iterator[Frequencies]:
+    """All rotary frequencies of a model."""
+    for path, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name.endswith("inv_freq") and not name.endswith("original_inv_freq"):
+                yield Frequencies(path, module, name)
+            elif callable(getattr(module, INNER, None)) and _holds_sines(buffer):
+                yield SineTable(path, module, name)
+
+
+def _holds_sines(buffer: Tensor) -> bool:
+    """True if the first row holds sines and cosines of 0."""
+    if buffer.dim() != 2 or buffer.is_meta or len(buffer) < 2 or not buffer.is_floating_point():
+        return False
+    sine, cosine = buffer[0].chunk(2)
+    return bool((sine == 0).all() and (cosine == 1).all())
+
+
+def rope_of(
+    theta: Float[Tensor, " T"],
+    gain: float,
+    base: float | None,
+    *,
+    pairing: Pairing,
+    head_dim: int | None,
+    tolerance: float = 1e-4,
+) -> Rope:
+    """RoPE with the frequencies above 0.
+
+    Args:
+        base: of the config, if it has one.
+        tolerance: relative precision of the frequencies.
+
+    Raises:
+        ArgumentError: for frequencies that do not fall, as those of several axes.
+    """
+    moving = theta[theta > 0]
+    pairs = len(moving)
+    if pairs == 0 or not bool((moving.diff() < 0).all()):
+        raise ArgumentError(
+            "model",
+            expected="rotary frequencies of one axis, each lower than the one before",
+            got=f"{pairs} above 0 in another order",
+            remedy="Only rotations by a token's index are stretched.",
+        )
+    steps = torch.arange(pairs, dtype=theta.dtype, device=theta.device) / pairs
+    read = float(moving[0] / moving[-1]) ** (pairs / max(1, pairs - 1))
+    bases = [float(x) for x in (base, read if pairs > 1 else 10000.0) if x is not None]
+    off = [moving * known**steps for known in bases]
+    plain = [known for known, x in zip(bases, off, strict=True) if _near_one(x, tolerance)]
+    rotated = 2 * pairs
+    return Rope(
+        head_dim=head_dim or rotated,
+        base=plain[0] if plain else bases[0],
+        pairing=pairing,
+        fraction=rotated / (head_dim or rotated),
+        divisors=None if plain else off[0].reciprocal().tolist(),
+        gain=gain,
+    )
+
+
+def _near_one(x: Tensor, tolerance: float) -> bool:
+    return bool(((x - 1).abs() < tolerance).all())

@@ -1,0 +1,269 @@
+"""Positions of queries and of cached keys in passes through a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from transformers.cache_utils import Cache, DummyLayer, DynamicLayer
+
+from posenc.errors import ArgumentError
+from posenc.grid import Grid
+from posenc.integrations.transformers.stretching.probing import layer_type_of
+from posenc.layout import Layout
+from posenc.runtime import has_values
+
+PLACED = "_posenc_placement"
+"""Attribute of rotary modules' outputs: the positions they are of."""
+
+
+@dataclass(eq=False)
+class Switch:
+    """Whether a model is stretched; caches with unrotated keys know theirs."""
+
+    on: bool = True
+
+
+class Positions(DynamicLayer, DummyLayer):  # type: ignore[misc]
+    """Positions ``[B, 1, T, 1]`` of all tokens in a cache, as one more layer of it.
+
+    So they are reordered, repeated, cut and reset as the keys are. It counts as a dummy, since
+    masks have the size of the first layer of full attention.
+    """
+
+    is_compileable, supports_early_init = True, False
+
+    def __init__(self, switch: Switch) -> None:
+        super().__init__()
+        self.switch = switch
+        self.is_initialized = False
+
+    @property
+    def is_sliding(self) -> bool:
+        """False; masks read it in each pass.
+
+        Raises:
+            ArgumentError: if the model was restored since: the cache has unrotated keys.
+        """
+        if not self.switch.on:
+            raise _foreign_cache("one that a stretched model filled, which was restored since")
+        return False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Positions:
+        copied = Positions(self.switch)
+        if self.is_initialized:
+            copied.update(self.keys, self.values)
+        return copied
+
+
+@dataclass(eq=False)
+class Placement:
+    """Positions in one pass.
+
+    Args:
+        queries: of this pass's tokens.
+        tokens: of all tokens so far, cached ones first.
+    """
+
+    queries: Int[Tensor, "B Q"]
+    tokens: Int[Tensor, "B T"]
+    grids: dict[tuple[int, int], tuple[Grid | None, Grid]] = field(default_factory=dict)
+
+    def grid(self, grid: Grid | None, queries: int, keys: int, *, causal: bool) -> Grid:
+        """The grid at these positions.
+
+        Args:
+            grid: by indices; None if no grid is known of the mask.
+            queries, keys: numbers of tokens.
+            causal: without a grid, whether keys after a query are masked.
+
+        Raises:
+            ArgumentError: for an attention over some of the queries.
+        """
+        if queries != self.queries.shape[1]:
+            raise ArgumentError(
+                "query",
+                expected=f"all {self.queries.shape[1]} tokens of the pass",
+                got=queries,
+                remedy="Call restore(model) before passes over some of the queries.",
+            )
+        known = self.grids.get((id(grid), keys))
+        if known is None:
+            known = self.grids[id(grid), keys] = grid, self._grid(grid, keys, causal)
+        return known[1]
+
+    def _grid(self, grid: Grid | None, keys: int, causal: bool) -> Grid:
+        device, total = self.tokens.device, self.tokens.shape[1]
+        # windows keep the last keys; caches of fixed size have free room after the last
+        first = max(0, total - keys)
+        places = self.tokens
+        if keys > total:
+            places = nn.functional.pad(places, (0, keys - total))
+        places = places[:, first : first + keys]
+        if grid is None:
+            count = self.queries.shape[1]
+            query = Layout.sequence(count, total - count, device=device)
+            grid = Grid(query, Layout.sequence(keys, first, device=device), causal)
+        elif _equal(self.queries, grid.query.order) and _equal(places, grid.key.order):
+            return grid
+        query, key = (
+            side.with_positions(positions.float().unsqueeze(-1))
+            for side, positions in ((grid.query, self.queries), (grid.key, places))
+        )
+        return Grid(query, key, grid.causal, grid.window)
+
+
+def _equal(positions: Tensor, order: Tensor) -> bool:
+    """True if positions are known to be the indices."""
+    known = positions.device.type == "cpu" and has_values(positions)
+    return known and bool((positions == order).all())
+
+
+@dataclass(eq=False)
+class Adoption:
+    """Hooks by which a model's attention learns the positions of a pass.
+
+    The rotary modules' outputs, which neither rotate nor scale, carry the positions to the layers:
+    a layer that is computed again, as under gradient checkpointing, gets those of its own pass.
+
+    Args:
+        switch: off once the model is restored.
+        attention: name of the attention implementation that the model has to have.
+        factors: of rotary modules' outputs by module and type of layers, for probing.
+    """
+
+    switch: Switch
+    attention: str
+    factors: dict[tuple[nn.Module, str], float] = field(default_factory=dict)
+    cache: Cache | None = None
+    latest: Placement | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"cache": None, "latest": None}
+
+    def begin(self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Before a pass: hold on to its cache."""
+        if module.config._attn_implementation != self.attention:
+            raise ArgumentError(
+                "attn_implementation",
+                expected="that of the stretched model",
+                got=module.config._attn_implementation,
+                remedy="Call restore(model) first; choose an implementation before stretching.",
+            )
+        self.cache, self.latest = next(_caches([*arguments, *options.values()]), None), None
+
+    def end(self, module: Any, arguments: Any, options: dict[str, Any], output: Any) -> None:
+        """After a pass: its positions go into the cache."""
+        outputs = output.values() if isinstance(output, dict) else output
+        found = next(_caches(outputs if not isinstance(outputs, Tensor) else ()), self.cache)
+        if found is not None and self.latest is not None and found.layers:
+            held = _positions_in(found)
+            if held is None:
+                held = Positions(self.switch)
+                found.layers.append(held)
+            new = self.latest.queries[:, None, :, None]
+            held.update(new, new)
+        self.cache = None
+
+    def rotated(
+        self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any
+    ) -> Any:
+        """In place of a rotary module's output: one that leaves features as they are."""
+        given = dict(zip(("x", "position_ids"), arguments, strict=False)) | options
+        ids = given.get("position_ids")
+        if ids is None:
+            ids = torch.arange(given["x"].shape[1], device=given["x"].device).unsqueeze(0)
+        if ids.is_floating_point() or not isinstance(output, (tuple, Tensor)):
+            raise _unknown_form(module)
+        self.latest = self.placement(ids)
+        factor = self.factors.get((module, layer_type_of(arguments, options)), 1.0)
+        if isinstance(output, Tensor):
+            if not output.is_complex():
+                raise _unknown_form(module)
+            still: Any = torch.full_like(output, factor)
+            setattr(still, PLACED, self.latest)
+            return still
+        if len(output) != 2:
+            raise _unknown_form(module)
+        still = torch.full_like(output[0], factor), torch.zeros_like(output[1])
+        setattr(still[0], PLACED, self.latest)
+        return still
+
+    def still(
+        self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Before a module that rotates by itself: all tokens at position 0, where nothing turns."""
+        ids = options["position_ids"]
+        self.latest = self.placement(ids)
+        return arguments, options | {"position_ids": torch.zeros_like(ids)}
+
+    def placement(self, ids: Int[Tensor, "*axes b Q"]) -> Placement:
+        """Positions of this pass, and of the tokens in its cache.
+
+        Raises:
+            ArgumentError: for positions that differ between axes, or a cache with rotated keys.
+        """
+        if ids.dim() == 3:
+            if not bool((ids == ids[:1]).all()):
+                raise ArgumentError(
+                    "position_ids",
+                    expected="a text's, which are equal on all axes",
+                    got="those of images",
+                    remedy="Methods that only divide frequencies serve images too.",
+                )
+            ids = ids[0]
+        if self.latest is not None and self.latest.queries is ids:
+            return self.latest
+        past = 0 if self.cache is None else int(self.cache.get_seq_length())
+        if not past:
+            return Placement(ids, ids)
+        held = _positions_in(self.cache)
+        if held is None or held.get_seq_length() != past:
+            raise _foreign_cache("one that was filled before, or otherwise")
+        before = held.keys[:, 0, :, 0]
+        rows = max(len(before), len(ids))
+        tokens = torch.cat([before.expand(rows, -1), ids.expand(rows, -1)], 1)
+        return Placement(ids, tokens)
+
+
+def placement_in(values: Any) -> Placement | None:
+    """The positions that come with a layer's arguments."""
+    for leaf in tree_leaves(values):
+        found: Placement | None = getattr(leaf, PLACED, None)
+        if found is not None:
+            return found
+    return None
+
+
+def _caches(values: Any) -> Iterator[Cache]:
+    for value in values:
+        if isinstance(value, Cache):
+            yield getattr(value, "self_attention_cache", value)
+
+
+def _positions_in(cache: Cache | None) -> Positions | None:
+    layers = [] if cache is None else cache.layers
+    return next((layer for layer in layers if isinstance(layer, Positions)), None)
+
+
+def _foreign_cache(got: str) -> ArgumentError:
+    return ArgumentError(
+        "past_key_values",
+        expected="a cache that this model filled as it is now",
+        got=got,
+        remedy="Begin with an empty cache.",
+    )
+
+
+def _unknown_form(module: nn.Module) -> ArgumentError:
+    return ArgumentError(
+        "model",
+        expected="rotary modules that make cosines and sines of position_ids",
+        got=type(module).__name__,
+        remedy="Methods that only divide frequencies may serve it.",
+    )

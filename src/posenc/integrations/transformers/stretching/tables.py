@@ -1,0 +1,168 @@
+"""Learned position tables of text and of images, resized in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+from torch.overrides import TorchFunctionMode
+
+from posenc.encoding import Encoding
+from posenc.encodings.embedding.learned import Learned
+from posenc.encodings.embedding.learned2d import Learned2d
+from posenc.integrations.transformers.stretching.changes import Change
+from posenc.integrations.transformers.stretching.probing import quiet, run
+from posenc.integrations.transformers.stretching.words import configs_of
+
+SPECIAL = range(3)
+"""Numbers of tokens of an image that are no cells: class and distillation tokens."""
+
+LENGTHS = ("max_position_embeddings", "n_positions", "max_positions", "max_seq_len")
+"""Names for the number of positions in configs and modules."""
+
+
+@dataclass(eq=False)
+class Table:
+    """A learned table of a module.
+
+    Args:
+        path: of the module in the model.
+        module: that has it.
+        name: of the parameter, ``[N, C]`` or ``[1, N, C]``.
+        prefix: first rows that are no positions.
+        cells: (height, width) of an image's cells; None for a text.
+    """
+
+    path: str
+    module: nn.Module
+    name: str
+    prefix: int
+    cells: tuple[int, int] | None = None
+
+    @property
+    def rows(self) -> Float[Tensor, "N C"]:
+        table: Tensor = getattr(self.module, self.name)
+        return table.detach().flatten(0, -2)
+
+    def encoding(self) -> Encoding:
+        """The table as an encoding of posenc."""
+        rows = self.rows
+        with torch.device("meta"):
+            if self.cells is None:
+                part: Any = Learned(dim=rows.shape[1], max_length=len(rows))
+            else:
+                part = Learned2d(dim=rows.shape[1], size=self.cells, special=self.prefix)
+        if self.cells is None:
+            part.table = nn.Parameter(rows)
+        else:
+            part.special = nn.Parameter(rows[: self.prefix])
+            part.table = nn.Parameter(rows[self.prefix :].view(*self.cells, -1))
+        return Encoding.of(part)
+
+    def write(self, model: nn.Module, encoding: Encoding) -> tuple[list[Change], int]:
+        """Replace the table, and the sizes that follow from it; also returns its new length."""
+        part: Any = encoding.embedding
+        before: Tensor = getattr(self.module, self.name)
+        rows = part.table.detach()
+        if self.cells is not None:
+            rows = torch.cat([part.special.detach(), rows.flatten(0, 1)])
+        old, new = len(self.rows), len(rows)
+        table = nn.Parameter(rows.view(*before.shape[:-2], new, -1).clone(), before.requires_grad)
+        changes = [Change.of(self.module, self.name, table)]
+        if self.cells is None:
+            changes += _numbers(
+                [*configs_of(model), *model.modules()], LENGTHS, old, self.prefix, new
+            )
+        else:
+            changes += self._image_sizes(model, tuple(part.table.shape[:2]))
+        names = ("num_embeddings", "num_positions")
+        changes += _numbers([self.module, *model.modules()], names, old, 0, new)
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer.shape == (1, old) and not buffer.is_floating_point():
+                    changes.append(Change.of(module, name, _longer(buffer, new)))
+        return changes, new
+
+    def _image_sizes(self, model: nn.Module, cells: tuple[int, ...]) -> list[Change]:
+        """Give modules and configs other sizes of images, in pixels and in cells."""
+        assert self.cells is not None
+        changes = []
+        scale = [b / a for a, b in zip(self.cells, cells, strict=True)]
+        for owner in [*configs_of(model), *model.modules()]:
+            for name in ("image_size", "grid_size", "patch_shape"):
+                size = getattr(owner, name, None)
+                if isinstance(size, int):
+                    changes.append(Change.of(owner, name, round(size * scale[0])))
+                elif isinstance(size, (tuple, list)) and len(size) == 2:
+                    both = [round(a * b) for a, b in zip(size, scale, strict=True)]
+                    same = tuple(both) if isinstance(size, tuple) else both
+                    changes.append(Change.of(owner, name, same))
+        count = self.cells[0] * self.cells[1]
+        return changes + _numbers(model.modules(), ("num_patches",), count, 0, cells[0] * cells[1])
+
+
+class Lookups(TorchFunctionMode):
+    """Tables that are read at consecutive rows, with the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[int, int] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is embedding:
+            indices, weight = args[0].flatten(), args[1]
+            if len(indices) > 1 and bool((indices.diff() == 1).all()):
+                self.found[id(weight)] = int(indices[0])
+        return func(*args, **(kwargs or {}))
+
+
+def tables_in(model: Any) -> list[Table]:
+    """The learned position tables of a model, as a pass over a text or an image reads them."""
+    with quiet(model), Lookups() as lookups:
+        run(model)
+    found = []
+    for path, module in model.named_modules():
+        cells = _cells(model) if model.main_input_name == "pixel_values" else None
+        for name, parameter in module.named_parameters(recurse=False):
+            first = lookups.found.get(id(parameter))
+            if cells is None and first is not None:
+                found.append(Table(path, module, name, first))
+            elif cells is not None and (first is not None or parameter.shape[:1] == (1,)):
+                prefix = parameter.shape[-2] - cells[0] * cells[1] if parameter.dim() > 1 else -1
+                if prefix in SPECIAL:
+                    found.append(Table(path, module, name, prefix, cells))
+    return found
+
+
+def _cells(model: Any) -> tuple[int, int] | None:
+    """Cells of an image by the config."""
+    config = getattr(model.config, "vision_config", model.config)
+    size, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
+    if size is None or patch is None:
+        return None
+    sizes, patches = ((x, x) if isinstance(x, int) else tuple(x) for x in (size, patch))
+    return sizes[0] // patches[0], sizes[1] // patches[1]
+
+
+def _numbers(owners: Any, names: Sequence[str], old: int, prefix: int, new: int) -> list[Change]:
+    """Change numbers of rows, or of positions without the prefix."""
+    changes = []
+    for owner in owners:
+        for name in names:
+            value = getattr(owner, name, None)
+            if type(value) is int and value in (old, old - prefix):
+                changes.append(Change.of(owner, name, value + new - old))
+    return changes
+
+
+def _longer(buffer: Tensor, count: int) -> Tensor:
+    """Indices of more positions, or one number for more."""
+    rest = torch.arange(count, device=buffer.device, dtype=buffer.dtype).unsqueeze(0)
+    if bool((buffer[0] == rest[0, : buffer.shape[1]]).all()):
+        return rest
+    return buffer[:, :1].expand(1, count).contiguous()

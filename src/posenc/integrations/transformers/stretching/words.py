@@ -1,0 +1,193 @@
+"""Stretched frequencies in the words of a config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from posenc.encoding import Encoding
+from posenc.encodings.query_key.rope import Rope
+from posenc.errors import ArgumentError
+from posenc.integrations.transformers.extended import FIELD
+from posenc.integrations.transformers.rope import SCALINGS, TRAINED, parameters_of
+from posenc.integrations.transformers.stretching.changes import Change, undo
+from posenc.integrations.transformers.stretching.frequencies import Frequencies
+
+SCALED = frozenset(
+    {"rope_type", "type", "factor", "attention_factor", "attn_factor", TRAINED}
+).union(
+    *({theirs for theirs, _ in options.values()} for _, options in SCALINGS.values()),
+    {"mscale", "mscale_all_dim", "long_mscale", "short_mscale"},
+)
+"""Rope parameters of an extension, which another one replaces."""
+
+
+def configs_of(model: nn.Module) -> list[PreTrainedConfig]:
+    """The configs of a model and its parts, each once."""
+    found: dict[int, PreTrainedConfig] = {}
+    left = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
+    while left:
+        config = left.pop()
+        if config is not None and id(config) not in found:
+            found[id(config)] = config
+            left += [getattr(config, name, None) for name in config.sub_configs]
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Extended:
+    """An extension as it was applied.
+
+    Args:
+        method, factor, length: as for ``posenc.extension.extend``.
+        options: of the method.
+    """
+
+    method: str
+    factor: float | None
+    length: int | None
+    options: Mapping[str, Any]
+
+
+def describe(
+    model: nn.Module, stretched: Mapping[Frequencies, Encoding], extension: Extended
+) -> list[Change]:
+    """Write an extension into the configs of a model, if transformers can read it there.
+
+    Args:
+        stretched: frequencies with their new encodings; those of a method that transformers has
+            may depend on the length.
+
+    Returns:
+        The changes; none if a model that transformers makes of the config has other frequencies.
+    """
+    changes: list[Change] = []
+    for module in {id(f.module): f.module for f in stretched}.values():
+        own = {f: encoding for f, encoding in stretched.items() if f.module is module}
+        config: Any = getattr(module, "config", None)
+        written = _written(config, module, own, extension)
+        if written is None:
+            undo(changes)
+            return []
+        before = config.rope_parameters
+        for other in configs_of(model):
+            if type(other) is type(config) and other.rope_parameters == before:
+                changes += _change(other, written, extension)
+        if config.rope_parameters == before:  # of the module alone
+            changes += _change(config, written, extension)
+    return changes
+
+
+def _written(
+    config: Any, module: nn.Module, stretched: Mapping[Frequencies, Encoding], extension: Extended
+) -> Any:
+    """A copy of a config with the extension; None if transformers would read another."""
+    if getattr(config, "rope_parameters", None) is None:
+        return None
+    for parameters in _candidates(stretched, extension):
+        written = deepcopy(config)
+        written.rope_parameters = parameters
+        if extension.length is not None and getattr(written, TRAINED, None) is not None:
+            setattr(written, TRAINED, extension.length)
+        if _same(module, written, stretched):
+            return written
+    return None
+
+
+def _change(config: Any, written: Any, extension: Extended) -> list[Change]:
+    changes = [Change.of(config, "rope_parameters", written.rope_parameters)]
+    if getattr(config, TRAINED, None) != getattr(written, TRAINED, None):
+        changes.append(Change.of(config, TRAINED, getattr(written, TRAINED)))
+    factor, length = extension.factor, extension.length
+    if factor is None or length is None or extension.method == "dynamic_ntk":
+        return changes  # which begins at the trained length
+    if getattr(config, "max_position_embeddings", None):
+        changes.append(Change.of(config, "max_position_embeddings", round(factor * length)))
+    return changes
+
+
+def _candidates(
+    stretched: Mapping[Frequencies, Encoding], extension: Extended
+) -> Iterator[dict[str, Any]]:
+    """Rope parameters that may have these frequencies: in the method's words, or in any."""
+    for by_name in (True, False):
+        parameters = deepcopy(
+            dict(getattr(next(iter(stretched)).module.config, "rope_parameters", {}))
+        )
+        try:
+            for frequencies, encoding in stretched.items():
+                words = (
+                    _by_name(encoding, extension)
+                    if by_name
+                    else parameters_of(encoding, extension.length)
+                )
+                kept = {k: v for k, v in frequencies.parameters.items() if k not in SCALED}
+                if "rope_theta" in words:
+                    kept["rope_theta"] = words.pop("rope_theta")
+                words.pop("partial_rotary_factor", None)  # of a head, which stays
+                own = words | kept
+                if frequencies.layer_type in parameters:
+                    parameters[frequencies.layer_type] = own
+                else:
+                    parameters = own
+        except ArgumentError:
+            continue
+        yield parameters
+
+
+def _by_name(encoding: Encoding, extension: Extended) -> dict[str, Any]:
+    """Rope parameters of a method that transformers has.
+
+    Raises:
+        ArgumentError: if it has not.
+    """
+    kinds = {ours: kind for kind, (ours, _) in SCALINGS.items()}
+    kind, options = kinds.get(extension.method), extension.options
+    names = SCALINGS[kind][1] if kind else {}
+    if kind is None or set(options) - set(names):
+        raise ArgumentError("method", expected=", ".join(kinds), got=extension.method, remedy="")
+    words = {theirs: options.get(ours, default) for ours, (theirs, default) in names.items()}
+    part: Any = encoding.query_key
+    if kind == "longrope":
+        words |= {"long_factor": list(part.long), "short_factor": list(part.short)}
+    if "attention_factor" in words:
+        words["attention_factor"] = part.gain
+    if kind not in ("linear", "dynamic"):
+        words[TRAINED] = extension.length
+    return {"rope_type": kind, "factor": extension.factor, **words}
+
+
+def _same(
+    module: nn.Module, config: PreTrainedConfig, stretched: Mapping[Frequencies, Encoding]
+) -> bool:
+    """True if transformers makes the same frequencies of a config, or has them at each length."""
+    try:
+        made = type(module)(config=config)
+    except Exception:  # of any class of transformers
+        return False
+    for frequencies, encoding in stretched.items():
+        new = Frequencies(frequencies.path, made, frequencies.buffer)
+        part = encoding.query_key
+        if not isinstance(part, Rope):
+            if SCALINGS.get(new.rope_type, ("",))[0] == "" or new.gain != getattr(
+                part, "gain", 1.0
+            ):
+                return False
+            continue
+        theta, own = new.theta(), frequencies.theta().cpu()
+        if theta.shape != own.shape or not torch.allclose(theta, own, rtol=1e-5):
+            return False
+        if abs(new.gain - part.gain) > 1e-6:
+            return False
+    return True
+
+
+def field(model: Any, extension: Extended) -> list[Change]:
+    """Write an extension into the model's config for ``stretch(model)``."""
+    return [Change.of(model.config, FIELD, asdict(extension))]

@@ -1,0 +1,120 @@
+"""``posenc extend`` and ``evaluate`` on models that only transformers reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from posenc.errors import ArgumentError, CheckpointError
+from posenc.evaluation.checkpoint import Checkpoint
+from posenc.evaluation.extend import extend_checkpoint
+from posenc.evaluation.live import LiveDecoder
+from posenc.evaluation.study import evaluate
+from posenc.extension import segments
+from posenc.integrations.transformers import stretch
+from posenc.layout import Layout
+from tests.support.tiny_models import tiny_model
+
+LENGTH = 16
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 60)
+    return path
+
+
+def folder_of(path: Path, kind: str, **sizes: Any) -> Path:
+    """A folder with a tiny model that reads bytes."""
+    model = tiny_model(kind, vocab_size=256, max_position_embeddings=LENGTH, **sizes)
+    model.save_pretrained(path)
+    return path
+
+
+def test_a_folder_becomes_one_that_transformers_runs(tmp_path: Path, text: Path) -> None:
+    folder = folder_of(tmp_path / "in", "qwen3", num_hidden_layers=1)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    methods = "yarn@alpha=0.1@beta=1,rerope"
+    done = extend_checkpoint(
+        folder, tmp_path / "out", methods=methods, factor=2.0, text=text, always=True
+    )
+    assert done.study is not None
+    read = {finding.key for finding in done.study.findings if finding.untuned is not None}
+    assert read == {"direct", "window", *methods.split(",")}
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert (tmp_path / "out" / "report").is_dir()
+
+    done = extend_checkpoint(folder, tmp_path / "yarn", methods="yarn", factor=2.0, report=False)
+    assert done.native
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "yarn")
+    assert loaded.config.rope_parameters["rope_type"] == "yarn"
+    assert loaded.config.max_position_embeddings == 2 * LENGTH
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    stretch(model, "yarn", factor=2)
+    ids = torch.arange(30).unsqueeze(0)
+    with torch.no_grad():
+        assert torch.allclose(model(ids).logits, loaded(ids).logits, atol=1e-5)
+
+
+def test_what_transformers_lacks_is_stretched_when_it_is_opened(tmp_path: Path, text: Path) -> None:
+    folder = folder_of(tmp_path / "in", "smollm3", no_rope_layers=[1, 0])
+    done = extend_checkpoint(folder, tmp_path / "out", methods="rerope", factor=2.0, report=False)
+    assert not done.native
+    opened = Checkpoint.open(tmp_path / "out")
+    ids = torch.arange(30).unsqueeze(0)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        plain = model(ids).logits
+        stretch(model, "rerope", factor=2)
+        expected = model(ids).logits
+        assert torch.allclose(expected, opened.model(ids), atol=1e-5)
+        assert not torch.allclose(plain, expected, atol=1e-3)
+    study = evaluate(opened, opened.data(text=text), lengths=(8, 16))
+    assert study.findings[0].untuned is not None
+    with pytest.raises(CheckpointError, match="has not stretched yet"):
+        extend_checkpoint(tmp_path / "out", tmp_path / "again", methods="yarn", report=False)
+
+
+def test_half_precision_is_written_as_it_was_read(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    tiny_model("qwen3", vocab_size=256).bfloat16().save_pretrained(folder)
+    extend_checkpoint(folder, tmp_path / "out", methods="yarn", factor=2.0, report=False)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert loaded.dtype == torch.bfloat16
+
+
+@torch.no_grad()
+def test_windows_and_layouts() -> None:
+    model = LiveDecoder(tiny_model("qwen3", vocab_size=256))
+    ids = torch.randint(256, (2, 20))
+    near = model.cut(5)(ids)
+    one_layer = LiveDecoder(tiny_model("qwen3", vocab_size=256, num_hidden_layers=1))
+    cut, whole = one_layer.cut(5)(ids)[:, -1:], one_layer(ids[:, -5:])[:, -1:]
+    assert torch.allclose(cut, whole, atol=1e-5)  # RoPE depends on distances alone
+    assert torch.allclose(model(ids)[:, :5], near[:, :5], atol=1e-5)
+    assert torch.allclose(model(ids), model(ids, Layout.sequence(20, 7)), atol=1e-4)
+    assert segments(model, length=8)(ids).shape == (2, 20, 256)
+    assert LiveDecoder(tiny_model("gemma3_text")).windowed
+
+
+def test_folders_and_arguments_that_cannot_be_served_are_named(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "in", "qwen3")
+    with pytest.raises(ArgumentError, match="search"):
+        extend_checkpoint(folder, tmp_path / "out", methods="longrope", search=2)
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] = 3
+    config["layer_types"] = ["full_attention"] * 3
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"no model\.layers\.2"):
+        Checkpoint.open(folder)
+    (folder / "model.safetensors").write_bytes(b"none")
+    with pytest.raises(CheckpointError, match="causal language model"):
+        Checkpoint.open(folder)
