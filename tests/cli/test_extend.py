@@ -255,7 +255,7 @@ def _config(folder: Path, **fields: object) -> None:
 
 
 def _unknown_family(folder: Path) -> None:
-    _config(folder, model_type="mamba")
+    _config(folder, model_type="mamba", architectures=["MambaModel"])
 
 
 def _no_config(folder: Path) -> None:

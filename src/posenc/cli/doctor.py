@@ -1,4 +1,4 @@
-"""``posenc doctor``: encodings, limits, costs and silent settings of a transformers model."""
+"""``posenc doctor``: layers, limits, costs and silent settings of a transformers model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posenc.cli.console import OUT, new_table, print_json
 from posenc.cli.options import Json
 
 if TYPE_CHECKING:
-    from posenc.evaluation.doctor import Diagnosis
+    from posenc.evaluation.doctor.diagnosis import Diagnosis
 
 
 def doctor(
@@ -23,7 +23,10 @@ def doctor(
     ] = 60.0,
     json: Json = False,
 ) -> None:
-    """Diagnose a transformers model: encodings, the lengths they hold, costs, ignored settings.
+    """Diagnose a transformers model: layers, the lengths they hold, costs, ignored settings.
+
+    The model's code is run without its weights, in a process of its own, and each layer is told as
+    it computed. Where it cannot be run, the config is read instead.
 
     Examples:
 
@@ -31,7 +34,7 @@ def doctor(
 
         posenc doctor llama-folder --seconds 0 --json
     """
-    from posenc.evaluation.doctor import diagnose
+    from posenc.evaluation.doctor.diagnosis import diagnose
 
     diagnosis = diagnose(model, budget=seconds)
     if json:
@@ -41,18 +44,30 @@ def doctor(
 
 
 def _print(diagnosis: Diagnosis) -> None:
-    _line(f"{diagnosis.model_type or 'unknown'} model", style="bold")
-    for place in diagnosis.positions:
-        limit = f"from {place.breaks_at:,} tokens on" if place.breaks_at else "no length known"
-        _line(f"{place.layers}: {place.described}", indent=2)
-        _line(f"breaks: {limit}; {place.why}", indent=4)
-        methods = diagnosis.extensions.get(place.encoding, ())
-        if methods:
-            _line(f"extended by: {', '.join(methods)}", indent=4)
-    if not any(diagnosis.extensions.values()):
-        _line("posenc extend does not take this model.", indent=2)
-    if not diagnosis.positions:
+    from posenc.evaluation.doctor.words import described, numbers_in_words
+
+    reading = diagnosis.reading
+    by = "read by running its code" if reading.by == "run" else "not run, read from its config"
+    _line(f"{diagnosis.model_type or 'unknown'} model, {by}", style="bold")
+    if reading.reason:
+        _line(f"{reading.reason.rstrip('.')}.", indent=2, style="yellow")
+    stacks = {layers.attention.module.partition(".*")[0] for layers in reading.layers}
+    for layers in reading.layers:
+        count, numbers = len(layers.numbers), numbers_in_words(layers.numbers)
+        title = f"{count or 1} layer{'s' * (count > 1)}" + (f": {numbers}" if numbers else "")
+        if len(reading.layers) == 1:
+            title = f"all {count} layers" if count > 1 else "the layer"
+        if len(stacks) > 1:
+            title += f" of {layers.attention.module.partition('.*')[0]}"
+        _line(title, indent=2)
+        for line in described(layers.attention):
+            _line(line, indent=4)
+    for table in reading.tables:
+        _line(f"{table.module}: a table of {table.rows:,} positions", indent=2)
+    if not reading.layers:
         _line("The config does not tell how positions enter this model.", indent=2)
+    OUT.print()
+    _print_length(diagnosis)
     OUT.print()
     for finding in diagnosis.findings:
         _line(f"{finding.field} {finding.problem}.", style="yellow")
@@ -64,6 +79,26 @@ def _print(diagnosis: Diagnosis) -> None:
         _print_costs(diagnosis)
         OUT.print()
     _line(diagnosis.acceleration)
+
+
+def _print_length(diagnosis: Diagnosis) -> None:
+    from posenc.evaluation.doctor.advice import config_lines
+
+    for limit in diagnosis.limits:
+        _line(f"Breaks beyond {limit.tokens:,} tokens: {limit.why}.")
+    advice = diagnosis.advice
+    if not advice.method:
+        _line(f"Advice: no extension, {advice.why}.")
+        return
+    _line(f"Advice: {advice.method}, {advice.why}.")
+    if advice.command:
+        OUT.print(Padding(Text(advice.command, style="bold"), (0, 0, 0, 2)), soft_wrap=True)
+    lines = config_lines(advice)
+    if lines:
+        beside = "or in config.json" if advice.command else "in config.json"
+        _line(f"{beside}, for transformers:", indent=2)
+        for line in lines:
+            _line(line, indent=2)
 
 
 def _line(text: str, *, indent: int = 0, style: str = "") -> None:

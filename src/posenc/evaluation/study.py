@@ -16,7 +16,7 @@ from torch import nn
 
 from posenc.errors import ArgumentError, Interrupted
 from posenc.evaluation.candidates import CUT, Candidate, Method, decoder_candidates
-from posenc.evaluation.checkpoint import Checkpoint
+from posenc.evaluation.checkpoint import CAUSAL, Checkpoint
 from posenc.evaluation.choosing import choose, gate
 from posenc.evaluation.finetuning import Tuning, finetuned
 from posenc.evaluation.images import Images, ImageSource
@@ -29,7 +29,7 @@ from posenc.evaluation.suites.needles import ByteNeedles
 from posenc.evaluation.suites.next_token import NextTokenSuite, Suite, lengths_to
 from posenc.evaluation.suites.retrieval import RetrievalSuite
 from posenc.evaluation.texts import Text
-from posenc.models import Decoder, Encoder, ImageEncoder, MaskedLM, VisionTransformer
+from posenc.models import Encoder, ImageEncoder, MaskedLM, VisionTransformer
 from posenc.training.machine import describe_device, platform_name
 
 
@@ -86,7 +86,7 @@ def evaluate(
     else:
         chosen = tuple(sorted(set(lengths))) if lengths else lengths_to(checkpoint.length, 2.0)
         suite, measured = _text_suite(checkpoint, data, chosen, seed=seed), model
-        if not isinstance(model, Decoder):
+        if not isinstance(model, CAUSAL):
             limit, key = checkpoint.length, CUT
     assert measured is not None  # tables of images can always be interpolated
     progress("measuring", 0, 1)
@@ -130,7 +130,7 @@ def measure_extensions(
         DataError, Interrupted: as ``extend_checkpoint``.
     """
     began = time.perf_counter()
-    if tuning.steps and not isinstance(checkpoint.model, Decoder):
+    if tuning.steps and not isinstance(checkpoint.model, CAUSAL):
         raise ArgumentError(
             "finetune_steps",
             expected=f"0 for a {checkpoint.family}",
@@ -234,7 +234,7 @@ def _prepared(
         return list(image_candidates(model, methods, cells=cells)), suite
     lengths = lengths_to(length, factor)
     context: dict[str, Any] = {"length": length, "strict": strict}
-    if isinstance(model, Decoder):
+    if isinstance(model, CAUSAL):
         candidates = decoder_candidates(model, methods, factor=factor, **context)
     else:
         candidates = table_candidates(model, methods, goal=lengths[-1], **context)

@@ -150,15 +150,15 @@ RIGHT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("config", "field", "problem"), WRONG.values(), ids=list(WRONG))
 def test_wrong_settings_are_found(config: dict[str, Any], field: str, problem: str) -> None:
-    found = [finding for finding in findings(config, {}) if finding.field == field]
-    assert any(problem in finding.problem for finding in found), findings(config, {})
+    found = [finding for finding in findings(config, {}, None) if finding.field == field]
+    assert any(problem in finding.problem for finding in found), findings(config, {}, None)
 
 
 @pytest.mark.parametrize("config", RIGHT.values(), ids=list(RIGHT))
 def test_right_settings_are_not(config: dict[str, Any]) -> None:
-    assert findings(config, {"model_max_length": 10**30}) == []
+    assert findings(config, {"model_max_length": 10**30}, 512) == []
 
 
 def test_a_tokenizer_that_lets_too_much_through() -> None:
-    found = findings(RIGHT["bert"], {"model_max_length": 1024})
+    found = findings(RIGHT["bert"], {"model_max_length": 1024}, 512)
     assert [finding.field for finding in found] == ["model_max_length"]

@@ -13,11 +13,6 @@ ROPE_TYPES = ("default", "proportional", "axial", *SCALED)
 
 TRAINED = "original_max_position_embeddings"
 
-AFTER_PADDING = (
-    "roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "layoutlmv3", "data2vec-text",
-)  # fmt: skip
-"""``model_type`` of models whose first position is one after the padding token's id."""
-
 Config = Mapping[str, Any]
 
 
@@ -36,10 +31,14 @@ class Finding:
     change: str
 
 
-def findings(config: Config, tokenizer: Config) -> list[Finding]:
-    """All findings in a config and in the ``tokenizer_config.json`` beside it (empty: none)."""
+def findings(config: Config, tokenizer: Config, longest: int | None) -> list[Finding]:
+    """All findings in a config and in the ``tokenizer_config.json`` beside it (empty: none).
+
+    Args:
+        longest: tokens that the model's table of positions holds; None: no limit.
+    """
     found = [finding for rule in RULES for finding in rule(config)]
-    return [*found, *_lengths(config, tokenizer)]
+    return [*found, *_lengths(tokenizer, longest)]
 
 
 def rope_dicts(config: Config) -> dict[str, Mapping[str, Any]]:
@@ -53,15 +52,6 @@ def rope_dicts(config: Config) -> dict[str, Mapping[str, Any]]:
 
 def has_rope(config: Config) -> bool:
     return any(config.get(key) for key in ("rope_theta", "rope_parameters", "rope_scaling"))
-
-
-def longest_text(config: Config) -> int | None:
-    """The number of tokens that the table of positions holds; None where the config has none."""
-    longest = config.get("max_position_embeddings") or config.get("n_positions")
-    if longest and config.get("model_type") in AFTER_PADDING:
-        padding = config.get("pad_token_id")
-        return int(longest) - 1 - (1 if padding is None else padding)
-    return int(longest) if longest else None
 
 
 def _base(config: Config) -> Iterator[Finding]:
@@ -209,25 +199,24 @@ def _relative(config: Config) -> Iterator[Finding]:
             "positions only",
             "transformers below 5, or the score part of posenc's shaw with the same weights",
         )
-    if config.get("model_type") in ("deberta", "deberta-v2"):
-        if config.get("pos_att_type") and not config.get("relative_attention"):
-            yield Finding(
-                "pos_att_type",
-                "is ignored, because relative_attention is not true",
-                '"relative_attention": true',
-            )
-        if config.get("relative_attention") and not config.get("pos_att_type"):
-            yield Finding(
-                "pos_att_type",
-                "is empty: relative_attention adds nothing",
-                '"pos_att_type": ["p2c", "c2p"]',
-            )
+    if config.get("pos_att_type") and not config.get("relative_attention"):
+        yield Finding(
+            "pos_att_type",
+            "is ignored, because relative_attention is not true",
+            '"relative_attention": true',
+        )
+    if config.get("relative_attention") and not config.get("pos_att_type"):
+        yield Finding(
+            "pos_att_type",
+            "is empty: relative_attention adds nothing",
+            '"pos_att_type": ["p2c", "c2p"]',
+        )
     if config.get("alibi") and has_rope(config):
         yield Finding("alibi", "rules out RoPE: rope_theta is ignored", '"alibi": false')
 
 
-def _lengths(config: Config, tokenizer: Config) -> Iterator[Finding]:
-    longest, cut = longest_text(config), tokenizer.get("model_max_length")
+def _lengths(tokenizer: Config, longest: int | None) -> Iterator[Finding]:
+    cut = tokenizer.get("model_max_length")
     if isinstance(cut, int) and longest and longest < cut < 2**40:
         yield Finding(
             "model_max_length",

@@ -93,7 +93,8 @@ def costs(folder: Path, *, budget: float) -> tuple[list[Cost], str]:
         return [], "Costs were not measured: the model does not read text."
     try:
         report = accelerate(model, shortest=0)
-        served, helps = report.accelerated > 0, report.note[:1].upper() + report.note[1:]
+        served, own = report.accelerated > 0, {module.reason for module in report.modules}
+        helps = report.note or f"accelerate changes nothing: {'; '.join(sorted(own))}."
     except ValueError as error:
         served, helps = False, str(error)
     restore(model)

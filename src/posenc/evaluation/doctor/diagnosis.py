@@ -8,15 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.errors import CheckpointError
-from posenc.evaluation.checkpoint import require_extendable
+from posenc.evaluation.doctor.advice import Advice, Limit, advise, limits
 from posenc.evaluation.doctor.config_findings import Finding, findings
 from posenc.evaluation.doctor.costs import Cost, costs
-from posenc.evaluation.doctor.positions import Positions, positions_of
-from posenc.extension import EXTENSIONS, applicable
+from posenc.evaluation.doctor.disagreements import disagreements
+from posenc.evaluation.doctor.facts import Reading
+from posenc.evaluation.doctor.from_config import read_config
+from posenc.evaluation.doctor.process import SECONDS, NotRunError, read_by_running
 from posenc.integrations.transformers.config import Fields, read_object
-from posenc.integrations.transformers.families import FAMILIES
-from posenc.integrations.transformers.family import family_name
 
 UNMEASURED = "Costs were not measured."
 
@@ -27,18 +26,19 @@ class Diagnosis:
 
     Args:
         model_type: of the config.
-        positions: the encodings.
+        reading: of its layers.
+        limits: on the length of texts.
         findings: settings that do not do what they say.
-        extensions: for each encoding, names of the methods by which ``posenc extend`` writes this
-            model for longer inputs.
+        advice: for longer texts.
         costs: of one layer; empty if not measured.
         acceleration: whether ``accelerate`` helps, in a sentence.
     """
 
     model_type: str
-    positions: tuple[Positions, ...]
+    reading: Reading
+    limits: tuple[Limit, ...]
     findings: tuple[Finding, ...]
-    extensions: dict[str, tuple[str, ...]]
+    advice: Advice
     costs: tuple[Cost, ...]
     acceleration: str
 
@@ -47,32 +47,39 @@ class Diagnosis:
         return asdict(self)
 
 
-def diagnose(folder: Path | str, *, budget: float = 60.0) -> Diagnosis:
-    """The encodings of a transformers model, their limits, costs and settings without effect.
+def diagnose(
+    folder: Path | str, *, budget: float = 60.0, run_seconds: float = SECONDS
+) -> Diagnosis:
+    """The layers of a transformers model as they compute, their limits, costs and ignored settings.
 
     Reads ``config.json`` and, if it is there, ``tokenizer_config.json``; weights are not needed.
+    The model is built without storing weights and run in a process of its own.
 
     Args:
         folder: written by ``save_pretrained``, or downloaded from a hub.
         budget: seconds to measure costs for; 0: none.
+        run_seconds: limit of that process; 0: the config alone is read.
 
     Raises:
         CheckpointError: if there is no such file, or it is not a JSON object.
     """
     folder = Path(folder)
     fields = Fields.read(folder)
-    stored = _text(fields.values)
-    positions = positions_of(_text(_completed(folder, fields.values)))
+    config = _text(_completed(folder, fields.values))
+    try:
+        reading = read_by_running(folder, seconds=run_seconds)
+    except NotRunError as error:
+        reading = read_config(config, str(error))
+    bounds = limits(config, reading)
+    longest = bounds[0].tokens if reading.tables else None
+    found = findings(_text(fields.values), read_object(folder / "tokenizer_config.json"), longest)
     rows, acceleration = costs(folder, budget=budget) if budget else ([], UNMEASURED)
     return Diagnosis(
         str(fields.values.get("model_type", "")),
-        tuple(positions),
-        tuple(findings(stored, read_object(folder / "tokenizer_config.json"))),
-        {
-            place.encoding: _extensions(fields, place.encoding)
-            for place in positions
-            if place.encoding
-        },
+        reading,
+        bounds,
+        (*found, *disagreements(config, reading)),
+        advise(folder, fields, config, reading),
         tuple(rows),
         acceleration,
     )
@@ -99,24 +106,3 @@ def _completed(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
         return config
     finally:
         library.setLevel(level)
-
-
-def _extensions(fields: Fields, encoding: str) -> tuple[str, ...]:
-    """Methods of ``posenc extend`` for a checkpoint and one of its encodings."""
-    family = str(fields.values.get("model_type"))
-    try:
-        require_extendable(fields, family)
-        rope = FAMILIES[family_name(family)].rope
-        if rope is None or encoding != "rope":
-            fitting = [
-                name
-                for name, method in EXTENSIONS.items()
-                if encoding in method.on or "any" in method.on
-            ]
-        else:
-            heads = fields.count("num_attention_heads")
-            width = fields.optional_count("head_dim") or fields.count("hidden_size") // heads
-            fitting = applicable(rope.read(fields, head_dim=width))
-    except CheckpointError:
-        return ()
-    return tuple(name for name in fitting if name != "direct")

@@ -1,0 +1,175 @@
+"""Lengths that a model holds, and a method for longer texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posenc.errors import CheckpointError
+from posenc.evaluation.checkpoint import require_extendable
+from posenc.evaluation.doctor.config_findings import TRAINED, rope_dicts
+from posenc.evaluation.doctor.facts import UNKNOWN, Layers, Reading
+from posenc.evaluation.doctor.rotation import Rotation
+from posenc.integrations.transformers.config import Fields
+
+Config = Mapping[str, Any]
+FACTOR = 4
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Tokens beyond which outputs are undefined or degrade.
+
+    Args:
+        tokens: that work.
+        why: further ones do not.
+    """
+
+    tokens: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A method for texts beyond the limit; without a name where none is advised.
+
+    Args:
+        method: key of ``posenc.extension.EXTENSIONS``.
+        why: it or none is advised.
+        command: that writes the extended model, where ``posenc extend`` can.
+        config: fields for ``config.json``, by which transformers itself uses the method.
+    """
+
+    method: str
+    why: str
+    command: str
+    config: Mapping[str, Any]
+
+
+def limits(config: Config, reading: Reading) -> tuple[Limit, ...]:
+    """The lengths that a model holds, the shortest first; none for windows and biases."""
+    found = [
+        Limit(table.rows - table.first, f"{table.module} has no row for a further token")
+        for table in reading.tables
+    ]
+    trained, count = trained_length(config), len(_beyond(reading))
+    if trained and count:
+        found.append(Limit(trained, "longer distances were never trained, outputs degrade"))
+    return tuple(sorted(set(found), key=lambda limit: limit.tokens))
+
+
+def trained_length(config: Config) -> int | None:
+    """Tokens of the longest text that rotations serve, stretched ones included."""
+    longest = config.get("max_position_embeddings") or config.get("n_positions")
+    for rope in rope_dicts(config).values():
+        kind, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
+        original = config.get(TRAINED) or rope.get(TRAINED)
+        if kind == "dynamic" and longest and factor:
+            return int(longest * factor)
+        if kind == "linear" and original and factor:
+            return int(original * factor)
+    return int(longest) if longest else None
+
+
+def advise(folder: Path, fields: Fields, config: Config, reading: Reading) -> Advice:
+    """One method for longer texts, or why there is none.
+
+    Args:
+        folder: of the model, for the command.
+        fields: of its ``config.json``.
+        config: of its text model, with defaults.
+        reading: its layers.
+    """
+    trained, beyond = trained_length(config), _beyond(reading)
+    scaled = _scaled(config)
+    if any(layers.attention.rotation == UNKNOWN for layers in reading.layers):
+        return _none("how these layers encode positions is not known")
+    if reading.tables and not beyond:
+        return _for_table(folder, fields)
+    if any(layers.attention.unlimited == UNKNOWN for layers in reading.layers):
+        return _none("what some layers see is not known")
+    if not beyond:
+        return _none(_why_unlimited(reading))
+    if trained is None:
+        return _none("the config does not tell the length that the model was trained for")
+    if scaled:
+        return _none(f"the rotation is of type {scaled} already, not the default one")
+    if any(layers.attention.rotation.base is None for layers in beyond):  # type: ignore[union-attr]
+        return _none("the frequencies of the rotation are not those that methods start from")
+    command = f"posenc extend {folder} --method yarn --factor {FACTOR}"
+    command, lines = command if _extendable(fields) else "", _lines(config, beyond, trained)
+    if not command and not lines:
+        return _none("neither posenc extend nor transformers changes this model's rotation")
+    why = f"factor {FACTOR}, for {FACTOR * trained:,} tokens: changes frequencies alone"
+    return Advice("yarn", why, command, lines)
+
+
+def _beyond(reading: Reading) -> list[Layers]:
+    """Layers that rotate, over distances that grow with the text."""
+    return [
+        layers
+        for layers in reading.layers
+        if isinstance(layers.attention.rotation, Rotation) and layers.attention.unlimited is True
+    ]
+
+
+def _why_unlimited(reading: Reading) -> str:
+    facts = [layers.attention for layers in reading.layers if layers.attention.kind != "none"]
+    if not facts:
+        return "no layer has attention: positions enter by the order of tokens"
+    if any(isinstance(fact.rotation, Rotation) for fact in facts):
+        return "no layer rotates over distances beyond its window"
+    if any(fact.bias for fact in facts):
+        return "positions enter by a bias, which is defined for all distances"
+    if any(fact.absolute is True for fact in facts):
+        return "positions are added to the input, by a computed table or another part"
+    return "no layer encodes positions"
+
+
+def _for_table(folder: Path, fields: Fields) -> Advice:
+    if not _extendable(fields):
+        return _none("posenc extend does not write models of this kind with a longer table")
+    command = f"posenc extend {folder} --method interpolate --factor {FACTOR}"
+    return Advice(
+        "interpolate", f"factor {FACTOR}: a longer table with rows in between", command, {}
+    )
+
+
+def _scaled(config: Config) -> str:
+    kinds = {r.get("rope_type") or r.get("type") or "default" for r in rope_dicts(config).values()}
+    return ", ".join(sorted(kinds - {"default"}))
+
+
+def _lines(config: Config, beyond: list[Layers], trained: int) -> dict[str, Any]:
+    """Fields of ``config.json`` with YaRN, for the layer types that it serves."""
+    if not isinstance(config.get("rope_parameters"), Mapping):
+        return {}
+    types = config.get("layer_types") or ()
+    served = {types[n] for layers in beyond for n in layers.numbers if n < len(types)}
+    yarn = {"rope_type": "yarn", "factor": float(FACTOR), TRAINED: trained}
+    ropes = {
+        kind: {**rope, **(yarn if not kind or kind in served else {})}
+        for kind, rope in rope_dicts(config).items()
+    }
+    rope: Mapping[str, Any] = ropes.get("", ropes)
+    return {"max_position_embeddings": FACTOR * trained, "rope_parameters": rope}
+
+
+def _extendable(fields: Fields) -> bool:
+    try:
+        require_extendable(fields, str(fields.values.get("model_type")))
+    except CheckpointError:
+        return False
+    return True
+
+
+def _none(why: str) -> Advice:
+    return Advice("", why, "", {})
+
+
+def config_lines(advice: Advice) -> list[str]:
+    """The fields as lines of a JSON object."""
+    return json.dumps(advice.config, indent=2).splitlines()[1:-1] if advice.config else []

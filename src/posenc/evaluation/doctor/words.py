@@ -1,0 +1,115 @@
+"""Facts about attention in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from posenc.evaluation.doctor.facts import UNKNOWN, Attention
+from posenc.evaluation.doctor.rotation import Rotation
+
+SHOWN = 6
+"""Ranges of layers that are written out."""
+
+
+def numbers_in_words(numbers: Sequence[int]) -> str:
+    """Numbers of layers, as ranges or as a progression."""
+    if not numbers:
+        return ""
+    steps = {after - before for before, after in pairwise(numbers)}
+    if len(numbers) > 3 and len(steps) == 1 and steps != {1}:
+        return f"{numbers[0]}, {numbers[1]} … {numbers[-1]}"
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1].append(number)
+        else:
+            ranges.append([number])
+    parts = [f"{r[0]}–{r[-1]}" if len(r) > 1 else str(r[0]) for r in ranges]
+    if len(parts) > SHOWN:
+        parts = [*parts[:2], f"… {parts[-1]}"]
+    return ", ".join(parts).replace(", …", " …")
+
+
+def described(facts: Attention) -> list[str]:
+    """Lines on what attention computes: heads, visible tokens, positions, and what is unknown."""
+    if facts.kind == "none":
+        return [f"no attention: {', '.join(facts.instead)}"]
+    heads = ""
+    if facts.heads:
+        heads = f", {_count(facts.heads, 'head')} of {facts.head_dim} features"
+        if facts.key_heads != facts.heads:
+            heads += f", {_count(facts.key_heads or 0, 'key head')}"
+    kind = "attention" if facts.kind == UNKNOWN else f"{facts.kind}-attention"
+    lines = [f"{kind}{heads}", _visible(facts), _positions(facts)]
+    extra = []
+    if facts.sinks is True:
+        extra.append("a sink in each head")
+    if isinstance(facts.cap, int | float):
+        extra.append(f"logits capped at {facts.cap:g}")
+    if facts.temperature and facts.temperature != UNKNOWN:
+        last, factor = list(facts.temperature.items())[-1]
+        extra.append(f"queries × {factor:.4g} at position {int(last):,}")
+    if facts.keys_of:
+        extra.append(f"keys of {facts.keys_of}")
+    names = ("rotation", "absolute", "causal", "back", "chunk", "sinks", "cap", "temperature")
+    unknown = [name for name in names if getattr(facts, name) == UNKNOWN]
+    if extra:
+        lines.append(", ".join(extra))
+    if unknown:
+        lines.append(f"unknown: {', '.join(unknown)}")
+    return [line for line in lines if line]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
+def _visible(facts: Attention) -> str:
+    words = ""
+    if facts.kind == "cross":
+        words = "sees all tokens of the encoder" if facts.back is None else ""
+    elif isinstance(facts.chunk, int):
+        words = f"sees {'earlier ' * (facts.causal is True)}tokens of its chunk of {facts.chunk:,}"
+    elif isinstance(facts.back, int) and isinstance(facts.ahead, int) and facts.ahead:
+        words = f"sees {facts.back:,} tokens back and {facts.ahead:,} ahead"
+    elif isinstance(facts.back, int):
+        words = f"sees the last {facts.back + 1:,} tokens"
+    elif facts.causal is True:
+        words = "causal" if facts.back == UNKNOWN else "sees all earlier tokens"
+    elif facts.causal is False:
+        words = "sees all tokens"
+    parts = ", ".join(part.partition(" ")[2] for part in facts.exceptions)
+    return words + (f", changed by the input ({parts})" if parts else "")
+
+
+def _positions(facts: Attention) -> str:
+    if isinstance(facts.rotation, Rotation):
+        return rotation_in_words(facts.rotation, facts.head_dim)
+    bias = facts.bias and f"bias {facts.bias}"
+    if facts.slopes:
+        bias = f"ALiBi, slopes {facts.slopes[0]:g} … {facts.slopes[-1]:g}"
+    if bias or facts.rotation == UNKNOWN:
+        return bias or ""
+    return (
+        "no rotation; positions are in the input" if facts.absolute is True else "NoPE: no rotation"
+    )
+
+
+def rotation_in_words(rotation: Rotation, head_dim: int | None) -> str:
+    """A rotation: features, base or frequencies, pairing, gain."""
+    words = "RoPE"
+    if rotation.features and head_dim and rotation.features != head_dim:
+        words += f" on {rotation.features} of {head_dim} features"
+    if rotation.frequencies:
+        first, last, base = rotation.frequencies[0], rotation.frequencies[-1], rotation.base
+        if base is None:
+            words += f", uneven frequencies {first:.3g} to {last:.3g}"
+        else:
+            words += f", base {float(f'{base:.4g}'):,.0f}"
+            words += f", angles ÷ {1 / first:.4g}" if abs(first - 1) > 1e-3 else ""
+    if rotation.pairing:
+        words += ", half-split pairs" if rotation.pairing == "half" else ", adjacent pairs"
+    if rotation.gain and abs(rotation.gain - 1) > 1e-4:
+        words += f", gain {rotation.gain:.4g}"
+    return words + ", changes with the length" * (rotation.varies is True)

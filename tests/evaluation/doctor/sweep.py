@@ -1,0 +1,69 @@
+"""Diagnose the default config of every causal language model of transformers.
+
+Prints each model that could not be run, with the reason, and each that was not read as by hand;
+fails if there are any of the latter, if a diagnosis raises, or if too few models were run.
+
+    python -m tests.evaluation.doctor.sweep [MODEL_TYPE ...]
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from posenc.evaluation.doctor.diagnosis import Diagnosis, diagnose
+from tests.evaluation.doctor.layers_by_hand import BY_HAND, summary
+
+LEAST = 165 / 189
+"""Share of models to be read by running."""
+
+
+def diagnosed(kind: str) -> Diagnosis | str:
+    """The diagnosis of a default config; transformers' reason where it has none."""
+    with TemporaryDirectory() as folder:
+        try:
+            transformers.AutoConfig.for_model(kind).save_pretrained(folder)
+        except Exception as error:  # of transformers
+            return f"no default config: {' '.join(str(error).split())[:200]}"
+        return diagnose(Path(folder), budget=0)
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main(kinds: list[str]) -> int:
+    transformers.logging.set_verbosity_error()
+    seconds: list[float] = []
+    wrong = crashed = 0
+    for kind in kinds:
+        try:
+            diagnosis = diagnosed(kind)
+        except Exception:
+            crashed += 1
+            say(f"{kind} CRASHED\n{traceback.format_exc()}")
+            continue
+        if isinstance(diagnosis, str) or diagnosis.reading.by == "config":
+            reason = diagnosis if isinstance(diagnosis, str) else diagnosis.reading.reason
+            say(f"{kind} not run: {reason}")
+            continue
+        seconds.append(diagnosis.reading.seconds)
+        if kind in BY_HAND and summary(diagnosis.reading) != BY_HAND[kind]:
+            wrong += 1
+            say(f"{kind} WRONG: {summary(diagnosis.reading)} instead of {BY_HAND[kind]}")
+    read = len(seconds)
+    times = f"median {median(seconds):.1f} s, longest {max(seconds):.1f} s"
+    say(f"{read} of {len(kinds)} run, {times}")
+    say(f"{wrong} not as read by hand, {crashed} crashed")
+    return int(bool(wrong or crashed) or read < LEAST * len(kinds))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)))
