@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-onnx check docs format bench gpu-test gpu-bench wheel check-locks lock clean
+.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-onnx check docs format bench gpu-test gpu-bench wheel check-locks lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -69,8 +69,14 @@ test: $(VENV)/.installed-test ## run format, lint, types and the whole suite
 	@$(MAKE) --no-print-directory --jobs=2 check $(VENV)/.kernels
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not onnx" --durations=10
 
+sweep-doctor: $(VENV)/.installed-test ## diagnose every causal language model of transformers (some 15 minutes)
+	$(BIN)/python -m tests.evaluation.doctor.sweep
+
 fuzz-files: $(VENV)/.installed-test ## damage files that posenc reads, in many ways; it must say so
 	$(BIN)/python -m tests.hostile.hostile_files 7000
+
+sweep-stretching: $(VENV)/.installed-test ## stretch every RoPE model type of transformers; none may be wrong
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.integrations.stretching.sweep
 
 check: $(VENV)/.installed-test ## format, lint and types
 	$(BIN)/ruff format --check --quiet .
@@ -79,6 +85,7 @@ check: $(VENV)/.installed-test ## format, lint and types
 
 docs: $(VENV)/.installed ## write the pages of docs/ that follow from the registry
 	$(BIN)/python scripts/docs.py
+	$(BIN)/python scripts/transformers_models.py
 
 format: $(VENV)/.installed-test ## format and fix what can be fixed
 	$(BIN)/ruff format .
@@ -90,6 +97,9 @@ bench: $(VENV)/.installed-bench $(VENV)/.kernels ## time attention with encoding
 
 fuzz-attention: $(VENV)/.installed-test ## random calls of attend, every backend against the reference
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.attention_fuzz --count 2000
+
+sweep-transformers: $(VENV)/.installed-test ## posenc under every model type of transformers, against its own attention
+	$(BIN)/python -m tests.testing.transformers_sweep
 
 fuzz-triton: $(VENV)/.installed-test ## random calls of the Triton kernels, interpreted, against the reference
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.attention_fuzz --backend triton --count 640

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from posenc.integrations.transformers import restore
 from posenc.registry import ENCODINGS
 from posenc.testing import IDENTITIES, LAWS
+from tests.support.tiny_models import tiny_model
 
 ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
@@ -72,11 +75,17 @@ def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 110
 
 
-def test_the_readmes_example_runs() -> None:
-    code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert code
-    for example in code:
-        exec(compile(example, "README.md", "exec"), {"print": lambda *_: None})
+def test_the_readmes_examples_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention, models = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(attention, "README.md", "exec"), {"print": lambda *_: None})
+    tiny, printed = tiny_model("qwen3"), list[str]()
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda _: tiny)
+    exec(compile(models, "README.md", "exec"), {"print": lambda x: printed.append(str(x))})
+    stretched, accelerated = printed
+    assert "1 of 1 stretched (yarn)" in stretched
+    assert "Qwen3Attention: its own, causal" in accelerated
+    report = restore(tiny)
+    assert "restored" in str(report)
 
 
 TEXT = [*(name for name, entry in ENCODINGS.items() if entry.claims.serves(1)), "rope+alibi"]
@@ -84,7 +93,7 @@ TEXT = [*(name for name, entry in ENCODINGS.items() if entry.claims.serves(1)), 
 
 @pytest.mark.parametrize("name", TEXT)
 def test_the_readmes_example_runs_with_every_encoding_of_text(name: str) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    example = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
     smaller = {'"rope"': f'"{name}"', "700, 324": "40, 24", "1024": "64"}
     for old, new in smaller.items():
         assert old in example

@@ -14,6 +14,6 @@ def test_the_examples_run_as_they_stand() -> None:
     torch.manual_seed(0)
     names: dict[str, object] = {}
     examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(examples) == 7
+    assert len(examples) == 8
     for example in examples:
         exec(compile(example, PAGE.name, "exec"), names)
