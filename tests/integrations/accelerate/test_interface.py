@@ -412,3 +412,14 @@ def test_a_config_that_several_models_share() -> None:
 
     assert issubclass(Eager, OnInterface)
     assert _traits(Shared) == (True, False)
+
+    class Refused(PreTrainedConfig):
+        model_type = "refused"
+
+    class Own(Eager):
+        config_class = Refused
+
+    members = {"__module__": "torch", "_can_set_attn_implementation": lambda: True}
+    sharded = type("Sharded", (Own,), members)
+    assert issubclass(sharded, Own)
+    assert _traits(Refused) == (False, False)

@@ -87,7 +87,13 @@ def takes_added_masks(config: PreTrainedConfig | None) -> bool:
 def _traits(kind: type[PreTrainedConfig]) -> tuple[bool, bool]:
     """True if loaded models with such a config are on the interface; True if all support sdpa."""
     if kind not in _TRAITS:
-        models = [model for model in _subclasses(PreTrainedModel) if model.config_class is kind]
+        # Of its own library: fully_shard makes subclasses, which transformers takes for able ones.
+        library, *_ = kind.__module__.split(".")
+        models = [
+            model
+            for model in _subclasses(PreTrainedModel)
+            if model.config_class is kind and model.__module__.split(".")[0] == library
+        ]
         _TRAITS[kind] = (
             not models or any(model._can_set_attn_implementation() for model in models),
             all(model._supports_sdpa for model in models),
