@@ -136,7 +136,7 @@ def test_autocast(backend: str) -> None:
 
 
 def test_stretched_encodings_keep_both() -> None:
-    """What a query_key part returns reaches the same call."""
+    """Results of a query_key part reach the same call."""
     *given, sinks = inputs(12)
     grid = Grid.of(Layout.sequence(12), causal=True)
     rope = create("rope", head_dim=WIDTH)

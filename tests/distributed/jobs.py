@@ -55,7 +55,7 @@ def dropped(group: dist.ProcessGroup, form: str, name: str, layout: str) -> tupl
 
 
 def second_derivative(group: dist.ProcessGroup, form: str) -> str:
-    """What is said of the second derivatives of attention, beside a loss that has them."""
+    """The refusal of second derivatives of attention, beside a loss that has them."""
     index = place(group, "balanced")
     q, k, v = (x[:, :, index].requires_grad_() for x in tensors(torch.float64)[:3])
     layout = distributed.take(LAYOUTS["sequence"](), index)

@@ -34,7 +34,7 @@ def once_for(grid: Grid, known: Known[T], compute: Callable[[Grid], T], kind: Ha
 
 
 def pattern_of(grid: Grid) -> Hashable:
-    """What a grid shows beside its layouts, by value; intervals by identity."""
+    """Causality, window and intervals of a grid, by value; intervals by identity."""
     return grid.band, None if grid.intervals is None else _Kept(grid.intervals)
 
 

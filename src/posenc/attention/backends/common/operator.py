@@ -161,7 +161,7 @@ def _differentiated(
 
 
 def results_of(gradients: Sequence[Tensor | None], output: Tensor, lse: Tensor) -> list[Tensor]:
-    """What ``Operator.gradients`` takes, from the gradients of output and LSE."""
+    """The results that ``Operator.gradients`` takes, from the gradients of output and LSE."""
     gradient, of_lse = gradients
     gradient = torch.zeros_like(output) if gradient is None else gradient
     return [gradient, output, lse] if of_lse is None else [gradient, output, lse, of_lse]

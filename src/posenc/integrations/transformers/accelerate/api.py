@@ -130,7 +130,7 @@ def _comparison(
 
 
 def _rows(model: nn.Module, calls: Record, least: int) -> tuple[ReportedModule, ...]:
-    """What computes the layers that were called through the interface, from some keys on."""
+    """Rows for the layers that were called through the interface, from some keys on."""
     paths = {id(module): path for path, module in model.named_modules()}
     rows = []
     for module, by, reason in dict.fromkeys(calls):

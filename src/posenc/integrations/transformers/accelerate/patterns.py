@@ -194,7 +194,7 @@ LEAVES: Mapping[str, tuple[Reader, tuple[Any, ...] | None]] = {
     "packed_sequence_mask_function": (_packed, (torch.arange(18).view(2, 9) // 4,)),
     "padding_mask_function": (_padding, (torch.arange(18).view(2, 9) > 10,)),
 }
-"""What reads the functions of ``masking_utils``, and arguments with which it is tried; None for
+"""Readers of the functions of ``masking_utils``, and arguments to try them with; None for
 those that are mask functions themselves."""
 
 

@@ -1,4 +1,4 @@
-"""What computes a call of the attention interface, and a record of it."""
+"""Choice of the code that computes a call of the attention interface, and a record of it."""
 
 from __future__ import annotations
 

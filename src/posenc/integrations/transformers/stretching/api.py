@@ -28,7 +28,7 @@ STRETCHED = "_posenc_stretched"
 
 @dataclass(eq=False)
 class Stretched:
-    """What was done to a model, with the way back."""
+    """Changes made to a model, with the way back."""
 
     report: StretchReport
     changes: list[Undoable] = field(default_factory=list)
