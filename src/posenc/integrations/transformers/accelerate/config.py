@@ -83,19 +83,27 @@ def takes_added_masks(config: PreTrainedConfig | None) -> bool:
     return not takes_bool
 
 
+def is_on_interface(kind: type[PreTrainedModel]) -> bool:
+    """True if models of a class compute attention through transformers' interface.
+
+    transformers reads it from the file of the class. A subclass made elsewhere (by a user, or by
+    ``fully_shard``) has its attention from the classes that it is of.
+    """
+    # Not PreTrainedModel itself: it keeps the answer, and every class that was not asked inherits.
+    bases = kind.__mro__[: kind.__mro__.index(PreTrainedModel)]
+    models = cast(
+        list[type[PreTrainedModel]], [base for base in bases if issubclass(base, PreTrainedModel)]
+    )
+    return all(model._can_set_attn_implementation() for model in models)
+
+
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _traits(kind: type[PreTrainedConfig]) -> tuple[bool, bool]:
     """True if loaded models with such a config are on the interface; True if all support sdpa."""
     if kind not in _TRAITS:
-        # Of its own library: fully_shard makes subclasses, which transformers takes for able ones.
-        library, *_ = kind.__module__.split(".")
-        models = [
-            model
-            for model in _subclasses(PreTrainedModel)
-            if model.config_class is kind and model.__module__.split(".")[0] == library
-        ]
+        models = [model for model in _subclasses(PreTrainedModel) if model.config_class is kind]
         _TRAITS[kind] = (
-            not models or any(model._can_set_attn_implementation() for model in models),
+            not models or any(map(is_on_interface, models)),
             all(model._supports_sdpa for model in models),
         )
     return _TRAITS[kind]

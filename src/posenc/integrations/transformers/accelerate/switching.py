@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from posenc.integrations.transformers.accelerate.accelerated import Settings
-from posenc.integrations.transformers.accelerate.config import NAME, config_behind
+from posenc.integrations.transformers.accelerate.config import NAME, config_behind, is_on_interface
 from posenc.integrations.transformers.accelerate.family import family_of
 
 BEFORE = "_posenc_before"
@@ -32,7 +32,7 @@ def on_interface(model: nn.Module) -> list[PreTrainedModel]:
     """
     models = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     others = [part for part in models if family_of(type(part)) is None]
-    able = {id(part.config) for part in others if type(part)._can_set_attn_implementation()}
+    able = {id(part.config) for part in others if is_on_interface(type(part))}
     return [part for part in others if id(part.config) in able]
 
 

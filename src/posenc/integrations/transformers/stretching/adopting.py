@@ -19,6 +19,7 @@ from posenc.encoding import Encoding, Pairing
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.checking import PRECISIONS, tensors_in
+from posenc.integrations.transformers.accelerate.config import is_on_interface
 from posenc.integrations.transformers.accelerate.interface import mask
 from posenc.integrations.transformers.accelerate.lazy_mask import written_out
 from posenc.integrations.transformers.stretching.attention import (
@@ -165,7 +166,7 @@ def adopt(
     """
     inner = [f.module for f in used if isinstance(f, SineTable)]
     holders = [holders_of(model, f.module)[-1] for f in used]
-    if not inner and not all(type(holder)._can_set_attn_implementation() for holder in holders):
+    if not inner and not all(is_on_interface(type(holder)) for holder in holders):
         raise refusal("attention that is not on the interface")
     name = model.config._attn_implementation if inner else NAME
     adoption = Adoption(Switch(), name if inner else RECORDING)
