@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.extend import extend_checkpoint
+from posenc.evaluation.finetuning import Tuning
 from posenc.evaluation.live import LiveDecoder
 from posenc.evaluation.study import evaluate
 from posenc.extension import segments
@@ -21,6 +22,12 @@ from posenc.layout import Layout
 from tests.support.tiny_models import tiny_model
 
 LENGTH = 16
+
+MODERNBERT = {"vocab_size": 257, "hidden_size": 32, "num_attention_heads": 2, "pad_token_id": 0}
+MODERNBERT |= {"intermediate_size": 32, "max_position_embeddings": LENGTH, "local_attention": 8}
+MODERNBERT |= {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
+MODERNBERT |= {"initializer_range": 0.5, "initializer_cutoff_factor": 2.0}
+MODERNBERT |= dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +86,31 @@ def test_what_transformers_lacks_is_stretched_when_it_is_opened(tmp_path: Path, 
     assert study.findings[0].untuned is not None
     with pytest.raises(CheckpointError, match="has not stretched yet"):
         extend_checkpoint(tmp_path / "out", tmp_path / "again", methods="yarn", report=False)
+
+
+def test_masked_models_are_measured_beside_texts_cut_to_their_length(
+    tmp_path: Path, text: Path
+) -> None:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("modernbert", **MODERNBERT)
+    folder, out = tmp_path / "in", tmp_path / "out"
+    AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
+    done = extend_checkpoint(folder, out, methods="yarn,segments", text=text, always=True, factor=2)
+    assert done.study is not None
+    readings = {finding.key: finding.untuned for finding in done.study.findings}
+    assert set(readings) == {"direct", "cut", "yarn", "segments"}
+    direct, cut, yarn, _ = (reading.loss for reading in readings.values() if reading is not None)
+    assert direct[LENGTH] == cut[LENGTH] == cut[2 * LENGTH]
+    assert len({direct[2 * LENGTH], cut[2 * LENGTH], yarn[2 * LENGTH]}) == 3
+    loaded, stretched = (AutoModelForMaskedLM.from_pretrained(f) for f in (out, folder))
+    stretch(stretched, "yarn", factor=2)
+    ids = torch.arange(30).unsqueeze(0)
+    with torch.no_grad():
+        assert torch.allclose(stretched(ids).logits, loaded(ids).logits, atol=1e-5)
+    study = evaluate(Checkpoint.open(folder), Checkpoint.open(folder).data(text=text))
+    assert [finding.key for finding in study.findings] == ["direct"]
+    with pytest.raises(ArgumentError, match="finetune_steps"):
+        extend_checkpoint(folder, tmp_path / "t", text=text, factor=2.0, tuning=Tuning(steps=1))
 
 
 def test_half_precision_is_written_as_it_was_read(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
-from posenc.evaluation.live import LiveDecoder
+from posenc.evaluation.live import LiveDecoder, LiveMaskedLM, LiveModel
 from posenc.evaluation.results import Claimed, Findings
 from posenc.extension import (
     EXTENSIONS,
@@ -24,6 +24,7 @@ from posenc.extension import (
     extend_layers,
     segments,
 )
+from posenc.models import Encoder, MaskedLM
 from posenc.models.replacing import encodings_of, with_encodings, with_window
 from posenc.registration import parse_name
 
@@ -142,7 +143,7 @@ class Candidate:
         """
         if self.model is None or self.method is None or self.method.of_model:
             return ""
-        if isinstance(self.model, LiveDecoder):
+        if isinstance(self.model, LiveModel):
             return self.model.served
         encoding = encodings_of(self.model)[0]
         if [type(part) for part in encoding.parts()] in ([Learned], [Learned2d]):
@@ -181,10 +182,10 @@ def methods_for(names: str, model: nn.Module, *, length: int) -> list[Method]:
     return [Method.parse(name) for name in dict.fromkeys(listed)]
 
 
-def decoder_candidates(
+def text_candidates(
     model: nn.Module, methods: Sequence[Method], *, factor: float, length: int, strict: bool
 ) -> Iterator[Candidate]:
-    """The original, a plain sliding window, and the model extended by each method.
+    """The original, one limited to the trained length, and the model extended by each method.
 
     Args:
         model: as trained.
@@ -201,7 +202,9 @@ def decoder_candidates(
         f"The model as trained, with attention cut to the last {length} tokens. It ties most "
         "methods on local text, so that loss alone does not show use of the far past."
     )
-    if not isinstance(model, LiveDecoder):
+    if isinstance(model, LiveMaskedLM):
+        yield cut(model, length)
+    elif not isinstance(model, LiveDecoder):
         yield Candidate(WINDOW, with_window(model, length), advice=(window,))
     elif not model.windowed:
         yield Candidate(WINDOW, model.cut(length), advice=(window,))
@@ -210,6 +213,12 @@ def decoder_candidates(
         return extended_by(model, method, factor=factor, length=length)
 
     yield from candidates_by(model, methods, make, strict=strict)
+
+
+def cut(model: nn.Module, length: int) -> Candidate:
+    """An encoder as trained, on texts of its trained length."""
+    note = f"The model as trained, given {length} tokens and no more."
+    return Candidate(CUT, model, limit=length, advice=(note,))
 
 
 def candidates_by(
@@ -249,11 +258,14 @@ def extended_by(model: nn.Module, method: Method, *, factor: float, length: int)
                 got=method.name,
                 remedy="Segments are read by the model as it is.",
             )
-        return Candidate(method.spec, segments(model, length=length, **method.options), method)
+        options = dict(method.options)
+        if isinstance(model, Encoder | MaskedLM | LiveMaskedLM):
+            options = {"combine": "middle", "overlap": length // 4} | options
+        return Candidate(method.spec, segments(model, length=length, **options), method)
     originals = encodings_of(model)
     context: dict[str, Any] = {"factor": factor, "length": length}
     notes = (*method.notes, *advice(originals[0], method.name, **context, **method.options))
-    if isinstance(model, LiveDecoder):
+    if isinstance(model, LiveModel):
         live = model.extended(method.name, **context, options=method.options)
         return Candidate(method.spec, live, method, advice=notes)
     extended = extend_layers(originals, method.name, **context, **method.options)

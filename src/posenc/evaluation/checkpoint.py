@@ -13,7 +13,7 @@ from posenc.encodings.embedding.learned import Learned
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.evaluation.candidates import Method
 from posenc.evaluation.images import ImageSource
-from posenc.evaluation.live import LiveDecoder
+from posenc.evaluation.live import LiveDecoder, LiveMaskedLM, LiveModel
 from posenc.evaluation.results import Study
 from posenc.evaluation.texts import Text, read_ids, read_tokenizer
 from posenc.integrations.transformers.checkpoint import config_of, load_described
@@ -41,7 +41,10 @@ COPIED = (
 
 SEES = (ImageEncoder, VisionTransformer)
 CAUSAL = (Decoder, LiveDecoder)
-READS = (*CAUSAL, Encoder, MaskedLM)
+MASKED = (MaskedLM, LiveMaskedLM)
+READS = (*CAUSAL, Encoder, *MASKED)
+LIVE = {"ForCausalLM": LiveDecoder, "ForMaskedLM": LiveMaskedLM}
+"""Models that transformers runs, by the end of the name of their class."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +54,7 @@ class Checkpoint:
     Args:
         name: of the folder.
         family: ``model_type``.
-        model: in eval mode: a ``Decoder``, or a ``LiveDecoder`` of any other family; or with a
+        model: in eval mode: a ``Decoder``, or a ``LiveModel`` of any other family; or with a
             learned table of positions an ``Encoder``, a ``MaskedLM``, an ``ImageEncoder`` or a
             ``VisionTransformer``.
         length: the trained length in tokens; of images the longer side in pixels.
@@ -109,16 +112,17 @@ class Checkpoint:
         else:
             if extendable:
                 require_extendable(config, family)
-            if family_name(family) not in FAMILIES and _is_causal(config):
-                model = LiveDecoder.open(folder, device=device)
+            live = _live(config, family)
+            if live is not None:
+                model = live.open(folder, device=device)
                 stated = model.model.config.get_text_config().to_dict().get(LONGEST, stated)
             else:
                 model = load_described(config, device=device)
         if not isinstance(model, SEES + READS):
             raise CheckpointError(
                 f"model_type in {config.path}",
-                expected="a model that can be measured: of the next token (llama, mistral, qwen2, "
-                "gpt_neox, bloom), a text encoder (bert, roberta) or of images (vit)",
+                expected="a model that can be measured: a causal or masked language model, a text "
+                "encoder (bert, roberta) or one of images (vit)",
                 got=repr(family),
                 remedy="Name the folder of such a model.",
             )
@@ -154,7 +158,7 @@ class Checkpoint:
             )
         if sees:
             return ImageSource.of_checkpoint(self.folder, self.config, images)
-        if isinstance(self.model, LiveDecoder):
+        if isinstance(self.model, LiveModel):
             vocabulary = self.model.vocabulary
         else:
             assert isinstance(self.model, Decoder | Encoder | MaskedLM)  # no others are opened
@@ -183,7 +187,7 @@ class Checkpoint:
         assert self.folder is not None  # as in ``data``
         assert self.config is not None
         with output_folder(out) as partial:
-            if isinstance(model, LiveDecoder):
+            if isinstance(model, LiveModel):
                 model.write(partial, dtype=_dtype(self.config))
                 native = bool(model.served)
             else:
@@ -228,18 +232,19 @@ def _as_transformers(model: Decoder, folder: Path) -> Fields:
         ) from error
 
 
-def _is_causal(config: Fields) -> bool:
-    """True of a causal language model of transformers."""
+def _live(config: Fields, family: str) -> type[LiveModel] | None:
+    """The class of a language model of transformers that posenc has no reader for."""
+    if family_name(family) in FAMILIES:
+        return None
     kinds = config.values.get("architectures") or [""]
-    return str(kinds[0]).endswith("ForCausalLM")
+    return next((kind for end, kind in LIVE.items() if str(kinds[0]).endswith(end)), None)
 
 
 def require_extendable(config: Fields, family: str) -> None:
     """Refuse checkpoints that cannot be written, before their weights are read."""
     writable = [name for name, family in FAMILIES.items() if family.write is not None]
     named = "model_type" in config.values
-    live = family_name(family) not in FAMILIES and _is_causal(config)
-    if not live and (not named or family_name(family) not in writable):
+    if _live(config, family) is None and (not named or family_name(family) not in writable):
         raise CheckpointError(
             f"model_type in {config.path}",
             expected=f"one of {', '.join(writable)}",
@@ -259,7 +264,7 @@ def require_extendable(config: Fields, family: str) -> None:
 
 def _trained_length(model: nn.Module, stated: object, given: int | None) -> int:
     """The trained length: of the position table, as given, or by ``config.json``."""
-    table = None if isinstance(model, LiveDecoder) else encodings_of(model)[0].embedding
+    table = None if isinstance(model, LiveModel) else encodings_of(model)[0].embedding
     held = table.max_length if isinstance(table, Learned) else None
     if isinstance(model, SEES):
         held = max(model.config.size)

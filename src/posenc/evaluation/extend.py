@@ -11,7 +11,7 @@ from posenc.evaluation.candidates import Method, extended_by, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.engines import differences
 from posenc.evaluation.finetuning import Tuning
-from posenc.evaluation.live import LiveDecoder
+from posenc.evaluation.live import LiveModel
 from posenc.evaluation.progress import Progress, kept, silent
 from posenc.evaluation.results import Study
 from posenc.evaluation.searching import require_search, searched
@@ -97,7 +97,7 @@ def extend_checkpoint(
     )
     chosen = methods_for(methods, checkpoint.model, length=checkpoint.length)
     require_search(search, chosen)
-    if search and isinstance(checkpoint.model, LiveDecoder):
+    if search and isinstance(checkpoint.model, LiveModel):
         raise ArgumentError(
             "search",
             expected=f"0 for a {checkpoint.family}",

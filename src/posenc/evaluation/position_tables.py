@@ -10,7 +10,7 @@ from torch import nn
 from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.errors import ArgumentError
-from posenc.evaluation.candidates import CUT, SCALED, Candidate, Method, candidates_by, extended_by
+from posenc.evaluation.candidates import SCALED, Candidate, Method, candidates_by, cut, extended_by
 from posenc.evaluation.images import Size
 from posenc.evaluation.suites.images import BySize
 from posenc.extension import extend, extend_layers
@@ -23,15 +23,13 @@ def table_candidates(
 ) -> Iterator[Candidate]:
     """A text encoder limited to its trained length, and with tables of ``goal`` rows.
 
-    Args and Raises: as ``decoder_candidates``.
+    Args and Raises: as ``text_candidates``.
     """
-    note = f"The model as trained, given {length} tokens and no more."
-    yield Candidate(CUT, model, limit=length, advice=(note,))
+    yield cut(model, length)
 
     def make(method: Method) -> Candidate:
         if method.of_model:
-            options = {"combine": "middle", "overlap": length // 4, **method.options}
-            return extended_by(model, replace(method, options=options), factor=1.0, length=length)
+            return extended_by(model, method, factor=1.0, length=length)
         prefix = int(method.options.get("prefix", 0))
         factor = (goal - prefix) / (length - prefix)
         candidate = extended_by(model, method, factor=factor, length=length)

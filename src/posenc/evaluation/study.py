@@ -15,11 +15,12 @@ import torch
 from torch import nn
 
 from posenc.errors import ArgumentError, Interrupted
-from posenc.evaluation.candidates import CUT, Candidate, Method, decoder_candidates
-from posenc.evaluation.checkpoint import CAUSAL, Checkpoint
+from posenc.evaluation.candidates import CUT, Candidate, Method, text_candidates
+from posenc.evaluation.checkpoint import CAUSAL, MASKED, Checkpoint
 from posenc.evaluation.choosing import choose, gate
 from posenc.evaluation.finetuning import Tuning, finetuned
 from posenc.evaluation.images import Images, ImageSource
+from posenc.evaluation.live import LiveModel
 from posenc.evaluation.position_tables import goal_cells, image_candidates, table_candidates
 from posenc.evaluation.progress import MeasuredFile, Progress, silent
 from posenc.evaluation.results import Findings, Study
@@ -29,7 +30,7 @@ from posenc.evaluation.suites.needles import ByteNeedles
 from posenc.evaluation.suites.next_token import NextTokenSuite, Suite, lengths_to
 from posenc.evaluation.suites.retrieval import RetrievalSuite
 from posenc.evaluation.texts import Text
-from posenc.models import Encoder, ImageEncoder, MaskedLM, VisionTransformer
+from posenc.models import Encoder, ImageEncoder, VisionTransformer
 from posenc.training.machine import describe_device, platform_name
 
 
@@ -86,7 +87,7 @@ def evaluate(
     else:
         chosen = tuple(sorted(set(lengths))) if lengths else lengths_to(checkpoint.length, 2.0)
         suite, measured = _text_suite(checkpoint, data, chosen, seed=seed), model
-        if not isinstance(model, CAUSAL):
+        if not isinstance(model, (*CAUSAL, LiveModel)):
             limit, key = checkpoint.length, CUT
     assert measured is not None  # tables of images can always be interpolated
     progress("measuring", 0, 1)
@@ -234,8 +235,8 @@ def _prepared(
         return list(image_candidates(model, methods, cells=cells)), suite
     lengths = lengths_to(length, factor)
     context: dict[str, Any] = {"length": length, "strict": strict}
-    if isinstance(model, CAUSAL):
-        candidates = decoder_candidates(model, methods, factor=factor, **context)
+    if isinstance(model, (*CAUSAL, LiveModel)):
+        candidates = text_candidates(model, methods, factor=factor, **context)
     else:
         candidates = table_candidates(model, methods, goal=lengths[-1], **context)
     return list(candidates), _text_suite(checkpoint, data, lengths, seed=seed)
@@ -246,7 +247,7 @@ def _text_suite(
 ) -> Suite:
     if not isinstance(data, Text):
         raise _unfit(checkpoint, "images", data.path, "reads text", "Give a text.")
-    if isinstance(checkpoint.model, MaskedLM):
+    if isinstance(checkpoint.model, MASKED):
         return MaskedSuite.of(data, lengths, seed=seed)
     if isinstance(checkpoint.model, Encoder):
         return RetrievalSuite.of(data, lengths)
