@@ -65,10 +65,11 @@ def extend(
     OUT becomes a checkpoint folder with a report: loss by length and position on the same tokens,
     needles by depth and length, copying, time and memory, compared with the original model and a
     plain sliding window. Masked language models (BERT, ModernBERT) are measured by the loss of
-    masked tokens, sentence encoders by retrieval of long documents, ViT by classes and features at
-    larger sizes. The input is not changed. An option of a method follows an @. If none of several methods is
-    significantly better than the original, only the report is written; if the model does not beat
-    the frequencies of bytes or tokens, the command fails. After Ctrl-C the same command continues.
+    masked tokens, sentence encoders by retrieval of long documents, ViT by classes and features
+    at larger sizes. The input is not changed. An option of a method follows an @. If none of
+    several methods is significantly better than the original, only the report is written; if
+    the model does not beat the frequencies of bytes or tokens, the command fails. After Ctrl-C
+    the same command continues.
 
     Examples:
 
