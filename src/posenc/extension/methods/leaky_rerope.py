@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
-from posenc.extension.banded import BandedRope, RotationBand, within
+from posenc.extension.banded import Moved, WindowedRope
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.methods.rerope import require_window
@@ -62,27 +62,24 @@ def leaky_rerope(
     return replaced(encoding, rope, LeakyRerope(rope=rope, window=window, leak=leak))
 
 
-class LeakyRerope(BandedRope):
+class LeakyRerope(WindowedRope):
     """RoPE with slower far distances; see ``leaky_rerope``."""
 
     def __init__(self, *, rope: Rope, window: float, leak: float) -> None:
-        super().__init__(rope=rope)
-        self.window, self.leak = window, leak
+        super().__init__(rope=rope, window=window)
+        self.leak = leak
 
     def extra_repr(self) -> str:
         return f"window={self.window:g}, leak={self.leak:g}"
 
-    def bands(self, grid: Grid) -> Sequence[RotationBand]:
+    def moved(self, grid: Grid) -> Sequence[Moved]:
         # relative to the first key, so that quotients of large positions are exact
         first = grid.key.positions[:, :1, 0]
         queries, keys = (side.positions[..., 0] - first for side in (grid.query, grid.key))
         slow, ahead = queries / self.leak, self.window * (1 - 1 / self.leak)
-        behind = RotationBand(slow + ahead, keys / self.leak)
-        near = RotationBand(queries, keys, within(grid, self.window))
-        if grid.causal:
-            return behind, near
-        later = keys.unsqueeze(1) >= queries.unsqueeze(2)
-        return behind, RotationBand(slow - ahead, keys / self.leak, later), near
+        others = keys / self.leak
+        behind, near = Moved(slow + ahead, others), Moved(queries, keys)
+        return (behind, near) if grid.causal else (behind, near, Moved(slow - ahead, others))
 
 
 ENTRY = Extension(
