@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from posenc.encoding import RotatedBand, ScoreTerm, apply_rotation
@@ -31,6 +31,22 @@ class Moved(NamedTuple):
 
     query: Float[Tensor, "b Q"]
     key: Float[Tensor, "b K"] | None = None
+
+
+class BandOfQuery(NamedTuple):
+    """The keys of a band of one query.
+
+    Args:
+        query: cosines and sines of the query.
+        rotation: number of that of the keys; None: none.
+        keys: range that holds the band.
+        pairs: ``[b, 1, 1, K]``, those of the range that are in it; None: all.
+    """
+
+    query: Factors
+    rotation: int | None
+    keys: slice
+    pairs: Bool[Tensor, "b 1 1 K"] | None
 
 
 class BandedRope(ScoreTerm, ABC):
@@ -94,6 +110,31 @@ class BandedRope(ScoreTerm, ABC):
                 band = RotatedBand(*factors, self.rope.pairing, (lowest, highest), seen.intervals)
                 bands.append(band)
         return bands
+
+    def of_last(self, grid: Grid, begin: int) -> tuple[list[Factors], list[BandOfQuery]]:
+        """Rotations of the keys from ``begin`` on, and the bands of a grid of one query."""
+        moved = self.moved(grid)
+        index = self.band_of(grid)  # [b, 1, K]
+        index = index.masked_fill(index >= len(moved), 0)
+        new = grid.key.slice(begin, grid.key.length)
+        rotations: dict[int, tuple[int, Factors]] = {}
+        bands = []
+        for band, (query, key) in enumerate(moved):
+            pairs = index == band
+            found = pairs.any(1).any(0).nonzero()
+            if key is not None and id(key) not in rotations:
+                turned = self._turned(key[:, begin:], new, self.rope.gain)
+                rotations[id(key)] = len(rotations), turned
+            if len(found):
+                keys = slice(int(found[0]), int(found[-1]) + 1)
+                inside = pairs[:, None, :, keys]
+                number = None if key is None else rotations[id(key)][0]
+                gain = self.rope.gain ** (2 if key is None else 1)
+                factors = self._turned(query, grid.query, gain)
+                bands.append(
+                    BandOfQuery(factors, number, keys, None if bool(inside.all()) else inside)
+                )
+        return [turned for _, turned in rotations.values()], bands
 
     def _factors(self, moved: Moved, grid: Grid) -> tuple[Factors, Factors | None]:
         """Cosines and sines of queries and keys; the gain of keys at 0 is in the queries'."""

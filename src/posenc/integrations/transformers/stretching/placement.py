@@ -157,6 +157,11 @@ class Adoption:
             )
         self.cache, self.latest = next(_caches([*arguments, *options.values()]), None), None
 
+    @property
+    def begun(self) -> bool:
+        """True if the cache has the positions of an earlier pass, and so all its layers."""
+        return _positions_in(self.cache) is not None
+
     def end(self, module: Any, arguments: Any, options: dict[str, Any], output: Any) -> None:
         """After a pass: its positions go into the cache."""
         outputs = output.values() if isinstance(output, dict) else output
