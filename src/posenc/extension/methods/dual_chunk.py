@@ -27,8 +27,8 @@ def dual_chunk(
     With chunks of ``S = reach - local`` tokens, the position of a key is ``p_j mod S``. That of a
     query is ``p_i mod S`` for keys of its chunk, ``min(p_i mod S + S, reach)`` for the previous
     chunk, whose last ``local`` tokens keep their distances, and ``min(2S - 1, reach)`` for earlier
-    ones. Cost: three products per pair; linear memory with ``blockwise``. As the authors' code,
-    with positions up to ``reach``; in the paper, up to one less.
+    ones. Cost: by ``native`` that of RoPE, else three products per pair. As the authors' code, with
+    positions up to ``reach``; in the paper, up to one less.
 
     Args:
         encoding: with RoPE (extended or not) and no score part, for causal attention.
@@ -110,7 +110,7 @@ ENTRY = Extension(
         training="none",
         expect="Stays usable without training at many times the length; order among chunks "
         "farther back than one is lost.",
-        cost="2·Q·K·D·H more",
+        cost="None more by native; else 2·Q·K·D·H more",
     ),
     sample={"reach": 4, "local": 1},
 )

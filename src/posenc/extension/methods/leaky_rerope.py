@@ -25,8 +25,8 @@ def leaky_rerope(
     """Leaky ReRoPE: distances beyond ``window`` grow ``leak`` times slower.
 
     ``s_ij = scale · ⟨q_i, R(Δ') k_j⟩`` with ``Δ' = Δ`` up to w, and ``±(w + (|Δ| - w) / κ)``
-    beyond. ``w`` is ``window`` in tokens, ``κ`` is ``leak``, ``Δ = p_j - p_i``. Cost: two products
-    per pair; linear memory with ``blockwise``. Differs from the source in nothing; its code adds
+    beyond. ``w`` is ``window`` in tokens, ``κ`` is ``leak``, ``Δ = p_j - p_i``. Cost: by ``native``
+    that of RoPE, else two products per pair. Differs from the source in nothing; its code adds
     ``log_n``.
 
     Args:
@@ -89,7 +89,7 @@ ENTRY = Extension(
     claims=ExtensionClaims(
         training="none",
         expect="As ReRoPE, and far tokens are still in order; up to factor times the length.",
-        cost="Q·K·D·H once more",
+        cost="None more by native; else Q·K·D·H once more",
     ),
     sample={"window": 3},
 )

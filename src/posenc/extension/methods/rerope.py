@@ -16,8 +16,8 @@ def rerope(encoding: Encoding, *, length: float, window: float | None = None) ->
     """ReRoPE: distances are clipped at ``window``.
 
     ``s_ij = scale · ⟨q_i, R(Δ') k_j⟩`` with ``Δ' = clip(p_j - p_i, -w, w)``, so that no distance is
-    longer than in training. ``w`` is ``window`` in tokens. Cost: two products per pair; linear
-    memory with ``blockwise``. Differs from the source in nothing; its code adds ``log_n``.
+    longer than in training. ``w`` is ``window`` in tokens. Cost: by ``native`` that of RoPE, else
+    two products per pair. Differs from the source in nothing; its code adds ``log_n``.
 
     Args:
         encoding: with RoPE (extended or not) and no score part.
@@ -82,7 +82,7 @@ ENTRY = Extension(
         identity_at_one=False,
         training="none",
         expect="No worse at any length than at the trained one; order among far tokens is lost.",
-        cost="Q·K·D·H once more",
+        cost="None more by native; else Q·K·D·H once more",
     ),
     sample={"window": 3},
 )

@@ -28,7 +28,7 @@ def self_extend(
     ``s_ij = scale · ⟨q_i, R(-δ) k_j⟩`` with ``δ = p_i - p_j`` where that is below w, and
     ``δ = ⌊p_i/G⌋ - ⌊p_j/G⌋ + w - ⌊w/G⌋`` beyond; mirrored for keys ahead. ``w`` is ``window`` in
     tokens, ``G`` is ``group``. Groups start at multiples of G, so it is not exactly relative. Cost:
-    two products per pair; linear memory with ``blockwise``. Differs from the paper in nothing (its
+    by ``native`` that of RoPE, else two products per pair. Differs from the paper in nothing (its
     later code has w/G for ⌊w/G⌋).
 
     Args:
@@ -93,7 +93,7 @@ ENTRY = Extension(
     claims=ExtensionClaims(
         training="none",
         expect="The best without training, to (L - w)·G + w tokens.",
-        cost="Q·K·D·H once more",
+        cost="None more by native; else Q·K·D·H once more",
     ),
     sample={"window": 3},
 )

@@ -28,8 +28,8 @@ def string(
 
     ``s_ij = scale · ⟨q_i, R(-δ) k_j⟩`` with ``δ = p_i - p_j`` where that is below S, and
     ``δ = p_i - p_j - S + W`` beyond. ``S`` is ``shift``, ``W`` is ``local``, in tokens. Meant for
-    inputs of the trained length; distances exceed L from ``L + S - W`` tokens on. Cost: two
-    products per pair; linear memory with ``blockwise``. Differs from the paper in nothing; its code
+    inputs of the trained length; distances exceed L from ``L + S - W`` tokens on. Cost: by
+    ``native`` that of RoPE, else two products per pair. Differs from the paper in nothing; its code
     counts pairs at distance S twice, and scales rotated features by ``0.1 ln 2 + 1``, as
     ``temperature`` can.
 
@@ -118,7 +118,7 @@ ENTRY = Extension(
         identity_at_one=False,
         training="none",
         expect="Better use of the trained length itself; at most twice as far.",
-        cost="Q·K·D·H once more",
+        cost="None more by native; else Q·K·D·H once more",
     ),
     sample={"factor": 1.5, "shift": 5, "local": 2},
 )

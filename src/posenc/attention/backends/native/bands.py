@@ -72,6 +72,6 @@ def join_keys(results: Sequence[Result], *, lse: bool) -> Result:
     known = sums.masked_fill(nothing, 0.0)  # no -inf - -inf
     weights = known.softmax(0).unsqueeze(-1)
     pairs = zip(weights, results, strict=True)
-    output: Tensor = sum(weight * result.output for weight, result in pairs)  # type: ignore[assignment]
+    output: Tensor = sum(weight * result.output for weight, result in pairs)
     total = known.logsumexp(0).masked_fill(nothing, -torch.inf) if lse else None
     return Result(output.to(results[0].output.dtype), total)

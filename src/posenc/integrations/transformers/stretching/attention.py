@@ -21,7 +21,7 @@ from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.interface import mask, wants_weights
 from posenc.integrations.transformers.accelerate.lazy_mask import pairs_behind, written_out
-from posenc.integrations.transformers.stretching.decoding import attend_last
+from posenc.integrations.transformers.stretching.decoding import Past, attend_last
 from posenc.integrations.transformers.stretching.frequencies import Frequencies, Of
 from posenc.integrations.transformers.stretching.placement import Adoption, Placement, placement_in
 from posenc.runtime import is_transformed
@@ -84,15 +84,16 @@ class StretchedLayer:
             self.order[x.device] = torch.tensor(self.features, device=x.device)
         return x.index_select(-1, self.order[x.device])
 
-    def holds(self, module: nn.Module, key: Float[Tensor, "B G K D"]) -> bool:
-        """True if keys are the whole content of a growing cache, and no graph is made or traced."""
+    def past(self, module: nn.Module, key: Float[Tensor, "B G K D"]) -> Past | None:
+        """The growing cache whose whole content the keys are; None where a graph is made."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed():
-            return False
+            return None
         cache, index = self.adoption.cache, getattr(module, "layer_idx", None)
-        if cache is None or index is None or index >= len(cache.layers):
-            return False
-        held, begun = cache.layers[index], self.adoption.begun
-        return begun and type(held) is DynamicLayer and held.keys is key
+        if cache is None or not isinstance(index, int) or index >= len(cache.layers):
+            return None
+        held = cache.layers[index]
+        whole = self.adoption.begun and type(held) is DynamicLayer and held.keys is key
+        return Past(cache, index) if whole else None
 
     def grid(self, grid: Grid | None, queries: int, keys: int) -> Grid:
         """The grid at the positions of the present pass.
@@ -146,9 +147,9 @@ def attention(
         pairs = pairs_behind(attention_mask)
         grid = None if pairs is None else pairs.grid
     placed = grid
-    cached = False
+    past = None
     if layer is not None and encoding.parts():
-        cached = queries == 1 and layer.holds(module, key)
+        past = layer.past(module, key) if queries == 1 else None
         query, key = layer.arranged(query), layer.arranged(key)
         placed = layer.grid(grid, queries, keys)
     weights = wants_weights(module, options)
@@ -156,10 +157,8 @@ def attention(
     if plain and grid is not None and placed is not None:
         given: dict[str, Any] = {"scale": scale, "sinks": s_aux, "softcap": softcap}
         output = None
-        if cached and not dropout:
-            output = attend_last(
-                query, key, value, placed, encoding, layer.adoption.cache, module.layer_idx, **given
-            )
+        if past is not None and not dropout:
+            output = attend_last(query, key, value, placed, encoding, past, **given)
         if output is None:
             output = attend(query, key, value, placed, encoding, dropout=dropout, **given)
         return output.transpose(1, 2).contiguous(), None

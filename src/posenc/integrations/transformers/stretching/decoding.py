@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -32,6 +32,7 @@ class RotatedKeys(DynamicLayer, DummyLayer):  # type: ignore[misc]
     """
 
     is_compileable, supports_early_init = True, False
+    keys: Any
 
     def __init__(self, layer: int) -> None:
         super().__init__()
@@ -44,20 +45,19 @@ class RotatedKeys(DynamicLayer, DummyLayer):  # type: ignore[misc]
         begin = self.get_seq_length()
         end = begin + new.shape[2]
         room = self.room
-        foreign = room is not None and room.is_inference() and not torch.is_inference_mode_enabled()
-        if (
-            room is None
-            or foreign
-            or room.shape[2] < end
-            or (begin and room.data_ptr() != self.keys.data_ptr())
-        ):
+        if room is None or not (begin and self._fits(room, end)):
             room = new.new_empty(*new.shape[:2], 2 * end, new.shape[3])
             if begin:
                 room[:, :, :begin] = self.keys
         room[:, :, begin:end] = new
         self.room, self.keys, self.values = room, room[:, :, :end], room[:, :, :0]
         self.dtype, self.device, self.is_initialized = room.dtype, room.device, True
-        return self.keys
+        return room[:, :, :end]
+
+    def _fits(self, room: Tensor, end: int) -> bool:
+        """True if it holds the keys, has room up to ``end`` and may be written."""
+        frozen = room.is_inference() and not torch.is_inference_mode_enabled()
+        return room.data_ptr() == self.keys.data_ptr() and room.shape[2] >= end and not frozen
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RotatedKeys:
         copied = RotatedKeys(self.layer)
@@ -66,14 +66,35 @@ class RotatedKeys(DynamicLayer, DummyLayer):  # type: ignore[misc]
         return copied
 
 
+class Past(NamedTuple):
+    """The keys and values of a layer.
+
+    Args:
+        cache: of the model.
+        layer: index of the attention layer.
+    """
+
+    cache: Cache
+    layer: int
+
+    def rotated(self) -> list[RotatedKeys]:
+        """The keys after each of their rotations, as far as they are kept."""
+        layers = self.cache.layers
+        return [x for x in layers if isinstance(x, RotatedKeys) and x.layer == self.layer]
+
+    def append(self, count: int) -> list[RotatedKeys]:
+        """Empty layers for rotated keys."""
+        self.cache.layers += [RotatedKeys(self.layer) for _ in range(count)]
+        return self.rotated()
+
+
 def attend_last(
     query: Float[Tensor, "B H 1 D"],
     key: Float[Tensor, "B G K D"],
     value: Float[Tensor, "B G K E"],
     grid: Grid,
     encoding: Encoding,
-    cache: Cache,
-    layer: int,
+    past: Past,
     *,
     scale: float,
     sinks: Float[Tensor, " H"] | None = None,
@@ -84,12 +105,12 @@ def attend_last(
     Served are rotations of each key by its position alone, in float32 or better.
 
     Args: as ``attend``.
-        cache, layer: that the keys are from.
+        past: that the keys are from.
     """
     transform, score = encoding.query_key, encoding.score
     if not served(encoding, grid) or query.dtype.itemsize < 4:
         return None
-    kept = [x for x in cache.layers if isinstance(x, RotatedKeys) and x.layer == layer]
+    kept = past.rotated()
     keys = key.shape[2]
     begin = kept[0].get_seq_length() if kept else 0
     if begin >= keys:
@@ -101,16 +122,16 @@ def attend_last(
         if rotated.shape != new.shape:
             return None
         if score is None:
-            kept = kept or _appended(cache, layer, 1)
-            softmax: dict[str, Any] = {"sinks": sinks, "softcap": softcap}
+            kept = kept or past.append(1)
+            rotated = kept[0].extend(rotated)
             return attend(
-                query, kept[0].extend(rotated), value, grid, PLAIN, scale=scale, **softmax
+                *(query, rotated, value, grid, PLAIN), scale=scale, sinks=sinks, softcap=softcap
             )
     assert isinstance(score, BandedRope)
     rotations, bands = once_for_part(
         score, grid, lambda grid: score.of_last(grid, begin), ("last", begin)
     )
-    kept = kept or _appended(cache, layer, len(rotations))
+    kept = kept or past.append(len(rotations))
     pairing = score.rope.pairing
     for held, rotation in zip(kept, rotations, strict=True):
         held.extend(apply_rotation(new, *rotation, pairing))
@@ -137,10 +158,3 @@ def served(encoding: Encoding, grid: Grid) -> bool:
     if isinstance(score, BandedRope):
         return transform is None or (isinstance(transform, LogN) and transform.inner is None)
     return score is None and transform is not None and transform.tokenwise and grid.causal
-
-
-def _appended(cache: Cache, layer: int, count: int) -> list[RotatedKeys]:
-    """Empty layers for the rotations of a layer's keys."""
-    found = [RotatedKeys(layer) for _ in range(count)]
-    cache.layers += found
-    return found
