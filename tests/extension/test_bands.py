@@ -263,3 +263,11 @@ def test_string_scales_logits_by_the_square_of_its_temperature() -> None:
 def test_string_refuses_a_factor_its_defaults_cannot_reach() -> None:
     with pytest.raises(ArgumentError, match="at most doubles"):
         extend(create("rope", head_dim=8), "string", factor=2, length=64)
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_a_gain_is_of_queries_and_of_keys(method: str) -> None:
+    loud = made(method, original=create("rope", head_dim=8, gain=1.3))
+    grid = Grid.of(Layout.sequence(23), causal=True)
+    q, k, v = draw(23)
+    same(attend(q, k, v, grid, loud, scale=1.0), attend(q, k, v, grid, made(method), scale=1.69))
