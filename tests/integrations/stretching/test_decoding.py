@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from posenc import Encoding, Grid, Layout, create
+from posenc.extension import extend
 from posenc.integrations.transformers import stretch
 from posenc.integrations.transformers.stretching import decoding
 from posenc.integrations.transformers.stretching.decoding import RotatedKeys
@@ -164,12 +166,26 @@ def test_rotated_keys_follow_the_cache(
 
 
 def test_rotations_that_change_with_the_length_are_not_kept() -> None:
-    model, cache = model_of("llama"), DynamicCache()
+    model, cache = model_of("llama", num_hidden_layers=1), DynamicCache()
     stretch(model, "dynamic_ntk", factor=4, length=16)
     step(model, cache, 0, 38)
     step(model, cache, 38, 39)
     assert near(step(model, DynamicCache(), 0, 40)[:, 39:], step(model, cache, 39, 40))
     assert not kept(cache)
+
+
+def test_what_is_served() -> None:
+    rope = create("rope", head_dim=8)
+    layouts = Layout.sequence(1, start=9), Layout.sequence(10)
+    causal, open_ended = Grid(*layouts, causal=True), Grid(*layouts)
+    both = extend(rope, "rerope+log_n", length=4)
+    assert decoding.served(both, causal)
+    assert decoding.served(extend(rope, "rerope", length=4), open_ended)
+    # its factor counts all keys that a query sees where attention is not causal
+    assert not decoding.served(both, open_ended)
+    # keys that nothing rotates need no copy, and those of trained frequencies would be stale
+    assert not decoding.served(extend(Encoding(), "log_n", length=4), causal)
+    assert not decoding.served(create("rope", head_dim=8, learned=True), causal)
 
 
 def test_half_precision_is_left_to_attend() -> None:

@@ -155,6 +155,9 @@ def served(encoding: Encoding, grid: Grid) -> bool:
     transform, score = encoding.query_key, encoding.score
     if next(encoding.parameters(), None) is not None or encoding.value is not None:
         return False
+    if transform is not None and not (transform.tokenwise and grid.causal):
+        return False
+    scales = isinstance(transform, LogN) and transform.inner is None  # keys stay as they are
     if isinstance(score, BandedRope):
-        return transform is None or (isinstance(transform, LogN) and transform.inner is None)
-    return score is None and transform is not None and transform.tokenwise and grid.causal
+        return transform is None or scales
+    return score is None and transform is not None and not scales
