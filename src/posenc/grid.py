@@ -88,11 +88,14 @@ class Grid:
         require_whole("size", size)
         order = self.query.order
         first = order - order.remainder(size)
-        ends = torch.stack([first, first + size], dim=-1)
+        return self.within(torch.stack([first, first + size], dim=-1))
+
+    def within(self, intervals: Int[Tensor, "b Q 2"]) -> Grid:
+        """The grid in which keys outside of ``intervals`` are hidden too."""
         if self.intervals is not None:
-            (low, high), (first, end) = self.intervals.unbind(-1), ends.unbind(-1)
-            ends = torch.stack([low.maximum(first), high.minimum(end)], dim=-1)
-        return replace(self, intervals=ends)
+            (low, high), (first, end) = self.intervals.unbind(-1), intervals.unbind(-1)
+            intervals = torch.stack([low.maximum(first), high.minimum(end)], dim=-1)
+        return replace(self, intervals=intervals)
 
     def with_blocks(self, blocks: Int[Tensor, "b Q"]) -> Grid:
         """The grid in which blocks of neighbouring queries also see their own block whole.

@@ -14,7 +14,7 @@ from posenc.encoding.lowered import (
     TokenTableProduct,
 )
 from posenc.encoding.parts import EmbeddingEncoding, Part, QueryKeyTransform, ScoreTerm, ValueTerm
-from posenc.encoding.rotation import Pairing, Rotation, apply_rotation
+from posenc.encoding.rotation import Pairing, RotatedBand, Rotation, apply_rotation
 
 __all__ = [
     "BlockTransforms",
@@ -29,6 +29,7 @@ __all__ = [
     "Pairing",
     "Part",
     "QueryKeyTransform",
+    "RotatedBand",
     "Rotation",
     "ScoreTerm",
     "StickWeights",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.encoding.lowered import BucketedTerms, FusedScore
-from posenc.encoding.rotation import Pairing, Rotation
+from posenc.encoding.rotation import Pairing, RotatedBand, Rotation
 from posenc.encoding.tensors import Features, Keys, Queries, Scores, StructuredTerms, TokenIds
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -74,7 +74,7 @@ class Projection(Protocol):
 class Part(Hooked):
     """Base class of the four kinds of parts."""
 
-    hooked: ClassVar[tuple[str, ...]] = ("fuse", "lower", "observe")
+    hooked: ClassVar[tuple[str, ...]] = ("bands", "fuse", "lower", "observe")
 
     mixes_heads: ClassVar[bool] = False
     """True if a head's result depends on the queries or keys of other heads."""
@@ -237,6 +237,13 @@ class ScoreTerm(Part, ABC):
 
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
         """Another form, for compiled kernels, where there is no structured one; None if neither."""
+        return None
+
+    def bands(self, grid: Grid) -> Sequence[RotatedBand] | None:
+        """The logits as products of rotated queries and keys, where each band has its own rotation.
+
+        Every visible pair is in one band if offsets are steps of order. None if the part is none.
+        """
         return None
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 Pairing = Literal["half", "adjacent"]
@@ -67,3 +67,22 @@ class Rotation:
         return apply_rotation(q, *self.query, self.pairing), apply_rotation(
             k, *self.key, self.pairing
         )
+
+
+@dataclass(frozen=True, eq=False)
+class RotatedBand:
+    """A band of pairs of queries and keys, with the rotation of these pairs.
+
+    Args:
+        query: cosines and sines, as of ``Rotation``.
+        key: likewise; None where these keys stay as they are.
+        pairing: as of ``Rotation``.
+        window: least and greatest key order − query order of the band.
+        intervals: ``[b, Q, 2]``, as of ``Grid``; None: none but those of the grid.
+    """
+
+    query: tuple[Float[Tensor, "b h Q T"], Float[Tensor, "b h Q T"]]
+    key: tuple[Float[Tensor, "b g K T"], Float[Tensor, "b g K T"]] | None
+    pairing: Pairing
+    window: tuple[int, int]
+    intervals: Int[Tensor, "b Q 2"] | None = None

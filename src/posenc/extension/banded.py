@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from posenc.encoding import ScoreTerm
+from posenc.encoding import RotatedBand, ScoreTerm, apply_rotation
 from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.precision import wider
-from posenc.encodings.common.rotation import require_width, rotate
+from posenc.encodings.common.rotation import Factors, cos_sin, require_width
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.query_key.rope import Rope
-from posenc.grid import Grid
+from posenc.grid import FARTHEST, Grid
 from posenc.layout import Layout
 
 
-@dataclass(frozen=True, eq=False)
-class RotationBand:
-    """Pairs of queries and keys that are rotated by positions other than their own.
+class Moved(NamedTuple):
+    """Positions by which the pairs of a band are rotated.
 
     Args:
-        query: ``[b, Q]`` positions of queries for these pairs.
-        key: ``[b, K]`` positions of keys.
-        pairs: ``[b, Q, K]`` mask; None: all pairs in no other band.
+        query: ``[b, Q]``, or ``[b, 1]`` for one position of all.
+        key: ``[b, K]``; None: 0 for all.
     """
 
     query: Float[Tensor, "b Q"]
-    key: Float[Tensor, "b K"]
-    pairs: Bool[Tensor, "b Q K"] | None = None
+    key: Float[Tensor, "b K"] | None = None
+
+
+class BandOfQuery(NamedTuple):
+    """The keys of a band of one query.
+
+    Args:
+        query: cosines and sines of the query.
+        rotation: number of that of the keys; None: none.
+        keys: range that holds the band.
+        pairs: ``[b, 1, 1, K]``, those of the range that are in it; None: all.
+    """
+
+    query: Factors
+    rotation: int | None
+    keys: slice
+    pairs: Bool[Tensor, "b 1 1 K"] | None
 
 
 class BandedRope(ScoreTerm, ABC):
     """``s_ij = scale · ⟨R(a_b(p_i)) q_i, R(c_b(p_j)) k_j⟩``, where b is the band of the pair i, j.
 
-    Subclasses define ``bands``. Keys are cached untransformed and rotated for each band by their
-    layout.
+    Keys are cached untransformed and rotated for each band by their layout.
 
     Args:
         rope: as trained.
@@ -54,33 +66,103 @@ class BandedRope(ScoreTerm, ABC):
         self.head_dim = rope.head_dim
 
     @abstractmethod
-    def bands(self, grid: Grid) -> Sequence[RotationBand]:
-        """The bands; the first holds all pairs in no other."""
+    def moved(self, grid: Grid) -> Sequence[Moved]:
+        """Positions for each band, in ascending order of offsets."""
+
+    @abstractmethod
+    def band_of(self, grid: Grid) -> Int[Tensor, "b Q K"]:
+        """Index of each pair's band; pairs beyond the last are rotated as those of the first."""
+
+    @abstractmethod
+    def edges(self, grid: Grid) -> Sequence[int | Int[Tensor, "b Q"]] | None:
+        """Least offset of each band but the first, of all queries or each; None if not whole."""
 
     def forward(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B H K D"], grid: Grid, *, scale: float
     ) -> Float[Tensor, "B H Q K"]:
         require_width(q, self.rope.head_dim)
-        rest, *others = self.bands(grid)
-        logits = self._product(q * scale, k, grid, rest)
-        for band in others:
-            assert band.pairs is not None  # only the first lacks a mask
-            product = self._product(q * scale, k, grid, band)
-            logits = torch.where(band.pairs.unsqueeze(1), product, logits)
+        index, pairing = self.band_of(grid).unsqueeze(1), self.rope.pairing
+        products = []
+        for moved in self.moved(grid):
+            query, key = self._factors(moved, grid)
+            rotated = k if key is None else apply_rotation(k, *key, pairing)
+            products.append(apply_rotation(q * scale, *query, pairing) @ rotated.mT)
+        logits = products[0]
+        for band, product in enumerate(products[1:], 1):
+            logits = torch.where(index == band, product, logits)
         return logits
 
-    def _product(
-        self, q: Tensor, k: Tensor, grid: Grid, band: RotationBand
-    ) -> Float[Tensor, "B H Q K"]:
-        rotated = self._rotate(q, band.query, grid.query)
-        return rotated @ self._rotate(k, band.key, grid.key).mT
+    def bands(self, grid: Grid) -> Sequence[RotatedBand] | None:
+        moved, edges = self.moved(grid), self.edges(grid)
+        if edges is None:
+            return None
+        ends = [-FARTHEST, *edges[: len(moved) - 1], FARTHEST]
+        bands = []
+        for positions, first, end in zip(moved, ends, ends[1:], strict=False):
+            (lowest, highest), seen = grid.band, grid
+            if isinstance(first, int) and isinstance(end, int):
+                lowest, highest = max(lowest, first), min(highest, end - 1)
+            else:
+                order = grid.query.order
+                seen = grid.within(torch.stack([order + first, order + end], dim=-1))
+            if lowest <= highest:
+                factors = self._factors(positions, grid)
+                band = RotatedBand(*factors, self.rope.pairing, (lowest, highest), seen.intervals)
+                bands.append(band)
+        return bands
 
-    def _rotate(self, x: Tensor, positions: Float[Tensor, "b L"], layout: Layout) -> Tensor:
+    def of_last(self, grid: Grid, begin: int) -> tuple[list[Factors], list[BandOfQuery]]:
+        """Rotations of the keys from ``begin`` on, and the bands of a grid of one query."""
+        moved = self.moved(grid)
+        index = self.band_of(grid)  # [b, 1, K]
+        index = index.masked_fill(index >= len(moved), 0)
+        new = grid.key.slice(begin, grid.key.length)
+        rotations: dict[int, tuple[int, Factors]] = {}
+        bands = []
+        for band, (query, key) in enumerate(moved):
+            pairs = index == band
+            found = pairs.any(1).any(0).nonzero()
+            if key is not None and id(key) not in rotations:
+                turned = self._turned(key[:, begin:], new, self.rope.gain)
+                rotations[id(key)] = len(rotations), turned
+            if len(found):
+                keys = slice(int(found[0]), int(found[-1]) + 1)
+                inside = pairs[:, None, :, keys]
+                number = None if key is None else rotations[id(key)][0]
+                gain = self.rope.gain ** (2 if key is None else 1)
+                factors = self._turned(query, grid.query, gain)
+                bands.append(
+                    BandOfQuery(factors, number, keys, None if bool(inside.all()) else inside)
+                )
+        return [turned for _, turned in rotations.values()], bands
+
+    def _factors(self, moved: Moved, grid: Grid) -> tuple[Factors, Factors | None]:
+        """Cosines and sines of queries and keys; the gain of keys at 0 is in the queries'."""
+        gain = self.rope.gain
+        if moved.key is None:
+            return self._turned(moved.query, grid.query, gain * gain), None
+        key = self._turned(moved.key, grid.key, gain)
+        return self._turned(moved.query, grid.query, gain), key
+
+    def _turned(self, positions: Float[Tensor, "b L"], layout: Layout, gain: float) -> Factors:
         angles = angles_at(positions.unsqueeze(-1), self.rope.frequencies(like=wider(positions)))
-        angles = zero_special(angles, layout)
-        return rotate(x, angles, self.rope.pairing, gain=self.rope.gain)
+        return cos_sin(zero_special(angles, layout), gain=gain)
 
 
-def within(grid: Grid, window: float) -> Bool[Tensor, "b Q K"]:
-    """Pairs fewer than ``window`` tokens apart."""
-    return grid.offset[..., 0].abs() < window
+class WindowedRope(BandedRope):
+    """``BandedRope`` of pairs fewer than ``window`` tokens apart, those behind and those ahead.
+
+    ``moved`` returns them in the order behind, near, ahead; the last are left out if causal.
+    """
+
+    def __init__(self, *, rope: Rope, window: float) -> None:
+        super().__init__(rope=rope)
+        self.window = window
+
+    def band_of(self, grid: Grid) -> Int[Tensor, "b Q K"]:
+        offset = grid.offset[..., 0]
+        return (offset > -self.window).long() + (offset >= self.window)
+
+    def edges(self, grid: Grid) -> Sequence[int | Int[Tensor, "b Q"]] | None:
+        window = math.ceil(self.window)
+        return 1 - window, window

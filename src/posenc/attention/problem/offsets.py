@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
@@ -101,6 +101,25 @@ class Offsets:
             return cls((reach[0], reach[0]), reach, intervals=intervals)
         domain = int((low + base)[seen].min()), int((high - 1 + base)[seen].max())
         return cls(domain, reach, intervals=intervals)
+
+    def shown_keys(self, queries: int, keys: int) -> tuple[int, int]:
+        """Indices of keys from the first that a query sees up to the last plus one."""
+        if self.intervals is None:
+            (lowest, highest), shift = self.band, self.shift
+            return max(0, lowest - shift), min(keys, highest - shift + queries)
+        low, high, _ = self.intervals
+        seen = low < high
+        return (int(low[seen].min()), int(high[seen].max())) if bool(seen.any()) else (0, 0)
+
+    def of_keys(self, queries: int, begin: int, end: int) -> Offsets:
+        """Those of the keys ``begin`` to ``end`` (exclusive), which hold all that are shown."""
+        if self.intervals is not None:
+            low, high, base = self.intervals
+            ends = (low - begin).clamp(min=0), (high - begin).clamp(min=0)
+            return Offsets.of_intervals(torch.stack([*ends, base + begin]), end - begin)
+        shift = self.shift + begin
+        reach = shift - queries + 1, shift + end - begin - 1
+        return replace(self, reach=reach, shift=shift)
 
     @property
     def origin(self) -> int:

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
-from posenc.extension.banded import BandedRope, RotationBand
+from posenc.extension.banded import BandedRope, Moved
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_length, require_rope
 from posenc.grid import Grid
+from posenc.layout import Layout
 
 
 def dual_chunk(
@@ -24,8 +27,8 @@ def dual_chunk(
     With chunks of ``S = reach - local`` tokens, the position of a key is ``p_j mod S``. That of a
     query is ``p_i mod S`` for keys of its chunk, ``min(p_i mod S + S, reach)`` for the previous
     chunk, whose last ``local`` tokens keep their distances, and ``min(2S - 1, reach)`` for earlier
-    ones. Cost: three products per pair; linear memory with ``blockwise``. As the authors' code,
-    with positions up to ``reach``; in the paper, up to one less.
+    ones. Cost: by ``native`` that of RoPE, else three products per pair. As the authors' code, with
+    positions up to ``reach``; in the paper, up to one less.
 
     Args:
         encoding: with RoPE (extended or not) and no score part, for causal attention.
@@ -74,17 +77,28 @@ class DualChunk(BandedRope):
     def extra_repr(self) -> str:
         return f"reach={self.reach:g}, chunk={self.chunk:g}"
 
-    def bands(self, grid: Grid) -> Sequence[RotationBand]:
-        queries, keys = grid.query.positions[..., 0], grid.key.positions[..., 0]
-        query_chunk, key_chunk = ((p / self.chunk).floor() for p in (queries, keys))
-        inside, positions = queries - query_chunk * self.chunk, keys - key_chunk * self.chunk
+    def _inside(self, layout: Layout) -> tuple[Float[Tensor, "b L"], Float[Tensor, "b L"]]:
+        """Number of each token's chunk, and the position in it."""
+        positions = layout.positions[..., 0]
+        chunk = (positions / self.chunk).floor()
+        return chunk, positions - chunk * self.chunk
+
+    def moved(self, grid: Grid) -> Sequence[Moved]:
+        inside, positions = (self._inside(side)[1] for side in (grid.query, grid.key))
+        farthest = torch.full_like(inside[:, :1], min(2 * self.chunk - 1, self.reach))
+        next_to = (inside + self.chunk).clamp(max=self.reach)
+        return Moved(farthest, positions), Moved(next_to, positions), Moved(inside, positions)
+
+    def band_of(self, grid: Grid) -> Int[Tensor, "b Q K"]:
+        query_chunk, key_chunk = (self._inside(side)[0] for side in (grid.query, grid.key))
         apart = query_chunk.unsqueeze(2) - key_chunk.unsqueeze(1)
-        farthest = torch.full_like(queries[:, :1], min(2 * self.chunk - 1, self.reach))
-        return (
-            RotationBand(farthest, positions),
-            RotationBand((inside + self.chunk).clamp(max=self.reach), positions, apart == 1),
-            RotationBand(inside, positions, apart <= 0),
-        )
+        return 2 - apart.clamp(0, 2).long()
+
+    def edges(self, grid: Grid) -> Sequence[int | Int[Tensor, "b Q"]] | None:
+        if not float(self.chunk).is_integer():
+            return None
+        inside = self._inside(grid.query)[1].long()
+        return -inside - int(self.chunk), -inside
 
 
 ENTRY = Extension(
@@ -96,7 +110,7 @@ ENTRY = Extension(
         training="none",
         expect="Stays usable without training at many times the length; order among chunks "
         "farther back than one is lost.",
-        cost="2·Q·K·D·H more",
+        cost="None more by native; else 2·Q·K·D·H more",
     ),
     sample={"reach": 4, "local": 1},
 )

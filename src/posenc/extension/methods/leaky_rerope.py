@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
-from posenc.extension.banded import BandedRope, RotationBand, within
+from posenc.extension.banded import Moved, WindowedRope
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.methods.rerope import require_window
@@ -25,8 +25,8 @@ def leaky_rerope(
     """Leaky ReRoPE: distances beyond ``window`` grow ``leak`` times slower.
 
     ``s_ij = scale · ⟨q_i, R(Δ') k_j⟩`` with ``Δ' = Δ`` up to w, and ``±(w + (|Δ| - w) / κ)``
-    beyond. ``w`` is ``window`` in tokens, ``κ`` is ``leak``, ``Δ = p_j - p_i``. Cost: two products
-    per pair; linear memory with ``blockwise``. Differs from the source in nothing; its code adds
+    beyond. ``w`` is ``window`` in tokens, ``κ`` is ``leak``, ``Δ = p_j - p_i``. Cost: by ``native``
+    that of RoPE, else two products per pair. Differs from the source in nothing; its code adds
     ``log_n``.
 
     Args:
@@ -62,27 +62,24 @@ def leaky_rerope(
     return replaced(encoding, rope, LeakyRerope(rope=rope, window=window, leak=leak))
 
 
-class LeakyRerope(BandedRope):
+class LeakyRerope(WindowedRope):
     """RoPE with slower far distances; see ``leaky_rerope``."""
 
     def __init__(self, *, rope: Rope, window: float, leak: float) -> None:
-        super().__init__(rope=rope)
-        self.window, self.leak = window, leak
+        super().__init__(rope=rope, window=window)
+        self.leak = leak
 
     def extra_repr(self) -> str:
         return f"window={self.window:g}, leak={self.leak:g}"
 
-    def bands(self, grid: Grid) -> Sequence[RotationBand]:
+    def moved(self, grid: Grid) -> Sequence[Moved]:
         # relative to the first key, so that quotients of large positions are exact
         first = grid.key.positions[:, :1, 0]
         queries, keys = (side.positions[..., 0] - first for side in (grid.query, grid.key))
         slow, ahead = queries / self.leak, self.window * (1 - 1 / self.leak)
-        behind = RotationBand(slow + ahead, keys / self.leak)
-        near = RotationBand(queries, keys, within(grid, self.window))
-        if grid.causal:
-            return behind, near
-        later = keys.unsqueeze(1) >= queries.unsqueeze(2)
-        return behind, RotationBand(slow - ahead, keys / self.leak, later), near
+        others = keys / self.leak
+        behind, near = Moved(slow + ahead, others), Moved(queries, keys)
+        return (behind, near) if grid.causal else (behind, near, Moved(slow - ahead, others))
 
 
 ENTRY = Extension(
@@ -92,7 +89,7 @@ ENTRY = Extension(
     claims=ExtensionClaims(
         training="none",
         expect="As ReRoPE, and far tokens are still in order; up to factor times the length.",
-        cost="Q·K·D·H once more",
+        cost="None more by native; else Q·K·D·H once more",
     ),
     sample={"window": 3},
 )

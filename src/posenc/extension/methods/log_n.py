@@ -19,6 +19,7 @@ from posenc.encoding import (
     TokenTableProduct,
 )
 from posenc.encoding.parts import Projection
+from posenc.extension.banded import BandedRope
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import Misfit, require_length
 from posenc.extension.lengths import seen_lengths
@@ -62,11 +63,12 @@ def log_n(encoding: Encoding, *, length: float) -> Encoding:
     score = encoding.score
     if score is not None and score.replaces_softmax:
         raise Misfit.of("log_n", "weights that are a softmax", encoding)
-    whole = score is not None and score.replaces_product
+    linear = isinstance(score, BandedRope)  # its logits are, in the queries
+    whole = score is not None and score.replaces_product and not linear
     return Encoding(
         embedding=encoding.embedding,
         query_key=encoding.query_key if whole else LogN(encoding.query_key, length=length),
-        score=None if score is None else LogNScore(score, length=length),
+        score=score if score is None or linear else LogNScore(score, length=length),
         value=encoding.value,
     )
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from posenc.encoding import Encoding
-from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
-from posenc.extension.banded import BandedRope, RotationBand, within
+from posenc.extension.banded import Moved, WindowedRope
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_length, require_rope
 from posenc.grid import Grid
@@ -17,8 +16,8 @@ def rerope(encoding: Encoding, *, length: float, window: float | None = None) ->
     """ReRoPE: distances are clipped at ``window``.
 
     ``s_ij = scale · ⟨q_i, R(Δ') k_j⟩`` with ``Δ' = clip(p_j - p_i, -w, w)``, so that no distance is
-    longer than in training. ``w`` is ``window`` in tokens. Cost: two products per pair; linear
-    memory with ``blockwise``. Differs from the source in nothing; its code adds ``log_n``.
+    longer than in training. ``w`` is ``window`` in tokens. Cost: by ``native`` that of RoPE, else
+    two products per pair. Differs from the source in nothing; its code adds ``log_n``.
 
     Args:
         encoding: with RoPE (extended or not) and no score part.
@@ -62,25 +61,17 @@ def require_window(window: float | None, length: float, *, share: float) -> floa
     return float(window)
 
 
-class Rerope(BandedRope):
+class Rerope(WindowedRope):
     """RoPE with clipped distances; see ``rerope``."""
-
-    def __init__(self, *, rope: Rope, window: float) -> None:
-        super().__init__(rope=rope)
-        self.window = window
 
     def extra_repr(self) -> str:
         return f"window={self.window:g}"
 
-    def bands(self, grid: Grid) -> Sequence[RotationBand]:
+    def moved(self, grid: Grid) -> Sequence[Moved]:
         queries, keys = grid.query.positions[..., 0], grid.key.positions[..., 0]
-        still = keys.new_zeros(1, 1)
-        behind = RotationBand(still + self.window, still)
-        near = RotationBand(queries, keys, within(grid, self.window))
-        if grid.causal:
-            return behind, near
-        ahead = RotationBand(still - self.window, still, keys.unsqueeze(1) >= queries.unsqueeze(2))
-        return behind, ahead, near
+        window = queries.new_full((1, 1), self.window)
+        behind, near, ahead = Moved(window), Moved(queries, keys), Moved(-window)
+        return (behind, near) if grid.causal else (behind, near, ahead)
 
 
 ENTRY = Extension(
@@ -91,7 +82,7 @@ ENTRY = Extension(
         identity_at_one=False,
         training="none",
         expect="No worse at any length than at the trained one; order among far tokens is lost.",
-        cost="Q·K·D·H once more",
+        cost="None more by native; else Q·K·D·H once more",
     ),
     sample={"window": 3},
 )

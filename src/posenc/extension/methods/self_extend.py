@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
-from posenc.extension.banded import BandedRope, RotationBand, within
+from posenc.extension.banded import Moved, WindowedRope
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.methods.rerope import require_window
@@ -28,7 +28,7 @@ def self_extend(
     ``s_ij = scale · ⟨q_i, R(-δ) k_j⟩`` with ``δ = p_i - p_j`` where that is below w, and
     ``δ = ⌊p_i/G⌋ - ⌊p_j/G⌋ + w - ⌊w/G⌋`` beyond; mirrored for keys ahead. ``w`` is ``window`` in
     tokens, ``G`` is ``group``. Groups start at multiples of G, so it is not exactly relative. Cost:
-    two products per pair; linear memory with ``blockwise``. Differs from the paper in nothing (its
+    by ``native`` that of RoPE, else two products per pair. Differs from the paper in nothing (its
     later code has w/G for ⌊w/G⌋).
 
     Args:
@@ -68,26 +68,22 @@ def self_extend(
     return replaced(encoding, rope, SelfExtend(rope=rope, window=window, group=int(group)))
 
 
-class SelfExtend(BandedRope):
+class SelfExtend(WindowedRope):
     """RoPE with grouped far distances; see ``self_extend``."""
 
     def __init__(self, *, rope: Rope, window: float, group: int) -> None:
-        super().__init__(rope=rope)
-        self.window, self.group = window, group
+        super().__init__(rope=rope, window=window)
+        self.group = group
 
     def extra_repr(self) -> str:
         return f"window={self.window:g}, group={self.group}"
 
-    def bands(self, grid: Grid) -> Sequence[RotationBand]:
+    def moved(self, grid: Grid) -> Sequence[Moved]:
         queries, keys = grid.query.positions[..., 0], grid.key.positions[..., 0]
         grouped, others = ((places / self.group).floor() for places in (queries, keys))
         gap = self.window - self.window // self.group
-        behind = RotationBand(grouped + gap, others)
-        near = RotationBand(queries, keys, within(grid, self.window))
-        if grid.causal:
-            return behind, near
-        later = keys.unsqueeze(1) >= queries.unsqueeze(2)
-        return behind, RotationBand(grouped - gap, others, later), near
+        behind, near = Moved(grouped + gap, others), Moved(queries, keys)
+        return (behind, near) if grid.causal else (behind, near, Moved(grouped - gap, others))
 
 
 ENTRY = Extension(
@@ -97,7 +93,7 @@ ENTRY = Extension(
     claims=ExtensionClaims(
         training="none",
         expect="The best without training, to (L - w)·G + w tokens.",
-        cost="Q·K·D·H once more",
+        cost="None more by native; else Q·K·D·H once more",
     ),
     sample={"window": 3},
 )

@@ -9,7 +9,7 @@ from typing import ClassVar
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
-from posenc.extension.banded import BandedRope, RotationBand, within
+from posenc.extension.banded import Moved, WindowedRope
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.grid import Grid
@@ -28,8 +28,8 @@ def string(
 
     ``s_ij = scale · ⟨q_i, R(-δ) k_j⟩`` with ``δ = p_i - p_j`` where that is below S, and
     ``δ = p_i - p_j - S + W`` beyond. ``S`` is ``shift``, ``W`` is ``local``, in tokens. Meant for
-    inputs of the trained length; distances exceed L from ``L + S - W`` tokens on. Cost: two
-    products per pair; linear memory with ``blockwise``. Differs from the paper in nothing; its code
+    inputs of the trained length; distances exceed L from ``L + S - W`` tokens on. Cost: by
+    ``native`` that of RoPE, else two products per pair. Differs from the paper in nothing; its code
     counts pairs at distance S twice, and scales rotated features by ``0.1 ln 2 + 1``, as
     ``temperature`` can.
 
@@ -93,24 +93,21 @@ def string(
     return replaced(encoding, rope, String(rope=warm, shift=shift, local=local))
 
 
-class String(BandedRope):
+class String(WindowedRope):
     """RoPE with shifted far distances; see ``string``."""
 
     causal_only: ClassVar[bool] = True
 
     def __init__(self, *, rope: Rope, shift: int, local: int) -> None:
-        super().__init__(rope=rope)
-        self.shift, self.local = shift, local
+        super().__init__(rope=rope, window=shift)
+        self.local = local
 
     def extra_repr(self) -> str:
-        return f"shift={self.shift:g}, local={self.local:g}"
+        return f"shift={self.window:g}, local={self.local:g}"
 
-    def bands(self, grid: Grid) -> Sequence[RotationBand]:
+    def moved(self, grid: Grid) -> Sequence[Moved]:
         queries, keys = grid.query.positions[..., 0], grid.key.positions[..., 0]
-        return (
-            RotationBand(queries - self.shift + self.local, keys),
-            RotationBand(queries, keys, within(grid, self.shift)),
-        )
+        return Moved(queries - self.window + self.local, keys), Moved(queries, keys)
 
 
 ENTRY = Extension(
@@ -121,7 +118,7 @@ ENTRY = Extension(
         identity_at_one=False,
         training="none",
         expect="Better use of the trained length itself; at most twice as far.",
-        cost="Q·K·D·H once more",
+        cost="None more by native; else Q·K·D·H once more",
     ),
     sample={"factor": 1.5, "shift": 5, "local": 2},
 )

@@ -29,7 +29,7 @@ def attend_by_definition(problem: Problem, *, lse: bool = False) -> Result:
     elif score is not None and score.replaces_softmax:
         weights = logits.exp().masked_fill(~visible, 0.0)
     else:
-        weights = _softmax(logits, visible, problem.sinks)
+        weights = softmax_beside(logits, visible, problem.sinks)
     kept = torch.dropout(weights, problem.dropout, train=problem.dropout > 0)
     if problem.keyed is not None:
         kept = weights * problem.keyed.factors(weights)
@@ -42,7 +42,7 @@ def attend_by_definition(problem: Problem, *, lse: bool = False) -> Result:
     return Result(output.to(problem.v.dtype), sums)
 
 
-def _softmax(
+def softmax_beside(
     logits: Float[Tensor, "B H Q K"], visible: Bool[Tensor, "b 1 Q K"], sinks: Tensor | None
 ) -> Float[Tensor, "B H Q K"]:
     """Weights of the keys, beside that of a sink, which is dropped."""

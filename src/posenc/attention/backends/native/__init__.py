@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result, refuse_rare
+from posenc.attention.backends.native.bands import Part, join_keys, problems_by_band
 from posenc.attention.backends.native.build import missing, slow_mkl
 from posenc.attention.backends.native.fading import by_bands, join_heads
 from posenc.attention.backends.native.heads import (
@@ -113,9 +115,13 @@ def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
     if terms is not None:
         how = "compiled tiles, terms read by spans of the offset (memory linear in the length)"
         return Plan(how, partial(_attend, Form(problem, offsets, terms)))
+    bands = problems_by_band(problem)
+    if not isinstance(bands, str):
+        how = "compiled tiles, each band of pairs by its rotation (memory linear in the length)"
+        return Plan(how, partial(_attend_bands, bands))
     pairs, terms = fused_form(problem)
     if pairs is None or terms is None or (terms and not isinstance(pairs, DistanceFunction)):
-        return Refusal("its score or value part has no form that the kernels take")
+        return Refusal(bands)
     how = f"compiled tiles with {DESCRIPTIONS[type(pairs)]} (memory linear in the length)"
     return Plan(how, partial(_attend, Form(problem, offsets, terms, pairs)))
 
@@ -134,6 +140,14 @@ def _attend(form: Form, *, lse: bool) -> Result:
             sums = None if joined.lse is None else add_rows(joined.lse, form.terms)
             return Result(joined.output, sums)
     return _run(problem, form.terms, record, lse=lse)
+
+
+def _attend_bands(bands: Sequence[Part], *, lse: bool) -> Result:
+    problem, joined = bands[0][0], lse or len(bands) > 1
+    found = [_attend(Form(band, offsets, ()), lse=joined) for band, offsets in bands]
+    if problem.whole is None:
+        return join_keys(found, lse=lse)
+    return Result(sum(result.output for result in found), None)  # type: ignore[arg-type]
 
 
 def _attend_images(problem: Problem, *, lse: bool) -> Result:

@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.attention.backends.native import library as arguments
 from posenc.attention.backends.native.build import library, missing
 from posenc.attention.backends.native.library import TYPES, Tokens
-from posenc.encoding import Rotation
+from posenc.encoding import Pairing, Rotation, apply_rotation
 from posenc.runtime import has_values, is_transformed
 
 FEW = 2**13
@@ -28,14 +28,20 @@ def rotate(
 
     A compiled graph fuses the definition by itself, and transforms of ``torch.func`` need it.
     """
-    if not _serves(rotation, q, k):
-        return rotation.apply(q, k)
-    adjacent = rotation.pairing == "adjacent"
-    rotated = (
-        _Rotate.apply(x, *(_rows(factor) for factor in factors), adjacent, False)  # type: ignore[no-untyped-call]
-        for x, factors in ((q, rotation.query), (k, rotation.key))
+    return rotate_one(q, rotation.query, rotation.pairing), rotate_one(
+        k, rotation.key, rotation.pairing
     )
-    return tuple(rotated)
+
+
+def rotate_one(
+    x: Float[Tensor, "B H L D"], factors: tuple[Tensor, Tensor], pairing: Pairing
+) -> Float[Tensor, "B H L D"]:
+    """Queries or keys rotated, by the compiled kernel where it serves."""
+    if not _serves(x, factors):
+        return apply_rotation(x, *factors, pairing)
+    rows = (_rows(factor) for factor in factors)
+    rotated: Tensor = _Rotate.apply(x, *rows, pairing == "adjacent", False)  # type: ignore[no-untyped-call]
+    return rotated
 
 
 def serves_inside(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
@@ -43,21 +49,23 @@ def serves_inside(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
 
     They rotate keys once for each query head, which takes long beside few queries.
     """
-    return q.shape[2] * k.shape[1] >= QUERIES * q.shape[1] and _serves(rotation, q, k)
+    many = q.shape[2] * k.shape[1] >= QUERIES * q.shape[1]
+    return many and _serves(q, rotation.query) and _serves(k, rotation.key)
 
 
-def _serves(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
-    if torch.compiler.is_compiling() or is_transformed() or rotation.has_gradient:
+def _serves(x: Tensor, factors: tuple[Tensor, Tensor]) -> bool:
+    if torch.compiler.is_compiling() or is_transformed():
         return False
-    for x, (cosine, sine) in ((q, rotation.query), (k, rotation.key)):
-        if x.device.type != "cpu" or x.dtype not in TYPES or x.numel() <= FEW or not has_values(x):
-            return False
-        if {cosine.dtype, sine.dtype} != {torch.promote_types(x.dtype, torch.float32)}:
-            return False
-        shape = (*x.shape[:3], cosine.shape[-1])
-        if any(n not in (1, whole) for n, whole in zip(cosine.shape, shape, strict=True)):
-            return False
-    return missing() is None
+    if x.device.type != "cpu" or x.dtype not in TYPES or x.numel() <= FEW or not has_values(x):
+        return False
+    if any(factor.requires_grad for factor in factors):
+        return False
+    if {factor.dtype for factor in factors} != {torch.promote_types(x.dtype, torch.float32)}:
+        return False
+    cosine = factors[0]
+    shape = (*x.shape[:3], cosine.shape[-1])
+    fits = all(n in (1, whole) for n, whole in zip(cosine.shape, shape, strict=True))
+    return fits and missing() is None
 
 
 def _rows(factor: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import DynamicLayer
 
 from posenc.attention import attend
 from posenc.attention.problem.lowering import repeat_heads
@@ -20,8 +21,10 @@ from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.interface import mask, wants_weights
 from posenc.integrations.transformers.accelerate.lazy_mask import pairs_behind, written_out
+from posenc.integrations.transformers.stretching.decoding import Past, attend_last
 from posenc.integrations.transformers.stretching.frequencies import Frequencies, Of
 from posenc.integrations.transformers.stretching.placement import Adoption, Placement, placement_in
+from posenc.runtime import is_transformed
 
 NAME = "posenc_stretched"
 """Name of the attention implementation."""
@@ -81,6 +84,17 @@ class StretchedLayer:
             self.order[x.device] = torch.tensor(self.features, device=x.device)
         return x.index_select(-1, self.order[x.device])
 
+    def past(self, module: nn.Module, key: Float[Tensor, "B G K D"]) -> Past | None:
+        """The growing cache whose whole content the keys are; None where a graph is made."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed():
+            return None
+        cache, index = self.adoption.cache, getattr(module, "layer_idx", None)
+        if cache is None or not isinstance(index, int) or index >= len(cache.layers):
+            return None
+        held = cache.layers[index]
+        whole = self.adoption.begun and type(held) is DynamicLayer and held.keys is key
+        return Past(cache, index) if whole else None
+
     def grid(self, grid: Grid | None, queries: int, keys: int) -> Grid:
         """The grid at the positions of the present pass.
 
@@ -133,14 +147,20 @@ def attention(
         pairs = pairs_behind(attention_mask)
         grid = None if pairs is None else pairs.grid
     placed = grid
+    past = None
     if layer is not None and encoding.parts():
+        past = layer.past(module, key) if queries == 1 else None
         query, key = layer.arranged(query), layer.arranged(key)
         placed = layer.grid(grid, queries, keys)
     weights = wants_weights(module, options)
     plain = position_bias is None and not weights
     if plain and grid is not None and placed is not None:
-        cap: dict[str, Any] = {"sinks": s_aux, "softcap": softcap}
-        output = attend(query, key, value, placed, encoding, dropout=dropout, scale=scale, **cap)
+        given: dict[str, Any] = {"scale": scale, "sinks": s_aux, "softcap": softcap}
+        output = None
+        if past is not None and not dropout:
+            output = attend_last(query, key, value, placed, encoding, past, **given)
+        if output is None:
+            output = attend(query, key, value, placed, encoding, dropout=dropout, **given)
         return output.transpose(1, 2).contiguous(), None
     visible = written_out(attention_mask)
     if visible is None and queries > 1:

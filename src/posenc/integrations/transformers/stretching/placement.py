@@ -30,7 +30,7 @@ class Switch:
 
 
 class Positions(DynamicLayer, DummyLayer):  # type: ignore[misc]
-    """Positions ``[B, 1, T, 1]`` of all tokens in a cache, as one more layer of it.
+    """Positions ``[B|1, 1, T, 1]`` of all tokens in a cache, as one more layer of it.
 
     So they are reordered, repeated, cut and reset as the keys are. It counts as a dummy, since
     masks have the size of the first layer of full attention.
@@ -53,6 +53,22 @@ class Positions(DynamicLayer, DummyLayer):  # type: ignore[misc]
         if not self.switch.on:
             raise _foreign_cache("one that a stretched model filled, which was restored since")
         return False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        if self._of_rows():
+            super().reorder_cache(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self._of_rows():
+            super().batch_select_indices(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self._of_rows():
+            super().batch_repeat_interleave(repeats)
+
+    def _of_rows(self) -> bool:
+        """False where one row of positions is that of all."""
+        return self.is_initialized and len(self.keys) > 1
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Positions:
         copied = Positions(self.switch)
@@ -156,6 +172,11 @@ class Adoption:
                 remedy="Call restore(model) first; choose an implementation before stretching.",
             )
         self.cache, self.latest = next(_caches([*arguments, *options.values()]), None), None
+
+    @property
+    def begun(self) -> bool:
+        """True if the cache has the positions of an earlier pass, and so all its layers."""
+        return _positions_in(self.cache) is not None
 
     def end(self, module: Any, arguments: Any, options: dict[str, Any], output: Any) -> None:
         """After a pass: its positions go into the cache."""

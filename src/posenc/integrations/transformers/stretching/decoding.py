@@ -1,0 +1,163 @@
+"""One more token of a stretched layer, with rotated keys kept beside transformers' cache."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers.cache_utils import Cache, DummyLayer, DynamicLayer
+
+from posenc.attention import attend
+from posenc.attention.backends.common.definition import softmax_beside
+from posenc.attention.backends.common.fused import fold_heads
+from posenc.attention.problem.once import once_for_part
+from posenc.encoding import Encoding, apply_rotation
+from posenc.extension.banded import BandedRope
+from posenc.extension.methods.log_n import LogN
+from posenc.grid import Grid
+
+PLAIN = Encoding()
+
+
+class RotatedKeys(DynamicLayer, DummyLayer):  # type: ignore[misc]
+    """Keys ``[B, G, T, D]`` of an attention layer after a rotation, as one more layer of its cache.
+
+    So they are reordered, repeated, cut and reset as the keys are. New ones are written behind the
+    others, in memory that doubles when it is full.
+
+    Args:
+        layer: index of the attention layer.
+    """
+
+    is_compileable, supports_early_init = True, False
+    keys: Any
+
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.is_initialized = False
+        self.room: Tensor | None = None
+
+    def extend(self, new: Float[Tensor, "B G N D"]) -> Float[Tensor, "B G T D"]:
+        """All keys so far, with the new ones."""
+        begin = self.get_seq_length()
+        end = begin + new.shape[2]
+        room = self.room
+        if room is None or not (begin and self._fits(room, end)):
+            room = new.new_empty(*new.shape[:2], 2 * end, new.shape[3])
+            if begin:
+                room[:, :, :begin] = self.keys
+        room[:, :, begin:end] = new
+        self.room, self.keys, self.values = room, room[:, :, :end], room[:, :, :0]
+        self.dtype, self.device, self.is_initialized = room.dtype, room.device, True
+        return room[:, :, :end]
+
+    def _fits(self, room: Tensor, end: int) -> bool:
+        """True if it holds the keys, has room up to ``end`` and may be written."""
+        frozen = room.is_inference() and not torch.is_inference_mode_enabled()
+        return room.data_ptr() == self.keys.data_ptr() and room.shape[2] >= end and not frozen
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RotatedKeys:
+        copied = RotatedKeys(self.layer)
+        if self.is_initialized:
+            copied.extend(self.keys)
+        return copied
+
+
+class Past(NamedTuple):
+    """The keys and values of a layer.
+
+    Args:
+        cache: of the model.
+        layer: index of the attention layer.
+    """
+
+    cache: Cache
+    layer: int
+
+    def rotated(self) -> list[RotatedKeys]:
+        """The keys after each of their rotations, as far as they are kept."""
+        layers = self.cache.layers
+        return [x for x in layers if isinstance(x, RotatedKeys) and x.layer == self.layer]
+
+    def append(self, count: int) -> list[RotatedKeys]:
+        """Empty layers for rotated keys."""
+        self.cache.layers += [RotatedKeys(self.layer) for _ in range(count)]
+        return self.rotated()
+
+
+def attend_last(
+    query: Float[Tensor, "B H 1 D"],
+    key: Float[Tensor, "B G K D"],
+    value: Float[Tensor, "B G K E"],
+    grid: Grid,
+    encoding: Encoding,
+    past: Past,
+    *,
+    scale: float,
+    sinks: Float[Tensor, " H"] | None = None,
+    softcap: float | None = None,
+) -> Float[Tensor, "B H 1 E"] | None:
+    """``attend`` for one query, rotating only the keys that are new; None where it is not served.
+
+    Served are rotations of each key by its position alone, in float32 or better.
+
+    Args: as ``attend``.
+        past: that the keys are from.
+    """
+    transform, score = encoding.query_key, encoding.score
+    if not served(encoding, grid) or query.dtype.itemsize < 4:
+        return None
+    kept = past.rotated()
+    keys = key.shape[2]
+    begin = kept[0].get_seq_length() if kept else 0
+    if begin >= keys:
+        return None
+    new = key[:, :, begin:]
+    if transform is not None:
+        sides = grid.query, grid.key.slice(begin, keys)
+        query, rotated = transform(query, new, Grid(*sides, causal=True))
+        if rotated.shape != new.shape:
+            return None
+        if score is None:
+            kept = kept or past.append(1)
+            rotated = kept[0].extend(rotated)
+            return attend(
+                *(query, rotated, value, grid, PLAIN), scale=scale, sinks=sinks, softcap=softcap
+            )
+    assert isinstance(score, BandedRope)
+    rotations, bands = once_for_part(
+        score, grid, lambda grid: score.of_last(grid, begin), ("last", begin)
+    )
+    kept = kept or past.append(len(rotations))
+    pairing = score.rope.pairing
+    for held, rotation in zip(kept, rotations, strict=True):
+        held.extend(apply_rotation(new, *rotation, pairing))
+    logits = query.new_empty(*key.shape[:2], query.shape[1] // key.shape[1], keys)
+    for band in bands:
+        shown = logits[..., band.keys]
+        rotated = key if band.rotation is None else kept[band.rotation].keys
+        turned = fold_heads(apply_rotation(query * scale, *band.query, pairing), key)
+        product = turned @ rotated[:, :, band.keys].mT
+        shown.copy_(product if band.pairs is None else product.where(band.pairs, shown))
+    logits = logits.view(*query.shape[:3], keys)
+    if softcap is not None:
+        logits = softcap * (logits / softcap).tanh()
+    visible = once_for_part(score, grid, lambda grid: grid.visible, ("visible",))
+    weights = softmax_beside(logits, visible, sinks)
+    return (fold_heads(weights, value) @ value).view(*query.shape[:3], -1)
+
+
+def served(encoding: Encoding, grid: Grid) -> bool:
+    """True if keys are rotated by their own positions alone, and nothing is trained."""
+    transform, score = encoding.query_key, encoding.score
+    if next(encoding.parameters(), None) is not None or encoding.value is not None:
+        return False
+    if transform is not None and not (transform.tokenwise and grid.causal):
+        return False
+    scales = isinstance(transform, LogN) and transform.inner is None  # keys stay as they are
+    if isinstance(score, BandedRope):
+        return transform is None or scales
+    return score is None and transform is not None and not scales

@@ -1,0 +1,164 @@
+"""Bands of pairs with rotations of their own, in the compiled kernels, against their definition."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc import Encoding, Grid, Layout, attend, create, explain
+from posenc.attention.api import attend_part
+from posenc.attention.problem.problem import Whole
+from posenc.errors import BackendRefusal
+from posenc.extension import extend
+
+LENGTH = 70
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dual_chunk": {"reach": 21, "local": 4},
+    "leaky_rerope": {"window": 13, "factor": 3},
+    "rerope": {"window": 12.5},
+    "self_extend": {"window": 14, "group": 3},
+    "string": {"shift": 40, "local": 6, "factor": 1.2},
+}
+TWO_SIDED = ("leaky_rerope", "rerope", "self_extend")
+PADDED = Layout.padded([LENGTH, 31], side="left")
+WHOLE = Grid.of(Layout.sequence(LENGTH), causal=True)
+GRIDS = {
+    "whole": WHOLE,
+    "later": Grid.of(Layout.sequence(LENGTH, start=9), causal=True),
+    "chunk": Grid(Layout.sequence(6, start=64), Layout.sequence(LENGTH), causal=True),
+    "last": Grid(Layout.sequence(1, start=69), Layout.sequence(LENGTH), causal=True),
+    "packed": Grid.of(Layout.packed([29, 41]), causal=True),
+    "padded": Grid.of(PADDED, causal=True),
+    "last padded": Grid(PADDED.slice(69, 70), PADDED, causal=True),
+    "window": Grid.of(Layout.sequence(LENGTH), causal=True, window=30),
+    "chunked": WHOLE.chunked(33),
+}
+
+
+def encoding_of(method: str, **rope: Any) -> Encoding:
+    original = create("rope", head_dim=16, **rope)
+    return extend(original, method, **{"factor": 2, "length": LENGTH} | OPTIONS[method])
+
+
+def draw(grid: Grid) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((4, grid.query.length), (2, grid.key.length), (2, grid.key.length))
+    return [torch.randn(2, *size, 16, generator=generator).requires_grad_() for size in sizes]
+
+
+def both(
+    backend: str, inputs: list[Tensor], grid: Grid, encoding: Encoding, **options: Any
+) -> list[Tensor]:
+    """Output, LSE and gradients of both."""
+    output, lse = attend(*inputs[:3], grid, encoding, backend=backend, return_lse=True, **options)
+    of_rows = torch.linspace(-1, 1, lse.numel()).view_as(lse)
+    of_all = torch.linspace(-1, 1, output.numel()).view_as(output)
+    total = (output * of_all).sum() + (lse.clamp(min=-1e4) * of_rows).sum()
+    return [output, lse, *torch.autograd.grad(total, inputs)]
+
+
+def agree(got: list[Tensor], expected: list[Tensor]) -> None:
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+@pytest.mark.parametrize("method", OPTIONS)
+def test_values_and_gradients(method: str, kind: str) -> None:
+    grid, encoding = GRIDS[kind], encoding_of(method, fraction=0.5, gain=1.1)
+    inputs = draw(grid)
+    agree(both("native", inputs, grid, encoding), both("reference", inputs, grid, encoding))
+
+
+@pytest.mark.parametrize("method", TWO_SIDED)
+def test_keys_ahead(method: str) -> None:
+    for grid in (replace(WHOLE, causal=False), replace(WHOLE, causal=False, window=(-25, 17))):
+        encoding, inputs = encoding_of(method, pairing="adjacent"), draw(grid)
+        agree(both("native", inputs, grid, encoding), both("reference", inputs, grid, encoding))
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_sinks_and_caps(method: str) -> None:
+    encoding, inputs = encoding_of(method), draw(WHOLE)
+    sinks = torch.linspace(-1, 3, 4).requires_grad_()
+    found = [
+        both(backend, [*inputs, sinks], WHOLE, encoding, sinks=sinks, softcap=2.0)
+        for backend in ("native", "reference")
+    ]
+    agree(*found)
+
+
+def test_queries_that_see_no_key_but_a_sink() -> None:
+    grid = Grid(Layout.sequence(LENGTH), Layout.sequence(LENGTH, start=LENGTH), causal=True)
+    encoding, inputs = encoding_of("rerope"), draw(grid)
+    sinks = torch.ones(4).requires_grad_()
+    for options in ({}, {"sinks": sinks}):
+        found = [
+            both(backend, [*inputs, *options.values()], grid, encoding, **options)
+            for backend in ("native", "reference")
+        ]
+        agree(*found)
+
+
+def test_a_temperature_beside_them() -> None:
+    encoding = extend(encoding_of("rerope"), "log_n", length=20)
+    inputs = draw(WHOLE)
+    assert "each band" in explain(*inputs, WHOLE, encoding, backend="native").how
+    agree(both("native", inputs, WHOLE, encoding), both("reference", inputs, WHOLE, encoding))
+
+
+def test_gradients_of_parts_of_the_keys() -> None:
+    encoding, inputs = encoding_of("self_extend"), draw(WHOLE)
+    output, lse = attend(*inputs, WHOLE, encoding, return_lse=True)
+    expected = torch.autograd.grad(output.sum(), inputs)
+    whole = Whole(output.detach(), lse.detach())
+    part = attend_part(*inputs, WHOLE, encoding, whole=whole, backend="native")
+    agree(list(torch.autograd.grad(part.sum(), inputs)), list(expected))
+
+
+def test_dropout_drops_in_every_band() -> None:
+    encoding, (q, k, _) = encoding_of("rerope"), draw(WHOLE)
+    weights = torch.eye(LENGTH).expand(2, 2, -1, -1)
+    kept = attend(q, k, weights, WHOLE, encoding, backend="native", dropout=0.5).detach()
+    share = (kept == 0).double() * WHOLE.visible
+    far = WHOLE.offset[..., 0] <= -12.5
+    for pairs in (far & WHOLE.visible[:, 0], ~far & WHOLE.visible[:, 0]):
+        assert 0.45 < share.masked_select(pairs).mean() < 0.55
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_other_positions_are_left_to_the_definition(method: str) -> None:
+    places = torch.arange(LENGTH) + 4.0 * (torch.arange(LENGTH) > 30)
+    grid = Grid.of(Layout.at(places), causal=True)
+    encoding, inputs = encoding_of(method), draw(grid)
+    with pytest.raises(BackendRefusal, match="consecutive positions"):
+        attend(*inputs, grid, encoding, backend="native")
+    agree(both("auto", inputs, grid, encoding), both("reference", inputs, grid, encoding))
+
+
+def test_chunks_of_broken_tokens_are_left_to_the_definition() -> None:
+    encoding = extend(create("rope", head_dim=16), "dual_chunk", length=70, reach=21.5, local=4)
+    with pytest.raises(BackendRefusal, match="no form"):
+        attend(*draw(WHOLE), WHOLE, encoding, backend="native")
+
+
+def test_frequencies_that_are_trained_get_gradients() -> None:
+    encoding = encoding_of("rerope", learned=True)
+    with pytest.raises(BackendRefusal, match="gradients of frequencies"):
+        attend(*draw(WHOLE), WHOLE, encoding, backend="native")
+    attend(*draw(WHOLE), WHOLE, encoding).sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in encoding.parameters())
+
+
+def test_second_derivatives() -> None:
+    encoding, inputs = encoding_of("rerope"), draw(WHOLE)
+    found = []
+    for backend in ("native", "reference"):
+        output = attend(*inputs, WHOLE, encoding, backend=backend)
+        (first,) = torch.autograd.grad(output.sin().sum(), inputs[0], create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), inputs))
+    agree(list(found[0]), list(found[1]))

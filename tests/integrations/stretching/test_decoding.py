@@ -1,0 +1,195 @@
+"""Decoding of stretched layers with rotated keys beside transformers' cache."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from posenc import Encoding, Grid, Layout, create
+from posenc.extension import extend
+from posenc.integrations.transformers import stretch
+from posenc.integrations.transformers.stretching import decoding
+from posenc.integrations.transformers.stretching.decoding import RotatedKeys
+from tests.integrations.stretching.cases import model_of, near, texts
+
+METHODS: dict[str, dict[str, Any]] = {
+    "rerope": {"window": 6},
+    "self_extend": {"factor": 4},
+    "leaky_rerope": {"factor": 4},
+    "dual_chunk": {},
+    "string": {"length": 32, "factor": 1.5},
+    "log_n": {},
+    "rerope+log_n": {"window": 6},
+    "yarn+log_n": {"factor": 4, "alpha": 0.1, "beta": 1},
+}
+ROTATIONS = {"self_extend": 2, "leaky_rerope": 2}
+
+
+def stretched(method: str = "self_extend", kind: str = "llama") -> Any:
+    model = model_of(kind)
+    stretch(model, method, **{"length": 16} | METHODS[method])
+    return model
+
+
+@torch.no_grad()
+def step(model: Any, cache: DynamicCache, begin: int, end: int, **options: Any) -> Tensor:
+    logits: Tensor = model(texts()[:, begin:end], past_key_values=cache, **options).logits
+    return logits
+
+
+def kept(cache: DynamicCache) -> list[RotatedKeys]:
+    return [layer for layer in cache.layers if isinstance(layer, RotatedKeys)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_rotates_what_is_new(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, cache = stretched(method), DynamicCache()
+    expected = step(model, DynamicCache(), 0, 40)
+    new: list[int] = []
+    extend = RotatedKeys.extend
+    monkeypatch.setattr(
+        RotatedKeys, "extend", lambda self, x: new.append(x.shape[2]) or extend(self, x)
+    )
+    step(model, cache, 0, 25)
+    assert not kept(cache)
+    parts = [step(model, cache, t, t + 1) for t in range(25, 33)]
+    parts.append(step(model, cache, 33, 36))
+    parts += [step(model, cache, t, t + 1) for t in range(36, 40)]
+    assert near(expected[:, 25:], torch.cat(parts, 1))
+    count = 2 * ROTATIONS.get(method, 1)
+    assert new == [26] * count + [1] * 7 * count + [4] * count + [1] * 3 * count
+    assert len(kept(cache)) == count
+
+
+@pytest.mark.parametrize("method", ["rerope", "dual_chunk", "log_n"])
+@pytest.mark.parametrize("kind", ["gpt_oss", "gemma2", "glm4"])
+def test_sinks_caps_and_pairings(method: str, kind: str) -> None:
+    model, cache = stretched(method, kind), DynamicCache()
+    expected = step(model, DynamicCache(), 0, 40)
+    parts = [step(model, cache, 0, 30), *(step(model, cache, t, t + 1) for t in range(30, 40))]
+    assert near(expected, torch.cat(parts, 1))
+    assert kept(cache)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_padding_and_holes(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, attended = stretched(method), torch.ones_like(texts())
+    attended[0, :9] = attended[1, 20:24] = 0
+    places = (attended.cumsum(1) - 1).clamp(min=0)
+    places[1, 30:] += 7
+
+    def decoded() -> Tensor:
+        cache = DynamicCache()
+        parts = [
+            step(model, cache, a, b, attention_mask=attended[:, :b], position_ids=places[:, a:b])
+            for a, b in [(0, 32), (32, 33), (33, 34), (34, 35)]
+        ]
+        return torch.cat(parts, 1)[:, 32:]
+
+    found = decoded()
+    monkeypatch.setattr(decoding, "served", lambda *_: False)
+    assert near(decoded(), found)
+
+
+def cropped(model: Any, cache: DynamicCache) -> Tensor:
+    cache.crop(-4)
+    step(model, cache, 28, 29)
+    return step(model, cache, 29, 30)
+
+
+def reordered(model: Any, cache: DynamicCache) -> Tensor:
+    for _ in range(2):
+        cache.reorder_cache(torch.tensor([1, 0]))
+        logits = step(model, cache, 32, 33)
+    return logits
+
+
+def repeated(model: Any, cache: DynamicCache) -> Tensor:
+    cache.batch_repeat_interleave(2)
+    cache.batch_select_indices(torch.tensor([3, 0]))
+    return step(model, cache, 32, 33)
+
+
+def copied(model: Any, cache: DynamicCache) -> Tensor:
+    other = copy.deepcopy(cache)
+    step(model, cache, 39, 40)
+    return step(model, other, 32, 33)
+
+
+def emptied(model: Any, cache: DynamicCache) -> Tensor:
+    cache.reset()
+    with torch.no_grad():
+        model(texts()[:1, :20], past_key_values=cache)
+        logits: Tensor = model(texts()[:1, 20:21], past_key_values=cache).logits
+    return logits
+
+
+def frozen(model: Any, cache: DynamicCache) -> Tensor:
+    with torch.inference_mode():
+        step(model, cache, 32, 33)
+    return step(model, cache, 33, 34)
+
+
+def trained(model: Any, cache: DynamicCache) -> Tensor:
+    before = len(kept(cache)), kept(cache)[0].get_seq_length()
+    logits: Tensor = model(texts()[:, 32:33], past_key_values=cache).logits
+    assert logits.requires_grad
+    assert before == (len(kept(cache)), kept(cache)[0].get_seq_length())
+    return torch.cat([logits, step(model, cache, 33, 34)], 1).detach()
+
+
+@pytest.mark.parametrize("change", [cropped, reordered, repeated, copied, emptied, frozen, trained])
+def test_rotated_keys_follow_the_cache(
+    change: Callable[[Any, DynamicCache], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = stretched()
+
+    def changed() -> Tensor:
+        cache = DynamicCache()
+        step(model, cache, 0, 30)
+        for t in (30, 31):
+            step(model, cache, t, t + 1)
+        return change(model, cache)
+
+    found = changed()
+    if change is not trained:
+        monkeypatch.setattr(decoding, "served", lambda *_: False)
+    else:
+        monkeypatch.setattr(decoding.RotatedKeys, "get_seq_length", lambda self: 0)
+    assert near(changed(), found)
+
+
+def test_rotations_that_change_with_the_length_are_not_kept() -> None:
+    model, cache = model_of("llama", num_hidden_layers=1), DynamicCache()
+    stretch(model, "dynamic_ntk", factor=4, length=16)
+    step(model, cache, 0, 38)
+    step(model, cache, 38, 39)
+    assert near(step(model, DynamicCache(), 0, 40)[:, 39:], step(model, cache, 39, 40))
+    assert not kept(cache)
+
+
+def test_what_is_served() -> None:
+    rope = create("rope", head_dim=8)
+    layouts = Layout.sequence(1, start=9), Layout.sequence(10)
+    causal, open_ended = Grid(*layouts, causal=True), Grid(*layouts)
+    both = extend(rope, "rerope+log_n", length=4)
+    assert decoding.served(both, causal)
+    assert decoding.served(extend(rope, "rerope", length=4), open_ended)
+    # its factor counts all keys that a query sees where attention is not causal
+    assert not decoding.served(both, open_ended)
+    # keys that nothing rotates need no copy, and those of trained frequencies would be stale
+    assert not decoding.served(extend(Encoding(), "log_n", length=4), causal)
+    assert not decoding.served(create("rope", head_dim=8, learned=True), causal)
+
+
+def test_half_precision_is_left_to_attend() -> None:
+    model, cache = stretched("rerope").bfloat16(), DynamicCache()
+    step(model, cache, 0, 30)
+    step(model, cache, 30, 31)
+    assert not kept(cache)
