@@ -16,10 +16,9 @@ import torch
 
 import posenc
 from posenc import Grid, Layout
-from posenc.attention.backends.native import Native
+from posenc.attention.backends.native import Native, variants
 from posenc.attention.backends.native import __main__ as command
 from posenc.attention.backends.native import build as building
-from posenc.attention.backends.native import variants
 from posenc.attention.backends.native.library import KERNELS
 from posenc.errors import BackendRefusal
 from tests.support.processes import forking
@@ -221,7 +220,10 @@ def test_nothing_of_a_file_runs_before_it_is_checked(kernels: Path, tmp_path: Pa
     [
         ([HASH, *FUNCTIONS[1:]], "posenc_forward_float32"),
         (FUNCTIONS, "posenc_sources"),
-        (['const char *posenc_sources(void) { return "other"; }', *FUNCTIONS], "built of other sources"),
+        (
+            ['const char *posenc_sources(void) { return "other"; }', *FUNCTIONS],
+            "built of other sources",
+        ),
         (["void nothing_has_this(void); void f(void) { nothing_has_this(); }"], "nothing_has_this"),
     ],
 )
@@ -369,12 +371,24 @@ def test_processes_at_once_build_once(home: Path) -> None:
     assert len((home / "calls").read_text().splitlines()) == 3, "two objects, one linking"
 
 
+@pytest.mark.parametrize("macros", ["__GNUC__ 11", "__clang_major__ 15\n#define __clang__ 1"])
+def test_old_compilers_are_refused(home: Path, macros: str) -> None:
+    compiler = home / "g++"
+    compiler.write_text(f"#!/bin/sh\necho '#define {macros}'\n")
+    with pytest.raises(BackendRefusal, match=r"expected GCC 12, clang 16 or newer, got .* 1[15] "):
+        building.build(quiet=True)
+
+
 @pytest.mark.parametrize("flags", building.OBJECTS.values(), ids=building.OBJECTS)
-def test_aarch64_can_build_them(flags: tuple[str, ...]) -> None:
-    compiler = shutil.which("aarch64-linux-gnu-g++")
+@pytest.mark.parametrize("name", ["aarch64-linux-gnu-g++", "clang++", "clang++-19"])
+def test_other_compilers_take_them(name: str, flags: tuple[str, ...]) -> None:
+    compiler = shutil.which(name)
     if compiler is None:
-        pytest.skip("there is no aarch64-linux-gnu-g++")
+        pytest.skip(f"there is no {name}")
+    version = subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True)
+    if "clang" in name and int(version.stdout.split(".")[0]) < 16:
+        pytest.skip("it is older than clang 16")
     source = str(building.SOURCES / "kernels.cpp")
-    command = [compiler, *building.FLAGS, *flags, "-fsyntax-only", source]
+    command = [compiler, *building.FLAGS, *flags, "-Werror", "-fsyntax-only", source]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -238,7 +238,7 @@ def _compile(compiler: str, file: Path, folder: int, *, quiet: bool) -> None:
         _say(f"Building posenc's CPU kernels into {file.parent} (half a minute, once) …")
     with tempfile.TemporaryDirectory() as work:
         built = Path(work) / "kernels.so"
-        compile_kernels([compiler], ["-march=native", *_extra_flags()], built)
+        compile_kernels([compiler, *_extra_flags()], ["-march=native"], built)
         content = built.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     write_file(_checksum(file), folder, digest.encode())
@@ -249,6 +249,11 @@ def _compile(compiler: str, file: Path, folder: int, *, quiet: bool) -> None:
 
 def compile_kernels(compiler: list[str], flags: list[str], to: Path) -> None:
     """Compile the sources into a shared object at ``to``, with objects beside it.
+
+    Args:
+        compiler: its command, with what it needs for compiling and for linking.
+        flags: for compiling alone.
+        to: the shared object.
 
     Raises:
         BackendRefusal: where the compiler fails.
@@ -261,7 +266,7 @@ def compile_kernels(compiler: list[str], flags: list[str], to: Path) -> None:
     ]
     with ThreadPoolExecutor() as pool:
         list(pool.map(_run, commands))
-    _run([*compiler, *flags, *LINK, *objects, "-o", str(to)])
+    _run([*compiler, *LINK, *objects, "-o", str(to)])
 
 
 def _say(line: str) -> None:

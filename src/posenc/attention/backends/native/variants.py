@@ -35,6 +35,9 @@ CHOICES = (*NEEDS, "build", "none")
 """Values of ``POSENC_KERNELS``."""
 
 
+SWITCHED_OFF = "POSENC_KERNELS is 'none'"
+
+
 class Choice(NamedTuple):
     """One of ``CHOICES``, and the reason for it."""
 
@@ -60,8 +63,10 @@ def file_of(name: str) -> Path:
 def choose() -> Choice:
     """The variant that ``POSENC_KERNELS`` names, or the best that this machine supports."""
     asked = os.environ.get("POSENC_KERNELS", "")
-    if asked in ("build", "none"):
-        return Choice(asked, f"POSENC_KERNELS is {asked!r}")
+    if asked == "none":
+        return Choice("none", SWITCHED_OFF)
+    if asked == "build":
+        return Choice("build", "POSENC_KERNELS is 'build'")
     if os.environ.get("POSENC_KERNEL_FLAGS"):
         return Choice("build", "POSENC_KERNEL_FLAGS is set")
     if asked and asked not in NEEDS:
