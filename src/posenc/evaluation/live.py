@@ -45,7 +45,7 @@ class LiveDecoder(nn.Module):
                 str(folder),
                 expected="transformers, which loads models that posenc has no reader for",
                 got="not installed",
-                remedy='Install it: pip install ".[transformers]".',
+                remedy="Install it: pip install 'posenc[transformers]'.",
             ) from error
         try:
             model, found = AutoModelForCausalLM.from_pretrained(
