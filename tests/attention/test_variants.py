@@ -80,11 +80,11 @@ def test_the_best_variant_that_the_machine_supports_is_chosen(
 @pytest.mark.parametrize(
     ("value", "name", "reason"),
     [
-        ("v3", "v3", "POSENC_KERNELS names it"),
+        ("v3", "v3", "POSENC_KERNELS is 'v3'"),
         ("build", "build", "POSENC_KERNELS is 'build'"),
         ("none", "none", "POSENC_KERNELS is 'none'"),
         ("amx", "none", "'amx', which did not come with posenc"),
-        ("neon", "none", "'neon'; neon needs asimd"),
+        ("neon", "none", "'neon', which needs asimd"),
         ("v5", "none", "'v5', not one of amx, v4, v3, neon, build, none"),
     ],
 )

@@ -10,7 +10,6 @@ import ctypes
 import hashlib
 import os
 import platform
-import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -69,21 +68,26 @@ def choose() -> Choice:
         return Choice("build", "POSENC_KERNELS is 'build'")
     if os.environ.get("POSENC_KERNEL_FLAGS"):
         return Choice("build", "POSENC_KERNEL_FLAGS is set")
-    if asked and asked not in NEEDS:
-        return Choice("none", f"POSENC_KERNELS is {asked!r}, not one of {', '.join(CHOICES)}")
-    refused = []
-    for name in (asked,) if asked else NEEDS:
-        if not file_of(name).exists():
-            if asked:
-                return Choice("none", f"POSENC_KERNELS is {name!r}, which did not come with posenc")
-            continue
-        reason = unsupported(name)
-        if reason is None:
-            return Choice(name, "; ".join(["POSENC_KERNELS names it"] if asked else refused))
-        refused.append(f"{name} {reason}")
     if asked:
-        return Choice("none", f"POSENC_KERNELS is {asked!r}; {'; '.join(refused)}")
+        return _asked(asked)
+    refused: list[str] = []
+    for name in NEEDS:
+        if file_of(name).exists():
+            reason = unsupported(name)
+            if reason is None:
+                return Choice(name, "; ".join(refused))
+            refused.append(f"{name} {reason}")
     return Choice("build", "; ".join(refused) or _absence())
+
+
+def _asked(name: str) -> Choice:
+    value = f"POSENC_KERNELS is {name!r}"
+    if name not in NEEDS:
+        return Choice("none", f"{value}, not one of {', '.join(CHOICES)}")
+    if not file_of(name).exists():
+        return Choice("none", f"{value}, which did not come with posenc")
+    reason = unsupported(name)
+    return Choice("none", f"{value}, which {reason}") if reason else Choice(name, value)
 
 
 def _absence() -> str:
@@ -105,8 +109,8 @@ def unsupported(name: str) -> str | None:
 @lru_cache
 def instruction_sets() -> frozenset[str]:
     """Those that the processor has and the system supports, by Linux' names."""
-    if sys.platform == "darwin" and platform.machine() == "arm64":
-        return frozenset({"asimd"})
+    if platform.machine() == "aarch64":
+        return frozenset({"asimd"})  # part of the architecture
     return frozenset(
         word
         for line in processor()
