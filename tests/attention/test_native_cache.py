@@ -389,6 +389,6 @@ def test_other_compilers_take_them(name: str, flags: tuple[str, ...]) -> None:
     if "clang" in name and int(version.stdout.split(".")[0]) < 16:
         pytest.skip("it is older than clang 16")
     source = str(building.SOURCES / "kernels.cpp")
-    command = [compiler, *building.FLAGS, *flags, "-Werror", "-fsyntax-only", source]
+    command = [compiler, *building.compile_flags(), *flags, "-Werror", "-fsyntax-only", source]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

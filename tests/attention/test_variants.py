@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,6 +126,13 @@ def test_the_hash_follows_from_every_source(
     assert compute() != before
 
 
+def test_importing_reads_no_sources() -> None:
+    program = "import posenc; from posenc.attention.backends.native import variants as v; "
+    program += "print(v.sources_hash.cache_info().currsize, v.choose.cache_info().currsize)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "0 0\n", done.stderr
+
+
 def _call(encoding: Encoding, length: int = 300) -> tuple[torch.Tensor, ...]:
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, length, 16, requires_grad=True) for _ in range(3))
@@ -227,6 +236,29 @@ def test_plain_threads_give_the_bits_of_openmp_for_any_number(
                 assert _same(_call(encoding), expected)
     finally:
         torch.set_num_threads(threads)
+
+
+@needs_kernels
+def test_kernels_run_on_the_threads_of_the_runtime_that_they_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here one that counts its calls, and gives a single thread of those asked for."""
+    encoding, threads, asked = posenc.create("t5", heads=2), torch.get_num_threads(), list[int]()
+    expected = _call(encoding)
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    def parallel(function: int, argument: int, count: int, flags: int) -> None:
+        asked.append(count)
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(argument)
+
+    address = ctypes.cast(parallel, ctypes.c_void_p).value
+    monkeypatch.setattr(build.library(), "_parallel", address)
+    torch.set_num_threads(3)
+    try:
+        assert _same(_call(encoding), expected)
+    finally:
+        torch.set_num_threads(threads)
+    assert set(asked) == {3}
 
 
 @needs_kernels

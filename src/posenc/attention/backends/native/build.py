@@ -47,12 +47,17 @@ COMMAND = "python -m posenc.attention.backends.native"
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wno-psabi", "-fvisibility=hidden"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
-    *(f"-DPOSENC_TERMS={TERMS}", f'-DPOSENC_SOURCES="{sources_hash()}"'),
+    f"-DPOSENC_TERMS={TERMS}",
 )
 
 LINK = ("-shared", "-pthread", f"-Wl,--version-script={SOURCES / 'exports.map'}")
 
 OBJECTS = {"float32.o": (), "float64.o": ("-DPOSENC_DOUBLE",)}
+
+
+def compile_flags() -> list[str]:
+    """Flags of every compiler and processor."""
+    return [*FLAGS, f'-DPOSENC_SOURCES="{sources_hash()}"']
 
 
 @lru_cache
@@ -64,7 +69,7 @@ def path() -> Path:
     """
     folder = cache_folder("kernels")
     key = hashlib.sha256()
-    for word in (*FLAGS, *_extra_flags(), sys.platform, platform.machine(), *processor()):
+    for word in (*compile_flags(), *_extra_flags(), sys.platform, platform.machine(), *processor()):
         key.update(word.encode() + b"\0")
     return folder / f"{key.hexdigest()[:32]}.so"
 
@@ -261,7 +266,7 @@ def compile_kernels(compiler: list[str], flags: list[str], to: Path) -> None:
     source = str(SOURCES / "kernels.cpp")
     objects = [str(to.with_name(f"{to.stem}-{name}")) for name in OBJECTS]
     commands = [
-        [*compiler, *FLAGS, *flags, *more, "-c", source, "-o", target]
+        [*compiler, *compile_flags(), *flags, *more, "-c", source, "-o", target]
         for target, more in zip(objects, OBJECTS.values(), strict=True)
     ]
     with ThreadPoolExecutor() as pool:
