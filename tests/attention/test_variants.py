@@ -261,6 +261,34 @@ def test_kernels_run_on_the_threads_of_the_runtime_that_they_are_given(
     assert set(asked) == {3}
 
 
+OUT_OF_MEMORY = """
+import resource, sys, torch, posenc
+from posenc import Grid, Layout, attend
+from posenc.attention.backends.native import build
+
+torch.set_num_threads(2)
+encoding, length = posenc.create("alibi", heads=2), 300_000
+q, k, keys = torch.zeros(2, 2, 64, 8), torch.zeros(2, 2, length, 8), Layout.sequence(length)
+attend(q, q, q, Grid.of(Layout.sequence(64)), encoding, backend="native")
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 40_000_000, -1))
+for build.library()._parallel in (build.library()._parallel, None):
+    try:
+        grid = Grid(keys.slice(length - 64, length), keys)
+        attend(q, k, k, grid, encoding, backend="native")
+    except MemoryError as error:
+        print(error)
+"""
+
+
+@needs_kernels
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_memory_that_runs_out_on_a_thread_is_an_error_of_the_call() -> None:
+    command = [sys.executable, "-c", OUT_OF_MEMORY]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == 2 * "no memory for the scratch of posenc's forward kernel\n", done.stderr
+
+
 @needs_kernels
 @pytest.mark.skipif(shutil.which("nm") is None, reason="there is no nm")
 def test_the_library_exports_its_functions_alone_and_brings_no_openmp(file: Path) -> None:

@@ -50,7 +50,9 @@ FLAGS = (
     f"-DPOSENC_TERMS={TERMS}",
 )
 
-LINK = ("-shared", "-pthread", f"-Wl,--version-script={SOURCES / 'exports.map'}")
+LINK = ["-shared", "-pthread"]
+if sys.platform == "linux":  # templates of the standard library would be exported, too
+    LINK.append(f"-Wl,--version-script={SOURCES / 'exports.map'}")
 
 OBJECTS = {"float32.o": (), "float64.o": ("-DPOSENC_DOUBLE",)}
 
