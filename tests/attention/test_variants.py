@@ -268,10 +268,10 @@ from posenc.attention.backends.native import build
 
 torch.set_num_threads(2)
 encoding, length = posenc.create("alibi", heads=2), 300_000
-q, k, keys = torch.zeros(2, 2, 64, 8), torch.zeros(2, 2, length, 8), Layout.sequence(length)
+q, k, keys = torch.zeros(2, 2, 64, 20), torch.zeros(2, 2, length, 20), Layout.sequence(length)
 attend(q, q, q, Grid.of(Layout.sequence(64)), encoding, backend="native")
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + 40_000_000, -1))
+resource.setrlimit(resource.RLIMIT_AS, (used + 50_000_000, -1))
 for build.library()._parallel in (build.library()._parallel, None):
     try:
         grid = Grid(keys.slice(length - 64, length), keys)
