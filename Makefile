@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-onnx check docs format bench gpu-test gpu-bench wheel check-locks lock clean
+.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-onnx check docs format bench gpu-test gpu-bench wheel wheels test-wheel check-locks lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -45,7 +45,12 @@ $(VENV)/.installed-mutants: requirements-mutants.lock $(VENV)/.installed-test
 	@$(PIP) -r requirements-mutants.lock
 	@touch $@
 
-# The kernels' own name follows from sources, processor and PyTorch: this asks whether it is there.
+$(VENV)/.installed-wheels: requirements-wheels.lock $(VENV)/.installed-test
+	@echo "Installing requirements-wheels.lock into $(VENV)"
+	@$(PIP) -r requirements-wheels.lock
+	@touch $@
+
+# The kernels' own name follows from sources and processor: this asks whether it is there.
 $(VENV)/.kernels: $(wildcard src/posenc/attention/backends/native/csrc/*) $(VENV)/.installed
 	@$(BIN)/python -m posenc.attention.backends.native
 	@touch $@
@@ -125,6 +130,12 @@ gpu-bench: $(VENV)/.installed-bench $(VENV)/.kernels ## the same, compiled code,
 
 wheel: $(VENV)/.installed-test ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build --no-isolation
+
+wheels: $(VENV)/.installed-wheels ## wheels with compiled kernels for Linux, and what make wheel builds, into dist/
+	$(BIN)/python scripts/wheels.py
+
+test-wheel: ## install the wheel of dist/ without a compiler and run tests on each variant that runs here
+	$(PYTHON) scripts/wheel_trial.py
 
 check-locks: $(VENV)/.installed-test ## ask the package index alone whether the locks can be installed
 	$(BIN)/python scripts/lock.py --check

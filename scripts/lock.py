@@ -5,12 +5,12 @@
     python scripts/lock.py --check      writes nothing; fails where a lock cannot be installed
 
 requirements.lock holds what ``posenc[cli,ode]`` needs and what builds posenc itself,
-requirements-test.lock what the tests need beside it, requirements-bench.lock and
-requirements-mutants.lock what the benchmarks and mutation testing need beside both. uv resolves
-them for every platform and Python at once, from the package index alone. Pins have no hashes, since
-builds of torch differ from machine to machine, and what a build of torch asks for itself (CUDA's
-libraries, Triton) is left to its metadata: the tests, which run Triton kernels everywhere, name
-Triton's series only.
+requirements-test.lock what the tests need beside it; requirements-bench.lock,
+requirements-mutants.lock and requirements-wheels.lock what the benchmarks, mutation testing and
+kernels for other machines need beside both. uv resolves them for every platform and Python at once,
+from the package index alone. Pins have no hashes, since builds of torch differ from machine to
+machine, and what a build of torch asks for itself (CUDA's libraries, Triton) is left to its
+metadata: the tests, which run Triton kernels everywhere, name Triton's series only.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ LOCKS = {
     "requirements-test.lock": ("test",),
     "requirements-bench.lock": ("bench",),
     "requirements-mutants.lock": ("mutants",),
+    "requirements-wheels.lock": ("wheels",),
 }
 HEADER = "# Written by scripts/lock.py; do not edit.\n"
 BROUGHT_BY_TORCH = ("nvidia-", "cuda-", "triton")

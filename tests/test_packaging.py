@@ -47,7 +47,7 @@ def test_wheel_holds_every_file_of_the_package_and_no_other(wheel: zipfile.ZipFi
     sources = {
         file.relative_to(ROOT / "src").as_posix()
         for file in (ROOT / "src" / "posenc").rglob("*")
-        if file.is_file() and "__pycache__" not in file.parts
+        if file.is_file() and not {"__pycache__", "prebuilt"} & set(file.parts)
     }
     shipped = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert shipped == sources
@@ -209,6 +209,20 @@ def test_ci_can_be_executed() -> None:
     assert script.stat().st_mode & stat.S_IXUSR
     done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_hosted_workflow_runs_what_there_is() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert "run: .ci/run\n" in workflow
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"run: make ([a-z-]+)\n", workflow)
+    assert targets == ["wheels", "test-wheel"]
+    for target in targets:
+        assert f"\n{target}:" in makefile
+
+
+def test_the_citation_is_of_this_version() -> None:
+    assert f"\nversion: {posenc.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import stat
@@ -17,16 +16,16 @@ import torch
 
 import posenc
 from posenc import Grid, Layout
-from posenc.attention.backends.native import Native
+from posenc.attention.backends.native import Native, variants
 from posenc.attention.backends.native import __main__ as command
 from posenc.attention.backends.native import build as building
-from posenc.attention.backends.native.library import KERNELS, Problem
+from posenc.attention.backends.native.library import KERNELS
 from posenc.errors import BackendRefusal
 from tests.support.processes import forking
 
 NAMES = [f"posenc_{name}_{kind}" for name in KERNELS for kind in ("float32", "float64")]
 FUNCTIONS = [f"long {name}(void *x) {{ return 0; }}" for name in NAMES]
-SIZE = f"long posenc_size(void) {{ return {ctypes.sizeof(Problem)}; }}"
+HASH = f'const char *posenc_sources(void) {{ return "{variants.sources_hash()}"; }}'
 MARK = (
     '#include <stdio.h>\n__attribute__((constructor)) void m(void) {{ fclose(fopen("{}", "w")); }}'
 )
@@ -44,7 +43,7 @@ def _compiled(file: Path, *lines: str) -> Path:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library with the kernels' symbols, which do nothing."""
-    return _compiled(tmp_path_factory.mktemp("small") / "small.so", SIZE, *FUNCTIONS)
+    return _compiled(tmp_path_factory.mktemp("small") / "small.so", HASH, *FUNCTIONS)
 
 
 def _compiler(folder: Path, built: Path) -> Path:
@@ -66,9 +65,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Path) -> Iterat
     """A cache folder of its own and a compiler that makes small kernels at once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(_compiler(tmp_path, small)))
+    monkeypatch.setenv("POSENC_KERNELS", "build")
     building.path.cache_clear()
+    building.choose.cache_clear()
     yield tmp_path
     monkeypatch.undo()
+    building.choose.cache_clear()
     building.path.cache_clear()
     building.path()  # that of other tests, whose cache folders may be others yet
 
@@ -191,7 +193,7 @@ def test_folders_of_others_and_links_are_not_entered(
 def test_nothing_of_a_file_runs_before_it_is_checked(kernels: Path, tmp_path: Path) -> None:
     """Its constructor would; and a system that maps half a file kills the process."""
     mark = tmp_path / "ran"
-    other = _compiled(tmp_path / "other.so", MARK.format(mark), SIZE, *FUNCTIONS)
+    other = _compiled(tmp_path / "other.so", MARK.format(mark), HASH, *FUNCTIONS)
     content = other.read_bytes()
     script = (
         "from posenc.attention.backends.native.build import missing, path\n"
@@ -216,9 +218,12 @@ def test_nothing_of_a_file_runs_before_it_is_checked(kernels: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ([SIZE, *FUNCTIONS[1:]], "posenc_forward_float32"),
-        (FUNCTIONS, "posenc_size"),
-        (["long posenc_size(void) { return 8; }", *FUNCTIONS], "built of other sources"),
+        ([HASH, *FUNCTIONS[1:]], "posenc_forward_float32"),
+        (FUNCTIONS, "posenc_sources"),
+        (
+            ['const char *posenc_sources(void) { return "other"; }', *FUNCTIONS],
+            "built of other sources",
+        ),
         (["void nothing_has_this(void); void f(void) { nothing_has_this(); }"], "nothing_has_this"),
     ],
 )
@@ -334,7 +339,7 @@ def test_without_a_compiler_it_says_what_to_install_and_makes_nothing(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", str(home / "no-compiler"))
-    with pytest.raises(BackendRefusal, match="Install GCC"):
+    with pytest.raises(BackendRefusal, match="Install one"):
         building.build(quiet=True)
     assert not (home / "cache").exists()
 
@@ -366,13 +371,24 @@ def test_processes_at_once_build_once(home: Path) -> None:
     assert len((home / "calls").read_text().splitlines()) == 3, "two objects, one linking"
 
 
+@pytest.mark.parametrize("macros", ["__GNUC__ 11", "__clang_major__ 15\n#define __clang__ 1"])
+def test_old_compilers_are_refused(home: Path, macros: str) -> None:
+    compiler = home / "g++"
+    compiler.write_text(f"#!/bin/sh\necho '#define {macros}'\n")
+    with pytest.raises(BackendRefusal, match=r"expected GCC 12, clang 16 or newer, got .* 1[15] "):
+        building.build(quiet=True)
+
+
 @pytest.mark.parametrize("flags", building.OBJECTS.values(), ids=building.OBJECTS)
-def test_aarch64_can_build_them(flags: tuple[str, ...]) -> None:
-    compiler = shutil.which("aarch64-linux-gnu-g++")
+@pytest.mark.parametrize("name", ["aarch64-linux-gnu-g++", "clang++", "clang++-19"])
+def test_other_compilers_take_them(name: str, flags: tuple[str, ...]) -> None:
+    compiler = shutil.which(name)
     if compiler is None:
-        pytest.skip("there is no aarch64-linux-gnu-g++")
-    given = [flag for flag in building.FLAGS if flag != "-march=native"]
+        pytest.skip(f"there is no {name}")
+    version = subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True)
+    if "clang" in name and int(version.stdout.split(".")[0]) < 16:
+        pytest.skip("it is older than clang 16")
     source = str(building.SOURCES / "kernels.cpp")
-    command = [compiler, *given, *flags, "-fsyntax-only", source]
+    command = [compiler, *building.compile_flags(), *flags, "-Werror", "-fsyntax-only", source]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

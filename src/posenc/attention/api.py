@@ -294,6 +294,8 @@ def explain(
         choice = choose(call, backend)
         refused = choice.refusals | (refusals(call) if choice.rule != "named" else {})
         how = choice.plan.describe()
+        kernels = choice.backend.kernels()
+        how += f"; kernels: {kernels}" if kernels else ""
         return Explanation(choice.backend.name, how, choice.rule, refused, cached)
 
 

@@ -6,6 +6,7 @@ Measured on CPU cores with heads of 64 by ``benchmarks/dispatch.py``, whose tabl
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -30,6 +31,8 @@ BACKENDS: Registry[Backend] = Registry(
 of other packages are used when they are asked for."""
 
 BACKENDS.load()  # compiled code can import nothing
+
+LOG = logging.getLogger("posenc")
 
 FEW = 2**16
 """Logits in all up to which a call of the compiled kernels costs more than the definition."""
@@ -99,10 +102,22 @@ def _choose(call: AttentionCall) -> Choice:
             plan = refused_by or plan
         if isinstance(plan, Plan):
             return Choice(BACKENDS[name], plan, rule, refused)
+        if plan.avoidable and not torch.compiler.is_compiling():
+            _warn(name, plan.reason, call)
         refused[name] = plan.reason
     raise BackendRefusal(
         "backend", expected="one that can do this job", got=refused, remedy="Report this."
     )
+
+
+_WARNED: set[str] = set()
+
+
+def _warn(name: str, reason: str, call: AttentionCall) -> None:
+    """Log once that a backend could have served a call, and why it did not."""
+    if reason not in _WARNED and isinstance(BACKENDS[name].plan(call.problem(rotate)), Plan):
+        _WARNED.add(reason)
+        LOG.warning("attention is slower than with the backend %r, but %s", name, reason)
 
 
 def named(backend: str | Backend) -> Backend:

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from posenc.attention.backends.native.build import description
 from posenc.bench.accuracy import Errors, expect
 from posenc.bench.case import Call, Case
 from posenc.bench.clock import Entrant, interleaved, median_ratio
@@ -89,7 +90,12 @@ def bench(settings: Settings, *, progress: Callable[[Step], None] = lambda step:
         seconds=time.perf_counter() - began,
         settings=settings.to_json(),
         device=describe_device(torch.device(settings.device)),
-        machine={"system": platform_name(), "cores": cores(), "threads": threads},
+        machine={
+            "system": platform_name(),
+            "cores": cores(),
+            "threads": threads,
+            "kernels": description(),
+        },
         versions={"python": platform.python_version(), **_versions()},
         readings=tuple(readings),
         verdicts=tuple(v for v in verdicts if v.reason != NOT_MEASURED),

@@ -51,7 +51,9 @@ for name, command in COMMANDS.items():
 
 def _print_version(requested: bool) -> None:
     if requested:
-        typer.echo(f"posenc {version('posenc')}")
+        from posenc.attention.backends.native.build import description
+
+        typer.echo(f"posenc {version('posenc')}; CPU kernels: {description()}")
         raise typer.Exit
 
 

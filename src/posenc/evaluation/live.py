@@ -50,7 +50,7 @@ class LiveModel(nn.Module):
                 str(folder),
                 expected="transformers, which loads models that posenc has no reader for",
                 got="not installed",
-                remedy='Install it: pip install ".[transformers]".',
+                remedy="Install it: pip install 'posenc[transformers]'.",
             ) from error
         try:
             model, found = getattr(transformers, cls.auto).from_pretrained(

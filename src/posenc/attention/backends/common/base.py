@@ -89,9 +89,11 @@ class Refusal:
 
     Args:
         reason: the end of a sentence that begins with "because".
+        avoidable: the user loses speed by it and can change that: it is logged once.
     """
 
     reason: str
+    avoidable: bool = False
 
 
 class Backend(ABC):
@@ -123,6 +125,10 @@ class Backend(ABC):
         Only facts of the machine and its installation; those of the problem belong to ``plan``.
         """
         return None
+
+    def kernels(self) -> str:
+        """The build of its kernels on this machine, where there are several; else ""."""
+        return ""
 
     @abstractmethod
     def plan(self, problem: Problem) -> Plan | Refusal:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result, refuse_rare
 from posenc.attention.backends.native.bands import Part, join_keys, problems_by_band
-from posenc.attention.backends.native.build import missing, slow_mkl
+from posenc.attention.backends.native.build import description, missing, slow_mkl
 from posenc.attention.backends.native.fading import by_bands, join_heads
 from posenc.attention.backends.native.heads import (
     ChunkedBlocks,
@@ -30,6 +30,7 @@ from posenc.attention.backends.native.posing import (
     structured_terms,
 )
 from posenc.attention.backends.native.rotation import rotate, serves_inside
+from posenc.attention.backends.native.variants import SWITCHED_OFF
 from posenc.attention.problem.images import serves_axes, serves_images
 from posenc.attention.problem.lowering import add_rows, has_rows, without_rows
 from posenc.attention.problem.offsets import Offsets
@@ -80,7 +81,10 @@ class Native(Backend):
         if device.type != "cpu":
             return ON_CPU
         reason = missing()
-        return None if reason is None else Refusal(reason)
+        return None if reason is None else Refusal(reason, avoidable=reason != SWITCHED_OFF)
+
+    def kernels(self) -> str:
+        return description()
 
     def plan(self, problem: Problem) -> Plan | Refusal:
         refusal = refuse_rare(problem, "whole", "sinks", "softcap")

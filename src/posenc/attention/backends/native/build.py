@@ -1,8 +1,8 @@
-"""Building the kernels, once for each machine: ``python -m posenc.attention.backends.native``.
+"""The kernels: a prebuilt variant, or built by ``python -m posenc.attention.backends.native``.
 
-The shared object lies in the user's cache folder under a name that follows from the sources, the
-processor, PyTorch's version and the compiler's flags, with its SHA-256 beside it. Loading runs code
-of it, so only a file that this user wrote, and wrote whole, is loaded.
+What is built lies in the user's cache folder under a name that follows from the sources, the
+processor and the compiler's flags, with its SHA-256 beside it. Loading runs code of it, so only a
+file that this user wrote, and wrote whole, is loaded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ from pathlib import Path
 import torch
 
 from posenc.attention.backends.native.library import Library
-from posenc.attention.problem.terms import AXES
+from posenc.attention.backends.native.variants import (
+    SOURCES,
+    TERMS,
+    choose,
+    file_of,
+    processor,
+    sources_hash,
+)
 from posenc.attention.user_cache import (
     cache_folder,
     open_file,
@@ -37,36 +44,34 @@ from posenc.errors import BackendRefusal
 
 COMMAND = "python -m posenc.attention.backends.native"
 
-SOURCES = Path(__file__).parent / "csrc"
-
 FLAGS = (
-    *("-std=c++17", "-O3", "-march=native", "-fPIC", "-fopenmp", "-Wno-psabi"),
+    *("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wno-psabi", "-fvisibility=hidden"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
-    f"-DPOSENC_TERMS={','.join(AXES)}",  # the operands that the record of a problem declares
+    f"-DPOSENC_TERMS={TERMS}",
 )
+
+LINK = ["-shared", "-pthread"]
+if sys.platform == "linux":  # templates of the standard library would be exported, too
+    LINK.append(f"-Wl,--version-script={SOURCES / 'exports.map'}")
 
 OBJECTS = {"float32.o": (), "float64.o": ("-DPOSENC_DOUBLE",)}
 
 
+def compile_flags() -> list[str]:
+    """Flags of every compiler and processor."""
+    return [*FLAGS, f'-DPOSENC_SOURCES="{sources_hash()}"']
+
+
 @lru_cache
 def path() -> Path:
-    """The shared object of these sources on this machine, built or not.
+    """The shared object that is built of these sources for this machine, there or not.
 
     Raises:
         OSError: where there is no folder for it.
     """
     folder = cache_folder("kernels")
     key = hashlib.sha256()
-    for source in sorted(SOURCES.iterdir()):
-        key.update(source.read_bytes())
-    for word in (
-        *FLAGS,
-        *_extra_flags(),
-        torch.__version__,
-        sys.platform,
-        platform.machine(),
-        _cpu(),
-    ):
+    for word in (*compile_flags(), *_extra_flags(), sys.platform, platform.machine(), *processor()):
         key.update(word.encode() + b"\0")
     return folder / f"{key.hexdigest()[:32]}.so"
 
@@ -76,25 +81,29 @@ def _extra_flags() -> list[str]:
     return os.environ.get("POSENC_KERNEL_FLAGS", "").split()
 
 
-def _cpu() -> str:
-    """The processor's name and instruction sets."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    wanted = ("model name", "flags", "Features", "CPU part")
-    return "".join(sorted({line for line in lines if line.startswith(wanted)}))
-
-
 def missing() -> str | None:
     """Reason against using the kernels, as the end of "because …"; None if they can be used."""
+    choice = choose()
+    if choice.name == "none":
+        return choice.reason
     try:
         library()
     except FileNotFoundError:
-        return f"its kernels are not built on this machine; to build them: {COMMAND}"
+        return f"its kernels are not built ({choice.reason}); to build them: {COMMAND}"
     except OSError as error:
-        return f"its kernels cannot be loaded ({error}); to build them anew: {COMMAND}"
+        anew = COMMAND if choice.name == "build" else f"POSENC_KERNELS=build {COMMAND}"
+        return f"its kernels cannot be loaded ({error}); to build them anew: {anew}"
     return None
+
+
+def description() -> str:
+    """The kernels that are used and the reason for these, or why none are."""
+    reason = missing()
+    if reason is not None:
+        return f"none, because {reason}"
+    choice = choose()
+    name = "built on this machine" if choice.name == "build" else f"{choice.name}, prebuilt"
+    return f"{name} ({choice.reason})" if choice.reason else name
 
 
 @lru_cache
@@ -104,7 +113,7 @@ def slow_mkl() -> bool:
     There (measured: EPYC with AVX-512) they take about twice the time of the kernels', which are
     then faster than PyTorch's fused attention without any terms too.
     """
-    return bool(torch.backends.mkl.is_available()) and "AMD" in _cpu()  # type: ignore[no-untyped-call]
+    return bool(torch.backends.mkl.is_available()) and "AMD" in "".join(processor())  # type: ignore[no-untyped-call]
 
 
 # As torch.compiler.assume_constant_result does, which would load all of the compiler.
@@ -122,14 +131,15 @@ def library() -> Library:
         FileNotFoundError: where they have not been built.
         OSError: where they cannot be loaded.
     """
-    file = path()
+    name = choose().name
+    file = path() if name == "build" else file_of(name)
     loaded = _LOADED.get(file)
     if loaded is None:
         state = _state(file)
         if state is None:
             raise FileNotFoundError(file)
-        others = (_checksum(file), *file.parents[:2])
-        outcome = _load(file, (state, *map(_state, others)))
+        others = (_checksum(file), *file.parents[:2]) if name == "build" else ()
+        outcome = (_load_built if others else _load)(file, (state, *map(_state, others)))
         if isinstance(outcome, str):
             raise OSError(outcome)
         loaded = _LOADED[file] = outcome
@@ -152,6 +162,15 @@ def _state(file: Path) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=1)
 def _load(file: Path, states: tuple[object, ...]) -> Library | str:
+    """A library that came with the package, or why it cannot be loaded; tried once a state."""
+    try:
+        return Library(file)
+    except OSError as error:
+        return str(error)
+
+
+@lru_cache(maxsize=1)
+def _load_built(file: Path, states: tuple[object, ...]) -> Library | str:
     """The library in a file, or why it cannot be loaded; tried once in each of its ``states``."""
     try:
         with opened_folder(file.parent) as folder:
@@ -176,8 +195,8 @@ def build(*, quiet: bool = False) -> Path:
     Raises:
         BackendRefusal: where there is no compiler, or it fails.
     """
-    file = path()
-    if missing() is None:
+    file = path() if choose().name == "build" else file_of(choose().name)
+    if choose().name != "build" or missing() is None:
         return file
     compiler = _compiler()
     with opened_folder(file.parent, create=True) as folder, _locked(file.parent, folder):
@@ -200,19 +219,23 @@ def _locked(path: Path, folder: int) -> Iterator[None]:
 
 
 def _compiler() -> str:
-    """GCC 12 or newer: ``$CXX``, or ``g++``."""
-    remedy = "Install GCC 12 or newer (Debian, Ubuntu: apt-get install g++), or set CXX to it."
-    name = os.environ.get("CXX", "g++")
-    found = shutil.which(name)
+    """``$CXX``, or ``g++``, or ``clang++``: GCC 12, clang 16 or newer."""
+    remedy = "Install one (Debian, Ubuntu: apt-get install g++), or set CXX to it."
+    expected = "GCC 12, clang 16 or newer"
+    names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
+    found = next(filter(None, map(shutil.which, names)), None)
     if sys.platform == "win32" or found is None:
-        raise BackendRefusal("compiler", expected="a C++ compiler", got=f"no {name}", remedy=remedy)
+        got = f"no {' or '.join(names)}"
+        raise BackendRefusal("compiler", expected=expected, got=got, remedy=remedy)
     macros = subprocess.run(
         [found, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True, check=False
     ).stdout.split("\n")
     values = {line.split(" ")[1]: line.split(" ", 2)[2] for line in macros if line.count(" ") > 1}
-    if "__clang__" in values or int(values.get("__GNUC__", 0)) < 12:
-        got = f"{found}, which is another"
-        raise BackendRefusal("compiler", expected="GCC 12 or newer", got=got, remedy=remedy)
+    name, oldest = ("clang_major", 16) if "__clang__" in values else ("GNUC", 12)
+    version = int(values.get(f"__{name}__", 0))
+    if version < oldest:
+        got = f"{found}, which is version {version} of {name}"
+        raise BackendRefusal("compiler", expected=expected, got=got, remedy=remedy)
     return found
 
 
@@ -221,25 +244,36 @@ def _compile(compiler: str, file: Path, folder: int, *, quiet: bool) -> None:
     if not quiet:
         _say(f"Building posenc's CPU kernels into {file.parent} (half a minute, once) …")
     with tempfile.TemporaryDirectory() as work:
-        flags, source = [*FLAGS, *_extra_flags()], str(SOURCES / "kernels.cpp")
-        commands = [
-            [compiler, *flags, *more, "-c", source, "-o", str(Path(work) / name)]
-            for name, more in OBJECTS.items()
-        ]
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(_run, commands))
         built = Path(work) / "kernels.so"
-        objects = [str(Path(work) / name) for name in OBJECTS]
-        # PyTorch's own OpenMP, so that there is one pool of threads.
-        openmp = sorted(Path(torch.__file__).parent.glob("lib/libgomp*"))
-        link = [str(openmp[0])] if openmp else ["-fopenmp"]
-        _run([compiler, "-shared", *_extra_flags(), *objects, *link, "-o", str(built)])
+        compile_kernels([compiler, *_extra_flags()], ["-march=native"], built)
         content = built.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     write_file(_checksum(file), folder, digest.encode())
     write_file(file, folder, content)
     if not quiet:
         _say(f"Built them in {time.monotonic() - began:.0f} s.")
+
+
+def compile_kernels(compiler: list[str], flags: list[str], to: Path) -> None:
+    """Compile the sources into a shared object at ``to``, with objects beside it.
+
+    Args:
+        compiler: its command, with what it needs for compiling and for linking.
+        flags: for compiling alone.
+        to: the shared object.
+
+    Raises:
+        BackendRefusal: where the compiler fails.
+    """
+    source = str(SOURCES / "kernels.cpp")
+    objects = [str(to.with_name(f"{to.stem}-{name}")) for name in OBJECTS]
+    commands = [
+        [*compiler, *compile_flags(), *flags, *more, "-c", source, "-o", target]
+        for target, more in zip(objects, OBJECTS.values(), strict=True)
+    ]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(_run, commands))
+    _run([*compiler, *LINK, *objects, "-o", str(to)])
 
 
 def _say(line: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from posenc.attention.backends.native.variants import sources_hash
 from posenc.attention.problem.terms import AXES
 
 PAD = 64
@@ -58,6 +59,12 @@ class RotaryFactors(ctypes.Structure):
         """Of two contiguous tensors of that shape; dimensions of one element are shared."""
         steps = zip(cosine.shape[:3], cosine.stride(), strict=False)
         return cls(cosine.data_ptr(), sine.data_ptr(), *(step if n > 1 else 0 for n, step in steps))
+
+
+class Team(ctypes.Structure):
+    """The threads of a call: how many, and the function that runs code on each (csrc/team.h)."""
+
+    _fields_ = [("threads", ctypes.c_int64), ("parallel", ctypes.c_void_p)]
 
 
 class Map(ctypes.Structure):
@@ -113,7 +120,8 @@ class Problem(ctypes.Structure):
 
     _fields_ = [
         *_numbers("batch", "heads", "groups", "queries", "keys", "dim", "value_dim"),
-        *_numbers("threads", "chunks", "splits"),
+        ("team", Team),
+        *_numbers("chunks", "splits"),
         ("scale", ctypes.c_double),
         ("dropout", ctypes.c_double),
         ("softcap", ctypes.c_double),
@@ -144,8 +152,21 @@ class Rotation(ctypes.Structure):
         ("sine", ctypes.c_void_p),
         *_numbers("factor_batch", "factor_head", "factor_token"),
         *_numbers("batch", "heads", "tokens", "features", "pairs"),
-        *_numbers("adjacent", "conjugate", "threads"),
+        *_numbers("adjacent", "conjugate"),
+        ("team", Team),
     ]
+
+
+def _openmp() -> int | None:
+    """The address of ``GOMP_parallel`` in the runtime that PyTorch computes on, whatever its name.
+
+    None where it has none: the kernels then start threads of their own.
+    """
+    try:
+        found = ctypes.CDLL(torch._C.__file__).GOMP_parallel  # it and all that it is linked with
+    except (AttributeError, OSError):
+        return None
+    return ctypes.cast(found, ctypes.c_void_p).value
 
 
 class Library:
@@ -158,16 +179,17 @@ class Library:
     def __init__(self, path: Path) -> None:
         loaded = ctypes.CDLL(str(path))
         try:
-            size = loaded.posenc_size
+            compiled = loaded.posenc_sources
             self._functions: dict[str, Callable[[object], int]] = {
                 name: getattr(loaded, f"posenc_{name}")
                 for name in map("_".join, product(KERNELS, ("float32", "float64")))
             }
         except AttributeError as error:
             raise OSError(str(error)) from error
-        size.restype = ctypes.c_int64
-        if size() != ctypes.sizeof(Problem):
+        compiled.restype = ctypes.c_char_p
+        if compiled() != sources_hash().encode():
             raise OSError(f"{path} was built of other sources")
+        self._parallel = _openmp()
 
     def call(self, name: str, problem: Problem | Rotation, dtype: torch.dtype) -> None:
         """Run ``"forward"``, ``"backward"`` or ``"rotate"``, without the interpreter's lock.
@@ -177,7 +199,7 @@ class Library:
         """
         # OpenMP's threads do not survive a fork: a child computes on its own thread alone.
         forked = os.getpid() != _PROCESS
-        problem.threads = 1 if forked else torch.get_num_threads()
+        problem.team = Team(1 if forked else torch.get_num_threads(), self._parallel)
         kind = "float64" if dtype == torch.float64 else "float32"
         if self._functions[f"{name}_{kind}"](ctypes.byref(problem)):
             raise MemoryError(f"no memory for the scratch of posenc's {name} kernel")

@@ -22,7 +22,7 @@ inline void spread(const Map& map, const real* src, index offset, real* dst, ind
   for (index t = low; t < high; t += VL) {
     const lane first = bucket[t];
     const ivec at = load_indices(bucket + t) - isplat(first);
-    vec v = __builtin_shuffle(load(src + first), at);
+    vec v = permute(load(src + first), at);
     if (add) v += load(dst + t);
     if (t + VL <= high)
       store(dst + t, v);

@@ -233,7 +233,7 @@ class AllHeads {
   }
   template <class F>
   void for_heads(F f) {
-    in_parallel(x_.threads, x_.heads, [&](index h) {
+    in_parallel(x_.team, x_.heads, [&](index h) {
       AmxTiles registers(heads_[h]->logits().use_amx);  // of this thread
       f(*heads_[h], h);
     });
@@ -241,7 +241,7 @@ class AllHeads {
   template <class F>
   void for_parts(index rows, F f) {
     const QueryTile& tile = heads_[0]->logits().tile;
-    in_parallel(x_.threads, MIXED_PARTS, [&](index n) {
+    in_parallel(x_.team, MIXED_PARTS, [&](index n) {
       f(*parts_[n], tile, Range{rows * n / MIXED_PARTS, rows * (n + 1) / MIXED_PARTS});
     });
   }

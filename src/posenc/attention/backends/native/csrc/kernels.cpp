@@ -15,44 +15,23 @@ int run_workers(const Problem& x) {
   const index splits = x.splits;
   const index heads = x.pairs.kind == MIXING ? 1 : x.heads, items = heads * x.chunks * splits;
   const index rows = round_up((x.queries + splits - 1) / splits, 256);  // whole tiles of queries
-  int failed = 0;
-  const auto run = [&](Worker& worker, index item) {
-    const index split = item % splits, chunk = item / splits % x.chunks, h = item / splits / x.chunks;
-    const Range batch{x.batch * chunk / x.chunks, x.batch * (chunk + 1) / x.chunks};
-    const Range queries{std::min(x.queries, split * rows), std::min(x.queries, (split + 1) * rows)};
-    worker.run(h, batch, queries, chunk * splits + split, split);
-  };
-  if (items == 1) {  // no parallel region around those of AllHeads: OpenMP would start threads anew in each
-    try {
-      Worker worker(x);
-      run(worker, 0);
-    } catch (const std::bad_alloc&) {
-      failed = 1;
-    }
-    return failed;
+  try {
+    in_parallel(
+        x.team, items, [&] { return Worker(x); },
+        [&](Worker& worker, index item) {
+          const index split = item % splits, chunk = item / splits % x.chunks, h = item / splits / x.chunks;
+          const Range batch{x.batch * chunk / x.chunks, x.batch * (chunk + 1) / x.chunks};
+          const Range queries{std::min(x.queries, split * rows), std::min(x.queries, (split + 1) * rows)};
+          worker.run(h, batch, queries, chunk * splits + split, split);
+        });
+  } catch (const std::bad_alloc&) {
+    return 1;
   }
-#pragma omp parallel num_threads(int(std::min(items, x.threads)))
-  {
-    try {
-      Worker worker(x);
-#pragma omp for schedule(dynamic, 1)
-      for (index item = 0; item < items; ++item) {
-        try {
-          run(worker, item);
-        } catch (const std::bad_alloc&) {
-#pragma omp atomic write
-          failed = 1;
-        }
-      }
-    } catch (const std::bad_alloc&) {
-#pragma omp atomic write
-      failed = 1;
-    }
-  }
-  return failed;
+  return 0;
 }
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 int NAME(forward)(const Problem* x) {
   return x->pairs.kind == MIXING ? run_workers<AllHeads<Forward>>(*x) : run_workers<Forward>(*x);
@@ -65,7 +44,8 @@ int NAME(rotate)(const Rotation* x) {
   return 0;
 }
 #ifndef POSENC_DOUBLE
-int64_t posenc_size() { return sizeof(Problem); }
+const char* posenc_sources() { return POSENC_SOURCES; }
 #endif
 }
+#pragma GCC visibility pop
 }  // namespace posenc

@@ -240,6 +240,6 @@ inline vec masked(vec s, index t, Range visible) {
   if (t >= visible.begin && t + VL <= visible.end) return s;
   const ivec at = iota() + isplat(lane(t));
   const vec minus_infinity = splat(-INFINITY);
-  return (at >= isplat(lane(visible.begin))) & (at < isplat(lane(visible.end))) ? s : minus_infinity;
+  return ((at >= isplat(lane(visible.begin))) & (at < isplat(lane(visible.end)))) ? s : minus_infinity;
 }
 }  // namespace posenc

@@ -9,9 +9,10 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include "team.h"
 #include "vec.h"
 namespace posenc::NUMBER {
-#if defined(__aarch64__) && __GNUC__ < 13
+#if defined(__aarch64__) && !defined(__clang__) && __GNUC__ < 13
 using half = __fp16;  // the same format; GCC 12 has no _Float16 in C++ on this processor
 #else
 using half = _Float16;
@@ -95,7 +96,8 @@ struct Pairs {
 // depend on the number of threads, so that results do not either. library.py adds them up.
 struct Problem {
   index batch, heads, groups, queries, keys, dim, value_dim;  // groups: heads of keys and values
-  index threads, chunks, splits;  // parts of the batch and of the queries
+  Team team;
+  index chunks, splits;  // parts of the batch and of the queries
   double scale, dropout, softcap;  // softcap: c of c · tanh(s / c), 0 for none
   index seed, part;  // part: out and lse are over more keys than these
   Tokens q, k, v, out;
@@ -231,23 +233,6 @@ inline Rows read_rows(const Tokens& x, index b, index h, index first, index coun
 inline Tokens head_of(const Tokens& x, index b, index h) { return {row_of(x, b, h, 0), x.type, 0, 0, x.token}; }
 inline Tokens head_of(Rows x) {
   return {reinterpret_cast<char*>(const_cast<real*>(x.data)), REAL, 0, 0, x.ld};
-}
-
-// Calls f(0) … f(count - 1) on several threads; on this one alone within a parallel region, since
-// nested ones have a single thread. Exceptions must not leave a region: failure is passed on by flag.
-template <class F>
-void in_parallel(index threads, index count, F f) {
-  int failed = 0;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(int(std::min(threads, count)))
-  for (index item = 0; item < count; ++item) {
-    try {
-      f(item);
-    } catch (const std::bad_alloc&) {
-#pragma omp atomic write
-      failed = 1;
-    }
-  }
-  if (failed) throw std::bad_alloc();
 }
 
 // Weights of a call's dropout: 0, or 1 / (1 - probability). They are a hash of the seed, the row

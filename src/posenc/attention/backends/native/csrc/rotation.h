@@ -31,29 +31,29 @@ struct Lanes<uint16_t> {
   static real read(uint16_t x) { return from_bfloat16(x); }
   static uint16_t write(real x) { return to_bfloat16(float(x)); }
 };
-inline vec even_lanes(vec x, vec y) {
-  const ivec at = iota() * 2;
-  return __builtin_shuffle(x, y, at);
-}
-inline vec odd_lanes(vec x, vec y) {
-  const ivec at = iota() * 2 + 1;
-  return __builtin_shuffle(x, y, at);
-}
+template <int FIRST>
+struct EverySecond {
+  static constexpr int of(int l) { return FIRST + 2 * l; }
+};
+// The lanes of two vectors in turn, from lane FIRST of each.
+template <int FIRST>
+struct InTurn {
+  static constexpr int of(int l) { return FIRST + l / 2 + l % 2 * VL; }
+};
 
 // to = x with n pairs of features (a, b) -> (a c - b s, a s + b c), s times `sign`; x may be `to`.
 template <class Number>
 void rotate_row(const Number* x, Number* to, const real* c, const real* s, index n, bool adjacent, real sign) {
   using L = Lanes<Number>;
   const index whole = n / VL * VL;
-  const ivec lower = iota() / 2 + (iota() % 2) * VL, upper = lower + VL / 2;  // of two vectors in turn
   for (index i = 0; i < whole; i += VL) {
     const vec cosine = load(c + i), sine = load(s + i) * splat(sign);
     if (adjacent) {
       const vec low = L::load(x + 2 * i), high = L::load(x + 2 * i + VL);
-      const vec first = even_lanes(low, high), second = odd_lanes(low, high);
+      const vec first = choose<EverySecond<0>>(low, high), second = choose<EverySecond<1>>(low, high);
       const vec one = first * cosine - second * sine, two = first * sine + second * cosine;
-      L::store(to + 2 * i, __builtin_shuffle(one, two, lower));
-      L::store(to + 2 * i + VL, __builtin_shuffle(one, two, upper));
+      L::store(to + 2 * i, choose<InTurn<0>>(one, two));
+      L::store(to + 2 * i + VL, choose<InTurn<VL / 2>>(one, two));
     } else {
       const vec first = L::load(x + i), second = L::load(x + n + i);
       L::store(to + i, first * cosine - second * sine);
@@ -100,7 +100,7 @@ struct Rotation {
   index batch, heads, tokens, features, pairs;
   index adjacent;   // pairs are (2t, 2t + 1), not (t, t + pairs)
   index conjugate;  // -s
-  index threads;
+  Team team;
 };
 
 template <class Number>
@@ -119,7 +119,7 @@ inline void rotate(const Rotation& r) {
   const index blocks = (r.tokens + many - 1) / many, count = r.batch * r.heads * blocks;
   // Few numbers are rotated sooner than threads are woken.
   const bool few = r.batch * r.heads * r.tokens * r.features < (1 << 15);
-  in_parallel(few ? 1 : r.threads, count, [&](index item) {
+  in_parallel(few ? Team{1, nullptr} : r.team, count, [&](index item) {
     const index begin = item % blocks * many, head = item / blocks;
     const index b = head / r.heads, h = head % r.heads, end = std::min(r.tokens, begin + many);
     if (r.x.type == REAL) rotate_tokens<real>(r, b, h, begin, end);

@@ -5,13 +5,15 @@
 namespace posenc::NUMBER {
 // x moved by H lanes towards the last (FORWARD) or the first lane, zeros moving in.
 template <int H, bool FORWARD>
-inline vec shifted(vec x) {
-  ivec at;
-  for (int l = 0; l < VL; ++l) {
+struct Moved {
+  static constexpr int of(int l) {
     const int from = FORWARD ? l - H : l + H;
-    at[l] = from >= 0 && from < VL ? from : VL;
+    return from >= 0 && from < VL ? from : VL;
   }
-  return __builtin_shuffle(x, vec{}, at);
+};
+template <int H, bool FORWARD>
+inline vec shifted(vec x) {
+  return choose<Moved<H, FORWARD>>(x, vec{});
 }
 // Inclusive prefix (FORWARD) or suffix sums of the lanes, in log2(VL) steps.
 template <bool FORWARD>

@@ -5,8 +5,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512F__)
+#include <utility>
+#ifdef __AVX__
 #include <immintrin.h>
+#endif
+#if defined(__AVX512F__)
 #define VECTOR_BYTES 64
 #elif defined(__AVX__)
 #define VECTOR_BYTES 32
@@ -197,20 +200,53 @@ inline vec hyperbolic_tangent(vec x) {
   return x < 0 ? -tangent : tangent;
 }
 
+// Lanes At::of(0), At::of(1) … of x and, from VL on, of y.
+template <class At, int... L>
+inline vec choose(vec x, vec y, std::integer_sequence<int, L...>) {
+#ifdef __clang__
+  return __builtin_shufflevector(x, y, At::of(L)...);
+#else
+  return __builtin_shuffle(x, y, ivec{At::of(L)...});
+#endif
+}
+template <class At>
+inline vec choose(vec x, vec y) {
+  return choose<At>(x, y, std::make_integer_sequence<int, VL>{});
+}
+// Lanes at[0], at[1] … of x, modulo VL.
+inline vec permute(vec x, ivec at) {
+#ifndef __clang__
+  return __builtin_shuffle(x, at);
+#elif VECTOR_BYTES == 64 && !defined(POSENC_DOUBLE)
+  return (vec)_mm512_permutexvar_ps((__m512i)at, (__m512)x);
+#elif VECTOR_BYTES == 64
+  return (vec)_mm512_permutexvar_pd((__m512i)at, (__m512d)x);
+#elif defined(__AVX2__) && !defined(POSENC_DOUBLE)
+  return (vec)_mm256_permutevar8x32_ps((__m256)x, (__m256i)at);
+#else
+  vec y;
+  for (int l = 0; l < VL; ++l) y[l] = x[at[l] & (VL - 1)];
+  return y;
+#endif
+}
+
 // Stage H of a transpose of VL vectors: swaps the off-diagonal H x H blocks of all 2H x 2H blocks.
 template <int H>
+struct Upper {
+  static constexpr int of(int l) { return l & H ? l - H + VL : l; }
+};
+template <int H>
+struct Lower {
+  static constexpr int of(int l) { return l & H ? l + VL : l + H; }
+};
+template <int H>
 inline void transpose_stage(vec* x) {
-  ivec low, high;
-  for (int l = 0; l < VL; ++l) {
-    low[l] = l & H ? l - H + VL : l;
-    high[l] = l & H ? l + VL : l + H;
-  }
 #pragma GCC unroll 16
   for (int i = 0; i < VL; ++i)
     if (!(i & H)) {
       const vec a = x[i], b = x[i + H];
-      x[i] = __builtin_shuffle(a, b, low);
-      x[i + H] = __builtin_shuffle(a, b, high);
+      x[i] = choose<Upper<H>>(a, b);
+      x[i + H] = choose<Lower<H>>(a, b);
     }
 }
 // Transposes VL vectors of VL lanes in place, in log2(VL) stages.
