@@ -123,6 +123,16 @@ def test_one_length_and_interrupted_and_empty() -> None:
     assert "Nothing has been measured yet." in summarise(nothing).answer
 
 
+def test_why_nothing_could_be_measured() -> None:
+    refused = tuple(
+        Refusal(subject=name, metric="loss", x=64, reason="training of seed 0 diverged")
+        for name in ("rope", "alibi")
+    )
+    answer = summarise(replace(sample(), measurements=(), refusals=refused)).answer
+    assert "alibi and rope could not be tested at 64: training of seed 0 diverged." in answer
+    assert not any("Nothing has been measured" in sentence for sentence in answer)
+
+
 def test_values_beyond_measure_do_not_divide_by_zero() -> None:
     base = sample(metric=ACCURACY)
     zero = tuple(
