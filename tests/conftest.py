@@ -20,11 +20,16 @@ SEED = torch.manual_seed if torch.cuda.is_available() else torch.default_generat
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """No garbage is collected while modules are imported: a seventh of the time of that."""
+    """No garbage is collected while modules are imported: a seventh of the time of that.
+
+    Later it is seldom: traces of programs make many objects, and looking through them is a tenth
+    of the time of tests of compiled code.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
+        gc.set_threshold(100_000, 20, 20)
         gc.enable()
 
 

@@ -66,8 +66,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     monkeypatch.setattr(JITFunction, "run", compile_only)
     monkeypatch.setattr(driver, "_active", Absent(80))
     monkeypatch.setattr(form, "INTERPRETED", True)
-    monkeypatch.setattr(configs, "DIAGONAL_BLOCKS", (32, 32))
-    small = triton.Config({"block_x": 32, "block_y": 32}, num_warps=4, num_stages=1)
+    monkeypatch.setattr(configs, "DIAGONAL_BLOCKS", (16, 16))
+    small = triton.Config({"block_x": 16, "block_y": 16}, num_warps=4, num_stages=1)
     for kernel in (forward_kernel, gradients_kernel):
         monkeypatch.setattr(kernel, "configs", [small])
     smallest = triton.Config({"block_x": 16, "block_y": 16}, num_warps=4, num_stages=1)

@@ -123,6 +123,21 @@ def test_one_length_and_interrupted_and_empty() -> None:
     assert "Nothing has been measured yet." in summarise(nothing).answer
 
 
+def test_why_nothing_could_be_measured() -> None:
+    base, reason = sample(), "training of seed 0 diverged"
+    refused = tuple(
+        Refusal(subject=subject.name, metric="loss", x=x, reason=reason)
+        for subject in base.subjects
+        for x in base.test_lengths
+    )
+    summary = summarise(replace(base, measurements=(), refusals=refused))
+    assert summary.headline == "None of the 5 could be tested"
+    first, beyond = summary.answer
+    assert "alibi" in first
+    assert first.endswith(f"could not be tested at 64: {reason}.")
+    assert beyond == f"Nothing could be tested at 128: {reason}."
+
+
 def test_values_beyond_measure_do_not_divide_by_zero() -> None:
     base = sample(metric=ACCURACY)
     zero = tuple(

@@ -338,6 +338,8 @@ def test_loss_that_is_no_number_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     task = Toy(bad_step=2)
     assert train(task, plan_in(tmp_path / "early")).diverged == 2
     assert len(task.seen) < STEPS
+    last = replace(plan_in(tmp_path / "last"), rate=float("inf"), steps=1)
+    assert train(Toy(), last).diverged == 0, "its weights are not finite"
 
 
 def test_rate_rises_then_falls() -> None:

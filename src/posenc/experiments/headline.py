@@ -36,7 +36,7 @@ def headline(comparison: Comparison, rows: Sequence[Row]) -> str:
         rows: verdicts on its subjects, the best first.
     """
     candidates = [row for row in rows if row.subject.role == "candidate"] or list(rows)
-    if not any(row.values for row in rows):
+    if not any(row.values or row.gate == "untestable" for row in rows):
         return sentence("nothing_measured")
     judged = [row for row in candidates if row.verdict not in GATES]
     if not judged:

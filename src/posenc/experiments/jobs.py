@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import time
@@ -125,6 +126,7 @@ def carry_out(
         items += _measure(job, task, trained, share, stop, tell)
     else:
         items += _diverged(job, task, names, trained.diverged)
+    items = [_finite(item) for item in items]
     _save_model(job, task, trained)
     Outcome(
         runs=tuple(_run(job, trained, name) for name in names),
@@ -259,8 +261,8 @@ def _diverged(
     job: TrainingJob, task: Task, names: Iterable[str], step: int
 ) -> list[Measurement | Refusal]:
     reason = (
-        f"training of seed {job.seed} diverged at step {step + 1}: its loss was no longer a "
-        "number (a lower learning rate may help)"
+        f"training of seed {job.seed} diverged at step {step + 1}: its loss or weights were no "
+        "longer finite (a lower learning rate may help)"
     )
     return [
         Refusal(subject=name, metric=metric.key, x=x, reason=reason)
@@ -269,3 +271,11 @@ def _diverged(
         if metric.key != "training_loss"
         for x in task.lengths
     ]
+
+
+def _finite(item: Measurement | Refusal) -> Measurement | Refusal:
+    """The item; a refusal in place of a value that is not finite, which JSON cannot hold."""
+    if isinstance(item, Refusal) or math.isfinite(item.value):
+        return item
+    reason = f"the model of seed {item.seed} gives {item.value}"
+    return Refusal(subject=item.subject, metric=item.metric, x=item.x, reason=reason)

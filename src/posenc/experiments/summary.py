@@ -60,7 +60,10 @@ def _answer(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
         done = len(comparison.runs)
         yield f"This comparison was interrupted: what follows rests on {done} finished runs."
     if not any(row.values for row in rows):
-        yield "Nothing has been measured yet."
+        if any(row.gate == "untestable" for row in rows):
+            yield from gated(comparison, rows, longest)
+        else:
+            yield "Nothing has been measured yet."
         return
     if longest == train:
         yield _at_one_length(comparison, rows)

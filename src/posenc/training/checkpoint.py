@@ -110,9 +110,16 @@ class TrainingState:
         }
 
     def diverged(self) -> int | None:
-        """The first step with a loss that is not finite, or None."""
+        """The first step with a loss that is not finite, else the last if weights are not after it.
+
+        None if all are. Every rank must call it.
+        """
         bad = (~torch.isfinite(self.losses[: self.step])).nonzero()
-        return int(bad[0, 0]) if len(bad) else None
+        if len(bad):
+            return int(bad[0, 0])
+        shards = (getattr(x, "to_local", lambda x=x: x)() for x in self._model.parameters())
+        broken = self._ranks.any(not all(bool(x.isfinite().all()) for x in shards))
+        return self.step - 1 if any(broken) else None
 
     def save(self) -> None:
         """Write the state to ``plan.folder``, if it has one, or raise OutputError."""

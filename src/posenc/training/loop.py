@@ -38,7 +38,8 @@ class Trained:
     Args:
         model: frozen, on the device it was trained on.
         losses: ``[steps]``.
-        diverged: the first step with a loss that is not finite, soon after which training ended.
+        diverged: the first step with a loss that is not finite, soon after which training ended; or
+            the last if it left weights that are not.
         seconds: of training, over all calls.
         tokens_per_second: of training.
         peak_memory_bytes: of training, beyond the memory of the process before.

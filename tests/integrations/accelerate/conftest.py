@@ -1,0 +1,23 @@
+"""Models of transformers without what they keep for others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from transformers.models.beit.modeling_beit import BeitRelativePositionBias
+from transformers.models.data2vec.modeling_data2vec_vision import Data2VecVisionRelativePositionBias
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _indices_of_one_model() -> Iterator[None]:
+    """Indices of pairs of patches are made for each call.
+
+    transformers keeps them for all models of a size, those too that were made inside a transform or
+    as fake tensors, on which the next model of that size fails.
+    """
+    name = "generate_relative_position_index"
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (BeitRelativePositionBias, Data2VecVisionRelativePositionBias):
+            patch.setattr(kind, name, staticmethod(getattr(kind, name).__wrapped__))
+        yield
