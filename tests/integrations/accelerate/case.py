@@ -104,17 +104,6 @@ class Case:
                     parameter.add_(0.1 * torch.randn_like(parameter))
         return model
 
-    def called_model(self) -> PreTrainedModel:
-        """The model after a plain call.
-
-        BEiT's class keeps a table of its first call, and one made inside of a functional transform
-        cannot be read after it.
-        """
-        model = self.model()
-        with torch.no_grad():
-            model(**self.inputs())
-        return model
-
     def outputs(self, model: PreTrainedModel, **options: Any) -> list[Tensor]:
         """Floating-point outputs, with rows that are not compared set to zero."""
         inputs = self.inputs()

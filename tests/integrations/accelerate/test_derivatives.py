@@ -76,7 +76,7 @@ def test_second_derivatives_of_functions() -> None:
 
         return list(grad(squares)(parameters).values())
 
-    expected = found(case.called_model())
-    model = case.called_model()
+    expected = found(case.model())
+    model = case.model()
     put_under(model, check=False)
     require_near(found(model), expected)

@@ -84,7 +84,7 @@ def gradients(case: Case, model: torch.nn.Module) -> dict[str, Tensor]:
 def test_gradients_for_each_sample(key: str) -> None:
     """Where the models' own layers allow it."""
     case = CASES[key]
-    model = case.called_model()
+    model = case.model()
     expected = gradients(case, model)
     put_under(model, check=False)
     got = gradients(case, model)
