@@ -112,7 +112,7 @@ class Checkpoint:
         else:
             if extendable:
                 require_extendable(config, family)
-            live = _live(config, family)
+            live = None if family_name(family) in FAMILIES else _live(config)
             if live is not None:
                 model = live.open(folder, device=device)
                 stated = model.model.config.get_text_config().to_dict().get(LONGEST, stated)
@@ -232,10 +232,8 @@ def _as_transformers(model: Decoder, folder: Path) -> Fields:
         ) from error
 
 
-def _live(config: Fields, family: str) -> type[LiveModel] | None:
-    """The class of a language model of transformers that posenc has no reader for."""
-    if family_name(family) in FAMILIES:
-        return None
+def _live(config: Fields) -> type[LiveModel] | None:
+    """The class that runs a language model by transformers."""
     kinds = config.values.get("architectures") or [""]
     return next((kind for end, kind in LIVE.items() if str(kinds[0]).endswith(end)), None)
 
@@ -244,7 +242,8 @@ def require_extendable(config: Fields, family: str) -> None:
     """Refuse checkpoints that cannot be written, before their weights are read."""
     writable = [name for name, family in FAMILIES.items() if family.write is not None]
     named = "model_type" in config.values
-    if _live(config, family) is None and (not named or family_name(family) not in writable):
+    live = family_name(family) not in FAMILIES and _live(config) is not None
+    if not live and (not named or family_name(family) not in writable):
         raise CheckpointError(
             f"model_type in {config.path}",
             expected=f"one of {', '.join(writable)}",
