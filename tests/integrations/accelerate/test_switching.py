@@ -308,3 +308,18 @@ def test_trainer(tmp_path: Path) -> None:
 def test_windows_are_that_wide() -> None:
     """The window of the models above hides most of the keys."""
     assert 2 * WINDOW < LENGTH
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+def test_masks_of_windows_that_show_nothing(padding: str | None) -> None:
+    """Qwen2-MoE makes one of 0 keys for its config without windows, and no layer reads it."""
+    config = tiny_config("qwen2_moe")
+    config.sliding_window, config.layer_types = 0, ["full_attention"] * config.num_hidden_layers
+    model = AutoModel.from_config(config).eval()
+    inputs = inputs_of(model, padding=padding)
+    expected = model(**inputs)[0]
+    accelerate(model, shortest=0)
+    assert model.config._attn_implementation == "posenc"
+    shown = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+    torch.testing.assert_close(model(**inputs)[0][shown], expected[shown], rtol=0, atol=2e-5)

@@ -103,6 +103,9 @@ class Pattern:
         valid = self._seen_padding(place)
         if valid is not None:
             key = replace(key, valid=valid)
+        if self.low > self.high:  # Qwen2-MoE without windows makes a mask of 0 keys, unread
+            nothing = torch.zeros(1, place.queries, 2, dtype=torch.int64, device=place.device)
+            return Grid(query, key, intervals=nothing)
         if self.high == 0 and self.low == -FARTHEST:
             return Grid(query, key, causal=True, intervals=self.intervals)
         return Grid(query, key, window=(self.low, self.high), intervals=self.intervals)
