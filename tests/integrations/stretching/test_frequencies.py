@@ -12,10 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.integrations.transformers import restore, stretch
 from posenc.integrations.transformers.accelerate import accelerate
 from posenc.integrations.transformers.extended import FIELD
+from posenc.integrations.transformers.stretching.frequencies import frequencies_in
+from posenc.integrations.transformers.stretching.words import _same
 from tests.integrations.stretching.cases import decoded, model_of, near, outputs, texts
 from tests.support.tiny_models import tiny_model
 
@@ -185,6 +188,17 @@ def test_what_transformers_cannot_say_is_said_in_a_field(tmp_path: Path) -> None
     assert near(expected, outputs(loaded))
     restore(model)
     assert not hasattr(model.config, FIELD)
+
+
+def test_words_with_another_gain_are_not_those_of_transformers() -> None:
+    """Frequencies alone do not make a method what transformers' words say."""
+    model = tiny_model("qwen3")
+    (frequencies,) = frequencies_in(model)
+    encoding = frequencies.encoding("frequencies")
+    assert _same(frequencies.module, model.config, {frequencies: encoding})
+    assert isinstance(encoding.query_key, Rope)
+    encoding.query_key.gain = 1.1
+    assert not _same(frequencies.module, model.config, {frequencies: encoding})
 
 
 def test_arguments_are_saved_too(tmp_path: Path) -> None:
