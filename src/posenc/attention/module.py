@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -356,6 +356,12 @@ class LayerProjection:
     def out_features(self) -> int:
         """Width of all heads together."""
         return self.layer.widths[0 if self.name == "query" else 1]
+
+    def modules(self) -> Iterator[nn.Module]:
+        """All modules that it is computed by."""
+        merged: nn.Module | None = self.layer.merged
+        projection: nn.Module = getattr(self.layer, self.name) if merged is None else merged
+        return projection.modules()
 
     def __call__(self, x: Float[Tensor, "*places C"], /) -> Float[Tensor, "*places HD"]:
         return self.layer._projected(x, self.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
@@ -66,6 +66,9 @@ class Projection(Protocol):
     @property
     def out_features(self) -> int:
         """Width of all heads together."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """All modules that it is computed by."""
 
     def __call__(self, x: Float[Tensor, "*places C"], /) -> Float[Tensor, "*places HD"]:
         """The projected vectors."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc.attention import BACKENDS, attend, explain
 from posenc.encoding import BucketedTerms, Encoding, StructuredScore
@@ -279,3 +281,41 @@ def serving(
         with contextlib.suppress(BackendRefusal):
             names.append(explain(q, k, v, grid, encoding, backend=name, **options).backend)
     return names
+
+
+@law
+def weights_that_change_are_followed(subject: Subject) -> None:
+    """However weights are changed, nothing computed from the old ones is used.
+
+    Written to by an optimizer, through ``.data`` or by a state dict, or replaced.
+    """
+    encoding = subject.layer().encoding.eval()
+    q, k, v = operands(LENGTH, LENGTH)
+    grid = Grid.of(observed(subject, encoding, Layout.sequence(LENGTH)), causal=True)
+    other = {name: 1.5 * x for name, x in copy.deepcopy(encoding.state_dict()).items()}
+
+    def in_place() -> None:
+        for parameter in encoding.parameters():
+            parameter.mul_(-0.5)
+
+    def behind_autograd() -> None:
+        for parameter in encoding.parameters():
+            parameter.data.copy_(2 * parameter.data)
+
+    def replaced() -> None:
+        for module in encoding.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                setattr(module, name, nn.Parameter(-parameter))
+
+    with torch.no_grad():
+        for backend in serving(q, k, v, grid, encoding):
+            for change in (in_place, behind_autograd, replaced, partial(_load, encoding, other)):
+                for _ in range(2):  # results are kept from the second call on
+                    attend(q, k, v, grid, encoding, backend=backend)
+                change()
+                expected = attend(q, k, v, grid, copy.deepcopy(encoding), backend="reference")
+                agree(backend, attend(q, k, v, grid, encoding, backend=backend), expected)
+
+
+def _load(encoding: Encoding, state: Mapping[str, Tensor]) -> None:
+    encoding.load_state_dict(state)

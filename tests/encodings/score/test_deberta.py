@@ -280,7 +280,7 @@ def test_content_projections_serve_grouped_heads() -> None:
     """Shared key heads: each group's key rows are repeated to its query heads."""
     part = deberta(dim=12, heads=6, head_dim=2, max_distance=3, projections="content")
     layer = posenc.Attention(dim=12, heads=6, kv_heads=3, encoding=Encoding(score=part))
-    keys, queries = part._tables(0, 5, torch.device("cpu"))
+    keys, queries = part._tables(torch.arange(6))
     rows = part.relative.rows
     turned = rows[[5, 5, 4, 3, 2, 1]]
     torch.testing.assert_close(queries[5], turned @ layer.query.weight[10:12].T)
@@ -298,7 +298,7 @@ def test_borrowed_projections_are_in_no_state_dict_twice() -> None:
     with torch.no_grad():
         layer.query.weight.zero_()  # type: ignore[union-attr]
     assert not torch.equal(copied(x, Layout.sequence(5)), layer(x, Layout.sequence(5)))
-    rows = copied.encoding.score._tables(0, 5, torch.device("cpu"))[1]  # type: ignore[union-attr, operator]
+    rows = copied.encoding.score._tables(torch.arange(6))[1]  # type: ignore[union-attr, operator]
     expected = copied.query(part.relative.rows[[5, 5, 4, 3, 2, 1]])  # type: ignore[misc]
     torch.testing.assert_close(rows.transpose(0, 1).flatten(1), expected)
 

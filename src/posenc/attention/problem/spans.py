@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -28,7 +28,7 @@ class Spans:
         spans: ``[S, 4]`` int32: the first and the last offset (0 … W - 1), the first's number, and
             the step, 1 where the number rises with the offset and 0 where it is constant.
         span_of: ``[W]`` int32, the span of each offset.
-        whole: whether ``buckets`` is 0, 1, …, N - 1.
+        consecutive: whether ``buckets`` are n, n + 1, …, n + N - 1.
         varying: from and to (exclusive) of the offsets between the constant spans at the two ends.
     """
 
@@ -36,8 +36,15 @@ class Spans:
     number: Int[Tensor, "W"]
     spans: Int[Tensor, "S 4"]
     span_of: Int[Tensor, "W"]
-    whole: bool
+    consecutive: bool
     varying: tuple[int, int]
+
+    def rows_of(self, table: Float[Tensor, "h rows D"]) -> Float[Tensor, "h N D"]:
+        """Rows of a table by bucket; no copy where the buckets are consecutive."""
+        if not self.consecutive:
+            return table[:, self.buckets]
+        first = int(self.buckets[0])
+        return table[:, first : first + len(self.buckets)]
 
 
 def spans_of(bucket: Int[Tensor, "W"]) -> Spans:
@@ -66,7 +73,7 @@ def _spans(content: bytes) -> Spans:
         number.to(torch.int32),
         spans.to(torch.int32).contiguous(),
         torch.repeat_interleave(last[end] - first[start] + 1).to(torch.int32),
-        torch.equal(buckets, torch.arange(len(buckets))),
+        bool((buckets.diff() == 1).all()),
         _varying(spans),
     )
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
 from posenc.encoding.parts import Projection
+from posenc.encoding.reuse import reused
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows
 from posenc.entry import Claims, Entry
@@ -281,7 +282,7 @@ class Deberta(ScoreTerm):
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         low, high = self.relative.reached(grid)
-        from_query, from_key = self._tables(low, high, q.device)
+        from_query, from_key = self._tables(torch.arange(low, high + 1, device=q.device))
         bucket = self.relative.bucket(grid.offset) - low
         c2p = gather_rows(q, from_query, bucket)
         p2c = gather_rows(k, from_key, bucket.mT).mT
@@ -289,29 +290,34 @@ class Deberta(ScoreTerm):
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         low, high = self.relative.reached(grid)
-        from_query, from_key = self._tables(low, high, q.device)
 
         def bucket(offset: Offsets) -> BucketIndex:
-            return self.relative.bucket(offset).clamp(low, high) - low
+            return high - self.relative.bucket(offset).clamp(low, high)
 
-        left, right = (
-            TokenTableProduct(q, scale * from_query),
-            TokenTableProduct(k, scale * from_key),
-        )
+        def tables(low: int, high: int) -> list[Tensor]:
+            falling = torch.arange(high, low - 1, -1, device=q.device)  # as offsets rise
+            return [(scale * table).contiguous() for table in self._tables(falling)]
+
+        last, layers = 2 * self.relative.span, (*self._projections(), self.relative)
+        found = reused(layers, (), lambda: tables(0, last), scale)
+        if found is None:
+            from_query, from_key = tables(low, high)
+        else:
+            from_query, from_key = (table[:, last - high : last - low + 1] for table in found)
+        left, right = TokenTableProduct(q, from_query), TokenTableProduct(k, from_key)
         return (
             BucketedTerms(bucket, left=left, right=right, max_distance=self.relative.max_distance),
         )
 
     def _tables(
-        self, low: int, high: int, device: torch.device
+        self, buckets: Int[Tensor, "N"]
     ) -> tuple[Float[Tensor, "H N D"], Float[Tensor, "H N D"]]:
-        """Rows of the buckets ``low`` to ``high``, for products with queries and with keys."""
+        """Rows of the buckets for products with queries, and with keys."""
         query, key = self._projections()
-        rows = torch.arange(low, high + 1, device=device)
-        from_query = self._rows(key, rows)
+        from_query = self._rows(key, buckets)
         if len(from_query) != self.heads:
             from_query = from_query.repeat_interleave(self.heads // len(from_query), dim=0)
-        mirrored = rows if self.lookup == "released" else 2 * self.relative.span - rows
+        mirrored = buckets if self.lookup == "released" else 2 * self.relative.span - buckets
         return from_query, self._rows(query, mirrored)
 
     def _rows(self, layer: Projection, buckets: Int[Tensor, "N"]) -> Float[Tensor, "h N D"]:

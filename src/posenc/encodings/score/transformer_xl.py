@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, EvenWidth, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, LowRank, ScoreTerm, TokenTableProduct
+from posenc.encoding.reuse import reused
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows, offset_index
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
@@ -22,6 +23,9 @@ from posenc.runtime import has_values
 
 KEPT = 4096
 """Distances up to which waves are kept from call to call."""
+
+REUSED = 1024
+"""Distances up to which projected rows are; of more, kernels take far longer than projections."""
 
 STD = 0.02
 """Standard deviation of all initial values, in Transformer-XL and in XLNet."""
@@ -168,6 +172,9 @@ class TransformerXL(ScoreTerm):
         """
         shift = grid.require_shift()
         first, last = shift - (grid.query.length - 1), shift + grid.key.length - 1
+        found = self._reused(first, last, like, factor, heads)
+        if found is not None:
+            return found
         weight = factor * self.weight[heads].to(like)
         # Comparisons of symbolic lengths would bound them in an exported program.
         if torch.compiler.is_exporting() or first >= 0 or last <= 0:
@@ -190,6 +197,21 @@ class TransformerXL(ScoreTerm):
             sine[piece], cosine[piece] = self._waves(distances[piece])
         heads_apart = torch.split(weight, 1)
         return torch.cat([_mirrored((sine, cosine), head, first, last) for head in heads_apart])
+
+    def _reused(
+        self, first: int, last: int, like: Tensor, factor: float, heads: slice
+    ) -> Float[Tensor, "h N D"] | None:
+        """Rows from ``first`` to ``last`` of those that are kept while the weight is the same."""
+        if not has_values(like) or max(-first, last) >= REUSED:
+            return None
+        count = 1 << max(-first, last).bit_length()  # few kinds while a cache grows
+
+        def rows() -> Tensor:
+            waves = _kept_waves(count, self.dim, self.base, like.dtype)
+            return _mirrored(waves, factor * self.weight[heads].to(like), 1 - count, count - 1)
+
+        kept = reused((), (self.weight,), rows, count, like.dtype, factor, heads.start, heads.stop)
+        return None if kept is None else kept[:, first + count - 1 : last + count]
 
     def _factors(
         self, q: Queries, grid: Grid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import BucketedTerms, LowRank, ScoreTerm
+from posenc.encoding.reuse import reused
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.pieces import by_pieces
 from posenc.encodings.common.precision import (
@@ -175,6 +177,9 @@ class Tupe(ScoreTerm):
             return scale * _outputs(self.query, rows, part), _outputs(self.key, rows, part)
 
         layout, same = grid.query, grid.key is grid.query
+        kept = self._reused(grid, project, scale, heads)
+        if kept is not None:
+            return kept
         if same and layout.start is not None and self._takes_pieces(layout.length):
             self._require_inside(layout)
             whole = layout.length == len(self.positions)
@@ -188,6 +193,34 @@ class Tupe(ScoreTerm):
         else:
             queries, keys = project(self._read(layout))[0], project(self._read(grid.key))[1]
         return self._split(queries), self._split(keys)
+
+    def _reused(
+        self,
+        grid: Grid,
+        project: Callable[[Tensor], tuple[Tensor, Tensor]],
+        scale: float,
+        heads: slice,
+    ) -> tuple[Float[Tensor, "1 h Q D"], Float[Tensor, "1 h K D"]] | None:
+        """Of the factors of the first positions, which are kept while the weights are the same."""
+        sides = (grid.query, grid.key)
+        if any(side.start is None for side in sides) or not has_values(self.positions):
+            return None
+        for side in sides:
+            self._require_inside(side)
+        parts = [slice(side.start, (side.start or 0) + side.length) for side in sides]
+        count = min(len(self.positions), 1 << max(part.stop for part in parts).bit_length())
+        if count * self.positions.shape[1] >= LARGE:
+            return None
+
+        def factors() -> list[Tensor]:
+            return [self._split(x.unsqueeze(0)) for x in project(self.positions[:count])]
+
+        layers = (self.query, self.key, self.norm)
+        found = reused(layers, (self.positions,), factors, count, scale, heads.start, heads.stop)
+        if found is None:
+            return None
+        query, key = (x[:, :, part] for x, part in zip(found, parts, strict=True))
+        return query, key
 
     def _takes_pieces(self, length: int) -> bool:
         """True if normalised rows of all positions are too large to be kept."""

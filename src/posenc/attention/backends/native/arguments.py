@@ -123,8 +123,9 @@ class Arguments:
         """An operand in its dtype, of the buckets that offsets meet, in their order."""
         if of_tokens(name) and value.dim() == 4:  # widened as they are read
             return _contiguous_rows(value)
-        if "N" in AXES[name] and self.spans is not None and not holds_all(self.spans, value):
-            value = value[:, self.spans.buckets]
+        if "N" in AXES[name]:
+            rows = value if self.spans is None else self.spans.rows_of(value)
+            return _contiguous_rows(rows.to(self.dtype))
         dtype = torch.float64 if name == "column" else self.dtype  # sums over many tokens
         return value.to(dtype).contiguous()
 
@@ -155,7 +156,7 @@ class Arguments:
 
 def holds_all(spans: Spans, rows: Tensor) -> bool:
     """True if the buckets that offsets meet are those of all rows, in their order."""
-    return spans.whole and len(spans.buckets) == rows.shape[1]
+    return spans.consecutive and len(spans.buckets) == rows.shape[1]
 
 
 def four_axes(name: str, x: Tensor) -> Float[Tensor, "b h rows features"]:

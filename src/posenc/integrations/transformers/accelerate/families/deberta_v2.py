@@ -11,6 +11,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import (
     make_log_bucket_position,
 )
 
+from posenc.encoding.reuse import reused
 from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.integrations.transformers.accelerate.families.common.disentangled import (
     DisentangledAttention,
@@ -64,6 +65,14 @@ class DebertaV2Encoding(DisentangledEncoder, DebertaV2Encoder):
     """The encoder."""
 
     original = DebertaV2Encoder
+
+    def get_rel_embedding(self) -> Tensor | None:
+        if not self.relative_attention or "layer_norm" not in self.norm_rel_ebd:
+            own: Tensor | None = super().get_rel_embedding()
+            return own
+        compute = super().get_rel_embedding
+        found: Tensor | None = reused((self.rel_embeddings, self.LayerNorm), (), compute)
+        return compute() if found is None else found
 
 
 ENTRY = AcceleratedFamily(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc.attention import attend
 from posenc.encoding import BucketedTerms, TokenTableProduct
+from posenc.encoding.reuse import reused
 from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
 from posenc.integrations.transformers.accelerate.masks import all_attended, grid_of
@@ -88,21 +89,34 @@ class DisentangledAttention(Accelerated):
     ) -> BucketedTerms:
         """The relative terms, of scaled queries and keys."""
         first, last = self.rows(q)
-        table = embeddings[first : last + 1]
+        end, projections = len(embeddings) - 1, self.projections()
+
+        def tables(first: int, last: int) -> list[Tensor | None]:
+            rows = embeddings[first : last + 1].flip(0)  # as offsets rise
+            return [
+                None if layer is None else self._projected(layer, rows) for layer in projections
+            ]
+
+        layers = [layer for layer in projections if layer is not None]
+        found = reused(layers, (embeddings,), lambda: tables(0, end))
+        if found is None:
+            found = tables(first, last)
+        else:
+            found = [None if x is None else x[:, end - last : end - first + 1] for x in found]
         left, right = (
-            None if projection is None else self._product(tokens, projection, table)
-            for tokens, projection in zip((q, k), self.projections(), strict=True)
+            None if table is None else TokenTableProduct(tokens, table)
+            for tokens, table in zip((q, k), found, strict=True)
         )
         return BucketedTerms(
-            lambda offset: self.bucket(offset).clamp(first, last) - first,
+            lambda offset: last - self.bucket(offset).clamp(first, last),
             left=left,
             right=right,
             max_distance=self.max_relative_positions,
         )
 
-    def _product(self, tokens: Tensor, projection: nn.Module, rows: Tensor) -> TokenTableProduct:
-        projected = projection(rows).unflatten(-1, (self.num_attention_heads, -1))
-        return TokenTableProduct(tokens, projected.transpose(0, 1))
+    def _projected(self, layer: nn.Module, rows: Float[Tensor, "N C"]) -> Float[Tensor, "H N D"]:
+        heads: Tensor = layer(rows).unflatten(-1, (self.num_attention_heads, -1)).transpose(0, 1)
+        return heads.contiguous()
 
 
 class DisentangledEncoder(Accelerated):

@@ -1,0 +1,154 @@
+"""Results of weights are reused while the weights are the same, and in no other case."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import posenc
+from posenc import Grid, Layout, attend
+from posenc.encoding.reuse import reused
+
+
+class Doubled(nn.Module):
+    """A layer of no library that is known to compute with its parameters alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+def times(layer: nn.Module, calls: int, *kind: int) -> int:
+    """How often a result is computed in so many calls."""
+    count = 0
+
+    def compute() -> object:
+        nonlocal count
+        count += 1
+        return torch.zeros(1)
+
+    with torch.no_grad():
+        for _ in range(calls):
+            reused((layer,), (), compute, *kind)
+    return count
+
+
+def test_results_are_kept_from_the_second_call_on() -> None:
+    layer = nn.Linear(200, 3).eval()
+    assert times(layer, 1) == 0
+    assert times(layer, 5) == 1
+    assert times(layer, 5) == 0
+    assert times(layer, 5, 7) == 1  # another kind
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: layer.weight.add_(1.0),
+        lambda layer: layer.weight.data.add_(1.0),
+        lambda layer: layer.bias.data.zero_(),
+        lambda layer: setattr(layer, "bias", nn.Parameter(layer.bias.detach().clone())),
+        lambda layer: layer.double(),
+        lambda layer: layer.load_state_dict({n: -x for n, x in layer.state_dict().items()}),
+    ],
+    ids=["in place", "data", "bias", "replaced", "dtype", "loaded"],
+)
+def test_changed_weights_are_noticed(change: Callable[[nn.Linear], object]) -> None:
+    layer = nn.Linear(200, 3).eval()
+    times(layer, 2)
+    with torch.no_grad():
+        change(layer)
+    assert times(layer, 3) == 1
+
+
+def observed_layer() -> nn.Module:
+    layer = nn.Linear(4, 3).eval()
+    layer.register_forward_hook(lambda module, given, result: 2 * result)
+    return layer
+
+
+def replaced_forward() -> nn.Module:
+    layer = nn.Linear(4, 3).eval()
+    layer.forward = lambda x: x  # type: ignore[method-assign]
+    return layer
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        observed_layer(),
+        replaced_forward(),
+        nn.Linear(4, 3),
+        Doubled().eval(),
+        nn.Linear(4, 3, device="meta").eval(),
+    ],
+    ids=["hook", "forward", "training", "unknown", "meta"],
+)
+def test_layers_that_may_change_otherwise_are_computed(layer: nn.Module) -> None:
+    assert times(layer, 3) == 0
+
+
+def test_nothing_is_kept_where_gradients_are_wanted() -> None:
+    layer = nn.Linear(4, 3).eval()
+    assert all(reused((layer,), (), lambda: 1) is None for _ in range(3))
+    layer.requires_grad_(False)
+    assert [reused((layer,), (), lambda: 1) for _ in range(3)] == [None, 1, 1]
+
+
+def test_results_of_inference_can_be_saved_for_gradients() -> None:
+    layer = nn.Linear(4, 3).eval().requires_grad_(False)
+    with torch.inference_mode():
+        for _ in range(2):
+            result = reused((layer,), (), lambda: layer.weight * 2)
+    assert result is not None
+    assert not result.is_inference()
+
+
+def test_results_do_not_outlive_their_weights() -> None:
+    layer = nn.Linear(4, 3).eval()
+    with torch.no_grad():
+        for _ in range(2):
+            result = reused((layer,), (), lambda: torch.zeros(1))
+    assert result is not None
+    dead = weakref.ref(result)
+    del result, layer
+    gc.collect()
+    assert dead() is None
+
+
+def test_few_kinds_are_kept() -> None:
+    layer, kept = nn.Linear(4, 3).eval(), []
+    with torch.no_grad():
+        for kind in range(9):
+            for _ in range(2):
+                result = reused((layer,), (), lambda: torch.zeros(1), kind)
+            assert result is not None
+            kept.append(weakref.ref(result))
+    del result
+    gc.collect()
+    assert sum(x() is not None for x in kept) == 2
+
+
+@pytest.mark.parametrize("name", ["deberta", "tupe", "transformer_xl", "xlnet"])
+@pytest.mark.parametrize("start", [0, 37])
+def test_kept_projections_are_those_of_every_length(name: str, start: int) -> None:
+    torch.manual_seed(0)
+    for causal in (False, True):
+        encoding = posenc.create(name, dim=32, heads=2, max_length=512, causal=causal).eval()
+        for queries, keys in ((40, 40), (90, 90), (1, 77), (33, 60)):
+            q, k, v = (torch.randn(2, 2, n, 16) for n in (queries, keys, keys))
+            layout = Layout.sequence(keys, start)
+            grid = Grid(layout.slice(keys - queries, keys), layout, causal=causal)
+            with torch.no_grad():
+                expected = attend(q, k, v, grid, encoding, backend="reference")
+                for _ in range(3):
+                    output = attend(q, k, v, grid, encoding, backend="blockwise")
+                    torch.testing.assert_close(output, expected, atol=2e-5, rtol=1e-4)
