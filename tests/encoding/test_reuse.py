@@ -87,11 +87,11 @@ def replaced_forward() -> nn.Module:
     [
         observed_layer(),
         replaced_forward(),
-        nn.Linear(4, 3),
+        nn.Sequential(nn.Linear(4, 3), nn.Dropout()),
         Doubled().eval(),
         nn.Linear(4, 3, device="meta").eval(),
     ],
-    ids=["hook", "forward", "training", "unknown", "meta"],
+    ids=["hook", "forward", "dropout", "unknown", "meta"],
 )
 def test_layers_that_may_change_otherwise_are_computed(layer: nn.Module) -> None:
     assert times(layer, 3) == 0

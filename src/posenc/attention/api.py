@@ -10,12 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import check
-from posenc.attention.backends.common.base import Backend
+from posenc.attention.backends.common.base import Backend, Result
 from posenc.attention.cache import LayerCache
 from posenc.attention.call import AttentionCall
 from posenc.attention.decoding import refusal_of_last
 from posenc.attention.differentiation import differentiable_twice
-from posenc.attention.dispatch import choose, refusals
+from posenc.attention.dispatch import FEW_LOGITS, choose, describe_repeats, refusals, repeated
 from posenc.attention.problem.dropout import KeyedDropout
 from posenc.attention.problem.problem import Whole
 from posenc.attention.validation import require_softmax, validate
@@ -170,6 +170,9 @@ def attend_block(
 def _attend(
     call: AttentionCall, backend: str | Backend, *, return_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
+    result = repeated(call, backend)
+    if result is not None:
+        return result if return_lse else Result(result.output, None)
     validate(call)
     if return_lse:
         require_softmax("return_lse", "False", call.encoding)
@@ -296,6 +299,7 @@ def explain(
         how = choice.plan.describe()
         kernels = choice.backend.kernels()
         how += f"; kernels: {kernels}" if kernels else ""
+        how += describe_repeats(call) if choice.rule == FEW_LOGITS else ""
         return Explanation(choice.backend.name, how, choice.rule, refused, cached)
 
 

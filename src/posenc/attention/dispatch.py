@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from posenc.attention import trial
-from posenc.attention.backends.common.base import RARE, Backend, Plan, Refusal
+from posenc.attention.backends.common.base import RARE, Attend, Backend, Plan, Refusal, Result
 from posenc.attention.call import AttentionCall
 from posenc.attention.problem.lowering import is_constant_table
 from posenc.attention.problem.problem import Problem
+from posenc.attention.repeats import repeat, repeatable
 from posenc.encoding import LowRank, Rotation
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.registration import Registry
@@ -42,6 +43,10 @@ SMALL = 2**20
 
 FEW_UNSTRUCTURED = 2**14
 """The same where a score part has no structured form: its definition costs more."""
+
+
+FEW_LOGITS = "few logits"
+"""The rule of calls with fewer."""
 
 
 class Choice(NamedTuple):
@@ -83,6 +88,33 @@ def choose(call: AttentionCall, backend: str | Backend) -> Choice:
             remedy="Use backend='auto', and posenc.explain(...) to see what it takes.",
         )
     return Choice(chosen, plan, "named", {})
+
+
+def repeated(call: AttentionCall, backend: str | Backend) -> Result | None:
+    """Attention by what was prepared for calls like this one, which need not be valid; or None."""
+    if not isinstance(backend, str) or backend != "auto":
+        return None
+    return repeat(call, _prepare)
+
+
+def describe_repeats(call: AttentionCall) -> str:
+    """The end of a sentence about calls like this one; empty where each is planned anew."""
+    if not repeatable(call, _prepare):
+        return ""
+    return "; from the second such call on by compiled kernels, prepared once"
+
+
+def _prepare(call: AttentionCall) -> Attend | None:
+    """Attention of calls like this one on the compiled kernels, where they are the choice.
+
+    Prepared, they are faster for few logits too.
+    """
+    choice, native = _choose(call), BACKENDS["native"]
+    if native.unavailable(call.q.device) or (
+        choice.backend is not native and choice.rule != FEW_LOGITS
+    ):
+        return None
+    return native.prepare(call.problem(rotate))
 
 
 def refusals(call: AttentionCall) -> dict[str, str]:
@@ -177,7 +209,7 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
         return "few logits, under a transform of torch.func", ["reference"]
     few = FEW_UNSTRUCTURED if problem.lowered is None else FEW
     if logits <= few:
-        return "few logits", ["sdpa", "reference"]
+        return FEW_LOGITS, ["sdpa", "reference"]
     last = ["blockwise", "reference"] if logits > SMALL else ["reference"]
     kernels = ["native", "sdpa", *last]
     if problem.lowered is None:

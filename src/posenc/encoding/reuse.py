@@ -1,4 +1,4 @@
-"""Results of weights alone, reused for as long as the weights stay as they are."""
+"""Results of weights and settings, reused for as long as these stay as they are."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def reused(
     A weight counts as changed when it is another tensor, was written to, or differs in one of
     ``SAMPLED`` numbers: edits through ``.data`` leave no other trace. None at the first call with
     weights as they are now; on devices other than CPUs; where a gradient is wanted; while PyTorch
-    traces, watches or transforms what is computed; and with layers that others observe or replace.
-    A result lives no longer than the first of the weights.
+    traces, watches or transforms what is computed; and with layers that drop, or that others
+    observe or replace. A result lives no longer than the first of the weights.
 
     Args:
-        layers: that ``compute`` calls, in evaluation mode.
+        layers: that ``compute`` calls.
         tensors: that it reads beside the parameters of the layers.
         kind: what else the result depends on.
     """
@@ -69,22 +69,92 @@ def reused(
     return cast(T | None, found.value)
 
 
+class TensorStates:
+    """Tensors as they were: which, how often written to, and some of their numbers."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = [ref(x) for x in tensors]
+        self.states = [_state(x) for x in tensors]
+        self.views = [_sample(x) for x in tensors]
+        self.samples = [view.clone() for view in self.views]
+
+    def hold(self, tensors: Sequence[Tensor]) -> bool:
+        """True if these are the same tensors, unchanged."""
+        return (
+            len(tensors) == len(self.tensors)
+            and all(was() is x for was, x in zip(self.tensors, tensors, strict=True))
+            and self.states == [_state(x) for x in tensors]
+            and all(map(torch.equal, self.samples, self.views))
+        )
+
+
 class _Result:
     """A result, None as yet, and the weights as they were when it was asked for."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         self.value: object = None
-        self.weights = [ref(x) for x in weights]
-        self.states = [_state(x) for x in weights]
-        self.samples = [_sample(x).clone() for x in weights]
+        self.weights = TensorStates(weights)
 
     def holds(self, weights: Sequence[Tensor]) -> bool:
+        return self.weights.hold(weights)
+
+
+class ModuleStates:
+    """A module and those in it as they were: parameters, buffers and settings.
+
+    Attributes:
+        complete: results of the module depend on nothing that these states do not hold.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        modules = list(root.modules())
+        tensors, settings = _tensors(modules), [_settings(module) for module in modules]
+        self.complete = all(map(_is_plain, modules)) and all(map(_is_readable, tensors))
+        self.complete &= all(_is_setting(x) for own in settings for x in own.values())
+        self.root, self.inner = ref(root), modules[1:] if self.complete else []
+        self.modules = [_parts(module) for module in modules] if self.complete else []
+        self.settings = settings if self.complete else []
+        self.tensors = TensorStates(tensors if self.complete else [])
+
+    def hold(self) -> bool:
+        """True if all are unchanged, and nothing observes them; or if they are not complete."""
+        root = self.root()
+        if root is None or not self.complete:
+            return True
+        modules = [root, *self.inner]
         return (
-            len(weights) == len(self.weights)
-            and all(was() is x for was, x in zip(self.weights, weights, strict=True))
-            and self.states == [_state(x) for x in weights]
-            and all(map(torch.equal, self.samples, map(_sample, weights)))
+            self.modules == [_parts(module) for module in modules]
+            and all(
+                was.items() <= vars(x).items()
+                for was, x in zip(self.settings, modules, strict=True)
+            )
+            and all(map(_is_plain, modules))
+            and self.tensors.hold(_tensors(modules))
         )
+
+
+SETTINGS = (bool, int, float, str, tuple, type(None), torch.dtype)
+
+OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
+
+
+def _settings(module: nn.Module) -> dict[str, object]:
+    """Attributes beside those that any module has, and the arguments that it was made from."""
+    return {n: x for n, x in vars(module).items() if n not in OF_MODULES and n != "given"}
+
+
+def _is_setting(x: object) -> bool:
+    return isinstance(x, SETTINGS) and not (isinstance(x, tuple) and not all(map(_is_setting, x)))
+
+
+def _parts(module: nn.Module) -> tuple[Hashable, ...]:
+    """The class of a module, how many attributes it has, and the modules in it."""
+    return type(module), len(vars(module)), *map(id, module._modules.values())
+
+
+def _tensors(modules: Sequence[nn.Module]) -> list[Tensor]:
+    tables = [table for x in modules for table in (x._parameters, x._buffers)]
+    return [tensor for table in tables for tensor in table.values() if tensor is not None]
 
 
 _RESULTS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -93,7 +163,8 @@ _RESULTS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 def _is_plain(module: nn.Module) -> bool:
     hooks = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-    return type(module).__module__.startswith(PLAIN) and not (hooks or module.training)
+    drops = module.training and isinstance(module, nn.modules.dropout._DropoutNd)
+    return type(module).__module__.startswith(PLAIN) and not (hooks or drops)
 
 
 def _is_readable(x: Tensor) -> bool:
@@ -106,9 +177,11 @@ def _state(x: Tensor) -> tuple[Hashable, ...]:
 
 
 def _sample(x: Tensor) -> Tensor:
-    """Numbers of a contiguous tensor, evenly spread, as a view."""
+    """Numbers of a contiguous tensor, evenly spread, in its memory; no view that autograd knows."""
     step = -(-x.numel() // SAMPLED)
-    return x.detach().view(-1)[::step]
+    size = -(-x.numel() // step)
+    storage = x.untyped_storage()
+    return torch.empty(0, dtype=x.dtype).set_(storage, x.storage_offset(), (size,), (step,))
 
 
 def _autocast() -> torch.dtype | None:

@@ -308,7 +308,7 @@ def weights_that_change_are_followed(subject: Subject) -> None:
                 setattr(module, name, nn.Parameter(-parameter))
 
     with torch.no_grad():
-        for backend in serving(q, k, v, grid, encoding):
+        for backend in ("auto", *serving(q, k, v, grid, encoding)):
             for change in (in_place, behind_autograd, replaced, partial(_load, encoding, other)):
                 for _ in range(2):  # results are kept from the second call on
                     attend(q, k, v, grid, encoding, backend=backend)

@@ -192,7 +192,7 @@ class RelativeEmbeddings(nn.Module):
         return self.bucket(offset).clamp(max=2 * self.span - 1)
 
 
-def log_boundaries(buckets: int, max_distance: int, clamp: Clamp) -> list[int]:
+def log_boundaries(buckets: int, max_distance: int, clamp: Clamp) -> tuple[int, ...]:
     """The smallest distance in each bucket but the first; with m = buckets/2,
     bucket ``m + t`` (t ≥ 1) begins at the least a with ``a > m · ((max_distance - 1)/m)^e``,
     e = (t - 1)/(m - 1), decided in integers. The last of them, ``max_distance``, begins what
@@ -206,7 +206,7 @@ def log_boundaries(buckets: int, max_distance: int, clamp: Clamp) -> list[int]:
         candidates = range(distance, max_distance + 1)
         distance += bisect_right(candidates, most, key=lambda n: n ** (middle - 1))
         boundaries.append(distance)
-    return boundaries if clamp == "before" else [*boundaries, max_distance]
+    return (*boundaries,) if clamp == "before" else (*boundaries, max_distance)
 
 
 class Deberta(ScoreTerm):

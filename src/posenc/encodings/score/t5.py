@@ -106,7 +106,7 @@ class T5(ScoreTerm):
         return (BucketedTerms(self.bucket, table=self.table, max_distance=self.max_distance),)
 
 
-def log_boundaries(buckets: int, max_distance: int) -> list[int]:
+def log_boundaries(buckets: int, max_distance: int) -> tuple[int, ...]:
     """Smallest distance in each bucket but the first, for one direction: ``buckets - 1`` integers.
 
     Bucket ``e + t`` (e = buckets/2, t ≥ 1) begins at the least n with
@@ -121,7 +121,7 @@ def log_boundaries(buckets: int, max_distance: int) -> list[int]:
         candidates = range(distance, max_distance + 1)
         distance += bisect_left(candidates, least, key=lambda n: n**log_buckets)
         boundaries.append(distance)
-    return boundaries
+    return tuple(boundaries)
 
 
 ENTRY = Entry(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -43,6 +43,10 @@ def join_queries(results: Sequence[Result]) -> Result:
     sums = [result.lse for result in results if result.lse is not None]
     output = torch.cat([result.output for result in results], dim=2)
     return Result(output, torch.cat(sums, dim=2) if sums else None)
+
+
+Attend = Callable[[Tensor, Tensor, Tensor], Result]
+"""Attention of queries, keys and values of known shapes, strides and dtypes."""
 
 
 class Compute(Protocol):
@@ -129,6 +133,13 @@ class Backend(ABC):
     def kernels(self) -> str:
         """The build of its kernels on this machine, where there are several; else ""."""
         return ""
+
+    def prepare(self, problem: Problem) -> Attend | None:
+        """Attention of queries, keys and values like a problem's, of the same terms and geometry.
+
+        Only what a call has anew is computed. None where the problem has none such.
+        """
+        return None
 
     @abstractmethod
     def plan(self, problem: Problem) -> Plan | Refusal:

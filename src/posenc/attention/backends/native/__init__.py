@@ -9,7 +9,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result, refuse_rare
+from posenc.attention.backends.common.base import (
+    Attend,
+    Backend,
+    Plan,
+    Refusal,
+    Result,
+    refuse_rare,
+)
 from posenc.attention.backends.native.bands import Part, join_keys, problems_by_band
 from posenc.attention.backends.native.build import description, missing, slow_mkl
 from posenc.attention.backends.native.fading import by_bands, join_heads
@@ -29,7 +36,8 @@ from posenc.attention.backends.native.posing import (
     seed_of,
     structured_terms,
 )
-from posenc.attention.backends.native.rotation import rotate, serves_inside
+from posenc.attention.backends.native.prepared import prepare
+from posenc.attention.backends.native.rotation import fits_inside, rotate, serves_inside
 from posenc.attention.backends.native.variants import SWITCHED_OFF
 from posenc.attention.problem.images import serves_axes, serves_images
 from posenc.attention.problem.lowering import add_rows, has_rows, without_rows
@@ -85,6 +93,19 @@ class Native(Backend):
 
     def kernels(self) -> str:
         return description()
+
+    def prepare(self, problem: Problem) -> Attend | None:
+        plan, rotation = self.plan(problem), problem.rotation
+        compute = plan.compute if isinstance(plan, Plan) else None
+        if not isinstance(compute, partial) or compute.func is not _attend:
+            return None
+        form: Form = compute.args[0]
+        if form.pairs is not None or has_rows(form.terms):
+            return None
+        if rotation is not None and not fits_inside(rotation, problem.q, problem.k):
+            return None
+        record = form.record(rotated=False)
+        return None if by_bands(record) else prepare(record)
 
     def plan(self, problem: Problem) -> Plan | Refusal:
         refusal = refuse_rare(problem, "whole", "sinks", "softcap")

@@ -60,7 +60,7 @@ class Arguments:
 
     def tokens(self, x: Tensor) -> Tokens:
         """A tensor ``[B, H, L, D]``, copied where its features are apart."""
-        return Tokens.of(self.keep(_contiguous_rows(x)))
+        return Tokens.of(self.keep(contiguous_rows(x)))
 
     def _tokens(self) -> None:
         x, problem = self.struct, self.record
@@ -122,10 +122,10 @@ class Arguments:
     def _as_read(self, name: str, value: Tensor) -> Tensor:
         """An operand in its dtype, of the buckets that offsets meet, in their order."""
         if of_tokens(name) and value.dim() == 4:  # widened as they are read
-            return _contiguous_rows(value)
+            return contiguous_rows(value)
         if "N" in AXES[name]:
             rows = value if self.spans is None else self.spans.rows_of(value)
-            return _contiguous_rows(rows.to(self.dtype))
+            return contiguous_rows(rows.to(self.dtype))
         dtype = torch.float64 if name == "column" else self.dtype  # sums over many tokens
         return value.to(dtype).contiguous()
 
@@ -169,7 +169,7 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _contiguous_rows(x: Tensor) -> Tensor:
+def contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 

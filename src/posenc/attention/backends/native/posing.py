@@ -51,9 +51,13 @@ class Form:
     terms: tuple[StructuredScore, ...]
     pairs: FusedScore | None = None
 
-    def record(self) -> KernelProblem:
-        """The record, offsets counted from their origin."""
-        x = rotated_where_faster(self.problem)
+    def record(self, *, rotated: bool = True) -> KernelProblem:
+        """The record, offsets counted from their origin.
+
+        Args:
+            rotated: rotate queries and keys where that is faster than doing so in the kernels.
+        """
+        x = rotated_where_faster(self.problem) if rotated else self.problem
         terms = self._terms(x)
         record = _record(x, self.terms, terms, self.offsets.geometry())
         if self.pairs is not None:

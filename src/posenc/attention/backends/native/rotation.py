@@ -53,10 +53,19 @@ def serves_inside(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
     return many and _serves(q, rotation.query) and _serves(k, rotation.key)
 
 
+def fits_inside(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
+    """True if they can rotate while they read."""
+    return _fits(q, rotation.query) and _fits(k, rotation.key)
+
+
 def _serves(x: Tensor, factors: tuple[Tensor, Tensor]) -> bool:
+    return x.numel() > FEW and _fits(x, factors)
+
+
+def _fits(x: Tensor, factors: tuple[Tensor, Tensor]) -> bool:
     if torch.compiler.is_compiling() or is_transformed():
         return False
-    if x.device.type != "cpu" or x.dtype not in TYPES or x.numel() <= FEW or not has_values(x):
+    if x.device.type != "cpu" or x.dtype not in TYPES or not has_values(x):
         return False
     if any(factor.requires_grad for factor in factors):
         return False

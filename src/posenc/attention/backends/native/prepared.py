@@ -1,0 +1,40 @@
+"""A call whose struct is kept: queries, keys and values of the same shapes and strides fill it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posenc.attention.backends.common.base import Attend, Result
+from posenc.attention.backends.native.arguments import Arguments, contiguous_rows
+from posenc.attention.backends.native.build import library
+from posenc.attention.backends.native.library import Problem, Tokens
+from posenc.attention.problem.record import KernelProblem
+from posenc.attention.problem.terms import of_tokens
+
+
+def prepare(record: KernelProblem) -> Attend | None:
+    """Attention of other tokens than those of a record; None where its terms hold some of them."""
+    if any(of_tokens(name) for name, _ in record.terms.operands()):
+        return None
+    if any(contiguous_rows(x) is not x for x in (record.q, record.k, record.v)):
+        return None
+    call = Arguments(record)
+    shape = (*record.q.shape[:3], record.v.shape[3])
+    call.struct.out = Tokens.of(record.v.new_empty(shape))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Result:
+        struct = Problem.from_buffer_copy(call.struct)  # threads may call at the same time
+        out, lse = v.new_empty(shape), q.new_empty(shape[:3], dtype=torch.float64)
+        struct.q.data, struct.k.data, struct.v.data = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        for rows, tokens, own in (
+            (struct.terms.left_rows, struct.terms.left, struct.q),
+            (struct.terms.right_rows, struct.terms.right, struct.k),
+        ):
+            if rows.rows:
+                tokens.value.data = own.data
+        struct.out.data, struct.lse = out.data_ptr(), lse.data_ptr()
+        library().call("forward", struct, call.dtype)
+        return Result(out, lse)
+
+    return attend

@@ -1,0 +1,133 @@
+"""Calls like earlier ones, which need no second plan: only queries, keys and values are new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from posenc.attention.backends.common.base import Attend, Result
+from posenc.attention.call import AttentionCall
+from posenc.encoding import BucketedTerms, Encoding, LowRank, StructuredScore, TokenTableProduct
+from posenc.encoding.reuse import ModuleStates
+from posenc.grid import Grid
+from posenc.layout import Layout
+from posenc.runtime import is_transformed, needs_dispatch
+
+MOST = 8
+"""Kinds of calls that are remembered of one encoding."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Kind:
+    """Calls of one kind, met once or prepared.
+
+    Args:
+        states: of the encoding when it was prepared; None: met once.
+        attend: None: not to be prepared.
+    """
+
+    states: ModuleStates | None = None
+    attend: Attend | None = None
+
+
+_KINDS: WeakKeyDictionary[Encoding, dict[Hashable, _Kind]] = WeakKeyDictionary()
+
+
+def repeat(call: AttentionCall, prepare: Callable[[AttentionCall], Attend | None]) -> Result | None:
+    """Attention by what was prepared for calls of the same kind; None: it has to be planned.
+
+    A kind is prepared when it is met for the second time: shapes, strides and dtypes, regular
+    layouts, scale and cap of the call, of an encoding whose settings and weights are as they were.
+    Calls with gradients, dropout or sinks, in graphs or dispatch modes, and on other devices than
+    CPUs are of no kind.
+
+    Args:
+        call: perhaps invalid, if no valid one of its kind was met before.
+        prepare: attention of a kind, from a call of it; None where that is of no use.
+    """
+    key = _key(call)
+    if key is None:
+        return None
+    kinds = _KINDS.setdefault(call.encoding, {})
+    kind = kinds.pop(key, None)
+    if kind is None or not (kind.states is None or kind.states.hold()):
+        kind = _Kind()
+    elif kind.states is None:
+        kind = _prepared(call, prepare)
+    while len(kinds) >= MOST:
+        del kinds[next(iter(kinds))]
+    kinds[key] = kind  # the last used is the last to go
+    return None if kind.attend is None else kind.attend(call.q, call.k, call.v)
+
+
+def repeatable(call: AttentionCall, prepare: Callable[[AttentionCall], Attend | None]) -> bool:
+    """True if ``repeat`` would compute calls like this valid one from the second on."""
+    return _key(call) is not None and _prepared(call, prepare).attend is not None
+
+
+def _key(call: AttentionCall) -> Hashable | None:
+    """The kind of a call, None if it is of none. Reads no tensor."""
+    q, k, v, grid, encoding = call.q, call.k, call.v, call.grid, call.encoding
+    tensors = (q, k, v)
+    if not all(type(x) is Tensor and x.device.type == "cpu" and x.numel() for x in tensors):
+        return None
+    if not (isinstance(grid, Grid) and isinstance(encoding, Encoding)):
+        return None
+    if type(call.dropout) is not float or call.dropout or call.sinks is not None:
+        return None
+    if call.whole or call.keyed or needs_dispatch(*tensors) or is_transformed():
+        return None
+    if torch.is_autocast_enabled("cpu") or torch.compiler.is_exporting():
+        return None
+    graded = torch.is_grad_enabled()
+    if graded and any(x.requires_grad for x in (*tensors, *encoding.parameters())):
+        return None
+    if grid.segmented or not (_is_regular(grid.query) and _is_regular(grid.key)):
+        return None
+    of_tensors = tuple((x.shape, x.stride(), x.dtype) for x in tensors)
+    sides = tuple((x.start, x.length, x.positions.dtype) for x in (grid.query, grid.key))
+    factors = tuple((type(x), x) for x in (call.scale, call.softcap))
+    return of_tensors, sides, grid.band, factors
+
+
+def _is_regular(layout: Layout) -> bool:
+    others = (layout.signal, layout.special)
+    return (
+        layout.start is not None and not layout.positions.requires_grad and others == (None, None)
+    )
+
+
+def _prepared(call: AttentionCall, prepare: Callable[[AttentionCall], Attend | None]) -> _Kind:
+    states, problem = ModuleStates(call.encoding), call.problem()
+    own = problem.q is call.q and problem.k is call.k and problem.v is call.v
+    useful = states.complete and own and call.without_hidden() is call and _reads_rows_alone(call)
+    return _Kind(states, prepare(call) if useful else None)
+
+
+def _reads_rows_alone(call: AttentionCall) -> bool:
+    """True if terms depend on queries and keys in nothing but their products with rows.
+
+    Those of queries and keys that are no numbers are then the same.
+    """
+    q, k = (torch.full_like(x, torch.nan) for x in (call.q, call.k))
+    lowered, others = call.problem().lowered, replace(call, q=q, k=k).problem().lowered
+    if lowered is None or others is None:
+        return False
+    return len(lowered) == len(others) and all(map(_same_rows, lowered, others))
+
+
+def _same_rows(term: StructuredScore, other: StructuredScore) -> bool:
+    if isinstance(term, LowRank) or isinstance(other, LowRank):
+        return False
+    pairs = zip(_rows(term), _rows(other), strict=True)
+    return all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
+
+
+def _rows(term: BucketedTerms) -> list[Tensor | None]:
+    products: list[TokenTableProduct | None] = [term.left, term.right]
+    rows = [None if product is None else product.rows for product in products]
+    return [*rows, term.table, term.value, term.row, term.column]

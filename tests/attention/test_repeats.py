@@ -1,0 +1,234 @@
+"""Calls like earlier ones are computed by what those prepared, and no others are."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import posenc
+from posenc import Encoding, Grid, Layout, attend
+from posenc.attention import api, repeats
+from posenc.attention.backends.native.build import missing
+from posenc.encoding import BucketedTerms, ScoreTerm
+from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
+from posenc.errors import ArgumentError
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason="needs the compiled kernels")
+
+PREPARED = ("nope", "rope", "alibi", "t5", "kerple", "shaw", "deberta", "sandwich")
+
+
+def make(name: str) -> Encoding:
+    torch.manual_seed(0)
+    return posenc.create(name, dim=32, heads=4, max_length=256, causal=True)
+
+
+def tensors(length: int = 16, seed: int = 1, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(2, 4, length, 8, generator=generator).to(**options) for _ in range(3))
+    return q, k, v
+
+
+def grid(length: int = 16, start: int = 0) -> Grid:
+    return Grid.of(Layout.sequence(length, start), causal=True)
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """An entry for each call that is planned."""
+    calls: list[None] = []
+    choose = api.choose
+
+    def counting(*arguments: Any) -> Any:
+        calls.append(None)
+        return choose(*arguments)
+
+    monkeypatch.setattr(api, "choose", counting)
+    return calls
+
+
+@pytest.mark.parametrize("name", [*PREPARED, "xpos", "tupe", "cope", "fire"])
+@pytest.mark.parametrize("length", [1, 5, 64])
+def test_repeated_calls_equal_the_definition(name: str, length: int, planned: list[None]) -> None:
+    encoding = make(name)
+    with torch.no_grad():
+        for seed in range(5):
+            q, k, v = tensors(length, seed)
+            output, lse = attend(q, k, v, grid(length), encoding, return_lse=True)
+            before = len(planned)
+            expected = attend(q, k, v, grid(length), encoding, return_lse=True, backend="reference")
+            del planned[before:]
+            torch.testing.assert_close((output, lse), expected, atol=3e-6, rtol=1e-5)
+    assert len(planned) == (1 if name in PREPARED else 5)
+
+
+def test_each_result_has_its_own_memory() -> None:
+    encoding, found = make("t5"), []
+    with torch.no_grad():
+        for seed in range(4):
+            q, k, v = tensors(seed=seed)
+            found.append((attend(q, k, v, grid(), encoding), (q, k, v)))
+    for output, (q, k, v) in found:
+        expected = attend(q, k, v, grid(), encoding, backend="reference")
+        torch.testing.assert_close(output, expected, atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"length": 17},
+        {"start": 5},
+        {"dtype": torch.float64},
+        {"dtype": torch.bfloat16},
+        {"scale": 0.5},
+        {"softcap": 20.0},
+        {"window": 3},
+        {"graded": True},
+        {"strides": True},
+        {"dropout": 0.5},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_other_calls_are_planned(change: dict[str, Any], planned: list[None]) -> None:
+    encoding = make("alibi")
+    q, k, v = tensors()
+    with torch.no_grad():
+        for _ in range(4):
+            attend(q, k, v, grid(), encoding)
+    assert len(planned) == 1
+    length, dtype = change.get("length", 16), change.get("dtype", torch.float32)
+    q, k, v = tensors(length, 7, dtype=dtype)
+    if "strides" in change:
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    layout = Layout.sequence(length, change.get("start", 0))
+    other = Grid.of(layout, causal=True, window=change.get("window"))
+    options = {n: x for n, x in change.items() if n in ("scale", "softcap", "dropout")}
+    q.requires_grad_("graded" in change)
+    with torch.set_grad_enabled("graded" in change):
+        output = attend(q, k, v, other, encoding, **options)
+    assert len(planned) == 2
+    if "dropout" not in change:
+        expected = attend(q, k, v, other, encoding, backend="reference", **options)
+        off = 2e-2 if dtype == torch.bfloat16 else 3e-6
+        torch.testing.assert_close(output, expected, atol=off, rtol=off)
+
+
+def hooked(encoding: Encoding) -> None:
+    assert encoding.score is not None
+    encoding.score.register_forward_hook(lambda *_: None)
+
+
+def replaced(encoding: Encoding) -> None:
+    encoding.score = make("alibi").score
+
+
+def other_setting(encoding: Encoding) -> None:
+    encoding.score.max_distance = 3  # type: ignore[union-attr]
+
+
+def other_weights(encoding: Encoding) -> None:
+    for parameter in encoding.parameters():
+        parameter.mul_(3.0)
+
+
+@pytest.mark.parametrize("change", [hooked, replaced, other_setting, other_weights])
+def test_changed_encodings_are_planned(
+    change: Callable[[Encoding], None], planned: list[None]
+) -> None:
+    encoding = make("t5")
+    q, k, v = tensors()
+    with torch.no_grad():
+        for _ in range(3):
+            attend(q, k, v, grid(), encoding)
+        change(encoding)
+        del planned[:]
+        output = attend(q, k, v, grid(), encoding)
+        assert len(planned) == 1
+        expected = attend(q, k, v, grid(), encoding, backend="reference")
+    torch.testing.assert_close(output, expected, atol=3e-6, rtol=1e-5)
+
+
+class Moody(ScoreTerm):
+    """A table that depends on the queries."""
+
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+        return q.mean() * grid.offset[..., 0].unsqueeze(1)
+
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
+        table = q.mean() * torch.arange(-99.0, 100.0).expand(q.shape[1], -1)
+        return (BucketedTerms(lambda offset: offset[..., 0].long() + 99, table=table),)
+
+
+def test_terms_of_the_queries_are_made_for_each_call() -> None:
+    encoding = Encoding(score=Moody())
+    with torch.no_grad():
+        for seed in range(4):
+            q, k, v = tensors(seed=seed)
+            output = attend(q, k, v, grid(), encoding)
+            expected = attend(q, k, v, grid(), encoding, backend="reference")
+            torch.testing.assert_close(output, expected, atol=3e-6, rtol=1e-5)
+
+
+def test_threads_may_repeat_a_call_at_once() -> None:
+    encoding = make("shaw")
+    given = [tensors(64, seed) for seed in range(24)]
+
+    def run(qkv: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        with torch.no_grad():
+            return attend(*qkv, grid(64), encoding)
+
+    expected = [run(qkv) for qkv in given]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            for output, wanted in zip(pool.map(run, given), expected, strict=True):
+                torch.testing.assert_close(output, wanted, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [{"dropout": None}, {"scale": True}, {"grid": None}, {"q": None}])
+def test_wrong_arguments_are_named_after_right_ones(wrong: dict[str, Any]) -> None:
+    q, k, v = tensors()
+    given: dict[str, Any] = {"q": q, "k": k, "v": v, "grid": grid(), "encoding": make("nope")}
+    with torch.no_grad():
+        for _ in range(3):
+            attend(**given, scale=1.0)
+        with pytest.raises(ArgumentError, match=next(iter(wrong))):
+            attend(**({"scale": 1.0} | given | wrong))
+
+
+def test_nothing_outlives_the_encoding_and_few_kinds_are_kept() -> None:
+    encoding = make("t5")
+    with torch.no_grad():
+        for length in range(1, 30):
+            for _ in range(2):
+                attend(*tensors(length), grid(length), encoding)
+    assert len(repeats._KINDS[encoding]) == repeats.MOST
+    dead = weakref.ref(encoding.score)
+    del encoding
+    gc.collect()
+    assert dead() is None
+
+
+def test_explain_says_that_calls_are_repeated() -> None:
+    q, k, v = tensors()
+    with torch.no_grad():
+        assert "prepared once" in str(posenc.explain(q, k, v, grid(), make("t5")))
+        assert "prepared once" not in str(posenc.explain(q, k, v, grid(), make("fire")))
+    assert "prepared once" not in str(posenc.explain(q, k, v, grid(), make("t5")))
+
+
+def test_a_layer_repeats_its_attention(planned: list[None]) -> None:
+    layer = posenc.Attention(dim=32, heads=4, encoding=make("rope"), causal=True).eval()
+    x = torch.randn(2, 16, 32)
+    with torch.no_grad():
+        outputs = [layer(x, Layout.sequence(16)) for _ in range(4)]
+    assert len(planned) == 1
+    for output in outputs[1:]:
+        torch.testing.assert_close(output, outputs[0], atol=1e-5, rtol=1e-5)
+    assert isinstance(layer, nn.Module)
