@@ -125,7 +125,9 @@ class Arguments:
             return contiguous_rows(value)
         if "N" in AXES[name]:
             rows = value if self.spans is None else self.spans.rows_of(value)
-            return contiguous_rows(rows.to(self.dtype))
+            rows = rows.to(self.dtype)
+            side_by_side = rows.stride()[1:] == (rows.shape[2], 1)  # in each head
+            return rows if side_by_side else rows.contiguous()
         dtype = torch.float64 if name == "column" else self.dtype  # sums over many tokens
         return value.to(dtype).contiguous()
 
