@@ -27,7 +27,6 @@ from posenc.attention.backends.common.definition import lse_by_definition
 from posenc.attention.backends.common.flash_cpu import flash_forward
 from posenc.attention.backends.common.fused import fold_heads, fused_attention, shares_keys
 from posenc.attention.backends.common.sinks import beside_sinks
-from posenc.attention.backends.common.views import strided_view
 from posenc.attention.problem.lowering import bias_by_offset, is_constant_table
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import BucketedTerms, LowRank
@@ -205,7 +204,9 @@ def _attend_biased(
             continue
         # Row r of the reversed block is query end-1-r, so the pair (r, j) is at r + j + Q - end.
         size = (1, bias.shape[0], end - begin, high - low)
-        view = strided_view(bias, size, (0, bias.shape[1], 1, 1), queries - end + low)
+        # From a slice, which carries the storage offset: torch.compile cannot trace reading it.
+        line = bias.view(-1)[queries - end + low :]
+        view = line.as_strided(size, (0, bias.shape[1], 1, 1))
         part = (_reversed(q[:, :, begin:end]), k[:, :, low:high], v[:, :, low:high])
         output, sums = _kernel(*part, problem, mask=view, lse=lse)
         parts.append(Result(_reversed(output), None if sums is None else _reversed(sums)))
