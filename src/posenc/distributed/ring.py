@@ -124,9 +124,12 @@ class Ring:
     def part(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> AttentionCall:
         """The call of some queries and keys, without sinks."""
         call = self.call
-        keyed = call.keyed_dropout(grid.query, grid.key)
-        options = {"scale": call.scale, "softcap": call.softcap}
-        return AttentionCall(q, k, v, grid, self.encoding, keyed=keyed, **options)
+        return AttentionCall(
+            *(q, k, v, grid, self.encoding),
+            scale=call.scale,
+            keyed=call.keyed_dropout(grid.query, grid.key),
+            softcap=call.softcap,
+        )
 
     def turns(self) -> list[int]:
         """The blocks in the order in which this rank gets them: its own, then the previous ones."""
