@@ -8,7 +8,7 @@ block's logits from column Q - 1 - i on.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,8 +16,7 @@ from torch import Tensor
 
 from posenc.attention.backends.common.operator import Gradients, Operator
 from posenc.attention.problem.dropout import KeyedDropout
-from posenc.attention.problem.flat import by_path, flatten
-from posenc.attention.problem.record import SCHEMA, KernelProblem
+from posenc.attention.problem.record import KernelProblem
 from posenc.attention.problem.terms import AXES, of_tokens
 
 ROWS = 128
@@ -297,9 +296,10 @@ def compute_gradients(
 
 
 def _tensors(record: KernelProblem) -> dict[str, Tensor]:
-    """Those of a record, by path, but for the seed, which is read."""
-    flat = flatten(replace(record, seed=None), SCHEMA)
-    return by_path(flat.tensors, flat.words)
+    """Those of a record that may have gradients, by path."""
+    sinks = {} if record.sinks is None else {"sinks": record.sinks}
+    terms = {f"terms.{name}": x for name, x in record.terms.operands()}
+    return {"q": record.q, "k": record.k, "v": record.v} | terms | sinks
 
 
 def _empty_output(record: KernelProblem) -> tuple[Tensor, Tensor]:

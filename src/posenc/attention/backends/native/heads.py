@@ -5,7 +5,7 @@ Those of some heads are computed just before they are used, and again for the ba
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -61,7 +61,9 @@ def attend_heads(problem: Problem, record: RecordOf) -> tuple[Tensor, Tensor]:
     size = -(-torch.get_num_threads() // (batch * SPLITS))
     sides = (repeat_heads(x, heads) for x in (problem.q, problem.k, problem.v))
     sinks = sinks_beside(problem.sinks, problem.lowered or ())
-    of_sinks = [None] * -(-heads // size) if sinks is None else torch.split(sinks, size, 1)
+    of_sinks: Sequence[Tensor | None] = [None] * -(-heads // size)
+    if sinks is not None:
+        of_sinks = torch.split(sinks, size, 1)
     found = []
     # Not slices: the gradient of a slice is as large as the whole.
     for at, inputs in enumerate(
