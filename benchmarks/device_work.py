@@ -184,7 +184,7 @@ def tried(name: str) -> dict[str, Any]:
     if unavailable is not None:
         return {"unavailable": unavailable.reason}
     grids = (Grid.of(Layout.sequence(9), causal=True),) if DRY else trial.GRIDS
-    return {"difference": trial.difference(backend, BACKENDS["reference"], device, grids=grids)}
+    return {"difference": trial.difference(backend, device, grids=grids)}
 
 
 def static(item: str) -> dict[str, Any]:

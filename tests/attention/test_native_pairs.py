@@ -133,7 +133,6 @@ def test_queries_that_see_no_key(name: str) -> None:
 def test_path_by_heads(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands of some heads and blocks at a time, as in long sequences."""
     monkeypatch.setattr(heads, "MANY", 1)
-    monkeypatch.setattr(heads, "TOKENS", 2 * 64)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         tolerance = {torch.float64: 1e-9, torch.bfloat16: 0.04}.get(dtype, 3e-5)
         _check("path", grid, dtype=dtype, tolerance=tolerance)

@@ -139,6 +139,32 @@ def test_compiled_kernels_read_the_whole_record(*, intervals: bool) -> None:
     assert watched.read == every - FOR_OTHERS
 
 
+def tensors_of(x: Any) -> Iterator[torch.Tensor]:
+    """All tensors in dictionaries and tuples."""
+    if isinstance(x, torch.Tensor):
+        yield x
+    elif isinstance(x, dict | tuple):
+        for inner in x.values() if isinstance(x, dict) else x:
+            yield from tensors_of(inner)
+
+
+@pytest.mark.parametrize("for_keys", [False, True])
+def test_triton_kernels_are_given_the_whole_record(*, for_keys: bool) -> None:
+    """Every tensor is in their tuples: as it is, since these need no copy."""
+    pytest.importorskip("triton")
+    from posenc.attention.backends.triton.launch import Call
+
+    record = replace(whole(), pairs=PairTerm(), sinks=torch.randn(2, 4, 5))
+    halves = (torch.randn(1, 1, 5, 4).chunk(2, dim=-1) for _ in range(2))
+    record = replace(record, rotary=Rotary(*next(halves), *next(halves)))
+    given = {x.data_ptr() for x in tensors_of(Call(record).common(for_keys=for_keys))}
+    flat = flatten(record, SCHEMA)
+    missing = {p for p, x in by_path(flat.tensors, flat.words).items() if x.data_ptr() not in given}
+    # Rows are by offset, intervals refused, and sines lie behind their cosines.
+    others = {"terms.bucket", "geometry.intervals", "rotary.query_sine", "rotary.key_sine"}
+    assert missing == others
+
+
 @pytest.mark.parametrize("name", AXES)
 def test_compiled_kernels_compute_every_term(name: str) -> None:
     """Forward, and its gradient backward."""

@@ -16,6 +16,7 @@ from posenc.attention import LayerCache
 from posenc.attention.backends.blockwise import definition, offsets
 from posenc.attention.backends.common.base import Plan, Refusal, Result
 from posenc.attention.backends.native import heads as native_heads
+from posenc.attention.call import AttentionCall
 from posenc.attention.decoding import attend_last
 from posenc.attention.differentiation import differentiable_twice
 from posenc.attention.dispatch import BACKENDS
@@ -424,7 +425,7 @@ def test_last_token_by_one_query(dtype: torch.dtype) -> None:
     given = (q[:, :, 8:], k, v, grid, Encoding())
     with torch.no_grad():
         said = explain(*given, cache=cache, **extras)
-        found = attend_last(*given, cache, scale=0.4, **extras)
+        found = attend_last(AttentionCall(*given, scale=0.4, **extras), cache)
         expected = attend(*given, scale=0.4, **extras, backend="reference")
     if dtype == torch.bfloat16:
         assert found is None

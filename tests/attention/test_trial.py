@@ -55,7 +55,7 @@ def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_right_backends_pass(name: str) -> None:
     backend = BACKENDS[name]
     if backend.unavailable(CPU) is None:
-        assert trial.difference(backend, BACKENDS["reference"], CPU) == ""
+        assert trial.difference(backend, CPU) == ""
 
 
 class Partial(Backend):
@@ -77,9 +77,9 @@ class Partial(Backend):
 
 def test_backends_without_the_whole_formula_are_tried_with_its_parts() -> None:
     right, wrong = Partial(wrong=False), Partial(wrong=True)
-    assert trial.difference(right, BACKENDS["reference"], CPU) == ""
+    assert trial.difference(right, CPU) == ""
     assert right.seen == 6
-    assert "its output" in trial.difference(wrong, BACKENDS["reference"], CPU)
+    assert "its output" in trial.difference(wrong, CPU)
 
 
 def test_tile_sizes_are_measured_where_the_first_do_not_fit(
@@ -89,7 +89,7 @@ def test_tile_sizes_are_measured_where_the_first_do_not_fit(
     monkeypatch.setattr(backend, "untuned", lambda: large)
     monkeypatch.setattr(trial, "WHOLE", trial.PARTS[:1])
     grids = [Grid.of(Layout.sequence(9), causal=True)]
-    assert trial.difference(backend, BACKENDS["reference"], CPU, grids=grids) == ""
+    assert trial.difference(backend, CPU, grids=grids) == ""
     assert backend.seen == large.runs == 2
 
 
@@ -98,7 +98,7 @@ def test_parts_of_the_formula(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     backend = BACKENDS[name]
     monkeypatch.setattr(trial, "WHOLE", trial.PARTS)
     if backend.unavailable(CPU) is None:
-        assert trial.difference(backend, BACKENDS["reference"], CPU, grids=trial.GRIDS[:1]) == ""
+        assert trial.difference(backend, CPU, grids=trial.GRIDS[:1]) == ""
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_parts_of_the_formula(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_wrong_backends_are_put_aside_once(kind: str, words: str) -> None:
     backend = Damaged(kind)
     with pytest.warns(RuntimeWarning, match="is put aside"):
-        found = trial.refusal(backend, BACKENDS["reference"], CPU, torch.bfloat16)
+        found = trial.refusal(backend, CPU, torch.bfloat16)
     assert found is not None
     assert words in found.reason
     runs = backend.runs
-    assert trial.refusal(backend, BACKENDS["reference"], CPU, torch.bfloat16) == found
+    assert trial.refusal(backend, CPU, torch.bfloat16) == found
     trial._FOUND.clear()  # as in another process
-    assert trial.refusal(backend, BACKENDS["reference"], CPU, torch.bfloat16) == found
+    assert trial.refusal(backend, CPU, torch.bfloat16) == found
     assert backend.runs == runs
 
 
@@ -135,16 +135,14 @@ def test_auto_goes_on_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_caller_set_stays() -> None:
     state = torch.get_rng_state()
     with torch.inference_mode():
-        assert (
-            trial.refusal(BACKENDS["blockwise"], BACKENDS["reference"], CPU, torch.float32) is None
-        )
+        assert trial.refusal(BACKENDS["blockwise"], CPU, torch.float32) is None
         assert torch.is_inference_mode_enabled()
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_only_trials_of_this_user_are_believed(tmp_path: Path) -> None:
     backend = Damaged("output")
-    call = backend, BACKENDS["reference"], CPU, torch.float32
+    call = backend, CPU, torch.float32
     with pytest.warns(RuntimeWarning, match="put aside"):
         assert trial.refusal(*call) is not None
     (kept,) = (tmp_path / "posenc" / "trials").iterdir()
@@ -163,5 +161,5 @@ def test_trials_without_a_home_folder_are_kept_in_no_file(
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
     monkeypatch.setenv("HOME", "here")
     with pytest.warns(RuntimeWarning, match="put aside"):
-        trial.refusal(Damaged("output"), BACKENDS["reference"], CPU, torch.float32)
+        trial.refusal(Damaged("output"), CPU, torch.float32)
     assert not list(tmp_path.iterdir())

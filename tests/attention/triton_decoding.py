@@ -11,10 +11,16 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention.backends.triton import split_k
-from posenc.attention.backends.triton.decoding import decode
-from posenc.attention.backends.triton.posing import SINGLE_QUERY, SingleQuery
 from posenc.attention.problem.flat import flatten
-from posenc.attention.problem.record import Rotary
+from posenc.attention.problem.record import (
+    SCHEMA,
+    Geometry,
+    KernelProblem,
+    PairTerm,
+    Rotary,
+    Segments,
+)
+from posenc.attention.problem.terms import Terms
 from posenc.encoding import ScoreTerm
 from posenc.encodings.score.stick_breaking import StickBreaking
 from posenc.errors import BackendRefusal
@@ -167,5 +173,8 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
     q, k, v = inputs(GRIDS["sequence"])
     bias = torch.randn(2, HEADS, 40)
     checks = ("test_schema", "test_faketensor")
-    record = SingleQuery(q, k, v, 0.25, Rotary(), bias)
-    torch.library.opcheck(decode, tuple(flatten(record, SINGLE_QUERY)), test_utils=checks)
+    record = KernelProblem(
+        *(q, k, v, 0.25, Terms(column=bias), PairTerm("single"), Geometry(), Segments(), Rotary())
+    )
+    operator = torch.ops.posenc.triton.default
+    torch.library.opcheck(operator, tuple(flatten(record, SCHEMA)), test_utils=checks)

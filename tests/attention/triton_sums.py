@@ -210,7 +210,6 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
 def test_trial_of_a_device(kernels: str) -> None:
     found = trial.difference(
         BACKENDS["triton"],
-        BACKENDS["reference"],
         torch.device("cpu"),
         grids=[sequence(20, causal=True)],
         dtypes=(torch.float32,),

@@ -97,7 +97,6 @@ def _pieces(case: AttentionCase) -> Iterator[None]:
         if case.apart:
             patch.setattr(native_heads, "MANY", 0)
             patch.setattr(native_heads, "LARGE", 0)
-            patch.setattr(native_heads, "TOKENS", 64)
         yield
 
 

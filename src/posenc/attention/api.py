@@ -16,8 +16,6 @@ from posenc.attention.call import AttentionCall
 from posenc.attention.decoding import refusal_of_last
 from posenc.attention.differentiation import differentiable_twice
 from posenc.attention.dispatch import FEW_LOGITS, choose, describe_repeats, refusals, repeated
-from posenc.attention.problem.dropout import KeyedDropout
-from posenc.attention.problem.problem import Whole
 from posenc.attention.validation import require_softmax, validate
 from posenc.encoding import Encoding
 from posenc.grid import Grid
@@ -137,39 +135,22 @@ def attend(
     """
     require_truth("return_lse", return_lse)
     call = AttentionCall(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
-    output, lse = _attend(call, backend, return_lse=return_lse)
+    output, lse = attend_block(call, backend, return_lse=return_lse)
     if lse is None:
         return output
     return output, lse.to(torch.promote_types(output.dtype, torch.float32))
 
 
 def attend_block(
-    q: Float[Tensor, "B H Q D"],
-    k: Float[Tensor, "B G K D"],
-    v: Float[Tensor, "B G K E"],
-    grid: Grid,
-    encoding: Encoding,
-    *,
-    backend: str | Backend = "auto",
-    scale: float | None = None,
-    sinks: Float[Tensor, " H"] | None = None,
-    softcap: float | None = None,
-    dropout: KeyedDropout | None = None,
-    return_lse: bool = False,
+    call: AttentionCall, backend: str | Backend, *, return_lse: bool = False
 ) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H Q"] | None]:
-    """``attend`` to some of the keys, in a form that blocks can be joined in.
+    """``attend``, perhaps to some of the keys, in a form that blocks can be joined in.
 
-    Args and Raises: as ``attend``, but that the mask of dropout depends on the tokens alone, and
-        that the LSE is in the precision that the backend has it in, up to float64. Of several
-        blocks, one has the sinks.
+    The LSE is in the precision that the backend has it in, up to float64. Of several blocks, one
+    has the sinks.
+
+    Raises: as ``attend``.
     """
-    call = AttentionCall(q, k, v, grid, encoding, 0.0, scale, None, dropout, sinks, softcap)
-    return _attend(call, backend, return_lse=return_lse)
-
-
-def _attend(
-    call: AttentionCall, backend: str | Backend, *, return_lse: bool
-) -> tuple[Tensor, Tensor | None]:
     result = repeated(call, backend)
     if result is not None:
         return result if return_lse else Result(result.output, None)
@@ -190,63 +171,44 @@ def _attend(
         return differentiable_twice(result, call.problem())
 
 
-def attend_part(
-    q: Float[Tensor, "B H Q D"],
-    k: Float[Tensor, "B G K D"],
-    v: Float[Tensor, "B G K E"],
-    grid: Grid,
-    encoding: Encoding,
-    *,
-    whole: Whole,
-    backend: str | Backend = "auto",
-    scale: float | None = None,
-    softcap: float | None = None,
-    dropout: KeyedDropout | None = None,
-) -> Float[Tensor, "B H Q E"]:
+def attend_part(call: AttentionCall, backend: str | Backend) -> Float[Tensor, "B H Q E"]:
     """The gradient of attention over more keys, through these keys.
 
     With the output and LSE that parts of the keys were joined to, the gradients of the parts sum
     to those of the whole; no part has to be kept or computed again.
 
     Args:
-        whole: output and LSE over all keys; the others as of ``attend_block``.
+        call: with ``whole``, output and LSE over all keys.
+        backend: as of ``attend``.
 
     Returns:
         ``[B, H, Q, E]``, any with this gradient.
 
     Raises: as ``attend``; ArgumentError for weights that are no softmax.
     """
-    call = AttentionCall(q, k, v, grid, encoding, 0.0, scale, whole, dropout, softcap=softcap)
     validate(call)
-    require_softmax("whole", "none", encoding)
+    require_softmax("whole", "none", call.encoding)
     call = call.autocast()
+    q, k = call.q, call.k
     with without_autocast(q.device):
         if not (q.shape[0] and q.shape[2] and k.shape[2]):
             return _empty_result(call)[0]
         return choose(call.without_padding(), backend).plan.run().output
 
 
-def transformed(
-    q: Float[Tensor, "B H Q D"],
-    k: Float[Tensor, "B G K D"],
-    v: Float[Tensor, "B G K E"],
-    grid: Grid,
-    encoding: Encoding,
-) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "b g K D"]]:
-    """Queries and keys after ``encoding``'s query_key part, as ``attend`` computes with them.
-
-    Args: as ``attend``.
+def transformed(call: AttentionCall) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "b g K D"]]:
+    """Queries and keys after the query_key part, as ``attend`` computes with them.
 
     Raises:
         ArgumentError: as ``attend``.
     """
-    call = AttentionCall(q, k, v, grid, encoding)
     validate(call)
-    if encoding.query_key is None:
-        return q, k
-    with torch.autocast(q.device.type, enabled=False):
+    transform = call.encoding.query_key
+    if transform is None:
+        return call.q, call.k
+    with torch.autocast(call.q.device.type, enabled=False):
         call = call.autocast()
-        rotated: tuple[Tensor, Tensor] = encoding.query_key(call.q, call.k, grid)
+        rotated: tuple[Tensor, Tensor] = transform(call.q, call.k, call.grid)
         return rotated
 
 
@@ -284,8 +246,7 @@ def explain(
         by_name = not isinstance(backend, str) or backend != "auto"
         reason = "a backend was asked for by name" if by_name else None
         reason = "weights are dropped" if dropout else reason
-        softmax = {"scale": call.logit_scale(), "sinks": sinks, "softcap": softcap}
-        reason = reason or refusal_of_last(q, k, v, grid, encoding, cache, **softmax)  # type: ignore[arg-type]
+        reason = reason or refusal_of_last(call, cache)
         cached = f"The cache keeps keys {kept}"
         if reason is None:
             how = "one fused query over the cached keys, terms by offset read once for many tokens"

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from posenc.attention.backends.common.fused import fused_attention
 from posenc.attention.cache import LayerCache
+from posenc.attention.call import AttentionCall
 from posenc.attention.past_terms import PastTerms, read_terms
 from posenc.attention.problem.lowering import repeat_heads
-from posenc.encoding import BucketedTerms, Encoding
-from posenc.grid import Grid
+from posenc.encoding import BucketedTerms
 from posenc.layout import Layout
 from posenc.runtime import is_transformed
 
@@ -19,34 +19,23 @@ LEAST = 256
 """Offsets read at first; twice as many whenever the past has outgrown them."""
 
 
-def attend_last(
-    q: Float[Tensor, "B H 1 D"],
-    k: Float[Tensor, "B G K D"],
-    v: Float[Tensor, "B G K E"],
-    grid: Grid,
-    encoding: Encoding,
-    cache: LayerCache,
-    *,
-    scale: float,
-    sinks: Float[Tensor, " H"] | None = None,
-    softcap: float | None = None,
-) -> Float[Tensor, "B H 1 E"] | None:
+def attend_last(call: AttentionCall, cache: LayerCache) -> Float[Tensor, "B H 1 E"] | None:
     """``attend`` for the last token of a plain sequence; None where it is not served here.
 
     Served are calls without gradients on the CPU, of encodings without a query_key part whose
-    other parts have tables, terms that read the query, and values by offset alone.
-
-    Args: as ``attend``, with the cache that keeps the terms.
+    other parts have tables, terms that read the query, and values by offset alone. The cache keeps
+    the terms.
     """
-    plain = sinks is None and softcap is None
-    terms = _served(q, k, v, grid, encoding, cache, scale)
+    q, k, v, sinks, softcap = call.q, call.k, call.v, call.sinks, call.softcap
+    plain, scale = sinks is None and softcap is None, call.logit_scale()
+    terms = _served(call, cache)
     if isinstance(terms, str) or not (plain or q.dtype.itemsize > 2):
         return None
     keys = k.shape[2]
     begin = terms.size - keys
     bias = None if terms.bias is None else terms.bias[:, begin:].unsqueeze(1)  # [h, 1, K]
     if terms.buckets:
-        read = _read_query(terms, q, k, grid, scale, begin)
+        read = _read_query(terms, call, begin)
         if read is None:
             return None
         bias = read if bias is None else bias + read
@@ -71,37 +60,21 @@ def attend_last(
     return output
 
 
-def refusal_of_last(
-    q: Float[Tensor, "B H Q D"],
-    k: Float[Tensor, "B G K D"],
-    v: Float[Tensor, "B G K E"],
-    grid: Grid,
-    encoding: Encoding,
-    cache: LayerCache,
-    *,
-    scale: float,
-    sinks: Float[Tensor, " H"] | None = None,
-    softcap: float | None = None,
-) -> str | None:
-    """Reason for which ``attend_last`` returns None, as the end of "because …"; None if it serves.
-
-    Args: as ``attend_last``.
-    """
-    terms = _served(q, k, v, grid, encoding, cache, scale)
+def refusal_of_last(call: AttentionCall, cache: LayerCache) -> str | None:
+    """Reason for which ``attend_last`` returns None, to end a sentence; None if it serves."""
+    terms, dtype = _served(call, cache), call.q.dtype
     if isinstance(terms, str):
         return terms
-    if q.dtype.itemsize == 2 and not (sinks is None and softcap is None):
-        return f"logits would be rounded to {q.dtype} before the cap or beside the sinks"
-    if terms.buckets and _read_query(terms, q, k, grid, scale, terms.size - k.shape[2]) is None:
+    if dtype.itemsize == 2 and not (call.sinks is None and call.softcap is None):
+        return f"logits would be rounded to {dtype} before the cap or beside the sinks"
+    if terms.buckets and _read_query(terms, call, terms.size - call.k.shape[2]) is None:
         return "the encoding numbers its buckets anew in every call"
     return None
 
 
-def _served(
-    q: Tensor, k: Tensor, v: Tensor, grid: Grid, encoding: Encoding, cache: LayerCache, scale: float
-) -> PastTerms | str:
+def _served(call: AttentionCall, cache: LayerCache) -> PastTerms | str:
     """The terms of a call that ``attend_last`` serves, or the reason why it does not."""
-    keys = k.shape[2]
+    q, grid, encoding, keys = call.q, call.grid, call.encoding, call.k.shape[2]
     if q.shape[2] != 1 or keys == 1:
         return "the call is not one token after others"
     if q.device.type != "cpu":
@@ -120,7 +93,7 @@ def _served(
     if encoding.score is None and encoding.value is None:
         return PastTerms(encoding, keys, ())
     if cache.terms is None or not cache.terms.holds(encoding, keys):
-        cache.terms = read_terms(encoding, q, v, max(LEAST, 2 * keys), scale)
+        cache.terms = read_terms(encoding, q, call.v, max(LEAST, 2 * keys), call.logit_scale())
     if not cache.terms.served:
         return "the encoding has terms that are not by offset alone"
     return cache.terms
@@ -140,11 +113,13 @@ def _ends_with(past: Layout, last: Layout) -> bool:
 
 
 def _read_query(
-    terms: PastTerms, q: Tensor, k: Tensor, grid: Grid, scale: float, begin: int
+    terms: PastTerms, call: AttentionCall, begin: int
 ) -> Float[Tensor, "B H 1 K"] | None:
     """The terms that read the query; None where their buckets are numbered by the call."""
-    assert terms.encoding.score is not None  # it has terms
-    found = terms.encoding.score.lower(q, repeat_heads(k, q.shape[1]), grid, scale=scale)
+    score, q = terms.encoding.score, call.q
+    assert score is not None  # it has terms
+    k = repeat_heads(call.k, q.shape[1])
+    found = score.lower(q, k, call.grid, scale=call.logit_scale())
     if found is None or len(found) != len(terms.buckets):
         return None
     total: Tensor | None = None

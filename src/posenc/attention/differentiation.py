@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +11,10 @@ from torch.utils import _pytree as pytree
 
 from posenc.attention.backends.common.base import Result
 from posenc.attention.backends.common.definition import attend_by_definition
-from posenc.attention.problem.given_terms import given_encoding
+from posenc.attention.problem.given_terms import given_encoding, map_term
 from posenc.attention.problem.problem import Problem
 from posenc.derivatives import Definition, records, with_definition
-from posenc.encoding import BucketedTerms, Encoding, LowRank, TokenTableProduct
+from posenc.encoding import Encoding
 
 EMPTY = torch.empty(0)
 """Stands for a tensor that is kept elsewhere."""
@@ -58,7 +56,7 @@ def _definition(problem: Problem, lse: torch.dtype | None) -> tuple[Definition, 
     terms = problem.lowered
     names: list[str] = []
     if terms is not None:
-        terms = tuple(_mapped(take, term) for term in terms)
+        terms = tuple(map_term(take, term) for term in terms)
     else:
         parameters = dict(_Parts(problem.encoding).named_parameters())
         names = list(parameters)
@@ -91,7 +89,7 @@ def _definition(problem: Problem, lse: torch.dtype | None) -> tuple[Definition, 
             q, k = whole.rotation.apply(q, k)
             whole = replace(whole, q=q, k=k, rotation=None)
         if terms is not None:
-            whole = replace(whole, encoding=given_encoding([_mapped(put, term) for term in terms]))
+            whole = replace(whole, encoding=given_encoding([map_term(put, term) for term in terms]))
         parts, given = _Parts(whole.encoding), dict(zip(names, rest, strict=True))
         result: Result = functional_call(parts, given, (whole, lse is not None))
         return (result.output,) if result.lse is None else (result.output, result.lse.to(lse))
@@ -108,11 +106,3 @@ class _Parts(nn.Module):
 
     def forward(self, problem: Problem, lse: bool) -> Result:
         return attend_by_definition(problem, lse=lse)
-
-
-def _mapped(function: Callable[[Tensor], Tensor], x: Any) -> Any:
-    """A structured term with the function applied to its tensors, in order."""
-    if isinstance(x, BucketedTerms | LowRank | TokenTableProduct):
-        parts = {field.name: getattr(x, field.name) for field in fields(x)}
-        return replace(x, **{name: _mapped(function, part) for name, part in parts.items()})
-    return function(x) if isinstance(x, Tensor) else x

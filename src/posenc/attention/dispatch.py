@@ -129,9 +129,8 @@ def _choose(call: AttentionCall) -> Choice:
     for name in order:
         plan = _plan(BACKENDS[name], call)
         if isinstance(plan, Plan) and plan.trial is not None:
-            definition, q = BACKENDS["reference"], call.q
-            refused_by = trial.refusal(BACKENDS[name], definition, q.device, q.dtype, plan.trial)
-            plan = refused_by or plan
+            device, dtype = call.q.device, call.q.dtype
+            plan = trial.refusal(BACKENDS[name], device, dtype, plan.trial) or plan
         if isinstance(plan, Plan):
             return Choice(BACKENDS[name], plan, rule, refused)
         if plan.avoidable and not torch.compiler.is_compiling():

@@ -14,6 +14,7 @@ from posenc.arguments import Count, Length, Probability, Rate, Width, check
 from posenc.attention.api import attend, transformed
 from posenc.attention.backends.common.base import Backend
 from posenc.attention.cache import LayerCache
+from posenc.attention.call import AttentionCall
 from posenc.attention.decoding import attend_last
 from posenc.attention.dispatch import named, rotate
 from posenc.attention.validation import require_fit
@@ -255,8 +256,8 @@ class Attention(nn.Module):
         softmax = {name: value for name, value in given.items() if value is not None}
         output = None
         if cache is not None and self.backend == "auto" and not dropout:
-            factor = encoding.default_scale(self.head_dim) if scale is None else scale
-            output = attend_last(q, k, v, grid, encoding, cache, scale=factor, **softmax)
+            call = AttentionCall(q, k, v, grid, encoding, scale=scale, **softmax)
+            output = attend_last(call, cache)
         if output is None:
             softmax |= {"backend": self.backend, "dropout": dropout, "scale": scale}
             output = self.attend(q, k, v, grid, encoding, **softmax)
@@ -274,13 +275,13 @@ class Attention(nn.Module):
     ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "b g Q D"]]:
         """New queries and keys after the query_key part, their rotation computed once a model."""
         grid = Grid(layout, key_layout, self.causal, self.window)
-        transform = self.encoding.query_key
+        call, transform = AttentionCall(q, k, v, grid, self.encoding), self.encoding.query_key
         if transform is None or torch.is_autocast_enabled(q.device.type):
-            return transformed(q, k, v, grid, self.encoding)
+            return transformed(call)
         inputs = (transform, layout, key_layout)
         rotation = cache.shared.get("rotation", inputs, lambda: transform.lower(q, k, grid))
         if rotation is None or rotation.has_gradient:
-            return transformed(q, k, v, grid, self.encoding)
+            return transformed(call)
         return rotate(rotation, q, k)
 
     def _may_keep_transformed(self, cache: LayerCache) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend, Plan, Refusal
+from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.problem.lowering import lower
 from posenc.attention.problem.problem import Problem
 from posenc.attention.trial_parts import HEADS, KERNELS, LONGEST, PARTS, WHOLE, WIDTH, Kind
@@ -38,11 +39,7 @@ _FOUND: dict[tuple[str, ...], str] = {}
 
 
 def refusal(
-    backend: Backend,
-    definition: Backend,
-    device: torch.device,
-    dtype: torch.dtype,
-    kernels: str = "",
+    backend: Backend, device: torch.device, dtype: torch.dtype, kernels: str = ""
 ) -> Refusal | None:
     """The difference that a backend showed on a device; None if none, or if none can be looked for.
 
@@ -59,17 +56,12 @@ def refusal(
     with _LOCK:
         if key not in _FOUND:
             _FOUND[key] = ""  # what the trial itself calls is not tried
-            _FOUND[key] = _stored(key, backend, definition, device, dtype, kernels)
+            _FOUND[key] = _stored(key, backend, device, dtype, kernels)
     return Refusal(_FOUND[key]) if _FOUND[key] else None
 
 
 def _stored(
-    key: tuple[str, ...],
-    backend: Backend,
-    definition: Backend,
-    device: torch.device,
-    dtype: torch.dtype,
-    kernels: str,
+    key: tuple[str, ...], backend: Backend, device: torch.device, dtype: torch.dtype, kernels: str
 ) -> str:
     """The difference as an earlier process found it, or found now."""
     versions = torch.__version__, importlib.metadata.version("posenc")
@@ -79,7 +71,7 @@ def _stored(
         path = cache_folder("trials") / name
         with opened_folder(path.parent) as folder:
             return read_file(path, folder).decode()
-    found = difference(backend, definition, device, dtypes=(dtype,), kernels=kernels)
+    found = difference(backend, device, dtypes=(dtype,), kernels=kernels)
     if found:
         warnings.warn(
             f"backend {backend.name!r} is put aside: {found}", RuntimeWarning, stacklevel=2
@@ -97,7 +89,6 @@ def _name(device: torch.device) -> str:
 
 def difference(
     backend: Backend,
-    definition: Backend,
     device: torch.device,
     *,
     grids: Sequence[Grid] = GRIDS,
@@ -116,7 +107,7 @@ def difference(
         for kinds, grid in sets:
             served = False
             for kind, dtype in product(kinds, dtypes):
-                found = _compare(backend, definition, kind, grid, dtype, device)
+                found = _compare(backend, kind, grid, dtype, device)
                 if found:
                     return found
                 served = served or found is not None
@@ -126,12 +117,7 @@ def difference(
 
 
 def _compare(
-    backend: Backend,
-    definition: Backend,
-    kind: Kind,
-    grid: Grid,
-    dtype: torch.dtype,
-    device: torch.device,
+    backend: Backend, kind: Kind, grid: Grid, dtype: torch.dtype, device: torch.device
 ) -> str | None:
     """The difference in one problem, "" for none; None where the backend does not support it.
 
@@ -148,7 +134,7 @@ def _compare(
         return failure
     if got is None:
         return None
-    wanted = _computed(definition, kind, grid, device, *(x.double() for x in tensors))
+    wanted = _computed(None, kind, grid, device, *(x.double() for x in tensors))
     assert wanted is not None
     for name, mine in got.items():
         exact = wanted[name]
@@ -172,19 +158,26 @@ def _tensors(grid: Grid, device: torch.device, dtype: torch.dtype) -> tuple[Tens
 
 
 def _computed(
-    backend: Backend, kind: Kind, grid: Grid, device: torch.device, *tensors: Tensor
+    backend: Backend | None, kind: Kind, grid: Grid, device: torch.device, *tensors: Tensor
 ) -> dict[str, Tensor] | None:
-    """Output and all gradients by name; None where the backend does not support the problem."""
+    """Output and all gradients by name, None where the backend does not support the problem.
+
+    Without a backend, by definition.
+    """
     encoding = kind(torch.Generator().manual_seed(7)).to(device)
     encoding = encoding.to(torch.promote_types(tensors[0].dtype, torch.float32))
     grid = replace(grid, query=grid.query.to(device), key=grid.key.to(device))
     q, k, v = (x.requires_grad_() for x in tensors)
     scale = WIDTH**-0.5 / 3
     lowered = lower(encoding, q, k, grid, scale=scale)
-    plan = backend.plan(Problem(q, k, v, grid, encoding, scale, 0.0, lowered))
-    if not isinstance(plan, Plan):
-        return None
-    output = plan.run(lse=False).output
+    problem = Problem(q, k, v, grid, encoding, scale, 0.0, lowered)
+    if backend is None:
+        output = attend_by_definition(problem).output
+    else:
+        plan = backend.plan(problem)
+        if not isinstance(plan, Plan):
+            return None
+        output = plan.run(lse=False).output
     weights = torch.linspace(-1, 1, output.numel(), device=device).view_as(output)
     learned = {"q": q, "k": k, "v": v, **dict(encoding.named_parameters())}
     gradients = torch.autograd.grad(

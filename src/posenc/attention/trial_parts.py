@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from posenc.attention.problem.given_terms import GivenTerms, GivenValues
 from posenc.encoding import (
     BlockTransforms,
     BucketedTerms,
@@ -22,13 +23,20 @@ from posenc.encoding import (
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.grid import Grid
 
-__all__ = ["HEADS", "KERNELS", "LONGEST", "PARTS", "WHOLE", "WIDTH", "Kind"]
-
 HEADS, WIDTH, FARTHEST, LONGEST = 4, 64, 40, 200
 """Of the problems; offsets beyond ``FARTHEST`` share an entry: tiles of all kinds appear."""
 
 
-class Bucketed(ScoreTerm):
+class Structured(ScoreTerm):
+    """Terms whose definition is that of their structured form."""
+
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+        lowered = self.lower(q, k, grid, scale=scale)
+        assert lowered is not None
+        return GivenTerms(*lowered).forward(q, k, grid, scale=scale)
+
+
+class Bucketed(Structured):
     """A bias, and rows for queries and for keys, by clipped offset."""
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -41,13 +49,6 @@ class Bucketed(ScoreTerm):
     @staticmethod
     def bucket(offset: Offsets) -> BucketIndex:
         return offset[..., 0].round().long().clamp(-FARTHEST, FARTHEST) + FARTHEST
-
-    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        index = self.bucket(grid.offset)[:, None].expand(len(q), HEADS, -1, -1)
-        left = (q @ self.left.mT.to(q.dtype)).gather(-1, index)
-        right = (k @ self.right.mT.to(k.dtype)).gather(-1, index.mT).mT
-        bias = self.bias[:, self.bucket(grid.offset)].transpose(0, 1)
-        return scale * (left + right) + bias
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         left = TokenTableProduct(q, scale * self.left)
@@ -63,31 +64,24 @@ class BucketedValues(ValueTerm):
         self.rows = nn.Parameter(torch.randn(1, 2 * FARTHEST + 1, WIDTH, generator=generator))
 
     def forward(self, weights: Tensor, grid: Grid) -> Tensor:
-        index = Bucketed.bucket(grid.offset)[:, None].expand_as(weights)
-        sums = weights.new_zeros(*weights.shape[:3], 2 * FARTHEST + 1).scatter_add(
-            3, index, weights
-        )
-        return sums @ self.rows.to(sums.dtype)
+        return GivenValues(self.lower(grid)).forward(weights, grid)
 
-    def lower(self, grid: Grid) -> BucketedTerms | None:
+    def lower(self, grid: Grid) -> BucketedTerms:
         return BucketedTerms(Bucketed.bucket, value=self.rows, max_distance=FARTHEST)
 
 
-class Biased(ScoreTerm):
+class Biased(Structured):
     """The bias alone."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.randn(HEADS, 2 * FARTHEST + 1, generator=generator))
 
-    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        return self.bias[:, Bucketed.bucket(grid.offset)].transpose(0, 1)
-
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         return (BucketedTerms(Bucketed.bucket, self.bias, max_distance=FARTHEST),)
 
 
-class Columns(ScoreTerm):
+class Columns(Structured):
     """A number a key."""
 
     causal_only = True
@@ -95,10 +89,6 @@ class Columns(ScoreTerm):
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         self.numbers = nn.Parameter(torch.randn(1, HEADS, LONGEST, generator=generator))
-
-    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        column = self.numbers[:, :, None, : grid.key.length]
-        return column.expand(len(q), -1, grid.query.length, -1)
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         column = self.numbers[..., : grid.key.length]

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.api import attend_block
+from posenc.attention.call import AttentionCall
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.collectives import beginnings, gather
 from posenc.distributed.shards import Piece, pieces
@@ -33,19 +34,18 @@ def attend_gathered(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     keys, values = (beginnings(x.permute(1, 2, 0, 3), visible) for x in (k, v))
     for piece, length, k, v in zip(own, visible, keys, values, strict=True):
         seen = key if length == key.length else key.slice(0, length)
-        output, _ = attend_block(
+        part = AttentionCall(
             call.q[:, :, piece.begin : piece.end],
             k,
             v,
             Grid(piece.with_signal(grid.query.signal), seen, grid.causal, grid.window),
             call.encoding,
-            backend=call.backend,
             scale=call.scale,
+            keyed=call.keyed_dropout(piece.layout, seen),
             sinks=call.sinks,
             softcap=call.softcap,
-            dropout=call.keyed_dropout(piece.layout, seen),
         )
-        outputs.append(output)
+        outputs.append(attend_block(part, call.backend)[0])
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 

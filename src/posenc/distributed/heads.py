@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.api import attend_block
+from posenc.attention.call import AttentionCall
 from posenc.attention.problem.lowering import repeat_heads
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.collectives import exchange, gather
@@ -47,14 +48,14 @@ def attend_by_heads(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     own = slice(first, first + heads // group.size)
     encoding = call.encoding.heads(own.start, own.stop)
     dropout = call.keyed_dropout(query, key)
-    output, _ = attend_block(
+    of_heads = AttentionCall(
         *(q, k, v, whole, encoding),
-        backend=call.backend,
         scale=call.logit_scale(),
+        keyed=None if dropout is None else replace(dropout, first_head=first),
         sinks=None if call.sinks is None else call.sinks[own],
         softcap=call.softcap,
-        dropout=None if dropout is None else replace(dropout, first_head=first),
     )
+    output, _ = attend_block(of_heads, call.backend)
     return _to_tokens(group, of_queries, output)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from posenc.attention.api import attend_block, attend_part
 from posenc.attention.backends.common.base import Result
 from posenc.attention.backends.common.sinks import beside_sinks
+from posenc.attention.call import AttentionCall
 from posenc.attention.problem.problem import Whole
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.collectives import first_derivative
@@ -120,6 +121,16 @@ class Ring:
                     grid = Grid(query, key, self.grid.causal, self.grid.window)
                     yield slice(own.begin, own.end), slice(other.begin, other.end), grid
 
+    def part(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> AttentionCall:
+        """The call of some queries and keys, without sinks."""
+        call = self.call
+        return AttentionCall(
+            *(q, k, v, grid, self.encoding),
+            scale=call.scale,
+            keyed=call.keyed_dropout(grid.query, grid.key),
+            softcap=call.softcap,
+        )
+
     def turns(self) -> list[int]:
         """The blocks in the order in which this rank gets them: its own, then the previous ones."""
         return [(self.group.rank - step) % self.group.size for step in range(self.group.size)]
@@ -188,18 +199,9 @@ def _forward(
         if step + 1 < len(turns):
             arrive = ring.group.shift(held, ring.like(held, turns[step + 1]))
         for rows, columns, grid in ring.pairs(block, query_signal, _signal(held)):
-            found = attend_block(
-                q[:, :, rows],
-                held[0][:, :, columns],
-                held[1][:, :, columns],
-                grid,
-                ring.encoding,
-                backend=ring.call.backend,
-                scale=ring.call.scale,
-                softcap=ring.call.softcap,
-                dropout=ring.call.keyed_dropout(grid.query, grid.key),
-                return_lse=True,
-            )
+            keys, values = (x[:, :, columns] for x in held[:2])
+            part = ring.part(q[:, :, rows], keys, values, grid)
+            found = attend_block(part, ring.call.backend, return_lse=True)
             _join(output[:, :, rows], lse[:, :, rows], *found)
             del found  # before the next is computed
         if arrive is not None:
@@ -279,14 +281,8 @@ def _add_part(
                 for side, signal in zip((grid.query, grid.key), given, strict=True)
             )
             grid = replace(grid, query=query, key=key)
-        output = attend_part(
-            *(q, k, v, grid, ring.encoding),
-            whole=whole,
-            backend=ring.call.backend,
-            scale=ring.call.scale,
-            softcap=ring.call.softcap,
-            dropout=ring.call.keyed_dropout(grid.query, grid.key),
-        )
+        call = replace(ring.part(q, k, v, grid), whole=whole)
+        output = attend_part(call, ring.call.backend)
         inputs = [q, k, v, *given, *parameters]
         _add(into, torch.autograd.grad(output, inputs, gradient, allow_unused=True))
 

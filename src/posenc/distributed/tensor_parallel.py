@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from posenc.attention import Attention, attend
 from posenc.attention.api import attend_block
+from posenc.attention.call import AttentionCall
 from posenc.attention.module import LayerProjection
 from posenc.attention.problem.dropout import KeyedDropout, token_numbers
 from posenc.distributed.collectives import replicated
@@ -141,7 +142,9 @@ class SomeHeads:
             return self.attend(q, k, v, grid, encoding, dropout=dropout, **options)
         seed = Session.of(self.group).seed(q.device)
         keyed = KeyedDropout(dropout, seed, token_numbers(query), token_numbers(key), self.first)
-        return attend_block(q, k, v, grid, encoding, dropout=keyed, **options)[0]
+        backend = options.pop("backend", "auto")
+        call = AttentionCall(q, k, v, grid, encoding, keyed=keyed, **options)
+        return attend_block(call, backend)[0]
 
     def _replicated(self, layout: Layout) -> Layout:
         """The layout; gradients of its positions are those of all heads."""

@@ -97,11 +97,7 @@ def _column(problem: Problem) -> Float[Tensor, "b H K"] | None:
 
 def _reflections(problem: Problem) -> Reflections | None:
     """The function of directions and strengths; None where the score part is no such product."""
-    score = problem.encoding.score
-    if score is None:
-        return None
-    k = repeat_heads(problem.k, problem.heads)
-    form = score.fuse(problem.q, k, problem.grid, scale=problem.scale)
+    form = problem.fused()
     return form.reflections if isinstance(form, BlockTransforms) else None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -21,13 +21,12 @@ from torch import Tensor
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result, refuse_rare
 from posenc.attention.backends.common.sinks import beside_sinks
 from posenc.attention.problem.lowering import add_rows, has_rows
-from posenc.attention.problem.once import pattern_of
+from posenc.attention.problem.once import Known, once_for, pattern_of
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.spacing import find_spacing, lower_on_sequences
 from posenc.attention.problem.terms import reads_offsets
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
 from posenc.grid import Grid
-from posenc.layout import Layout
 from posenc.layout.integers import exact_dtype
 from posenc.runtime import is_transformed
 
@@ -351,9 +350,7 @@ def _kernels() -> tuple[Callable[..., Any], Callable[..., BlockMask]]:
     return compiled, torch.compile(create_block_mask)
 
 
-_MASKS: WeakKeyDictionary[Layout, WeakKeyDictionary[Layout, dict[Hashable, BlockMask]]] = (
-    WeakKeyDictionary()
-)
+_MASKS: Known[BlockMask] = WeakKeyDictionary()
 
 
 def _block_mask(grid: Grid, *, flash: bool = False) -> BlockMask:
@@ -364,20 +361,13 @@ def _block_mask(grid: Grid, *, flash: bool = False) -> BlockMask:
     device, queries = grid.query.device, 128
     if flash and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (10, 0):
         queries = 256
-    known = _MASKS.setdefault(grid.query, WeakKeyDictionary()).setdefault(grid.key, {})
-    kind = (pattern_of(grid), queries)
-    if kind not in known:
-        rows = grid.batch
-        known[kind] = _kernels()[1](
-            grid.mask_mod(),
-            rows if rows > 1 else None,
-            None,
-            grid.query.length,
-            grid.key.length,
-            device=device,
-            BLOCK_SIZE=(queries, 128),
-        )
-    return known[kind]
+
+    def compute(grid: Grid) -> BlockMask:
+        rows = grid.batch if grid.batch > 1 else None
+        sizes = (rows, None, grid.query.length, grid.key.length)
+        return _kernels()[1](grid.mask_mod(), *sizes, device=device, BLOCK_SIZE=(queries, 128))
+
+    return once_for(grid, _MASKS, compute, (pattern_of(grid), queries))
 
 
 ENTRY = Flex()

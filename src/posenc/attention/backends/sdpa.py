@@ -27,7 +27,6 @@ from posenc.attention.backends.common.definition import lse_by_definition
 from posenc.attention.backends.common.flash_cpu import flash_forward
 from posenc.attention.backends.common.fused import fold_heads, fused_attention, shares_keys
 from posenc.attention.backends.common.sinks import beside_sinks
-from posenc.attention.backends.common.views import strided_view
 from posenc.attention.problem.lowering import bias_by_offset, is_constant_table
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import BucketedTerms, LowRank
@@ -70,11 +69,11 @@ def _unsupported(problem: Problem) -> Refusal | None:
     lowered = problem.lowered
     if lowered is None:
         return Refusal("the score part has no structured form on this grid")
-    if any(not _constant_table(term) and not _low_rank(term) for term in lowered):
+    if any(not is_constant_table(term) and not isinstance(term, LowRank) for term in lowered):
         return Refusal("the score part is neither a table without gradient nor of low rank")
-    if any(_low_rank(term) for term in lowered) and problem.q.dtype.itemsize < 4:
+    if any(isinstance(term, LowRank) for term in lowered) and problem.q.dtype.itemsize < 4:
         return Refusal(f"extra columns of positions would be rounded to {problem.q.dtype}")
-    if any(_constant_table(term) for term in lowered):
+    if any(is_constant_table(term) for term in lowered):
         if is_transformed():
             return Refusal("under torch.func a table cannot be viewed as a bias")
         if not on_cpu:
@@ -89,9 +88,9 @@ def _unsupported(problem: Problem) -> Refusal | None:
 def _description(problem: Problem) -> str:
     lowered = problem.lowered or ()
     ways = []
-    if any(_constant_table(term) for term in lowered):
+    if any(is_constant_table(term) for term in lowered):
         ways.append("the table as a zero-copy view for its mask")
-    if any(_low_rank(term) for term in lowered):
+    if any(isinstance(term, LowRank) for term in lowered):
         ways.append("extra columns on queries and keys")
     if not ways and not problem.grid.dense and not _plainly_causal(problem.grid):
         ways.append("a mask of Q×K booleans")
@@ -120,14 +119,6 @@ def _attend(problem: Problem, *, lse: bool) -> Result:
     else:
         result = _attend_masked(q, k, v, problem, lse=lse)
     return Result(result.output[..., : problem.v.shape[-1]], result.lse)
-
-
-def _constant_table(term: object) -> bool:
-    return isinstance(term, BucketedTerms) and is_constant_table(term)
-
-
-def _low_rank(term: object) -> bool:
-    return isinstance(term, LowRank)
 
 
 def _plainly_causal(grid: Grid) -> bool:
@@ -205,7 +196,9 @@ def _attend_biased(
             continue
         # Row r of the reversed block is query end-1-r, so the pair (r, j) is at r + j + Q - end.
         size = (1, bias.shape[0], end - begin, high - low)
-        view = strided_view(bias, size, (0, bias.shape[1], 1, 1), queries - end + low)
+        # From a slice, which carries the storage offset: torch.compile cannot trace reading it.
+        line = bias.view(-1)[queries - end + low :]
+        view = line.as_strided(size, (0, bias.shape[1], 1, 1))
         part = (_reversed(q[:, :, begin:end]), k[:, :, low:high], v[:, :, low:high])
         output, sums = _kernel(*part, problem, mask=view, lse=lse)
         parts.append(Result(_reversed(output), None if sums is None else _reversed(sums)))

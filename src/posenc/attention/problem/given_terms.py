@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
+from typing import TypeVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -18,6 +20,8 @@ from posenc.encoding import (
 )
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.grid import Grid
+
+T = TypeVar("T")
 
 
 class GivenTerms(ScoreTerm):
@@ -90,7 +94,10 @@ def _dense(term: StructuredScore, grid: Grid) -> Scores:
         logits.append(term.table[:, bucket].transpose(0, 1))
     if term.left is not None:
         logits.append(_at(bucket, term.left))
-    if term.right is not None:
+    if term.right is not None and bucket.shape[1] == 1:  # not all rows for one query
+        rows = term.right.rows[:, bucket[:, 0]].transpose(0, 1)  # [b, h, K, F]
+        logits.append((term.right.tokens * rows).sum(-1).unsqueeze(-2))
+    elif term.right is not None:
         logits.append(_at(bucket.mT, term.right).mT)
     if term.row is not None:
         logits.append(term.row.unsqueeze(-1))
@@ -106,3 +113,13 @@ def _at(bucket: Int[Tensor, "b L M"], product: TokenTableProduct) -> Float[Tenso
     batch = max(len(products), len(bucket))
     index = bucket.unsqueeze(1).expand(batch, products.shape[1], -1, -1)
     return products.expand(batch, -1, -1, -1).gather(-1, index)
+
+
+def map_term(function: Callable[[Tensor], Tensor], x: T) -> T:
+    """A structured term with the function applied to its tensors, in order."""
+    if isinstance(x, Tensor):
+        return function(x)  # type: ignore[return-value]
+    if isinstance(x, BucketedTerms | LowRank | TokenTableProduct):
+        parts = {field.name: getattr(x, field.name) for field in fields(x)}
+        return replace(x, **{name: map_term(function, part) for name, part in parts.items()})
+    return x

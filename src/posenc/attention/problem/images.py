@@ -13,30 +13,20 @@ from posenc.grid import Grid
 
 
 def serves_images(grid: Grid, lowered: Sequence[StructuredScore] | None) -> bool:
-    """True if tables over the offsets between whole, fully visible images are the only terms."""
-    if not _whole_images(grid) or not lowered:
-        return False
-    return all(isinstance(term, BucketedTerms) and _table_only(term) for term in lowered)
-
-
-def serves_axes(grid: Grid, lowered: Sequence[StructuredScore] | None) -> bool:
-    """True if, beside such tables, queries are multiplied by rows for one axis of the offset."""
-    if not _whole_images(grid) or not lowered:
-        return False
-    for term in lowered:
-        if not isinstance(term, BucketedTerms):
-            return False
-        if term.left is not None and axis_of(term, grid) is None:
-            return False
-        if any(part is not None for part in (term.right, term.row, term.column, term.value)):
-            return False
-    return True
-
-
-def _whole_images(grid: Grid) -> bool:
+    """True if all terms are tables over the offsets between whole, fully visible images, or
+    queries are multiplied by rows for one axis of the offset, whose buckets are read."""
     sides = (grid.query, grid.key)
     plain = all(side.extent is not None and side.special is None for side in sides)
-    return plain and grid.dense
+    if not (plain and grid.dense and lowered):
+        return False
+    for term in lowered:
+        if not isinstance(term, BucketedTerms) or (term.table, term.left) == (None, None):
+            return False
+        if any(part is not None for part in (term.right, term.column, term.value)):
+            return False
+        if term.left is not None and (torch.compiler.is_compiling() or axis_of(term, grid) is None):
+            return False
+    return True
 
 
 def axis_of(group: BucketedTerms, grid: Grid) -> int | None:
@@ -60,11 +50,6 @@ def axis_rows(group: BucketedTerms, grid: Grid) -> Float[Tensor, "h N F"]:
     rows = group.left.rows[:, group.bucket(along[axis])]
     others = len(along[1 - axis])
     return torch.nn.functional.pad(rows, (0, 0, 0, others) if axis == 0 else (0, 0, others, 0))
-
-
-def _table_only(group: BucketedTerms) -> bool:
-    others = (group.left, group.right, group.column, group.value)
-    return group.table is not None and all(other is None for other in others)
 
 
 def image_table(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -13,23 +13,13 @@ from posenc.layout import Layout
 from posenc.runtime import has_values
 
 
-@dataclass(frozen=True)
-class Run:
-    """One document of a batch row, on both sides of a grid.
+class Document(NamedTuple):
+    """Consecutive tokens one position and one step of order apart, of one document of a row.
 
     Args:
-        query, key: from and to (exclusive) among the row's tokens.
-        shift: position of the first key less that of the first query.
+        begin, end: from and to (exclusive) among the row's tokens.
+        position, order: of the first.
     """
-
-    query: tuple[int, int]
-    key: tuple[int, int]
-    shift: int
-
-
-@dataclass(frozen=True)
-class _Span:
-    """Consecutive tokens one position and one step of order apart, of one document."""
 
     begin: int
     end: int
@@ -37,21 +27,28 @@ class _Span:
     order: int
 
 
+Run = tuple[Document, Document]
+"""One document of a batch row, of the queries and of the keys."""
+
+
 def _runs(grid: Grid) -> dict[tuple[Run, ...], list[int]] | None:
-    rows = grid.batch
-    queries, keys = _spans(grid.query), _spans(grid.key)
+    """Rows by their documents on both sides; None where order and position differ."""
+    queries, keys = _documents(grid.query), _documents(grid.key)
     if queries is None or keys is None:
         return None
     rows_by_runs: dict[tuple[Run, ...], list[int]] = {}
-    for row in range(rows):
-        runs = _match(queries[row % len(queries)], keys[row % len(keys)])
-        if runs is None:
-            return None
+    for row in range(grid.batch):
+        own, others = queries[row % len(queries)], keys[row % len(keys)]
+        runs = tuple((query, others[n]) for n, query in own.items() if n in others)
+        for query, key in runs:
+            steps = key.position - query.position
+            if steps != key.order - query.order or not query.position.is_integer():
+                return None
         rows_by_runs.setdefault(runs, []).append(row)
     return rows_by_runs
 
 
-def _spans(layout: Layout) -> list[dict[int, _Span]] | None:
+def _documents(layout: Layout) -> list[dict[int, Document]] | None:
     """For each row of a layout of one axis, its documents by number; None without values."""
     if layout.axes != 1 or layout.special is not None or not has_values(layout.positions):
         return None
@@ -64,33 +61,20 @@ def _spans(layout: Layout) -> list[dict[int, _Span]] | None:
     valid = valid.expand(rows, -1)
     joined = (positions.diff() == 1) & (order.diff() == 1) & (document.diff() == 0)
     joined &= valid[:, 1:] & valid[:, :-1]
-    intervals = []
+    found = []
     for row in range(rows):
         ends = (~joined[row]).nonzero().flatten().add(1).tolist()
-        spans: dict[int, _Span] = {}
+        documents: dict[int, Document] = {}
         for begin, end in zip([0, *ends], [*ends, layout.length], strict=True):
             if not bool(valid[row, begin]):
                 continue
             number = int(document[row, begin])
-            if number in spans:
+            if number in documents:
                 return None
             at = float(positions[row, begin])
-            spans[number] = _Span(begin, end, at, int(order[row, begin]))
-        intervals.append(spans)
-    return intervals
-
-
-def _match(queries: dict[int, _Span], keys: dict[int, _Span]) -> tuple[Run, ...] | None:
-    runs = []
-    for number, query in queries.items():
-        key = keys.get(number)
-        if key is None:
-            continue
-        shift = key.order - query.order
-        if key.position - query.position != shift or not query.position.is_integer():
-            return None
-        runs.append(Run((query.begin, query.end), (key.begin, key.end), shift))
-    return tuple(runs)
+            documents[number] = Document(begin, end, at, int(order[row, begin]))
+        found.append(documents)
+    return found
 
 
 def run_intervals(grid: Grid) -> Int[Tensor, "3 b Q"] | None:
@@ -112,14 +96,14 @@ def run_intervals(grid: Grid) -> Int[Tensor, "3 b Q"] | None:
         intervals[2, members] = _base(documents[0], i) if documents else anywhere
         for run in documents:
             base = _base(run, i)
-            first, end = run.key
+            query, (first, end, *_) = run
             low, high = (lowest - base).unsqueeze(0), (highest + 1 - base).unsqueeze(0)
             if seen is not None:  # key j has the query's order + j + base
                 own = order.expand(rows, -1)[members] + base
                 shown = seen.expand(rows, -1, -1)[members]
                 low, high = low.maximum(shown[..., 0] - own), high.minimum(shown[..., 1] - own)
             low, high = low.clamp(first, end), high.clamp(first, end)
-            here = slice(*run.query)
+            here = slice(query.begin, query.end)
             part = torch.stack([low, high, base.expand_as(low)]).expand(-1, len(members), -1)
             intervals[:, members, here] = part[..., here]
     return intervals
@@ -127,4 +111,5 @@ def run_intervals(grid: Grid) -> Int[Tensor, "3 b Q"] | None:
 
 def _base(run: Run, i: Int[Tensor, " Q"]) -> Int[Tensor, " Q"]:
     """The offset of key 0 for queries of a run, or such as go on as it does."""
-    return run.shift - run.key[0] + run.query[0] - i
+    query, key = run
+    return key.order - query.order - key.begin + query.begin - i

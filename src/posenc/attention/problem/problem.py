@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.problem.dropout import KeyedDropout
-from posenc.encoding import Encoding, Rotation, StructuredScore
+from posenc.attention.problem.lowering import repeat_heads
+from posenc.encoding import Encoding, FusedScore, Rotation, StructuredScore
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
@@ -85,6 +86,13 @@ class Problem:
             object.__setattr__(self, "_rotated", rotated)
         assert self._rotated is not None
         return self._rotated
+
+    def fused(self) -> FusedScore | None:
+        """The score part's form outside the structured one, if it has one."""
+        score = self.encoding.score
+        if score is None:
+            return None
+        return score.fuse(self.q, repeat_heads(self.k, self.heads), self.grid, scale=self.scale)
 
     def by_definition(self) -> Problem:
         """The problem with queries and keys transformed by the encoding's own query_key part."""

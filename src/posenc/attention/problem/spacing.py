@@ -15,15 +15,6 @@ from posenc.encoding import StructuredScore
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = [
-    "Spacing",
-    "document_numbers",
-    "find_spacing",
-    "lower_on_sequences",
-    "nearest_origin",
-    "spacing",
-]
-
 
 @dataclass(frozen=True)
 class Spacing:

@@ -71,7 +71,7 @@ def _attend_regular(problem: Problem, *, lse: bool) -> Result:
     if whole is not None:
         sums = without_rows(whole.lse, apart).detach()
         given = (x.to(record.q.dtype) for x in (whole.output, sums))
-        return Result(BLOCKWISE.attend_part(record, *given).to(problem.v.dtype), None)
+        return Result(BLOCKWISE.zeros(record, *given, part=True)[0].to(problem.v.dtype), None)
     output, row_lse = BLOCKWISE.attend(record)
     return Result(output.to(problem.v.dtype), add_rows(row_lse, apart) if lse else None)
 

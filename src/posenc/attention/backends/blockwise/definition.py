@@ -19,7 +19,7 @@ from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.problem.dropout import KeyedDropout, draw_seed
 from posenc.attention.problem.given_terms import given_encoding
 from posenc.attention.problem.intervals import run_intervals
-from posenc.attention.problem.lowering import part_of, repeat_heads
+from posenc.attention.problem.lowering import part_of
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem, Whole
 from posenc.encoding import BlockTransforms, Encoding, GateCounts, ScoreTerm, StickWeights
@@ -84,7 +84,7 @@ def looks_at_seen_keys(problem: Problem) -> bool:
         return True
     if value is not None or score is None or score.keys_by_keys:
         return False
-    return isinstance(_fused(problem), GateCounts | StickWeights)
+    return isinstance(problem.fused(), GateCounts | StickWeights)
 
 
 def block_transforms(problem: Problem) -> BlockTransforms | None:
@@ -95,14 +95,8 @@ def block_transforms(problem: Problem) -> BlockTransforms | None:
     regular = grid.shift is not None and not grid.segmented
     if not regular and run_intervals(grid) is None:
         return None
-    form = _fused(problem)
+    form = problem.fused()
     return form if isinstance(form, BlockTransforms) else None
-
-
-def _fused(problem: Problem) -> object:
-    score, k = problem.encoding.score, repeat_heads(problem.k, problem.heads)
-    assert score is not None
-    return score.fuse(problem.q, k, problem.grid, scale=problem.scale)
 
 
 def seen_keys(grid: Grid, begin: int, whole: Grid) -> slice:

@@ -8,8 +8,7 @@ block's logits from column Q - 1 - i on.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,8 +16,8 @@ from torch import Tensor
 
 from posenc.attention.backends.common.operator import Gradients, Operator
 from posenc.attention.problem.dropout import KeyedDropout
-from posenc.attention.problem.flat import by_path, flatten
-from posenc.attention.problem.record import SCHEMA, KernelProblem
+from posenc.attention.problem.record import KernelProblem
+from posenc.attention.problem.terms import AXES, of_tokens
 
 ROWS = 128
 """Queries of a block."""
@@ -30,58 +29,28 @@ MANY = 2**24
 """The same on accelerators."""
 
 
-@dataclass(frozen=True, eq=False)
-class Operands:
-    """Tensors of a problem, all of one dtype, or their gradients.
+Operands = dict[str, Tensor]
+"""Tensors of a record, all of one dtype, or their gradients, by the last word of the path: q, k, v,
+those of ``Terms``, read at all Q + K - 1 offsets, and sinks; with them the results, see below."""
 
-    Args:
-        q: ``[B, H, Q, D]``; k: ``[B, H, K, D]``; v: ``[B, H, K, E]``.
-        bias_by_offset, left, left_rows, right, right_rows, column, value_rows: as of ``Terms``,
-            read at all Q + K - 1 offsets.
-        sinks: ``[B|1, H, Q|1]``.
-        output, lse: over more keys than these, ``[B, H, Q, E]`` and ``[B, H, Q]``.
-        of_lse: gradient of the LSE.
-    """
-
-    q: Float[Tensor, "B H Q D"]
-    k: Float[Tensor, "B H K D"]
-    v: Float[Tensor, "B H K E"]
-    bias_by_offset: Float[Tensor, "H W"] | None = None
-    left: Float[Tensor, "B H Q F"] | None = None
-    left_rows: Float[Tensor, "h W F"] | None = None
-    right: Float[Tensor, "B H K F"] | None = None
-    right_rows: Float[Tensor, "h W F"] | None = None
-    column: Float[Tensor, "b H K"] | None = None
-    value_rows: Float[Tensor, "h W E"] | None = None
-    sinks: Float[Tensor, "b H q"] | None = None
-    output: Float[Tensor, "B H Q E"] | None = None
-    lse: Float[Tensor, "B H Q"] | None = None
-    of_lse: Float[Tensor, "B H Q"] | None = None
-
-    @classmethod
-    def of(cls, record: KernelProblem, given: Sequence[Tensor]) -> Operands:
-        """Those of a record, with output, LSE and the LSE's gradient if they are given."""
-        terms = {name: getattr(record.terms, name) for name in TERMS}
-        terms |= zip(("output", "lse", "of_lse"), given, strict=False)
-        return cls(record.q, record.k, record.v, sinks=record.sinks, **terms)
-
-    def part(self, batch: int, heads: slice) -> Operands:
-        """Views of some heads of a batch row; a dimension that is shared stays."""
-
-        def cut(name: str, x: Tensor | None) -> Tensor | None:
-            if x is None:
-                return None
-            if name in BATCHED:
-                x = x[batch : batch + 1] if len(x) > 1 else x
-                return x[:, heads]
-            return x[heads] if len(x) > 1 else x
-
-        return Operands(**{x.name: cut(x.name, getattr(self, x.name)) for x in fields(self)})  # type: ignore[arg-type]
+RESULTS = ("output", "lse", "of_lse")
+"""Output ``[B, H, Q, E]`` and LSE ``[B, H, Q]``, over more keys than these, and its gradient."""
 
 
-TERMS = ("bias_by_offset", "left", "left_rows", "right", "right_rows", "column", "value_rows")
+def _named(tensors: dict[str, Tensor]) -> Operands:
+    return {path.rpartition(".")[2]: x for path, x in tensors.items()}
 
-BATCHED = {"q", "k", "v", "left", "right", "column", "sinks", "output", "lse", "of_lse"}
+
+def _of_heads(operands: Operands, batch: int, heads: slice) -> Operands:
+    """Views of some heads of a batch row; a dimension that is shared stays."""
+
+    def cut(name: str, x: Tensor) -> Tensor:
+        if name not in AXES or of_tokens(name):
+            x = x[batch : batch + 1] if len(x) > 1 else x
+            return x[:, heads]
+        return x[heads] if len(x) > 1 else x
+
+    return {name: cut(name, x) for name, x in operands.items()}
 
 
 @dataclass(frozen=True)
@@ -145,27 +114,29 @@ class Block:
     @property
     def offsets(self) -> slice:
         """Indices of the offsets between the rows and the keys."""
-        first = self.keys.start - self.rows.stop + self.x.q.shape[2]
+        first = self.keys.start - self.rows.stop + self.x["q"].shape[2]
         return slice(first, first + self._width(self.keys))
 
     def logits(self) -> tuple[Float[Tensor, "1 h Q K"], Tensor | None]:
         """Logits, -inf where masked, and the tangent that a cap multiplies them with."""
         x, keys = self.x, self.keys
-        logits = x.q[:, :, self.rows] @ x.k[:, :, keys].mT * self.scale
-        by_offset = None if x.bias_by_offset is None else x.bias_by_offset[:, None, self.offsets]
-        if x.left is not None and x.left_rows is not None:
-            products = x.left[:, :, self.rows] @ x.left_rows[:, self.offsets].mT
+        logits = x["q"][:, :, self.rows] @ x["k"][:, :, keys].mT * self.scale
+        by_offset = None
+        if "bias_by_offset" in x:
+            by_offset = x["bias_by_offset"][:, None, self.offsets]
+        if "left" in x:
+            products = x["left"][:, :, self.rows] @ x["left_rows"][:, self.offsets].mT
             by_offset = products if by_offset is None else products.add_(by_offset)
         if by_offset is not None:
             by_offset = by_offset.expand(*by_offset.shape[:-2], logits.shape[2], -1)
             logits += skew(by_offset, logits.shape[3])
-        if x.right is not None and x.right_rows is not None:
+        if "right" in x:
             for tile, offsets in self._tiles():
-                products = x.right[:, :, tile] @ x.right_rows[:, offsets].flip(1).mT
+                products = x["right"][:, :, tile] @ x["right_rows"][:, offsets].flip(1).mT
                 here = slice(tile.start - keys.start, tile.stop - keys.start)
                 logits[..., here] += skew(products, logits.shape[2]).mT
-        if x.column is not None:
-            logits += x.column[:, :, None, keys]
+        if "column" in x:
+            logits += x["column"][:, :, None, keys]
         tangent = None
         if self.softcap:
             tangent = logits.div_(self.softcap).tanh_()
@@ -178,7 +149,7 @@ class Block:
         """Output and LSE."""
         x, (weights, _) = self.x, self.logits()
         row_max = weights.amax(-1, keepdim=True)
-        sinks = self._own(x.sinks)
+        sinks = self._own(x.get("sinks"))
         if sinks is not None:
             row_max = row_max.maximum(sinks)
         row_max = row_max.clamp(min=torch.finfo(weights.dtype).min)  # of rows that see nothing
@@ -188,34 +159,32 @@ class Block:
         lse = (total.log() + row_max).squeeze(-1)
         if self.dropout is not None:
             weights *= self.dropout.factors(weights)
-        output = weights @ x.v[:, :, self.keys]
-        if x.value_rows is not None:
-            output += unskew(weights) @ x.value_rows[:, self.offsets]
+        output = weights @ x["v"][:, :, self.keys]
+        if "value_rows" in x:
+            output += unskew(weights) @ x["value_rows"][:, self.offsets]
         return output / total.masked_fill(total == 0, 1.0), lse
 
     def differentiate(self, into: Operands, gradient: Float[Tensor, "1 h Q E"]) -> None:
         """Add the gradients through this block to those of the same heads that are wanted."""
         x, rows, keys, at = self.x, self.rows, self.keys, self.offsets
-        sinks, d_sinks = self._own(x.sinks), self._own(into.sinks)
-        assert x.output is not None
-        assert x.lse is not None
-        lse = x.lse[:, :, rows, None]
-        delta = (gradient * x.output[:, :, rows]).sum(-1, keepdim=True)
-        if x.of_lse is not None:
-            delta = delta - x.of_lse[:, :, rows, None]
+        sinks, d_sinks = self._own(x.get("sinks")), self._own(into.get("sinks"))
+        lse = x["lse"][:, :, rows, None]
+        delta = (gradient * x["output"][:, :, rows]).sum(-1, keepdim=True)
+        if "of_lse" in x:
+            delta = delta - x["of_lse"][:, :, rows, None]
         logits, tangent = self.logits()
         weights = logits.sub_(lse.masked_fill(lse.isneginf(), torch.inf)).exp_()
-        dweights = gradient @ x.v[:, :, keys].mT
-        if x.value_rows is not None:
-            dweights += skew(gradient @ x.value_rows[:, at].mT, dweights.shape[3])
+        dweights = gradient @ x["v"][:, :, keys].mT
+        if "value_rows" in x:
+            dweights += skew(gradient @ x["value_rows"][:, at].mT, dweights.shape[3])
         kept = weights
         if self.dropout is not None:
             factors = self.dropout.factors(weights)
             kept = weights * factors
             dweights *= factors
-        _add(into.v, kept.mT @ gradient, keys)
-        if into.value_rows is not None:
-            _add_rows(into.value_rows[:, at], unskew(kept).mT @ gradient)
+        _add(into.get("v"), kept.mT @ gradient, keys)
+        if "value_rows" in into:
+            _add_rows(into["value_rows"][:, at], unskew(kept).mT @ gradient)
         if sinks is not None and d_sinks is not None:
             shares = (sinks - lse).exp().masked_fill(lse.isneginf(), 0.0)
             d_sinks.sub_((shares * delta).sum_to_size(d_sinks.shape))
@@ -223,30 +192,30 @@ class Block:
         if tangent is not None:
             ds *= 1 - tangent.square_()
         self._add_terms(into, ds)
-        _add(into.q, ds @ x.k[:, :, keys] * self.scale, rows)
-        _add(into.k, ds.mT @ x.q[:, :, rows] * self.scale, keys)
+        _add(into.get("q"), ds @ x["k"][:, :, keys] * self.scale, rows)
+        _add(into.get("k"), ds.mT @ x["q"][:, :, rows] * self.scale, keys)
 
     def _add_terms(self, into: Operands, ds: Float[Tensor, "1 h Q K"]) -> None:
         """Add the gradients of the terms, from those of the logits."""
         x, at = self.x, self.offsets
-        if into.column is not None:
-            into.column[:, :, self.keys] += ds.sum(2)
-        if into.bias_by_offset is not None or x.left is not None:
+        if "column" in into:
+            into["column"][:, :, self.keys] += ds.sum(2)
+        if "bias_by_offset" in into or "left" in x:
             by_offset = unskew(ds)
-            if into.bias_by_offset is not None:
-                into.bias_by_offset[:, at] += by_offset.sum((0, 2))
-            if x.left is not None and x.left_rows is not None:
-                _add(into.left, by_offset @ x.left_rows[:, at], self.rows)
-                if into.left_rows is not None:
-                    _add_rows(into.left_rows[:, at], by_offset.mT @ x.left[:, :, self.rows])
-        if x.right is not None and x.right_rows is not None:
+            if "bias_by_offset" in into:
+                into["bias_by_offset"][:, at] += by_offset.sum((0, 2))
+            if "left" in x:
+                _add(into.get("left"), by_offset @ x["left_rows"][:, at], self.rows)
+                if "left_rows" in into:
+                    _add_rows(into["left_rows"][:, at], by_offset.mT @ x["left"][:, :, self.rows])
+        if "right" in x:
             for tile, offsets in self._tiles():
                 here = slice(tile.start - self.keys.start, tile.stop - self.keys.start)
                 by_offset = unskew(ds[..., here].mT)
-                _add(into.right, by_offset @ x.right_rows[:, offsets].flip(1), tile)
-                if into.right_rows is not None:
-                    rows = (by_offset.mT @ x.right[:, :, tile]).flip(2)
-                    _add_rows(into.right_rows[:, offsets], rows)
+                _add(into.get("right"), by_offset @ x["right_rows"][:, offsets].flip(1), tile)
+                if "right_rows" in into:
+                    rows = (by_offset.mT @ x["right"][:, :, tile]).flip(2)
+                    _add_rows(into["right_rows"][:, offsets], rows)
 
     def _own(self, sinks: Tensor | None) -> Float[Tensor, "1 h q 1"] | None:
         """Those of the rows, or the one of all."""
@@ -280,8 +249,8 @@ def _add_rows(into: Float[Tensor, "h W F"], gradient: Float[Tensor, "1 H W F"]) 
 
 def _blocks(record: KernelProblem, x: Operands) -> Iterator[tuple[int, slice, Block]]:
     """All blocks, with their batch rows and heads."""
-    (batch, heads, queries, _), keys = x.q.shape, x.k.shape[2]
-    device, geometry = x.q.device, record.geometry
+    (batch, heads, queries, _), keys = record.q.shape, record.k.shape[2]
+    device, geometry = record.q.device, record.geometry
     band = Band(geometry.shift, geometry.lowest, geometry.highest)
     budget = BUDGET.get(device.type, MANY)
     reach = min(keys, max(1, band.last - band.first) + ROWS)
@@ -292,7 +261,7 @@ def _blocks(record: KernelProblem, x: Operands) -> Iterator[tuple[int, slice, Bl
     for row in range(batch):
         for head in range(0, heads, together):
             lanes = slice(head, min(heads, head + together))
-            part = x.part(row, lanes)
+            part = _of_heads(x, row, lanes)
             for begin in range(0, queries, size):
                 rows = slice(begin, min(queries, begin + size))
                 seen = band.keys(rows.start, rows.stop, keys)
@@ -307,7 +276,7 @@ def _blocks(record: KernelProblem, x: Operands) -> Iterator[tuple[int, slice, Bl
 
 def compute_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
     """Output ``[B, H, Q, E]`` and LSE ``[B, H, Q]``."""
-    x, (output, lse) = Operands.of(record, ()), _empty_output(record)
+    x, (output, lse) = _named(_tensors(record)), _empty_output(record)
     for row, heads, block in _blocks(record, x):
         output[row, heads, block.rows], lse[row, heads, block.rows] = block.attend()
     return output, lse
@@ -317,18 +286,20 @@ def compute_gradients(
     record: KernelProblem, results: Sequence[Tensor], wanted: Container[str], part: bool
 ) -> Gradients:
     """Gradients by their paths, of what is wanted; see ``Operator``."""
-    gradient, *given = results
-    x, flat = Operands.of(record, given), flatten(record, SCHEMA)
-    into = {
-        path: y.new_zeros(y.shape)
-        for path, y in by_path(flat.tensors, flat.words).items()
-        if path in wanted
-    }
-    absent: dict[str, Any] = dict.fromkeys(field.name for field in fields(Operands))
-    sums = Operands(**absent | {path.rpartition(".")[2]: y for path, y in into.items()})
+    (gradient, *given), tensors = results, _tensors(record)
+    x = _named(tensors) | dict(zip(RESULTS, given, strict=False))
+    into = {path: y.new_zeros(y.shape) for path, y in tensors.items() if path in wanted}
     for row, heads, block in _blocks(record, x):
-        block.differentiate(sums.part(row, heads), gradient[row : row + 1, heads, block.rows])
+        sums = _of_heads(_named(into), row, heads)
+        block.differentiate(sums, gradient[row : row + 1, heads, block.rows])
     return into
+
+
+def _tensors(record: KernelProblem) -> dict[str, Tensor]:
+    """Those of a record that may have gradients, by path."""
+    sinks = {} if record.sinks is None else {"sinks": record.sinks}
+    terms = {f"terms.{name}": x for name, x in record.terms.operands()}
+    return {"q": record.q, "k": record.k, "v": record.v} | terms | sinks
 
 
 def _empty_output(record: KernelProblem) -> tuple[Tensor, Tensor]:

@@ -68,22 +68,20 @@ class Operator:
             found = self.output(record)
         return found
 
-    def attend_part(self, record: KernelProblem, output: Tensor, lse: Tensor) -> Tensor:
-        """Zeros with the gradient of an output over more keys than these.
+    def zeros(
+        self, record: KernelProblem, output: Tensor, lse: Tensor, *, part: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Zeros with the gradients of output and LSE, which are known.
 
         Args:
-            output, lse: over all keys; the LSE as of ``attend``.
+            output, lse: as of ``attend``.
+            part: whether they are over more keys than these.
         """
         tensors, *rest = flatten(record, SCHEMA)
-        part: Tensor = _Part.apply(self._backward, output, lse, *rest, *tensors)  # type: ignore[no-untyped-call]
-        return part
-
-    def differentiate(self, record: KernelProblem, results: Sequence[Tensor]) -> Gradients:
-        """Gradients of all that has some."""
-        flat = flatten(record, SCHEMA)
-        found = self._backward(results, *flat, [True for _ in flat.tensors], False)
-        given = zip(paths_of(flat.words), flat.tensors, found, strict=True)
-        return {path: x for path, y, x in given if self.empty_gradient(path, y, True) is not None}
+        found: tuple[Tensor, Tensor] = _Known.apply(  # type: ignore[no-untyped-call]
+            self._backward, part, output, lse, *rest, *tensors
+        )
+        return found
 
 
 def _restored(
@@ -155,12 +153,12 @@ def _differentiated(
 ) -> list[Tensor | None]:
     """Gradients, one a tensor; None where none is wanted."""
     output, lse, *tensors = ctx.saved_tensors  # read once: checkpointing computes them again
-    results = results_of(gradients, output, lse)
+    results = _results(gradients, output, lse)
     found = backward(results, tensors, *ctx.rest, list(wanted), part)
     return [x if want else None for x, want in zip(found, wanted, strict=True)]
 
 
-def results_of(gradients: Sequence[Tensor | None], output: Tensor, lse: Tensor) -> list[Tensor]:
+def _results(gradients: Sequence[Tensor | None], output: Tensor, lse: Tensor) -> list[Tensor]:
     """The results that ``Operator.gradients`` takes, from the gradients of output and LSE."""
     gradient, of_lse = gradients
     gradient = torch.zeros_like(output) if gradient is None else gradient
@@ -193,34 +191,34 @@ class _Direct(torch.autograd.Function):
         operator, words = ctx.operator, ctx.rest[2]
         needed = list(zip(paths_of(words), ctx.needs_input_grad[5:], strict=True))
         wanted = {path for path, want in needed if want}
-        results = [x.resolve_neg() for x in results_of((gradient, of_lse), output, lse)]
+        results = [x.resolve_neg() for x in _results((gradient, of_lse), output, lse)]
         found = operator.gradients(_restored(tensors, *ctx.rest), results, wanted, False)
         unwanted = (None for _ in range(5))
         return *unwanted, *(found[path] if want else None for path, want in needed)
 
 
-class _Part(torch.autograd.Function):
-    """An operator with output and LSE over more keys given: only its backward pass is computed."""
+class _Known(torch.autograd.Function):
+    """An operator whose output and LSE are given: only its backward pass is computed."""
 
     @staticmethod
     def forward(
         ctx: Any,
         backward: Callable[..., list[Tensor]],
+        part: bool,
         output: Tensor,
         lse: Tensor,
         numbers: list[int],
         reals: list[float],
         words: str,
         *tensors: Tensor,
-    ) -> Tensor:
-        ctx.operator, ctx.rest = backward, (numbers, reals, words)
-        ctx.save_for_backward(output, lse, *tensors)
-        ctx.set_materialize_grads(False)
-        return output.new_zeros(()).expand(output.shape)
+    ) -> tuple[Tensor, Tensor]:
+        _keep(ctx, (tensors, numbers, reals, words), (output, lse))
+        ctx.operator, ctx.part = backward, part
+        return output.new_zeros(()).expand(output.shape), lse.new_zeros(()).expand(lse.shape)
 
     @staticmethod
     @kernel_gradients
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        wanted = ctx.needs_input_grad[6:]
-        found = _differentiated(ctx, ctx.operator, (gradient, None), wanted, part=True)
-        return *(None for _ in range(6)), *found
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        wanted = ctx.needs_input_grad[7:]
+        found = _differentiated(ctx, ctx.operator, gradients, wanted, part=ctx.part)
+        return *(None for _ in range(7)), *found

@@ -20,26 +20,14 @@ from posenc.attention.backends.common.base import (
 from posenc.attention.backends.native.bands import Part, join_keys, problems_by_band
 from posenc.attention.backends.native.build import description, missing, slow_mkl
 from posenc.attention.backends.native.fading import by_bands, join_heads
-from posenc.attention.backends.native.heads import (
-    ChunkedBlocks,
-    ChunkedRows,
-    chunks_blocks,
-    chunks_rows,
-)
+from posenc.attention.backends.native.heads import attend_heads, chunks_blocks, chunks_rows
 from posenc.attention.backends.native.op import NATIVE
 from posenc.attention.backends.native.pairs import DESCRIPTIONS
-from posenc.attention.backends.native.posing import (
-    Form,
-    fused_form,
-    image_record,
-    of_equal_heads,
-    seed_of,
-    structured_terms,
-)
+from posenc.attention.backends.native.posing import Form, fused_form, image_record, structured_terms
 from posenc.attention.backends.native.prepared import prepare
 from posenc.attention.backends.native.rotation import fits_inside, rotate, serves_inside
 from posenc.attention.backends.native.variants import SWITCHED_OFF
-from posenc.attention.problem.images import serves_axes, serves_images
+from posenc.attention.problem.images import serves_images
 from posenc.attention.problem.lowering import add_rows, has_rows, without_rows
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
@@ -120,12 +108,9 @@ class Native(Backend):
         if problem.q.dtype not in DTYPES:
             return Refusal(f"its kernels do not take {problem.q.dtype}")
         grid = problem.grid
-        if serves_images(grid, problem.lowered) or (
-            not torch.compiler.is_compiling() and serves_axes(grid, problem.lowered)
-        ):
-            return Plan(
-                "compiled tiles with terms by image offset", partial(_attend_images, problem)
-            )
+        if serves_images(grid, problem.lowered):
+            how = "compiled tiles with terms by image offset"
+            return Plan(how, partial(_attend_images, problem))
         offsets = Offsets.of(grid)
         return Refusal(offsets) if isinstance(offsets, str) else _plan(problem, offsets)
 
@@ -136,7 +121,7 @@ def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
         return Refusal("a cap takes sums of gates, which its kernels keep apart from the logits")
     if terms is not None and offsets.intervals is None and chunks_rows(problem):
         how = "compiled tiles, terms of a few heads at a time (memory linear in the length)"
-        return Plan(how, partial(_attend_rows, replace(problem, lowered=None), offsets))
+        return Plan(how, partial(_attend_rows, problem, offsets))
     if terms is not None:
         how = "compiled tiles, terms read by spans of the offset (memory linear in the length)"
         return Plan(how, partial(_attend, Form(problem, offsets, terms)))
@@ -154,9 +139,8 @@ def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
 def _attend(form: Form, *, lse: bool) -> Result:
     pairs, problem = form.pairs, form.problem
     if isinstance(pairs, BlockTransforms) and problem.whole is None and chunks_blocks(pairs):
-        whole, seed = of_equal_heads(problem), seed_of(problem)
-        call = ChunkedBlocks(whole, form.offsets, seed, replace(pairs, query=whole.q, key=whole.k))
-        return _result(problem, call(pairs.parameters), (), lse=lse)
+        found = attend_heads(problem, partial(_blocks_of_heads, form, pairs))
+        return _result(problem, found, (), lse=lse)
     record = form.record()
     if problem.whole is None and pairs is None:
         parts = by_bands(record)
@@ -179,11 +163,30 @@ def _attend_images(problem: Problem, *, lse: bool) -> Result:
     return _run(problem, problem.lowered or (), image_record(problem), lse=lse)
 
 
+def _blocks_of_heads(
+    form: Form, pairs: BlockTransforms, part: Problem, heads: slice
+) -> KernelProblem:
+    some = partial(_compute_heads, pairs, heads)
+    pairs = replace(pairs, query=part.q, key=part.k, compute=some)
+    return replace(form, problem=part, pairs=pairs).record()
+
+
+def _compute_heads(
+    pairs: BlockTransforms, heads: slice, q: Tensor, k: Tensor, _: slice, tokens: slice
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return pairs.compute(q, k, heads, tokens)
+
+
 def _attend_rows(problem: Problem, offsets: Offsets, *, lse: bool) -> Result:
-    score = problem.encoding.score
+    score, apart = problem.encoding.score, replace(problem, lowered=None)
     assert score is not None
-    call = ChunkedRows(of_equal_heads(problem), offsets, seed_of(problem))
-    return _result(problem, call(list(score.parameters())), (), lse=lse)
+
+    def record(part: Problem, heads: slice) -> KernelProblem:
+        terms = score.lower_heads(heads, part.q, part.k, part.grid, scale=part.scale)
+        assert terms is not None
+        return Form(part, offsets, terms).record()
+
+    return _result(problem, attend_heads(apart, record), (), lse=lse)
 
 
 def _run(
@@ -191,7 +194,7 @@ def _run(
 ) -> Result:
     if problem.whole is not None:
         sums = without_rows(problem.whole.lse, terms).detach().double().contiguous()
-        return Result(NATIVE.attend_part(record, problem.whole.output, sums), None)
+        return Result(NATIVE.zeros(record, problem.whole.output, sums, part=True)[0], None)
     return _result(problem, NATIVE.attend(record), terms, lse=lse)
 
 

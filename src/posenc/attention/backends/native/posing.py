@@ -112,9 +112,7 @@ def fused_form(problem: Problem) -> tuple[FusedScore | None, tuple[StructuredSco
     if score is None or grid.query.positions.requires_grad or grid.key.positions.requires_grad:
         return None, None
     term = None if value is None else value.lower(grid)
-    k = repeat_heads(problem.k, problem.heads)
-    form = score.fuse(problem.q, k, grid, scale=problem.scale)
-    return form, () if value is None else None if term is None else (term,)
+    return problem.fused(), () if value is None else None if term is None else (term,)
 
 
 def read_own_terms(lowered: Sequence[StructuredScore], problem: Problem, offsets: Offsets) -> Terms:
@@ -167,12 +165,6 @@ def rotated_where_faster(problem: Problem) -> Problem:
         return problem
     q, k = rotate(rotation, problem.q, problem.k)
     return replace(problem, q=q, k=k, rotation=None)
-
-
-def of_equal_heads(problem: Problem) -> Problem:
-    """The problem with as many heads of keys and values as of queries."""
-    k, v = (repeat_heads(x, problem.heads) for x in (problem.k, problem.v))
-    return replace(problem, k=k, v=v)
 
 
 def _record(

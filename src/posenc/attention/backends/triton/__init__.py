@@ -17,7 +17,6 @@ from posenc.attention.backends.common.base import (
 from posenc.attention.backends.triton.decoding import attend_single_query
 from posenc.attention.backends.triton.form import (
     KernelForm,
-    fused_form,
     is_single_query,
     kernel_form,
     refuse_device,
@@ -79,7 +78,7 @@ class Triton(Backend):
         compute: Compute
         kernels = ""
         single = refuse_single_query(problem) if is_single_query(problem) else NOT_SINGLE
-        fused = None if single is None else fused_form(problem)
+        fused = None if single is None or problem.lowered is not None else problem.fused()
         sums = sums_form(problem, fused)
         if isinstance(sums, Refusal):
             return sums

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Refusal
-from posenc.attention.problem.lowering import has_rows, repeat_heads
+from posenc.attention.problem.lowering import has_rows
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.spacing import find_spacing, lower_on_sequences
@@ -25,19 +25,6 @@ from posenc.encoding import (
 )
 from posenc.grid import FARTHEST, Grid
 from posenc.runtime import is_transformed
-
-__all__ = [
-    "FAR",
-    "KernelForm",
-    "fused_form",
-    "is_single_query",
-    "kernel_form",
-    "refuse_device",
-    "refuse_machine",
-    "refuse_single_query",
-    "shared_memory",
-    "tile_memory",
-]
 
 INSTALLED = importlib.util.find_spec("triton") is not None
 
@@ -130,22 +117,13 @@ def refuse_single_query(problem: Problem) -> Refusal | None:
     return None
 
 
-def fused_form(problem: Problem) -> FusedScore | None:
-    """The score part's form outside the structured one, if it has no structured one."""
-    score = problem.encoding.score
-    if problem.lowered is not None or score is None:
-        return None
-    k = repeat_heads(problem.k, problem.heads)
-    return score.fuse(problem.q, k, problem.grid, scale=problem.scale)
-
-
 NO_INTERVALS = Refusal("its kernels take no intervals of keys")
 
 
 def kernel_form(problem: Problem, fused: FusedScore | None = None) -> KernelForm | Refusal:
     """The problem as the kernels take it, or why they cannot.
 
-    ``fused`` is the score part's form, see ``fused_form``.
+    ``fused`` is the score part's form, if it has no structured one.
 
     Reads the values of a layout with documents or padding, once, where terms depend on the offset
     and nothing else tells whether tokens of a document are one position apart.

@@ -13,20 +13,6 @@ from triton.language import constexpr
 from posenc.attention.backends.triton.kernels.arguments import Curve, Numbers, Rotary, Table, Tokens
 from posenc.attention.backends.triton.segments import GRANULE
 
-__all__ = [
-    "Ends",
-    "by_row",
-    "curve",
-    "low_and_high",
-    "maybe",
-    "numbers",
-    "padded",
-    "precision_of",
-    "rotary",
-    "table",
-    "tokens",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Ends:

@@ -34,8 +34,6 @@ from posenc.attention.backends.triton.strides import empty_as
 from posenc.attention.problem.flat import flatten, paths_of
 from posenc.attention.problem.record import SCHEMA, KernelProblem
 
-__all__ = ["Call", "blocks"]
-
 PRODUCTS_BLOCK = 64
 
 DRAWN = 2**16

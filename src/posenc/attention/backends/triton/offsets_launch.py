@@ -15,8 +15,6 @@ from posenc.attention.backends.triton.kernels.configs import PROGRAMS, diagonal_
 from posenc.attention.backends.triton.kernels.offsets import offsets_kernel
 from posenc.attention.backends.triton.launch import Call
 
-__all__ = ["curve_gradients", "offset_gradients"]
-
 
 class _Sums(NamedTuple):
     """Sums of all programs.

@@ -12,12 +12,11 @@ from posenc.attention.backends.common.operator import Gradients, Operator
 from posenc.attention.backends.triton.strides import empty_as, features_together
 from posenc.attention.problem.flat import flatten, paths_of, restore
 from posenc.attention.problem.record import SCHEMA, KernelProblem
+from posenc.attention.problem.terms import of_tokens
 
 if TYPE_CHECKING:
     from posenc.attention.backends.triton.launch import Call
     from posenc.attention.backends.triton.sums_launch import SumsCall
-
-__all__ = ["TRITON"]
 
 FUNCTION = tuple(f"pairs.tensors.{at}" for at in range(5))
 """Paths of the numbers, knots, slopes, intercepts and rates of a function of the distance."""
@@ -39,6 +38,10 @@ def compute_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
     """
     record = _ready(record)
     with torch.cuda.device(record.q.get_device()):
+        if record.pairs.kind == "single":
+            from posenc.attention.backends.triton.split_k import attend_split_k
+
+            return attend_split_k(record)
         return _sums(record).forward() if _carries(record) else _call(record).forward()
 
 
@@ -146,7 +149,7 @@ def _ready(record: KernelProblem) -> KernelProblem:
         x
         if path.startswith("rotary")
         else features_together(x)
-        if x.dim() == 4 or path == "terms.column"
+        if x.dim() == 4 or (path.startswith("terms.") and of_tokens(path[6:]))
         else x.contiguous()
         for path, x in zip(paths_of(flat.words), flat.tensors, strict=True)
     ]

@@ -2,52 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.triton.form import FAR, KernelForm
 from posenc.attention.backends.triton.segments import segments_of
 from posenc.attention.problem.dropout import draw_seed
-from posenc.attention.problem.flat import schema_of
 from posenc.attention.problem.lowering import sinks_beside
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, Rotary, Segments
 from posenc.attention.problem.spacing import find_spacing
 from posenc.attention.problem.terms import AXES, Terms, max_distance_of, of_tokens, read_terms
-from posenc.encoding import DistanceFunction, GateCounts, Rotation, StickWeights
+from posenc.encoding import BucketedTerms, DistanceFunction, GateCounts, Rotation, StickWeights
 from posenc.layout.integers import exact_dtype
-
-
-@dataclass(frozen=True, eq=False)
-class SingleQuery:
-    """One query a row, with a bias and a row of values for each key.
-
-    Args:
-        q: ``[B, H, 1, D]``; k: ``[B, G, K, D]``; v: ``[B, G, K, E]``.
-        scale: factor of q·k.
-        rotary: of queries and keys before their product.
-        bias: ``[B, H, K]`` float32, -inf where hidden.
-        softcap: of the logits with their bias; 0.0 for none.
-        bucket: ``[B, K]``, which of value_rows ``[h, N, E]`` each key adds to its value.
-    """
-
-    q: Float[Tensor, "B H 1 D"]
-    k: Float[Tensor, "B G K D"]
-    v: Float[Tensor, "B G K E"]
-    scale: float
-    rotary: Rotary
-    bias: Float[Tensor, "B H K"] | None = None
-    softcap: float = 0.0
-    bucket: Int[Tensor, "B K"] | None = None
-    value_rows: Float[Tensor, "h N E"] | None = None
-
-
-SINGLE_QUERY = schema_of(SingleQuery)
-"""Of the flat arguments that its operator takes."""
 
 
 def record(problem: Problem, form: KernelForm, *, tuned: bool) -> KernelProblem:
@@ -73,6 +44,31 @@ def record(problem: Problem, form: KernelForm, *, tuned: bool) -> KernelProblem:
         sinks=None if sinks is None else sinks.float().contiguous(),
         softcap=problem.softcap or 0.0,
         tuned=tuned,
+    )
+
+
+def single_query_record(
+    problem: Problem, bias: Float[Tensor, "B H K"] | None, value: BucketedTerms | None
+) -> KernelProblem:
+    """The record of one query a row.
+
+    Args:
+        bias: float32, -inf where hidden. It is the record's ``column``.
+        value: its rows; the bucket of each key ``[B, K]`` is the tensor of the pairs.
+    """
+    rows: Tensor | None = None
+    buckets: tuple[Tensor, ...] = ()
+    if value is not None and value.value is not None:
+        bucket = value.bucket(problem.grid.offset[:, 0])
+        rows, buckets = value.value.to(problem.v.dtype), (bucket.expand(len(problem.q), -1),)
+    return KernelProblem(
+        *(problem.q, problem.k, problem.v, problem.scale),
+        terms=Terms(column=bias, value_rows=rows),
+        pairs=PairTerm("single", buckets),
+        geometry=Geometry(),
+        segments=Segments(),
+        rotary=rotary_of(problem.rotation),
+        softcap=problem.softcap or 0.0,
     )
 
 

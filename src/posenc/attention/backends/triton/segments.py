@@ -12,8 +12,6 @@ from posenc.attention.problem.record import Segments
 from posenc.attention.problem.spacing import document_numbers
 from posenc.grid import Grid
 
-__all__ = ["GRANULE", "segment_ids_of", "segments_of"]
-
 GRANULE = 16
 """Tokens that are summed up together; divides all tiles."""
 

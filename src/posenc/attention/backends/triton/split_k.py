@@ -7,6 +7,7 @@ import triton
 from torch import Tensor
 
 from posenc.attention.backends.triton.forms import (
+    maybe,
     numbers,
     padded,
     precision_of,
@@ -16,18 +17,16 @@ from posenc.attention.backends.triton.forms import (
 )
 from posenc.attention.backends.triton.kernels.configs import KEYS_PER_SPLIT, PROGRAMS
 from posenc.attention.backends.triton.kernels.decode import combine_kernel, split_kernel
-from posenc.attention.backends.triton.posing import SingleQuery
-
-__all__ = ["attend_split_k"]
+from posenc.attention.problem.record import KernelProblem
 
 COMBINED = 16
 """Splits that are read at once when they are put together."""
 
 
-def attend_split_k(x: SingleQuery) -> tuple[Tensor, Tensor]:
+def attend_split_k(x: KernelProblem) -> tuple[Tensor, Tensor]:
     """Output and LSE; keys are dealt to as many programs as keep the device busy."""
-    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (x.q, x.k, x.v))
-    bias, bucket, value_rows, factors = x.bias, x.bucket, x.value_rows, x.rotary
+    q, k, v, bias, value_rows, factors = x.q, x.k, x.v, x.terms.column, x.terms.value_rows, x.rotary
+    bucket = x.pairs.tensors[0] if x.pairs.tensors else None
     batch, heads = q.shape[:2]
     key_heads, keys, width = k.shape[1], k.shape[2], v.shape[-1]
     # Query heads that read rows of their own cannot share a tile.
@@ -44,9 +43,9 @@ def attend_split_k(x: SingleQuery) -> tuple[Tensor, Tensor]:
         tokens(q),
         tokens(k),
         tokens(v),
-        None if bias is None else numbers(bias if bias.stride(-1) == 1 else bias.contiguous()),
-        None if bucket is None else numbers(bucket.contiguous().unsqueeze(1)),
-        None if value_rows is None else table(value_rows.contiguous()),
+        maybe(numbers, bias),
+        None if bucket is None else numbers(bucket.unsqueeze(1)),
+        maybe(table, value_rows),
         *(
             rotary(cosine, sine, q.shape[-1], adjacent=factors.adjacent)
             for cosine, sine in (

@@ -5,8 +5,6 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["empty_as", "features_together"]
-
 
 def features_together(x: Tensor) -> Tensor:
     """The tensor in a memory order that the kernels can read."""

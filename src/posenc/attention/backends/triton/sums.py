@@ -11,8 +11,6 @@ from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.spacing import find_spacing
 from posenc.encoding import FusedScore, GateCounts, StickWeights
 
-__all__ = ["NAMES", "SumsForm", "attend_with_sums", "sums_form"]
-
 SumsForm = GateCounts | StickWeights
 
 NAMES: dict[type, str] = {GateCounts: "counts", StickWeights: "sticks"}

@@ -26,8 +26,6 @@ from posenc.attention.backends.triton.segments import GRANULE
 from posenc.attention.backends.triton.strides import empty_as
 from posenc.attention.problem.record import KernelProblem
 
-__all__ = ["SumsCall"]
-
 LARGEST_TILE = 128
 """Keys of the largest tiles: so many gates may be added to a count at its limit."""
 

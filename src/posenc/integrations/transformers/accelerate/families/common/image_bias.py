@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.nn.functional import interpolate, pad, scaled_dot_product_attention
 
 from posenc.attention.api import attend_block, attend_part
 from posenc.attention.backends.common.base import Backend
+from posenc.attention.call import AttentionCall
 from posenc.attention.problem.problem import Whole
 from posenc.derivatives import with_definition
 from posenc.encoding import BucketedTerms
@@ -145,20 +146,20 @@ def _attend_from_patches(
     cells = Layout.image(*size, device=q.device)
     grid = Grid(cells, cells)
     encoding = encoding_of(BucketedTerms(partial(cell_bucket, size=size), table=table[:, :-3]))
-    image = (q, k[:, :, 1:], v[:, :, 1:], grid, encoding)
+    image = AttentionCall(q, k[:, :, 1:], v[:, :, 1:], grid, encoding, scale=scale)
     with without_autocast(q.device):
         wide = torch.promote_types(q.dtype, torch.float32)
         key, value = k[:, :, :1].to(wide), v[:, :, :1].to(wide)
         logit = scale * (q.to(wide) @ key.mT) + table[:, -2, None, None]  # [B, H, P, 1]
         with torch.no_grad():
-            output, lse = attend_block(*image, backend=backend, scale=scale, return_lse=True)
+            output, lse = attend_block(image, backend, return_lse=True)
             assert lse is not None
             lse = torch.logaddexp(lse, logit[..., 0].to(lse))  # [B, H, P]
             output = output + (logit - lse.unsqueeze(-1)).exp().to(wide) * (value - output)
         if not torch.is_grad_enabled():
             return output.to(v.dtype)
         whole = Whole(output.to(v.dtype), lse)
-        through_image = attend_part(*image, whole=whole, backend=backend, scale=scale)
+        through_image = attend_part(replace(image, whole=whole), backend)
         weight = (logit - lse.unsqueeze(-1)).exp().to(wide)
         through_class = weight * (value - output)
         through = through_image + through_class.to(v.dtype)
