@@ -38,7 +38,7 @@ from posenc.evaluation.texts import SpecialTokens, read_ids
 from posenc.experiments.corpus import read_corpus
 from posenc.experiments.pieces import Pieces
 from posenc.experiments.settings import ComparisonSettings
-from posenc.experiments.statistics import estimate
+from posenc.reporting.intervals import estimate
 from posenc.experiments.tasks.digits import Digits
 from posenc.experiments.tasks.masked import MASK, MaskedBytes
 from posenc.experiments.text_loss import Targets

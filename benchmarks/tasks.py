@@ -25,8 +25,8 @@ from pathlib import Path
 from number_words import write_numbers
 
 from posenc.experiments.results import Comparison
-from posenc.experiments.statistics import Estimate, estimate
-from posenc.visualization.bounds import Bounds
+from posenc.reporting.intervals import Estimate, estimate
+from posenc.reporting.intervals import Bounds
 
 ROOT = Path(__file__).parent
 KEPT = ROOT / "results" / "tasks"

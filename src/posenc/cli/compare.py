@@ -13,7 +13,15 @@ from rich.text import Text
 
 from posenc.cli.compare_display import CompareDisplay
 from posenc.cli.completion import complete_encodings, complete_task
-from posenc.cli.console import ERRORS, OUT, command_line, new_table, print_json, print_report
+from posenc.cli.console import (
+    ERRORS,
+    OUT,
+    command_line,
+    new_table,
+    print_headline,
+    print_json,
+    print_report,
+)
 from posenc.cli.options import Json, Quiet, names, numbers, option
 from posenc.codec import parse_options
 from posenc.errors import ArgumentError
@@ -21,8 +29,8 @@ from posenc.errors import ArgumentError
 if TYPE_CHECKING:
     from posenc.experiments.results import Comparison
     from posenc.experiments.settings import ComparisonSettings
-    from posenc.experiments.statistics import Estimate
     from posenc.experiments.summary import Summary
+    from posenc.reporting.intervals import Estimate
 
 
 BY_TASK = "the task's"
@@ -179,7 +187,7 @@ def compare(
     else:
         _print_summary(comparison, summary)
         _print_models(comparison, out)
-        _print_headline(summary, remedies=comparison.complete)
+        print_headline(summary.headline, summary.remedies if comparison.complete else ())
         print_report(report.page, gap="")
     if not comparison.complete:
         ERRORS.print(f"Interrupted. To continue: {display.resume}", style="yellow", soft_wrap=True)
@@ -262,13 +270,6 @@ def _print_summary(comparison: Comparison, summary: Summary) -> None:
     if OUT.measure(table, options=unlimited).maximum > OUT.width:
         table = _table(comparison, summary, between="\n")
     OUT.print(table)
-
-
-def _print_headline(summary: Summary, *, remedies: bool) -> None:
-    """Print the finding in a line and, if asked for, the commands that settle what is open."""
-    OUT.print(Text(f"\n{summary.headline}", "bold"), soft_wrap=True)
-    for remedy in summary.remedies if remedies else ():
-        OUT.print(Text(f"{remedy.text} {remedy.command}".rstrip(": ")), soft_wrap=True)
 
 
 def _table(comparison: Comparison, summary: Summary, *, between: str) -> Table:

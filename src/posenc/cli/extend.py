@@ -10,7 +10,7 @@ import typer
 from posenc.cli.completion import complete_methods
 from posenc.cli.console import OUT, command_line, print_json, print_report
 from posenc.cli.options import ComputeDevice, Images, Json, Quiet, TextFile, TrainedLength, option
-from posenc.cli.studies import StudyDisplay, print_study
+from posenc.cli.studies import StudyDisplay, print_study, study_json
 
 if TYPE_CHECKING:
     from posenc.evaluation.extend import Extended
@@ -125,7 +125,7 @@ def extend(
             stop=stop,
         )
     if json:
-        study = {} if extended.study is None else extended.study.to_json()
+        study = {} if extended.study is None else study_json(extended.study)
         served = {"transformers": extended.native, "engines": extended.engines}
         print_json(study | {"out": str(out)} | served)
     else:
@@ -157,7 +157,7 @@ def _print_written(out: Path, extended: Extended) -> None:
 
 def _engines(found: dict[str, str]) -> str:
     """Other programs that run a checkpoint as extended, and what the rest do."""
-    from posenc.experiments.wording import listed
+    from posenc.reporting.sentences import listed
 
     alike = [name for name, difference in found.items() if not difference]
     clauses = [f"{name} {difference}" for name, difference in found.items() if difference]

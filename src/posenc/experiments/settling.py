@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,13 @@ from posenc.experiments.gates import MORE, advised_steps, longer_training
 from posenc.experiments.output import resume_command
 from posenc.experiments.results import Comparison
 from posenc.experiments.settings import ComparisonSettings
-from posenc.experiments.statistics import BREAKS, CONFIDENCE, HOLDS, Estimate, change
+from posenc.experiments.statistics import change
 from posenc.experiments.tasks import TASKS
 from posenc.experiments.verdicts import Row
-from posenc.experiments.wording import sentence
+from posenc.reporting.intervals import CONFIDENCE, Estimate
+from posenc.reporting.page import Remedy
+from posenc.reporting.sentences import sentence
+from posenc.reporting.verdicts import BREAKS, HOLDS
 
 FEWEST_SEEDS, MOST_SEEDS = 3, 30
 """Seeds advised after a single one, and the most that are advised."""
@@ -31,17 +33,6 @@ OPTIONS = (
 
 Clause = tuple[str, Sequence[Row]]
 """A reason why verdicts are open, in words, and the rows it holds for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Remedy:
-    """A way to settle verdicts: ``text`` says which and how, ``command`` is the command line.
-
-    The command is empty where the settings of the comparison are not known.
-    """
-
-    text: str
-    command: str
 
 
 def remedies(comparison: Comparison, rows: Sequence[Row]) -> tuple[Remedy, ...]:

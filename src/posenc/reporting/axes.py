@@ -9,8 +9,8 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from posenc.visualization.bounds import Bounds
-from posenc.visualization.colours import CONTROL
+from posenc.reporting.intervals import Bounds
+from posenc.reporting.palette import CONTROL
 
 TICKS = 6
 """Steps that an axis is divided into, roughly."""

@@ -7,7 +7,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from posenc.visualization.colours import COLOURS, CONTROL, DARK, FALL, LIGHT, RISE, SERIES, SHAPES
+from posenc.reporting.palette import COLOURS, CONTROL, DARK, LIGHT, SERIES, SHAPES
+from posenc.visualization.colours import FALL, RISE
 
 Colour = np.ndarray
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from posenc.visualization.line_names import apart
+from posenc.reporting.line_names import apart
 
 
 def test_what_is_far_apart_stays() -> None:

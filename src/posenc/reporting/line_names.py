@@ -8,7 +8,7 @@ from typing import Any, Literal
 import altair as alt
 import pandas as pd
 
-from posenc.visualization.axes import of_field
+from posenc.reporting.axes import of_field
 
 LINE_HEIGHT, TIGHT = 15.0, 13.0
 """Pixels from one name to the next, and where there are many."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import vl_convert
 
-from posenc.visualization.colours import LIGHT
+from posenc.reporting.palette import LIGHT
 
 PICTURE_WIDTH = 760
 """Pixels a chart is wide as a picture, before doubling."""

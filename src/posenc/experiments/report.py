@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from posenc.experiments.gates import reason
-from posenc.experiments.report.charts import draw_charts
-from posenc.experiments.report.page import render_page
+from posenc.experiments.page import comparison_page
 from posenc.experiments.results import Comparison
 from posenc.experiments.summary import Summary, summarise
-from posenc.storage import output_folder, write_bytes
-from posenc.visualization.charts import Chart, picture_files
+from posenc.experiments.verdicts import Row
+from posenc.reporting.page import write_files
+from posenc.storage import output_folder
 
 FIRST = 10.0
 """Seconds before the first live report."""
@@ -59,11 +58,9 @@ def write_report(
     folder = Path(folder)
     with output_folder(folder, "folder", overwrite=overwrite) as partial:
         summary = summarise(comparison)
-        charts = draw_charts(comparison, summary)
-        for name, content in _contents(comparison, summary, charts):
-            write_bytes(partial / name, content)
-    pictures = [f"{chart.key}.{kind}" for chart in charts for kind in ("png", "svg")]
-    tables = ("comparison.json", "measurements.csv", "summary.csv")
+        page, tables = comparison_page(comparison, summary), _tables(comparison, summary)
+        write_files(partial, page, tables)
+    pictures = [f"{chart.key}.{kind}" for chart in page.charts for kind in ("png", "svg")]
     return ReportFiles(
         folder,
         folder / "index.html",
@@ -94,36 +91,40 @@ class LiveReport:
             self._due = now + PAUSE * (now - began)
 
 
-def _contents(
-    comparison: Comparison, summary: Summary, charts: list[Chart]
-) -> Iterable[tuple[str, bytes]]:
-    yield "index.html", render_page(comparison, summary, charts).encode()
-    yield from picture_files(charts)
-    plain = json.dumps(comparison.to_json(), indent=1)
-    yield "comparison.json", f"{plain}\n".encode()
-    yield "measurements.csv", comparison.frame().to_csv(index=False).encode()
-    yield "summary.csv", _summary_table(comparison, summary).encode()
+def _tables(comparison: Comparison, summary: Summary) -> dict[str, str]:
+    """The records and the numbers as files."""
+    return {
+        "comparison.json": json.dumps(comparison.to_json(), indent=1) + "\n",
+        "measurements.csv": comparison.frame().to_csv(index=False),
+        "summary.csv": _summary_table(comparison, summary).to_csv(index=False),
+    }
 
 
-def _summary_table(comparison: Comparison, summary: Summary) -> str:
-    """A line per subject: verdicts, estimates by length, and costs."""
+def _summary_table(comparison: Comparison, summary: Summary) -> pd.DataFrame:
+    """A row a subject: verdicts, estimates by length, and costs."""
     lengths, key = comparison.test_lengths, comparison.headline.key
     recalled = lengths if comparison.metric("recall") is not None else ()
-    columns = [f"{key}@{n}" for n in lengths] + [f"recall@{n}" for n in recalled]
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(
-        ["rank", "subject", "role", "verdict", "predicts", "finds"]
-        + [f"{column}{end}" for column in columns for end in ("", "_low", "_high")]
-        + ["tokens_per_second", "peak_memory_bytes", "parameters", "reason"]
-    )
-    for row in summary.rows:
-        estimates = [row.values.get(n) for n in lengths] + [row.recall.get(n) for n in recalled]
-        values: list[object] = [row.rank, row.subject.name, row.subject.role]
-        values += [row.verdict, row.predicts, row.finds]
-        for estimate in estimates:
-            plain = {} if estimate is None else estimate.to_json()
-            values += [plain.get(end) for end in ("mean", "low", "high")]
-        values += [row.tokens_per_second, row.peak_memory_bytes, row.parameters]
-        table.writerow([*values, reason(comparison, row)])
-    return text.getvalue()
+
+    def record(row: Row) -> dict[str, object]:
+        estimates = {f"{key}@{n}": row.values.get(n) for n in lengths}
+        estimates |= {f"recall@{n}": row.recall.get(n) for n in recalled}
+        plain = {column: value.to_json() if value else {} for column, value in estimates.items()}
+        return {
+            "rank": row.rank,
+            "subject": row.subject.name,
+            "role": row.subject.role,
+            "verdict": row.verdict,
+            "predicts": row.predicts,
+            "finds": row.finds,
+            **{
+                f"{column}{end and f'_{end}'}": values.get(end or "mean")
+                for column, values in plain.items()
+                for end in ("", "low", "high")
+            },
+            "tokens_per_second": row.tokens_per_second,
+            "peak_memory_bytes": row.peak_memory_bytes,
+            "parameters": row.parameters,
+            "reason": reason(comparison, row),
+        }
+
+    return pd.DataFrame(map(record, summary.rows), dtype=object)
