@@ -33,7 +33,11 @@ def comparison_page(comparison: Comparison, summary: Summary) -> Page:
         ),
         terms=(
             *(Term(name=m.label, note=m.unit, text=(m.description,)) for m in comparison.metrics),
-            *(Term(name=s.label, note=s.role, text=(s.note,)) for s in comparison.subjects),
+            *(
+                Term(name=s.label, note=s.role, text=(s.note,))
+                for s in comparison.subjects
+                if s.note
+            ),
         ),
     )
     return Page(

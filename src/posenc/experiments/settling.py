@@ -10,6 +10,7 @@ from typing import Any
 
 from scipy import special
 
+from posenc.arguments import declared_options
 from posenc.experiments.gates import MORE, advised_steps, longer_training
 from posenc.experiments.output import resume_command
 from posenc.experiments.results import Comparison
@@ -24,12 +25,6 @@ from posenc.reporting.verdicts import BREAKS, HOLDS
 
 FEWEST_SEEDS, MOST_SEEDS = 3, 30
 """Seeds advised after a single one, and the most that are advised."""
-
-OPTIONS = (
-    *("text", "encodings", "train_length", "test_lengths", "steps", "seeds", "width", "layers"),
-    *("heads", "batch", "learning_rate", "device", "precision", "out"),
-)
-"""Settings that the command line has an option for, by their name."""
 
 Clause = tuple[str, Sequence[Row]]
 """A reason why verdicts are open, in words, and the rows it holds for."""
@@ -160,13 +155,12 @@ def _command(comparison: Comparison, changes: Mapping[str, Any]) -> str:
     usual = {**defaults.to_json(), "steps": defaults.planned_steps}
     usual["train_length"] = defaults.entry.defaults.train_length
     settings["train_length"] = comparison.train_length
+    settings["task"], usual["task"] = comparison.task, ComparisonSettings.task
     words = ["posenc", "compare"]
-    if comparison.task != ComparisonSettings.task:
-        words += ["--task", comparison.task]
     for key, value in settings.get("options", {}).items():
         if value != usual["options"].get(key):
             words += ["--option", f"{key}={_written(value)}"]
-    for key in OPTIONS:
+    for key in (*declared_options(ComparisonSettings), "out"):
         value = settings.get(key, usual[key])
         if value != usual[key]:
             count = key == "seeds" and value == list(range(len(value)))

@@ -1,4 +1,4 @@
-"""Value axes whose tick labels differ, rules across charts, and legends."""
+"""Value axes whose tick labels differ, rules across charts, and shaded ranges."""
 
 from __future__ import annotations
 
@@ -71,28 +71,12 @@ def of_field(axis: alt.X | alt.Y, field: str) -> Any:
     return other
 
 
-def rule(axis: alt.X | alt.Y, at: float, label: str, *, top: bool = False) -> list[Any]:
-    """A dashed rule at a value of an axis, labelled at its end.
-
-    Args:
-        top: label a vertical rule at its upper end.
-    """
-    across = isinstance(axis, alt.X)
-    base = alt.Chart(pd.DataFrame({"at": [at], "label": [label]})).encode(
-        **{"x" if across else "y": of_field(axis, "at:Q")}
-    )
+def rule(axis: alt.Y, at: float, label: str) -> list[Any]:
+    """A dashed rule at a value of a vertical axis, labelled at its end."""
+    base = alt.Chart(pd.DataFrame({"at": [at], "label": [label]})).encode(y=of_field(axis, "at:Q"))
     line = base.mark_rule(strokeDash=[5, 4], color=CONTROL, strokeWidth=1.2)
-    if not across:
-        text = base.mark_text(align="right", baseline="bottom", dy=-3, color="--soft")
-        return [line, text.encode(x=alt.value("width"), text="label:N")]
-    text = base.mark_text(
-        align="left",
-        baseline="top" if top else "bottom",
-        dx=5,
-        dy=3 if top else -12,
-        color="--soft",
-    )
-    return [line, text.encode(y=alt.value(0 if top else "height"), text="label:N")]
+    text = base.mark_text(align="right", baseline="bottom", dy=-3, color="--soft")
+    return [line, text.encode(x=alt.value("width"), text="label:N")]
 
 
 def shade(axis: alt.X, begin: float, end: float, label: str, *, top: bool = False) -> list[Any]:
@@ -116,9 +100,3 @@ def shade(axis: alt.X, begin: float, end: float, label: str, *, top: bool = Fals
     )
     at = alt.value(0 if top else "height")
     return [area, text.encode(x=of_field(axis, "end:Q"), y=at, text="label:N")]
-
-
-def legend(limit: int, **options: Any) -> alt.Legend:
-    """A legend of series above a chart, their names at most ``limit`` pixels wide."""
-    options |= {"symbolSize": 90, "symbolOpacity": 1, "symbolStrokeWidth": 0}
-    return alt.Legend(title=None, orient="top", columns=4, labelLimit=limit, **options)

@@ -31,12 +31,6 @@ THEME: dict[str, Any] = {
     }
     | {"titleX": -30, "titleY": -9},
     "axisX": {"titlePadding": 8},
-    "legend": {
-        "labelColor": "--ink",
-        "labelFontSize": 12.5,
-        "symbolStrokeWidth": 2.4,
-        "offset": 28,
-    },
     "title": {"anchor": "start", "color": "--ink", "fontSize": 15, "offset": 14},
     "view": {"stroke": None},
 }

@@ -26,7 +26,7 @@ class Quantity(Protocol):
     def is_share(self) -> bool: ...
 
 
-def sentence(name: str, **facts: Any) -> str:
+def sentence(name: str, /, **facts: Any) -> str:
     """A sentence (or a few) by the macro of this name in ``templates/sentences.jinja``."""
     macro = getattr(_templates().get_template("sentences.jinja").module, name)
     return " ".join(line.strip() for line in macro(**facts).splitlines() if line.strip())

@@ -16,18 +16,10 @@
   async function draw() {
     const { theme, specs } = coloured();
     theme.font = getComputedStyle(document.body).fontFamily;
-    theme.legend.columns = narrow.matches ? 2 : 4;
     const made = [];
     for (const [key, spec] of Object.entries(specs)) {
-      if (narrow.matches) {
-        spec.height = spec.usermeta?.narrow ?? spec.height;
-        JSON.stringify(spec, (name, value) => {
-          if (name === "legend" && value) value.columns = 2;
-          return value;
-        });
-      }
-      const result = await vegaEmbed(`#chart-${key}`, spec, { actions: false, renderer: "svg", config: theme });
-      if (spec.params?.some((param) => param.name === "picked" && "value" in param)) made.push(result.view);
+      if (narrow.matches) spec.height = spec.usermeta?.narrow ?? spec.height;
+      made.push((await vegaEmbed(`#chart-${key}`, spec, { actions: false, renderer: "svg", config: theme })).view);
     }
     views = made;
     for (const view of views) view.addEventListener("click", (event, item) => item?.datum?.subject && pick(item.datum.subject));
