@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from posenc.errors import CheckpointError
+from posenc.evaluation.candidates import Method
 from posenc.evaluation.choosing import choose, gap, gate, require_learned
 from posenc.evaluation.results import Findings, Study, StudyReading
 from posenc.evaluation.suites import next_token as measuring
@@ -15,6 +16,7 @@ from posenc.evaluation.suites.needles import ByteNeedles, letters
 from posenc.evaluation.suites.next_token import NextTokenSuite
 from posenc.evaluation.verdict import answer, expectation, findings
 from posenc.experiments.pieces import Pieces
+from posenc.extension import EXTENSIONS
 
 STRETCHES = 64
 RULER = NextTokenSuite(
@@ -296,6 +298,17 @@ def test_what_runs_the_model_as_it_is_is_named_where_it_does_better() -> None:
     )
     found = replace(study(**BASE, segments=reading(2.5), ntk=reading(2.3)), chosen="ntk")
     assert len(dict(findings(found))["The checkpoint"]) == 1
+
+
+def test_methods_claim_their_place_and_how_they_are_tried() -> None:
+    places = {name: entry.claims.at_twice for name, entry in EXTENSIONS.items()}
+    assert places["direct"] == 0
+    assert places["rerope"] == places["self_extend"] == 4
+    assert places["drope"] is None, "it needs training"
+    for name, entry in EXTENSIONS.items():
+        assert entry.trials.keys() <= {"text_table", "image_table", "short"}
+        for ways in entry.trials.values():
+            assert all(Method.parse(f"{name}{way}").spec.startswith(name) for way in ways)
 
 
 def test_the_expected_order_is_held_to_what_was_found() -> None:

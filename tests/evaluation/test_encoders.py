@@ -178,12 +178,12 @@ def test_every_method_that_fits_is_measured_beside_the_cut_original(
     study = outcome.study
     assert [each.key for each in study.findings] == [
         "cut",
-        "interpolate@prefix=1",
         "hierarchical@prefix=1",
+        "hierarchical+log_n@prefix=1",
+        "interpolate@prefix=1",
+        "interpolate+log_n@prefix=1",
         "random_tail@prefix=1",
         "segments",
-        "interpolate+log_n@prefix=1",
-        "hierarchical+log_n@prefix=1",
         "log_n",
     ]
     assert "makes a table of 48 positions" in study.findings[-1].refusal

@@ -134,10 +134,13 @@ def with_settings(
 def configurable(command: Callable[..., None]) -> Callable[..., None]:
     """The command with ``--config``, a file of its options, and ``--dump-config``."""
 
+    own = signature(command, eval_str=True).parameters
+
     @functools.wraps(command)
     def call(*, config: Path | None, dump_config: bool, **given: Any) -> None:
         if dump_config:
-            typer.echo(_toml(given), nl=False)
+            changed = {n: value for n, value in given.items() if value != own[n].default}
+            typer.echo(_toml(changed), nl=False)
         else:
             command(**given)
 
@@ -151,7 +154,7 @@ def configurable(command: Callable[..., None]) -> Callable[..., None]:
     return _resigned(
         call,
         [
-            *signature(command, eval_str=True).parameters.values(),
+            *own.values(),
             Parameter("config", KEYWORD, default=None, annotation=Annotated[Path | None, file]),
             Parameter("dump_config", KEYWORD, default=False, annotation=Annotated[bool, dump]),
         ],
@@ -202,13 +205,9 @@ def _configure(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def _toml(values: Mapping[str, Any]) -> str:
-    """Values that are neither None nor False, a line each."""
-    plain = {name: value for name, value in values.items() if value not in (None, False)}
-    lines = (
-        f"{name} = {json.dumps(str(value) if isinstance(value, Path) else value)}\n"
-        for name, value in plain.items()
-    )
-    return "".join(lines)
+    """A line a value."""
+    plain = {n: str(value) if isinstance(value, Path) else value for n, value in values.items()}
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in plain.items())
 
 
 def options_of(command: Any, arguments: list[str]) -> dict[str, str]:

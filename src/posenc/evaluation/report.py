@@ -27,6 +27,8 @@ from posenc.reporting.page import (
     Words,
     write_files,
 )
+from posenc.reporting.sentences import sentence
+from posenc.reporting.verdicts import BREAKS, HOLDS
 from posenc.storage import make_folder
 
 DECODED = "Token by token differs from one pass."
@@ -67,7 +69,13 @@ def study_page(study: Study) -> Page:
         guide=judged_by,
     )
     method = Words(
-        key="method", title="How this was measured", paragraphs=(setting(study), judged_by)
+        key="method",
+        title="How this was measured",
+        paragraphs=(
+            setting(study),
+            judged_by,
+            sentence("how_study_judged", study=study, holds=HOLDS, breaks=BREAKS),
+        ),
     )
     measured = "pixels" if study.unit == "pixel" else "text"
     return Page(
