@@ -15,6 +15,9 @@ from posenc.cli.studies import StudyDisplay, print_study, study_json
 if TYPE_CHECKING:
     from posenc.evaluation.extend import Extended
 
+TUNING = "Fine-tuning"
+"""Group of the options on it."""
+
 
 def extend(
     checkpoint: Annotated[
@@ -41,12 +44,14 @@ def extend(
         "posenc-extend"
     ),
     search: Annotated[int, option("Sets of longrope factors to try on the text.")] = 0,
-    finetune_steps: Annotated[int, option("Fine-tuning steps of every extended model.")] = 0,
+    finetune_steps: Annotated[
+        int, option("Fine-tuning steps of every extended model.", group=TUNING)
+    ] = 0,
     positions: Annotated[
-        str, option("Positions in fine-tuning: plain, randomized or skipped (PoSE).")
+        str, option("Positions in fine-tuning: plain, randomized or skipped (PoSE).", group=TUNING)
     ] = "plain",
     finetune_rate: Annotated[
-        float | None, option("Peak learning rate of fine-tuning.", "0.1 / width")
+        float | None, option("Peak learning rate of fine-tuning.", "0.1 / width", group=TUNING)
     ] = None,
     trained_length: TrainedLength = None,
     always: Annotated[

@@ -26,16 +26,24 @@ def option(
     default: str | bool = True,
     *,
     complete: Callable[[str], list[str]] | None = None,
+    group: str | None = None,
 ) -> Any:
-    """An option with its help, the displayed default, and completion of its value."""
-    return typer.Option(help=help_text, show_default=default, autocompletion=complete)
+    """An option with its help, the displayed default, completion of its value, and its group."""
+    return typer.Option(
+        help=help_text, show_default=default, autocompletion=complete, rich_help_panel=group
+    )
+
+
+MEASURING = "Model and data"
+"""Group of the options on what is measured."""
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]
-ComputeDevice = Annotated[str, option("Device: cpu, cuda or cuda:N.")]
+ComputeDevice = Annotated[str, option("Device: cpu, cuda or cuda:N.", group=MEASURING)]
 TextFile = Annotated[
-    Path | None, option("Text file or folder to measure on.", "posenc's own source")
+    Path | None,
+    option("Text file or folder to measure on.", "posenc's own source", group=MEASURING),
 ]
 Images = Annotated[
     Path | None,
@@ -43,10 +51,14 @@ Images = Annotated[
         "Images to measure a ViT on: a folder of image files (in subfolders named as the classes, "
         "if known), or a .npy or .npz file of arrays.",
         "none",
+        group=MEASURING,
     ),
 ]
 TrainedLength = Annotated[
-    int | None, option("Length the model was trained at, in tokens.", "max_position_embeddings")
+    int | None,
+    option(
+        "Length the model was trained at, in tokens.", "max_position_embeddings", group=MEASURING
+    ),
 ]
 
 
