@@ -25,10 +25,11 @@ from posenc.cli.console import (
 from posenc.cli.options import Json, Quiet, numbers, option, with_settings
 from posenc.codec import parse_options
 from posenc.errors import ArgumentError
-from posenc.experiments.settings import ComparisonSettings
+from posenc.experiments.options import ComparisonOptions
 
 if TYPE_CHECKING:
     from posenc.experiments.results import Comparison
+    from posenc.experiments.settings import ComparisonSettings
     from posenc.experiments.summary import Summary
     from posenc.reporting.intervals import Estimate
 
@@ -60,7 +61,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 
 @with_settings(
-    ComparisonSettings,
+    ComparisonOptions,
     parse={"seeds": _seeds},
     complete={"encodings": complete_encodings, "task": complete_task},
 )
@@ -194,6 +195,7 @@ def _settings(
     out: Path, fields: dict[str, Any], options: list[str], *, existing: dict[str, bool]
 ) -> ComparisonSettings:
     from posenc.experiments.output import load_settings
+    from posenc.experiments.settings import ComparisonSettings
     from posenc.experiments.tasks import TASKS
 
     given = [name for name, value in existing.items() if value]

@@ -9,41 +9,21 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import torch
 
-from posenc.arguments import (
-    EXACT,
-    Count,
-    Interval,
-    Length,
-    Option,
-    Rate,
-    Width,
-    check,
-    check_fields,
-)
+from posenc.arguments import EXACT, Count, Interval, check, check_fields
 from posenc.codec import restore, to_plain
 from posenc.errors import ArgumentError, CheckpointError, UnknownNameError
+from posenc.experiments.options import OF_TASK, ComparisonOptions
 from posenc.experiments.recipe import Recipe, Variant
 from posenc.experiments.tasks import TASKS, TaskEntry
 
 TAKEN = ("encodings", "references", "train_length", "width", "layers", "heads", "batch")
-
-OF_TASK: Any = None
-"""A field that is left at this takes the task's default."""
-
-BY_TASK = "the task's"
-"""Displayed default of an option whose default depends on the task."""
-
-DATA, MODEL, TRAINING, MACHINE = "Task and data", "Model", "Training", "Machine"
-"""Groups of options."""
-
-LARGEST_SEED = 2**31 - 1
 
 NOT_ABOUT_RESULTS = frozenset({"out", "existing", "workers", "budget_minutes"})
 """Fields that may differ between a comparison and its continuation."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonSettings:
+class ComparisonSettings(ComparisonOptions):
     """Settings of a comparison.
 
     The defaults are the task's (``TaskEntry.defaults``), which trains each encoding three times in
@@ -82,43 +62,8 @@ class ComparisonSettings:
 
     out: Path
     existing: Literal["refuse", "resume", "join", "replace"] = "refuse"
-    task: Annotated[str, Option("Task to train on (see posenc tasks).", group=DATA)] = "language"
     options: Mapping[str, Any] = field(default_factory=dict)
-    text: Annotated[
-        Path | None, Option("Text file or folder for task language.", "posenc's own source", DATA)
-    ] = None
-    encodings: Annotated[
-        Sequence[str], Option("Encodings: rope,t5+fourier,t5@buckets=16.", BY_TASK, DATA)
-    ] = OF_TASK
     references: Sequence[str] = OF_TASK
-    train_length: Annotated[
-        int,
-        Interval(8, EXACT),
-        Option("Training length, in bytes or the task's unit.", BY_TASK, DATA),
-    ] = OF_TASK
-    test_lengths: Annotated[
-        Sequence[int] | None,
-        Option("Test lengths, comma-separated.", "the task's multiples of --train-length", DATA),
-    ] = None
-    steps: Annotated[Length | None, Option("Training steps per run.", BY_TASK, TRAINING)] = None
-    budget_minutes: Annotated[
-        Rate | None,
-        Option("Limit of the total time, to which the steps are fitted.", "none", TRAINING),
-    ] = None
-    seeds: Annotated[
-        Sequence[Annotated[int, Interval(0, LARGEST_SEED)]],
-        Option("Number of seeds, or a list (0,1,2).", "3", TRAINING),
-    ] = (0, 1, 2)
-    width: Annotated[Width, Option("Model width.", BY_TASK, MODEL)] = OF_TASK
-    layers: Annotated[Count, Option("Number of blocks.", BY_TASK, MODEL)] = OF_TASK
-    heads: Annotated[Count, Option("Attention heads.", BY_TASK, MODEL)] = OF_TASK
-    batch: Annotated[Width, Option("Sequences per step.", BY_TASK, TRAINING)] = OF_TASK
-    learning_rate: Annotated[Rate | None, Option("Peak learning rate.", BY_TASK, TRAINING)] = None
-    device: Annotated[str, Option("Device: cpu, cuda, cuda:N or mps.", group=MACHINE)] = "cpu"
-    precision: Annotated[
-        Literal["32-true", "bf16-mixed"], Option("Precision: 32-true or bf16-mixed.", group=MACHINE)
-    ] = "32-true"
-    workers: Annotated[Count | None, Option("Parallel processes.", "one per core", MACHINE)] = None
     threads: Count = 1
 
     def __post_init__(self) -> None:
