@@ -79,6 +79,20 @@ def test_a_model_measured_as_it_is() -> None:
     assert headline(short) == "tiny at the trained length: loss 2.000, recall 90%"
 
 
+def test_lengths_without_the_trained_one() -> None:
+    """Values are held to those at the shortest."""
+    found = replace(study(direct=reading(2.5, 0.2)), factor=1.0, length=8)
+    assert headline(found) == (
+        "tiny degrades at 4 × the trained length: loss 2.000 → 2.500, recall 90% → 20%"
+    )
+    assert "is at 16;" in verdicts(found)[0]
+
+
+def test_without_chance_nothing_found_is_nothing_learned() -> None:
+    blind = replace(reading(2.5), needles={16: (0.0,), 32: (0.0,)})
+    assert words(replace(study(direct=blind), chance=0.0))["direct"] == ("degrades", "unlearned")
+
+
 @pytest.mark.parametrize("length", [1, 20, 80])
 def test_headlines_fit_a_line(length: int) -> None:
     key = "y" * length

@@ -172,7 +172,8 @@ def has_needles(study: Study) -> bool:
     original = study.of("direct") if study.causal else None
     if original is None or original.untuned is None:
         return False
-    return original.untuned.found(study.length) >= LEARNED * study.chance
+    found = original.untuned.found(study.base_length)
+    return found > 0 and found >= LEARNED * study.chance
 
 
 def gap(one: StudyReading, other: StudyReading, *, lower: bool = True) -> Estimate | None:

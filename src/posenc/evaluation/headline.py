@@ -50,7 +50,7 @@ def headline(study: Study) -> str:
 def _alone(study: Study, at: str) -> str:
     """The verdict on a model measured as it is, with its values if they fit."""
     (method,) = study.findings
-    reading, first = method.untuned, _base_length(study)
+    reading, first = method.untuned, study.base_length
     assert reading is not None  # all that was measured
     metrics = {study.deciding.name: study.deciding}
     if has_needles(study):
@@ -76,11 +76,6 @@ def _short(name: str) -> str:
     return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
 
 
-def _base_length(study: Study) -> int:
-    """The trained length; the shortest if that was not measured."""
-    return study.length if study.length in study.lengths else study.lengths[0]
-
-
 def verdicts(study: Study) -> tuple[str, list[tuple[Findings, tuple[str, ...]]]]:
     """The meaning of the words, and a word on loss and one on recall of each model, best first.
 
@@ -88,7 +83,7 @@ def verdicts(study: Study) -> tuple[str, list[tuple[Findings, tuple[str, ...]]]]
     the interval of a share; it is ``unlearned`` where the original does not find needles, and all
     is where the gate stops the study.
     """
-    metric, first = study.deciding, _base_length(study)
+    metric, first = study.deciding, study.base_length
     original = study.of("direct") or study.of(CUT)
     plain = original.untuned if original else None
     plain = plain or study.ranked()[0][1]

@@ -233,6 +233,11 @@ class Study:
         return self.lengths[-1]
 
     @property
+    def base_length(self) -> int:
+        """The trained length; the shortest one if that was not measured."""
+        return self.length if self.length in self.lengths else self.lengths[0]
+
+    @property
     def deciding(self) -> StudyMetric:
         """The metric that ranks methods."""
         return self.metrics[0]
