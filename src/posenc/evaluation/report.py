@@ -14,7 +14,7 @@ from posenc.evaluation.verdict import answer, findings, setting
 from posenc.reporting.charts import Chart
 from posenc.reporting.drawing import Across, Drawing, Point, Up, looks
 from posenc.reporting.intervals import SHARES, Bounds, Estimate
-from posenc.reporting.numbers import size_in_words
+from posenc.reporting.numbers import counted, size_in_words
 from posenc.reporting.page import (
     Cell,
     Column,
@@ -102,7 +102,7 @@ def study_page(study: Study) -> Page:
             "sha256": study.sha256,
             "seed": f"{study.seed} (one: how much is chance cannot be said)",
             **{f"fine-tuning {name}": value for name, value in study.finetune.items()},
-            "device": f"{study.device}, {study.threads} thread{'s' * (study.threads != 1)}",
+            "device": f"{study.device}, {counted(study.threads, 'thread')}",
             "versions": " · ".join(f"{name} {value}" for name, value in study.versions.items()),
             "made": f"{study.created}, in {study.seconds:.0f} s",
         },

@@ -9,7 +9,7 @@ from posenc.experiments.gates import reason
 from posenc.experiments.results import Comparison
 from posenc.experiments.summary import Summary
 from posenc.experiments.verdicts import Row, longest_measured
-from posenc.reporting.numbers import count_in_words, size_in_words
+from posenc.reporting.numbers import count_in_words, counted, size_in_words
 from posenc.reporting.page import Cell, Column, Page, Table, Term, Verdict, Verdicts, Words
 from posenc.reporting.sentences import sentence
 from posenc.reporting.verdicts import BREAKS, HOLDS
@@ -57,7 +57,7 @@ def comparison_page(comparison: Comparison, summary: Summary) -> Page:
             "corpus": _corpus(comparison),
             "sha256": corpus.sha256,
             "seeds": provenance.seeds,
-            "device": f"{provenance.device}, {_counted(provenance.threads, 'thread')} a process",
+            "device": f"{provenance.device}, {counted(provenance.threads, 'thread')} a process",
             "versions": " · ".join(f"{n} {value}" for n, value in provenance.versions.items()),
             **provenance.settings,
             "made": provenance.created,
@@ -74,7 +74,7 @@ def _facts(comparison: Comparison) -> Iterator[str]:
     yield f"posenc compare · {comparison.title}"
     yield f"trained at {comparison.train_length} {comparison.length_unit}{longer}"
     if comparison.complete:
-        yield _counted(comparison.most_seeds, "seed")
+        yield counted(comparison.most_seeds, "seed")
     else:
         yield f"unfinished: {len(comparison.runs)} runs so far"
     yield comparison.provenance.corpus.name
@@ -83,7 +83,7 @@ def _facts(comparison: Comparison) -> Iterator[str]:
 def _corpus(comparison: Comparison) -> str:
     """The data with their sizes."""
     corpus = comparison.provenance.corpus
-    text = corpus.name + (f": {_counted(corpus.files, 'file')}" if corpus.files else "")
+    text = corpus.name + (f": {counted(corpus.files, 'file')}" if corpus.files else "")
     if corpus.train_bytes:
         text += f", {corpus.train_bytes:,} {corpus.unit} to train on"
         text += f", {corpus.held_out_bytes:,} held out"
@@ -174,7 +174,3 @@ def _table(comparison: Comparison, summary: Summary) -> Table:
             if row.refusals
         ),
     )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

@@ -13,7 +13,7 @@ def size_in_words(size: float | None) -> str:
         if size < 1024:
             return f"{size:.0f} {unit}"
         size /= 1024
-    return f"{size:.1f} GiB"
+    return f"{size:,.1f} GiB"
 
 
 def count_in_words(count: float | None) -> str:
@@ -25,6 +25,11 @@ def count_in_words(count: float | None) -> str:
             return f"{count:.0f}{unit}" if count >= 100 or not unit else f"{count:.3g}{unit}"
         count /= 1000
     return f"{count:.3g} G"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 seed``, ``3 seeds``."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def setting_in_words(value: object) -> str:
