@@ -173,10 +173,10 @@ def configurable(command: Callable[..., None]) -> Callable[..., None]:
     )
 
 
-def _resigned(call: Any, parameters: list[Parameter]) -> Any:
+def _resigned(call: Callable[..., None], parameters: list[Parameter]) -> Callable[..., None]:
     """A function by the parameters of its command line, all by keyword."""
     keywords = [parameter.replace(kind=KEYWORD) for parameter in parameters]
-    call.__signature__ = Signature(keywords)
+    call.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
     return call
 

@@ -43,7 +43,7 @@ def headline(study: Study) -> str:
     judged = {method.key: words[0] for method, words in verdicts(study)[1]}
     facts = {"key": _short(key), "at": at, "steps": steps}
     forms = ((judged[key], figures), (judged[key], ""), ("", ""))
-    texts = (sentence("use", verdict=word, figures=shown, **facts) for word, shown in forms)
+    texts = (sentence("use", verdict=verdict, figures=shown, **facts) for verdict, shown in forms)
     return next(text for text in texts if len(text) <= LONGEST)
 
 
@@ -87,7 +87,8 @@ def verdicts(study: Study) -> tuple[str, list[tuple[Findings, tuple[str, ...]]]]
     original = study.of("direct") or study.of(CUT)
     plain = original.untuned if original else None
     plain = plain or study.ranked()[0][1]
-    base, rows = plain.of(metric)[first], []
+    base = plain.of(metric)[first]
+    rows: list[tuple[Findings, tuple[str, ...]]] = []
     for method, reading in study.ranked(tuned=study.tuned):
         value = reading.of(metric)[study.goal]
         change = Estimate(deterioration(value, base, lower=metric.lower), None, 1)
