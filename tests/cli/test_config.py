@@ -63,6 +63,8 @@ def test_options_are_those_that_the_settings_declare() -> None:
     declared = declared_options(ComparisonSettings)
     defaults = {field.name: field.default for field in fields(ComparisonSettings)}
     assert {"task", "encodings", "width", "precision", "workers"} <= declared.keys()
+    kinds = {name: shown[name].metavar for name in ("seeds", "steps", "text", "learning_rate")}
+    assert list(kinds.values()) == ["<str>", "<int>", "<path>", "<float>"]
     for name, (_, told) in declared.items():
         assert shown[name].help == told.help
         assert shown[name].rich_help_panel == told.group

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 
@@ -183,9 +183,9 @@ def _resigned(call: Callable[..., None], parameters: list[Parameter]) -> Callabl
 
 def _metavar(hint: Any) -> str:
     """The type of a setting, for help."""
-    kinds = [kind for kind in get_args(get_args(hint)[0]) if kind is not NoneType] or [hint]
-    kind = get_args(kinds[0])[0] if get_origin(kinds[0]) is Annotated else kinds[0]
-    return {int: "<int>", float: "<float>", Path: "<path>"}.get(kind, "<str>")
+    while get_origin(hint) in (Annotated, Union, UnionType):
+        hint = get_args(hint)[0]
+    return {int: "<int>", float: "<float>", Path: "<path>"}.get(hint, "<str>")
 
 
 def _configure(context: typer.Context, path: Path | None) -> Path | None:
