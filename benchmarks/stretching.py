@@ -38,7 +38,6 @@ from posenc.evaluation.texts import SpecialTokens, read_ids
 from posenc.experiments.corpus import read_corpus
 from posenc.experiments.pieces import Pieces
 from posenc.experiments.settings import ComparisonSettings
-from posenc.experiments.statistics import estimate
 from posenc.experiments.tasks.digits import Digits
 from posenc.experiments.tasks.masked import MASK, MaskedBytes
 from posenc.experiments.text_loss import Targets
@@ -46,6 +45,7 @@ from posenc.extension import extend_layers
 from posenc.integrations.transformers import load, save
 from posenc.models import Decoder, EncoderConfig, MaskedLM
 from posenc.models.replacing import encodings_of, with_encodings, with_window
+from posenc.reporting.intervals import estimate
 from posenc.training.checkpoint import TrainingPlan
 from posenc.training.loop import train
 

@@ -25,8 +25,7 @@ from pathlib import Path
 from number_words import write_numbers
 
 from posenc.experiments.results import Comparison
-from posenc.experiments.statistics import Estimate, estimate
-from posenc.visualization.bounds import Bounds
+from posenc.reporting.intervals import Bounds, Estimate, estimate
 
 ROOT = Path(__file__).parent
 KEPT = ROOT / "results" / "tasks"

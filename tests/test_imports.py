@@ -42,21 +42,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attention": FOUNDATION - {"entry"},
     "registry": FOUNDATION,
     "testing": FOUNDATION | {"registry", "attention", "encodings", "models"},
+    "reporting": {"storage"},
     "extension": FOUNDATION | {"registry", "attention", "encodings", "storage"},
     "models": MODELS,
     "integrations": MODELS | {"models"},
     "distributed": MODELS | {"models"},
     "training": MODELS | {"models", "distributed"},
-    "visualization": FOUNDATION | {"registry", "attention", "encodings", "models", "storage"},
-    "experiments": MODELS | {"codec", "transforms", "models", "training", "visualization"},
+    "visualization": FOUNDATION
+    | {"registry", "attention", "encodings", "models", "storage", "reporting"},
+    "experiments": MODELS | {"codec", "transforms", "models", "training", "reporting"},
     "evaluation": MODELS
-    | {"codec", "transforms", "models", "integrations", "training", "experiments"}
-    | {"visualization"},
-    "bench": MODELS | {"codec", "models", "training", "experiments", "visualization"},
+    | {"codec", "transforms", "models", "integrations", "training", "experiments", "reporting"},
+    "bench": MODELS | {"codec", "models", "training", "experiments", "reporting", "visualization"},
     "__main__": {"cli"},
     "cli": MODELS
     | {"codec", "models", "integrations", "training", "experiments", "evaluation", "bench"}
-    | {"visualization"},
+    | {"reporting", "visualization"},
 }
 
 
@@ -108,6 +109,7 @@ def test_imports_go_one_way(file: Path) -> None:
         ("evaluation", "from posenc.cli.app import main"),
         ("training", "from posenc.experiments.compare import compare"),
         ("visualization", "from posenc.bench.run import bench"),
+        ("reporting", "from posenc.experiments.results import Comparison"),
         ("somewhere_new", "import torch"),
     ],
 )

@@ -68,6 +68,32 @@ class Interval:
         return ", ".join(ends)
 
 
+@dataclass(frozen=True)
+class Option:
+    """Declares that the command line has an option for a field of settings.
+
+    Args:
+        help: of the option.
+        default: as it is displayed, where the field's own says nothing.
+        group: heading of the options that it stands among.
+    """
+
+    help: str
+    default: str = ""
+    group: str = "Options"
+
+
+def declared_options(kind: type) -> dict[str, tuple[Any, Option]]:
+    """Annotations and options of the fields of a dataclass that declare one."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {
+        name: (hint, option)
+        for name, hint in hints.items()
+        for option in getattr(hint, "__metadata__", ())
+        if isinstance(option, Option)
+    }
+
+
 Count = Annotated[int, Interval(1, 2**16)]
 """A number of heads, buckets, layers or kernel taps."""
 

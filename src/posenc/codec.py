@@ -169,7 +169,8 @@ def _by_whole_keys(value: Any, kind: Any) -> dict[int, Any]:
 
 
 def _items_of_text(text: str, kind: Any) -> tuple[Any, ...]:
-    items = (item.strip() for item in text.strip("()[]").split(","))
+    inner = text.strip("()[]") if text.startswith(("(", "[")) else text
+    items = (item.strip() for item in inner.split(","))
     return tuple(_read(item, get_args(kind)[0]) for item in items if item)
 
 

@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from posenc.errors import CheckpointError
+from posenc.evaluation.candidates import Method
 from posenc.evaluation.choosing import choose, gap, gate, require_learned
 from posenc.evaluation.results import Findings, Study, StudyReading
 from posenc.evaluation.suites import next_token as measuring
 from posenc.evaluation.suites.needles import ByteNeedles, letters
 from posenc.evaluation.suites.next_token import NextTokenSuite
-from posenc.evaluation.verdict import expectation, findings, headline
+from posenc.evaluation.verdict import answer, expectation, findings
 from posenc.experiments.pieces import Pieces
+from posenc.extension import EXTENSIONS
 
 STRETCHES = 64
 RULER = NextTokenSuite(
@@ -104,7 +106,7 @@ def test_a_tie_or_no_gain_means_not_to_stretch() -> None:
     assert key is None
     assert why.startswith("Nothing is gained by stretching: at 32 bytes ")
     assert "cannot be told from not stretched (4.950) and a plain sliding window (4.950)" in why
-    first = headline(found)[0]
+    first = answer(found)[0]
     assert first.startswith("Without any training, do not stretch: ")
     assert dict(findings(found))["The checkpoint"] == ["No checkpoint was written. " + found.reason]
     key, why = choose(found, tuned=False, always=True)
@@ -127,7 +129,7 @@ def test_a_loss_that_is_surely_less_by_next_to_nothing_is_no_gain() -> None:
     key, why = choose(blind, tuned=False)
     assert key is None
     assert ", which is within 1% of not stretched (6.385) and a plain sliding window" in why
-    assert headline(blind)[0].startswith("Without any training, do not stretch: ")
+    assert answer(blind)[0].startswith("Without any training, do not stretch: ")
 
 
 def test_one_method_that_was_asked_for_is_written_and_said_to_gain_nothing() -> None:
@@ -136,7 +138,7 @@ def test_one_method_that_was_asked_for_is_written_and_said_to_gain_nothing() -> 
     assert key == "yarn"
     assert why.startswith("It was the one asked for. It gains nothing: at 32 bytes yarn")
     assert "is worse than not stretched (4.000) and a plain sliding window (2.400)" in why
-    assert "do not stretch" in headline(found)[0]
+    assert "do not stretch" in answer(found)[0]
 
 
 def test_needles_that_a_window_loses_are_a_gain_at_its_loss() -> None:
@@ -163,7 +165,7 @@ def test_loss_decides_where_the_original_finds_none() -> None:
     blind = {key: replace(each, needles={16: (0.06,), 32: (0.06,)}) for key, each in BASE.items()}
     found = study(**blind, ntk=reading(2.3, 0.2), rerope=reading(2.6, 0.6))
     assert choose(found, tuned=False)[0] == "ntk"
-    assert "needles" not in headline(found)[0]
+    assert "needles" not in answer(found)[0]
     assert "says nothing of the methods" in dict(findings(found))["Without training"][2]
 
 
@@ -181,7 +183,7 @@ def test_a_model_no_better_than_frequencies_is_not_judged() -> None:
     level = replace(known, trivial=2.0)
     assert "at best its loss is 2.000 bits a byte (byte frequencies alone: 2.000)" in gate(level)
     stopped = replace(level, gate=gate(level))
-    assert headline(stopped) == [stopped.gate]
+    assert answer(stopped) == [stopped.gate]
     assert choose(stopped, tuned=False)[0] is None
     with pytest.raises(CheckpointError, match=r"better loss than 2\.000 .* got 2\.000 at best"):
         require_learned(stopped)
@@ -205,7 +207,7 @@ def test_medians_have_an_interval() -> None:
 
 def test_a_time_that_is_not_known_is_not_compared() -> None:
     slow = replace(reading(2.3, 0.9), per_second=0.25, time_error=0.6)
-    told = headline(study(**BASE, rerope=slow))[1]
+    told = answer(study(**BASE, rerope=slow))[1]
     assert told.startswith("rerope takes an unknown time (the machine was busy")
     assert slow.speed == "≈ 0"
 
@@ -257,9 +259,9 @@ def test_what_a_method_costs_is_said_where_it_is_much() -> None:
     slow = replace(reading(2.3, 0.9), per_second=0.25, peak_memory_bytes=9_000_000)
     assert (
         "rerope takes 4 times as long as the model not stretched"
-        in headline(study(**BASE, rerope=slow))[1]
+        in answer(study(**BASE, rerope=slow))[1]
     )
-    assert not any("times as long" in told for told in headline(study(**BASE, yarn=reading(2.3))))
+    assert not any("times as long" in told for told in answer(study(**BASE, yarn=reading(2.3))))
 
 
 def test_the_answer_names_the_method_and_says_how_sure_it_is() -> None:
@@ -271,7 +273,7 @@ def test_the_answer_names_the_method_and_says_how_sure_it_is() -> None:
         interpolate=reading(3.0, 0.2),
     )
     found = replace(found, chosen="yarn", reason="Because.")
-    first, sure, chance = headline(found)
+    first, sure, chance = answer(found)
     assert first == (
         "Without any training, use yarn: at 32 bytes, 2 times the trained length, its loss is "
         "2.500 bits a byte (not stretched: 4.000, a plain sliding window: 2.400), and it finds "
@@ -296,6 +298,17 @@ def test_what_runs_the_model_as_it_is_is_named_where_it_does_better() -> None:
     )
     found = replace(study(**BASE, segments=reading(2.5), ntk=reading(2.3)), chosen="ntk")
     assert len(dict(findings(found))["The checkpoint"]) == 1
+
+
+def test_methods_claim_their_place_and_how_they_are_tried() -> None:
+    places = {name: entry.claims.at_twice for name, entry in EXTENSIONS.items()}
+    assert places["direct"] == 0
+    assert places["rerope"] == places["self_extend"] == 4
+    assert places["drope"] is None, "it needs training"
+    for name, entry in EXTENSIONS.items():
+        assert entry.trials.keys() <= {"text_table", "image_table", "short"}
+        for ways in entry.trials.values():
+            assert all(Method.parse(f"{name}{way}").spec.startswith(name) for way in ways)
 
 
 def test_the_expected_order_is_held_to_what_was_found() -> None:

@@ -16,12 +16,12 @@ from posenc.evaluation.candidates import Method, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.finetuning import Tuning
 from posenc.evaluation.images import ImageSource
-from posenc.evaluation.report.page import write_study
+from posenc.evaluation.report import write_study
 from posenc.evaluation.study import ExtensionResult, evaluate, measure_extensions
 from posenc.evaluation.suites.masked import MaskedSuite
 from posenc.evaluation.suites.retrieval import RetrievalSuite
 from posenc.evaluation.texts import SpecialTokens, Text, read_ids
-from posenc.evaluation.verdict import findings, headline, setting
+from posenc.evaluation.verdict import answer, findings, setting
 from posenc.experiments.pieces import Pieces
 from posenc.experiments.text_loss import restored
 from posenc.extension import Misfit
@@ -178,12 +178,12 @@ def test_every_method_that_fits_is_measured_beside_the_cut_original(
     study = outcome.study
     assert [each.key for each in study.findings] == [
         "cut",
-        "interpolate@prefix=1",
         "hierarchical@prefix=1",
+        "hierarchical+log_n@prefix=1",
+        "interpolate@prefix=1",
+        "interpolate+log_n@prefix=1",
         "random_tail@prefix=1",
         "segments",
-        "interpolate+log_n@prefix=1",
-        "hierarchical+log_n@prefix=1",
         "log_n",
     ]
     assert "makes a table of 48 positions" in study.findings[-1].refusal
@@ -206,7 +206,7 @@ def test_every_method_that_fits_is_measured_beside_the_cut_original(
 def test_what_is_said_of_it(outcome: ExtensionResult, tmp_path: Path) -> None:
     study = replace(outcome.study, gate="")  # nothing was trained
     assert "texts of 8, 16, 32, 48" in setting(study)
-    told = " ".join(headline(study))
+    told = " ".join(answer(study))
     assert str(study.chosen) in told
     assert ("do not stretch" in told) != ("as the model as trained for 16 here" in told)
     assert ("95% intervals" in told) == (len(told) > 0)
@@ -228,10 +228,10 @@ def test_evaluate_cuts_what_is_longer_than_the_table(text: Text) -> None:
     assert study.lengths == (8, 16, 32)
     (found,) = study.findings
     assert found.key == "cut"
-    assert "given 16 bytes of longer texts" in headline(study)[0]
+    assert "given 16 bytes of longer texts" in answer(study)[0]
     study = evaluate(subject(MaskedLM), text, lengths=[8, 16])
-    assert "bits a masked byte" in headline(study)[0]
-    assert "of longer texts" not in headline(study)[0]
+    assert "bits a masked byte" in answer(study)[0]
+    assert "of longer texts" not in answer(study)[0]
 
 
 @pytest.mark.parametrize(

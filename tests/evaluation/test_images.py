@@ -15,10 +15,10 @@ from posenc.evaluation.candidates import Method, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.finetuning import Tuning
 from posenc.evaluation.images import ImageSource
-from posenc.evaluation.report.page import write_study
+from posenc.evaluation.report import write_study
 from posenc.evaluation.study import ExtensionResult, evaluate, measure_extensions
 from posenc.evaluation.suites.images import images_for, sides
-from posenc.evaluation.verdict import findings, headline, setting
+from posenc.evaluation.verdict import answer, findings, setting
 from posenc.models import ImageConfig, ImageEncoder, VisionTransformer
 
 SIDE, PATCH = 8, 4
@@ -181,7 +181,7 @@ def test_what_is_said_of_it(outcome: ExtensionResult, tmp_path: Path) -> None:
     study = outcome.study
     assert "was shown 20 images of images.npz at 8, 12, 16 pixels" in setting(study)
     assert study.at(16) == "16 pixels a side"
-    told = " ".join(headline(study))
+    told = " ".join(answer(study))
     assert "do not stretch" in told
     assert "scaled to 8" in told
     assert "surely better" in dict(findings(study))["Without training"][1]
@@ -195,7 +195,7 @@ def test_what_is_said_of_it(outcome: ExtensionResult, tmp_path: Path) -> None:
 
 def test_where_the_original_is_the_measure_it_is_no_rival(outcome: ExtensionResult) -> None:
     unlabelled = replace(outcome.study, metrics=outcome.study.metrics[1:])
-    told = " ".join(headline(unlabelled))
+    told = " ".join(answer(unlabelled))
     assert "do not stretch" not in told
     assert "scaled" not in told
     assert "for an image of 16 pixels a side as the model as trained for one of 8" in told
@@ -203,7 +203,7 @@ def test_where_the_original_is_the_measure_it_is_no_rival(outcome: ExtensionResu
     assert not any("surely" in line for _, lines in findings(unlabelled) for line in lines)
     encoder = subject(classes=None)
     only = replace(unlabelled, metrics=unlabelled.metrics[1:])
-    assert "mean cosine of" in headline(only)[0]
+    assert "mean cosine of" in answer(only)[0]
     assert isinstance(encoder.model, ImageEncoder)
 
 
@@ -231,7 +231,7 @@ def test_evaluate_shows_larger_images_by_an_interpolated_table(tmp_path: Path) -
     source = arrays(tmp_path, labels=np.arange(20) % 3)
     study = evaluate(subject(), source)
     assert study.lengths == (8, 12, 16)
-    assert "its table interpolated for larger images" in headline(study)[0]
+    assert "its table interpolated for larger images" in answer(study)[0]
     assert evaluate(subject(), source, lengths=[24]).lengths == (8, 24)
     with pytest.raises(ArgumentError, match=r"multiples of the patch \(4\)"):
         evaluate(subject(), source, lengths=[21])

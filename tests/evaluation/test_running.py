@@ -16,12 +16,12 @@ from posenc.errors import ArgumentError, CheckpointError, DataError, Interrupted
 from posenc.evaluation.candidates import Method, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.finetuning import Tuning, finetuned
-from posenc.evaluation.report.page import write_study
+from posenc.evaluation.report import write_study
 from posenc.evaluation.results import StudyReading
 from posenc.evaluation.study import ExtensionResult, evaluate, measure_extensions
 from posenc.evaluation.suites.next_token import NextTokenSuite, lengths_to
 from posenc.evaluation.texts import Text, read_ids
-from posenc.evaluation.verdict import findings, headline
+from posenc.evaluation.verdict import answer, findings
 from posenc.extension import Misfit
 from posenc.models import Decoder, DecoderConfig
 
@@ -266,7 +266,7 @@ def test_evaluate_measures_one_model(model: Decoder, text: Text, tmp_path: Path)
     study = evaluate(Checkpoint("tiny", "llama", model, LENGTH), text, lengths=[32, 8])
     assert study.lengths == (8, 32)
     assert [each.key for each in study.findings] == ["direct"]
-    assert "bits a byte" in headline(study)[0]
+    assert "bits a byte" in answer(study)[0]
     assert findings(study) == []
     page = write_study(study, tmp_path / "report").read_text()
     assert "What else was found" not in page

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from posenc.experiments.charts import draw_charts
 from posenc.experiments.report import ReportFiles, write_report
-from posenc.experiments.report.charts import draw_charts
 from posenc.experiments.summary import summarise
-from posenc.visualization.charts import Chart
+from posenc.reporting.charts import Chart
 from tests.support.commands import forked_workers
 from tests.support.samples import sample
 

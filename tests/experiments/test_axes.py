@@ -11,13 +11,12 @@ import pandas as pd
 import pytest
 import vl_convert
 
-from posenc.experiments.bounds import bounds_of
-from posenc.experiments.report.charts import draw_charts
-from posenc.experiments.statistics import Estimate, estimate
+from posenc.experiments.charts import draw_charts
+from posenc.experiments.statistics import bounds_of
 from posenc.experiments.summary import summarise
-from posenc.visualization.axes import value_axis
-from posenc.visualization.bounds import Bounds
-from posenc.visualization.charts import Chart
+from posenc.reporting.axes import value_axis
+from posenc.reporting.charts import Chart
+from posenc.reporting.intervals import Bounds, Estimate, estimate
 from tests.support.samples import ACCURACY, LOSS, sample
 
 RANGES = {

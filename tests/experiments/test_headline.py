@@ -11,8 +11,8 @@ import pytest
 
 from posenc.experiments.headline import LONGEST, OPEN, headline
 from posenc.experiments.results import ComparedEncoding, Comparison, Measurement
-from posenc.experiments.statistics import paired_difference
 from posenc.experiments.verdicts import Row, judged
+from posenc.reporting.intervals import paired_difference
 from tests.support.samples import ACCURACY, LOSS, RECALL, sample
 
 

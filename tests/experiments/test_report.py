@@ -16,15 +16,16 @@ import altair as alt
 import pytest
 
 from posenc.errors import OutputError
+from posenc.experiments.charts import draw_charts
+from posenc.experiments.page import comparison_page
 from posenc.experiments.report import LiveReport, ReportFiles, write_report
-from posenc.experiments.report.charts import NARROW_HEIGHT, draw_charts
-from posenc.experiments.report.page import render_page
 from posenc.experiments.results import Comparison
 from posenc.experiments.summary import summarise
+from posenc.reporting.charts import Chart
+from posenc.reporting.drawing import NARROW_HEIGHT
+from posenc.reporting.line_names import LINE_HEIGHT
+from posenc.reporting.palette import CONTROL, LIGHT
 from posenc.storage import output_folder
-from posenc.visualization.charts import Chart
-from posenc.visualization.colours import CONTROL, LIGHT
-from posenc.visualization.line_names import LINE_HEIGHT
 from tests.support.samples import ACCURACY, LOSS, sample
 
 
@@ -86,10 +87,11 @@ def test_page_adapts_to_accuracies_and_generated_data() -> None:
     )
     summary = summarise(comparison)
     charts = draw_charts(comparison, summary)
-    page = render_page(comparison, summary, charts)
+    page = comparison_page(comparison, summary).render()
     for words in (
         "trained at 64 symbols, tested at up to 512",
-        "Expected from the literature:</b> T5 holds (Kazemnejad et al. 2023).",
+        "<h3>Expected from the literature</h3>",
+        "<li>T5 holds (Kazemnejad et al. 2023).</li>",
         '<span class="verdict unlearned" title="Not learned, so no verdict: ',
         "does not reach 80%",
         "<dd>symbols, generated</dd>",
@@ -259,7 +261,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
         except OSError as error:
             raise OutputError("out", expected="", got=error, remedy="") from error
 
-    monkeypatch.setattr("posenc.experiments.report.files.write_bytes", guarded)
+    monkeypatch.setattr("posenc.reporting.page.write_bytes", guarded)
     old = tmp_path / "report"
     with pytest.raises(OutputError, match="No space"):
         write_report(sample(seeds=(0,), lengths=(64,)), old)
@@ -276,13 +278,13 @@ def test_live_report_takes_a_twentieth_of_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, written = [0.0], []
-    monkeypatch.setattr("posenc.experiments.report.files.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("posenc.experiments.report.time.monotonic", lambda: now[0])
 
     def write(comparison: Comparison, folder: Path, *, overwrite: bool) -> None:
         written.append(now[0])
         now[0] += 2.0
 
-    monkeypatch.setattr("posenc.experiments.report.files.write_report", write)
+    monkeypatch.setattr("posenc.experiments.report.write_report", write)
     live = LiveReport(tmp_path)
     while now[0] < 100.0:
         live(sample(seeds=(0,), lengths=(64,)))

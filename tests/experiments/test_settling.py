@@ -15,8 +15,8 @@ from posenc.errors import DataError
 from posenc.experiments.results import Comparison, Measurement
 from posenc.experiments.settings import NOT_ABOUT_RESULTS, ComparisonSettings
 from posenc.experiments.settling import MOST_SEEDS, remedies, seeds_needed
-from posenc.experiments.statistics import estimate
 from posenc.experiments.verdicts import judged
+from posenc.reporting.intervals import estimate
 from tests.support.commands import run_command
 from tests.support.samples import LOSS, sample
 

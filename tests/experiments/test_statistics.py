@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from posenc.experiments.results import Measurement, Refusal
-from posenc.experiments.statistics import estimate, paired_difference
 from posenc.experiments.summary import Summary, summarise
+from posenc.reporting.intervals import estimate, paired_difference
 from tests.support.samples import ACCURACY, LOSS, sample
 
 

@@ -10,8 +10,8 @@ import pytest
 from posenc.errors import OutputError, UnknownNameError
 from posenc.registry import ENCODINGS
 from posenc.visualization.catalogue import SITES, Document, group, sheet
+from posenc.visualization.formulas import is_formula, prose
 from posenc.visualization.gallery import render_gallery, write_gallery
-from posenc.visualization.html import is_formula, prose
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pandas as pd
 
 from posenc.bench.contenders import PLAIN
 from posenc.bench.results import Reading, Report
-from posenc.visualization.colours import COLOURS, CONTROL, LIGHT
+from posenc.reporting.palette import COLOURS, CONTROL, LIGHT
 from posenc.visualization.pictures import CONFIG
 
 ACROSS = 4

@@ -18,7 +18,7 @@ from posenc.cli.extend import extend
 from posenc.cli.gallery import gallery
 from posenc.cli.generate import generate
 from posenc.cli.listing import list_encodings
-from posenc.cli.options import options_of
+from posenc.cli.options import configurable, options_of
 from posenc.cli.show import show
 from posenc.cli.tasks import list_tasks
 from posenc.errors import PosencError
@@ -45,8 +45,13 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate,
     "bench": bench,
 }
+CONFIGURABLE = ("compare", "extend", "evaluate")
+"""Commands that take their options from a file too."""
+
 for name, command in COMMANDS.items():
-    app.command(name, help=help_of(command))(command)
+    app.command(name, help=help_of(command))(
+        configurable(command) if name in CONFIGURABLE else command
+    )
 
 
 def _print_version(requested: bool) -> None:

@@ -13,20 +13,26 @@ from rich.text import Text
 
 from posenc.cli.compare_display import CompareDisplay
 from posenc.cli.completion import complete_encodings, complete_task
-from posenc.cli.console import ERRORS, OUT, command_line, new_table, print_json, print_report
-from posenc.cli.options import Json, Quiet, names, numbers, option
+from posenc.cli.console import (
+    ERRORS,
+    OUT,
+    command_line,
+    new_table,
+    print_headline,
+    print_json,
+    print_report,
+)
+from posenc.cli.options import Json, Quiet, numbers, option, with_settings
 from posenc.codec import parse_options
 from posenc.errors import ArgumentError
+from posenc.experiments.options import ComparisonOptions
 
 if TYPE_CHECKING:
     from posenc.experiments.results import Comparison
     from posenc.experiments.settings import ComparisonSettings
-    from posenc.experiments.statistics import Estimate
     from posenc.experiments.summary import Summary
+    from posenc.reporting.intervals import Estimate
 
-
-BY_TASK = "the task's"
-"""Displayed default of an option whose default depends on the task."""
 
 VERDICT_STYLES = {
     "holds": "green",
@@ -42,42 +48,30 @@ VERDICT_STYLES = {
 }
 
 
+def _seeds(text: str) -> tuple[int, ...]:
+    """Seeds from a number (``3``) or a list (``0,1,2``)."""
+    values = numbers("--seeds", text) or ()
+    if "," in text or not values:
+        return values
+    if values[0] < 1:
+        raise ArgumentError(
+            "--seeds", expected="1 or more", got=values[0], remedy="Use 3 or more for an interval."
+        )
+    return tuple(range(values[0]))
+
+
+@with_settings(
+    ComparisonOptions,
+    parse={"seeds": _seeds},
+    complete={"encodings": complete_encodings, "task": complete_task},
+)
 def compare(
-    task: Annotated[
-        str | None,
-        option("Task to train on (see posenc tasks).", "language", complete=complete_task),
-    ] = None,
+    *,
+    fields: dict[str, Any],
     task_options: Annotated[
         list[str] | None,
         typer.Option("--option", show_default="none", help="Task option KEY=VALUE; repeatable."),
     ] = None,
-    text: Annotated[
-        Path | None, option("Text file or folder for task language.", "posenc's own source")
-    ] = None,
-    encodings: Annotated[
-        str | None,
-        option("Encodings: rope,t5+fourier,t5@buckets=16.", BY_TASK, complete=complete_encodings),
-    ] = None,
-    train_length: Annotated[
-        int | None, option("Training length, in bytes or the task's unit.", BY_TASK)
-    ] = None,
-    test_lengths: Annotated[
-        str | None,
-        option("Test lengths, comma-separated.", "the task's multiples of --train-length"),
-    ] = None,
-    steps: Annotated[int | None, option("Training steps per run.", BY_TASK)] = None,
-    budget_minutes: Annotated[
-        float | None, option("Limit of the total time, to which the steps are fitted.", "none")
-    ] = None,
-    seeds: Annotated[str | None, option("Number of seeds, or a list (0,1,2).", "3")] = None,
-    width: Annotated[int | None, option("Model width.", BY_TASK)] = None,
-    layers: Annotated[int | None, option("Number of blocks.", BY_TASK)] = None,
-    heads: Annotated[int | None, option("Attention heads.", BY_TASK)] = None,
-    batch: Annotated[int | None, option("Sequences per step.", BY_TASK)] = None,
-    learning_rate: Annotated[float | None, option("Peak learning rate.", BY_TASK)] = None,
-    device: Annotated[str | None, option("Device: cpu, cuda, cuda:N or mps.", "cpu")] = None,
-    precision: Annotated[str | None, option("Precision: 32-true or bf16-mixed.", "32-true")] = None,
-    workers: Annotated[int | None, option("Parallel processes.", "one per core")] = None,
     out: Annotated[Path, option("Folder for runs and report.")] = Path("posenc-compare"),
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the comparison in --out.")
@@ -125,28 +119,10 @@ def compare(
 
         posenc compare --out /shared/book --launch slurm --nodes 8
     """
-    fields = {
-        "task": task,
-        "text": text,
-        "encodings": names(encodings),
-        "train_length": train_length,
-        "test_lengths": numbers("--test-lengths", test_lengths),
-        "steps": steps,
-        "budget_minutes": budget_minutes,
-        "seeds": None if seeds is None else _seeds(seeds),
-        "width": width,
-        "layers": layers,
-        "heads": heads,
-        "batch": batch,
-        "learning_rate": learning_rate,
-        "device": device,
-        "precision": precision,
-        "workers": workers,
-    }
     out = out if join is None else join
     settings = _settings(
         out,
-        {k: v for k, v in fields.items() if v is not None},
+        fields,
         task_options or [],
         existing={"--join": join is not None, "--resume": resume, "--replace": replace},
     )
@@ -179,7 +155,7 @@ def compare(
     else:
         _print_summary(comparison, summary)
         _print_models(comparison, out)
-        _print_headline(summary, remedies=comparison.complete)
+        print_headline(summary.headline, summary.remedies if comparison.complete else ())
         print_report(report.page, gap="")
     if not comparison.complete:
         ERRORS.print(f"Interrupted. To continue: {display.resume}", style="yellow", soft_wrap=True)
@@ -238,18 +214,6 @@ def _settings(
     return ComparisonSettings(out=out, existing="replace" if given else "refuse", **fields)
 
 
-def _seeds(text: str) -> tuple[int, ...]:
-    """Seeds from a number (``3``) or a list (``0,1,2``)."""
-    values = numbers("--seeds", text) or ()
-    if "," in text or not values:
-        return values
-    if values[0] < 1:
-        raise ArgumentError(
-            "--seeds", expected="1 or more", got=values[0], remedy="Use 3 or more for an interval."
-        )
-    return tuple(range(values[0]))
-
-
 def _print_summary(comparison: Comparison, summary: Summary) -> None:
     OUT.print()
     for sentence in summary.answer:
@@ -262,13 +226,6 @@ def _print_summary(comparison: Comparison, summary: Summary) -> None:
     if OUT.measure(table, options=unlimited).maximum > OUT.width:
         table = _table(comparison, summary, between="\n")
     OUT.print(table)
-
-
-def _print_headline(summary: Summary, *, remedies: bool) -> None:
-    """Print the finding in a line and, if asked for, the commands that settle what is open."""
-    OUT.print(Text(f"\n{summary.headline}", "bold"), soft_wrap=True)
-    for remedy in summary.remedies if remedies else ():
-        OUT.print(Text(f"{remedy.text} {remedy.command}".rstrip(": ")), soft_wrap=True)
 
 
 def _table(comparison: Comparison, summary: Summary, *, between: str) -> Table:

@@ -10,7 +10,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, ProgressColumn, TextColumn
@@ -26,6 +26,9 @@ from posenc.errors import (
     OutputError,
     PosencError,
 )
+
+if TYPE_CHECKING:
+    from posenc.reporting.page import Remedy
 
 CONTROLS = {
     code: "\N{REPLACEMENT CHARACTER}"
@@ -99,6 +102,13 @@ def new_table(*columns: str, gap: int = 2, header: bool = True) -> Table:
 def print_report(page: Path, *, gap: str = "\n") -> None:
     """Print the path of a report's page."""
     OUT.print(Text.assemble(f"{gap}Report: ", (str(page.resolve()), "bold")), soft_wrap=True)
+
+
+def print_headline(headline: str, remedies: Iterable[Remedy] = ()) -> None:
+    """Print the finding in a line, and the commands that settle what is open."""
+    OUT.print(Text(f"\n{headline}", "bold"), soft_wrap=True)
+    for remedy in remedies:
+        OUT.print(Text(f"{remedy.text} {remedy.command}".rstrip(": ")), soft_wrap=True)
 
 
 def command_line() -> str:

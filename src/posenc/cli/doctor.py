@@ -106,18 +106,19 @@ def _line(text: str, *, indent: int = 0, style: str = "") -> None:
 
 
 def _print_costs(diagnosis: Diagnosis) -> None:
+    from posenc.attention.backends.native.build import description
+    from posenc.reporting.numbers import size_in_words
+
     table = new_table("tokens", "transformers", "", "with posenc", "")
     for cost in diagnosis.costs:
         sign = "" if cost.measured else "≈ "
         table.add_row(
             f"{cost.length:,}",
             sign + _time(cost.seconds),
-            _memory(cost.bytes),
+            size_in_words(cost.bytes),
             _time(cost.accelerated_seconds),
-            _memory(cost.accelerated_bytes),
+            size_in_words(cost.accelerated_bytes),
         )
-    from posenc.attention.backends.native.build import description
-
     _line("One layer, forward, one row, this machine (≈ computed from shorter inputs):")
     OUT.print(table)
     _line(f"posenc's CPU kernels: {description()}.")
@@ -125,11 +126,5 @@ def _print_costs(diagnosis: Diagnosis) -> None:
 
 def _time(seconds: float | None) -> str:
     if seconds is None:
-        return "–"
+        return "—"
     return f"{1e3 * seconds:,.1f} ms" if seconds < 1 else f"{seconds:,.1f} s"
-
-
-def _memory(size: float | None) -> str:
-    if size is None:
-        return "–"
-    return f"{size / 2**20:,.0f} MiB" if size < 2**30 else f"{size / 2**30:,.1f} GiB"

@@ -19,7 +19,7 @@ from posenc.cli.options import (
     numbers,
     option,
 )
-from posenc.cli.studies import StudyDisplay, print_study
+from posenc.cli.studies import StudyDisplay, print_study, study_json
 
 
 def evaluate(
@@ -56,7 +56,7 @@ def evaluate(
     """
     from posenc.evaluation.checkpoint import Checkpoint
     from posenc.evaluation.choosing import require_learned
-    from posenc.evaluation.report.page import write_study
+    from posenc.evaluation.report import write_study
     from posenc.evaluation.study import evaluate as measure
     from posenc.storage import output_folder, require_unused
 
@@ -70,7 +70,7 @@ def evaluate(
     with output_folder(out) as partial:
         write_study(study, partial)
     if json:
-        print_json(study.to_json())
+        print_json(study_json(study))
     else:
         print_study(study)
         print_report(out / "index.html")

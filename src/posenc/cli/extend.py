@@ -10,10 +10,13 @@ import typer
 from posenc.cli.completion import complete_methods
 from posenc.cli.console import OUT, command_line, print_json, print_report
 from posenc.cli.options import ComputeDevice, Images, Json, Quiet, TextFile, TrainedLength, option
-from posenc.cli.studies import StudyDisplay, print_study
+from posenc.cli.studies import StudyDisplay, print_study, study_json
 
 if TYPE_CHECKING:
     from posenc.evaluation.extend import Extended
+
+TUNING = "Fine-tuning"
+"""Group of the options on it."""
 
 
 def extend(
@@ -41,12 +44,14 @@ def extend(
         "posenc-extend"
     ),
     search: Annotated[int, option("Sets of longrope factors to try on the text.")] = 0,
-    finetune_steps: Annotated[int, option("Fine-tuning steps of every extended model.")] = 0,
+    finetune_steps: Annotated[
+        int, option("Fine-tuning steps of every extended model.", group=TUNING)
+    ] = 0,
     positions: Annotated[
-        str, option("Positions in fine-tuning: plain, randomized or skipped (PoSE).")
+        str, option("Positions in fine-tuning: plain, randomized or skipped (PoSE).", group=TUNING)
     ] = "plain",
     finetune_rate: Annotated[
-        float | None, option("Peak learning rate of fine-tuning.", "0.1 / width")
+        float | None, option("Peak learning rate of fine-tuning.", "0.1 / width", group=TUNING)
     ] = None,
     trained_length: TrainedLength = None,
     always: Annotated[
@@ -125,7 +130,7 @@ def extend(
             stop=stop,
         )
     if json:
-        study = {} if extended.study is None else extended.study.to_json()
+        study = {} if extended.study is None else study_json(extended.study)
         served = {"transformers": extended.native, "engines": extended.engines}
         print_json(study | {"out": str(out)} | served)
     else:
@@ -157,7 +162,7 @@ def _print_written(out: Path, extended: Extended) -> None:
 
 def _engines(found: dict[str, str]) -> str:
     """Other programs that run a checkpoint as extended, and what the rest do."""
-    from posenc.experiments.wording import listed
+    from posenc.reporting.sentences import listed
 
     alike = [name for name, difference in found.items() if not difference]
     clauses = [f"{name} {difference}" for name, difference in found.items() if difference]

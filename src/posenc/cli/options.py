@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 
-from posenc.errors import ArgumentError
+from posenc.arguments import declared_options
+from posenc.codec import parse_option
+from posenc.errors import ArgumentError, DataError, UnknownNameError
+
+KEYWORD = Parameter.KEYWORD_ONLY
 
 
 def option(
@@ -16,16 +26,24 @@ def option(
     default: str | bool = True,
     *,
     complete: Callable[[str], list[str]] | None = None,
+    group: str | None = None,
 ) -> Any:
-    """An option with its help, the displayed default, and completion of its value."""
-    return typer.Option(help=help_text, show_default=default, autocompletion=complete)
+    """An option with its help, the displayed default, completion of its value, and its group."""
+    return typer.Option(
+        help=help_text, show_default=default, autocompletion=complete, rich_help_panel=group
+    )
+
+
+MEASURING = "Model and data"
+"""Group of the options on what is measured."""
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]
-ComputeDevice = Annotated[str, option("Device: cpu, cuda or cuda:N.")]
+ComputeDevice = Annotated[str, option("Device: cpu, cuda or cuda:N.", group=MEASURING)]
 TextFile = Annotated[
-    Path | None, option("Text file or folder to measure on.", "posenc's own source")
+    Path | None,
+    option("Text file or folder to measure on.", "posenc's own source", group=MEASURING),
 ]
 Images = Annotated[
     Path | None,
@@ -33,10 +51,14 @@ Images = Annotated[
         "Images to measure a ViT on: a folder of image files (in subfolders named as the classes, "
         "if known), or a .npy or .npz file of arrays.",
         "none",
+        group=MEASURING,
     ),
 ]
 TrainedLength = Annotated[
-    int | None, option("Length the model was trained at, in tokens.", "max_position_embeddings")
+    int | None,
+    option(
+        "Length the model was trained at, in tokens.", "max_position_embeddings", group=MEASURING
+    ),
 ]
 
 
@@ -73,6 +95,131 @@ def numbers(name: str, text: str | None, *, least: int | None = None) -> tuple[i
             remedy="Write 512,1024, for example.",
         )
     return values
+
+
+def with_settings(
+    kind: type,
+    *,
+    parse: Mapping[str, Callable[[str], Any]] | None = None,
+    complete: Mapping[str, Callable[[str], list[str]]] | None = None,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options that settings declare, and those given as its ``fields``.
+
+    Args:
+        kind: a dataclass of settings.
+        parse: field → from text to its value; by default its type says how.
+        complete: field → completion of its value.
+    """
+    declared = declared_options(kind)
+    defaults = {known.name: known.default for known in fields(kind)}
+
+    def read(name: str, text: str) -> Any:
+        if parse and name in parse:
+            return parse[name](text)
+        return parse_option(name, Parameter(name, KEYWORD, annotation=declared[name][0]), text)
+
+    def parameter(name: str) -> Parameter:
+        hint, told = declared[name]
+        shown = typer.Option(
+            help=told.help,
+            show_default=told.default or str(defaults[name]),
+            metavar=_metavar(hint),
+            rich_help_panel=told.group,
+            autocompletion=(complete or {}).get(name),
+        )
+        return Parameter(name, KEYWORD, default=None, annotation=Annotated[str | None, shown])
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def call(**given: Any) -> None:
+            texts = {name: given.pop(name) for name in declared}
+            known = {name: read(name, text) for name, text in texts.items() if text is not None}
+            command(fields=known, **given)
+
+        own = dict(signature(command, eval_str=True).parameters)
+        del own["fields"]
+        return _resigned(call, [*map(parameter, declared), *own.values()])
+
+    return decorate
+
+
+def configurable(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with ``--config``, a file of its options, and ``--dump-config``."""
+
+    own = signature(command, eval_str=True).parameters
+
+    @functools.wraps(command)
+    def call(*, config: Path | None, dump_config: bool, **given: Any) -> None:
+        if dump_config:
+            changed = {n: value for n, value in given.items() if value != own[n].default}
+            typer.echo(_toml(changed), nl=False)
+        else:
+            command(**given)
+
+    file = typer.Option(
+        help="TOML file of options by name; those on the command line come first.",
+        show_default="none",
+        is_eager=True,
+        callback=_configure,
+    )
+    dump = typer.Option("--dump-config", help="Print the options given, as --config reads them.")
+    return _resigned(
+        call,
+        [
+            *own.values(),
+            Parameter("config", KEYWORD, default=None, annotation=Annotated[Path | None, file]),
+            Parameter("dump_config", KEYWORD, default=False, annotation=Annotated[bool, dump]),
+        ],
+    )
+
+
+def _resigned(call: Callable[..., None], parameters: list[Parameter]) -> Callable[..., None]:
+    """A function by the parameters of its command line, all by keyword."""
+    keywords = [parameter.replace(kind=KEYWORD) for parameter in parameters]
+    call.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
+    return call
+
+
+def _metavar(hint: Any) -> str:
+    """The type of a setting, for help."""
+    while get_origin(hint) in (Annotated, Union, UnionType):
+        hint = get_args(hint)[0]
+    return {int: "<int>", float: "<float>", Path: "<path>"}.get(hint, "<str>")
+
+
+def _configure(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the defaults of a command from a file.
+
+    Raises:
+        DataError: if it cannot be read.
+        UnknownNameError: for an option that the command does not have.
+    """
+    if path is None:
+        return None
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(
+            "config", expected="a TOML file", got=error, remedy="Write steps = 100, for example."
+        ) from error
+    known = {parameter.name: parameter for parameter in context.command.params}
+    for name in values:
+        if name not in known:
+            raise UnknownNameError.of("option", name, [key for key in known if key])
+    context.default_map = {
+        name: ",".join(map(str, value))
+        if isinstance(value, list) and not known[name].multiple  # type: ignore[attr-defined]
+        else value
+        for name, value in values.items()
+    }
+    return path
+
+
+def _toml(values: Mapping[str, Any]) -> str:
+    """A line a value."""
+    plain = {n: str(value) if isinstance(value, Path) else value for n, value in values.items()}
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in plain.items())
 
 
 def options_of(command: Any, arguments: list[str]) -> dict[str, str]:

@@ -99,7 +99,7 @@ def show(
 def _print_text(encoding: str) -> None:
     """Print the description of an encoding."""
     from posenc.visualization.catalogue import SIZES, sheet
-    from posenc.visualization.html import is_formula
+    from posenc.visualization.formulas import is_formula
 
     details = sheet(encoding)
     entry, document, width = details.entry, details.document, min(OUT.width, WIDEST)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, TimeElapsedColumn
 from rich.text import Text
 
-from posenc.cli.console import OUT, Countdown, Display, Words, new_table
+from posenc.cli.console import OUT, Countdown, Display, Words, new_table, print_headline
 
 if TYPE_CHECKING:
     from posenc.evaluation.results import Study, StudyMetric
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 
 def print_study(study: Study) -> None:
     """The verdict and a table, the best at the longest context first."""
-    from posenc.evaluation.verdict import findings, headline
+    from posenc.evaluation.headline import headline, remedies
+    from posenc.evaluation.verdict import answer, findings
 
     OUT.print()
-    for sentence in headline(study):
-        OUT.print(Text(sentence, "bold" if sentence == headline(study)[0] else ""))
+    for sentence in answer(study):
+        OUT.print(Text(sentence))
     for title, sentences in findings(study):
         OUT.print(Text(f"\n{title}", "dim"))
         for sentence in sentences:
             OUT.print(Text(sentence))
-    for tuned in (False, True) if study.tuned else (False,):
+    for tuned in reversed(study.whens):
         table = new_table()
         table.add_column("method", style="bold", no_wrap=True)
         for metric in study.metrics:
@@ -49,6 +50,17 @@ def print_study(study: Study) -> None:
     for method in study.findings:
         if method.refusal:
             OUT.print(Text(f"{method.key} does not go: {method.refusal}.", "dim"))
+    print_headline(headline(study), remedies(study))
+
+
+def study_json(study: Study) -> dict[str, Any]:
+    """The numbers of a study, with its findings in words."""
+    from posenc.evaluation.headline import headline, verdicts
+    from posenc.evaluation.verdict import answer
+
+    judged = {method.key: words for method, words in verdicts(study)[1]}
+    words = {"headline": headline(study), "answer": answer(study), "verdicts": judged}
+    return words | study.to_json()
 
 
 def _shown(study: Study, metric: StudyMetric) -> tuple[int, ...]:

@@ -33,20 +33,8 @@ ALL = "all"
 WINDOW, CUT, SCALED = "window", "cut", "scaled"
 """Baselines: attention, texts or images limited to the trained length or size."""
 
-SHORT, SHORT_YARN = 1024, "yarn@alpha=0.5@beta=4"
-"""Trained lengths below which ``all`` also tries YaRN with a ramp for short ones."""
-
-TEXT_TABLES = (
-    *("interpolate@prefix=1", "hierarchical@prefix=1", "random_tail@prefix=1", "segments"),
-    *("interpolate+log_n@prefix=1", "hierarchical+log_n@prefix=1"),
-)
-"""Methods of ``all`` for tables of text positions, whose first row is that of [CLS]."""
-
-IMAGE_TABLES = (
-    *("interpolate", "interpolate@antialias=True", "interpolate@mode=bilinear"),
-    "interpolate@align=corners",
-)
-"""Methods of ``all`` for tables of image positions."""
+SHORT = 1024
+"""Trained lengths below which ``all`` also tries what methods have for short ones."""
 
 
 @dataclass(frozen=True)
@@ -167,19 +155,24 @@ def methods_for(names: str, model: nn.Module, *, length: int) -> list[Method]:
     encoding = encodings_of(model)[0]
     fitting = applicable(encoding)
     if ALL in listed:
-        every = [name for name in fitting if name != "direct"]
         if isinstance(encoding.embedding, Learned2d):
-            every = list(IMAGE_TABLES)
+            every = _trials("image_table", fitting)
         elif isinstance(encoding.embedding, Learned):
-            every = list(TEXT_TABLES)
-        listed = every + [name for name in listed if name != ALL]
-        if "yarn" in fitting and length < SHORT:
-            listed.append(SHORT_YARN)
+            every = _trials("text_table", fitting)
+        else:
+            every = [name for name in fitting if name != "direct"]
+        short = _trials("short", fitting) if length < SHORT else []
+        listed = [*every, *(name for name in listed if name != ALL), *short]
     if not listed:
         raise ArgumentError(
             "method", expected="a method", got="none", remedy=f"Here fit: {', '.join(fitting)}."
         )
     return [Method.parse(name) for name in dict.fromkeys(listed)]
+
+
+def _trials(kind: str, names: Sequence[str]) -> list[str]:
+    """Ways to try methods on models of a kind; see ``Extension.trials``."""
+    return [f"{name}{way}" for name in names for way in EXTENSIONS[name].trials.get(kind, ())]
 
 
 def text_candidates(

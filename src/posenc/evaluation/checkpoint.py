@@ -205,7 +205,7 @@ class Checkpoint:
                 if path.is_file() and any(fnmatch(path.name, pattern) for pattern in COPIED):
                     write_bytes(partial / path.name, path.read_bytes())
             if study is not None:
-                from posenc.evaluation.report.page import write_study
+                from posenc.evaluation.report import write_study
 
                 write_study(study, partial / "report")
         return native

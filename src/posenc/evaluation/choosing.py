@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from posenc.errors import CheckpointError
 from posenc.evaluation.candidates import CUT, SCALED, WINDOW
 from posenc.evaluation.results import Findings, Study, StudyReading
-from posenc.experiments.statistics import Estimate, estimate
-from posenc.experiments.wording import listed, render
+from posenc.reporting.intervals import Estimate, estimate
+from posenc.reporting.sentences import listed, sentence
 
 CLOSE = 0.05
 """Largest deficit in needles, as a share, of a method that is chosen for its loss."""
@@ -22,11 +21,6 @@ LEARNED = 3.0
 
 QUANTILE = 1.96
 """Of the normal distribution, for 95 % intervals of shares of needles."""
-
-
-def say(name: str, **facts: Any) -> str:
-    """A sentence (or a few) about a study, by the macro of this name."""
-    return render("posenc.evaluation", name, facts)
 
 
 def choose(study: Study, *, tuned: bool, always: bool = False) -> tuple[str | None, str]:
@@ -53,7 +47,7 @@ def choose(study: Study, *, tuned: bool, always: bool = False) -> tuple[str | No
     ahead = keys[: keys.index(key)]
     why = "It was the one asked for."
     if not alone:
-        why = say("why", study=study, needles=has_needles(study), margin=CLOSE, ahead=ahead)
+        why = sentence("why", study=study, needles=has_needles(study), margin=CLOSE, ahead=ahead)
     return key, f"{why} It gains nothing: {missing}." if missing else why
 
 
@@ -67,7 +61,9 @@ def gate(study: Study) -> str:
         return ""
     sign = 1 if study.deciding.lower else -1
     return (
-        say("gate", study=study, reached=reached) if sign * (reached - study.trivial) >= 0 else ""
+        sentence("gate", study=study, reached=reached)
+        if sign * (reached - study.trivial) >= 0
+        else ""
     )
 
 
@@ -168,7 +164,7 @@ def shortfall(study: Study, key: str, *, tuned: bool) -> str:
     if not clauses:
         return ""
     facts = {"key": key, "reading": chosen, "clauses": clauses}
-    return say("shortfall", study=study, needles=has_needles(study), **facts)
+    return sentence("shortfall", study=study, needles=has_needles(study), **facts)
 
 
 def has_needles(study: Study) -> bool:
@@ -176,7 +172,8 @@ def has_needles(study: Study) -> bool:
     original = study.of("direct") if study.causal else None
     if original is None or original.untuned is None:
         return False
-    return original.untuned.found(study.length) >= LEARNED * study.chance
+    found = original.untuned.found(study.base_length)
+    return found > 0 and found >= LEARNED * study.chance
 
 
 def gap(one: StudyReading, other: StudyReading, *, lower: bool = True) -> Estimate | None:
@@ -190,6 +187,19 @@ def gap(one: StudyReading, other: StudyReading, *, lower: bool = True) -> Estima
     """
     pairs = zip(one.windows, other.windows, strict=True)
     return estimate(a - b if lower else b - a for a, b in pairs)
+
+
+def readings_of(study: Study, *, tuned: bool = False) -> dict[str, StudyReading]:
+    """Readings by method, as ``ranked``."""
+    return {method.key: reading for method, reading in ranked(study, tuned=tuned)}
+
+
+def gaps(study: Study, key: str) -> dict[str, Estimate]:
+    """Deficits of the other models to one, where they are known."""
+    readings = readings_of(study, tuned=study.tuned)
+    lower, chosen = study.deciding.lower, readings.pop(key)
+    found = {name: gap(reading, chosen, lower=lower) for name, reading in readings.items()}
+    return {name: deficit for name, deficit in found.items() if deficit is not None}
 
 
 def _writable(study: Study, *, tuned: bool) -> list[tuple[Findings, StudyReading]]:

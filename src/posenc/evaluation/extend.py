@@ -138,7 +138,7 @@ def extend_checkpoint(
             )
         study = replace(result.study, command=command)
         if result.model is None or result.method is None:
-            from posenc.evaluation.report.page import write_study
+            from posenc.evaluation.report import write_study
 
             with output_folder(out) as partial:
                 write_study(study, partial / "report")

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from posenc.codec import to_plain
-from posenc.experiments.statistics import Estimate
-from posenc.visualization.bounds import Bounds
+from posenc.reporting.intervals import Bounds, Estimate
 
 TIMED = 0.2
 """Largest ``time_error`` of times that are compared."""
@@ -234,6 +233,11 @@ class Study:
         return self.lengths[-1]
 
     @property
+    def base_length(self) -> int:
+        """The trained length; the shortest one if that was not measured."""
+        return self.length if self.length in self.lengths else self.lengths[0]
+
+    @property
     def deciding(self) -> StudyMetric:
         """The metric that ranks methods."""
         return self.metrics[0]
@@ -247,6 +251,11 @@ class Study:
     def tuned(self) -> bool:
         """True if any model was fine-tuned."""
         return any(method.tuned is not None for method in self.findings)
+
+    @property
+    def whens(self) -> tuple[bool, ...]:
+        """After fine-tuning or not, for each set of readings, the deciding ones first."""
+        return (True, False) if self.tuned else (False,)
 
     def of(self, key: str) -> Findings | None:
         """Results of one method."""

@@ -1,4 +1,4 @@
-"""Findings of a study in sentences, from ``templates/sentences.jinja``."""
+"""Findings of a study in sentences."""
 
 from __future__ import annotations
 
@@ -13,35 +13,32 @@ from posenc.evaluation.choosing import (
     baselines,
     best,
     gap,
+    gaps,
     has_needles,
     ranked,
-    say,
+    readings_of,
     shortfall,
 )
 from posenc.evaluation.results import Study, StudyReading
+from posenc.extension import EXTENSIONS
+from posenc.reporting.sentences import sentence
 
 SAME = 0.02
 """Largest deterioration at short contexts that is not reported (of losses, relative)."""
 
+MOST_RANKED = 4
+"""Methods that are named from the best on."""
+
 SLOWER = 1.5
 """A method that takes so many times as long is reported as slow."""
-
-EXPECTED: tuple[tuple[str, ...], ...] = (
-    ("direct",),
-    ("interpolate",),
-    ("ntk",),
-    ("yarn", "yarn@alpha=0.5@beta=4"),
-    ("rerope", "self_extend"),
-)
-"""From worst to best at twice the trained length, before any training."""
 
 
 def setting(study: Study) -> str:
     """Model, data and lengths of the study."""
-    return say("setting", study=study, lengths=", ".join(map(study.called, study.lengths)))
+    return sentence("setting", study=study, lengths=", ".join(map(study.called, study.lengths)))
 
 
-def headline(study: Study) -> list[str]:
+def answer(study: Study) -> list[str]:
     """The recommended method and its certainty; the figures of a model measured as it is."""
     if study.gate:
         return [study.gate]
@@ -49,7 +46,7 @@ def headline(study: Study) -> list[str]:
         (method,) = study.findings
         facts = {"study": study, "key": method.key, "reading": method.untuned}
         shown = [metric for metric in study.metrics if not metric.brief]
-        return [say("figures", **facts, metric=metric) for metric in shown]
+        return [sentence("figures", **facts, metric=metric) for metric in shown]
     sentences = [*_advised(study, tuned=study.tuned), *_certainty(study)]
     return sentences or ["Nothing that a checkpoint can hold was measured: see below."]
 
@@ -61,7 +58,7 @@ def findings(study: Study) -> list[tuple[str, list[str]]]:
     if study.gate:
         return [("The checkpoint", _written(study))]
     groups: list[tuple[str, list[str]]] = []
-    for tuned in _whens(study):
+    for tuned in study.whens:
         sentences = [] if tuned or not study.tuned else [*_advised(study, tuned=False)]
         sentences += _ranking(study, tuned=tuned)
         if study.causal:
@@ -87,17 +84,9 @@ def _written(study: Study) -> list[str]:
     ]
 
 
-def _whens(study: Study) -> tuple[bool, ...]:
-    return (False, True) if study.tuned else (False,)
-
-
-def _readings(study: Study, *, tuned: bool = False) -> dict[str, StudyReading]:
-    return {method.key: reading for method, reading in ranked(study, tuned=tuned)}
-
-
 def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
     """The recommended method beside the baselines, and its cost."""
-    key, readings = best(study, tuned=tuned), _readings(study, tuned=tuned)
+    key, readings = best(study, tuned=tuned), readings_of(study, tuned=tuned)
     if key is None:
         return
     steps = study.finetune["steps"] if tuned else 0
@@ -107,7 +96,7 @@ def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
         yield f"{when}, do not stretch: {missing}."
         return
     names = baselines(study).items()
-    yield say(
+    yield sentence(
         "advised",
         study=study,
         when=when,
@@ -128,36 +117,36 @@ def _cost(study: Study, key: str, readings: dict[str, StudyReading]) -> Iterator
         slower = plain.per_second / chosen.per_second
         timed = chosen.timed and plain.timed
         if not timed or slower >= SLOWER:
-            yield say("cost", **facts, base=plain, times=slower if timed else None)
+            times = slower if timed else None
+            yield sentence("cost", **facts, base=plain, times=times, than="original")
     base = readings.get(CUT) or readings.get(SCALED)
     if base is not None:
         longer = 1.0 if study.unit == "pixel" else study.goal / study.length
         times = longer * base.per_second / chosen.per_second
         timed = chosen.timed and base.timed
-        yield say("cost_of_length", **facts, base=base, times=times if timed else None)
+        times_known = times if timed else None
+        yield sentence("cost", **facts, base=base, times=times_known, than="shorter")
 
 
 def _certainty(study: Study) -> Iterator[str]:
     """Certainty of the recommendation."""
-    key, readings = best(study, tuned=study.tuned), _readings(study, tuned=study.tuned)
+    key, readings = best(study, tuned=study.tuned), readings_of(study, tuned=study.tuned)
     if key is None:
         return
-    metric, chosen = study.deciding, readings.pop(key)
-    gaps = {name: gap(reading, chosen, lower=metric.lower) for name, reading in readings.items()}
-    known = {name: deficit for name, deficit in gaps.items() if deficit is not None}
+    known = gaps(study, key)
     worse = {name: d for name, d in known.items() if d.sure and d.mean > 0}
     if known:
-        yield say(
-            "certainty",
+        yield sentence(
+            "sureness",
             study=study,
             same=[name for name, deficit in known.items() if not deficit.sure],
             better=[name for name, d in known.items() if d.sure and d.mean < 0],
             worse=min(worse.items(), key=lambda pair: pair[1].mean) if worse else None,
-            pieces=len(chosen.windows),
+            pieces=len(readings[key].windows),
         )
     asked = study.asked * len(study.depths) if has_needles(study) else 0
     half = QUANTILE * math.sqrt(0.25 / asked) if asked else None
-    yield say("chance", asked=asked, half=half)
+    yield sentence("chance", asked=asked, half=half)
 
 
 def _noted(study: Study, key: str) -> Iterator[str]:
@@ -168,18 +157,23 @@ def _noted(study: Study, key: str) -> Iterator[str]:
     mine, other = (method and method.reading(study.tuned) for method in (chosen, segments))
     deficit = gap(mine, other, lower=study.deciding.lower) if mine and other else None
     if deficit is not None and deficit.sure and deficit.mean > 0:
-        yield say("segments", study=study)
+        yield sentence("segments", study=study)
 
 
 def _ranking(study: Study, *, tuned: bool) -> Iterator[str]:
-    order = [(method.key, reading) for method, reading in ranked(study, tuned=tuned)]
+    metric, goal = study.deciding, study.goal
+    order = [
+        (method.key, metric.shown(reading.of(metric)[goal]))
+        for method, reading in ranked(study, tuned=tuned)
+    ]
     if len(order) > 1:
-        yield say("ranking", study=study, ranked=order)
+        last = order[-1:] if len(order) > MOST_RANKED else []
+        yield sentence("ranking", study=study, most=order[:MOST_RANKED], last=last)
 
 
 def _baseline(study: Study) -> Iterator[str]:
     """Methods that are significantly better than the baselines."""
-    metric, readings = study.deciding, _readings(study)
+    metric, readings = study.deciding, readings_of(study)
     for key in (CUT, SCALED):
         base = readings.get(key)
         if base is None:
@@ -187,7 +181,9 @@ def _baseline(study: Study) -> Iterator[str]:
         gaps = {n: gap(base, reading, lower=metric.lower) for n, reading in readings.items()}
         better = [name for name, deficit in gaps.items() if deficit and deficit.sure]
         better = [name for name in better if gaps[name].mean > 0]  # type: ignore[union-attr]
-        yield say("baseline", study=study, words=baselines(study)[key], base=base, better=better)
+        yield sentence(
+            "baseline", study=study, words=baselines(study)[key], base=base, better=better
+        )
 
 
 def _short(study: Study) -> Iterator[str]:
@@ -196,7 +192,7 @@ def _short(study: Study) -> Iterator[str]:
     if original is None or original.untuned is None:
         return
     metric = study.deciding
-    for tuned in _whens(study):
+    for tuned in study.whens:
         before = (original.reading(tuned) or original.untuned).of(metric)[study.length]
         worse = {}
         for method, reading in study.ranked(tuned=tuned):
@@ -204,15 +200,21 @@ def _short(study: Study) -> Iterator[str]:
             if method.role == "method":
                 worse[method.key] = now / before - 1 if metric.lower else before - now
         if worse:
-            much = {key: by for key, by in worse.items() if by > SAME}
-            yield say("short", metric=metric, tuned=tuned, limit=SAME, worse=much)
+            form = "{:+.1%}" if metric.lower else "{:+.0f}"
+            scale = 1 if metric.lower else -100
+            much = [(key, form.format(scale * by)) for key, by in worse.items() if by > SAME]
+            yield sentence("short", metric=metric, tuned=tuned, limit=SAME, worse=much)
 
 
 def expectation(study: Study) -> list[str]:
     """The order that is expected before training, and how the measured one differs."""
-    measured = _readings(study)
-    steps = [(group, [key for key in group if key in measured]) for group in EXPECTED]
-    known = [keys for _, keys in steps if keys]
+    measured = readings_of(study)
+    ranks: dict[int, list[str]] = {}
+    for key in measured:
+        entry = EXTENSIONS.get(key.partition("@")[0])
+        if entry is not None and entry.claims.at_twice is not None:
+            ranks.setdefault(entry.claims.at_twice, []).append(key)
+    known = [ranks[rank] for rank in sorted(ranks)]
     at = study.length * 2
     if len(known) < 3 or at not in study.lengths:
         return []
@@ -227,9 +229,11 @@ def expectation(study: Study) -> list[str]:
     wrong = [pair for pair in pairs if pair[3] > pair[2] * (1 + TIE)]
     if not wrong and not tied:
         sentences.append(f"So it is here, at {at} {study.unit}s.")
-    sentences += [say("tied", worse=pair[0], better=pair[1], limit=TIE) for pair in tied]
+    sentences += [
+        sentence("no_difference", worse=pair[0], better=pair[1], limit=TIE) for pair in tied
+    ]
     for worse, better, *losses in wrong:
-        sentences.append(say("wrong", worse=worse, better=better, losses=losses))
+        sentences.append(sentence("wrong", worse=worse, better=better, losses=losses))
         advised = [method for key in better if (method := study.of(key)) and method.advice]
         sentences += [f"{method.key}: {' '.join(method.advice)}" for method in advised]
     return sentences
@@ -237,11 +241,11 @@ def expectation(study: Study) -> list[str]:
 
 def _window_beaten(study: Study, *, tuned: bool) -> Iterator[str]:
     """Methods with less loss than a plain sliding window."""
-    losses = {key: r.loss[study.goal] for key, r in _readings(study, tuned=tuned).items()}
+    losses = {key: r.loss[study.goal] for key, r in readings_of(study, tuned=tuned).items()}
     if WINDOW in losses:
         limit = losses[WINDOW]
         beaten = [key for key, loss in losses.items() if loss < limit * (1 - TIE)]
-        yield say("window_beaten", study=study, limit=limit, beaten=beaten, margin=TIE)
+        yield sentence("window_beaten", study=study, limit=limit, beaten=beaten, margin=TIE)
 
 
 def _needles(study: Study, *, tuned: bool) -> Iterator[str]:
@@ -252,12 +256,12 @@ def _needles(study: Study, *, tuned: bool) -> Iterator[str]:
     facts = {"study": study, "base": original.untuned.found(study.length)}
     if not has_needles(study):
         if not tuned:
-            yield say("needles_unlearned", **facts)
+            yield sentence("needles_unlearned", **facts)
         return
-    shares = {key: r.found(study.goal) for key, r in _readings(study, tuned=tuned).items()}
+    shares = {key: r.found(study.goal) for key, r in readings_of(study, tuned=tuned).items()}
     window = shares.pop(WINDOW, None)
-    most = sorted(shares.items(), key=lambda pair: -pair[1])[:4]
-    yield say("needles", **facts, most=most, window=window)
+    most = _in_percent(sorted(shares.items(), key=lambda pair: -pair[1])[:MOST_RANKED])
+    yield sentence("needles", **facts, most=most, window=window)
 
 
 def _copying(study: Study) -> Iterator[str]:
@@ -267,8 +271,13 @@ def _copying(study: Study) -> Iterator[str]:
         return
     base, at = original.untuned.copied[study.length], study.length
     if base < 3 * study.copy_chance:
-        yield say("copying_unlearned", study=study, base=base)
+        yield sentence("copying_unlearned", study=study, base=base)
         return
     copied = [(m.key, r.copied[at]) for m, r in study.ranked() if m.role == "method"]
     if copied:
-        yield say("copying", base=base, worst=sorted(copied, key=lambda pair: pair[1])[:3])
+        worst = sorted(copied, key=lambda pair: pair[1])[:3]
+        yield sentence("copying", base=base, worst=_in_percent(worst))
+
+
+def _in_percent(shares: list[tuple[str, float]]) -> list[tuple[str, str]]:
+    return [(key, f"{share:.0%}") for key, share in shares]

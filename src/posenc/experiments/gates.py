@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from posenc.experiments.results import Comparison
 from posenc.experiments.tasks import TASKS
 from posenc.experiments.verdicts import LEARNED_NOTHING, Row
-from posenc.experiments.wording import listed, sentence
+from posenc.reporting.sentences import listed, sentence
 
 MORE = 4
 """Factor of the advised steps if nothing was learned; divisor if overfitted."""

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from itertools import product
 
 from posenc.experiments.results import Comparison
-from posenc.experiments.statistics import paired_difference
-from posenc.experiments.verdicts import GATES, LEARNED_NOTHING, SEVERITY, Row, longest_measured
-from posenc.experiments.wording import sentence
+from posenc.experiments.verdicts import GATES, LEARNED_NOTHING, Row, longest_measured
+from posenc.reporting.intervals import paired_difference
+from posenc.reporting.sentences import exactly, sentence
+from posenc.reporting.verdicts import SEVERITY
 
 LONGEST = 90
 """Characters of a headline."""
@@ -93,7 +94,7 @@ def _of_one(comparison: Comparison, row: Row, longest: int, at: str) -> str:
     train = comparison.train_length
     measured = [(comparison.headline, row.values), (comparison.metric("recall"), row.recall)]
     changes = [
-        (metric.noun, metric, values[train], values[longest])
+        (metric.noun, *(exactly(values[length].mean, metric) for length in (train, longest)))
         for metric, values in measured
         if metric is not None and train in values and longest in values
     ]

@@ -7,9 +7,9 @@ from typing import Any
 
 from posenc.experiments.gates import reason
 from posenc.experiments.results import Comparison
-from posenc.experiments.statistics import Estimate
 from posenc.experiments.summary import Summary
 from posenc.experiments.verdicts import Row
+from posenc.reporting.intervals import Estimate
 
 
 def numbers(comparison: Comparison, summary: Summary, *, out: Path) -> list[dict[str, Any]]:

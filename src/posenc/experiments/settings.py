@@ -9,25 +9,21 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import torch
 
-from posenc.arguments import EXACT, Count, Interval, Length, Rate, Width, check, check_fields
+from posenc.arguments import EXACT, Count, Interval, check, check_fields
 from posenc.codec import restore, to_plain
 from posenc.errors import ArgumentError, CheckpointError, UnknownNameError
+from posenc.experiments.options import OF_TASK, ComparisonOptions
 from posenc.experiments.recipe import Recipe, Variant
 from posenc.experiments.tasks import TASKS, TaskEntry
 
 TAKEN = ("encodings", "references", "train_length", "width", "layers", "heads", "batch")
-
-OF_TASK: Any = None
-"""A field that is left at this takes the task's default."""
-
-LARGEST_SEED = 2**31 - 1
 
 NOT_ABOUT_RESULTS = frozenset({"out", "existing", "workers", "budget_minutes"})
 """Fields that may differ between a comparison and its continuation."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonSettings:
+class ComparisonSettings(ComparisonOptions):
     """Settings of a comparison.
 
     The defaults are the task's (``TaskEntry.defaults``), which trains each encoding three times in
@@ -66,24 +62,8 @@ class ComparisonSettings:
 
     out: Path
     existing: Literal["refuse", "resume", "join", "replace"] = "refuse"
-    task: str = "language"
     options: Mapping[str, Any] = field(default_factory=dict)
-    text: Path | None = None
-    encodings: Sequence[str] = OF_TASK
     references: Sequence[str] = OF_TASK
-    train_length: Annotated[int, Interval(8, EXACT)] = OF_TASK
-    test_lengths: Sequence[int] | None = None
-    steps: Length | None = None
-    budget_minutes: Rate | None = None
-    seeds: Sequence[Annotated[int, Interval(0, LARGEST_SEED)]] = (0, 1, 2)
-    width: Width = OF_TASK
-    layers: Count = OF_TASK
-    heads: Count = OF_TASK
-    batch: Width = OF_TASK
-    learning_rate: Rate | None = None
-    device: str = "cpu"
-    precision: Literal["32-true", "bf16-mixed"] = "32-true"
-    workers: Count | None = None
     threads: Count = 1
 
     def __post_init__(self) -> None:

@@ -4,44 +4,30 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from scipy import special
 
+from posenc.arguments import declared_options
 from posenc.experiments.gates import MORE, advised_steps, longer_training
 from posenc.experiments.output import resume_command
 from posenc.experiments.results import Comparison
 from posenc.experiments.settings import ComparisonSettings
-from posenc.experiments.statistics import BREAKS, CONFIDENCE, HOLDS, Estimate, change
+from posenc.experiments.statistics import change
 from posenc.experiments.tasks import TASKS
 from posenc.experiments.verdicts import Row
-from posenc.experiments.wording import sentence
+from posenc.reporting.intervals import CONFIDENCE, Estimate
+from posenc.reporting.page import Remedy
+from posenc.reporting.sentences import sentence
+from posenc.reporting.verdicts import BREAKS, HOLDS
 
 FEWEST_SEEDS, MOST_SEEDS = 3, 30
 """Seeds advised after a single one, and the most that are advised."""
 
-OPTIONS = (
-    *("text", "encodings", "train_length", "test_lengths", "steps", "seeds", "width", "layers"),
-    *("heads", "batch", "learning_rate", "device", "precision", "out"),
-)
-"""Settings that the command line has an option for, by their name."""
-
 Clause = tuple[str, Sequence[Row]]
 """A reason why verdicts are open, in words, and the rows it holds for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Remedy:
-    """A way to settle verdicts: ``text`` says which and how, ``command`` is the command line.
-
-    The command is empty where the settings of the comparison are not known.
-    """
-
-    text: str
-    command: str
 
 
 def remedies(comparison: Comparison, rows: Sequence[Row]) -> tuple[Remedy, ...]:
@@ -169,13 +155,12 @@ def _command(comparison: Comparison, changes: Mapping[str, Any]) -> str:
     usual = {**defaults.to_json(), "steps": defaults.planned_steps}
     usual["train_length"] = defaults.entry.defaults.train_length
     settings["train_length"] = comparison.train_length
+    settings["task"], usual["task"] = comparison.task, ComparisonSettings.task
     words = ["posenc", "compare"]
-    if comparison.task != ComparisonSettings.task:
-        words += ["--task", comparison.task]
     for key, value in settings.get("options", {}).items():
         if value != usual["options"].get(key):
             words += ["--option", f"{key}={_written(value)}"]
-    for key in OPTIONS:
+    for key in (*declared_options(ComparisonSettings), "out"):
         value = settings.get(key, usual[key])
         if value != usual[key]:
             count = key == "seeds" and value == list(range(len(value)))

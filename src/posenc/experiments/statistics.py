@@ -1,120 +1,17 @@
-"""Intervals over seeds, and differences between encodings, seed by seed."""
+"""Comparisons of encodings, seed by seed, and the bounds of metrics."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Literal
 
-from scipy import special
-
 from posenc.experiments.results import Metric
-from posenc.visualization.bounds import Bounds
-
-CONFIDENCE = 0.95
-
-UNBOUNDED = Bounds()
-
-MOST_PLACES = 6
-
-HOLDS, BREAKS = 0.05, 0.25
-"""Deteriorations from the training length, as shares, up to which a metric holds, and beyond which
-it breaks; in between it degrades."""
+from posenc.reporting.intervals import SHARES, Bounds, Estimate, estimate, paired_difference
+from posenc.reporting.verdicts import HOLDS, deterioration
 
 MARGIN = 0.02
 """With one seed, values that differ by at most this share of the larger count as the same."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds with its 95 % interval, which ends where possible values do.
-
-    Args:
-        mean: of the seeds.
-        half_width: of the Student-t interval; None with one seed, which says nothing of spread.
-        n: seeds.
-        bounds: possible values.
-    """
-
-    mean: float
-    half_width: float | None
-    n: int
-    bounds: Bounds = UNBOUNDED
-
-    @property
-    def low(self) -> float:
-        """Lower end of the interval (the mean itself with one seed)."""
-        return self.bounds.clip(self.mean - (self.half_width or 0.0))
-
-    @property
-    def high(self) -> float:
-        """Upper end of the interval (the mean itself with one seed)."""
-        return self.bounds.clip(self.mean + (self.half_width or 0.0))
-
-    @property
-    def sure(self) -> bool:
-        """True if the interval is known and excludes zero."""
-        return self.half_width is not None and not self.low <= 0.0 <= self.high
-
-    def scaled(self, factor: float) -> Estimate:
-        """The estimate of ``factor`` times the quantity."""
-        low, high = sorted((factor * self.bounds.low, factor * self.bounds.high))
-        half = None if self.half_width is None else abs(factor) * self.half_width
-        return Estimate(factor * self.mean, half, self.n, Bounds(low, high))
-
-    def shown(self, form: str | None = None, between: str = " ") -> str:
-        """``2.06 (2.02 to 2.10)``, ``65% (0 to 100)``; the mean alone with one seed.
-
-        Args:
-            form: format of the three numbers, whose per cent sign follows the mean alone; by
-                default three digits of the mean, but at most two of the half width.
-            between: what separates the numbers.
-        """
-        mean = f"{self.mean:{form or self._form()}}"
-        return between.join(filter(None, (mean, self.interval(form, between))))
-
-    def interval(self, form: str | None = None, between: str = " ") -> str:
-        """The interval as in ``shown``; empty with one seed."""
-        if self.half_width is None:
-            return ""
-        form = form or self._form()
-        low, high = (f"{end:{form}}".removesuffix("%") for end in (self.low, self.high))
-        return f"({low}{between}to {high})"
-
-    def _form(self) -> str:
-        places = [_places(self.mean, 3)]
-        if self.half_width:
-            places.append(_places(self.half_width, 2))
-        return f".{min(places)}f"
-
-    def to_json(self) -> dict[str, float | int | None]:
-        """Mean, ends of the interval (null with one seed) and number of seeds."""
-        low, high = (None, None) if self.half_width is None else (self.low, self.high)
-        return {"mean": self.mean, "low": low, "high": high, "n": self.n}
-
-
-def estimate(values: Iterable[float], bounds: Bounds = UNBOUNDED) -> Estimate | None:
-    """Mean and 95 % Student-t interval of ``values`` within ``bounds``; None if there are none."""
-    numbers = list(values)
-    count = len(numbers)
-    if not count:
-        return None
-    mean = math.fsum(numbers) / count
-    if count == 1:
-        return Estimate(mean, None, 1, bounds)
-    variance = math.fsum((value - mean) ** 2 for value in numbers) / (count - 1)
-    quantile = float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2))
-    return Estimate(mean, quantile * math.sqrt(variance / count), count, bounds)
-
-
-def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Estimate | None:
-    """Mean and interval of ``a - b`` over common seeds.
-
-    A seed fixes initial weights and data order of all subjects, so that their common effect
-    cancels.
-    """
-    return estimate(a[seed] - b[seed] for seed in sorted(a.keys() & b.keys()))
 
 
 def compared(
@@ -150,7 +47,11 @@ def change(metric: Metric, base: Mapping[int, float], last: Mapping[int, float])
     """
     most = Bounds(low=-1.0) if metric.lower_is_better else Bounds(high=1.0)
     return estimate(
-        (_worse(metric, last[seed], base[seed]) for seed in sorted(base.keys() & last.keys())), most
+        (
+            deterioration(last[seed], base[seed], lower=metric.lower_is_better)
+            for seed in sorted(base.keys() & last.keys())
+        ),
+        most,
     )
 
 
@@ -164,22 +65,19 @@ def held(values: Mapping[int, Estimate], metric: Metric, train: int) -> int:
     """
     last = train
     for length in sorted(values):
-        if _worse(metric, values[length].mean, values[train].mean) > HOLDS:
+        means = values[length].mean, values[train].mean
+        if deterioration(*means, lower=metric.lower_is_better) > HOLDS:
             break
         last = length
     return last
 
 
-def _worse(metric: Metric, value: float, base: float) -> float:
-    """Deterioration from ``base`` to ``value`` as a share of ``base``."""
-    difference = value - base if metric.lower_is_better else base - value
-    if not difference:
-        return 0.0
-    return difference / abs(base) if base else math.copysign(math.inf, difference)
+def bounds_of(metric: Metric, *, changed: bool = False) -> Bounds:
+    """Range of a metric, or of its change from the training length.
 
-
-def _places(value: float, digits: int) -> int:
-    """Decimal places that show so many digits of a value."""
-    if not value or not math.isfinite(value):
-        return digits - 1
-    return min(MOST_PLACES, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
+    Shares of what is right end at 1; errors, which may be shares too, are only positive. Changes
+    of shares are differences, of other metrics parts of the value at the training length.
+    """
+    if metric.is_share and not metric.lower_is_better:
+        return Bounds(-1.0, 1.0) if changed else SHARES
+    return Bounds(-math.inf if metric.is_share else -1.0) if changed else Bounds(0.0)

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from posenc.experiments.gates import gated, unsure
 from posenc.experiments.headline import headline
 from posenc.experiments.results import Comparison, Metric
-from posenc.experiments.settling import Remedy, remedies
-from posenc.experiments.statistics import Estimate, compared, held, paired_difference
+from posenc.experiments.settling import remedies
+from posenc.experiments.statistics import compared, held
 from posenc.experiments.verdicts import LEARNED_NOTHING, Row, judged, longest_measured
-from posenc.experiments.wording import amount, listed, sentence
-from posenc.visualization.bounds import Bounds
+from posenc.reporting.intervals import Bounds, Estimate, paired_difference
+from posenc.reporting.page import Remedy
+from posenc.reporting.sentences import amount, listed, sentence
 
 MANIFOLD = 3.0
 """Larger changes are given as multiples."""
@@ -176,8 +177,9 @@ def _most_found(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
     longest = max((length for row in learned for length in row.recall), default=None)
     if metric is None or longest is None:
         return
-    values = [(row.subject.label, row.recall[longest]) for row in learned if longest in row.recall]
-    values.sort(key=lambda value: -value[1].mean)
+    found = [row for row in learned if longest in row.recall]
+    found.sort(key=lambda row: -row.recall[longest].mean)
+    values = [(row.subject.label, amount(row.recall[longest], metric, unit=False)) for row in found]
     at = f"at {longest} {comparison.length_unit}"
     yield sentence("recall", metric=metric, at=at, values=values)
 

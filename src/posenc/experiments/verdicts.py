@@ -7,43 +7,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from posenc.experiments.bounds import bounds_of
 from posenc.experiments.results import ComparedEncoding, Comparison, Metric
-from posenc.experiments.statistics import (
-    BREAKS,
-    HOLDS,
-    MARGIN,
-    Estimate,
-    change,
-    compared,
-    estimate,
-    paired_difference,
-)
-from posenc.visualization.bounds import Bounds
+from posenc.experiments.statistics import MARGIN, bounds_of, change, compared
+from posenc.reporting.intervals import Bounds, Estimate, estimate, paired_difference
+from posenc.reporting.verdicts import SEVERITY, Word, word
 
-Verdict = Literal[
-    "holds",
-    "degrades",
-    "breaks",
-    "unsure",
-    "learned",
-    "tied",
-    "unlearned",
-    "overfitted",
-    "untestable",
-    "unfinished",
-]
-"""By length: holds, degrades or breaks (see ``HOLDS``, ``BREAKS``); unsure where the interval of
-the change reaches from the first to the last, or where what it finds says nothing; learned where
-the training length is the only one of the comparison. The others are gates."""
+Gate = Literal["tied", "unlearned", "overfitted", "untestable", "unfinished"]
+Verdict = Word | Literal["learned"] | Gate
+"""By length, of which unsure also says that what it finds says nothing; learned where the training
+length is the only one of the comparison; or a gate."""
 
-GATES: tuple[Verdict, ...] = ("unfinished", "untestable", "unlearned", "overfitted", "tied")
+GATES: tuple[Gate, ...] = ("unfinished", "untestable", "unlearned", "overfitted", "tied")
 """Reasons why there is no verdict, in the order in which they are asked."""
 
-LEARNED_NOTHING: tuple[Verdict, ...] = ("unlearned", "overfitted")
+LEARNED_NOTHING: tuple[Gate, ...] = ("unlearned", "overfitted")
 """Gates of subjects whose values say nothing of length."""
-
-SEVERITY: tuple[Verdict, ...] = ("holds", "unsure", "degrades", "breaks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,11 +164,7 @@ def _judged(
     worse = _change(comparison, subject, metric, values)
     if worse is None:
         return "untestable" if len(comparison.test_lengths) > 1 else "learned"
-    if worse.low <= HOLDS and worse.high > BREAKS:
-        return "unsure"
-    if worse.mean <= HOLDS:
-        return "holds"
-    return "breaks" if worse.mean > BREAKS else "degrades"
+    return word(worse)
 
 
 def _learned(metric: Metric, base: Estimate) -> bool:

@@ -29,6 +29,8 @@ class ExtensionClaims:
         expect: expected behaviour past the trained length, in a sentence.
         cost: extra work and memory, in Q, K, D, H.
         transformers: its ``rope_type`` in transformers, if any.
+        at_twice: its place among methods at twice the trained length without training, by loss, as
+            published: 0 for the worst. None: none is.
     """
 
     identity_at_one: bool = True
@@ -38,6 +40,7 @@ class ExtensionClaims:
     expect: str
     cost: str = "none"
     transformers: str | None = None
+    at_twice: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,9 @@ class Extension:
         sample: arguments for laws with 6 trained tokens, heads of 8 and a factor of 2.
         level: changes the encoding of each layer, or the whole model.
         advice: from the function's arguments to notes on its use with them.
+        trials: ways to try it on models of a kind where all methods are tried: what follows its
+            name, such as ``"@prefix=1"``. Kinds are ``"text_table"``, whose first row is that of
+            [CLS], ``"image_table"`` and ``"short"``, of lengths below 1024.
     """
 
     function: Callable[..., Encoding] | Callable[..., nn.Module]
@@ -64,6 +70,7 @@ class Extension:
     sample: Mapping[str, object] = field(default_factory=dict)
     level: Literal["encoding", "model"] = "encoding"
     advice: Callable[..., tuple[str, ...]] | None = None
+    trials: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.citation is None:

@@ -12,8 +12,9 @@ import torch
 import vl_convert
 
 from posenc.errors import ArgumentError
+from posenc.reporting.palette import COLOURS, LIGHT
 from posenc.storage import write_bytes
-from posenc.visualization.colours import COLOURS, LIGHT, RISE, Scale, is_narrow
+from posenc.visualization.colours import RISE, Scale, is_narrow
 from posenc.visualization.panels import Curves, Heat, Panel, Profile, Trail
 from posenc.visualization.raster import data_uri
 

@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import Any
 
 import pytest
+from posenc.experiments.report.page import render_page
 
+from posenc.experiments.charts import draw_charts
 from posenc.experiments.compare import compare
 from posenc.experiments.jobs import TrainingJob, carry_out
 from posenc.experiments.progress import Event
-from posenc.experiments.report.charts import draw_charts
-from posenc.experiments.report.page import render_page
 from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.summary import summarise
 from posenc.experiments.tasks import TASKS

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from posenc.evaluation.doctor.facts import UNKNOWN, Attention
 from posenc.evaluation.doctor.rotation import Rotation
+from posenc.reporting.numbers import counted
 
 SHOWN = 6
 """Ranges of layers that are written out."""
@@ -37,9 +38,9 @@ def described(facts: Attention) -> list[str]:
         return [f"no attention: {', '.join(facts.instead)}"]
     heads = ""
     if facts.heads:
-        heads = f", {_count(facts.heads, 'head')} of {facts.head_dim} features"
+        heads = f", {counted(facts.heads, 'head')} of {facts.head_dim} features"
         if facts.key_heads != facts.heads:
-            heads += f", {_count(facts.key_heads or 0, 'key head')}"
+            heads += f", {counted(facts.key_heads or 0, 'key head')}"
     kind = "attention" if facts.kind == UNKNOWN else f"{facts.kind}-attention"
     lines = [f"{kind}{heads}", _visible(facts), _positions(facts)]
     extra = []
@@ -59,10 +60,6 @@ def described(facts: Attention) -> list[str]:
     if unknown:
         lines.append(f"unknown: {', '.join(unknown)}")
     return [line for line in lines if line]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + "s" * (number != 1)
 
 
 def _visible(facts: Attention) -> str:

@@ -28,6 +28,7 @@ ENTRY = Extension(
     claims=ExtensionClaims(
         short_unchanged=True,
         training="needed",
+        at_twice=0,
         expect="What the encoding itself does: RoPE degrades at once, ALiBi hardly.",
         transformers="default",
     ),

@@ -188,8 +188,13 @@ ENTRY = Extension(
     on=("learned", "learned2d", "radix", "rope", "sinusoidal", "swin"),
     claims=ExtensionClaims(
         training="needed",
+        at_twice=1,
         expect="RoPE: usable without training to about twice the length, near tokens blur; images "
         "and tables for them: good at once.",
         transformers="linear",
     ),
+    trials={
+        "text_table": ("@prefix=1", "+log_n@prefix=1"),
+        "image_table": ("", "@antialias=True", "@mode=bilinear", "@align=corners"),
+    },
 )

@@ -65,6 +65,7 @@ ENTRY = Extension(
     on=("rope",),
     claims=ExtensionClaims(
         training="helps",
+        at_twice=2,
         expect="Usable without training to a little less than the factor; middle pairs go beyond "
         "angles they have seen.",
         transformers="default",

@@ -48,4 +48,5 @@ ENTRY = Extension(
         training="needed",
         expect="Untouched up to the trained length; new positions mean nothing before training.",
     ),
+    trials={"text_table": ("@prefix=1",)},
 )

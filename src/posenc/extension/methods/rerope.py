@@ -81,6 +81,7 @@ ENTRY = Extension(
     claims=ExtensionClaims(
         identity_at_one=False,
         training="none",
+        at_twice=4,
         expect="No worse at any length than at the trained one; order among far tokens is lost.",
         cost="None more by native; else Q·K·D·H once more",
     ),

@@ -172,4 +172,5 @@ ENTRY = Extension(
         cost="each token up to L / (L - overlap) times",
     ),
     level="model",
+    trials={"text_table": ("",)},
 )

@@ -92,6 +92,7 @@ ENTRY = Extension(
     on=("rope",),
     claims=ExtensionClaims(
         training="none",
+        at_twice=4,
         expect="The best without training, to (L - w)·G + w tokens.",
         cost="None more by native; else Q·K·D·H once more",
     ),

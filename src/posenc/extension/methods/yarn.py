@@ -146,10 +146,12 @@ ENTRY = Extension(
     on=("rope",),
     claims=ExtensionClaims(
         training="helps",
+        at_twice=3,
         expect="Among the best changes of frequency without training; good after a short one. Its "
         "defaults misbehave at short trained lengths.",
         transformers="yarn",
     ),
     sample={"alpha": 0.1, "beta": 1},
     advice=yarn_advice,
+    trials={"short": ("@alpha=0.5@beta=4",)},
 )

@@ -12,9 +12,11 @@ import vl_convert
 from markupsafe import Markup
 
 from posenc.registry import ENCODINGS
+from posenc.reporting.page import environment, styles
+from posenc.reporting.palette import LIGHT
 from posenc.storage import write_bytes
 from posenc.visualization.catalogue import SITES, SIZES, Sheet, group, sheet
-from posenc.visualization.html import environment, recoloured, styles
+from posenc.visualization.formulas import is_formula, prose
 from posenc.visualization.panels import Panel
 from posenc.visualization.pictures import CONFIG, PARAMETERS, draw_panel
 from posenc.visualization.profile import make_profile
@@ -78,6 +80,7 @@ def render_gallery(
         progress(name)
         exhibits[name] = _exhibit(name)
     templates = environment("posenc.visualization.gallery")
+    templates.filters["prose"], templates.tests["formula"] = prose, is_formula
     return templates.get_template("gallery.html.jinja").render(
         groups=[
             (site or "none", *SITES[site], [exhibits[name] for name in methods])
@@ -86,7 +89,7 @@ def render_gallery(
         count=len(chosen),
         sizes=SIZES,
         version=version("posenc"),
-        styles=styles(templates, "style.css", "gallery.css") + recoloured(".plot"),
+        styles=styles(templates, "style.css", "gallery.css") + _recoloured(".plot"),
     )
 
 
@@ -108,3 +111,14 @@ def _figure(panel: Panel, *, key: str) -> Figure:
     svg = re.sub(r'(\bid="|url\(#)', rf"\g<1>{key}-", svg)
     title = panel.title.removeprefix("… ")
     return Figure(title[0].upper() + title[1:], panel.note, Markup(svg))
+
+
+def _recoloured(selector: str) -> Markup:
+    """Styles by which pictures drawn for light paper follow the paper."""
+    rules = [
+        f'{selector} [{part}="{colour}"] {{ {part}: var({name}); }}'
+        for name, colour in LIGHT.items()
+        for part in ("stroke", "fill")
+        if name != "--paper"
+    ]
+    return Markup("\n".join(rules) + "\n")

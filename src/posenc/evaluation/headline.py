@@ -1,0 +1,121 @@
+"""The headline of a study, a verdict a model, and ways to settle what is open."""
+
+from __future__ import annotations
+
+import math
+
+from posenc.evaluation.candidates import CUT
+from posenc.evaluation.choosing import QUANTILE, best, gaps, has_needles, readings_of, shortfall
+from posenc.evaluation.results import Findings, Study, StudyReading
+from posenc.reporting.intervals import Estimate
+from posenc.reporting.page import Remedy
+from posenc.reporting.sentences import sentence
+from posenc.reporting.verdicts import BREAKS, HOLDS, deterioration, word
+
+LONGEST = 90
+"""Characters of a headline."""
+
+NAME = 32
+"""Characters of a name in it, at most."""
+
+
+def headline(study: Study) -> str:
+    """The recommended method, or what became of a model measured as it is, in a line."""
+    at = _place(study)
+    if study.gate:
+        return sentence("not_trained", name=_short(study.checkpoint), rule=study.trivial_rule)
+    if study.factor == 1.0:
+        return _alone(study, at)
+    tuned = study.tuned
+    key, steps = best(study, tuned=tuned), study.finetune["steps"] if tuned else 0
+    if key is None:
+        return sentence("nothing_writable")
+    if shortfall(study, key, tuned=tuned):
+        alone = sum(method.writable for method in study.findings) == 1
+        return sentence("do_not_stretch", key=_short(key), at=at, alone=alone)
+    readings = {method.key: reading for method, reading in study.ranked(tuned=tuned)}
+    metric, goal = study.deciding, study.goal
+    figures = f"{metric.name} {metric.shown(readings[key].of(metric)[goal])}"
+    for name, words in (("direct", "not stretched"), (CUT, "cut")):
+        if name in readings:
+            figures += f", {words} {metric.shown(readings[name].of(metric)[goal])}"
+            break
+    judged = {method.key: words[0] for method, words in verdicts(study)[1]}
+    facts = {"key": _short(key), "at": at, "steps": steps}
+    forms = ((judged[key], figures), (judged[key], ""), ("", ""))
+    texts = (sentence("use", verdict=verdict, figures=shown, **facts) for verdict, shown in forms)
+    return next(text for text in texts if len(text) <= LONGEST)
+
+
+def _alone(study: Study, at: str) -> str:
+    """The verdict on a model measured as it is, with its values if they fit."""
+    (method,) = study.findings
+    reading, first = method.untuned, study.base_length
+    assert reading is not None  # all that was measured
+    metrics = {study.deciding.name: study.deciding}
+    if has_needles(study):
+        metrics["recall"] = next(metric for metric in study.metrics if metric.key == "needles")
+    changes = [
+        (noun, *(metric.shown(reading.of(metric)[length]) for length in (first, study.goal)))
+        for noun, metric in metrics.items()
+    ]
+    verdict = verdicts(study)[1][0][1][0] if study.goal > first else "learned"
+    facts = {"label": _short(study.checkpoint), "verdict": verdict, "at": at}
+    texts = (sentence("alone", changes=shown, **facts) for shown in (changes, changes[:1], ()))
+    return next(text for text in texts if len(text) <= LONGEST)
+
+
+def _place(study: Study) -> str:
+    """The requested length in times of the trained one."""
+    extent = "size" if study.unit == "pixel" else "length"
+    times = f"{study.goal / study.length:.3g} × " if study.goal != study.length else ""
+    return f"at {times}the trained {extent}"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
+
+
+def verdicts(study: Study) -> tuple[str, list[tuple[Findings, tuple[str, ...]]]]:
+    """The meaning of the words, and a word on loss and one on recall of each model, best first.
+
+    Values at the requested length are held to those of the original at the trained one. Recall has
+    the interval of a share; it is ``unlearned`` where the original does not find needles, and all
+    is where the gate stops the study.
+    """
+    metric, first = study.deciding, study.base_length
+    original = study.of("direct") or study.of(CUT)
+    plain = original.untuned if original else None
+    plain = plain or study.ranked()[0][1]
+    base = plain.of(metric)[first]
+    rows: list[tuple[Findings, tuple[str, ...]]] = []
+    for method, reading in study.ranked(tuned=study.tuned):
+        value = reading.of(metric)[study.goal]
+        change = Estimate(deterioration(value, base, lower=metric.lower), None, 1)
+        words = ["unlearned" if study.gate else word(change)]
+        if study.causal:
+            learned = has_needles(study) and not study.gate
+            words.append(_recall(study, plain.found(first), reading) if learned else "unlearned")
+        rows.append((method, tuple(words)))
+    than = f"the model as trained is at {study.called(first)}"
+    return sentence("study_words", study=study, holds=HOLDS, breaks=BREAKS, than=than), rows
+
+
+def _recall(study: Study, base: float, reading: StudyReading) -> str:
+    """The verdict on needles found, held to the share ``base``."""
+    found, asked = reading.found(study.goal), study.asked * len(study.depths)
+    half = QUANTILE * math.sqrt(found * (1 - found) / asked) / base
+    return word(Estimate(1 - found / base, half, asked))
+
+
+def remedies(study: Study) -> tuple[Remedy, ...]:
+    """Ways to tell the recommended method from those that are level with it."""
+    key = best(study, tuned=study.tuned)
+    if study.gate or study.factor == 1.0 or key is None:
+        return ()
+    same = [name for name, deficit in gaps(study, key).items() if not deficit.sure]
+    if not same:
+        return ()
+    pieces = len(readings_of(study, tuned=study.tuned)[key].windows)
+    facts = {"same": same, "key": key, "study": study, "pieces": pieces}
+    return (Remedy(text=sentence("settled_by_more_data", **facts)),)

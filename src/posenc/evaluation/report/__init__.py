@@ -1,1 +1,0 @@
-"""Report of a study: page, charts and tables."""

@@ -1,0 +1,1 @@
+"""Reports: page, charts, tables, sentences, intervals and palette, made from plain records."""

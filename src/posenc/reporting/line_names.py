@@ -1,0 +1,95 @@
+"""Names of lines in charts, written at their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import altair as alt
+import pandas as pd
+
+from posenc.reporting.axes import of_field
+
+LINE_HEIGHT, TIGHT = 15.0, 13.0
+"""Pixels from one name to the next, and where there are many."""
+
+MANY = 10
+"""More names than these are set tight."""
+
+LONGEST, LONGEST_LEFT = 17, 9
+"""Characters of a name on the right of a line, where longer ones are cut, and on the left."""
+
+
+def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """The numbers closest to ``wanted`` that keep a distance of ``gap``, in the same order.
+
+    Numbers that are too close are moved apart around their mean (pool adjacent violators), then
+    into the range from ``low`` to ``high``; where that is too small, the gap is.
+    """
+    if len(wanted) > 1:
+        gap = min(gap, (high - low) / (len(wanted) - 1))
+    order = sorted(range(len(wanted)), key=wanted.__getitem__)
+    blocks: list[tuple[float, int]] = []  # mean without gaps, and size
+    for place, index in enumerate(order):
+        mean, size = wanted[index] - gap * place, 1
+        while blocks and blocks[-1][0] > mean:
+            before, count = blocks.pop()
+            mean, size = (before * count + mean * size) / (count + size), count + size
+        blocks.append((mean, size))
+    level = [mean for mean, size in blocks for _ in range(size)]
+    most = high - gap * (len(wanted) - 1)
+    placed = [0.0] * len(wanted)
+    for place, index in enumerate(order):
+        placed[index] = min(max(level[place], low), most) + gap * place
+    return placed
+
+
+def line_names(
+    ends: pd.DataFrame,
+    x: alt.X,
+    y: alt.Y,
+    *,
+    height: int,
+    left_of: float,
+    colour: Any,
+    opacity: Any,
+) -> list[Any]:
+    """Layers with the name of each line right of its end, none over another.
+
+    Args:
+        ends: of the lines: ``subject``, ``x`` and ``mean``.
+        x, y: axes of the chart, that of ``y`` with its domain.
+        height: pixels of the plot, where it is lowest.
+        left_of: short names of lines that end here or before stand on the left of their end.
+        colour, opacity: of the lines.
+    """
+    height_axis: Any = y.to_dict()
+    low, high = height_axis["scale"]["domain"]
+    many = len(ends) > MANY
+    gap, size, away = (TIGHT, 11, 24) if many else (LINE_HEIGHT, 12, 10)
+    rows: list[pd.DataFrame] = []
+    for _, group in ends.groupby("x", sort=True):
+        placed = apart(list(group["mean"]), gap * (high - low) / height, low, high)
+        names = [n if len(n) <= LONGEST else f"{n[: LONGEST - 1]}…" for n in group.subject]
+        rows.append(group.assign(at=placed, name=names))
+    data = pd.concat(rows) if rows else ends.assign(at=[], name=[])
+    on_left = (data.x <= left_of) & (data.subject.str.len() <= LONGEST_LEFT)
+    layers: list[Any] = []
+    sides: tuple[tuple[Any, int, Literal["left", "right"]], ...]
+    sides = ((data[on_left], -1, "right"), (data[~on_left], 1, "left"))
+    for here, sign, side in sides:
+        if here.empty:
+            continue
+        base = alt.Chart(here).encode(x=x, opacity=opacity)
+        link = base.mark_rule(strokeWidth=1, xOffset=4 * sign, x2Offset=(away - 2) * sign)
+        text = base.encode(y=of_field(y, "at:Q"), text="name:N")
+        layers.append(link.encode(x2="x:Q", y=of_field(y, "mean:Q"), y2="at:Q", color=colour))
+        layers += [
+            text.mark_text(align=side, baseline="middle", dx=away * sign, fontSize=size, **ink)
+            # First around the letters, so that they can be read over lines.
+            for ink in (
+                {"color": "--paper", "stroke": "--paper", "strokeWidth": 3.0},
+                {"color": "--ink"},
+            )
+        ]
+    return layers

@@ -1,0 +1,39 @@
+"""Verdicts in a word, by how much a value changes from the trained length to a longer one."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from posenc.reporting.intervals import Estimate
+
+HOLDS, BREAKS = 0.05, 0.25
+"""Deteriorations from the training length, as shares, up to which a value holds, and beyond which
+it breaks; in between it degrades."""
+
+Word = Literal["holds", "unsure", "degrades", "breaks"]
+"""Unsure where the interval of the change reaches from ``HOLDS`` to beyond ``BREAKS``."""
+
+SEVERITY: tuple[Word, ...] = ("holds", "unsure", "degrades", "breaks")
+
+
+def deterioration(value: float, base: float, *, lower: bool) -> float:
+    """Change from ``base`` to a worse ``value``, as a share of ``base``; negative if better.
+
+    Args:
+        value, base: before and after.
+        lower: lower values are better.
+    """
+    difference = value - base if lower else base - value
+    if not difference:
+        return 0.0
+    return difference / abs(base) if base else math.copysign(math.inf, difference)
+
+
+def word(change: Estimate) -> Word:
+    """The verdict on a deterioration."""
+    if change.low <= HOLDS and change.high > BREAKS:
+        return "unsure"
+    if change.mean <= HOLDS:
+        return "holds"
+    return "breaks" if change.mean > BREAKS else "degrades"

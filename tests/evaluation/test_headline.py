@@ -1,0 +1,114 @@
+"""The headline of a study is true, short, and held to its verdicts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from posenc.evaluation.choosing import shortfall
+from posenc.evaluation.headline import LONGEST, headline, remedies, verdicts
+from posenc.evaluation.results import Study
+from tests.evaluation.test_choosing import BASE, reading, study
+
+
+def words(found: Study) -> dict[str, tuple[str, ...]]:
+    return {method.key: each for method, each in verdicts(found)[1]}
+
+
+def test_the_best_method_is_named_with_its_verdict_and_loss() -> None:
+    found = study(**BASE, yarn=reading(2.05), rerope=reading(2.6, 0.2))
+    assert headline(found) == (
+        "Use yarn: it holds at 2 × the trained length (loss 2.050, not stretched 4.000)"
+    )
+    worse = study(**BASE, yarn=reading(2.3), rerope=reading(2.6, 0.2))
+    assert headline(worse).startswith("Use yarn: it degrades at 2 ×")
+
+
+def test_nothing_is_advised_that_gains_nothing() -> None:
+    alone = study(**BASE, yarn=reading(4.2, 0.1))
+    assert shortfall(alone, "yarn", tuned=False)
+    assert headline(alone) == (
+        "Do not stretch by yarn: it shows no sure gain at 2 × the trained length"
+    )
+    two = study(**BASE, yarn=reading(4.2, 0.1), ntk=reading(4.3, 0.1))
+    assert headline(two).startswith("Do not stretch: even yarn, the best, shows no sure gain")
+    none = study(**BASE, segments=reading(2.0))
+    assert headline(none) == "Nothing that a checkpoint can hold was measured"
+
+
+def test_a_gate_stops_every_word() -> None:
+    found = replace(study(**BASE, yarn=reading(2.1)), gate="Nothing.", trivial_rule="frequencies")
+    assert headline(found) == "Nothing can be said of tiny: it is no better than frequencies"
+    assert set(words(found).values()) == {("unlearned", "unlearned")}
+    assert remedies(found) == ()
+
+
+def test_verdicts_hold_values_to_those_of_the_original_at_the_trained_length() -> None:
+    """2.0 bits and 90 % of the needles; 64 are asked for."""
+    found = study(
+        direct=reading(4.0, 0.1),
+        yarn=reading(2.1, 0.9),
+        ntk=reading(2.11, 0.75),
+        rerope=reading(2.5, 0.78),
+        linear=reading(2.51, 0.5),
+    )
+    assert words(found) == {
+        "yarn": ("holds", "holds"),
+        "ntk": ("degrades", "unsure"),
+        "rerope": ("degrades", "unsure"),
+        "linear": ("breaks", "breaks"),
+        "direct": ("breaks", "breaks"),
+    }
+
+
+def test_recall_is_not_judged_where_the_original_finds_nothing() -> None:
+    blind = {
+        key: replace(each, needles={16: (0.06,), 32: (0.9,)})
+        for key, each in (BASE | {"yarn": reading(2.05)}).items()
+    }
+    assert words(study(**blind))["yarn"] == ("holds", "unlearned")
+
+
+def test_a_model_measured_as_it_is() -> None:
+    found = study(direct=reading(2.5, 0.2))
+    assert headline(replace(found, factor=1.0)) == (
+        "tiny degrades at 2 × the trained length: loss 2.000 → 2.500, recall 90% → 20%"
+    )
+    short = replace(found, factor=1.0, lengths=(16,))
+    assert headline(short) == "tiny at the trained length: loss 2.000, recall 90%"
+
+
+def test_lengths_without_the_trained_one() -> None:
+    """Values are held to those at the shortest."""
+    found = replace(study(direct=reading(2.5, 0.2)), factor=1.0, length=8)
+    assert headline(found) == (
+        "tiny degrades at 4 × the trained length: loss 2.000 → 2.500, recall 90% → 20%"
+    )
+    assert "is at 16;" in verdicts(found)[0]
+
+
+def test_without_chance_nothing_found_is_nothing_learned() -> None:
+    blind = replace(reading(2.5), needles={16: (0.0,), 32: (0.0,)})
+    assert words(replace(study(direct=blind), chance=0.0))["direct"] == ("degrades", "unlearned")
+
+
+@pytest.mark.parametrize("length", [1, 20, 80])
+def test_headlines_fit_a_line(length: int) -> None:
+    key = "y" * length
+    for found in (
+        study(**BASE, **{key: reading(2.1)}),
+        study(**BASE, **{key: reading(4.2, 0.1), "ntk": reading(4.3, 0.1)}),
+        replace(study(direct=reading(2.5)), factor=1.0, checkpoint=key),
+    ):
+        assert 0 < len(headline(found)) <= LONGEST
+
+
+def test_what_is_level_with_the_best_is_open() -> None:
+    found = study(**BASE, yarn=reading(2.05), ntk=reading(2.06, spread=0.5))
+    (remedy,) = remedies(found)
+    assert remedy.text == (
+        "Undecided: ntk cannot be told from yarn by its loss on 64 stretches of text. "
+        "A longer text may settle it."
+    )
+    assert remedies(study(**BASE, yarn=reading(2.05), ntk=reading(2.5))) == ()

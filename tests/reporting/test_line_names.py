@@ -1,0 +1,37 @@
+"""Names beside lines: as near to their ends as they can be without covering one another."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from posenc.reporting.line_names import apart
+
+
+def test_what_is_far_apart_stays() -> None:
+    assert apart([30.0, 10.0, 20.0], 10.0, 0.0, 100.0) == [30.0, 10.0, 20.0]
+    assert apart([], 10.0, 0.0, 1.0) == []
+    assert apart([7.0], 10.0, 0.0, 1.0) == [1.0]
+
+
+def test_what_is_close_moves_around_its_middle() -> None:
+    assert apart([50.0, 50.0, 50.0], 10.0, 0.0, 100.0) == [40.0, 50.0, 60.0]
+    assert apart([0.0, 0.0], 10.0, 0.0, 100.0) == [0.0, 10.0]
+    assert apart([98.0, 99.0], 10.0, 0.0, 100.0) == [90.0, 100.0]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_names_keep_order_distance_and_range(seed: int) -> None:
+    source = random.Random(seed)
+    low, high = -3.0, 5.0
+    wanted = [source.uniform(low, high) for _ in range(source.randint(2, 30))]
+    gap = source.uniform(0.05, 0.6)
+    placed = apart(wanted, gap, low, high)
+    order = sorted(range(len(wanted)), key=wanted.__getitem__)
+    ascending = [placed[n] for n in order]
+    least = min(gap, (high - low) / (len(wanted) - 1))
+    steps = [b - a for a, b in itertools.pairwise(ascending)]
+    assert min(steps) >= least - 1e-9
+    assert low - 1e-9 <= ascending[0] <= ascending[-1] <= high + 1e-9

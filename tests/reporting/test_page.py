@@ -1,0 +1,89 @@
+"""A page says what its records say, and no more than it may."""
+
+from __future__ import annotations
+
+import re
+
+from posenc.reporting.drawing import Look
+from posenc.reporting.page import Cell, Column, Maps, Page, Remedy, Table, Verdict, Verdicts, Words
+
+
+def page(**changes: object) -> Page:
+    facts: dict[str, object] = {
+        "facts": ("posenc try", "<one>"),
+        "headline": "a < b",
+        "charts": (),
+        "looks": {"a": Look("--series-0", [1, 0], "circle")},
+        "verdicts": Verdicts(
+            title="Verdicts",
+            columns=("loss", "recall"),
+            rows=(Verdict(name="a", words=("holds", ""), why="Because."),),
+        ),
+    }
+    return Page(**(facts | changes))  # type: ignore[arg-type]
+
+
+def own(rendered: str) -> str:
+    return re.sub(r"<script>.*?</script>", "", rendered, flags=re.DOTALL)
+
+
+def test_words_of_users_are_escaped() -> None:
+    text = own(page().render())
+    assert "<h1>a &lt; b</h1>" in text
+    assert "posenc try · &lt;one&gt;" in text
+    assert '<span class="verdict holds" title="Because.">holds</span>' in text
+    assert "<td>—</td>" in text, "no word on recall"
+
+
+def test_what_is_not_there_leaves_no_trace() -> None:
+    text = own(page().render())
+    for part in ('id="settle"', 'class="multiples"', "for comparison", 'class="command"'):
+        assert part not in text
+    full = own(
+        page(
+            remedies=(Remedy(text="Try more:", command="posenc more"), Remedy(text="Or less:")),
+            command="posenc try",
+        ).render()
+    )
+    bare = re.sub(r"</?span[^>]*>", "", full)
+    assert "<p>Try more:</p>" in bare
+    assert "<p>Or less.</p>" in bare, "no colon without a command"
+    assert bare.count("<code>posenc ") == 2
+
+
+def test_heads_of_groups_span_their_columns() -> None:
+    columns = (
+        Column(name="name", text=True),
+        *(Column(name=n, group="loss at") for n in "12"),
+        Column(name="1", group="recall at"),
+        Column(name="speed"),
+        Column(name="memory"),
+    )
+    row = (Cell(text="a", kind="name"), *(Cell(text=str(n), value=n) for n in range(5)))
+    table = Table(key="t", title="T", guide="", columns=columns, rows=(row,), marked="a")
+    assert [(group, len(own)) for group, own in table.groups] == [
+        ("", 1), ("loss at", 2), ("recall at", 1), ("", 1), ("", 1),
+    ]  # fmt: skip
+    text = own(page(sections=(table,)).render())
+    assert '<th colspan="2">loss at</th>' in text
+    assert text.count('rowspan="2"') == 3
+    assert '<tr class="chosen">' in text
+    assert '<td data-label="loss at 2" data-value="1">1</td>' in text
+
+
+def test_maps_and_words() -> None:
+    maps = Maps(
+        key="m",
+        title="M",
+        guide="",
+        corner="depth",
+        rows=("10%",),
+        columns=("64", "128"),
+        shares={"a": ((0.81, 0.2),)},
+    )
+    words = Words(key="w", title="W", paragraphs=("P.",), lists=(("", ("S.",)), ("L", ("T.",))))
+    text = own(page(sections=(maps, words)).render())
+    assert '<td style="--share: 0.81" class="strong">81</td>' in text
+    assert '<td style="--share: 0.20">20</td>' in text
+    assert text.index("<p>P.</p>") < text.index("<li>S.</li>") < text.index("<h3>L</h3>")
+    assert text.count("<h3>") == 1
