@@ -12,10 +12,22 @@
 #include "team.h"
 #include "vec.h"
 namespace posenc::NUMBER {
-#if defined(__aarch64__) && !defined(__clang__) && __GNUC__ < 13
-using half = __fp16;  // the same format; GCC 12 has no _Float16 in C++ on this processor
-#else
+#if defined(__clang__) || __GNUC__ >= (defined(__aarch64__) ? 13 : 12)
 using half = _Float16;
+#elif defined(__aarch64__)
+using half = __fp16;  // the same format; GCC 11 and 12 have no _Float16 in C++ here
+#else
+#define POSENC_HALF_CLASS
+// The same by F16C, for GCC 11.
+class half {
+ public:
+  half() = default;
+  explicit half(float x) : bits_(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)) {}
+  operator float() const { return _cvtsh_ss(bits_); }
+
+ private:
+  uint16_t bits_;
+};
 #endif
 constexpr index BLOCK = 64;  // tokens whose products with buckets are computed together
 
