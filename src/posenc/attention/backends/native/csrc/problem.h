@@ -181,14 +181,14 @@ inline void write_row(const Tokens& x, char* to, const real* p, real by, index n
 
 // Memory of one thread, which grows and is never cleared: of(n) keeps no contents where it grows, and
 // all contents where n is at most what was asked for before (of(0) is the pointer as it is). Under
-// the address sanitizer sizes are exact, and PAD entries at both ends may be read, but not written.
+// POSENC_GUARDED sizes are exact, and PAD entries at both ends may be read, but not written.
 class Scratch {
  public:
   real* of(index n) {
     if (n > size_ || (GUARDED && n && n != size_)) {
       data_.reset(static_cast<real*>(::operator new((n + 2 * PAD) * sizeof(real), std::align_val_t(64))));
       size_ = n;
-#ifdef __SANITIZE_ADDRESS__
+#ifdef POSENC_GUARDED
       std::memset(static_cast<void*>(data_.get()), 0xff, PAD * sizeof(real));
       std::memset(static_cast<void*>(data_.get() + PAD + n), 0xff, PAD * sizeof(real));
       data_.get_deleter().size = n;
@@ -198,7 +198,7 @@ class Scratch {
   }
 
  private:
-#ifdef __SANITIZE_ADDRESS__
+#ifdef POSENC_GUARDED
   static constexpr bool GUARDED = true;
   struct Free {
     index size;
