@@ -116,11 +116,9 @@ def _print_costs(diagnosis: Diagnosis) -> None:
             _time(cost.accelerated_seconds),
             _memory(cost.accelerated_bytes),
         )
-    from posenc.attention.backends.native.build import description
-
     _line("One layer, forward, one row, this machine (≈ computed from shorter inputs):")
     OUT.print(table)
-    _line(f"posenc's CPU kernels: {description()}.")
+    _line(f"posenc's CPU kernels: {diagnosis.kernels}.")
 
 
 def _time(seconds: float | None) -> str:
