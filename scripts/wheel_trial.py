@@ -22,6 +22,7 @@ TESTS = [
     *("tests/attention/test_native_tiles.py", "tests/attention/test_rotation.py"),
     *("tests/attention/test_variants.py", "tests/test_docs.py::test_the_readmes_examples_run"),
 ]
+LAWS = ["tests/testing/test_laws.py", "-k", "agree or full or separate"]
 COMPARE = [
     *("compare", "--encodings", "rope,alibi", "--steps", "2", "--seeds", "1"),
     *("--layers", "1", "--width", "16", "--heads", "2"),
@@ -92,6 +93,8 @@ def main() -> None:
     for name in supported:
         run(PYTHON, "-c", NAMED, name, POSENC_KERNELS=name)
         run(PYTHON, "-m", "pytest", "-q", "-x", *TESTS, POSENC_KERNELS=name)
+        run(PYTHON, "-m", "pytest", "-q", "-x", *LAWS, POSENC_KERNELS=name)
+        run(PYTHON, "-m", "tests.testing.attention_fuzz", "--count", "1000", POSENC_KERNELS=name)
     print(f"works: {', '.join(supported)}")
 
 
