@@ -1,8 +1,14 @@
-"""Build the CPU kernels with sanitizers and run them over awkward shapes: make test-sanitized."""
+"""Run the CPU kernels under sanitizers over awkward shapes: make test-sanitized.
+
+Once for each compiler that is installed and each variant that runs here, in a process of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import subprocess
 import sys
 from typing import Any
 
@@ -12,6 +18,7 @@ import posenc
 from posenc import Grid, Layout
 from posenc.attention import attend
 from posenc.attention.backends.native.build import build
+from posenc.attention.backends.native.variants import unsupported
 from posenc.encoding import Encoding
 from posenc.errors import BackendRefusal
 
@@ -29,6 +36,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dape": {"heads": 2, "hidden": 7},
     "path": {"dim": 32, "heads": 2, "head_dim": 20},
     "stick_breaking": {},
+}
+
+PROCESSORS = {"amx": "sapphirerapids", "v4": "x86-64-v4", "v3": "x86-64-v3", "neon": "armv8-a"}
+FLAGS = "-O1 -g -DPOSENC_GUARDED -fsanitize=address,undefined -fno-sanitize-recover=all"
+RUNTIMES = {  # loaded before Python, which knows nothing of them
+    "g++": ("libasan.so", "libubsan.so", "libstdc++.so"),
+    "clang++": (f"libclang_rt.asan-{os.uname().machine}.so", "libstdc++.so"),
 }
 
 
@@ -74,7 +88,8 @@ def run(
             sys.exit(f"{encoding} has results that are not finite on {grid}")
 
 
-def main() -> None:
+def run_all() -> None:
+    """All shapes, with the kernels of the environment."""
     build()
     for name, options in OPTIONS.items():
         encoding = posenc.create(name, **options)
@@ -109,7 +124,34 @@ def main() -> None:
     for queries, cells in (((5, 7), (5, 7)), ((3, 70), (9, 33)), ((20, 9), (1, 1))):
         for dtype in (torch.float32, torch.bfloat16):
             run(decomposed, Grid(Layout.image(*queries), Layout.image(*cells)), dtype, 0.0)
-    sys.stdout.write("no errors\n")
 
 
-main()
+def main() -> None:
+    """``run_all`` by each compiler for each variant."""
+    for compiler, runtimes in RUNTIMES.items():
+        if shutil.which(compiler) is None:
+            print(f"{compiler}: not installed")
+            continue
+        files = [
+            subprocess.check_output([compiler, f"-print-file-name={name}"], text=True).strip()
+            for name in runtimes
+        ]
+        flags = FLAGS + " -shared-libasan" * (compiler == "clang++")
+        for name, processor in PROCESSORS.items():
+            reason = unsupported(name)
+            if reason is None:
+                environment = {
+                    "CXX": compiler,
+                    "POSENC_KERNEL_FLAGS": f"{flags} -march={processor}",
+                    "ASAN_OPTIONS": "detect_leaks=0",
+                    "LD_PRELOAD": " ".join(files),
+                }
+                command = [sys.executable, __file__, "--one"]
+                subprocess.run(command, env=os.environ | environment, check=True)
+            print(f"{compiler} {name}: {reason or 'no errors'}", flush=True)
+
+
+if sys.argv[1:] == ["--one"]:
+    run_all()
+else:
+    main()

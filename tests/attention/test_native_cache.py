@@ -371,17 +371,20 @@ def test_processes_at_once_build_once(home: Path) -> None:
     assert len((home / "calls").read_text().splitlines()) == 3, "two objects, one linking"
 
 
-@pytest.mark.parametrize("macros", ["__GNUC__ 11", "__clang_major__ 15\n#define __clang__ 1"])
+@pytest.mark.parametrize("macros", ["__GNUC__ 10", "__clang_major__ 15\n#define __clang__ 1"])
 def test_old_compilers_are_refused(home: Path, macros: str) -> None:
     compiler = home / "g++"
     compiler.write_text(f"#!/bin/sh\necho '#define {macros}'\n")
-    with pytest.raises(BackendRefusal, match=r"expected GCC 12, clang 16 or newer, got .* 1[15] "):
+    with pytest.raises(BackendRefusal, match=r"expected GCC 11, clang 16 or newer, got .* 1[05] "):
         building.build(quiet=True)
 
 
 @pytest.mark.parametrize("flags", building.OBJECTS.values(), ids=building.OBJECTS)
-@pytest.mark.parametrize("name", ["aarch64-linux-gnu-g++", "clang++", "clang++-19"])
+@pytest.mark.parametrize(
+    "name", ["g++-11 -march=native", "aarch64-linux-gnu-g++", "clang++", "clang++-19"]
+)
 def test_other_compilers_take_them(name: str, flags: tuple[str, ...]) -> None:
+    name, *processor = name.split()
     compiler = shutil.which(name)
     if compiler is None:
         pytest.skip(f"there is no {name}")
@@ -389,6 +392,7 @@ def test_other_compilers_take_them(name: str, flags: tuple[str, ...]) -> None:
     if "clang" in name and int(version.stdout.split(".")[0]) < 16:
         pytest.skip("it is older than clang 16")
     source = str(building.SOURCES / "kernels.cpp")
-    command = [compiler, *building.compile_flags(), *flags, "-Werror", "-fsyntax-only", source]
+    flags = (*building.compile_flags(), *flags, *processor)
+    command = [compiler, *flags, "-Werror", "-fsyntax-only", source]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -19,6 +19,7 @@ from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention import dispatch
 from posenc.attention.backends import native
 from posenc.attention.backends.native import build, variants
+from posenc.attention.backends.native.variants import instruction_sets
 
 needs_kernels = pytest.mark.skipif(
     build.missing() is not None, reason=f"kernels are not built; {build.COMMAND}"
@@ -101,6 +102,15 @@ def test_a_variable_overrides_the_choice(
     assert reason in choice.reason
     if name == "none":
         assert build.missing() == choice.reason
+
+
+def test_processors_of_apple_have_what_neon_needs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _ship("neon")
+    monkeypatch.setattr(variants, "instruction_sets", instruction_sets.__wrapped__)
+    monkeypatch.setattr(variants.platform, "machine", lambda: "arm64")
+    assert build.choose() == ("neon", "")
 
 
 def test_variants_of_other_sources_are_not_taken(folder: Path) -> None:
@@ -231,7 +241,7 @@ def test_plain_threads_give_the_bits_of_openmp_for_any_number(
     try:
         for parallel in (library._parallel, None):
             monkeypatch.setattr(library, "_parallel", parallel)
-            for count in (1, 2, 4):
+            for count in (1, 2, 3, 4):
                 torch.set_num_threads(count)
                 assert _same(_call(encoding), expected)
     finally:
@@ -290,7 +300,9 @@ def test_memory_that_runs_out_on_a_thread_is_an_error_of_the_call() -> None:
 
 
 @needs_kernels
-@pytest.mark.skipif(shutil.which("nm") is None, reason="there is no nm")
+@pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("nm") is None, reason="it reads ELF files by nm"
+)
 def test_the_library_exports_its_functions_alone_and_brings_no_openmp(file: Path) -> None:
     assert build.library()._parallel is not None, "PyTorch's runtime is not found"
     symbols = subprocess.run(["nm", "-D", file], capture_output=True, text=True, check=True).stdout

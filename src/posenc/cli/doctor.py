@@ -121,7 +121,7 @@ def _print_costs(diagnosis: Diagnosis) -> None:
         )
     _line("One layer, forward, one row, this machine (≈ computed from shorter inputs):")
     OUT.print(table)
-    _line(f"posenc's CPU kernels: {description()}.")
+    _line(f"posenc's CPU kernels: {diagnosis.kernels}.")
 
 
 def _time(seconds: float | None) -> str:

@@ -11,6 +11,7 @@ import torch
 import transformers
 from transformers.utils import is_detectron2_available
 
+from posenc.attention.backends.native.build import description
 from posenc.errors import CheckpointError
 from posenc.evaluation.doctor.advice import limits
 from posenc.evaluation.doctor.costs import LENGTHS, Cost, TensorMemory, _computed
@@ -59,6 +60,7 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
     assert layers["attention"]["sources"]["bias"].startswith("logits")
     assert printed["reading"]["by"] == "run"
     assert printed["costs"][0]["length"] == 128
+    assert printed["kernels"] == description()
 
 
 def test_costs_are_measured_with_and_without_posenc(tmp_path: Path) -> None:

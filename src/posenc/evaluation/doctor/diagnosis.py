@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from posenc.attention.backends.native.build import description
 from posenc.evaluation.doctor.advice import Advice, Limit, advise, limits
 from posenc.evaluation.doctor.config_findings import Finding, findings
 from posenc.evaluation.doctor.costs import Cost, costs
@@ -32,6 +33,7 @@ class Diagnosis:
         advice: for longer texts.
         costs: of one layer; empty if not measured.
         acceleration: whether ``accelerate`` helps, in a sentence.
+        kernels: the CPU kernels that posenc uses on this machine, or why none.
     """
 
     model_type: str
@@ -41,6 +43,7 @@ class Diagnosis:
     advice: Advice
     costs: tuple[Cost, ...]
     acceleration: str
+    kernels: str
 
     def to_json(self) -> dict[str, Any]:
         """The diagnosis as JSON values."""
@@ -82,6 +85,7 @@ def diagnose(
         advise(folder, fields, config, reading),
         tuple(rows),
         acceleration,
+        description(),
     )
 
 

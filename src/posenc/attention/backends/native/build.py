@@ -219,9 +219,9 @@ def _locked(path: Path, folder: int) -> Iterator[None]:
 
 
 def _compiler() -> str:
-    """``$CXX``, or ``g++``, or ``clang++``: GCC 12, clang 16 or newer."""
+    """``$CXX``, or ``g++``, or ``clang++``: GCC 11, clang 16 or newer."""
     remedy = "Install one (Debian, Ubuntu: apt-get install g++), or set CXX to it."
-    expected = "GCC 12, clang 16 or newer"
+    expected = "GCC 11, clang 16 or newer"
     names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
     found = next(filter(None, map(shutil.which, names)), None)
     if sys.platform == "win32" or found is None:
@@ -231,7 +231,7 @@ def _compiler() -> str:
         [found, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True, check=False
     ).stdout.split("\n")
     values = {line.split(" ")[1]: line.split(" ", 2)[2] for line in macros if line.count(" ") > 1}
-    name, oldest = ("clang_major", 16) if "__clang__" in values else ("GNUC", 12)
+    name, oldest = ("clang_major", 16) if "__clang__" in values else ("GNUC", 11)
     version = int(values.get(f"__{name}__", 0))
     if version < oldest:
         got = f"{found}, which is version {version} of {name}"
@@ -245,7 +245,8 @@ def _compile(compiler: str, file: Path, folder: int, *, quiet: bool) -> None:
         _say(f"Building posenc's CPU kernels into {file.parent} (half a minute, once) …")
     with tempfile.TemporaryDirectory() as work:
         built = Path(work) / "kernels.so"
-        compile_kernels([compiler, *_extra_flags()], ["-march=native"], built)
+        extra = _extra_flags()  # of linking, too; after the processor, which they may change
+        compile_kernels([compiler, *extra], ["-march=native", *extra], built)
         content = built.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     write_file(_checksum(file), folder, digest.encode())

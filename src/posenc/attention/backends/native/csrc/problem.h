@@ -12,10 +12,22 @@
 #include "team.h"
 #include "vec.h"
 namespace posenc::NUMBER {
-#if defined(__aarch64__) && !defined(__clang__) && __GNUC__ < 13
-using half = __fp16;  // the same format; GCC 12 has no _Float16 in C++ on this processor
-#else
+#if defined(__clang__) || __GNUC__ >= (defined(__aarch64__) ? 13 : 12)
 using half = _Float16;
+#elif defined(__aarch64__)
+using half = __fp16;  // the same format; GCC 11 and 12 have no _Float16 in C++ here
+#else
+#define POSENC_HALF_CLASS
+// The same by F16C, for GCC 11.
+class half {
+ public:
+  half() = default;
+  explicit half(float x) : bits_(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)) {}
+  operator float() const { return _cvtsh_ss(bits_); }
+
+ private:
+  uint16_t bits_;
+};
 #endif
 constexpr index BLOCK = 64;  // tokens whose products with buckets are computed together
 
@@ -169,14 +181,14 @@ inline void write_row(const Tokens& x, char* to, const real* p, real by, index n
 
 // Memory of one thread, which grows and is never cleared: of(n) keeps no contents where it grows, and
 // all contents where n is at most what was asked for before (of(0) is the pointer as it is). Under
-// the address sanitizer sizes are exact, and PAD entries at both ends may be read, but not written.
+// POSENC_GUARDED sizes are exact, and PAD entries at both ends may be read, but not written.
 class Scratch {
  public:
   real* of(index n) {
     if (n > size_ || (GUARDED && n && n != size_)) {
       data_.reset(static_cast<real*>(::operator new((n + 2 * PAD) * sizeof(real), std::align_val_t(64))));
       size_ = n;
-#ifdef __SANITIZE_ADDRESS__
+#ifdef POSENC_GUARDED
       std::memset(static_cast<void*>(data_.get()), 0xff, PAD * sizeof(real));
       std::memset(static_cast<void*>(data_.get() + PAD + n), 0xff, PAD * sizeof(real));
       data_.get_deleter().size = n;
@@ -186,7 +198,7 @@ class Scratch {
   }
 
  private:
-#ifdef __SANITIZE_ADDRESS__
+#ifdef POSENC_GUARDED
   static constexpr bool GUARDED = true;
   struct Free {
     index size;

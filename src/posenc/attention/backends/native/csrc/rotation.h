@@ -31,6 +31,21 @@ struct Lanes<uint16_t> {
   static real read(uint16_t x) { return from_bfloat16(x); }
   static uint16_t write(real x) { return to_bfloat16(float(x)); }
 };
+#ifdef POSENC_HALF_CLASS
+template <>
+struct Lanes<half> {
+  static vec load(const half* p) {
+    vec x;
+    for (int l = 0; l < VL; ++l) x[l] = p[l];
+    return x;
+  }
+  static void store(half* p, vec x) {
+    for (int l = 0; l < VL; ++l) p[l] = half(x[l]);
+  }
+  static real read(half x) { return x; }
+  static half write(real x) { return half(x); }
+};
+#endif
 template <int FIRST>
 struct EverySecond {
   static constexpr int of(int l) { return FIRST + 2 * l; }
