@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": MODELS
     | {"codec", "transforms", "models", "integrations", "training", "experiments"}
     | {"visualization"},
-    "bench": MODELS | {"codec", "models", "training", "experiments", "visualization"},
+    "bench": MODELS | {"codec", "training", "experiments"},
     "__main__": {"cli"},
     "cli": MODELS
     | {"codec", "models", "integrations", "training", "experiments", "evaluation", "bench"}

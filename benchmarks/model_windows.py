@@ -1,10 +1,10 @@
 """One layer of transformers' models with windows, sinks and caps, before and after ``accelerate``.
 
 Both are timed by turns in one process, with transformers' default attention against posenc's, the
-mask's making included; times are medians. Writes ``benchmarks/results/transformers_windows.json``:
+mask's making included; times are medians. Writes ``benchmarks/results/model_windows.json``:
 
-    python -m benchmarks.transformers_windows
-    python -m benchmarks.transformers_windows --only modernbert gpt_oss --sizes 1024
+    python -m benchmarks.model_windows
+    python -m benchmarks.model_windows --only modernbert gpt_oss --sizes 1024
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.measuring import write_results
-from benchmarks.transformers import CLOCKS, by_turns
+from benchmarks.engines import by_turns
+from benchmarks.measuring import CLOCKS, write_results
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, DynamicCache, PreTrainedModel
 
@@ -153,7 +153,7 @@ def filled(model: PreTrainedModel, cache: DynamicCache, size: int) -> None:
 
 def peak(name: str, implementation: str) -> int:
     """Bytes that a forward pass of four layers adds to what the process had."""
-    code = "from benchmarks.transformers_windows import print_peak; print_peak"
+    code = "from benchmarks.model_windows import print_peak; print_peak"
     command = [sys.executable, "-c", f"{code}({name!r}, {implementation!r})"]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -199,7 +199,7 @@ def main() -> None:
         rows.append({"model": name, "tokens": MEMORY, "direction": "memory of 4 layers"} | bytes_of)
         print(json.dumps(rows[-1]), flush=True)
     write_results(
-        "transformers_windows",
+        "model_windows",
         rows,
         threads=arguments.threads,
         rounds=arguments.rounds,
