@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from posenc.integrations.transformers.accelerate import accelerate, register, restore
+from posenc.training.machine import PeakMemory
 
 Pass = Callable[[], Any]
 
@@ -227,11 +228,11 @@ def memory(name: str, engine: str, size: int, layers: int, direction: str) -> di
     model = entry.make(layers).eval()
     if engine != "transformers":
         switches(model, engine)[0]()
-    (forward if direction == "forward" else both)(model, entry.inputs(entry.sizes[0]))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    (forward if direction == "forward" else both)(model, entry.inputs(size))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return {"peak_MiB": peak / 1024}
+    run, inputs = forward if direction == "forward" else both, entry.inputs(size)
+    run(model, entry.inputs(entry.sizes[0]))
+    peak = PeakMemory(torch.device("cpu"))
+    run(model, inputs)
+    return {"peak_MiB": peak.used() / 2**20}
 
 
 def in_process(task: str, *arguments: object) -> dict[str, Any]:

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +25,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, DynamicCache, PreTrainedModel
 
 from posenc.integrations.transformers.accelerate import accelerate, restore
+from posenc.training.machine import PeakMemory
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -166,16 +165,9 @@ def print_peak(name: str, implementation: str) -> None:
         accelerate(model, check=False)
     with torch.no_grad():
         model(torch.zeros(1, 300, dtype=torch.long), **uncached(subject))
-        before = most_memory()
+        peak = PeakMemory(torch.device("cpu"))
         model(torch.zeros(1, MEMORY, dtype=torch.long), **uncached(subject))
-    print(most_memory() - before)
-
-
-def most_memory() -> int:
-    """Bytes of this program at their most; those of ``getrusage`` are of its parent too."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
+    print(peak.used())
 
 
 def main() -> None:

@@ -119,6 +119,7 @@ def test_a_bias_without_gradient_is_written_once(monkeypatch: pytest.MonkeyPatch
     assert written == {"t5@frozen": 1, "t5": 2}
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 def test_contenders_refuse_what_they_cannot_do() -> None:
     assert WrittenOut().refusal(case("nope").build()) == "there is no score to write out"
     assert WrittenOut().refusal(case("shaw").build()) == "its value part is no bias"

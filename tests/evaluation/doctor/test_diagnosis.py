@@ -13,7 +13,7 @@ from transformers.utils import is_detectron2_available
 
 from posenc.errors import CheckpointError
 from posenc.evaluation.doctor.advice import limits
-from posenc.evaluation.doctor.costs import LENGTHS, Cost, PeakMemory, _computed
+from posenc.evaluation.doctor.costs import LENGTHS, Cost, PeakTensors, _computed
 from posenc.evaluation.doctor.diagnosis import diagnose
 from posenc.evaluation.doctor.inspection import inspect
 from tests.integrations.accelerate.cases import layoutlmv2, layoutlmv3, udop
@@ -101,7 +101,7 @@ def test_models_that_need_another_library_say_so(tmp_path: Path) -> None:
 
 
 def test_peak_memory_counts_what_lives_at_once() -> None:
-    with PeakMemory() as memory:
+    with PeakTensors() as memory:
         x = torch.ones(1000)
         for _ in range(5):
             x = x + 1

@@ -38,7 +38,7 @@ class Cost:
     measured: bool
 
 
-class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PeakTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes of the tensors that operators made and that live at the same time, at most."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ def _measured(
 @torch.no_grad()
 def _one(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[float, float]:
     """Seconds and peak bytes of a forward pass."""
-    with PeakMemory() as memory:
+    with PeakTensors() as memory:
         model(**inputs)
     times = []
     for _ in range(3):
