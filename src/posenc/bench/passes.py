@@ -102,10 +102,10 @@ def timed(
     """
     repeated = device.startswith("cuda") or length <= SHORT
     base = next(iter(passes))
-    runs = {name: (one.forward, rounds[name][0]) for name, one in passes.items()}
-    forward = interleaved(runs, device, repeated=repeated)
-    runs = {name: (one.both, rounds[name][1]) for name, one in passes.items() if one.wanted}
-    both = interleaved(runs, device, repeated=repeated)
+    ahead_runs = {name: (one.forward, rounds[name][0]) for name, one in passes.items()}
+    forward = interleaved(ahead_runs, device, repeated=repeated)
+    both_runs = {name: (one.both, rounds[name][1]) for name, one in passes.items() if one.wanted}
+    both = interleaved(both_runs, device, repeated=repeated)
     times = {}
     for name, one in passes.items():
         ahead, back = forward[name], both.get(name)

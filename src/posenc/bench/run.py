@@ -154,8 +154,9 @@ class Reading:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values, those of ``times`` among them."""
-        plain_values = to_plain(self)
-        return plain_values | plain_values.pop("times")
+        values = to_plain(self)
+        times: dict[str, Any] = values.pop("times")
+        return values | times
 
 
 @dataclass(frozen=True, kw_only=True)

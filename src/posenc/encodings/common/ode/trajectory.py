@@ -56,8 +56,8 @@ def unrolled(
 class _Trajectory(torch.autograd.Function):
     """Segments are solved again in the backward pass.
 
-    So that trajectories solved together can be differentiated one by one, and under activation
-    checkpointing.
+    States are kept outside autograd's graph, which frees what it has saved, so that trajectories
+    solved together can be differentiated one by one, and under activation checkpointing.
     """
 
     @staticmethod
@@ -69,24 +69,21 @@ class _Trajectory(torch.autograd.Function):
         starts: Tensor,
         *weights: Tensor,
     ) -> Tensor:
-        ctx.solve, ctx.counts, ctx.finish = solve, counts, finish
+        ctx.solve, ctx.counts, ctx.finish, ctx.inputs = solve, counts, finish, (starts, *weights)
         ctx.set_materialize_grads(True)
-        parts, bounds, state = [starts.unsqueeze(0)] if counts[0] == 0 else [], [], starts
+        parts, ctx.bounds, state = [starts.unsqueeze(0)] if counts[0] == 0 else [], [], starts
         for begin, length, inside, _ in split(counts):
-            bounds.append(state)
+            ctx.bounds.append(state)
             states = solve(state, weights, begin, length)
             parts += [states[inside]] if inside else []
             state = states[-1].clone()
-        ctx.save_for_backward(starts, *weights, *bounds)
         return torch.cat(parts)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         ctx.finish()
         (gradient,) = gradients
-        pieces = split(ctx.counts)
-        saved = ctx.saved_tensors
-        inputs, bounds = saved[: len(saved) - len(pieces)], saved[len(saved) - len(pieces) :]
+        pieces, inputs = split(ctx.counts), ctx.inputs
         if torch.is_grad_enabled():
             trained = [part for part in inputs if part.requires_grad]
             states = unrolled(ctx.solve, ctx.counts, inputs[0], inputs[1:])
@@ -97,7 +94,7 @@ class _Trajectory(torch.autograd.Function):
         sums = [torch.zeros_like(part) for part in inputs[1:]]
         of_state = torch.zeros_like(gradient[0])
         for bound, (begin, length, inside, rows) in zip(
-            reversed(bounds), reversed(pieces), strict=True
+            reversed(ctx.bounds), reversed(pieces), strict=True
         ):
             of_states = gradient.new_zeros(length + 1, *of_state.shape)
             of_states[length] = of_state
