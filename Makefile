@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-onnx check docs format bench gpu-test gpu-bench wheel wheels test-wheel check-locks lock clean
+.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-onnx check docs format pages bench gpu-test gpu-bench wheel wheels test-wheel check-locks lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -94,9 +94,12 @@ format: $(VENV)/.installed-test ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+pages: $(VENV)/.installed-test ## write the tables of pages from the results they show
+	$(BIN)/python -m benchmarks.pages
+
 bench: $(VENV)/.installed-bench $(VENV)/.kernels ## time attention with encodings against attention without
-	$(BIN)/posenc bench --out benchmarks/results
-	$(BIN)/python benchmarks/import_time.py
+	$(BIN)/python -m benchmarks.attention
+	$(BIN)/python -m benchmarks.import_time
 
 fuzz-attention: $(VENV)/.installed-test ## random calls of attend, every backend against the reference
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.attention_fuzz --count 2000

@@ -1,8 +1,8 @@
 """Time, memory and bytes of attention over ranks: a plan, and what two and four processes measure.
 
-python benchmarks/context_parallel.py plan      # 8k … 4M tokens on 1 … 4,096 devices, and the chart
-python benchmarks/context_parallel.py measure   # predictions beside 2 and 4 gloo processes here
-python benchmarks/context_parallel.py memory    # memory of a rank, 16k tokens, 1, 2, 4 processes
+python -m benchmarks.context_parallel plan      # 8k … 4M tokens on 1 … 4,096 devices, and the chart
+python -m benchmarks.context_parallel measure   # predictions beside 2 and 4 gloo processes here
+python -m benchmarks.context_parallel memory    # memory of a rank, 16k tokens, 1, 2, 4 processes
 
 Writes ``benchmarks/results/context_parallel_*.json`` and ``context_parallel.svg``. Published rates:
 989 TFLOP/s of an H100's dense bfloat16 products and 400 Gbit/s InfiniBand a GPU (NVIDIA's H100 and
@@ -24,11 +24,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from measuring import RESULTS, write_results
+from benchmarks.attention.memory import SEPARATE_BLOCKS
+from benchmarks.measuring import RESULTS, write_results
 from torch.multiprocessing.spawn import start_processes
 
 from posenc import Layout, create, distributed
-from posenc.bench.memory import SEPARATE_BLOCKS
 from posenc.distributed.group import Group
 from posenc.training.machine import PeakMemory
 

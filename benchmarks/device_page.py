@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 Record = dict[str, Any]
@@ -32,7 +32,7 @@ def page(record: Record) -> str:
         f" in {sum(step['seconds'] for step in steps.values()) / 60:.1f} of "
         f"{record['minutes']:g} minutes.",
         "",
-        *_table(
+        table(
             ("step", "outcome", "seconds"),
             [(TITLES[n], outcome(n, step), f"{step['seconds']:.0f}") for n, step in steps.items()],
         ),
@@ -61,11 +61,11 @@ def _environment(results: list[Record]) -> Iterable[str]:
             value = ", ".join(f"{name} {version}" for name, version in value.items())
         if value is not None and key not in ("item", "seconds"):
             rows.append((key, f"{value:,}" if isinstance(value, int) else str(value)))
-    return _table(("", ""), rows)
+    yield table(("", ""), rows)
 
 
 def _trial(results: list[Record]) -> Iterable[str]:
-    return _table(
+    yield table(
         ("backend", "difference", "seconds"),
         [
             (
@@ -84,7 +84,7 @@ def _tests(results: list[Record]) -> Iterable[str]:
         name = each["item"].partition("[")[0].rpartition("::")[2]
         groups.setdefault(name, Counter())[each["outcome"]] += 1
     outcomes = ("passed", "failed", "skipped", "not run")
-    yield from _table(
+    yield table(
         ("test", *outcomes),
         [(name, *(str(counts[o] or "") for o in outcomes)) for name, counts in groups.items()],
     )
@@ -97,7 +97,7 @@ def _tests(results: list[Record]) -> Iterable[str]:
         if reasons:
             yield from ("", f"### {outcome.capitalize()}", "")
             rows = [(reason, ", ".join(names)) for reason, names in reasons.items()]
-            yield from _table(("reason", "tests"), rows)
+            yield table(("reason", "tests"), rows)
 
 
 def _times(results: list[Record]) -> Iterable[str]:
@@ -122,7 +122,7 @@ def _times(results: list[Record]) -> Iterable[str]:
                 for method, row in rows.items()
             ]
             if any(cell not in ("", "–") for _, *row in cells for cell in row):
-                yield from ("", f"### {size}: {title}", "", *_table(("", *names), cells))
+                yield from ("", f"### {size}: {title}", "", table(("", *names), cells))
     yield from _reasons(results)
 
 
@@ -164,7 +164,7 @@ def _long(results: list[Record]) -> Iterable[str]:
         for each in results
         if "reading" in each
     ]
-    yield from _table(("encoding", "tokens", "peak forward, MB", "and backward, MB"), rows)
+    yield table(("encoding", "tokens", "peak forward, MB", "and backward, MB"), rows)
     yield from _reasons(results)
 
 
@@ -206,7 +206,7 @@ def _static(results: list[Record]) -> Iterable[str]:
         *("encoding, tiles", "width", "launch", "tile, warps", "registers", "spilled, B"),
         *("shared, KiB", "tensor cores by", "instructions", "of none", "modelled"),
     )
-    yield from _table(head, rows)
+    yield table(head, rows)
     yield from _reasons(results)
 
 
@@ -219,7 +219,7 @@ def _reasons(results: list[Record]) -> Iterable[str]:
             reasons.setdefault(_line(reason), []).append(each["item"])
     if reasons:
         yield from ("", "### Not measured", "")
-        yield from _table(
+        yield table(
             ("reason", "cases"), [(reason, "; ".join(items)) for reason, items in reasons.items()]
         )
 
@@ -240,13 +240,3 @@ def _first(results: list[Record]) -> Record:
 
 def _line(text: str) -> str:
     return " ".join(str(text).rpartition("which cannot, because ")[2].split())[:300]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table; vertical bars within cells would end them."""
-    lines = [head, ["---"] * len(head), *rows]
-    return ["| " + " | ".join(_escaped(cell) for cell in line) + " |" for line in lines]
-
-
-def _escaped(cell: str) -> str:
-    return cell.replace("|", "\\|")

@@ -20,16 +20,17 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 import torch
+from benchmarks.attention.contenders import Contender, Flex, Plain, Posenc, WrittenOut
+from benchmarks.attention.memory import MemoryMeter
+from benchmarks.attention.plan import Job
+from benchmarks.attention.run import measure
 from torch import Tensor
 
 from posenc.attention import BACKENDS, trial
 from posenc.attention.problem.lowering import lower
 from posenc.attention.problem.offsets import bias_of
 from posenc.bench.case import Call, Case
-from posenc.bench.contenders import Contender, Flex, Plain, Posenc, Prepared, WrittenOut
-from posenc.bench.memory import MemoryMeter
-from posenc.bench.plan import Job
-from posenc.bench.run import measure
+from posenc.bench.passes import Pass
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.training.machine import cores, describe_device, platform_name
@@ -86,7 +87,7 @@ class FlashAttention(Contender):
         distance = torch.arange(call.case.length - 1, -1, -1, device=past.device)
         return slopes[:, 0] if torch.allclose(past, -slopes * distance, rtol=1e-4) else None
 
-    def prepare(self, call: Call) -> Prepared:
+    def prepare(self, call: Call) -> Pass:
         from flash_attn import flash_attn_func
 
         slopes, causal = self._slopes(call), call.case.causal
@@ -101,7 +102,7 @@ class FlashAttention(Contender):
             )
             return output.transpose(1, 2)
 
-        return Prepared(run, call.wanted, call.weight)
+        return Pass(run, call.wanted, call.weight)
 
 
 def contenders() -> dict[str, Contender]:
@@ -233,7 +234,7 @@ def long(method: str) -> dict[str, Any]:
 
 def _measured(job: Job) -> list[dict[str, Any]]:
     with MemoryMeter("cuda") as meter:  # in this process, on the CPU too
-        return [reading.to_json() for reading in measure(job, meter)]
+        return measure(job, meter)
 
 
 STEPS: dict[str, tuple[Callable[[], Any], Callable[[str], dict[str, Any]]]] = {

@@ -1,6 +1,6 @@
 """Time of each backend over sizes, dtypes and layouts: the measurements behind ``auto``.
 
-python benchmarks/dispatch.py
+python -m benchmarks.dispatch
 
 Processor time of one thread, the median over alternating rounds, in microseconds; `auto` is the
 backend that `posenc.explain` names, and its excess the factor over the fastest. Writes
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from measuring import write_results
+from benchmarks.measuring import write_results
 
 import posenc
 from posenc.errors import PosencError

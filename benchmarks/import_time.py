@@ -1,6 +1,6 @@
 """Time that ``import posenc`` adds to ``import torch``, in fresh processes.
 
-python benchmarks/import_time.py [--rounds 9]
+python -m benchmarks.import_time [--rounds 9]
 """
 
 from __future__ import annotations

@@ -176,8 +176,13 @@ def write(found: list[Loop]) -> None:
     rows = [asdict(loop) | {"cycles": cycles(loop)} for loop in found]
     made = {"torch": torch.__version__, "triton": triton.__version__, "loops": rows}
     (RESULTS / "kernels_static.json").write_text(json.dumps(made, indent=1) + "\n")
+    (RESULTS / "kernels_static.md").write_text(page(found))
+
+
+def page(found: list[Loop]) -> str:
+    """The table of the loops, with its introduction."""
     table = "\n".join([HEADER, *(row(loop, found) for loop in found)])
-    (RESULTS / "kernels_static.md").write_text(f"{INTRODUCTION}\n{table}\n")
+    return f"{INTRODUCTION}\n{table}\n"
 
 
 def main() -> int:

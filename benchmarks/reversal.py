@@ -1,6 +1,6 @@
 """An encoder–decoder that learns to reverse, with sinusoidal, T5 and RoPE positions alike.
 
-    python benchmarks/reversal.py [--seeds 3] [--threads 2]
+    python -m benchmarks.reversal [--seeds 3] [--threads 2]
 
 Each encoding is on encoder and decoder; the attention from target to source has none. Sequences
 have 1 to 12 of 16 symbols between two marks. The metric is the share of 1000 fresh sequences of
@@ -15,7 +15,7 @@ import statistics
 import time
 
 import torch
-from measuring import write_results
+from benchmarks.measuring import write_results
 from torch import Tensor
 
 from posenc.models import Transformer, TransformerConfig, generate, token_loss

@@ -1,6 +1,6 @@
 """Small models stretched without training, over several trained lengths and seeds.
 
-    python benchmarks/stretching.py [--lengths 64 128] [--seeds 2] [--steps 1200] [--threads 2]
+    python -m benchmarks.stretching [--lengths 64 128] [--seeds 2] [--steps 1200] [--threads 2]
 
 Models of bytes are trained on the shipped text as ``posenc extend`` trains its own
 (kept in ``posenc-stretching/``, so that a second run only measures). Four tables:
@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import write_results
+from benchmarks.measuring import write_results
 from torch import nn
 
 from posenc.evaluation.candidates import Method, methods_for

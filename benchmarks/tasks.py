@@ -1,28 +1,26 @@
 """Every lab task with its encodings, by the command line, and the tables of docs/results.md.
 
-    python benchmarks/tasks.py [--runs copy scan ...] [--out posenc-tasks] [--workers 2]
-    python benchmarks/tasks.py --tables
+    python -m benchmarks.tasks [--runs copy scan ...] [--out posenc-tasks] [--workers 2]
 
 A run is one ``posenc compare``; runs that were begun in OUT go on, finished ones are read. What
 each measured is kept in benchmarks/results/tasks/<run>.csv, a row an encoding, metric and length
-(mean and half width of the 95 % interval over seeds). ``--tables`` writes the tables anew from
-these files alone.
+(mean and half width of the 95 % interval over seeds); the tables are made of them.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
-import re
 import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from number_words import write_numbers
+import pandas as pd
+from benchmarks.measuring import filled
+from benchmarks.number_words import write_numbers
 
 from posenc.experiments.results import Comparison
 from posenc.reporting.intervals import Bounds, Estimate, estimate
@@ -121,12 +119,12 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=list(RUNS))
     parser.add_argument("--out", type=Path, default=Path("posenc-tasks"))
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--tables", action="store_true", help="only write the tables anew")
     options = parser.parse_args()
-    for name in [] if options.tables else options.runs:
+    for name in options.runs:
         compare(name, options.out, options.workers)
         keep(name, options.out / name / "report" / "comparison.json")
-    write_tables()
+    PAGE.write_text(filled(PAGE.read_text(), parts()))
+    print(f"Written to {PAGE}.")
 
 
 def compare(name: str, out: Path, workers: int) -> None:
@@ -151,41 +149,30 @@ def keep(name: str, path: Path) -> None:
     """Write means and intervals of a report to benchmarks/results/tasks."""
     comparison = Comparison.from_json(json.loads(path.read_text()))
     KEPT.mkdir(parents=True, exist_ok=True)
-    with (KEPT / f"{name}.csv").open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(COLUMNS)
-        for metric in comparison.metrics:
-            if metric.key == "training_loss":
-                continue
-            for subject in comparison.subjects:
-                for length in comparison.test_lengths:
-                    values = comparison.values(subject.name, metric.key, length).values()
-                    found = estimate(values)
-                    mean = "" if found is None else f"{found.mean:.5g}"
-                    width = None if found is None else found.half_width
-                    spread = "" if width is None else f"{width:.5g}"
-                    shown = [metric.key, metric.label, metric.unit, length, len(values)]
-                    table.writerow([subject.name, subject.role, *shown, mean, spread])
+    rows = []
+    for metric in comparison.metrics:
+        if metric.key == "training_loss":
+            continue
+        for subject in comparison.subjects:
+            for length in comparison.test_lengths:
+                values = comparison.values(subject.name, metric.key, length).values()
+                found = estimate(values)
+                mean, width = (None, None) if found is None else (found.mean, found.half_width)
+                shown = [metric.key, metric.label, metric.unit, length, len(values)]
+                rows.append([subject.name, subject.role, *shown, mean, width])
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    table.to_csv(KEPT / f"{name}.csv", index=False, float_format="%.5g")
 
 
-def write_tables() -> None:
-    """Fill in what stands between ``<!-- run -->`` and ``<!-- end -->`` on the page."""
-    text = PAGE.read_text()
-    for name in RUNS:
-        if (KEPT / f"{name}.csv").exists():
-            place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
-            if not place.search(text):
-                sys.exit(f"{PAGE} has no place for {name}.")
-            table = tables(name)
-            text = place.sub(lambda found, table=table: found[1] + table + found[2], text)
-    PAGE.write_text(text)
-    print(f"Written to {PAGE}.")
+def parts() -> dict[str, str]:
+    """The tables of docs/results.md, by run."""
+    return {name: tables(name) for name in RUNS if (KEPT / f"{name}.csv").exists()}
 
 
 def tables(name: str) -> str:
     """A run as Markdown: its command, and a table a metric."""
-    with (KEPT / f"{name}.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    kept = pd.read_csv(KEPT / f"{name}.csv", dtype=str, keep_default_na=False)
+    rows = kept.to_dict("records")
     seeds = sorted({int(row["seeds"]) for row in rows} - {0})
     counted = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
     seeds_are = "one seed" if counted == "1" else f"{counted} seeds"

@@ -5,11 +5,12 @@ Run it after ``make demo``: it copies the picture and the numbers, and writes th
 
 from __future__ import annotations
 
-import csv
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+import pandas as pd
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- demo -->", "<!-- end -->"
@@ -39,8 +40,7 @@ def replaced(readme: str, made: str) -> str:
 
 def read(path: Path) -> list[Mapping[str, str]]:
     """Rows of a ``summary.csv``."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
 
 
 def _label(subject: str) -> str:

@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "experiments": MODELS | {"codec", "transforms", "models", "training", "reporting"},
     "evaluation": MODELS
     | {"codec", "transforms", "models", "integrations", "training", "experiments", "reporting"},
-    "bench": MODELS | {"codec", "models", "training", "experiments", "reporting", "visualization"},
+    "bench": MODELS | {"codec", "training", "experiments"},
     "__main__": {"cli"},
     "cli": MODELS
     | {"codec", "models", "integrations", "training", "experiments", "evaluation", "bench"}

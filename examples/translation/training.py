@@ -36,8 +36,12 @@ __all__ = ["Existing", "Report", "load_settings", "open_folder", "train_translat
 
 Existing = Literal["refuse", "resume", "replace"]
 KIND, RECORD, MODEL, LOOKS, REPORT = (
-    "posenc translator", "settings.json", "model", "looks.json", "report.json"
-)  # fmt: skip
+    "posenc translator",
+    "settings.json",
+    "model",
+    "looks.json",
+    "report.json",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

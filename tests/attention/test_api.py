@@ -12,7 +12,6 @@ from posenc.attention import BACKENDS, Attention, Backend
 from posenc.attention.backends.common.base import Plan, Refusal, Result
 from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.problem.problem import Problem
-from posenc.bench.contenders import VARIANTS
 from posenc.encoding import QueryKeyTransform
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.models import Decoder, DecoderConfig
@@ -128,7 +127,6 @@ def test_backends_are_passed_as_instances() -> None:
 
 def test_names_of_backends_are_plain() -> None:
     assert all(name.isidentifier() for name in BACKENDS)
-    assert all("@" not in name for name in VARIANTS)
 
 
 class CausalOnly(QueryKeyTransform):

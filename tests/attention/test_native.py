@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -31,6 +30,8 @@ built = pytest.mark.skipif(
     building.missing() is not None, reason=f"kernels are not built; {building.COMMAND}"
 )
 
+pytestmark = pytest.mark.usefixtures("poisoned")
+
 METHODS: dict[str, dict[str, object]] = {
     "nope": {},
     "rope": {"head_dim": 24},
@@ -42,15 +43,6 @@ METHODS: dict[str, dict[str, object]] = {
     "tupe": {"dim": 32, "heads": 4, "head_dim": 24, "max_length": 2000},
     "contextual": {"head_dim": 24},
 }
-
-
-@pytest.fixture(autouse=True)
-def _poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Memory that is not written holds NaN."""
-    torch.use_deterministic_algorithms(True)
-    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def _encoding(name: str, *, causal: bool = False) -> Encoding:

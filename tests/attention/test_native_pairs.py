@@ -13,10 +13,10 @@ from posenc.encoding import Encoding
 from posenc.errors import BackendRefusal
 from posenc.grid import Grid
 from posenc.layout import Layout
-from tests.attention.test_native import _agree, _both, _inputs, _poisoned, built
+from tests.attention.test_native import _agree, _both, _inputs, built
 from tests.testing.tolerances import distance, tolerance
 
-__all__ = ["_poisoned"]
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 WIDTH, HEADS = 24, 4
 

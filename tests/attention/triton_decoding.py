@@ -28,6 +28,8 @@ from tests.support.interpreter import language_patched_once
 
 __all__ = ["language_patched_once"]
 
+pytestmark = pytest.mark.usefixtures("poisoned")
+
 HEADS, KEY_HEADS, WIDTH = 6, 2, 16
 
 ENCODINGS = {
@@ -63,11 +65,9 @@ def inputs(grid: Grid, dtype: torch.dtype = torch.float32) -> list[Tensor]:
 
 
 @pytest.fixture(autouse=True)
-def _poisoned() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
+def _without_gradients() -> Iterator[None]:
     with torch.no_grad():
         yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ has to be set before anything imports Triton.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +36,8 @@ from tests.support.interpreter import language_patched_once
 from tests.support.watching import Watched
 
 __all__ = ["language_patched_once"]
+
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 HEADS, KEY_HEADS, WIDTH = 2, 1, 16
 
@@ -199,15 +200,6 @@ def check(
         torch.testing.assert_close(
             mine.double(), theirs.double(), atol=tolerance * size, rtol=tolerance
         )
-
-
-@pytest.fixture(autouse=True)
-def _poisoned() -> Iterator[None]:
-    """Memory that nobody has written to holds NaN."""
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(0)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(autouse=True)

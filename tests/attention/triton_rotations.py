@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -21,18 +19,13 @@ from tests.support.interpreter import language_patched_once
 
 __all__ = ["language_patched_once"]
 
+pytestmark = pytest.mark.usefixtures("poisoned")
+
 WIDTH = 16
 
 FUSED = "as they read them"
 
 UNFUSED = Triton(fuse_rotations=False)
-
-
-@pytest.fixture(autouse=True)
-def _poisoned() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def rope(**options: object) -> Encoding:

@@ -11,11 +11,13 @@ import torch
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.errors import BackendRefusal
-from tests.attention.triton_kernels import _poisoned, _small_squares, check, everything, inputs
+from tests.attention.triton_kernels import _small_squares, check, everything, inputs
 from tests.attention.triton_sums import cope
 from tests.support.interpreter import language_patched_once
 
-__all__ = ["_poisoned", "_small_squares", "language_patched_once"]
+__all__ = ["_small_squares", "language_patched_once"]
+
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 GRIDS = {
     "causal": Grid.of(Layout.sequence(40), causal=True),

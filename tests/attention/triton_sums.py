@@ -27,10 +27,12 @@ from posenc.attention.problem.record import (
 )
 from posenc.attention.problem.terms import Terms
 from posenc.errors import BackendRefusal
-from tests.attention.triton_kernels import KEY_HEADS, WIDTH, _poisoned, check, inputs, sequence
+from tests.attention.triton_kernels import KEY_HEADS, WIDTH, check, inputs, sequence
 from tests.support.interpreter import language_patched_once
 
-__all__ = ["_poisoned", "language_patched_once"]
+__all__ = ["language_patched_once"]
+
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 HOW = "carry sums from key to key"
 

@@ -41,9 +41,17 @@ def rolled_across(tile_ptr, window_ptr, back_ptr, block: tl.constexpr, for_keys:
 
 @triton.jit
 def biases(
-    table_ptr, pairs_ptr, singles_ptr, factor, start, count,
-    block_x: tl.constexpr, block_y: tl.constexpr, for_keys: tl.constexpr, twice: tl.constexpr,
-):  # fmt: skip
+    table_ptr,
+    pairs_ptr,
+    singles_ptr,
+    factor,
+    start,
+    count,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+    for_keys: tl.constexpr,
+    twice: tl.constexpr,
+):
     at = tl.arange(0, block_x)[:, None] * block_y + tl.arange(0, block_y)[None, :]
     pairs = paired_biases(table_ptr, factor, start, count, block_x, block_y, for_keys, twice)
     tl.store(pairs_ptr + at, pairs)

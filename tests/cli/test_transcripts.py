@@ -54,7 +54,7 @@ TRANSCRIPTS: dict[str, Sequence[str]] = {
     ],
     "doctor": ["model --seconds 0", "stretched --seconds 0"],
     "generate": ["saved --prompt def --max-new 9"],
-    "bench": [f"--lengths 16 --out out {SIZES}"],
+    "bench": [f"--lengths 16 --out out.json {SIZES}"],
     "wrong": [
         "shwo alibi",
         "show alibbi",

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from posenc.encodings.common.ode.field import Field
-from posenc.encodings.common.ode.runge_kutta import Stepper
 from posenc.encodings.embedding.floater import Floater
 
 
@@ -35,5 +34,4 @@ def count_evaluations(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         return counted
 
     monkeypatch.setattr(Field, "__call__", counting(Field.__call__))
-    monkeypatch.setattr(Stepper, "_slope", counting(Stepper._slope))
     return calls

@@ -8,8 +8,8 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
-from posenc.evaluation.report import write_study
 
+from posenc.evaluation.report import write_study
 from posenc.experiments.report import ReportFiles, write_report
 from tests.support.browsing import CHROMIUM, CONTRAST, CUT, STROKES, Visit, browser
 from tests.support.samples import sample, stretched_sample

@@ -179,18 +179,20 @@ def _comparison(folder: Path) -> Target:
     folder.mkdir()
     Record(settings=ComparisonSettings(out=folder), fingerprint="abc").write()
     Outcome(
-        runs=(TrainedRun(
-            subject="rope",
-            seed=0,
-            steps=9,
-            parameters=5,
-            tokens_per_second=1.0,
-            peak_memory_bytes=1,
-            train_seconds=1.0,
-        ),),
+        runs=(
+            TrainedRun(
+                subject="rope",
+                seed=0,
+                steps=9,
+                parameters=5,
+                tokens_per_second=1.0,
+                peak_memory_bytes=1,
+                train_seconds=1.0,
+            ),
+        ),
         measurements=(Measurement(subject="rope", seed=0, metric="loss", x=64, value=1.5),),
         refusals=(Refusal(subject="rope", metric="loss", x=128, reason="none"),),
-    ).write(folder / "run.json")  # fmt: skip
+    ).write(folder / "run.json")
 
     def read(copy: Path) -> None:
         load_settings(copy)

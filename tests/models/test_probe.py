@@ -50,10 +50,8 @@ def test_deeper_layers_see_zeros_from_farther_away() -> None:
 def test_features_are_those_of_torch(padding: Padding) -> None:
     features = ConvFeatures(channels=1, width=4, layers=1, padding=padding)
     (given,) = features.convolutions
-    theirs = torch.nn.Conv2d(
-        1, 4, 3, padding=0 if padding == "none" else 1,
-        padding_mode="zeros" if padding == "none" else padding,
-    )  # fmt: skip
+    shape = (0, "zeros") if padding == "none" else (1, padding)
+    theirs = torch.nn.Conv2d(1, 4, 3, padding=shape[0], padding_mode=shape[1])
     theirs.load_state_dict(given.state_dict())
     expected = torch.relu(theirs(noise(2, 0)))
     torch.testing.assert_close(features(noise(2, 0)), expected)

@@ -1,6 +1,6 @@
 """The choice of a backend for a call: by name, as an instance, or by measured rules.
 
-Measured on CPU cores with heads of 64 by ``benchmarks/dispatch.py``, whose table is in
+Measured on CPU cores with heads of 64 by ``benchmarks.dispatch``, whose table is in
 ``benchmarks/results/dispatch.json``.
 """
 

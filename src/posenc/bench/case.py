@@ -1,10 +1,10 @@
-"""Cases of a bench: one call of attention each."""
+"""Calls of attention that a bench times."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
@@ -89,7 +89,7 @@ class Case:
         return Call(self, q, k, v, x, weight, layout, encoding, projections)
 
     def _layout(self, name: str) -> Layout:
-        if _axes(name) == 1:
+        if axes_of(name) == 1:
             return Layout.sequence(self.length, device=self.device)
         height = math.isqrt(self.length)
         while self.length % height:
@@ -99,9 +99,11 @@ class Case:
     def _draw(self, *shape: int) -> Tensor:
         return torch.randn(shape).to(self.device, getattr(torch, self.dtype))
 
-    def at(self, length: int) -> Case:
-        """The same case with another length."""
-        return replace(self, length=length)
+    def __str__(self) -> str:
+        rows = f"{self.batch} × " if self.batch > 1 else ""
+        causal = ", causal" if self.causal else ""
+        dtype = "" if self.dtype == "float32" else f", {self.dtype}"
+        return f"{self.encoding}, {rows}{self.length} tokens{causal}{dtype}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +158,7 @@ def parse_name(text: str) -> tuple[str, Mapping[str, Any], frozenset[str]]:
         ArgumentError: for an encoding without a part in attention, or other positions.
     """
     parsed = registration.parse_name(ENCODINGS, text, words=(FROZEN, SCORES, *get_args(Positions)))
-    require_axes(parsed.entries, axes=_axes(parsed.name))
+    require_axes(parsed.entries, axes=axes_of(parsed.name))
     suffixes = frozenset(parsed.words)
     if suffixes - {FROZEN, SCORES}:
         raise ArgumentError(
@@ -185,17 +187,7 @@ def past_only(text: str) -> bool:
     return any(ENCODINGS[name].claims.causal_only for name in parse_name(text)[0].split("+"))
 
 
-def masks(text: str) -> tuple[bool, ...]:
-    """Whether an encoding is for a causal mask, for none, or for both; images have none.
-
-    Raises: as ``parse_name``.
-    """
-    if past_only(text):
-        return (True,)
-    return (False,) if _axes(parse_name(text)[0]) == 2 else (False, True)
-
-
-def _axes(name: str) -> int:
-    """1 for encodings of text, 2 for those of images only."""
+def axes_of(name: str) -> int:
+    """Axes of positions: 1 for encodings of text, 2 for those of images only."""
     known = [ENCODINGS[part].claims for part in name.split("+") if part in ENCODINGS]
     return 2 if any(not claims.serves(1) and claims.serves(2) for claims in known) else 1

@@ -1,75 +1,275 @@
-"""Run of a bench, from settings to readings."""
+"""``bench``: settings, readings and report."""
 
 from __future__ import annotations
 
-import gc
-import math
 import platform
-import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any, Literal, NoReturn
 
 import torch
 
+from posenc.arguments import EXACT, Count, Interval, Width, check_fields
+from posenc.attention import BACKENDS
 from posenc.attention.backends.native.build import description
-from posenc.bench.accuracy import Errors, expect
-from posenc.bench.case import Call, Case
-from posenc.bench.clock import Entrant, interleaved, median_ratio
-from posenc.bench.contenders import Contender, Posenc, Prepared
-from posenc.bench.decoding import PosencDecoder
-from posenc.bench.layers import PosencLayer
-from posenc.bench.limits import NOT_MEASURED, judge
-from posenc.bench.memory import MemoryMeter
-from posenc.bench.plan import Job, plan
-from posenc.bench.results import Reading, Report
-from posenc.bench.settings import Settings
-from posenc.errors import ArgumentError
-from posenc.training.machine import cores, describe_device, platform_name
+from posenc.bench.case import Case, past_only
+from posenc.bench.passes import Pass, Times, attending, plain, timed
+from posenc.codec import to_plain
+from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
+from posenc.training.machine import (
+    available_memory,
+    cores,
+    describe_device,
+    platform_name,
+    require_device,
+)
+
+METHODS = (
+    *("nope", "rope", "alibi", "sandwich", "t5@frozen", "t5", "kerple", "tupe"),
+    *("swin", "decomposed2d", "shaw@scores", "shaw", "transformer_xl", "deberta@buckets=256"),
+    *("forgetting", "cable", "fire", "cope", "stick_breaking", "dape", "path"),
+)
+"""Encodings timed by default: all kinds of terms."""
+
+MIDDLE = {"cpu": 2048, "cuda": 8192}
+"""Length timed by default."""
+
+PLAIN = "plain SDPA"
 
 PACKAGES = ("posenc", "torch", "triton", "transformers", "x-transformers")
 
-LEAST_SECONDS = 0.02
-"""Shortest round; short calls are repeated."""
+TENSORS = 8
+"""Query, key, value and output, and their gradients."""
 
-MOST_CALLS = 50
-
-NO_ROOM = "the device has not enough memory"
-
-SHORT = 1024
-"""Tokens up to which calls on the CPU may be repeated."""
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
-    """Progress of a bench.
+class Settings:
+    """Settings of a bench.
 
     Args:
-        title: description of the next job.
-        share: of the work that is done.
+        encodings: as read by ``parse_name``; ``METHODS`` by default.
+        lengths: tokens; 2048 on the CPU and 8192 on CUDA by default.
+        backends: of posenc.
+        causal: with a causal mask; None: only for encodings that need one.
+        heads, head_dim: of q, k and v.
+        rounds: of timing.
+        threads: of the CPU: those that the process has, which ``bench`` does not change.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+        dtypes: float32 on the CPU and bfloat16 on CUDA by default.
+
+    Raises:
+        ArgumentError: for a value outside its domain.
+        UnknownNameError: for an unknown encoding, option, backend or dtype.
     """
 
-    title: str
-    share: float
+    encodings: Sequence[str] = METHODS
+    lengths: Sequence[Annotated[int, Interval(2, EXACT)]] | None = None
+    backends: Sequence[str] = ("auto",)
+    causal: bool | None = None
+    heads: Count = 8
+    head_dim: Width = 64
+    rounds: Count = 7
+    threads: Count | None = None
+    device: str = "cpu"
+    dtypes: Sequence[Dtype] | None = None
+
+    def __post_init__(self) -> None:
+        require_device(self.device, kinds=("cpu", "cuda"))
+        kind = torch.device(self.device).type
+        defaults: dict[str, Any] = {
+            "lengths": (MIDDLE[kind],),
+            "threads": torch.get_num_threads(),
+            "dtypes": ("bfloat16" if kind == "cuda" else "float32",),
+        }
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        for name in ("encodings", "lengths", "backends", "dtypes"):
+            if not getattr(self, name):
+                _refuse(name, "at least one", "none", "Leave it out for the usual ones.")
+        check_fields(self)
+        for name in self.encodings:
+            if past_only(name) and self.causal is False:
+                _refuse("causal", f"True, which {name} needs", False, "Leave it open.")
+        for name in self.backends:
+            if name not in (known := ["auto", *BACKENDS]):
+                raise UnknownNameError.of("backend", name, known)
+        self._check_memory()
+
+    def _check_memory(self) -> None:
+        """Require that inputs and their gradients fit into memory."""
+        available = available_memory(torch.device(self.device))
+        most = (available or 2**63) // (TENSORS * self.heads * self.head_dim * 4)
+        if (longest := max(self.lengths or ())) > most:
+            _refuse(
+                "lengths",
+                f"at most {most:,} tokens, for which there is memory",
+                f"{longest:,}",
+                "Leave the longest out, or take fewer heads.",
+            )
+
+    def cases(self) -> list[Case]:
+        """The cases, by dtype and length."""
+        return [
+            Case(
+                encoding=encoding,
+                length=length,
+                causal=past_only(encoding) if self.causal is None else self.causal,
+                heads=self.heads,
+                head_dim=self.head_dim,
+                device=self.device,
+                dtype=dtype,
+            )
+            for dtype in dict.fromkeys(self.dtypes or ())
+            for length in sorted({*(self.lengths or ())})
+            for encoding in dict.fromkeys(self.encodings)
+        ]
 
 
-def bench(settings: Settings, *, progress: Callable[[Step], None] = lambda step: None) -> Report:
-    """Measure what the settings ask for.
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One pass in one case; without times if it was refused.
 
-    Memory on the CPU is measured in a process of its own.
+    Args:
+        encoding, length, causal, dtype: of the case.
+        contender: ``PLAIN``, ``"posenc"``, or that and a backend.
+        times: of the pass.
+        served_by: the backend that posenc chose.
+        refusal: the reason why there are none.
+    """
+
+    encoding: str
+    length: int
+    causal: bool
+    dtype: str
+    contender: str
+    times: Times
+    served_by: str = ""
+    refusal: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain JSON values, those of ``times`` among them."""
+        values = to_plain(self)
+        times: dict[str, Any] = values.pop("times")
+        return values | times
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Results of a bench.
 
     Args:
         settings: of the bench.
-        progress: called before every step.
+        about: date, device, machine and versions.
+        seconds: duration.
+        readings: all measurements.
+    """
+
+    settings: Settings
+    about: Mapping[str, Any]
+    seconds: float
+    readings: tuple[Reading, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain JSON values."""
+        return {
+            **self.about,
+            "seconds": round(self.seconds, 1),
+            "settings": to_plain(self.settings),
+            "readings": [reading.to_json() for reading in self.readings],
+        }
+
+
+def bench(
+    settings: Settings, *, progress: Callable[[str, float], None] = lambda title, share: None
+) -> Report:
+    """Time what the settings ask for.
+
+    Args:
+        settings: of the bench.
+        progress: called before every case with its description and the share that is done.
 
     Raises:
         ArgumentError: if this process has another number of threads than the settings ask for.
     """
-    began = time.perf_counter()
-    jobs = plan(settings)
-    threads = settings.counts[1]
+    start = time.perf_counter()
+    require_threads(settings.threads)
+    readings: list[Reading] = []
+    cases = settings.cases()
+    for number, case in enumerate(cases):
+        progress(str(case), number / len(cases))
+        readings += _measure(case, settings)
+    seconds = time.perf_counter() - start
+    return Report(
+        settings=settings, about=about(settings.device), seconds=seconds, readings=tuple(readings)
+    )
+
+
+def _measure(case: Case, settings: Settings) -> list[Reading]:
+    """Readings of plain SDPA and of each backend."""
+    call = case.build()
+    passes: dict[str, Pass] = {PLAIN: plain(call)}
+    refusals: dict[str, str] = {PLAIN: ""}
+    for backend in dict.fromkeys(settings.backends):
+        name = contender_name(backend)
+        refusals[name] = ""
+        try:
+            passes[name] = attending(call, backend)
+        except BackendRefusal as error:
+            refusals[name] = error.got
+    for one in passes.values():
+        one.both()  # compiles, and allocates what is kept
+    rounds = dict.fromkeys(passes, (settings.rounds, settings.rounds))
+    times = timed(passes, rounds, device=case.device, length=case.length)
+    return [
+        Reading(
+            encoding=case.encoding,
+            length=case.length,
+            causal=case.causal,
+            dtype=case.dtype,
+            contender=name,
+            served_by=passes[name].served_by if name in passes else "",
+            times=times.get(name, Times()),
+            refusal=refusal,
+        )
+        for name, refusal in refusals.items()
+    ]
+
+
+def contender_name(backend: str) -> str:
+    """The name of posenc with a backend in readings."""
+    return "posenc" if backend == "auto" else f"posenc {backend}"
+
+
+def about(device: str) -> dict[str, Any]:
+    """Date in UTC, device, machine and versions of packages, as plain JSON values."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "device": describe_device(torch.device(device)),
+        "machine": {
+            "system": platform_name(),
+            "cores": cores(),
+            "threads": torch.get_num_threads(),
+            "kernels": description(),
+        },
+        # The metadata of the package index's builds leave out which build it is (+cu130).
+        "versions": versions | {"torch": torch.__version__},
+    }
+
+
+def require_threads(threads: int | None) -> None:
+    """Raise ArgumentError if this process has another number of threads."""
     if threads != torch.get_num_threads():
         raise ArgumentError(
             "threads",
@@ -77,178 +277,7 @@ def bench(settings: Settings, *, progress: Callable[[Step], None] = lambda step:
             got=threads,
             remedy=f"Leave it out, or call torch.set_num_threads({threads}) before.",
         )
-    readings: list[Reading] = []
-    total, done = sum(job.work for job in jobs), 0.0
-    with MemoryMeter(settings.device) as meter:
-        for job in jobs:
-            progress(Step(title=describe(job), share=done / total))
-            readings += measure(job, meter)
-            done += job.work
-    verdicts = judge(settings.limits, readings)
-    return Report(
-        date=datetime.now(UTC).date().isoformat(),
-        seconds=time.perf_counter() - began,
-        settings=settings.to_json(),
-        device=describe_device(torch.device(settings.device)),
-        machine={
-            "system": platform_name(),
-            "cores": cores(),
-            "threads": threads,
-            "kernels": description(),
-        },
-        versions={"python": platform.python_version(), **_versions()},
-        readings=tuple(readings),
-        verdicts=tuple(v for v in verdicts if v.reason != NOT_MEASURED),
-    )
 
 
-def describe(job: Job) -> str:
-    """Description of a job."""
-    case = job.case
-    what = f"{job.contenders[0].level}s" if job.timed else "memory"
-    size = f"{case.length} tokens" if case.batch == 1 else f"{case.batch} × {case.length} tokens"
-    causal = ", causal" if case.causal else ""
-    dtype = "" if case.dtype == "float32" else f", {case.dtype}"
-    return f"{case.encoding}, {size}{causal}{dtype}: {what}"
-
-
-def measure(job: Job, meter: MemoryMeter) -> list[Reading]:
-    """Readings of a job, one of each contender in order."""
-    gc.collect()
-    call = job.case.build()
-    ready: dict[str, Prepared] = {}
-    readings: dict[str, Reading] = {}
-    errors: dict[str, Errors] = {}
-    for contender in job.contenders:
-        name = contender.name
-        readings[name] = Reading(
-            level=contender.level,
-            encoding=job.case.encoding,
-            contender=name,
-            length=job.case.length,
-            causal=job.case.causal,
-            dtype=job.case.dtype,
-            batch=job.case.batch,
-            heads=job.case.heads,
-        )
-        refusal = contender.refusal(call)
-        if refusal is None and job.timed:
-            try:
-                prepared = contender.prepare(call)
-                if job.warm:
-                    _warm(contender, call, prepared, errors)
-                ready[name] = prepared
-            except torch.OutOfMemoryError:
-                refusal = NO_ROOM
-            except Exception as error:
-                refusal = _failed(contender, error)
-        if refusal is not None:
-            readings[name] = replace(readings[name], refusal=refusal)
-    left = [contender for contender in job.contenders if not readings[contender.name].refusal]
-    backward = {contender.name: contender.forward_only(call) for contender in left}
-    if job.timed:
-        _time(job, call, ready, backward, readings)
-    for name, far in errors.items():
-        readings[name] = replace(
-            readings[name], output_error=far.output, gradient_error=far.gradient
-        )
-    del ready
-    for contender in left if job.memory else ():
-        readings[contender.name] = _weigh(contender, job.case, readings[contender.name], meter)
-    return list(readings.values())
-
-
-def _failed(contender: Contender, error: Exception) -> str:
-    """The failure of another library as a reason; errors of posenc are raised."""
-    if not contender.foreign:
-        raise error
-    return f"it fails with {type(error).__name__}"
-
-
-def _warm(contender: Contender, call: Call, prepared: Prepared, errors: dict[str, Errors]) -> None:
-    backward = contender.forward_only(call) is None
-    expected = expect(contender, call) if contender.level == "call" else None
-    if expected is not None:
-        errors[contender.name] = expected.compare(prepared, backward=backward)
-    elif backward:
-        prepared.both()
-    else:
-        prepared.forward()
-
-
-def _time(
-    job: Job,
-    call: Call,
-    ready: dict[str, Prepared],
-    backward: dict[str, str | None],
-    readings: dict[str, Reading],
-) -> None:
-    """Time rounds of the forward pass, then of both passes, into the readings."""
-    base = job.contenders[0]
-    rounds = {
-        c.name: job.rounds
-        if c is base or isinstance(c, Posenc | PosencLayer | PosencDecoder)
-        else (min(job.others, job.rounds[0]), min(job.others, job.rounds[1]))
-        for c in job.contenders
-    }
-    calls = {n: _calls(call.case, once, backward[n] is None) for n, once in ready.items()}
-    passes = {n: Entrant(once.forward, rounds[n][0], calls[n][0]) for n, once in ready.items()}
-    forward = interleaved(passes, device=call.case.device)
-    passes = {
-        n: Entrant(once.both, rounds[n][1], calls[n][1])
-        for n, once in ready.items()
-        if backward[n] is None
-    }
-    both = interleaved(passes, device=call.case.device)
-    for name, prepared in ready.items():
-        timed = replace(
-            readings[name],
-            served_by=prepared.served_by,
-            rounds=(len(forward[name]), len(both.get(name, []))),
-            forward_seconds=statistics.median(forward[name]) / prepared.tokens,
-            forward_ratio=median_ratio(forward[name], forward[base.name]),
-            refusal=backward[name] or "",
-        )
-        if name in both:
-            timed = replace(
-                timed,
-                both_seconds=statistics.median(both[name]),
-                both_ratio=median_ratio(both[name], both[base.name]),
-            )
-        readings[name] = timed
-
-
-def _calls(case: Case, prepared: Prepared, backward: bool) -> tuple[int, int]:
-    """Repetitions in a round, forward, and forward and backward."""
-    cuda = case.device.startswith("cuda")
-    if not cuda and case.length > SHORT:
-        return 1, 1
-    passes = [prepared.forward, *([prepared.both] if backward else [])]
-    counts = []
-    for once in passes:
-        (seconds,) = interleaved({"": Entrant(once, 1)}, device=case.device)[""]
-        counts.append(max(1, min(MOST_CALLS, math.ceil(LEAST_SECONDS / seconds))))
-    return counts[0], counts[-1]
-
-
-def _weigh(contender: Contender, case: Case, reading: Reading, meter: MemoryMeter) -> Reading:
-    try:
-        peak = meter.measure(contender, case)
-    except torch.OutOfMemoryError:
-        peak = NO_ROOM
-    except Exception as error:
-        peak = _failed(contender, error)
-    if isinstance(peak, str):
-        return replace(reading, refusal=peak)
-    return replace(reading, forward_memory=peak.forward, both_memory=peak.both)
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    # The metadata of the package index's builds leave out which build it is (+cu130).
-    return versions | {"torch": torch.__version__}
+def _refuse(name: str, expected: str, got: object, remedy: str) -> NoReturn:
+    raise ArgumentError(name, expected=expected, got=got, remedy=remedy)

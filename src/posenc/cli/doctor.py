@@ -106,7 +106,6 @@ def _line(text: str, *, indent: int = 0, style: str = "") -> None:
 
 
 def _print_costs(diagnosis: Diagnosis) -> None:
-    from posenc.attention.backends.native.build import description
     from posenc.reporting.numbers import size_in_words
 
     table = new_table("tokens", "transformers", "", "with posenc", "")

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
-import torch
-
 from posenc.arguments import EXACT, Count, Interval, check, check_fields
 from posenc.codec import restore, to_plain
 from posenc.errors import ArgumentError, CheckpointError, UnknownNameError
 from posenc.experiments.options import OF_TASK, ComparisonOptions
 from posenc.experiments.recipe import Recipe, Variant
 from posenc.experiments.tasks import TASKS, TaskEntry
+from posenc.training.machine import require_device
 
 TAKEN = ("encodings", "references", "train_length", "width", "layers", "heads", "batch")
 
@@ -82,7 +81,7 @@ class ComparisonSettings(ComparisonOptions):
         self._check_task()
         self._check_names()
         self._fill_lengths()
-        self._check_device()
+        require_device(self.device)
 
     def _check_task(self) -> None:
         if self.text is not None and not self.entry.reads_text:
@@ -120,21 +119,6 @@ class ComparisonSettings(ComparisonOptions):
             given = check("test_lengths", longer, self.test_lengths, None)
         lengths = tuple(sorted({self.train_length, *given}))
         object.__setattr__(self, "test_lengths", lengths)
-
-    def _check_device(self) -> None:
-        try:
-            device = torch.device(self.device)
-        except RuntimeError:
-            device = torch.device("meta")
-        counts = {
-            "cpu": 1,
-            "cuda": torch.cuda.device_count(),
-            "mps": int(torch.backends.mps.is_available()),
-        }
-        if device.type not in counts:
-            _refuse("device", "cpu, cuda, cuda:N or mps", self.device, "Choose one.")
-        if (device.index or 0) >= counts[device.type]:
-            _refuse("device", "one that this machine has", self.device, "Use cpu.")
 
     @property
     def entry(self) -> TaskEntry:

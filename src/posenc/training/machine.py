@@ -7,9 +7,12 @@ import gc
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+
+from posenc.errors import ArgumentError
 
 
 def cores() -> int:
@@ -27,6 +30,27 @@ def available_memory(device: torch.device) -> int | None:
         return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
     limits = [limit for limit in (_free_system(), _free_group()) if limit is not None]
     return min(limits, default=None)
+
+
+def require_device(name: str, kinds: Sequence[str] = ("cpu", "cuda", "mps")) -> None:
+    """Raise ArgumentError unless ``name`` is a device of one of these kinds in this machine."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    present = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+    }
+    if device.type not in kinds:
+        *others, last = (*kinds, "cuda:N")
+        expected, remedy = f"{', '.join(others)} or {last}", "Choose one."
+    elif (device.index or 0) >= present[device.type]:
+        expected, remedy = "one that this machine has", "Use cpu."
+    else:
+        return
+    raise ArgumentError("device", expected=expected, got=name, remedy=remedy)
 
 
 def describe_device(device: torch.device) -> str:

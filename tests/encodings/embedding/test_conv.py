@@ -187,6 +187,8 @@ def test_a_truncated_cache_drops_the_graph() -> None:
     for start in (0, 4):
         x = torch.randn(1, 4, 4, dtype=torch.float64, requires_grad=True)
         cache.embed(encoding, x.sin(), Layout.sequence(4, start)).sum().backward()  # type: ignore[no-untyped-call]
+        assert x.grad is not None
+        assert x.grad.any()
         cache.truncate(4)
 
 

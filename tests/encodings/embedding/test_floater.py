@@ -12,7 +12,7 @@ import torchdiffeq
 from torch import Tensor
 
 from posenc import Layout
-from posenc.encodings.common.ode import flow, trajectory
+from posenc.encodings.common.ode import flow
 from posenc.encodings.common.ode.flow import Method
 from posenc.encodings.embedding.floater import ENTRY, Floater
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
@@ -282,41 +282,47 @@ def test_unknown_names(option: str) -> None:
         Floater(**{"dim": 4, option: "nothing"})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_far_times_keep_one_segment_at_a_time(
-    method: Method, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Past ``DIRECT`` steps the stages of a segment are computed again: the same, less stored."""
-    encoding = make(dim=4, method=method, start="random")
+def _kept(encoding: Floater, times: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The path, and how many numbers autograd keeps for its gradient."""
+    kept: list[int] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        path = encoding.path(times)
+    return path, sum(kept)
+
+
+def test_far_times_keep_one_segment_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past ``DIRECT`` tokens the stages of a segment are computed again: the same, less stored."""
+    encoding = make(dim=4, method="dopri5", start="random")
     times = torch.tensor([[-65.5, 2.0, 66.25]], dtype=torch.float64)
     found = []
     for direct in (flow.DIRECT, 0):
-        for module in (flow, trajectory):
-            monkeypatch.setattr(module, "DIRECT", direct)
-        kept: list[int] = []
-        tapes: list[trajectory.Tape] = []
-
-        class Watched(trajectory.Tape):
-            def __init__(self, tapes: list[trajectory.Tape] = tapes) -> None:
-                super().__init__()
-                tapes.append(self)
-
-        monkeypatch.setattr(trajectory, "Tape", Watched)
-
-        def pack(tensor: torch.Tensor, kept: list[int] = kept) -> torch.Tensor:
-            kept.append(tensor.numel())
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            path = encoding.path(times)
-        stages = [s.points.numel() + s.hidden.numel() for tape in tapes for s in tape.segments]
-        states = [bound.numel() for tape in tapes for bound in tape.bounds]
+        monkeypatch.setattr(flow, "DIRECT", direct)
+        path, kept = _kept(encoding, times)
         gradients = torch.autograd.grad(path.square().sum(), list(encoding.parameters()))
-        found.append((path, gradients, sum(stages + states) if tapes else sum(kept)))
+        found.append((path, gradients, kept))
     (path, gradients, many), (same, others, few) = found
     torch.testing.assert_close(path, same)
     torch.testing.assert_close(gradients, others)
     assert few < many / 10
+
+
+@pytest.mark.parametrize("method", ["euler", "midpoint", "rk4"])
+def test_fixed_steps_keep_one_state_a_segment(method: Method) -> None:
+    """And no stage: of dim 4, ten segments keep ten states."""
+    encoding = make(dim=4, method=method, start="random")
+    path, kept = _kept(encoding, torch.tensor([[640.0]]).double())
+    nodes, bounds = [path.grad_fn], []
+    while nodes:
+        node = nodes.pop()
+        bounds += getattr(node, "bounds", [])
+        nodes += [after for after, _ in getattr(node, "next_functions", ()) if after is not None]
+    assert [bound.shape for bound in bounds] == [(1, 4)] * 10
+    assert kept < 100  # of indexing, casting and the rotation
 
 
 def test_times_too_far_to_be_reached_step_by_step_are_refused() -> None:

@@ -124,7 +124,12 @@ def test_beyond_its_digits_it_refuses(layout: Layout) -> None:
 
 
 def test_the_last_position_is_served() -> None:
-    made()(torch.zeros(1, 1, DIM), Layout.at(torch.tensor([9999.0])))
+    encoding = made()
+    last, before = (
+        encoding(torch.zeros(1, 1, DIM), Layout.at(torch.tensor([t]))) for t in (9999.0, 9998.0)
+    )
+    assert last.isfinite().all()
+    assert not torch.equal(last, before)
 
 
 def test_another_number_of_axes() -> None:

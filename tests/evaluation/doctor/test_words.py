@@ -36,9 +36,15 @@ def test_what_a_token_sees(words: str, facts: dict[str, object]) -> None:
 
 def test_further_facts() -> None:
     attention = Attention(
-        module="m", kind="self", causal=True, sinks=True, cap=50.0, temperature={"1048576": 1.486},
-        keys_of="layers.3", back=UNKNOWN,
-    )  # fmt: skip
+        module="m",
+        kind="self",
+        causal=True,
+        sinks=True,
+        cap=50.0,
+        temperature={"1048576": 1.486},
+        keys_of="layers.3",
+        back=UNKNOWN,
+    )
     assert described(attention)[1:] == [
         "causal",
         "NoPE: no rotation",

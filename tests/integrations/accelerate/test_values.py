@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call, grad, vmap
 
 from tests.integrations.accelerate.case import Case
@@ -34,8 +34,11 @@ def on(inputs: dict[str, Any], change: Any) -> dict[str, Any]:
 def test_fake_tensors(key: str) -> None:
     model = CASES[key].model()
     put_under(model, check=False)
+    expected = model(**CASES[key].inputs())[0]
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        model(**on(CASES[key].inputs(), mode.from_tensor))
+        output = model(**on(CASES[key].inputs(), mode.from_tensor))[0]
+    assert isinstance(output, FakeTensor)
+    assert (output.shape, output.dtype) == (expected.shape, expected.dtype)
 
 
 @pytest.mark.parametrize(
@@ -44,9 +47,12 @@ def test_fake_tensors(key: str) -> None:
     + ["xlnet-segments", "xlnet-queried", "mpnet-whole"],
 )
 def test_meta_tensors(key: str) -> None:
-    model = CASES[key].model().to("meta")
-    put_under(model)
-    model(**on(CASES[key].inputs(), lambda x: x.to("meta")))
+    model = CASES[key].model()
+    put_under(model, check=False)
+    expected = model(**CASES[key].inputs())[0]
+    output = model.to("meta")(**on(CASES[key].inputs(), lambda x: x.to("meta")))[0]
+    assert output.is_meta
+    assert (output.shape, output.dtype) == (expected.shape, expected.dtype)
 
 
 def gradients(case: Case, model: torch.nn.Module) -> dict[str, Tensor]:

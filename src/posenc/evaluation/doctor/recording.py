@@ -253,9 +253,14 @@ def _unrotated(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
 
 
 def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
-    attention_mask: Tensor | None = None, *rest: Any, **options: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    *rest: Any,
+    **options: Any,
+) -> tuple[Tensor, None]:
     if Recorder.current is not None:
         call = Call(module, query, key, value, attention_mask, options)
         Recorder.current.calls.append(call)
@@ -263,9 +268,15 @@ def _attention(
 
 
 def _mask(
-    batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0,
-    mask_function: Any = None, dtype: torch.dtype = torch.float64, **options: Any,
-) -> Tensor:  # fmt: skip
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Any = None,
+    dtype: torch.dtype = torch.float64,
+    **options: Any,
+) -> Tensor:
     mask = torch.zeros(batch_size, 1, int(q_length), int(kv_length), dtype=dtype)
     zero = torch.zeros((), dtype=torch.long)
     queries = torch.arange(mask.shape[-2]).unsqueeze(1) + q_offset

@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from posenc.encodings.common.ode.field import Activation, Field
-from posenc.encodings.common.ode.runge_kutta import SEGMENT, TABLEAUS, Stepper, step
-from posenc.encodings.common.ode.trajectory import DIRECT, split, trajectory
+from posenc.encodings.common.ode.trajectory import SEGMENT, trajectory, unrolled
 from posenc.errors import ArgumentError, LengthError
 from posenc.runtime import is_transformed
+
+DIRECT = 16 * SEGMENT
+"""Most tokens over which all stages of the adaptive method are stored for the backward pass."""
 
 FARTHEST = 2**20
 """Largest number of steps, or tokens, from 0; steps are sequential."""
@@ -143,15 +145,27 @@ class Flow:
         if solved is not None:
             reached = solved(numbers)
         elif self.gradient == "adjoint" and torch.is_grad_enabled():
-            reached = self.each_way(
-                numbers, lambda sign, counts: self._knots(counts, sign, field, start, weights)
-            )
+
+            def solve(sign: int, counts: Sequence[int]) -> Tensor:
+                def adjoint(state: Tensor, weights: Sequence[Tensor], *steps: int) -> Tensor:
+                    return self._solve(field, state, self._knots(state, sign, *steps), weights)
+
+                return unrolled(adjoint, counts, start, weights)
+
+            reached = self.each_way(numbers, solve)
         else:
             reached = self.whole_steps(numbers, start.unsqueeze(0), weights)[:, 0]
         reached = reached[index]
         knot = steps * self.step
         rest = times - knot
-        return step(TABLEAUS[self.method], field, knot, rest, reached) if rest.any() else reached
+        if not rest.any():
+            return reached
+
+        def shorter(share: Tensor, z: Tensor) -> Tensor:
+            return rest.unsqueeze(-1) * field(knot + share * rest, z)
+
+        ends = rest.new_tensor([0.0, 1.0])
+        return self._solve(shorter, reached, ends)[1]
 
     def each_way(
         self, numbers: Int[Tensor, " N"], solve: Callable[[int, Sequence[int]], Tensor]
@@ -179,56 +193,26 @@ class Flow:
         """
         field = self.field(starts[0], weights)
 
-        def solve(sign: int, counts: Sequence[int]) -> Tensor:
-            def unrolled(starts: Tensor, weights: Sequence[Tensor]) -> Tensor:
-                return self._unrolled(sign, counts, starts, field.with_weights(weights))
+        def both_ways(sign: int, counts: Sequence[int]) -> Tensor:
+            def solve(state: Tensor, weights: Sequence[Tensor], begin: int, count: int) -> Tensor:
+                return self.segment(field.with_weights(weights), sign, state, begin, count)
 
             if is_transformed():
-                return unrolled(starts, field.weights)
-            return trajectory(
-                lambda weights: self._stepper(sign, field.with_weights(weights)),
-                unrolled,
-                counts,
-                starts,
-                field.weights,
-                finish,
-            )
+                return unrolled(solve, counts, starts, field.weights)
+            return trajectory(solve, counts, starts, field.weights, finish)
 
-        return self.each_way(numbers, solve)
+        return self.each_way(numbers, both_ways)
 
-    def stepper(self, sign: int, start: Float[Tensor, " C"], weights: Sequence[Tensor]) -> Stepper:
-        """The fixed steps after 0, or before it, without a graph."""
-        return self._stepper(sign, self.field(start, weights))
-
-    def _stepper(self, sign: int, field: Field) -> Stepper:
-        return Stepper(TABLEAUS[self.method], sign * self.step, field)
-
-    def _unrolled(
-        self, sign: int, counts: Sequence[int], starts: Float[Tensor, "S C"], field: Field
+    def segment(
+        self, field: Field, sign: int, state: Float[Tensor, "S C"], begin: int, count: int
     ) -> Float[Tensor, "N S C"]:
-        size = starts.new_full((len(starts),), sign * self.step)
-        states, state = [starts], starts
-        for number in range(counts[-1]):
-            state = step(TABLEAUS[self.method], field, number * size, size, state)
-            states.append(state)
-        return torch.stack([states[count] for count in counts])
+        """``state``, which is ``begin`` steps from 0, and the states of ``count`` steps from it."""
+        return self._solve(field, state, self._knots(state, sign, begin, count))
 
-    def _knots(
-        self,
-        counts: Sequence[int],
-        sign: int,
-        field: Field,
-        start: Tensor,
-        weights: Sequence[Tensor],
-    ) -> Float[Tensor, "N C"]:
-        """``z`` after ``counts`` whole steps from 0, with gradients by the adjoint equation."""
-        parts = [start.unsqueeze(0)] if counts[0] == 0 else []
-        for begin, length, inside, _ in split(counts):
-            knots = torch.arange(begin, begin + length + 1, device=start.device).to(start)
-            states = self._solve(field, start, knots * self.step * sign, weights)
-            parts.append(states[inside])
-            start = states[-1]
-        return torch.cat(parts)
+    def _knots(self, like: Tensor, sign: int, begin: int, count: int) -> Float[Tensor, " N"]:
+        """Times after ``begin`` whole steps from 0, and after each of ``count`` more."""
+        numbers = torch.arange(begin, begin + count + 1, device=like.device).to(like)
+        return numbers * (sign * self.step)
 
     def _adaptive(
         self,
@@ -269,22 +253,25 @@ class Flow:
 
     def _solve(
         self,
-        field: Callable[[Tensor, Tensor], Tensor],
+        slope: Callable[[Tensor, Tensor], Tensor],
         start: Tensor,
         times: Tensor,
-        weights: Sequence[Tensor],
+        weights: Sequence[Tensor] = (),
     ) -> Tensor:
+        """States at ``times``, from ``start`` at the first; a fixed step between two of them.
+
+        Gradients of ``weights`` are by the adjoint equation if that is chosen.
+        """
         solvers = load_solvers()
-        options: dict[str, object] = {
+        options: dict[str, Any] = {
             "method": self.method,
             "rtol": self.tolerance,
             "atol": self.tolerance,
         }
-        if self.gradient == "adjoint":
-            options["adjoint_params"] = tuple(weights)
-            states: Tensor = solvers.odeint_adjoint(field, start, times, **options)
-        else:
-            states = solvers.odeint(field, start, times, **options)
+        solve = solvers.odeint
+        if weights and self.gradient == "adjoint":
+            solve, options["adjoint_params"] = solvers.odeint_adjoint, tuple(weights)
+        states: Tensor = solve(slope, start, times, **options)
         return states
 
 

@@ -16,13 +16,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.encodings.common.ode.flow import Flow, vectors_at
-from posenc.encodings.common.ode.runge_kutta import SEGMENT, Stepper
+from posenc.encodings.common.ode.trajectory import SEGMENT
 from posenc.encodings.common.opaque import opaque
 from posenc.runtime import widest
 
 LIMIT = 2**27
 """Largest size in bytes of the states stored without a graph: for one dynamics, and for all
 compiled code together."""
+
+
+Advance = Callable[[Tensor, int, int], Tensor]
+"""From a state ``[S, C]``, its number of steps, and N more, the states ``[N+1, S, C]``."""
 
 
 class Trajectory(Protocol):
@@ -183,8 +187,10 @@ class Solutions:
             return flow.whole_steps(numbers, torch.stack(starts), weights, self._finisher())
         batch = torch.stack(starts).detach()
 
+        field = flow.field(batch[0], [weight.detach() for weight in weights])
+
         def stored(sign: int, counts: Sequence[int]) -> Tensor:
-            return self._stored(flow.stepper(sign, batch[0], weights), sign, counts, batch)
+            return self._stored(partial(flow.segment, field, sign), sign, counts, batch)
 
         return flow.each_way(numbers, stored)
 
@@ -201,37 +207,37 @@ class Solutions:
 
     @torch.no_grad()
     def _stored(
-        self, stepper: Stepper, sign: int, counts: Sequence[int], starts: Tensor
+        self, solve: Advance, sign: int, counts: Sequence[int], starts: Tensor
     ) -> Float[Tensor, "N S C"]:
         """States at ``counts`` steps, from stored segments or newly solved ones."""
         parts, row = [], 0
         if counts[0] == 0:
-            parts, row = [stepper.padded(starts).unsqueeze(0)], 1
+            parts, row = [starts.unsqueeze(0)], 1
         while row < len(counts):
             segment = (counts[row] - 1) // SEGMENT
             first = segment * SEGMENT
             until = row
             while until < len(counts) and counts[until] <= first + SEGMENT:
                 until += 1
-            states = self._segment(stepper, sign, segment, counts[until - 1] - first, starts)
+            states = self._segment(solve, sign, segment, counts[until - 1] - first, starts)
             parts.append(states[[count - first for count in counts[row:until]]])
             row = until
-        return torch.cat(parts)[..., : stepper.dim]
+        return torch.cat(parts)
 
     def _segment(
-        self, stepper: Stepper, sign: int, segment: int, length: int, starts: Tensor
+        self, solve: Advance, sign: int, segment: int, length: int, starts: Tensor
     ) -> Float[Tensor, "M S C"]:
         """At least the states 0 … ``length`` of a segment."""
         number = self._recent.last(sign, segment)
         states = None if number < 0 else self._recent.get(sign, number)
         if states is None:
-            number, states = 0, stepper.padded(starts).unsqueeze(0)
+            number, states = 0, starts.unsqueeze(0)
         while True:
             end = length if number == segment else SEGMENT
             if len(states) <= end:
                 done = len(states) - 1
-                more = stepper.forward(states[-1], number * SEGMENT + done, end - done)
-                states = torch.cat([states, more.states[1:]])
+                more = solve(states[-1], number * SEGMENT + done, end - done)
+                states = torch.cat([states, more[1:]])
                 self._recent.put(sign, number, states)
             if number == segment:
                 return states

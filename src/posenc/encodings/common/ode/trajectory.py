@@ -4,124 +4,110 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encodings.common.ode.runge_kutta import SEGMENT, Segment, Stepper
+SEGMENT = 64
+"""Steps per segment, of which the state at the beginning is stored for the backward pass.
 
-DIRECT = 16 * SEGMENT
-"""Largest number of steps whose stages are all stored for the backward pass. Beyond it they are
-recomputed by segment, and memory grows with the requested times and one state per segment."""
+Segment boundaries are fixed, so the state at a time does not depend on the other times.
+"""
 
-
-@dataclass(eq=False)
-class Tape:
-    """Stored segments, or states at their boundaries, for the backward pass.
-
-    Kept outside autograd's graph, so that trajectories solved together can be differentiated one
-    by one and under activation checkpointing.
-    """
-
-    segments: list[Segment] = field(default_factory=list)
-    bounds: list[Tensor] = field(default_factory=list)
+Solve = Callable[[Tensor, Sequence[Tensor], int, int], Tensor]
+"""From a state ``[S, C]``, the weights, and the numbers of its step and of steps N, the states
+``[N+1, S, C]``."""
 
 
 def trajectory(
-    stepper: Callable[[Sequence[Tensor]], Stepper],
-    unrolled: Callable[[Tensor, Sequence[Tensor]], Tensor],
+    solve: Solve,
     counts: Sequence[int],
     starts: Float[Tensor, "S C"],
     weights: Sequence[Tensor],
     finish: Callable[[], None],
 ) -> Float[Tensor, "N S C"]:
-    """States after ``counts`` steps from ``starts``.
+    """States after ``counts`` steps from ``starts``, of which one a segment is stored.
 
     Args:
-        stepper: builds the ``Stepper`` of given weights.
-        unrolled: the same by differentiable operations, for second derivatives.
+        solve: the steps of a segment, differentiable as often as asked.
         counts: N numbers of steps, ascending, 0 or more.
         starts: initial values.
-        weights: as in ``Stepper``.
+        weights: of the dynamics.
         finish: called at the start of each backward pass.
     """
-    states: Tensor = _Trajectory.apply(stepper, unrolled, counts, finish, starts, *weights)  # type: ignore[no-untyped-call]
+    states: Tensor = _Trajectory.apply(solve, counts, finish, starts, *weights)  # type: ignore[no-untyped-call]
     return states
 
 
+def unrolled(
+    solve: Solve, counts: Sequence[int], starts: Float[Tensor, "*S C"], weights: Sequence[Tensor]
+) -> Float[Tensor, "N *S C"]:
+    """The same by differentiable operations, all of whose stages autograd stores."""
+    parts, state = [starts.unsqueeze(0)] if counts[0] == 0 else [], starts
+    for begin, length, inside, _ in split(counts):
+        states = solve(state, weights, begin, length)
+        parts += [states[inside]] if inside else []
+        state = states[-1]
+    return torch.cat(parts)
+
+
 class _Trajectory(torch.autograd.Function):
+    """Segments are solved again in the backward pass.
+
+    States are kept outside autograd's graph, which frees what it has saved, so that trajectories
+    solved together can be differentiated one by one, and under activation checkpointing.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
-        make: Callable[[Sequence[Tensor]], Stepper],
-        unrolled: Callable[[Tensor, Sequence[Tensor]], Tensor],
+        solve: Solve,
         counts: Sequence[int],
         finish: Callable[[], None],
         starts: Tensor,
         *weights: Tensor,
     ) -> Tensor:
-        ctx.stepper, ctx.unrolled = make(weights), unrolled
-        ctx.counts, ctx.finish, ctx.inputs = counts, finish, (starts, *weights)
-        ctx.tape = tape = Tape()
+        ctx.solve, ctx.counts, ctx.finish, ctx.inputs = solve, counts, finish, (starts, *weights)
         ctx.set_materialize_grads(True)
-        state = ctx.stepper.padded(starts)
-        parts = [state.unsqueeze(0)] if counts[0] == 0 else []
+        parts, ctx.bounds, state = [starts.unsqueeze(0)] if counts[0] == 0 else [], [], starts
         for begin, length, inside, _ in split(counts):
-            segment = ctx.stepper.forward(state, begin, length)
-            if counts[-1] <= DIRECT:
-                tape.segments.append(segment)
-            else:
-                tape.bounds.append(state)
-            if inside:
-                parts.append(segment.states[inside])
-            state = segment.states[-1].clone()
-        return torch.cat(parts)[..., : starts.shape[-1]].contiguous()
+            ctx.bounds.append(state)
+            states = solve(state, weights, begin, length)
+            parts += [states[inside]] if inside else []
+            state = states[-1].clone()
+        return torch.cat(parts)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        tape: Tape = ctx.tape
         ctx.finish()
-        (output_gradient,) = gradients
+        (gradient,) = gradients
+        pieces, inputs = split(ctx.counts), ctx.inputs
         if torch.is_grad_enabled():
-            starts, *weights = ctx.inputs
-            trained = [part for part in ctx.inputs if part.requires_grad]
-            input_gradients = iter(
-                torch.autograd.grad(
-                    ctx.unrolled(starts, weights),
-                    trained,
-                    output_gradient,
-                    create_graph=True,
-                    allow_unused=True,
-                )
+            trained = [part for part in inputs if part.requires_grad]
+            states = unrolled(ctx.solve, ctx.counts, inputs[0], inputs[1:])
+            found = iter(
+                torch.autograd.grad(states, trained, gradient, create_graph=True, allow_unused=True)
             )
-            return (
-                None,
-                None,
-                None,
-                None,
-                *(next(input_gradients) if part.requires_grad else None for part in ctx.inputs),
-            )
-        stepper: Stepper = ctx.stepper
-        output_gradient = stepper.padded(output_gradient)
-        sums = [torch.zeros_like(weight) for weight in ctx.inputs[1:]]
-        state = torch.zeros_like(output_gradient[0])
-        pieces = list(split(ctx.counts))
-        for number in range(len(pieces) - 1, -1, -1):
-            begin, length, inside, rows = pieces[number]
-            if tape.segments:
-                segment = tape.segments[number]
-            else:
-                segment = stepper.forward(tape.bounds[number], begin, length)
-            gradient = output_gradient.new_zeros(length + 1, *state.shape)
-            gradient[length] = state
-            gradient[inside] += output_gradient[rows]
-            state = stepper.backward(segment, gradient, sums)
+            return None, None, None, *(next(found) if x.requires_grad else None for x in inputs)
+        sums = [torch.zeros_like(part) for part in inputs[1:]]
+        of_state = torch.zeros_like(gradient[0])
+        for bound, (begin, length, inside, rows) in zip(
+            reversed(ctx.bounds), reversed(pieces), strict=True
+        ):
+            of_states = gradient.new_zeros(length + 1, *of_state.shape)
+            of_states[length] = of_state
+            of_states[inside] += gradient[rows]
+            with torch.enable_grad():
+                parts = [part.detach().requires_grad_() for part in (bound, *inputs[1:])]
+                states = ctx.solve(parts[0], parts[1:], begin, length)
+            of_state, *of_weights = torch.autograd.grad(states, parts, of_states)
+            for total, part in zip(sums, of_weights, strict=True):
+                total += part
         if ctx.counts[0] == 0:
-            state = state + output_gradient[0]
-        return None, None, None, None, state[..., : stepper.dim], *sums
+            of_state = of_state + gradient[0]
+        return None, None, None, of_state, *sums
 
 
 def split(counts: Sequence[int]) -> list[tuple[int, int, list[int], slice]]:

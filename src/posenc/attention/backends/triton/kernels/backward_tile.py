@@ -43,12 +43,10 @@ def tile_ds(
             entry, for the logits and (of queries) for the gradients of weights.
         y_tokens, y_partners, y_second, y_factor: of the tile; carried: as in ``tile_logits``.
     """
-    # fmt: off
     logits, carried = tile_logits(
         own, far, y_tokens, y_partners, y_factor, carried, x, y, tables, band, scale, y0, kind,
         masked, causal, for_keys, True, precision, factor_precision, block_x, block_y,
     )
-    # fmt: on
     y_at = y0 + tl.arange(0, block_y)
     if for_keys:
         shift = load_numbers(start_of(y.lse, own.b, own.h), y_at, y.length, float("inf"))

@@ -70,12 +70,10 @@ def split_kernel(
         own = load_vectors(q.pointer + b * q.row, q.head, h, inside, q.width, q.block)
         partners = own
     else:
-        # fmt: off
         own, partners = load_rotated(
             q.pointer + b * q.row, q.head, q.width, query_rotary,
             query_rotary.pointer + b * query_rotary.row, query_rotary.head, h, inside,
         )
-        # fmt: on
     keys_per_split = tl.cdiv(tl.cdiv(keys, splits), block) * block
     first = split * keys_per_split
     last = tl.minimum(first + keys_per_split, keys)
@@ -88,12 +86,10 @@ def split_kernel(
             tokens = load_tokens(k, b, g, at, keys)
             logits = product(own, tl.trans(tokens), precision) * scale
         else:
-            # fmt: off
             tokens, others = load_rotated(
                 start_of(k, b, g), k.step, k.width, key_rotary,
                 start_of(key_rotary, b, g), key_rotary.step, at, at < keys,
             )
-            # fmt: on
             logits = product(own, tl.trans(tokens), precision)
             logits += product(partners, tl.trans(others), precision)
             logits *= scale

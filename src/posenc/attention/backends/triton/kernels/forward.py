@@ -87,12 +87,10 @@ def _walk(
         factor = None
         if y.factor is not None:
             factor = load_tokens(y.factor, own.b, own.h, y_at, y.length)
-        # fmt: off
         logits, carried = tile_logits(
             own, far, k, partners, factor, carried, x, y, tables, band, scale, y0, kind, masked,
             causal, False, False, precision, factor_precision, block_x, block_y,
         )
-        # fmt: on
         if kind != NEAR and tables.softcap is None:
             logits += (far * LOG2E)[:, None]
         new_max = tl.maximum(row_max, tl.max(logits, 1))  # [x]
@@ -170,7 +168,6 @@ def forward_kernel(
     if tables.curve is not None:
         rate = rates_of(tables.curve, b, at, x.length)
     own = Own(tokens, partners, None, term, factor, None, rate, None, None, x0, b, h, lane)
-    # fmt: off
     begin, clear, near, far, edge, end = visible_tile_ranges(
         x, y, band, b, x0, causal, False, granule, block_x, block_y, block_x, block_y
     )
@@ -206,7 +203,6 @@ def forward_kernel(
         state, edge, end, own, None, x, y, tables, band, sizes, dropout, scale,
         NEAR, True, causal, precision, factor_precision, block_x, block_y,
     )
-    # fmt: on
     result = state.output
     if tables.value is not None:
         if has_low:

@@ -106,13 +106,11 @@ def _walk(
         y_factor = None
         if y.factor is not None:
             y_factor = load_tokens(y.factor, own.b, own.h, y_at, y.length)
-        # fmt: off
         weights, ds, carried = tile_ds(
             own, far, second_far, y_tokens, y_partners, y_second, y_factor, carried, x, y, tables,
             band, dropout, scale, y0, kind, masked, causal, for_keys, precision, factor_precision,
             block_x, block_y,
         )
-        # fmt: on
         tokens += product(ds.to(y_tokens.dtype), y_tokens, precision)
         if x.rotary is not None:
             partners += product(ds.to(y_tokens.dtype), y_partners, precision)
@@ -124,12 +122,10 @@ def _walk(
             column += tl.sum(ds, 1)
         if tables.curve is not None and not for_keys:
             start = window_start(own.start, y0, band.origin, block_x, for_keys)
-            # fmt: off
             rate += rate_gradients(
                 ds, own.rate, tables.curve, own.b, own.h, own.start, start, tables.count, block_x,
                 block_y,
             )
-            # fmt: on
         if kind == LOW:
             low += tl.sum(ds, 1)
             weight_low += tl.sum(weights, 1)
@@ -152,11 +148,9 @@ def _walk(
                 term += rows_of_x(
                     ds, tables.x, own.h, start, tables.count, precision, block_x, for_keys
                 )
-    # fmt: off
     return _State(
         tokens, partners, second, term, factor, column, low, high, weight_low, weight_high, rate
     )
-    # fmt: on
 
 
 @triton.autotune(
@@ -213,11 +207,9 @@ def gradients_kernel(
     x_head = lane % heads
     tokens, partners = load_side(x, b, x_head, at)
     second = load_tokens(x.second, b, x_head, at, x.length)
-    # fmt: off
     begin, clear, low_end, high_begin, edge, end = visible_tile_ranges(
         x, y, band, b, x0, causal, for_keys, granule, block_x, block_y, span, span
     )
-    # fmt: on
     near = clip(low_end, clear, edge)
     far = clip(high_begin, near, edge)
     zeros = tl.zeros([block_x], tl.float32)
@@ -258,7 +250,6 @@ def gradients_kernel(
             if tables.curve is not None:
                 rate = rates_of(tables.curve, b, at, x.length)
         query_lane = (b * sizes.heads + h).to(tl.int32)
-        # fmt: off
         own = Own(
             tokens, partners, second, term, factor, column, rate, lse, delta, x0, b, h, query_lane
         )
@@ -302,7 +293,6 @@ def gradients_kernel(
             dropout, scale, NEAR, True, has_low, has_high, causal, for_keys, precision,
             factor_precision, block_x, block_y,
         )
-        # fmt: on
         token_sum = state.tokens
         partner_sum = state.partners
         second_sum = state.second
@@ -328,10 +318,8 @@ def gradients_kernel(
         if into.weight_low is not None:
             tl.store(start_of(into.weight_low, b, h) + at, state.weight_low, mask=inside)
             tl.store(start_of(into.weight_high, b, h) + at, state.weight_high, mask=inside)
-    # fmt: off
     store_gradients(
         into.tokens, x.rotary, token_sum * scale, partner_sum * scale, b, x_head, at, x.length
     )
-    # fmt: on
     if for_keys:
         store_tokens(into.second, b, x_head, second_sum, at, x.length)

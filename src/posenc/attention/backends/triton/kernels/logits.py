@@ -202,12 +202,10 @@ def tile_logits(
         if for_keys:
             rate = rates_of(tables.curve, own.b, y_at, y.length)
         start = window_start(own.start, y0, band.origin, block_y if for_keys else block_x, for_keys)
-        # fmt: off
         logits = with_curve(
             logits, tables.curve, rate, own.b, own.h, unit, y0 if for_keys else own.start, start,
             tables.count, block_x, block_y, for_keys,
         )
-        # fmt: on
     if tables.softcap is not None:
         if kind != NEAR:
             logits += (far * unit)[:, None]

@@ -142,7 +142,6 @@ def offsets_kernel(
             lane = (b * sizes.heads + h).to(tl.int32)
             y_tokens, y_partners = load_side(y, b, y_head, y_at)
             y_second = load_tokens(y.second, b, y_head, y_at, y.length)
-            # fmt: off
             own = Own(
                 tokens, partners, second, term, x_factor, column, rate, lse, delta, x0, b, h, lane
             )
@@ -152,7 +151,6 @@ def offsets_kernel(
                 band, dropout, scale, y0, NEAR, True, causal, for_keys, precision, factor_precision,
                 block, block,
             )
-            # fmt: on
             summand = weights if of_values else ds  # [x, y]
             summand = tl.where((x_at < x.length)[:, None], summand, 0.0)
             if tiles_per_span > 1:
@@ -164,12 +162,10 @@ def offsets_kernel(
                     summand = tl.where(steps >= high_steps, 0.0, summand)
             if of_curve is not None:
                 start = window_start(x0, y0, band.origin, block, for_keys)
-                # fmt: off
                 bias_sum, slope_sum, intercept_sum = piece_gradients(
                     bias_sum, slope_sum, intercept_sum, summand, rate, tables.curve, b, h, x0,
                     start, tables.count, block, block,
                 )
-                # fmt: on
             elif bias_ptr is not None:
                 bias_sum += summand
             if rows_ptr is not None:

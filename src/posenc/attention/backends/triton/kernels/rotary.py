@@ -76,12 +76,10 @@ def load_side(side, b, h, at):
         first = load_tokens(side.tokens, b, h, at, side.length)
         second = first
     else:
-        # fmt: off
         first, second = load_rotated(
             start_of(side.tokens, b, h), side.tokens.step, side.tokens.width,
             side.rotary, start_of(side.rotary, b, h), side.rotary.step, at, at < side.length,
         )
-        # fmt: on
     return first, second
 
 

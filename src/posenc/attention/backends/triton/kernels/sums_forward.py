@@ -158,7 +158,6 @@ def sums_forward_kernel(
     own_pairs = None
     if not sticks:
         own_pairs = pairs_of(pairs, x0, x.length, lane, width)
-    # fmt: off
     begin, clear, _, _, edge, end = visible_tile_ranges(
         x, y, band, b, x0, False, False, granule, block_x, block_y, block_x, block_y
     )
@@ -193,7 +192,6 @@ def sums_forward_kernel(
             result, row_sum, row_max, carried, begin, clear, own, own_pairs, ones, x, y, band,
             dropout, g, scale, limit, sticks, False, True, width, bits, precision, block_x, block_y,
         )
-    # fmt: on
     if sticks:
         row_lse = -carried
         if rest_to_self:
@@ -275,7 +273,6 @@ def carries_kernel(
     x0, lane, b, h, g, at = query_block(x, sizes, block_q)
     tokens = load_tokens(x.tokens, b, h, at, x.length)
     own = Own(tokens, None, None, None, None, None, None, None, None, x0, b, h, lane)
-    # fmt: off
     begin, clear, _, _, edge, end = visible_tile_ranges(
         x, y, band, b, x0, False, False, granule, block_q, block_k, block_q, block_k
     )
@@ -300,6 +297,5 @@ def carries_kernel(
             carried, first, tl.minimum(stop, tl.maximum(first, clear)), own, of_lane, x, y, band, g,
             scale, limit, sticks, True, bits, precision, block_q, block_k,
         )
-    # fmt: on
     first_tiles_at = first_tiles + lane.to(tl.int64) * x.length + at
     tl.store(first_tiles_at, tl.zeros([block_q], tl.int32) + first, mask=at < x.length)

@@ -95,12 +95,10 @@ def _walk(
             d_sums = tl.load(carries.d_sums + carries_at, mask=known, other=0.0)
             if masked:  # queries that see none of the keys have left no sums
                 carried = clip(carried, 0, limit)
-            # fmt: off
             weights, dz, _, _, _, _ = tile_gradients(
                 logits, dp, seen, own_pairs, rows, carried[None, :], d_sums[None, :], lse, delta,
                 limit, after_ones, until_ones, sticks, masked, bits, terms, 0,
             )
-            # fmt: on
         if dropout is not None:
             weights = tl.where(keep, weights * dropout.factor, 0.0)
         dv += product(weights.to(d_out.dtype), d_out, precision)
@@ -155,11 +153,9 @@ def sums_keys_kernel(
     g = lane % heads
     k = load_tokens(x.tokens, b, g, at, x.length)
     v = load_tokens(x.second, b, g, at, x.length)
-    # fmt: off
     begin, clear, _, _, edge, end = visible_tile_ranges(
         x, y, band, b, x0, False, True, granule, block_k, block_q, block_k, block_q
     )
-    # fmt: on
     if x0 + block_k > x.length:  # keys that are not there would be summed up
         clear = end
         edge = end
@@ -187,7 +183,6 @@ def sums_keys_kernel(
         first_clear = tl.minimum(clear, stop)
         first_edge = tl.minimum(edge, stop)
         near = clip(near, first_clear, first_edge)
-        # fmt: off
         dk, dv = _walk(
             dk, dv, begin, first_clear, own, pairs, carries, tile, after_ones, until_ones, x, y,
             band, dropout, query_start, scale, limit, sticks, False, True, width, bits, terms,
@@ -209,7 +204,6 @@ def sums_keys_kernel(
             band, dropout, query_start, scale, limit, sticks, False, True, width, bits, terms,
             precision, block_q, block_k,
         )
-        # fmt: on
         if sticks and rest_to_self:
             factor = own_weights(
                 x, y, band, dropout, b, query_lane, x0, query_start, True, block_k, block_q

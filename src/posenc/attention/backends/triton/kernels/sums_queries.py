@@ -102,13 +102,11 @@ def _walk(
             of_row = None
             if not sticks:
                 of_row = rows[:, None]
-            # fmt: off
             _, dz, tile_d_sum, ds, sums, after = tile_gradients(
                 logits, dp, seen, pairs, of_row, carried[:, None], d_sums[:, None],
                 own.lse[:, None], own.delta[:, None], limit, after_ones, until_ones, sticks, masked,
                 bits, terms, 1,
             )
-            # fmt: on
             d_sums += tile_d_sum
             if not sticks:
                 count = sums >> bits
@@ -172,11 +170,9 @@ def sums_queries_kernel(
     first_tiles = carries.first_tiles + lane.to(tl.int64) * x.length + at
     first_tiles = tl.load(first_tiles, mask=at < x.length, other=2**30)
     reached = tl.min(first_tiles, 0)
-    # fmt: off
     begin, clear, _, _, edge, end = visible_tile_ranges(
         x, y, band, b, x0, False, False, granule, block_q, block_k, block_q, block_k
     )
-    # fmt: on
     ds_sum = tl.zeros([block_q], tl.float32)
     d_sums = ds_sum
     padding_lse = float("-inf") if sticks else float("inf")
@@ -206,7 +202,6 @@ def sums_queries_kernel(
     until_ones = triangle(block_k, False).to(tl.bfloat16)
     dq = tl.zeros([block_q, x.tokens.block], tl.float32)
     fraction_sum = ds_sum
-    # fmt: off
     if edged:
         dq, d_sums, ds_sum, fraction_sum = _walk(
             dq, d_sums, ds_sum, fraction_sum, begin, clear, own, own_pairs, first_tiles, of_lane,
@@ -231,7 +226,6 @@ def sums_queries_kernel(
         after_ones, until_ones, x, y, band, dropout, g, query_start, scale, limit, sticks, False,
         True, width, bits, terms, precision, block_q, block_k,
     )
-    # fmt: on
     if not sticks:
         pair_ends = pairs_of(into.ends, x0, x.length, lane, width)
         rows = rows_of(x0, x.length, width, block_q)

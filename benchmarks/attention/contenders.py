@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from posenc.attention import Backend, attend, explain
+from posenc.attention import Backend
 from posenc.attention.backends.triton import Triton
 from posenc.attention.problem.lowering import is_constant_table, lower
 from posenc.attention.problem.offsets import bias_of
 from posenc.bench.case import Call
-from posenc.bench.results import Level
+from posenc.bench.passes import Pass, attending, plain
+from posenc.bench.run import PLAIN, contender_name
 from posenc.encoding import StructuredScore
 from posenc.errors import BackendRefusal
 from posenc.training.machine import available_memory
-
-PLAIN = "plain SDPA"
-"""Name of the reference of calls."""
 
 VARIANTS: dict[str, Backend] = {
     backend.name: backend for backend in (Triton(fuse_rotations=False),)
@@ -39,57 +35,25 @@ SHARE = 0.6
 """Share of the available memory that a contender may need."""
 
 
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A contender that is ready to run.
-
-    Args:
-        run: the forward pass.
-        wanted: tensors to compute gradients of.
-        weight: gradient of the output.
-        served_by: the backend or kernel, if chosen.
-        tokens: that ``run`` generates; times are of one.
-    """
-
-    run: Callable[[], Tensor]
-    wanted: list[Tensor]
-    weight: Tensor
-    served_by: str = ""
-    tokens: int = 1
-
-    def forward(self) -> None:
-        """Run without a graph."""
-        with torch.no_grad():
-            self.run()
-
-    def both(self) -> tuple[Tensor, ...]:
-        """Run forward and backward; the gradients of ``wanted``."""
-        return torch.autograd.grad(self.run(), self.wanted, self.weight, allow_unused=True)
-
-
 class Contender(ABC):
     """A way to compute a case.
 
     Attributes:
         name: in tables.
-        level: what it computes.
+        level: ``"call"`` of attention, ``"layer"`` with projections, or ``"token"`` of a model.
         foreign: code of another library, which may fail.
     """
 
     name: str
-    level: ClassVar[Level] = "call"
+    level: ClassVar[str] = "call"
     foreign: ClassVar[bool] = False
 
     def refusal(self, call: Call) -> str | None:
         """The reason why it cannot compute this, if any."""
         return None
 
-    def forward_only(self, call: Call) -> str | None:
-        """The reason why it has no backward pass here, if any."""
-        return None
-
     @abstractmethod
-    def prepare(self, call: Call) -> Prepared:
+    def prepare(self, call: Call) -> Pass:
         """Prepare a supported call."""
 
 
@@ -98,11 +62,8 @@ class Plain(Contender):
 
     name = PLAIN
 
-    def prepare(self, call: Call) -> Prepared:
-        def run() -> Tensor:
-            return scaled_dot_product_attention(*call.inputs, is_causal=call.case.causal)
-
-        return Prepared(run, list(call.inputs), call.weight)
+    def prepare(self, call: Call) -> Pass:
+        return plain(call)
 
 
 class Posenc(Contender):
@@ -113,24 +74,18 @@ class Posenc(Contender):
     """
 
     def __init__(self, *, backend: str = "auto") -> None:
-        self.name = "posenc" if backend == "auto" else f"posenc {backend}"
+        self.name = contender_name(backend)
         self._backend = VARIANTS.get(backend, backend)
 
     def refusal(self, call: Call) -> str | None:
         try:
-            self._explain(call)
+            self.prepare(call)
         except BackendRefusal as error:
             return error.got
         return None
 
-    def _explain(self, call: Call) -> str:
-        return explain(*call.inputs, call.grid, call.encoding, backend=self._backend).backend
-
-    def prepare(self, call: Call) -> Prepared:
-        def run() -> Tensor:
-            return attend(*call.inputs, call.grid, call.encoding, backend=self._backend)
-
-        return Prepared(run, call.wanted, call.weight, self._explain(call))
+    def prepare(self, call: Call) -> Pass:
+        return attending(call, self._backend)
 
 
 class Eager(Contender):
@@ -141,7 +96,7 @@ class Eager(Contender):
     def refusal(self, call: Call) -> str | None:
         return _too_large(self.name, call)
 
-    def prepare(self, call: Call) -> Prepared:
+    def prepare(self, call: Call) -> Pass:
         return Posenc(backend="reference").prepare(call)
 
 
@@ -163,7 +118,7 @@ class WrittenOut(Contender):
             return "its value part is no bias"
         return _too_large(self.name, call)
 
-    def prepare(self, call: Call) -> Prepared:
+    def prepare(self, call: Call) -> Pass:
         lowered = _lowered(call)
         constant = bool(lowered) and all(is_constant_table(term) for term in lowered or ())
         kept = self._bias(call, call.q, call.k).detach() if constant else None
@@ -175,7 +130,7 @@ class WrittenOut(Contender):
             mask = self._bias(call, q, k) if kept is None else kept
             return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scale)
 
-        return Prepared(run, call.wanted, call.weight)
+        return Pass(run, call.wanted, call.weight)
 
     def _bias(self, call: Call, q: Tensor, k: Tensor) -> Tensor:
         score = call.encoding.score
@@ -202,10 +157,7 @@ class Flex(Contender):
             return "written for tables of offsets here"
         return None
 
-    def forward_only(self, call: Call) -> str | None:
-        return None if call.q.device.type == "cuda" else "no backward on the CPU"
-
-    def prepare(self, call: Call) -> Prepared:
+    def prepare(self, call: Call) -> Pass:
         from torch._dynamo import config
         from torch.nn.attention.flex_attention import create_block_mask
 
@@ -215,6 +167,7 @@ class Flex(Contender):
             size = call.case.length
             block_mask = create_block_mask(_causal, None, None, size, size, device=call.q.device)
         compiled = torch.compile(_flex, dynamic=False)
+        backward = call.q.device.type == "cuda"
 
         def run() -> Tensor:
             lowered = _lowered(call)
@@ -222,12 +175,12 @@ class Flex(Contender):
             bias = bias_of(lowered, call.q, call.grid)
             assert bias is not None  # refused otherwise
             q, k, v = call.inputs
-            if self.forward_only(call) is not None:  # it refuses inputs that require a gradient
+            if not backward:  # it refuses inputs that require a gradient
                 q, k, v, bias = (x.detach() for x in (q, k, v, bias))
             output: Tensor = compiled(q, k, v, bias, block_mask, call.scale)
             return output
 
-        return Prepared(run, call.wanted, call.weight)
+        return Pass(run, call.wanted if backward else [], call.weight)
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, block_mask: Any, scale: float) -> Any:

@@ -8,17 +8,14 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
+from benchmarks.attention.contenders import Contender
 from torch import Tensor
 
 from posenc.attention import Cache
 from posenc.bench.case import Call, parse_name
-from posenc.bench.contenders import Contender, Prepared
-from posenc.bench.results import Level
+from posenc.bench.passes import Pass
 from posenc.layout import Layout
 from posenc.models import Decoder, DecoderConfig, generate
-
-DECODED = ("rope", "alibi", "t5", "shaw")
-"""Encodings whose generation has a limit."""
 
 LAYERS, VOCABULARY = 8, 1000
 
@@ -29,10 +26,7 @@ TOKENS = 16
 class DecodingContender(Contender):
     """A decoder after ``length`` tokens of context."""
 
-    level: ClassVar[Level] = "token"
-
-    def forward_only(self, call: Call) -> str | None:
-        return ""  # of generation none is expected
+    level: ClassVar[str] = "token"
 
 
 class PosencDecoder(DecodingContender):
@@ -46,7 +40,7 @@ class PosencDecoder(DecodingContender):
         self.name = "posenc" if encoding is None else f"posenc, {encoding}"
         self._encoding = encoding
 
-    def prepare(self, call: Call) -> Prepared:
+    def prepare(self, call: Call) -> Pass:
         name, options, _ = parse_name(self._encoding or call.case.encoding)
         with torch.random.fork_rng(devices=[]):
             config = DecoderConfig(
@@ -62,7 +56,7 @@ class PosencDecoder(DecodingContender):
             where = Layout.sequence(1, session.cache.length, device=tokens.device)
             return generate(session, tokens[:, -1:], max_new_tokens=TOKENS, layout=where)
 
-        return Prepared(run, [], call.weight, tokens=TOKENS)
+        return Pass(run, [], call.weight, tokens=TOKENS)
 
 
 @dataclass(frozen=True)
@@ -102,7 +96,7 @@ class LlamaDecoder(DecodingContender):
             return "it is not installed (pip install 'posenc[bench]')"
         return None
 
-    def prepare(self, call: Call) -> Prepared:
+    def prepare(self, call: Call) -> Pass:
         library, sizes = import_module("transformers"), _sizes(call)
         with torch.random.fork_rng(devices=[]):
             model = library.LlamaForCausalLM(
@@ -133,7 +127,7 @@ class LlamaDecoder(DecodingContender):
             return tokens
 
         run(1)
-        return Prepared(run, [], call.weight, tokens=TOKENS)
+        return Pass(run, [], call.weight, tokens=TOKENS)
 
 
 def _prompt(call: Call) -> Tensor:

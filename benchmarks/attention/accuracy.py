@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from benchmarks.attention.contenders import Contender, Plain
 from torch import Tensor
 
 from posenc.attention import attend
 from posenc.bench.case import Call, parse_name
-from posenc.bench.contenders import Contender, Plain, Prepared
+from posenc.bench.passes import Pass
 from posenc.encoding import Encoding
 from posenc.grid import Grid
 from posenc.registry import ENCODINGS
@@ -48,8 +49,9 @@ class Expected:
     output: Tensor
     gradients: Sequence[Tensor | None]
 
-    def compare(self, prepared: Prepared, *, backward: bool) -> Errors:
-        """Run a contender once and compare."""
+    def compare(self, prepared: Pass) -> Errors:
+        """Run a pass once and compare."""
+        backward = bool(prepared.wanted)
         weight = torch.zeros_like(prepared.weight)
         weight[:, :, self.rows] = prepared.weight[:, :, self.rows]
         with torch.set_grad_enabled(backward):

@@ -1,32 +1,31 @@
 """One layer of transformers' models with windows, sinks and caps, before and after ``accelerate``.
 
 Both are timed by turns in one process, with transformers' default attention against posenc's, the
-mask's making included; times are medians. Writes ``benchmarks/results/transformers_windows.json``:
+mask's making included; times are medians. Writes ``benchmarks/results/model_windows.json``:
 
-    python -m benchmarks.transformers_windows
-    python -m benchmarks.transformers_windows --only modernbert gpt_oss --sizes 1024
+    python -m benchmarks.model_windows
+    python -m benchmarks.model_windows --only modernbert gpt_oss --sizes 1024
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.measuring import write_results
-from benchmarks.transformers import CLOCKS, by_turns
+from benchmarks.engines import by_turns
+from benchmarks.measuring import CLOCKS, write_results
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, DynamicCache, PreTrainedModel
 
 from posenc.integrations.transformers.accelerate import accelerate, restore
+from posenc.training.machine import PeakMemory
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -153,7 +152,7 @@ def filled(model: PreTrainedModel, cache: DynamicCache, size: int) -> None:
 
 def peak(name: str, implementation: str) -> int:
     """Bytes that a forward pass of four layers adds to what the process had."""
-    code = "from benchmarks.transformers_windows import print_peak; print_peak"
+    code = "from benchmarks.model_windows import print_peak; print_peak"
     command = [sys.executable, "-c", f"{code}({name!r}, {implementation!r})"]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -166,16 +165,9 @@ def print_peak(name: str, implementation: str) -> None:
         accelerate(model, check=False)
     with torch.no_grad():
         model(torch.zeros(1, 300, dtype=torch.long), **uncached(subject))
-        before = most_memory()
+        peak = PeakMemory(torch.device("cpu"))
         model(torch.zeros(1, MEMORY, dtype=torch.long), **uncached(subject))
-    print(most_memory() - before)
-
-
-def most_memory() -> int:
-    """Bytes of this program at their most; those of ``getrusage`` are of its parent too."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
+    print(peak.used())
 
 
 def main() -> None:
@@ -199,7 +191,7 @@ def main() -> None:
         rows.append({"model": name, "tokens": MEMORY, "direction": "memory of 4 layers"} | bytes_of)
         print(json.dumps(rows[-1]), flush=True)
     write_results(
-        "transformers_windows",
+        "model_windows",
         rows,
         threads=arguments.threads,
         rounds=arguments.rounds,

@@ -1,8 +1,7 @@
 """Models of transformers as they are, with posenc's attention, and in other engines.
 
 Each pair of engines is timed in a process of its own, by turns; times are medians. Writes
-``benchmarks/results/transformers.json``. Run as ``python -m benchmarks.transformers``, since this
-file has the name of the package.
+``benchmarks/results/transformers.json``.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.measuring import write_results
-from benchmarks.transformers_models import MODELS, save_tokenizer
+from benchmarks.engine_models import MODELS, save_tokenizer
+from benchmarks.measuring import CLOCKS, table, write_results
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from posenc.integrations.transformers.accelerate import accelerate, register, restore
+from posenc.training.machine import PeakMemory
 
 Pass = Callable[[], Any]
 
@@ -46,8 +46,6 @@ MEMORY = 15 << 30
 
 MEMORY_FROM = 2048
 """Size from which on memory is measured, in both directions."""
-
-CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 
 SECONDS = 420
 """Time that a process may take."""
@@ -230,16 +228,16 @@ def memory(name: str, engine: str, size: int, layers: int, direction: str) -> di
     model = entry.make(layers).eval()
     if engine != "transformers":
         switches(model, engine)[0]()
-    (forward if direction == "forward" else both)(model, entry.inputs(entry.sizes[0]))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    (forward if direction == "forward" else both)(model, entry.inputs(size))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return {"peak_MiB": peak / 1024}
+    run, inputs = forward if direction == "forward" else both, entry.inputs(size)
+    run(model, entry.inputs(entry.sizes[0]))
+    peak = PeakMemory(torch.device("cpu"))
+    run(model, inputs)
+    return {"peak_MiB": peak.used() / 2**20}
 
 
 def in_process(task: str, *arguments: object) -> dict[str, Any]:
     """The result of a task in a process of its own, or the reason why there is none."""
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.transformers", "--task", task]
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.engines", "--task", task]
     try:
         run = subprocess.run(
             [*command, *map(str, arguments)], capture_output=True, text=True, timeout=SECONDS
@@ -253,23 +251,22 @@ def in_process(task: str, *arguments: object) -> dict[str, Any]:
     return result
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = ["| model | size | pass | engine | transformers ms | ms | faster | peak MiB | off |"]
-    lines.append("|---|---|---|---|---|---|---|---|---|")
+def shown(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows as a table."""
+    lines = []
     for row in rows:
-        key = f"| {row['model']} | {row['size']} | {row['pass']} | {row['engine']} "
+        key = (row["model"], str(row["size"]), row["pass"], row["engine"])
         if "failed" in row:
-            lines.append(f"{key}| {row['failed']} |")
+            lines.append((*key, row["failed"]))
             continue
         own, other = 1e3 * row["transformers_s"], 1e3 * row["engine_s"]
         peaks = " → ".join(
             "?" if peak is None else f"{peak:,.0f}" for peak in row.get("peaks_MiB", ())
         )
-        lines.append(
-            f"{key}| {own:,.1f} | {other:,.1f} | {own / other:.2f} × | {peaks} "
-            f"| {row['difference']:.0e} |"
-        )
-    return "\n".join(lines)
+        times = (f"{own:,.1f}", f"{other:,.1f}", f"{own / other:.2f} ×")
+        lines.append((*key, *times, peaks, f"{row['difference']:.0e}"))
+    head = ("model", "size", "pass", "engine", "transformers ms", "ms", "faster", "peak MiB", "off")
+    return table(head, lines)
 
 
 def main() -> None:
@@ -319,7 +316,7 @@ def main() -> None:
                         peaks = [in_process(*own), in_process("memory", *job)]
                         row["peaks_MiB"] = [peak.get("peak_MiB") for peak in peaks]
                     rows.append(row)
-                    print(table([row]).splitlines()[-1], flush=True)
+                    print(shown([row]).splitlines()[-1], flush=True)
                     # After every row, as the next may take minutes.
                     write_results(
                         options.name,

@@ -8,14 +8,15 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from benchmarks.attention.accuracy import expect
+from benchmarks.attention.contenders import Contender, Eager, Flex, Plain, Posenc, WrittenOut
+from benchmarks.attention.layers import LAYERS, PlainLayer, PosencLayer, Transformers, XTransformers
 from torch import Tensor
 
 from posenc.attention import attend
-from posenc.bench.accuracy import expect
 from posenc.bench.case import Case, parse_name, past_only
-from posenc.bench.contenders import Contender, Eager, Flex, Plain, Posenc, Prepared, WrittenOut
-from posenc.bench.layers import LAYERS, PlainLayer, PosencLayer, Transformers, XTransformers
-from posenc.bench.limits import METHODS
+from posenc.bench.passes import Pass
+from posenc.bench.run import METHODS
 from posenc.errors import ArgumentError, UnknownNameError
 
 
@@ -118,6 +119,7 @@ def test_a_bias_without_gradient_is_written_once(monkeypatch: pytest.MonkeyPatch
     assert written == {"t5@frozen": 1, "t5": 2}
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 def test_contenders_refuse_what_they_cannot_do() -> None:
     assert WrittenOut().refusal(case("nope").build()) == "there is no score to write out"
     assert WrittenOut().refusal(case("shaw").build()) == "its value part is no bias"
@@ -125,13 +127,13 @@ def test_contenders_refuse_what_they_cannot_do() -> None:
     for name in ("rope", "shaw", "swin", "nope"):
         assert Flex().refusal(case(name).build()) is not None
     assert Flex().refusal(case("kerple").build()) is None
-    assert Flex().forward_only(case("kerple").build()) == "no backward on the CPU"
+    assert not Flex().prepare(case("kerple").build()).wanted  # no backward on the CPU
 
 
 def test_what_would_not_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     call = case("t5", length=512).build()
     assert Eager().refusal(call) is None
-    monkeypatch.setattr("posenc.bench.contenders.available_memory", lambda device: 2**20)
+    monkeypatch.setattr("benchmarks.attention.contenders.available_memory", lambda device: 2**20)
     for contender in (Eager(), WrittenOut()):
         assert "GB" in str(contender.refusal(call))
 
@@ -157,7 +159,7 @@ def test_layers_of_other_libraries_run(library: XTransformers, name: str) -> Non
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posenc.bench.layers.find_spec", lambda name: None)
+    monkeypatch.setattr("benchmarks.attention.layers.find_spec", lambda name: None)
     reason = XTransformers().refusal(case("t5").build())
     assert reason == "it is not installed (pip install 'posenc[bench]')"
 
@@ -184,7 +186,7 @@ class Bent(Contender):
     def name(self) -> str:
         return "bent"
 
-    def prepare(self, call: object) -> Prepared:
+    def prepare(self, call: object) -> Pass:
         straight = Posenc(backend="reference").prepare(call)  # type: ignore[arg-type]
         parameter = straight.wanted[3]
         parameter.register_hook(lambda gradient: gradient * self.table)
@@ -199,7 +201,7 @@ def test_errors_are_those_of_the_dtype(name: str) -> None:
         contender = Posenc(backend="reference")
         expected = expect(contender, call)
         assert expected is not None
-        errors = expected.compare(contender.prepare(call), backward=True)
+        errors = expected.compare(contender.prepare(call))
         assert least < errors.output < most
         assert errors.gradient is not None
         assert least < errors.gradient < most
@@ -209,19 +211,20 @@ def test_errors_of_output_and_of_gradients_are_told_apart() -> None:
     call = case("t5", length=96).build()
     expected = expect(Bent(), call)
     assert expected is not None
-    both = expected.compare(Bent(output=1.01).prepare(call), backward=True)
+    both = expected.compare(Bent(output=1.01).prepare(call))
     assert both.output == pytest.approx(0.01, rel=1e-2)
-    only = expected.compare(Bent(table=1.01).prepare(call), backward=True)
+    only = expected.compare(Bent(table=1.01).prepare(call))
     assert only.output < 1e-5
     assert only.gradient == pytest.approx(0.01, rel=1e-2)
-    assert expected.compare(Bent(table=2.0).prepare(call), backward=False).gradient is None
+    forward = replace(Bent(table=2.0).prepare(call), wanted=[])
+    assert expected.compare(forward).gradient is None
 
 
 def test_plain_sdpa_is_held_to_attention_without_an_encoding() -> None:
     call = case("t5", length=96).build()
     expected = expect(Plain(), call)
     assert expected is not None
-    errors = expected.compare(Plain().prepare(call), backward=True)
+    errors = expected.compare(Plain().prepare(call))
     assert errors.output < 1e-5
     assert errors.gradient is not None
     assert errors.gradient < 1e-5

@@ -13,13 +13,13 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
+from benchmarks.attention.contenders import Contender
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.attention import Attention
 from posenc.bench.case import Call, parse_name
-from posenc.bench.contenders import Contender, Prepared
-from posenc.bench.results import Level
+from posenc.bench.passes import Pass
 
 VOCABULARY = 8
 """Vocabulary of the models that modules are taken from: what their special tokens need."""
@@ -31,20 +31,20 @@ Made = tuple[nn.Module, Callable[[Tensor], Any]]
 class LayerContender(Contender):
     """A module from token vectors to token vectors."""
 
-    level: ClassVar[Level] = "layer"
+    level: ClassVar[str] = "layer"
 
     @abstractmethod
     def make(self, call: Call) -> Made:
         """The module, and the function that runs it."""
 
-    def prepare(self, call: Call) -> Prepared:
+    def prepare(self, call: Call) -> Pass:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             module, step = self.make(call)
         module.to(call.x.device, call.x.dtype).eval()
         x = call.x.detach().clone().requires_grad_()
         wanted = [x, *(p for p in module.parameters() if p.requires_grad)]
-        return Prepared(lambda: step(x), wanted, call.x)
+        return Pass(lambda: step(x), wanted, call.x)
 
 
 class PlainLayer(LayerContender):

@@ -1,0 +1,1 @@
+"""Cost of attention with encodings beside plain SDPA and other implementations, with limits."""

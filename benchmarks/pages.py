@@ -1,0 +1,67 @@
+"""Write the tables of pages from the results that they show.
+
+python -m benchmarks.pages          (make pages)
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks import kernels_static, tasks
+from benchmarks.attention.page import chosen, tables
+from benchmarks.measuring import RESULTS, filled
+
+ROOT = Path(__file__).parent.parent
+
+README = {
+    "nope": "none",
+    "rope": "RoPE",
+    "alibi": "ALiBi",
+    "t5": "T5, learned",
+    "swin": "Swin, learned",
+    "shaw@scores": "Shaw, keys",
+    "fire": "FIRE",
+    "deberta@buckets=256": "DeBERTa, 256 buckets",
+}
+"""Encodings of the README's table."""
+
+
+def pages() -> dict[Path, str]:
+    """Every page that shows results, as it follows from them."""
+    attention, others = read("attention_amd"), read("attention_amd_others")
+    compared = tables(others["readings"])["other contenders"]
+    short = chosen([*attention["readings"], *others["readings"]], README)
+    parts = {
+        RESULTS / "README.md": {
+            "measured": about(attention),
+            **tables(attention["readings"]),
+            "other contenders": compared,
+        },
+        ROOT / "README.md": {"attention": short},
+        ROOT / "docs/results.md": tasks.parts(),
+    }
+    found = {page: filled(page.read_text(), texts) for page, texts in parts.items()}
+    return found | {RESULTS / "kernels_static.md": kernels_static.page(kernels_static.kept())}
+
+
+def read(name: str) -> dict[str, Any]:
+    """A file of results."""
+    results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return results
+
+
+def about(results: dict[str, Any]) -> str:
+    """Machine, date and settings of a bench of attention, in a line."""
+    rounds, versions = results["settings"]["rounds"], results["versions"]
+    return (
+        f"{results['device']}, {results['machine']['threads']} threads, PyTorch "
+        f"{versions['torch']}, {results['date']}; 8 heads of 64, medians of {rounds} rounds.\n"
+    )
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text)
+        print(f"Written: {path}")
