@@ -255,7 +255,7 @@ def _config(folder: Path, **fields: object) -> None:
 
 
 def _unknown_family(folder: Path) -> None:
-    _config(folder, model_type="mamba", architectures=["MambaModel"])
+    _config(folder, model_type="t5", architectures=["T5ForConditionalGeneration"])
 
 
 def _no_config(folder: Path) -> None:
@@ -276,7 +276,7 @@ def _missing_shard(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "arguments", "message"),
     [
-        (_unknown_family, (), "expected one of bert, gpt_neox, llama, mistral, qwen2, vit, got"),
+        (_unknown_family, (), "a model that can be measured: a causal or masked language model"),
         (_no_config, (), "config.json"),
         (_no_weights, (), "safetensors"),
         (_missing_shard, (), "model-00002-of-00002.safetensors"),

@@ -15,7 +15,7 @@ from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.extended import FIELD
-from posenc.integrations.transformers.rope import SCALINGS, TRAINED, parameters_of
+from posenc.integrations.transformers.rope import SCALINGS, TRAINED, parameters_of, yarn_gain
 from posenc.integrations.transformers.stretching.changes import Change, undo
 from posenc.integrations.transformers.stretching.frequencies import Frequencies
 
@@ -26,6 +26,9 @@ SCALED = frozenset(
     {"mscale", "mscale_all_dim", "long_mscale", "short_mscale"},
 )
 """Rope parameters of an extension, which another one replaces."""
+
+RAMP = {"alpha": "low", "beta": "high"}
+"""Options of ``ntk_by_parts`` by their names in ``llama3``."""
 
 
 def configs_of(model: nn.Module) -> list[PreTrainedConfig]:
@@ -148,7 +151,11 @@ def _by_name(encoding: Encoding, extension: Extended) -> dict[str, Any]:
         ArgumentError: if it has not.
     """
     kinds = {ours: kind for kind, (ours, _) in SCALINGS.items()}
-    kind, options = kinds.get(extension.method), extension.options
+    method, options = extension.method, extension.options
+    if method == "ntk_by_parts":  # Llama 3's ramp with other ends
+        options = {RAMP.get(name, name): value for name, value in options.items()}
+        method, options = "llama3", {"low": 1.0, "high": 32.0, **options}
+    kind = kinds.get(method)
     names = SCALINGS[kind][1] if kind else {}
     if kind is None or set(options) - set(names):
         raise ArgumentError("method", expected=", ".join(kinds), got=extension.method, remedy="")
@@ -156,7 +163,10 @@ def _by_name(encoding: Encoding, extension: Extended) -> dict[str, Any]:
     part: Any = encoding.query_key
     if kind == "longrope":
         words |= {"long_factor": list(part.long), "short_factor": list(part.short)}
-    if "attention_factor" in words:
+    if kind == "yarn":
+        given = words.pop("attention_factor") is not None
+        words |= yarn_gain(extension.factor or 1.0, part.gain if given else None)
+    elif "attention_factor" in words:
         words["attention_factor"] = part.gain
     if kind not in ("linear", "dynamic"):
         words[TRAINED] = extension.length
