@@ -57,6 +57,7 @@ def test_a_checkpoint_with_a_report_and_the_input_untouched(
     assert digest(base) == before
     assert {p.name for p in out.iterdir()} == {
         "config.json",
+        "generation_config.json",
         "model.safetensors",
         "report",
         "tokenizer_config.json",

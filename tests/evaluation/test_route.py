@@ -13,6 +13,7 @@ import posenc
 from posenc.cli import app
 from posenc.evaluation.candidates import Candidate
 from posenc.evaluation.checkpoint import Checkpoint
+from posenc.evaluation.live import LiveModel
 from posenc.integrations.transformers import save
 from posenc.integrations.transformers.config import Fields
 from posenc.models import Decoder, DecoderConfig
@@ -58,7 +59,7 @@ class Route:
         return any(
             self.folder in (value, *value.parents)
             if isinstance(value, Path)
-            else isinstance(value, Checkpoint | Candidate | Fields | Decoder)
+            else isinstance(value, Checkpoint | Candidate | Fields | LiveModel)
             for value in values
         )
 

@@ -16,7 +16,6 @@ def live(model: SavedModel, family: str = "llama") -> LiveModel:
     with TemporaryDirectory() as folder:
         written = Path(folder) / "model"
         save(model, written, family=family)
-        architecture = Fields.read(written).values["architectures"][0]
-        opened = open_live(written, architecture, device="cpu")
+        opened = open_live(written, Fields.read(written), device="cpu")
     assert opened is not None
     return opened.requires_grad_(requires_grad=False)

@@ -265,6 +265,9 @@ def next_token_model(
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
     nn.init.ones_(model.norm.weight)
+    nn.init.ones_(model.get_parameter("blocks.0.attention_norm.weight"))
+    for side in ("query", "key"):  # by which a rotation can be known; what is attended to is not
+        nn.init.normal_(model.get_parameter(f"blocks.0.attention.{side}.weight"))
     kinds = {token: kind for kind, token in enumerate(sorted(set(tokens)))}
     counts = torch.full((vocabulary, dim), 0.01)
     for before, after in pairwise(tokens):

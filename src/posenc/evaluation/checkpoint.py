@@ -116,14 +116,13 @@ class Checkpoint:
         if extendable:
             require_unstretched(config)
         family = str(config.values.get("model_type"))
-        names = config.values.get("architectures") or [""]
-        model = open_live(folder, str(names[0]), device=device)
+        model = open_live(folder, config, device=device)
         if model is None:
             raise CheckpointError(
-                f"architectures in {config.path}",
+                f"model_type in {config.path}",
                 expected="a model that can be measured: a causal or masked language model, a text "
                 "encoder, or one of images in patches",
-                got=repr(names[0] or family),
+                got=repr(family) if "model_type" in config.values else "none",
                 remedy="Save the whole model by its save_pretrained.",
             )
         stated = model.model.config.get_text_config().to_dict().get(LONGEST)

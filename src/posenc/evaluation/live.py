@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, CheckpointError
+from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.extended import FIELD
+from posenc.integrations.transformers.stored import StoredTensors
 from posenc.layout import Layout
 from posenc.models import Greedy, Sample
 
@@ -356,30 +358,44 @@ class LiveImages(LiveModel):
 LIVE = (LiveDecoder, LiveMaskedLM, LiveImages, LiveEncoder)
 
 
-def open_live(folder: Path, architecture: str, *, device: str) -> LiveModel | None:
-    """The model of a folder by the name of its class; None for models that cannot be measured.
+def kind_of(config: Fields) -> type[LiveModel] | None:
+    """The class for a config's architecture; None for models that cannot be measured.
 
     Raises:
-        CheckpointError: if transformers is missing, or cannot load it.
+        CheckpointError: if transformers is missing.
     """
     try:
         from transformers.models.auto import modeling_auto
     except ImportError as error:
         raise CheckpointError(
-            str(folder),
+            str(config.path),
             expected="transformers, which runs it",
             got="not installed",
             remedy="Install it: pip install 'posenc[extend]'.",
         ) from error
+    family, (name, *_) = config.values.get("model_type"), config.values.get("architectures") or [""]
     for kind in LIVE:
-        if architecture in chain.from_iterable(
-            (names,) if isinstance(names, str) else names
-            for names in getattr(modeling_auto, kind.architectures).values()
-        ):
-            opened = kind.open(folder, device=device)
-            break
-    else:
+        for known, names in getattr(modeling_auto, kind.architectures).items():
+            if (
+                name in (names if isinstance(names, tuple) else (names,))
+                if name
+                else known == family
+            ):
+                return kind
+    return None
+
+
+def open_live(folder: Path, config: Fields, *, device: str) -> LiveModel | None:
+    """The model of a folder; None for one that cannot be measured.
+
+    Raises:
+        CheckpointError: if transformers is missing, or cannot load it.
+    """
+    kind = kind_of(config)
+    if kind is None:
         return None
+    with StoredTensors(folder):  # names what is missing
+        opened = kind.open(folder, device=device)
     if isinstance(opened, LiveEncoder) and opened.model.main_input_name == "pixel_values":
         opened = LiveImages(opened.model)
     if isinstance(opened, LiveImages):

@@ -57,6 +57,13 @@ class Extended:
     length: int | None
     options: Mapping[str, Any]
 
+    @property
+    def longest(self) -> int | None:
+        """The new length, if it is known."""
+        if self.factor is None or self.length is None:
+            return None
+        return round(self.factor * self.length)
+
 
 def describe(
     model: nn.Module, stretched: Mapping[Frequencies, Encoding], extension: Extended
@@ -107,11 +114,10 @@ def _change(config: Any, written: Any, extension: Extended) -> list[Change]:
     changes = [Change.of(config, "rope_parameters", written.rope_parameters)]
     if getattr(config, TRAINED, None) != getattr(written, TRAINED, None):
         changes.append(Change.of(config, TRAINED, getattr(written, TRAINED)))
-    factor, length = extension.factor, extension.length
-    if factor is None or length is None or extension.method == "dynamic_ntk":
+    if extension.longest is None or extension.method == "dynamic_ntk":
         return changes  # which begins at the trained length
     if getattr(config, "max_position_embeddings", None):
-        changes.append(Change.of(config, "max_position_embeddings", round(factor * length)))
+        changes.append(Change.of(config, "max_position_embeddings", extension.longest))
     return changes
 
 
@@ -128,7 +134,7 @@ def _candidates(
                 words = (
                     _by_name(encoding, extension)
                     if by_name
-                    else parameters_of(encoding, extension.length)
+                    else parameters_of(encoding, extension.longest)
                 )
                 kept = {k: v for k, v in frequencies.parameters.items() if k not in SCALED}
                 if "rope_theta" in words:
