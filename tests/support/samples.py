@@ -274,6 +274,8 @@ def next_token_model(
         counts[after, kinds[before]] += 1
     assert model.output is not None
     with torch.no_grad():
+        model.embedding.weight[:, -1] = float(len(kinds) < dim)  # all others are of one kind
+        model.embedding.weight[list(kinds), -1] = 0
         for token, kind in kinds.items():
             model.embedding.weight[token, kind] = 1
         # a norm makes sqrt(dim) of the one feature that a token has

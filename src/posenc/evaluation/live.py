@@ -344,10 +344,12 @@ class LiveImages(LiveModel):
         Features are those of the class token, or the mean over cells.
         """
         seen: list[Any] = []
-        base = self.model.base_model
+        base, options = self.model.base_model, {}
+        if self.table is None and "interpolate_pos_encoding" in signature(base.forward).parameters:
+            options["interpolate_pos_encoding"] = True  # of other positions, if it has any
         hook = base.register_forward_hook(lambda module, inputs, output: seen.append(output))
         try:
-            output = self.model(pixel_values=images, return_dict=True)
+            output = self.model(pixel_values=images, return_dict=True, **options)
         finally:
             hook.remove()
         hidden: Tensor = seen[0][0]

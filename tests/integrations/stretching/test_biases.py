@@ -151,7 +151,7 @@ def test_what_no_method_stretches_is_named() -> None:
     sizes = {"vocab_size": 100, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2}
     t5 = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", **sizes, num_heads=2))
     before = t5.state_dict()
-    with pytest.raises(ArgumentError, match="a learned position_bias of T5Block"):
+    with pytest.raises(ArgumentError, match="a learned position_bias of T5LayerSelfAttention"):
         stretch(t5, "interpolate", factor=2)
     assert not any(module._forward_pre_hooks for module in t5.modules())
     assert t5.state_dict().keys() == before.keys()
