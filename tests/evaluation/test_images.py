@@ -160,6 +160,7 @@ def test_every_way_of_resampling_is_measured_beside_the_original(outcome: Extens
         "interpolate@mode=bilinear",
         "interpolate@align=corners",
     ]
+    assert {each.served for each in study.findings} == {"", "table"}
     assert study.lengths == (8, 12, 16)
     assert [metric.key for metric in study.metrics] == ["right", "agreement", "cosine"]
     readings = {each.key: reading for each, reading in study.ranked()}

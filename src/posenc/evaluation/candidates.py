@@ -118,7 +118,7 @@ class Candidate:
             advice=self.advice,
             refusal=self.refusal,
             writable=self.writable,
-            served=self.model.served if isinstance(self.model, LiveModel) else "",
+            served=getattr(self.model, "served", ""),
         )
 
 

@@ -41,6 +41,11 @@ class BySize(nn.Module):
         """The model for the requested size."""
         return cast(LiveImages, self.models[-1])
 
+    @property
+    def served(self) -> str:
+        """See ``LiveModel``."""
+        return self.goal.served
+
     def at(self, size: Size) -> LiveImages:
         """The model for images of one size."""
         return cast(LiveImages, self.models[self._sizes.index(size)])
