@@ -134,6 +134,7 @@ class Checkpoint:
         Raises:
             CheckpointError: if it has none such.
         """
+        assert isinstance(self.model, Decoder)  # as ``_of_compare`` opens it
         with TemporaryDirectory() as written:
             try:
                 save(self.model, Path(written) / "model", family=OWN_FAMILY)
@@ -233,7 +234,7 @@ def _name_for_engines(folder: Path) -> None:
     """Write the rotation of a ``config.json`` under the names that other programs read too."""
     fields = Fields.read(folder)
     parameters = fields.values.get("rope_parameters") or {}
-    if "rope_type" not in parameters:  # none, or one for each type of layers
+    if not {"rope_type", "rope_theta"} <= set(parameters):  # none, or some for each layer type
         return
     family = FAMILIES.get(family_name(str(fields.values.get("model_type"))))
     partial = "partial_rotary_factor" in parameters
