@@ -42,7 +42,7 @@ from posenc.experiments.tasks.digits import Digits
 from posenc.experiments.tasks.masked import MASK, MaskedBytes
 from posenc.experiments.text_loss import Targets
 from posenc.extension import extend_layers
-from posenc.integrations.transformers import load, save
+from posenc.integrations.transformers import save
 from posenc.models import Decoder, EncoderConfig, MaskedLM
 from posenc.models.replacing import encodings_of, with_encodings, with_window
 from posenc.reporting.intervals import estimate
@@ -164,9 +164,8 @@ def masked(seeds: int) -> list[dict[str, object]]:
                 encoding="learned", seed=seed, steps=BERT_STEPS, rate=1e-3, folder=work
             )
             save(train(task, plan).model, folder / "bert", family="bert")
-        model = load(folder / "bert")
-        subject = Checkpoint("masked", "bert", model, BERT_LENGTH)
-        methods = methods_for("all", model, length=BERT_LENGTH)
+        subject = Checkpoint.open(folder / "bert")
+        methods = methods_for("all", subject.model, length=BERT_LENGTH)
         outcome = measure_extensions(subject, text, methods, factor=4, tuning=Tuning(steps=0))
         for each, reading in outcome.study.ranked():
             for length, bits in reading.loss.items():
@@ -210,15 +209,9 @@ def images(seeds: int) -> list[dict[str, object]]:
         source = ImageSource(folder / "images.npz")
         if not (folder / "vit").exists():
             _train_vit(folder, seed)
-        model = load(folder / "vit")
-        methods = methods_for("all", model, length=DIGITS)
-        outcome = measure_extensions(
-            Checkpoint("digits", "vit", model, DIGITS),
-            source,
-            methods,
-            factor=2,
-            tuning=Tuning(steps=0),
-        )
+        subject = Checkpoint.open(folder / "vit")
+        methods = methods_for("all", subject.model, length=DIGITS)
+        outcome = measure_extensions(subject, source, methods, factor=2, tuning=Tuning(steps=0))
         for each, reading in outcome.study.ranked():
             for side, share in reading.right.items():
                 found.setdefault((each.key, side), []).append(share)

@@ -7,6 +7,7 @@ import io
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from posenc.cli.console import Terminal, command_line, print_error
 from posenc.errors import CheckpointError, Interrupted, OutputError
 from posenc.evaluation.progress import kept
 from posenc.integrations.transformers import save
-from posenc.models import Decoder, EncoderConfig, MaskedLM
+from posenc.models import Decoder, Encoder, EncoderConfig, MaskedLM
 from tests.support.samples import next_token_model
 
 Command = Callable[..., tuple[int, str, str]]
@@ -161,26 +162,33 @@ def test_the_remedy_fits_the_cause(
     assert "from a copy" not in told
 
 
-def test_generate_reads_what_predicts_bytes(posenc: Command, tmp_path: Path) -> None:
-    """A run of compare and what extend has written of it; other models are told from them."""
+def test_generate_reads_what_predicts_tokens(posenc: Command, tmp_path: Path) -> None:
+    """A run of compare and any folder of transformers; other models are told from them."""
     model = next_token_model(b"abcab", length=16)
     model.save(tmp_path / "saved")
-    save(model, tmp_path / "stretched")
+    save(model, tmp_path / "live")
     options = ("--prompt", "ab", "--max-new", "4", "--temperature", "0")
-    for folder in ("saved", "stretched"):
+    for folder in ("saved", "live"):
         code, printed, _ = posenc("generate", tmp_path / folder, *options)
         assert (code, printed.strip()) == (0, "abcabc")
+    sampled = ("generate", tmp_path / "live", "--max-new", "5", "--top-k", "3")
+    one, two = (posenc(*sampled, "--seed", "1")[1] for _ in range(2))
+    assert one == two
     save(next_token_model([0, 1], length=16, vocabulary=300), tmp_path / "tokens")
-    MaskedLM(EncoderConfig(vocabulary=256, dim=16, layers=1, heads=2, max_length=8)).save(
-        tmp_path / "masked"
-    )
-    for folder, got in (("tokens", "a vocabulary of 300"), ("masked", "a MaskedLM")):
-        code, _, told = posenc("generate", tmp_path / folder, *options)
-        assert code == 2
-        assert f"a model of the next byte, with a vocabulary of 256, got {got}" in told
-        assert "--task language" in told
+    code, _, told = posenc("generate", tmp_path / "tokens", *options)
+    assert code == 2
+    assert "a tokenizer for a vocabulary of 300" in told
+    config = EncoderConfig(vocabulary=256, dim=16, layers=1, heads=2, max_length=8)
+    MaskedLM(config).save(tmp_path / "masked")
+    code, _, told = posenc("generate", tmp_path / "masked", *options)
+    assert code == 2
+    assert "a decoder, which predicts the next token" in told
+    save(Encoder(replace(config, types=2, embedding_scale=1.0)), tmp_path / "bert", family="bert")
+    code, _, told = posenc("generate", tmp_path / "bert", *options)
+    assert code == 2
+    assert "a model of the next token, got a bert" in told
     with pytest.raises(CheckpointError, match=r"a checkpoint of transformers \(llama\).*reads it"):
-        Decoder.load(tmp_path / "stretched")
+        Decoder.load(tmp_path / "live")
     with pytest.raises(CheckpointError, match=r"that of a masked_lm\. posenc\.models\.load"):
         Decoder.load(tmp_path / "masked")
 

@@ -13,15 +13,14 @@ from torch import Tensor
 
 from posenc.encodings.query_key.rope import Rope
 from posenc.evaluation.engines import ENGINES, Rotation, differences
-from posenc.extension import EXTENSIONS, extend_layers
+from posenc.evaluation.extend import extend_checkpoint
+from posenc.extension import EXTENSIONS, extend
 from posenc.extension.varying import VaryingRope
 from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.extended import FIELD
 from posenc.integrations.transformers.families import FAMILIES
 from posenc.integrations.transformers.rope import TRAINED
-from posenc.integrations.transformers.stretched import save_stretched
 from posenc.models import Decoder
-from posenc.models.replacing import encodings_of, with_encodings
 
 transformers = pytest.importorskip("transformers")
 
@@ -74,6 +73,8 @@ def original(family: str, width: int, share: float, **fields: Any) -> dict[str, 
         "hidden_size": width,
         "num_hidden_layers": 1,
         "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": width,
         "intermediate_size": 8,
         "max_position_embeddings": LENGTH,
         "hidden_act": "silu",
@@ -91,17 +92,27 @@ def stretched(
     config: dict[str, Any], folder: Path, method: str, options: dict[str, Any], factor: float
 ) -> tuple[dict[str, Any], Rope | VaryingRope]:
     """The written fields, and the extended encoding."""
-    fields = Fields(config, Path("config.json"))
-    model = FAMILIES[config["model_type"]].make(fields)
-    assert isinstance(model, Decoder)
-    context: dict[str, Any] = {"factor": factor, "length": LENGTH}
-    originals = encodings_of(model)
-    extended = extend_layers(originals, method, **context, **options)
-    written = {"originals": originals, "method": method, "options": options, **context}
-    save_stretched(with_encodings(model, extended), folder, like=fields, **written)
-    part = extended[0].query_key
+    described = FAMILIES[config["model_type"]].make(Fields(config, Path("config.json")))
+    assert isinstance(described, Decoder)
+    extended = extend(described.encodings[0], method, factor=factor, length=LENGTH, **options)
+    (folder / "in").mkdir(parents=True)
+    (folder / "in/config.json").write_text(json.dumps(config))
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.from_pretrained(folder / "in")
+    )
+    model.save_pretrained(folder / "in")
+    spec = "@".join([method, *(f"{name}={value}" for name, value in options.items())])
+    extend_checkpoint(
+        folder / "in",
+        folder / "out",
+        methods=spec,
+        factor=factor,
+        trained_length=LENGTH,
+        report=False,
+    )
+    part = extended.query_key
     assert isinstance(part, Rope | VaryingRope)
-    return json.loads((folder / "config.json").read_text()), part
+    return json.loads((folder / "out/config.json").read_text()), part
 
 
 def rotation(part: Rope | VaryingRope, length: int) -> Rotation:
@@ -147,9 +158,7 @@ def test_every_engine_rotates_alike_or_is_named(
     tmp_path: Path,
 ) -> None:
     """vllm #48351, #48623, mlx-lm #1507: gains ignored, doubled, or by a formula."""
-    config, part = stretched(
-        original(family, width, share), tmp_path / "out", method, options, factor
-    )
+    config, part = stretched(original(family, width, share), tmp_path, method, options, factor)
     assert FIELD not in config
     assert "partial_rotary_factor" not in config
     expected = expected_of(family, method, told)
@@ -168,7 +177,7 @@ def test_every_engine_rotates_alike_or_is_named(
 def test_transformers_rotates_as_the_encoding(
     family: str, width: int, share: float, method: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    _, part = stretched(original(family, width, share), tmp_path / "out", method, options, 4)
+    _, part = stretched(original(family, width, share), tmp_path, method, options, 4)
     for length in (LENGTH, LENGTH + 1):
         right = rotation(part, length)
         angles = torch.arange(length).unsqueeze(1) * torch.tensor(right.frequencies)
@@ -184,7 +193,7 @@ def test_the_trained_length_is_written_wherever_it_is_read(
     method: str, stale: dict[str, int], tmp_path: Path
 ) -> None:
     """llama.cpp reads it at the top, transformers prefers it there."""
-    config, _ = stretched(original("llama", 64, 1.0, **stale), tmp_path / "out", method, {}, 4)
+    config, _ = stretched(original("llama", 64, 1.0, **stale), tmp_path, method, {}, 4)
     assert config[TRAINED] == config["rope_parameters"][TRAINED] == LENGTH
     assert config["max_position_embeddings"] == 4 * LENGTH
 
@@ -192,7 +201,7 @@ def test_the_trained_length_is_written_wherever_it_is_read(
 def test_frequencies_divided_twice_are_written(tmp_path: Path) -> None:
     scaling = {"rope_type": "linear", "factor": 2.0}
     config = original("llama", 64, 1.0, rope_scaling=scaling)
-    config, part = stretched(config, tmp_path / "out", "interpolate", {}, 4)
+    config, part = stretched(config, tmp_path, "interpolate", {}, 4)
     assert config["rope_parameters"]["factor"] == 8.0
     assert not any(differences(config, length=LENGTH).values())
     assert rotation(part, 1).like(ENGINES["transformers"](config, 1))

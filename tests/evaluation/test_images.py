@@ -15,11 +15,13 @@ from posenc.evaluation.candidates import Method, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.finetuning import Tuning
 from posenc.evaluation.images import ImageSource
+from posenc.evaluation.live import LiveImages
 from posenc.evaluation.report import write_study
 from posenc.evaluation.study import ExtensionResult, evaluate, measure_extensions
 from posenc.evaluation.suites.images import images_for, sides
 from posenc.evaluation.verdict import answer, findings, setting
 from posenc.models import ImageConfig, ImageEncoder, VisionTransformer
+from tests.support.live_models import live
 
 SIDE, PATCH = 8, 4
 TUNING = Tuning(steps=0)
@@ -33,8 +35,7 @@ def subject(classes: int | None = 3, size: tuple[int, int] = (SIDE, SIDE)) -> Ch
     model = ImageEncoder(config) if classes is None else VisionTransformer(config)
     if isinstance(model, VisionTransformer):
         torch.nn.init.normal_(model.head.weight)
-    model.requires_grad_(requires_grad=False).eval()
-    return Checkpoint("tiny", "vit", model, max(size))
+    return Checkpoint("tiny", "vit", live(model, "vit"), max(size))
 
 
 def arrays(folder: Path, **held: Any) -> ImageSource:
@@ -159,6 +160,7 @@ def test_every_way_of_resampling_is_measured_beside_the_original(outcome: Extens
         "interpolate@mode=bilinear",
         "interpolate@align=corners",
     ]
+    assert {each.served for each in study.findings} == {"", "table"}
     assert study.lengths == (8, 12, 16)
     assert [metric.key for metric in study.metrics] == ["right", "agreement", "cosine"]
     readings = {each.key: reading for each, reading in study.ranked()}
@@ -171,10 +173,12 @@ def test_every_way_of_resampling_is_measured_beside_the_original(outcome: Extens
         assert reading.cosine[8] == pytest.approx(1, abs=1e-5)
         assert key == "scaled" or reading.cosine[16] < 0.9999
     assert len({reading.cosine[16] for reading in readings.values()}) == 5, "they differ"
-    assert isinstance(outcome.model, VisionTransformer)
-    assert outcome.model(torch.zeros(1, 1, 16, 16)).shape == (1, 3)
-    table = outcome.model.encoder.encoding.embedding
-    assert tuple(table.get_parameter("table").shape[:2]) == (4, 4)  # type: ignore[union-attr]
+    assert isinstance(outcome.model, LiveImages)
+    features, logits = outcome.model(torch.zeros(1, 1, 16, 16))
+    assert features.shape == (1, 16)
+    assert logits is not None
+    assert logits.shape == (1, 3)
+    assert outcome.model.cells == (4, 4)
 
 
 def test_what_is_said_of_it(outcome: ExtensionResult, tmp_path: Path) -> None:
@@ -204,7 +208,8 @@ def test_where_the_original_is_the_measure_it_is_no_rival(outcome: ExtensionResu
     encoder = subject(classes=None)
     only = replace(unlabelled, metrics=unlabelled.metrics[1:])
     assert "mean cosine of" in answer(only)[0]
-    assert isinstance(encoder.model, ImageEncoder)
+    assert isinstance(encoder.model, LiveImages)
+    assert encoder.model.classes is None
 
 
 def test_other_shapes_and_features_alone(tmp_path: Path) -> None:

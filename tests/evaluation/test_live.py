@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from posenc.errors import ArgumentError, CheckpointError
@@ -57,10 +60,24 @@ def test_a_folder_becomes_one_that_transformers_runs(tmp_path: Path, text: Path)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert (tmp_path / "out" / "report").is_dir()
 
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("qwen3", {}),
+        ("smollm3", {"no_rope_layers": [1, 0]}),
+        ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention"]}),
+    ],
+)
+def test_the_written_folder_loads_in_transformers_alone(
+    kind: str, sizes: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = folder_of(tmp_path / "in", kind, **sizes)
     done = extend_checkpoint(folder, tmp_path / "yarn", methods="yarn", factor=2.0, report=False)
     assert done.native
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "yarn")
-    assert loaded.config.rope_parameters["rope_type"] == "yarn"
+    parameters = loaded.config.rope_parameters
+    assert "yarn" in (parameters.get("full_attention") or parameters)["rope_type"]
     assert loaded.config.max_position_embeddings == 2 * LENGTH
     model = AutoModelForCausalLM.from_pretrained(folder)
     stretch(model, "yarn", factor=2)
@@ -113,6 +130,50 @@ def test_masked_models_are_measured_beside_texts_cut_to_their_length(
         extend_checkpoint(folder, tmp_path / "t", text=text, factor=2.0, tuning=Tuning(steps=1))
 
 
+VISION: dict[str, Any] = {"image_size": 8, "patch_size": 2, "num_channels": 1, "hidden_size": 16}
+VISION |= {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+SWIN: dict[str, Any] = {"image_size": 8, "patch_size": 2, "num_channels": 1, "embed_dim": 8}
+SWIN |= {"depths": [1], "num_heads": [2], "window_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "head", "tabled"),
+    [
+        ("dinov2", VISION, "AutoModelForImageClassification", True),
+        ("clip_vision_model", VISION, "AutoModel", True),
+        ("deit", VISION, "AutoModel", True),
+        ("beit", VISION, "AutoModelForImageClassification", False),
+        ("swin", SWIN, "AutoModelForImageClassification", False),
+    ],
+)
+def test_models_of_images(
+    kind: str, sizes: dict[str, Any], head: str, tabled: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    auto = getattr(transformers, head)
+    auto.from_config(AutoConfig.for_model(kind, **sizes)).save_pretrained(tmp_path / "in")
+    images = np.random.default_rng(0).integers(0, 256, (4, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", images=images)
+    checkpoint = Checkpoint.open(tmp_path / "in")
+    study = evaluate(checkpoint, checkpoint.data(images=tmp_path / "images.npz"), lengths=[16])
+    assert study.lengths == (8, 16)
+    (finding,) = study.findings
+    assert finding.key == ("interpolate" if tabled else "direct")
+    assert finding.untuned is not None
+    assert finding.untuned.cosine[8] == pytest.approx(1, abs=1e-5)
+    extended = partial(
+        extend_checkpoint, tmp_path / "in", tmp_path / "out", methods="interpolate", factor=2.0
+    )
+    if not tabled:
+        with pytest.raises(ArgumentError):
+            extended(report=False)
+        return
+    assert extended(images=tmp_path / "images.npz", always=True).native
+    loaded = auto.from_pretrained(tmp_path / "out").eval()
+    assert getattr(loaded.config, "vision_config", loaded.config).image_size == 16
+    assert loaded(torch.zeros(1, 1, 16, 16))[0].shape[0] == 1
+
+
 def test_half_precision_is_written_as_it_was_read(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     tiny_model("qwen3", vocab_size=256).bfloat16().save_pretrained(folder)
@@ -139,8 +200,6 @@ def test_windows_and_layouts() -> None:
 
 def test_folders_and_arguments_that_cannot_be_served_are_named(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "in", "qwen3")
-    with pytest.raises(ArgumentError, match="search"):
-        extend_checkpoint(folder, tmp_path / "out", methods="longrope", search=2)
     config = json.loads((folder / "config.json").read_text())
     config["num_hidden_layers"] = 3
     config["layer_types"] = ["full_attention"] * 3

@@ -13,6 +13,7 @@ import posenc
 from posenc.cli import app
 from posenc.evaluation.candidates import Candidate
 from posenc.evaluation.checkpoint import Checkpoint
+from posenc.evaluation.live import LiveModel
 from posenc.integrations.transformers import save
 from posenc.integrations.transformers.config import Fields
 from posenc.models import Decoder, DecoderConfig
@@ -54,12 +55,13 @@ class Route:
     def _handed(self, frame: FrameType) -> bool:
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        values = [frame.f_locals.get(name) for name in names]
+        values = {name: frame.f_locals.get(name) for name in names}
         return any(
             self.folder in (value, *value.parents)
             if isinstance(value, Path)
-            else isinstance(value, Checkpoint | Candidate | Fields | Decoder)
-            for value in values
+            else isinstance(value, Checkpoint | Candidate | Fields)
+            or (isinstance(value, LiveModel) and name != "self")  # what it tells of itself
+            for name, value in values.items()
         )
 
 

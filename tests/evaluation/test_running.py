@@ -16,6 +16,7 @@ from posenc.errors import ArgumentError, CheckpointError, DataError, Interrupted
 from posenc.evaluation.candidates import Method, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.finetuning import Tuning, finetuned
+from posenc.evaluation.live import LiveDecoder, LiveModel
 from posenc.evaluation.report import write_study
 from posenc.evaluation.results import StudyReading
 from posenc.evaluation.study import ExtensionResult, evaluate, measure_extensions
@@ -24,15 +25,16 @@ from posenc.evaluation.texts import Text, read_ids
 from posenc.evaluation.verdict import answer, findings
 from posenc.extension import Misfit
 from posenc.models import Decoder, DecoderConfig
+from tests.support.live_models import live
 
 LENGTH = 16
 
 
 @pytest.fixture(scope="module")
-def model() -> Decoder:
+def model() -> LiveModel:
     torch.manual_seed(0)
     config = DecoderConfig(vocabulary=256, dim=16, layers=1, heads=2, max_length=LENGTH)
-    return Decoder(config).requires_grad_(requires_grad=False).eval()
+    return live(Decoder(config))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
 
 
 @pytest.fixture(scope="module")
-def outcome(model: Decoder, text: Text) -> ExtensionResult:
+def outcome(model: LiveModel, text: Text) -> ExtensionResult:
     subject = Checkpoint("tiny", "llama", model, LENGTH)
     methods = [Method.parse(name) for name in ("yarn", "rerope+log_n", "segments", "string")]
     return measure_extensions(subject, text, methods, factor=3, tuning=Tuning(steps=2), always=True)
@@ -104,12 +106,12 @@ def test_all_agree_below_the_trained_length_where_nothing_changed(outcome: Exten
 
 
 def test_the_chosen_can_be_written_and_is_fine_tuned(
-    outcome: ExtensionResult, model: Decoder
+    outcome: ExtensionResult, model: LiveModel
 ) -> None:
     assert outcome.study.chosen in {"yarn", "rerope+log_n"}
     served = {each.key: each.served for each in outcome.study.findings}
     assert served == {
-        "direct": "default",
+        "direct": "",
         "window": "",
         "yarn": "yarn",
         "rerope+log_n": "",
@@ -119,11 +121,11 @@ def test_the_chosen_can_be_written_and_is_fine_tuned(
     assert outcome.method is not None
     assert outcome.method.spec == outcome.study.chosen
     assert outcome.model is not None
-    tuned = outcome.model.get_submodule("embedding").get_parameter("weight")
-    assert not torch.equal(tuned, model.embedding.weight)
+    tuned, before = (m.model.get_input_embeddings().weight for m in (outcome.model, model))
+    assert not torch.equal(tuned, before)
 
 
-def test_one_method_that_does_not_fit_is_an_error(model: Decoder, text: Text) -> None:
+def test_one_method_that_does_not_fit_is_an_error(model: LiveModel, text: Text) -> None:
     subject = Checkpoint("tiny", "llama", model, LENGTH)
     with pytest.raises(Misfit, match="hierarchical") as caught:
         measure_extensions(
@@ -136,7 +138,7 @@ def test_one_method_that_does_not_fit_is_an_error(model: Decoder, text: Text) ->
         )
 
 
-def test_all_is_every_method_that_fits(model: Decoder) -> None:
+def test_all_is_every_method_that_fits(model: LiveModel) -> None:
     specs = [each.spec for each in methods_for("all", model, length=LENGTH)]
     assert {"yarn", "segments", "rerope", "yarn@alpha=0.5@beta=4"} <= set(specs)
     assert "direct" not in specs
@@ -156,7 +158,7 @@ def test_an_option_needs_a_value() -> None:
         Method.parse("yarn@alpha")
 
 
-def test_commas_in_brackets_part_no_methods(model: Decoder) -> None:
+def test_commas_in_brackets_part_no_methods(model: LiveModel) -> None:
     found = methods_for("yarn, longrope@long_factors=[1,2.5,3,4]", model, length=LENGTH)
     assert [each.name for each in found] == ["yarn", "longrope"]
     assert found[1].options == {"long_factors": (1, 2.5, 3, 4)}
@@ -164,7 +166,7 @@ def test_commas_in_brackets_part_no_methods(model: Decoder) -> None:
 
 @pytest.mark.parametrize("positions", ["plain", "randomized", "skipped"])
 def test_fine_tuning_leaves_the_model_and_is_the_same_twice(
-    model: Decoder, text: Text, positions: str
+    model: LiveModel, text: Text, positions: str
 ) -> None:
     tuning = Tuning(steps=3, positions=positions)  # type: ignore[arg-type]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -188,7 +190,7 @@ def test_fine_tuning_leaves_the_model_and_is_the_same_twice(
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_fine_tuning_learns(model: Decoder, text: Text) -> None:
+def test_fine_tuning_learns(model: LiveModel, text: Text) -> None:
     losses: list[float] = []
     tuning = Tuning(steps=30)
     finetuned(
@@ -205,17 +207,17 @@ def test_fine_tuning_learns(model: Decoder, text: Text) -> None:
 
 
 def test_positions_of_fine_tuning_reach_the_goal(
-    model: Decoder, text: Text, monkeypatch: pytest.MonkeyPatch
+    model: LiveModel, text: Text, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[float] = []
-    plain = Decoder.forward
+    plain = LiveDecoder.forward
 
-    def forward(self: Decoder, tokens: Tensor, layout: object = None) -> Tensor:
+    def forward(self: LiveDecoder, tokens: Tensor, layout: object = None) -> Tensor:
         seen.append(float(layout.positions.max()))  # type: ignore[attr-defined]
         assert tokens.shape[1] == LENGTH
         return plain(self, tokens, layout)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Decoder, "forward", forward)
+    monkeypatch.setattr(LiveDecoder, "forward", forward)
     for positions in ("randomized", "skipped"):
         seen.clear()
         tuning = Tuning(steps=12, positions=positions)  # type: ignore[arg-type]
@@ -262,7 +264,7 @@ def test_the_report_holds_every_number(outcome: ExtensionResult, tmp_path: Path)
     assert len([row for row in rows if row["metric"] == "needles"]) == 9 * 4 * 5
 
 
-def test_evaluate_measures_one_model(model: Decoder, text: Text, tmp_path: Path) -> None:
+def test_evaluate_measures_one_model(model: LiveModel, text: Text, tmp_path: Path) -> None:
     study = evaluate(Checkpoint("tiny", "llama", model, LENGTH), text, lengths=[32, 8])
     assert study.lengths == (8, 32)
     assert [each.key for each in study.findings] == ["direct"]
@@ -273,7 +275,7 @@ def test_evaluate_measures_one_model(model: Decoder, text: Text, tmp_path: Path)
 
 
 def test_a_stopped_study_goes_on_without_measuring_again(
-    model: Decoder, text: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: LiveModel, text: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = Checkpoint("tiny", "llama", model, LENGTH)
     methods = [Method.parse(name) for name in ("yarn", "rerope")]
@@ -318,7 +320,7 @@ def test_a_stopped_study_goes_on_without_measuring_again(
     assert len(measured) == 8, "other conditions are measured anew"
 
 
-def test_a_damaged_state_is_named(model: Decoder, text: Text, tmp_path: Path) -> None:
+def test_a_damaged_state_is_named(model: LiveModel, text: Text, tmp_path: Path) -> None:
     checkpoint, state = Checkpoint("tiny", "llama", model, LENGTH), tmp_path / "state.json"
     methods, none = [Method.parse("yarn")], Tuning(steps=0)
     measure_extensions(checkpoint, text, methods, factor=2, tuning=none, state=state)

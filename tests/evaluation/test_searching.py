@@ -15,20 +15,17 @@ from posenc.evaluation.finetuning import Tuning
 from posenc.evaluation.searching import require_search, searched
 from posenc.evaluation.study import measure_extensions
 from posenc.evaluation.texts import Text, read_ids
-from posenc.extension import Misfit
 from posenc.models import Decoder, DecoderConfig
+from tests.support.live_models import live
 
 LENGTH = 16
 LONGROPE = Method.parse("longrope")
 
 
-def subject(seed: int = 0, encoding: str = "rope") -> Checkpoint:
+def subject(seed: int = 0) -> Checkpoint:
     torch.manual_seed(seed)
-    config = DecoderConfig(
-        vocabulary=256, dim=16, layers=1, heads=2, max_length=LENGTH, encoding=encoding
-    )
-    model = Decoder(config).requires_grad_(requires_grad=False).eval()
-    return Checkpoint("tiny", "llama", model, LENGTH)
+    config = DecoderConfig(vocabulary=256, dim=16, layers=1, heads=2, max_length=LENGTH)
+    return Checkpoint("tiny", "llama", live(Decoder(config)), LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +61,7 @@ def test_the_best_factors_are_used_and_told(text: Text, tmp_path: Path) -> None:
     assert "best of 6" in advice[0]
     assert all(f"{each:g}" in advice[0] for each in factors)
     assert outcome.model is not None
-    part = outcome.model.blocks[0].attention.encoding.query_key  # type: ignore[union-attr, index]
-    assert list(part.long) == factors  # type: ignore[union-attr, arg-type]
+    assert outcome.model.model.config.rope_parameters["long_factor"] == factors
 
 
 def test_stopped_it_goes_on_from_where_it_was(text: Text, tmp_path: Path) -> None:
@@ -111,6 +107,4 @@ def test_bad_input(text: Text, tmp_path: Path) -> None:
     state = tmp_path / "search.json"
     with pytest.raises(DataError, match="at least 64000 tokens"):
         search(text, state, factor=1000.0)
-    with pytest.raises(Misfit):
-        search(text, state, subject=subject(encoding="alibi"))
     assert not state.exists()

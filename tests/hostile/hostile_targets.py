@@ -25,7 +25,7 @@ from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks.common.parallel import read_lines
 from posenc.experiments.tasks.common.subwords import Subwords
 from posenc.extension import search_factors
-from posenc.integrations.transformers import load, save
+from posenc.integrations.transformers import load, save, stretch
 from posenc.integrations.transformers.config import Fields
 from posenc.models import (
     Decoder,
@@ -92,26 +92,17 @@ def _swin(folder: Path) -> Target:
 
 
 def _llama(method: str, folder: Path) -> Target:
-    from posenc.integrations.transformers.stretched import save_stretched
-
     model = _decoder("rope")
     if not method:
         save(model, folder, family="llama")
         return Target("llama", folder, load)
-    like = folder.with_name(f"{folder.name}-original")
-    save(model, like, family="llama")
-    originals = posenc.models.replacing.encodings_of(model)
-    stretched = posenc.extension.extend_layers(originals, method, factor=2.0, length=64)
-    save_stretched(
-        posenc.models.replacing.with_encodings(model, stretched),
-        folder,
-        like=like,
-        originals=originals,
-        method=method,
-        factor=2.0,
-        length=64,
-        options={},
-    )
+    from transformers import AutoModelForCausalLM
+
+    original = folder.with_name(f"{folder.name}-original")
+    save(model, original, family="llama")
+    stretched = AutoModelForCausalLM.from_pretrained(original)
+    stretch(stretched, method, factor=2.0, length=64)
+    stretched.save_pretrained(folder)
     return Target(f"llama by {method}", folder, load)
 
 
@@ -224,7 +215,7 @@ def _tokenized(folder: Path) -> Target:
     (folder / "tokenizer_config.json").write_text('{"mask_token": {"content": "a"}}')
 
     def read(copy: Path) -> None:
-        encode, _ = read_tokenizer(copy, 1000)
+        encode = read_tokenizer(copy, 1000).encode
         if encode is not None:
             encode("a few words of text")
 

@@ -265,12 +265,17 @@ def next_token_model(
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
     nn.init.ones_(model.norm.weight)
+    nn.init.ones_(model.get_parameter("blocks.0.attention_norm.weight"))
+    for side in ("query", "key"):  # by which a rotation can be known; what is attended to is not
+        nn.init.normal_(model.get_parameter(f"blocks.0.attention.{side}.weight"))
     kinds = {token: kind for kind, token in enumerate(sorted(set(tokens)))}
     counts = torch.full((vocabulary, dim), 0.01)
     for before, after in pairwise(tokens):
         counts[after, kinds[before]] += 1
     assert model.output is not None
     with torch.no_grad():
+        model.embedding.weight[:, -1] = float(len(kinds) < dim)  # all others are of one kind
+        model.embedding.weight[list(kinds), -1] = 0
         for token, kind in kinds.items():
             model.embedding.weight[token, kind] = 1
         # a norm makes sqrt(dim) of the one feature that a token has

@@ -151,11 +151,11 @@ def _print(extended: Extended, out: Path) -> None:
 
 
 def _print_written(out: Path, extended: Extended) -> None:
-    where = f"transformers and posenc run it as stretched.{_engines(extended.engines)}"
+    where = f"transformers runs it as stretched.{_engines(extended.engines)}"
     if not extended.native:
         where = (
             "transformers does not know this method and would run the model as it was; "
-            "posenc.integrations.transformers.load reads posenc_extension in its config.json."
+            "posenc.integrations.transformers.stretch(model) stretches it once it is loaded."
         )
     OUT.print(f"\nCheckpoint: {out} ({extended.method}). {where}", soft_wrap=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,79 +11,66 @@ from posenc.cli.console import OUT, print_json
 from posenc.cli.options import Json, option
 from posenc.errors import ArgumentError
 
-if TYPE_CHECKING:
-    from posenc.models import Decoder
-
-BYTES = 256
-"""Vocabulary of models of bytes, without a mask."""
-
 
 def generate(
     model: Annotated[
-        Path, typer.Argument(help="Folder of a trained run (OUT/runs/…), or of its model.")
+        Path, typer.Argument(help="Folder of a trained run (OUT/runs/…), or of transformers.")
     ],
     prompt: Annotated[str, option("Text to continue.")] = "def ",
-    max_new: Annotated[int, option("Number of bytes to generate.")] = 200,
+    max_new: Annotated[int, option("Number of tokens (bytes) to generate.")] = 200,
     temperature: Annotated[float, option("Sampling temperature; 0 is greedy.")] = 0.8,
-    top_k: Annotated[int | None, option("Sample from the k most likely bytes.", "all")] = None,
+    top_k: Annotated[int | None, option("Sample from the k most likely tokens.", "all")] = None,
     top_p: Annotated[float, option("Sample from the top probability mass.")] = 1.0,
     seed: Annotated[int, option("Random seed.")] = 0,
     json: Json = False,
 ) -> None:
-    """Continue a text with a byte-level model trained by posenc compare.
+    """Continue a text with a language model.
 
-    A checkpoint of such a model that posenc extend has written is read too.
+    Takes a run of posenc compare --task language, and any folder of a causal language model that
+    transformers loads: also one that posenc extend has written, stretched as it says.
 
     Examples:
 
         posenc generate posenc-demo/runs/rope/seed-0
 
         posenc generate demo/runs/alibi/seed-1 --prompt "import " --temperature 0
+
+        posenc generate longer --prompt "Once upon a time" --max-new 50
     """
     import torch
 
-    from posenc.models import Greedy, Sample
+    from posenc.evaluation.checkpoint import CAUSAL, Checkpoint
+    from posenc.models import Decoder, Greedy, Sample
     from posenc.models import generate as continue_tokens
 
     if not prompt:
         raise ArgumentError(
             "--prompt", expected="at least one byte", got="nothing", remedy="Try --prompt 'def '."
         )
-    decoder = _decoder(model / "model" if (model / "model").is_dir() else model)
+    opened = Checkpoint.open(model)
+    if not isinstance(opened.model, CAUSAL):
+        raise ArgumentError(
+            "model",
+            expected="a model of the next token",
+            got=f"a {opened.family}",
+            remedy="Choose a causal language model, or a run of posenc compare --task language.",
+        )
+    tokenizer = opened.tokenizer()
+    encoded = prompt.encode() if tokenizer.encode is None else tokenizer.encode(prompt)
+    tokens = torch.tensor([[*tokenizer.special.begin, *encoded]])
     generator = torch.Generator().manual_seed(seed)
     sampling = (
         Sample(temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
         if temperature
         else Greedy()
     )
-    tokens = torch.tensor([list(prompt.encode())])
-    done = continue_tokens(decoder, tokens, max_new_tokens=max_new, sampling=sampling)[0]
-    text = bytes(token for token in done.tolist() if token < 256).decode(errors="replace")
-    continued = text[len(prompt) :]
+    if isinstance(opened.model, Decoder):
+        done = continue_tokens(opened.model, tokens, max_new_tokens=max_new, sampling=sampling)
+    else:
+        done = opened.model.generate(tokens, max_new, sampling)
+    continued = tokenizer.decode(done[0, tokens.shape[1] :].tolist())
     if json:
-        print_json(
-            {"prompt": prompt, "continuation": continued, "encoding": decoder.config.encoding}
-        )
+        print_json({"prompt": prompt, "continuation": continued, "model": opened.family})
     else:
         OUT.print(prompt, style="dim", end="", markup=False)
         OUT.print(continued, markup=False)
-
-
-def _decoder(folder: Path) -> Decoder:
-    """The model of bytes in a folder, as posenc or transformers writes it."""
-    from posenc.integrations.transformers.checkpoint import load_described
-    from posenc.integrations.transformers.config import Fields
-    from posenc.models import Decoder, load
-
-    fields = Fields.read(folder)
-    saved = load(folder) if "kind" in fields.values else load_described(fields)
-    vocabulary = saved.config.vocabulary if isinstance(saved, Decoder) else None
-    if not isinstance(saved, Decoder) or vocabulary not in (BYTES, BYTES + 1):
-        kind = f"a vocabulary of {vocabulary}" if vocabulary else f"a {type(saved).__name__}"
-        raise ArgumentError(
-            "model",
-            expected=f"a model of the next byte, with a vocabulary of {BYTES}",
-            got=kind,
-            remedy="Choose a run of posenc compare --task language.",
-        )
-    return saved

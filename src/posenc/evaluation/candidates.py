@@ -11,21 +11,10 @@ from torch import nn
 
 from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
-from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
-from posenc.evaluation.live import LiveDecoder, LiveMaskedLM, LiveModel
+from posenc.evaluation.live import LiveDecoder, LiveModel
 from posenc.evaluation.results import Claimed, Findings
-from posenc.extension import (
-    EXTENSIONS,
-    Extension,
-    Misfit,
-    advice,
-    applicable,
-    extend_layers,
-    segments,
-)
-from posenc.models import Encoder, MaskedLM
-from posenc.models.replacing import encodings_of, with_encodings, with_window
+from posenc.extension import EXTENSIONS, Extension, Misfit, advice, applicable, segments
 from posenc.registration import parse_name
 
 ALL = "all"
@@ -85,7 +74,6 @@ class Candidate:
         method: None for a baseline other than ``direct``.
         refusal: why there is no model.
         advice: notes on the method at this length and factor.
-        factor: extension of the length; by default that of the study.
         limit: maximum input length; longer inputs are cut.
     """
 
@@ -94,7 +82,6 @@ class Candidate:
     method: Method | None = None
     refusal: str = ""
     advice: tuple[str, ...] = ()
-    factor: float | None = None
     limit: int | None = None
 
     @property
@@ -120,30 +107,11 @@ class Candidate:
             advice=self.advice,
             refusal=self.refusal,
             writable=self.writable,
-            served=self.served,
+            served=getattr(self.model, "served", ""),
         )
 
-    @property
-    def served(self) -> str:
-        """The ``rope_type`` that transformers runs it as, or ``table``; empty: posenc only.
 
-        Any other division of frequencies is ``longrope``.
-        """
-        if self.model is None or self.method is None or self.method.of_model:
-            return ""
-        if isinstance(self.model, LiveModel):
-            return self.model.served
-        encoding = encodings_of(self.model)[0]
-        if [type(part) for part in encoding.parts()] in ([Learned], [Learned2d]):
-            return "table"
-        known = self.method.entries[0].claims.transformers
-        if len(self.method.entries) == 1 and known:
-            return known
-        divided = type(encoding.query_key) is Rope and encoding.query_key.divisors is not None
-        return "longrope" if divided and encoding.score is None else ""
-
-
-def methods_for(names: str, model: nn.Module, *, length: int) -> list[Method]:
+def methods_for(names: str, model: LiveModel, *, length: int) -> list[Method]:
     """The methods in a comma-separated list; ``all`` stands for every one that fits.
 
     Raises:
@@ -152,7 +120,7 @@ def methods_for(names: str, model: nn.Module, *, length: int) -> list[Method]:
     """
     # commas in brackets are part of an option
     listed = [name.strip() for name in re.split(r",(?![^(\[]*[)\]])", names) if name.strip()]
-    encoding = encodings_of(model)[0]
+    encoding = model.trained_encoding()
     fitting = applicable(encoding)
     if ALL in listed:
         if isinstance(encoding.embedding, Learned2d):
@@ -176,7 +144,7 @@ def _trials(kind: str, names: Sequence[str]) -> list[str]:
 
 
 def text_candidates(
-    model: nn.Module, methods: Sequence[Method], *, factor: float, length: int, strict: bool
+    model: LiveModel, methods: Sequence[Method], *, factor: float, length: int, strict: bool
 ) -> Iterator[Candidate]:
     """The original, one limited to the trained length, and the model extended by each method.
 
@@ -195,11 +163,9 @@ def text_candidates(
         f"The model as trained, with attention cut to the last {length} tokens. It ties most "
         "methods on local text, so that loss alone does not show use of the far past."
     )
-    if isinstance(model, LiveMaskedLM):
+    if not isinstance(model, LiveDecoder):
         yield cut(model, length)
-    elif not isinstance(model, LiveDecoder):
-        yield Candidate(WINDOW, with_window(model, length), advice=(window,))
-    elif not model.windowed:
+    elif model.rotates and not model.windowed:
         yield Candidate(WINDOW, model.cut(length), advice=(window,))
 
     def make(method: Method) -> Candidate:
@@ -208,14 +174,16 @@ def text_candidates(
     yield from candidates_by(model, methods, make, strict=strict)
 
 
-def cut(model: nn.Module, length: int) -> Candidate:
-    """An encoder as trained, on texts of its trained length."""
+def cut(model: LiveModel, length: int) -> Candidate:
+    """A model as trained, on texts of its trained length: causal ones in segments."""
     note = f"The model as trained, given {length} tokens and no more."
+    if isinstance(model, LiveDecoder):
+        return Candidate(CUT, segments(model, length=length), advice=(note,))
     return Candidate(CUT, model, limit=length, advice=(note,))
 
 
 def candidates_by(
-    model: nn.Module,
+    model: LiveModel,
     methods: Sequence[Method],
     make: Callable[[Method], Candidate],
     *,
@@ -229,7 +197,7 @@ def candidates_by(
             yield make(method)
         except ArgumentError as error:
             if isinstance(error, Misfit):
-                fitting = ", ".join(applicable(encodings_of(model)[0]))
+                fitting = ", ".join(applicable(model.trained_encoding()))
                 error.remedy = f"These fit: {fitting}."
             if strict:
                 raise
@@ -237,7 +205,7 @@ def candidates_by(
             yield Candidate(method.spec, None, method, reason)
 
 
-def extended_by(model: nn.Module, method: Method, *, factor: float, length: int) -> Candidate:
+def extended_by(model: LiveModel, method: Method, *, factor: float, length: int) -> Candidate:
     """A model of text extended by one method.
 
     Raises:
@@ -252,17 +220,13 @@ def extended_by(model: nn.Module, method: Method, *, factor: float, length: int)
                 remedy="Segments are read by the model as it is.",
             )
         options = dict(method.options)
-        if isinstance(model, Encoder | MaskedLM | LiveMaskedLM):
+        if not isinstance(model, LiveDecoder):
             options = {"combine": "middle", "overlap": length // 4} | options
         return Candidate(method.spec, segments(model, length=length, **options), method)
-    originals = encodings_of(model)
     context: dict[str, Any] = {"factor": factor, "length": length}
-    notes = (*method.notes, *advice(originals[0], method.name, **context, **method.options))
-    if isinstance(model, LiveModel):
-        live = model.extended(method.name, **context, options=method.options)
-        return Candidate(method.spec, live, method, advice=notes)
-    extended = extend_layers(originals, method.name, **context, **method.options)
-    return Candidate(method.spec, with_encodings(model, extended), method, advice=notes)
+    noted = advice(model.trained_encoding(), method.name, **context, **method.options)
+    extended = model.extended(method.name, **context, options=method.options)
+    return Candidate(method.spec, extended, method, advice=(*method.notes, *noted))
 
 
 def _claimed(entry: Extension) -> Claimed:

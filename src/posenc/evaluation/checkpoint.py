@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
 
-from posenc.encodings.embedding.learned import Learned
 from posenc.errors import ArgumentError, CheckpointError
-from posenc.evaluation.candidates import Method
 from posenc.evaluation.images import ImageSource
-from posenc.evaluation.live import LiveDecoder, LiveMaskedLM, LiveModel
+from posenc.evaluation.live import LiveDecoder, LiveImages, LiveModel, open_live
 from posenc.evaluation.results import Study
-from posenc.evaluation.texts import Text, read_ids, read_tokenizer
-from posenc.integrations.transformers.checkpoint import config_of, load_described
+from posenc.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenizer
+from posenc.integrations.transformers.checkpoint import save
 from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.extended import FIELD
 from posenc.integrations.transformers.families import FAMILIES
 from posenc.integrations.transformers.family import family_name
-from posenc.integrations.transformers.stretched import save_stretched
-from posenc.models import Decoder, Encoder, ImageEncoder, MaskedLM, VisionTransformer
+from posenc.integrations.transformers.rope import RopeFields
+from posenc.models import Decoder
 from posenc.models import load as load_saved
-from posenc.models.replacing import encodings_of
-from posenc.storage import output_folder, write_bytes
+from posenc.storage import output_folder, write_bytes, write_json
 
 OWN_FAMILY = "llama"
 """``model_type`` that models of ``posenc compare`` are written as."""
@@ -39,12 +37,7 @@ COPIED = (
 )
 """Files copied to an extended checkpoint; none depends on positions."""
 
-SEES = (ImageEncoder, VisionTransformer)
 CAUSAL = (Decoder, LiveDecoder)
-MASKED = (MaskedLM, LiveMaskedLM)
-READS = (*CAUSAL, Encoder, *MASKED)
-LIVE = {"ForCausalLM": LiveDecoder, "ForMaskedLM": LiveMaskedLM}
-"""Models that transformers runs, by the end of the name of their class."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +47,7 @@ class Checkpoint:
     Args:
         name: of the folder.
         family: ``model_type``.
-        model: in eval mode: a ``Decoder``, or a ``LiveModel`` of any other family; or with a
-            learned table of positions an ``Encoder``, a ``MaskedLM``, an ``ImageEncoder`` or a
-            ``VisionTransformer``.
+        model: in eval mode: one of transformers, or a ``Decoder`` of ``posenc compare``.
         length: the trained length in tokens; of images the longer side in pixels.
         folder: None for a model in memory, which can be measured but not written.
         config: the fields of ``config.json``, which a written checkpoint starts from.
@@ -94,40 +85,81 @@ class Checkpoint:
         if (folder / "model" / "config.json").is_file():
             folder = folder / "model"
         config = Fields.read(folder)
-        stated = config.values.get(LONGEST)
-        family = str(config.values.get("model_type"))
-        model: nn.Module
         if "kind" in config.values and "model_type" not in config.values:
-            decoder = load_saved(folder, device=device)
-            if not isinstance(decoder, Decoder):
-                raise CheckpointError(
-                    f"kind in {config.path}",
-                    expected="a decoder, which predicts the next token",
-                    got=f"a {decoder.kind}",
-                    remedy="Name a run of posenc compare --task language.",
-                )
-            family, stated, model = OWN_FAMILY, decoder.config.max_length, decoder
+            opened = cls._of_compare(folder, config, device=device)
             if extendable:
-                config = _as_transformers(decoder, folder)
+                opened = opened._as_transformers(folder, device=device)
         else:
-            if extendable:
-                require_extendable(config, family)
-            live = None if family_name(family) in FAMILIES else _live(config)
-            if live is not None:
-                model = live.open(folder, device=device)
-                stated = model.model.config.get_text_config().to_dict().get(LONGEST, stated)
-            else:
-                model = load_described(config, device=device)
-        if not isinstance(model, SEES + READS):
+            opened = cls._of_transformers(folder, config, device=device, extendable=extendable)
+        length = _trained_length(opened.model, opened.length or None, trained_length)
+        return replace(opened, name=folder.resolve().name, length=length)
+
+    @classmethod
+    def _of_compare(cls, folder: Path, config: Fields, *, device: str) -> Checkpoint:
+        """A language model of ``posenc compare``."""
+        decoder = load_saved(folder, device=device)
+        if not isinstance(decoder, Decoder):
+            raise CheckpointError(
+                f"kind in {config.path}",
+                expected="a decoder, which predicts the next token",
+                got=f"a {decoder.kind}",
+                remedy="Name a run of posenc compare --task language.",
+            )
+        length = decoder.config.max_length or 0
+        return cls("", OWN_FAMILY, decoder, length, folder, config)
+
+    @classmethod
+    def _of_transformers(
+        cls, folder: Path, config: Fields, *, device: str, extendable: bool
+    ) -> Checkpoint:
+        """A model that transformers loads."""
+        if extendable:
+            require_unstretched(config)
+        family = str(config.values.get("model_type"))
+        model = open_live(folder, config, device=device)
+        if model is None:
             raise CheckpointError(
                 f"model_type in {config.path}",
                 expected="a model that can be measured: a causal or masked language model, a text "
-                "encoder (bert, roberta) or one of images (vit)",
-                got=repr(family),
-                remedy="Name the folder of such a model.",
+                "encoder, or one of images in patches",
+                got=repr(family) if "model_type" in config.values else "none",
+                remedy="Save the whole model by its save_pretrained.",
             )
-        length = _trained_length(model, stated, trained_length)
-        return cls(folder.resolve().name, family, model, length, folder, config)
+        stated = model.model.config.get_text_config().to_dict().get(LONGEST)
+        return cls("", family, model, stated if isinstance(stated, int) else 0, folder, config)
+
+    def _as_transformers(self, folder: Path, *, device: str) -> Checkpoint:
+        """A model of ``posenc compare`` as transformers has it.
+
+        Raises:
+            CheckpointError: if it has none such.
+        """
+        assert isinstance(self.model, Decoder)  # as ``_of_compare`` opens it
+        with TemporaryDirectory() as written:
+            try:
+                save(self.model, Path(written) / "model", family=OWN_FAMILY)
+            except ArgumentError as error:
+                raise CheckpointError(
+                    str(folder),
+                    expected=f"a model that can be written as {OWN_FAMILY}: one trained with rope",
+                    got=f"one trained with {self.model.config.encoding}",
+                    remedy="posenc evaluate measures it as it is; posenc compare --encodings rope "
+                    "trains one that can be stretched.",
+                ) from error
+            config = Fields.read(Path(written) / "model")
+            model = LiveDecoder.open(config.path.parent, device=device)
+        return replace(self, model=model, config=config)
+
+    def tokenizer(self) -> TokenizerFile:
+        """The tokenizer of a model of text.
+
+        Raises: as ``read_tokenizer``.
+        """
+        assert self.folder is not None  # only opened checkpoints have files
+        if isinstance(self.model, LiveModel):
+            return read_tokenizer(self.folder, self.model.vocabulary)
+        assert isinstance(self.model, Decoder)  # no others are opened
+        return read_tokenizer(self.folder, self.model.config.vocabulary)
 
     def data(
         self, *, text: Path | None = None, images: Path | None = None, training: bool = False
@@ -147,7 +179,7 @@ class Checkpoint:
         """
         assert self.folder is not None  # only opened checkpoints have files
         assert self.config is not None
-        sees = isinstance(self.model, SEES)
+        sees = isinstance(self.model, LiveImages)
         name, other, path = ("text", "images", text) if sees else ("images", "text", images)
         if path is not None:
             raise ArgumentError(
@@ -158,24 +190,15 @@ class Checkpoint:
             )
         if sees:
             return ImageSource.of_checkpoint(self.folder, self.config, images)
-        if isinstance(self.model, LiveModel):
-            vocabulary = self.model.vocabulary
-        else:
-            assert isinstance(self.model, Decoder | Encoder | MaskedLM)  # no others are opened
-            vocabulary = self.model.config.vocabulary
-        encode, special = read_tokenizer(self.folder, vocabulary)
-        return read_ids(text, encode=encode, training=training, special=special)
+        tokenizer = self.tokenizer()
+        return read_ids(text, encode=tokenizer.encode, training=training, special=tokenizer.special)
 
-    def write(
-        self, model: nn.Module, method: Method, out: Path, *, factor: float, study: Study | None
-    ) -> bool:
+    def write(self, model: LiveModel, out: Path, *, study: Study | None) -> bool:
         """Write the extended model, the files that go with it, and the report, atomically.
 
         Args:
             model: extended, and maybe fine-tuned.
-            method: its extension.
             out: new or empty folder.
-            factor: extension of the trained length.
             study: reported in ``out/report``; None: no report.
 
         Returns:
@@ -187,20 +210,9 @@ class Checkpoint:
         assert self.folder is not None  # as in ``data``
         assert self.config is not None
         with output_folder(out) as partial:
-            if isinstance(model, LiveModel):
-                model.write(partial, dtype=_dtype(self.config))
-                native = bool(model.served)
-            else:
-                native = save_stretched(
-                    model,
-                    partial,
-                    like=self.config,
-                    originals=encodings_of(self.model),
-                    method=method.name,
-                    factor=factor,
-                    length=self.length,
-                    options=method.options,
-                )
+            model.write(partial, dtype=_dtype(self.config))
+            if model.served:
+                _name_for_engines(partial)
             for path in sorted(self.folder.iterdir()):
                 if path.is_file() and any(fnmatch(path.name, pattern) for pattern in COPIED):
                     write_bytes(partial / path.name, path.read_bytes())
@@ -208,7 +220,7 @@ class Checkpoint:
                 from posenc.evaluation.report import write_study
 
                 write_study(study, partial / "report")
-        return native
+        return bool(model.served)
 
 
 def _dtype(config: Fields) -> torch.dtype:
@@ -218,40 +230,21 @@ def _dtype(config: Fields) -> torch.dtype:
     return found if isinstance(found, torch.dtype) else torch.float32
 
 
-def _as_transformers(model: Decoder, folder: Path) -> Fields:
-    """The ``config.json`` of a model of ``posenc compare`` as transformers has it."""
-    try:
-        return config_of(model, family=OWN_FAMILY)
-    except ArgumentError as error:
-        raise CheckpointError(
-            str(folder),
-            expected=f"a model that can be written as {OWN_FAMILY}: one trained with rope",
-            got=f"one trained with {model.config.encoding}",
-            remedy="posenc evaluate measures it as it is; posenc compare --encodings rope "
-            "trains one that can be stretched.",
-        ) from error
+def _name_for_engines(folder: Path) -> None:
+    """Write the rotation of a ``config.json`` under the names that other programs read too."""
+    fields = Fields.read(folder)
+    parameters = fields.values.get("rope_parameters") or {}
+    if not {"rope_type", "rope_theta"} <= set(parameters):  # none, or some for each layer type
+        return
+    family = FAMILIES.get(family_name(str(fields.values.get("model_type"))))
+    partial = "partial_rotary_factor" in parameters
+    names = (family and family.rope) or RopeFields(partial=partial)
+    named = names.described({"partial_rotary_factor": 1.0, **parameters}, fields)
+    write_json(fields.path, {**fields.values, **named})
 
 
-def _live(config: Fields) -> type[LiveModel] | None:
-    """The class that runs a language model by transformers."""
-    kinds = config.values.get("architectures") or [""]
-    return next((kind for end, kind in LIVE.items() if str(kinds[0]).endswith(end)), None)
-
-
-def require_extendable(config: Fields, family: str) -> None:
-    """Refuse checkpoints that cannot be written, before their weights are read."""
-    writable = [name for name, family in FAMILIES.items() if family.write is not None]
-    named = "model_type" in config.values
-    live = family_name(family) not in FAMILIES and _live(config) is not None
-    if not live and (not named or family_name(family) not in writable):
-        raise CheckpointError(
-            f"model_type in {config.path}",
-            expected=f"one of {', '.join(writable)}",
-            got=repr(family) if named else "none",
-            remedy="Models of other families cannot be stretched; the folder was not touched."
-            if named
-            else "Name a folder written by save_pretrained of transformers.",
-        )
+def require_unstretched(config: Fields) -> None:
+    """Refuse checkpoints that posenc has stretched, before their weights are read."""
     if config.values.get(FIELD) is not None:
         raise CheckpointError(
             f"{FIELD} in {config.path}",
@@ -261,12 +254,11 @@ def require_extendable(config: Fields, family: str) -> None:
         )
 
 
-def _trained_length(model: nn.Module, stated: object, given: int | None) -> int:
+def _trained_length(model: nn.Module, stated: int | None, given: int | None) -> int:
     """The trained length: of the position table, as given, or by ``config.json``."""
-    table = None if isinstance(model, LiveModel) else encodings_of(model)[0].embedding
-    held = table.max_length if isinstance(table, Learned) else None
-    if isinstance(model, SEES):
-        held = max(model.config.size)
+    held = model.most if isinstance(model, LiveModel) else None
+    if isinstance(model, LiveImages):
+        held = model.patch * max(model.cells)
     if held is not None and given not in (None, held):
         raise ArgumentError(
             "trained_length",
@@ -274,7 +266,7 @@ def _trained_length(model: nn.Module, stated: object, given: int | None) -> int:
             got=given,
             remedy="Leave it out.",
         )
-    length = held or given or (stated if isinstance(stated, int) else None)
+    length = held or given or stated
     if length is None:
         raise ArgumentError(
             "trained_length",

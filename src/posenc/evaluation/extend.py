@@ -95,15 +95,9 @@ def extend_checkpoint(
     checkpoint = Checkpoint.open(
         folder, trained_length=trained_length, device=device, extendable=True
     )
+    assert isinstance(checkpoint.model, LiveModel)  # others are not extendable
     chosen = methods_for(methods, checkpoint.model, length=checkpoint.length)
     require_search(search, chosen)
-    if search and isinstance(checkpoint.model, LiveModel):
-        raise ArgumentError(
-            "search",
-            expected=f"0 for a {checkpoint.family}",
-            got=search,
-            remedy="Give longrope's factors: longrope@long_factors=(…).",
-        )
     if not report:
         return _write_unmeasured(checkpoint, chosen, tuning, factor=factor, out=out)
     data = checkpoint.data(text=text, images=images, training=bool(tuning.steps or search))
@@ -144,9 +138,7 @@ def extend_checkpoint(
                 write_study(study, partial / "report")
             written = Extended(out, study, None, native=False)
         else:
-            native = checkpoint.write(
-                result.model, result.method, out, factor=result.factor, study=study
-            )
+            native = checkpoint.write(result.model, out, study=study)
             written = _written(out, study, result.method, checkpoint, native=native)
     except Interrupted:
         raise
@@ -168,9 +160,10 @@ def _write_unmeasured(
             got=" and ".join([", ".join(method.spec for method in methods), *steps]),
             remedy="Without measuring none can be chosen.",
         )
+    assert isinstance(checkpoint.model, LiveModel)  # as above
     candidate = extended_by(checkpoint.model, methods[0], factor=factor, length=checkpoint.length)
-    assert candidate.model is not None
-    native = checkpoint.write(candidate.model, methods[0], out, factor=factor, study=None)
+    assert isinstance(candidate.model, LiveModel)  # not a method of models
+    native = checkpoint.write(candidate.model, out, study=None)
     return _written(out, None, methods[0], checkpoint, native=native)
 
 

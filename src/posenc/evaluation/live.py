@@ -1,9 +1,13 @@
-"""Language models that transformers runs, stretched in place."""
+"""Models that transformers runs, stretched in place."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from inspect import signature
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -14,20 +18,30 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, CheckpointError
+from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.extended import FIELD
+from posenc.integrations.transformers.stored import StoredTensors
 from posenc.layout import Layout
+from posenc.models import Greedy, Sample
+
+POOLER = "pooler."
+"""Start of the names of weights that no measurement needs."""
 
 
 class LiveModel(nn.Module):
-    """A language model of transformers, called as posenc's models are.
+    """A model of transformers, called as posenc's models are.
 
     Args:
         model: in eval mode.
-        served: transformers' ``rope_type`` of a stretched one; "": posenc only, or not stretched.
+        served: ``rope_type`` of a stretched one in transformers, or ``table``; "": posenc only, or
+            not stretched.
     """
 
     auto: ClassVar[str]
     """Class of transformers that loads it."""
+
+    architectures: ClassVar[str]
+    """Table of transformers with the names of its classes."""
 
     words: ClassVar[str]
     """Description of such a model."""
@@ -38,25 +52,16 @@ class LiveModel(nn.Module):
 
     @classmethod
     def open(cls, folder: Path, *, device: str) -> Self:
-        """Load a folder by transformers, in float32.
+        """Load a folder by transformers, in float32, from safetensors.
 
         Raises:
-            CheckpointError: without transformers, or if it cannot load the folder.
+            CheckpointError: if it cannot be loaded, or a weight is missing.
         """
         try:
-            import transformers
-        except ImportError as error:
-            raise CheckpointError(
-                str(folder),
-                expected="transformers, which loads models that posenc has no reader for",
-                got="not installed",
-                remedy="Install it: pip install 'posenc[transformers]'.",
-            ) from error
-        try:
-            model, found = getattr(transformers, cls.auto).from_pretrained(
-                folder, dtype=torch.float32, output_loading_info=True
-            )
-            absent = [*found["missing_keys"], *found["mismatched_keys"]]
+            with quiet_transformers():
+                model, absent = cls._load(folder)
+                if absent and all(name.startswith(POOLER) for name in absent):
+                    model, absent = cls._load(folder, add_pooling_layer=False)
             if absent:
                 raise ValueError(f"no {absent[0]}")  # transformers would draw it at random
         except Exception as error:  # of any model type
@@ -72,45 +77,105 @@ class LiveModel(nn.Module):
             stretch(model)
         return cls(model.to(device).eval())
 
+    @classmethod
+    def _load(cls, folder: Path, **options: Any) -> tuple[Any, list[str]]:
+        """The model, and the names of weights that the folder lacks."""
+        import transformers
+
+        model, found = getattr(transformers, cls.auto).from_pretrained(
+            folder,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **options,
+        )
+        return model, [*found["missing_keys"], *map(str, found["mismatched_keys"])]
+
     @property
     def vocabulary(self) -> int:
         """Number of token ids."""
         return int(self.model.config.get_text_config().vocab_size)
 
-    def trained_encodings(self) -> list[Encoding]:
-        """The rotation of layers that see everything, as ``encodings_of`` asks for it.
+    @cached_property
+    def biases(self) -> list[Any]:
+        """Biases by distance of its layers (``stretching.biases.LinearBias``)."""
+        from posenc.integrations.transformers.stretching.biases import biases_in
+
+        return [] if self.model.main_input_name == "pixel_values" else biases_in(self.model)
+
+    @cached_property
+    def rotates(self) -> bool:
+        """True for a model that rotates queries and keys."""
+        from posenc.integrations.transformers.stretching.frequencies import frequencies_in
+
+        if any(bias.linear for bias in self.biases):
+            return False
+        return any(True for _ in frequencies_in(self.model))
+
+    @cached_property
+    def table(self) -> Any:
+        """Its learned position table (``stretching.tables.Table``); None: it has none."""
+        from posenc.integrations.transformers.stretching.tables import tables_in
+
+        return None if self.rotates else next(iter(tables_in(self.model)), None)
+
+    @property
+    def _first(self) -> int:
+        """Row of the first position in its table."""
+        return 0 if self.table is None else int(self.table.prefix)
+
+    @property
+    def most(self) -> int | None:
+        """Number of positions in its table; None: it has none."""
+        return None if self.table is None else len(self.table.rows) - self.table.prefix
+
+    def trained_encoding(self) -> Encoding:
+        """The rotation of layers that see everything, the table, or the linear bias.
 
         Raises:
-            ArgumentError: for a model without one.
+            ArgumentError: for a model with neither.
         """
         from posenc.integrations.transformers.stretching.frequencies import frequencies_in
         from posenc.integrations.transformers.stretching.rotary import windowed
 
-        found = [f for f in frequencies_in(self.model) if not windowed(f.layer_type)]
-        if not found:
-            raise ArgumentError(
-                "checkpoint",
-                expected="a model with rotary frequencies",
-                got=type(self.model).__name__,
-                remedy="posenc evaluate measures it as it is.",
-            )
-        return [found[0].encoding("frequencies")]
+        if self.rotates:
+            for found in frequencies_in(self.model):
+                if not windowed(found.layer_type):
+                    return found.encoding("frequencies")
+        for part in [self.table] if self.table else self.biases:
+            encoding: Encoding = part.encoding()
+            return encoding
+        raise ArgumentError(
+            "checkpoint",
+            expected="a model with rotary frequencies, a table of positions or linear biases",
+            got=type(self.model).__name__,
+            remedy="posenc evaluate measures it as it is.",
+        )
 
     def extended(
-        self, method: str, *, factor: float, length: int, options: Mapping[str, Any]
+        self, method: str, *, factor: float | None, length: int | None, options: Mapping[str, Any]
     ) -> Self:
         """The model stretched by a method; weights are shared.
+
+        Args:
+            method, factor, length: see ``stretch``.
+            options: of the method; ``prefix`` counts positions.
 
         Raises:
             ArgumentError: if it does not fit.
         """
         from posenc.integrations.transformers import stretch
 
+        if "prefix" in options:
+            options = {**options, "prefix": options["prefix"] + self._first}
         tensors = chain(self.model.parameters(), self.model.buffers())
         twin = copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors})
         report = stretch(twin, method, factor=factor, length=length, **options)
         served = ""
-        if report.saved_as == "transformers":
+        if report.place == "tables":
+            served = "table"
+        elif report.saved_as == "transformers":
             parameters = twin.config.get_text_config().rope_parameters
             kinds = parameters.get("rope_type") or [p["rope_type"] for p in parameters.values()]
             served = kinds if isinstance(kinds, str) else max(kinds, key=lambda k: k != "default")
@@ -118,7 +183,28 @@ class LiveModel(nn.Module):
 
     def write(self, folder: Path, *, dtype: torch.dtype) -> None:
         """Write it as ``save_pretrained`` does, in this dtype."""
-        self.model.to(dtype).save_pretrained(folder)
+        with quiet_transformers():
+            self.model.to(dtype).save_pretrained(folder)
+
+    def _positions(self, tokens: Int[Tensor, "B L"], layout: Layout | None) -> dict[str, Any]:
+        """The option of the model that says where tokens are.
+
+        Raises:
+            ArgumentError: if it has none.
+        """
+        if layout is None:
+            return {}
+        positions = layout.positions[..., 0].long().expand(len(tokens), -1)
+        if "position_ids" in signature(self.model.forward).parameters:
+            return {"position_ids": positions + self._first}
+        if bool((positions == torch.arange(positions.shape[1], device=positions.device)).all()):
+            return {}
+        raise ArgumentError(
+            "positions",
+            expected=f"plain, as {type(self.model).__name__} takes no others",
+            got="others",
+            remedy="Use --positions plain.",
+        )
 
 
 class LiveDecoder(LiveModel):
@@ -129,7 +215,8 @@ class LiveDecoder(LiveModel):
         window: attention is cut to the last tokens, as many as this.
     """
 
-    auto, words = "AutoModelForCausalLM", "a causal language model"
+    auto, architectures = "AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+    words = "a causal language model"
 
     def __init__(self, model: Any, *, served: str = "", window: int | None = None) -> None:
         super().__init__(model, served=served)
@@ -148,7 +235,7 @@ class LiveDecoder(LiveModel):
         self, tokens: Int[Tensor, "B L"], layout: Layout | None = None
     ) -> Float[Tensor, "B L V"]:
         """Logits of the next token."""
-        options = _positions(tokens, layout)
+        options = self._positions(tokens, layout)
         if self.window is not None:
             seen = torch.ones(2 * tokens.shape[1:], dtype=torch.bool, device=tokens.device).tril()
             seen = seen.triu(1 - self.window).expand(len(tokens), 1, -1, -1)
@@ -158,6 +245,29 @@ class LiveDecoder(LiveModel):
         logits: Tensor = self.model(input_ids=tokens, use_cache=False, **options).logits
         return logits
 
+    @torch.no_grad()
+    def generate(
+        self, tokens: Int[Tensor, "B L"], most: int, sampling: Greedy | Sample
+    ) -> Int[Tensor, "B M"]:
+        """The tokens with at most so many new ones, as the model's own ``generate`` adds them.
+
+        Its random state is seeded by ``sampling``; that of the process is left alone.
+        """
+        options: dict[str, Any] = {"do_sample": False}
+        with torch.random.fork_rng(), quiet_transformers():
+            if isinstance(sampling, Sample):
+                if sampling.generator is not None:
+                    torch.manual_seed(sampling.generator.initial_seed())
+                options = {"do_sample": True, "temperature": sampling.temperature}
+                options |= {"top_k": sampling.top_k or 0, "top_p": sampling.top_p}
+            done: Tensor = self.model.generate(
+                input_ids=tokens,
+                attention_mask=torch.ones_like(tokens),
+                max_new_tokens=most,
+                **options,
+            )
+        return done
+
     def cut(self, window: int) -> LiveDecoder:
         """The model with this attention window; weights are shared."""
         return LiveDecoder(self.model, window=window)
@@ -166,18 +276,148 @@ class LiveDecoder(LiveModel):
 class LiveMaskedLM(LiveModel):
     """A masked language model of transformers, called as posenc's are."""
 
-    auto, words = "AutoModelForMaskedLM", "a masked language model"
+    auto, architectures = "AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
+    words = "a masked language model"
 
     def forward(
         self, tokens: Int[Tensor, "B L"], layout: Layout | None = None
     ) -> Float[Tensor, "B L V"]:
         """Logits of each token."""
-        logits: Tensor = self.model(input_ids=tokens, **_positions(tokens, layout)).logits
+        logits: Tensor = self.model(input_ids=tokens, **self._positions(tokens, layout)).logits
         return logits
 
 
-def _positions(tokens: Int[Tensor, "B L"], layout: Layout | None) -> dict[str, Any]:
-    """The option of a model of transformers that says where tokens are."""
-    if layout is None:
-        return {}
-    return {"position_ids": layout.positions[..., 0].long().expand(len(tokens), -1)}
+class LiveEncoder(LiveModel):
+    """A model of transformers that answers vectors of tokens."""
+
+    auto, architectures, words = "AutoModel", "MODEL_MAPPING_NAMES", "a model of text or images"
+
+    def forward(
+        self, tokens: Int[Tensor, "B L"], layout: Layout | None = None
+    ) -> Float[Tensor, "B L C"]:
+        """A vector of each token."""
+        output = self.model(input_ids=tokens, **self._positions(tokens, layout))
+        vectors: Tensor = output.last_hidden_state
+        return vectors
+
+
+class LiveImages(LiveModel):
+    """A model of images of transformers."""
+
+    auto = "AutoModelForImageClassification"
+    architectures = "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"
+    words = "a model of images"
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of an image."""
+        return int(getattr(self._config, "num_channels", 3))
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes; None: it answers features alone."""
+        named = "ForImageClassification" in type(self.model).__name__
+        return int(self.model.config.num_labels) if named else None
+
+    @property
+    def patch(self) -> int:
+        """Side of a patch in pixels."""
+        side = self._config.patch_size
+        return int(side if isinstance(side, int) else max(side))
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """Height and width of a trained image in patches."""
+        size = self._config.image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        return height // self.patch, width // self.patch
+
+    @property
+    def _config(self) -> Any:
+        return getattr(self.model.config, "vision_config", self.model.config)
+
+    def forward(
+        self, images: Float[Tensor, "B P Y X"]
+    ) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B K"] | None]:
+        """Features, and logits of a classifier.
+
+        Features are those of the class token, or the mean over cells.
+        """
+        seen: list[Any] = []
+        base, options = self.model.base_model, {}
+        if self.table is None and "interpolate_pos_encoding" in signature(base.forward).parameters:
+            options["interpolate_pos_encoding"] = True  # of other positions, if it has any
+        hook = base.register_forward_hook(lambda module, inputs, output: seen.append(output))
+        try:
+            output = self.model(pixel_values=images, return_dict=True, **options)
+        finally:
+            hook.remove()
+        hidden: Tensor = seen[0][0]
+        tokens = hidden.flatten(2).mT if hidden.dim() == 4 else hidden
+        return tokens[:, 0] if self._first else tokens.mean(1), getattr(output, "logits", None)
+
+
+LIVE = (LiveDecoder, LiveMaskedLM, LiveImages, LiveEncoder)
+
+
+def kind_of(config: Fields) -> type[LiveModel] | None:
+    """The class for a config's architecture; None for models that cannot be measured.
+
+    Raises:
+        CheckpointError: if transformers is missing.
+    """
+    try:
+        from transformers.models.auto import modeling_auto
+    except ImportError as error:
+        raise CheckpointError(
+            str(config.path),
+            expected="transformers, which runs it",
+            got="not installed",
+            remedy="Install it: pip install 'posenc[extend]'.",
+        ) from error
+    family, (name, *_) = config.values.get("model_type"), config.values.get("architectures") or [""]
+    for kind in LIVE:
+        for known, names in getattr(modeling_auto, kind.architectures).items():
+            if (
+                name in (names if isinstance(names, tuple) else (names,))
+                if name
+                else known == family
+            ):
+                return kind
+    return None
+
+
+def open_live(folder: Path, config: Fields, *, device: str) -> LiveModel | None:
+    """The model of a folder; None for one that cannot be measured.
+
+    Raises:
+        CheckpointError: if transformers is missing, or cannot load it.
+    """
+    kind = kind_of(config)
+    if kind is None:
+        return None
+    with StoredTensors(folder):  # names what is missing
+        opened = kind.open(folder, device=device)
+    if isinstance(opened, LiveEncoder) and opened.model.main_input_name == "pixel_values":
+        opened = LiveImages(opened.model)
+    if isinstance(opened, LiveImages):
+        sized = hasattr(opened._config, "patch_size") and hasattr(opened._config, "image_size")
+        return opened if sized else None
+    return None if opened.model.config.is_encoder_decoder else opened
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers from printing bars and warnings."""
+    from transformers.utils import logging as library
+
+    logger, bars = logging.getLogger("transformers"), library.is_progress_bar_enabled()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if bars:
+            library.enable_progress_bar()

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
-from torch import nn
-
-from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.errors import ArgumentError
 from posenc.evaluation.candidates import SCALED, Candidate, Method, candidates_by, cut, extended_by
 from posenc.evaluation.images import Size
+from posenc.evaluation.live import LiveImages, LiveModel
 from posenc.evaluation.suites.images import BySize
-from posenc.extension import extend, extend_layers
-from posenc.models import ImageEncoder, VisionTransformer
-from posenc.models.replacing import encodings_of, with_encodings
+from posenc.extension import extend
 
 
 def table_candidates(
-    model: nn.Module, methods: Sequence[Method], *, goal: int, length: int, strict: bool
+    model: LiveModel, methods: Sequence[Method], *, goal: int, length: int, strict: bool
 ) -> Iterator[Candidate]:
-    """A text encoder limited to its trained length, and with tables of ``goal`` rows.
+    """A model of text limited to its trained length, and with tables of ``goal`` rows.
 
     Args and Raises: as ``text_candidates``.
     """
@@ -32,23 +27,13 @@ def table_candidates(
             return extended_by(model, method, factor=1.0, length=length)
         prefix = int(method.options.get("prefix", 0))
         factor = (goal - prefix) / (length - prefix)
-        candidate = extended_by(model, method, factor=factor, length=length)
-        assert candidate.model is not None
-        table = encodings_of(candidate.model)[0].embedding
-        if not isinstance(table, Learned) or table.max_length < goal:
-            raise ArgumentError(
-                "method",
-                expected=f"one that makes a table of {goal} positions",
-                got=f"{method.name}, which leaves it as it is",
-                remedy=f"Join it to one that does: hierarchical+{method.name}.",
-            )
-        return replace(candidate, factor=factor)
+        return extended_by(model, method, factor=factor, length=length)
 
     yield from candidates_by(model, methods, make, strict=strict)
 
 
 def image_candidates(
-    model: ImageEncoder | VisionTransformer, methods: Sequence[Method], *, cells: Sequence[Size]
+    model: LiveImages, methods: Sequence[Method], *, cells: Sequence[Size]
 ) -> Iterator[Candidate]:
     """A model of images scaled to its trained size, and with a table for each size by each method.
 
@@ -60,17 +45,15 @@ def image_candidates(
     Raises:
         ArgumentError: for a method that is not for images.
     """
-    patch = model.config.patch
+    patch = model.patch
     height, width = (patch * side for side in cells[0])
     note = f"The model as trained, shown every image at {height} by {width} pixels."
     yield Candidate(SCALED, model, limit=max(height, width), advice=(note,))
-    originals = encodings_of(model)
 
     def make(method: Method) -> Candidate:
-        options = {name: value for name, value in method.options.items() if name != "size"}
         models = {
-            (patch * size[0], patch * size[1]): with_encodings(
-                model, extend_layers(originals, method.name, size=size, **options)
+            (patch * size[0], patch * size[1]): model.extended(
+                method.name, factor=None, length=None, options={**method.options, "size": size}
             )
             for size in cells
         }
@@ -79,9 +62,7 @@ def image_candidates(
     yield from candidates_by(model, methods, make, strict=True)
 
 
-def goal_cells(
-    model: ImageEncoder | VisionTransformer, methods: Sequence[Method], *, factor: float
-) -> Size:
+def goal_cells(model: LiveImages, methods: Sequence[Method], *, factor: float) -> Size:
     """Size in cells of the tables that the methods make, by their ``size`` or by ``factor``.
 
     Raises:
@@ -96,7 +77,7 @@ def goal_cells(
                 got=method.name,
                 remedy="Use interpolate, which makes one for any size.",
             )
-        extended = extend(encodings_of(model)[0], method.name, factor=factor, **method.options)
+        extended = extend(model.trained_encoding(), method.name, factor=factor, **method.options)
         assert isinstance(extended.embedding, Learned2d)
         height, width = extended.embedding.table.shape[:2]
         sizes.add((height, width))

@@ -13,11 +13,11 @@ from posenc.arguments import Natural, check
 from posenc.errors import ArgumentError, DataError, Interrupted
 from posenc.evaluation.candidates import Method
 from posenc.evaluation.checkpoint import Checkpoint
+from posenc.evaluation.live import LiveModel
 from posenc.evaluation.progress import Progress, silent
 from posenc.evaluation.texts import Text
 from posenc.experiments.text_loss import Targets
-from posenc.extension import Found, extend_layers, search_factors
-from posenc.models.replacing import encodings_of, with_encodings
+from posenc.extension import Found, search_factors
 
 SEARCHED = "longrope"
 
@@ -105,14 +105,14 @@ def _search(
         )
     count, width = max(FEWEST, TOKENS // goal), max(1, goal - length)
     targets = Targets.spread(text.trained_pieces, width=width, longest=goal, count=count)
-    model, originals = checkpoint.model, encodings_of(checkpoint.model)
+    model = checkpoint.model
+    assert isinstance(model, LiveModel)  # others are not extendable
     device = next(model.parameters()).device
     context: dict[str, Any] = {"factor": factor, "length": length}
 
     def loss(factors: tuple[float, ...]) -> float:
         options = {**method.options, "long_factors": factors}
-        extended = extend_layers(originals, method.name, **context, **options)
-        candidate = with_encodings(model, extended)
+        candidate = model.extended(method.name, **context, options=options)
 
         def run(tokens: Tensor) -> Tensor:
             output: Tensor = candidate(tokens.to(device))
@@ -132,7 +132,7 @@ def _search(
             )
 
     return search_factors(
-        originals[0], loss, **context, budget=budget, state=state, progress=measured
+        model.trained_encoding(), loss, **context, budget=budget, state=state, progress=measured
     )
 
 

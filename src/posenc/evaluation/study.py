@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from posenc.errors import ArgumentError, Interrupted
-from posenc.evaluation.candidates import CUT, Candidate, Method, text_candidates
-from posenc.evaluation.checkpoint import CAUSAL, MASKED, Checkpoint
+from posenc.evaluation.candidates import CUT, Candidate, Method, cut, text_candidates
+from posenc.evaluation.checkpoint import CAUSAL, Checkpoint
 from posenc.evaluation.choosing import choose, gate
 from posenc.evaluation.finetuning import Tuning, finetuned
 from posenc.evaluation.images import Images, ImageSource
-from posenc.evaluation.live import LiveModel
+from posenc.evaluation.live import LiveEncoder, LiveImages, LiveMaskedLM, LiveModel
 from posenc.evaluation.position_tables import goal_cells, image_candidates, table_candidates
 from posenc.evaluation.progress import MeasuredFile, Progress, silent
 from posenc.evaluation.results import Findings, Study
@@ -30,7 +30,6 @@ from posenc.evaluation.suites.needles import ByteNeedles
 from posenc.evaluation.suites.next_token import NextTokenSuite, Suite, lengths_to
 from posenc.evaluation.suites.retrieval import RetrievalSuite
 from posenc.evaluation.texts import Text
-from posenc.models import Encoder, ImageEncoder, VisionTransformer
 from posenc.training.machine import describe_device, platform_name
 
 
@@ -42,13 +41,11 @@ class ExtensionResult:
         study: all measurements.
         model: extended by the chosen method, and fine-tuned if requested; None: none was chosen.
         method: the chosen one.
-        factor: its extension of the trained length.
     """
 
     study: Study
-    model: nn.Module | None
+    model: LiveModel | None
     method: Method | None
-    factor: float
 
 
 def evaluate(
@@ -79,16 +76,18 @@ def evaluate(
     model, limit, key = checkpoint.model, None, "direct"
     suite: Suite
     measured: nn.Module | None
-    if isinstance(model, ImageEncoder | VisionTransformer):
+    if isinstance(model, LiveImages):
         cells = cells_of(model, lengths)
-        suite = ImageSuite.of(model, _images(checkpoint, data), cells)
-        *_, candidate = image_candidates(model, [Method.parse("interpolate")], cells=cells)
-        measured, key = candidate.model, candidate.key
+        suite, measured = ImageSuite.of(model, _images(checkpoint, data), cells), model
+        if model.table is not None:
+            *_, candidate = image_candidates(model, [Method.parse("interpolate")], cells=cells)
+            measured, key = candidate.model, candidate.key
     else:
         chosen = tuple(sorted(set(lengths))) if lengths else lengths_to(checkpoint.length, 2.0)
         suite, measured = _text_suite(checkpoint, data, chosen, seed=seed), model
-        if not isinstance(model, (*CAUSAL, LiveModel)):
-            limit, key = checkpoint.length, CUT
+        if isinstance(model, LiveModel) and model.table is not None:
+            candidate = cut(model, checkpoint.length)
+            measured, limit, key = candidate.model, candidate.limit, CUT
     assert measured is not None  # tables of images can always be interpolated
     progress("measuring", 0, 1)
     reading = suite.measure(measured, limit=limit)
@@ -211,12 +210,13 @@ def measure_extensions(
     study = replace(study, chosen=chosen, reason=reason, seconds=time.perf_counter() - began)
     winner = next((candidate for candidate in candidates if candidate.key == chosen), None)
     if winner is None:
-        return ExtensionResult(study, None, None, factor)
+        return ExtensionResult(study, None, None)
     model = models.get(winner.key) or winner.model
     if winner.key not in models and tuning.steps:  # measured before an interruption
         model, _ = tuned(winner, lambda stage: None)
     model = model.goal if isinstance(model, BySize) else model
-    return ExtensionResult(study, model, winner.method, winner.factor or factor)
+    assert isinstance(model, LiveModel)  # one that can be written
+    return ExtensionResult(study, model, winner.method)
 
 
 def _prepared(
@@ -229,13 +229,14 @@ def _prepared(
 ) -> tuple[list[Candidate], Suite]:
     """The models to compare, and their suite."""
     model, length, strict = checkpoint.model, checkpoint.length, len(methods) == 1
-    if isinstance(model, ImageEncoder | VisionTransformer):
-        cells = sides(model.config.cells, goal_cells(model, methods, factor=factor))
+    assert isinstance(model, LiveModel)  # others cannot be extended
+    if isinstance(model, LiveImages):
+        cells = sides(model.cells, goal_cells(model, methods, factor=factor))
         suite = ImageSuite.of(model, _images(checkpoint, data), cells)
         return list(image_candidates(model, methods, cells=cells)), suite
     lengths = lengths_to(length, factor)
     context: dict[str, Any] = {"length": length, "strict": strict}
-    if isinstance(model, (*CAUSAL, LiveModel)):
+    if model.table is None:
         candidates = text_candidates(model, methods, factor=factor, **context)
     else:
         candidates = table_candidates(model, methods, goal=lengths[-1], **context)
@@ -247,9 +248,9 @@ def _text_suite(
 ) -> Suite:
     if not isinstance(data, Text):
         raise _unfit(checkpoint, "images", data.path, "reads text", "Give a text.")
-    if isinstance(checkpoint.model, MASKED):
+    if isinstance(checkpoint.model, LiveMaskedLM):
         return MaskedSuite.of(data, lengths, seed=seed)
-    if isinstance(checkpoint.model, Encoder):
+    if isinstance(checkpoint.model, LiveEncoder):
         return RetrievalSuite.of(data, lengths)
     return NextTokenSuite.of(data, lengths, seed=seed)
 

@@ -21,6 +21,9 @@ from posenc.storage import panics_as_errors, read_bytes
 Encode = Callable[[str], Sequence[int]]
 """Text to ids, without special tokens."""
 
+Decode = Callable[[Sequence[int]], str]
+"""Ids to text."""
+
 MOST_BYTES = 4_000_000
 """Bytes of each part that are encoded by a tokenizer, an equal number of each of its pieces."""
 
@@ -129,8 +132,27 @@ def read_ids(
     )
 
 
-def read_tokenizer(folder: Path, vocabulary: int) -> tuple[Encode | None, SpecialTokens]:
-    """The tokenizer of a checkpoint folder (None: ids are bytes), and its special tokens.
+@dataclass(frozen=True)
+class TokenizerFile:
+    """The tokenizer of a checkpoint.
+
+    Args:
+        encode: text to ids, without special tokens; None: ids are bytes.
+        decode: ids to text, without special tokens.
+        special: tokens that it adds.
+    """
+
+    encode: Encode | None
+    decode: Decode
+    special: SpecialTokens
+
+
+def _of_bytes(ids: Sequence[int]) -> str:
+    return bytes(number for number in ids if number < BYTES).decode(errors="replace")
+
+
+def read_tokenizer(folder: Path, vocabulary: int) -> TokenizerFile:
+    """The tokenizer of a checkpoint folder.
 
     Args:
         folder: with ``tokenizer.json``; models of 256 bytes (and a mask) need none.
@@ -143,7 +165,8 @@ def read_tokenizer(folder: Path, vocabulary: int) -> tuple[Encode | None, Specia
     path = folder / "tokenizer.json"
     if not path.exists():
         if vocabulary in (BYTES, BYTES + 1):
-            return None, SpecialTokens(mask=BYTES if vocabulary > BYTES else None)
+            mask = BYTES if vocabulary > BYTES else None
+            return TokenizerFile(None, _of_bytes, SpecialTokens(mask=mask))
         raise CheckpointError(
             str(path),
             expected=f"a tokenizer for a vocabulary of {vocabulary}",
@@ -189,7 +212,8 @@ def read_tokenizer(folder: Path, vocabulary: int) -> tuple[Encode | None, Specia
     masks = [tokenizer.token_to_id(name) for name in (named, *MASKS) if isinstance(name, str)]
     mask = next((number for number in masks if number is not None), None)
     half = len(around) // 2
-    return encode, SpecialTokens(tuple(around[:half]), tuple(around[half:]), mask)
+    special = SpecialTokens(tuple(around[:half]), tuple(around[half:]), mask)
+    return TokenizerFile(encode, tokenizer.decode, special)
 
 
 def _no_tokenizer(path: Path, error: Exception) -> CheckpointError:

@@ -22,12 +22,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def encodings_of(model: nn.Module) -> list[Encoding]:
-    """The encoding of each block's self-attention, in order.
-
-    Models of other programs say it themselves, by a method ``trained_encodings``.
-    """
-    if hasattr(model, "trained_encodings"):
-        return list(model.trained_encodings())  # type: ignore[operator]
+    """The encoding of each block's self-attention, in order."""
     return [layer.encoding for layer in _layers(model)]
 
 

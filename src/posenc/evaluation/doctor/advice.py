@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from posenc.errors import CheckpointError
-from posenc.evaluation.checkpoint import require_extendable
+from posenc.evaluation.checkpoint import require_unstretched
 from posenc.evaluation.doctor.config_findings import TRAINED, rope_dicts
 from posenc.evaluation.doctor.facts import UNKNOWN, Layers, Reading
 from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.live import kind_of
 from posenc.integrations.transformers.config import Fields
 
 Config = Mapping[str, Any]
@@ -160,10 +161,10 @@ def _lines(config: Config, beyond: list[Layers], trained: int) -> dict[str, Any]
 
 def _extendable(fields: Fields) -> bool:
     try:
-        require_extendable(fields, str(fields.values.get("model_type")))
+        require_unstretched(fields)
+        return kind_of(fields) is not None
     except CheckpointError:
         return False
-    return True
 
 
 def _none(why: str) -> Advice:

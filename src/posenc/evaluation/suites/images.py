@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -13,18 +13,15 @@ from torch.nn.functional import cosine_similarity
 
 from posenc.errors import ArgumentError
 from posenc.evaluation.images import Images, ImageSource, Size
+from posenc.evaluation.live import LiveImages
 from posenc.evaluation.results import StudyReading
 from posenc.evaluation.suites.next_token import BUDGET, cost
 from posenc.evaluation.suites.words import words
-from posenc.models import ImageEncoder, VisionTransformer
-from posenc.models.vision import mean_of_real
 
 TOKENS_A_CALL = 4096
 
 FEWEST, MOST = 64, 1024
 """Number of images, if available."""
-
-Vision = ImageEncoder | VisionTransformer
 
 
 class BySize(nn.Module):
@@ -34,19 +31,24 @@ class BySize(nn.Module):
         models: by (height, width) in pixels, the requested size last.
     """
 
-    def __init__(self, models: Mapping[Size, Vision]) -> None:
+    def __init__(self, models: Mapping[Size, LiveImages]) -> None:
         super().__init__()
         self._sizes = list(models)
         self.models = nn.ModuleList(models.values())
 
     @property
-    def goal(self) -> nn.Module:
+    def goal(self) -> LiveImages:
         """The model for the requested size."""
-        return self.models[-1]
+        return cast(LiveImages, self.models[-1])
 
-    def at(self, size: Size) -> nn.Module:
+    @property
+    def served(self) -> str:
+        """See ``LiveModel``."""
+        return self.goal.served
+
+    def at(self, size: Size) -> LiveImages:
         """The model for images of one size."""
-        return self.models[self._sizes.index(size)]
+        return cast(LiveImages, self.models[self._sizes.index(size)])
 
     def forward(self, images: Float[Tensor, "B P Y X"]) -> Any:
         """The output of the model for this size."""
@@ -65,10 +67,10 @@ class ImageSuite:
 
     images: Images
     sizes: Mapping[int, Size]
-    original: nn.Module
+    original: LiveImages
 
     @classmethod
-    def of(cls, model: Vision, source: ImageSource, cells: Sequence[Size]) -> ImageSuite:
+    def of(cls, model: LiveImages, source: ImageSource, cells: Sequence[Size]) -> ImageSuite:
         """The suite of a model, with the default number of images.
 
         Args:
@@ -80,7 +82,7 @@ class ImageSuite:
             ArgumentError: if two sizes have the same longer side, or there is no path.
             DataError: if images cannot be read.
         """
-        patch = model.config.patch
+        patch = model.patch
         pixels = [(patch * height, patch * width) for height, width in cells]
         sizes = {max(size): size for size in pixels}
         if len(sizes) < len(pixels):
@@ -91,7 +93,7 @@ class ImageSuite:
                 remedy="Give another size.",
             )
         most = images_for(max(height * width for height, width in cells))
-        return cls(source.read(pixels, channels=model.config.channels, most=most), sizes, model)
+        return cls(source.read(pixels, channels=model.channels, most=most), sizes, model)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -130,7 +132,7 @@ class ImageSuite:
         """See ``Suite``."""
         called = {length: self._called(length) for length in self.lengths}
         keys = ["cosine"]
-        if isinstance(self.original, VisionTransformer):
+        if self.original.classes is not None:
             keys = [*(["right"] if self.images.labels is not None else []), "agreement", "cosine"]
         named = words(
             "images",
@@ -142,8 +144,7 @@ class ImageSuite:
         )
         trivial: dict[str, Any] = {}
         if keys[0] == "right":
-            classes = _vision(self.original).config.classes
-            assert classes is not None  # of a VisionTransformer
+            classes = self.original.classes or 1  # there are some
             trivial = {"trivial": 1 / classes, "trivial_rule": f"a guess among {classes} classes"}
         return trivial | {
             "guide": named["guide"],
@@ -159,7 +160,7 @@ class ImageSuite:
 
     def _batch(self, length: int) -> int:
         height, width = self.sizes[length]
-        patch = _vision(self.original).config.patch
+        patch = self.original.patch
         pixels = self.images.pixels[self.sizes[length]]
         return max(1, min(len(pixels), TOKENS_A_CALL * patch * patch // (height * width)))
 
@@ -167,16 +168,13 @@ class ImageSuite:
     def _outputs(self, model: nn.Module, length: int) -> tuple[Tensor, Tensor | None]:
         """Features ``[N, C]`` and classes ``[N]`` of the images at one size."""
         size = self.sizes[length]
-        chosen = _vision(model.at(size) if isinstance(model, BySize) else model)
-        encoder = chosen.encoder if isinstance(chosen, VisionTransformer) else chosen
         device = next(model.parameters()).device
         features, classes = [], []
         for images in torch.split(self.images.pixels[size], self._batch(length)):
-            x, layout = encoder(images.to(device))
-            pooled = x[:, 0] if encoder.config.special else mean_of_real(x, layout)
+            pooled, logits = model(images.to(device))
             features.append(pooled.float().cpu())
-            if isinstance(chosen, VisionTransformer):
-                classes.append(chosen.head(pooled).argmax(-1).cpu())
+            if logits is not None:
+                classes.append(logits.argmax(-1).cpu())
         return torch.cat(features), torch.cat(classes) if classes else None
 
 
@@ -193,14 +191,14 @@ def sides(trained: Size, goal: Size) -> list[Size]:
     return [trained, *between, goal]
 
 
-def cells_of(model: Vision, lengths: Sequence[int] | None) -> list[Size]:
+def cells_of(model: LiveImages, lengths: Sequence[int] | None) -> list[Size]:
     """The trained size in cells, and sizes by their longer sides in pixels.
 
     Raises:
         ArgumentError: for a side that is not a multiple of the patch.
     """
-    height, width = model.config.cells
-    patch, side = model.config.patch, max(height, width)
+    height, width = model.cells
+    patch, side = model.patch, max(height, width)
     if lengths is None:
         return sides((height, width), (2 * height, 2 * width))
     cells = [(height, width)]
@@ -220,8 +218,3 @@ def cells_of(model: Vision, lengths: Sequence[int] | None) -> list[Size]:
 def images_for(cells: int) -> int:
     """Number of images to measure, of so many cells each."""
     return min(MOST, max(FEWEST, 2 * BUDGET // cells))
-
-
-def _vision(model: nn.Module) -> Vision:
-    assert isinstance(model, Vision)  # nothing else is measured here
-    return model

@@ -70,5 +70,5 @@ ENTRY = Extension(
         training="helps",
         expect="Untouched up to the trained length; usable past it, better after a short training.",
     ),
-    trials={"text_table": ("@prefix=1", "+log_n@prefix=1")},
+    trials={"text_table": ("@prefix=1",)},
 )

@@ -10,11 +10,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.encoding import EmbeddingEncoding, Encoding, Part
+from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.encodings.embedding.radix import Radix
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
 from posenc.encodings.query_key.rope import Rope
+from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.swin import Swin
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
@@ -43,7 +45,8 @@ def interpolate(
     """Position interpolation: positions are divided by ``factor``, tables resampled.
 
     - rope: each pair rotates ``factor`` times slower.
-    - sinusoidal, radix: evaluated at ``p / factor``.
+    - sinusoidal, radix: evaluated at ``p / factor``; alibi at ``Δ / factor``, which divides its
+      slopes (Al-Khateeb et al. 2023).
     - learned: linear interpolation to ``factor`` times the rows after ``prefix``.
     - learned2d, swin: bicubic (a = -¾) or bilinear interpolation to the ``size`` of images or
       windows; rows of special tokens are kept.
@@ -69,7 +72,7 @@ def interpolate(
 
     Reference: Chen et al. 2023, "Extending Context Window of Large Language Models via Positional
     Interpolation", https://arxiv.org/abs/2306.15595; Dosovitskiy et al. 2021, section 3.2; Liu et
-    al. 2021, section 4.1.
+    al. 2021, section 4.1; Al-Khateeb et al. 2023, https://arxiv.org/abs/2310.13017.
 
     >>> import posenc
     >>> from posenc.extension import interpolate
@@ -85,7 +88,7 @@ def interpolate(
         if changed is not None:
             extended = replaced(extended, part, changed)
     if extended is encoding:
-        raise Misfit.of("interpolate", "rope, sinusoidal, radix or a table", encoding)
+        raise Misfit.of("interpolate", "rope, alibi, sinusoidal, radix or a table", encoding)
     return extended
 
 
@@ -105,6 +108,10 @@ def _interpolated(
         by = _factor(factor)
         before = part.divisors or (1.0,) * (part.rotated // 2)
         return part.stretched([by * divisor for divisor in before], gain=part.gain)
+    if isinstance(part, Alibi):
+        return SqueezedAlibi(part, factor=_factor(factor))
+    if isinstance(part, SqueezedAlibi):
+        return SqueezedAlibi(part.inner, factor=part.factor * _factor(factor))
     if isinstance(part, Sinusoidal | Radix):
         return Squeezed(part, factor=_factor(factor))
     if isinstance(part, Squeezed):
@@ -182,10 +189,25 @@ class Squeezed(EmbeddingEncoding):
         return embedded
 
 
+class SqueezedAlibi(OffsetBias):
+    """ALiBi evaluated at offsets divided by ``factor``."""
+
+    def __init__(self, inner: Alibi, *, factor: float) -> None:
+        super().__init__()
+        self.inner, self.factor = inner, factor
+        self.heads = inner.heads
+
+    def extra_repr(self) -> str:
+        return f"factor={self.factor:g}"
+
+    def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, H * dims]:
+        return self.inner.bias(offset / self.factor)
+
+
 ENTRY = Extension(
     function=interpolate,
     summary="Divides positions by the factor, and resamples tables.",
-    on=("learned", "learned2d", "radix", "rope", "sinusoidal", "swin"),
+    on=("alibi", "learned", "learned2d", "radix", "rope", "sinusoidal", "swin"),
     claims=ExtensionClaims(
         training="needed",
         at_twice=1,
@@ -194,7 +216,7 @@ ENTRY = Extension(
         transformers="linear",
     ),
     trials={
-        "text_table": ("@prefix=1", "+log_n@prefix=1"),
+        "text_table": ("@prefix=1",),
         "image_table": ("", "@antialias=True", "@mode=bilinear", "@align=corners"),
     },
 )

@@ -40,16 +40,7 @@ def load(
         CheckpointError: if the folder is not such a checkpoint, its family or an option is not
             supported, or a file or tensor is missing, damaged, unknown or of another shape.
     """
-    return load_described(Fields.read(as_path(folder)), dtype=dtype, device=device)
-
-
-def load_described(
-    fields: Fields, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-) -> nn.Module:
-    """The model of a ``config.json`` that has been read, with the weights beside it.
-
-    Args and Raises: as ``load``.
-    """
+    fields = Fields.read(as_path(folder))
     family = _family_of(fields)
     with StoredTensors(fields.path.parent) as stored:
         described = Fields(fields.values, fields.path, stored.shapes)
@@ -115,15 +106,6 @@ def save(
     """
     written, tensors = _described(model, family, like, fields or {})
     _write(as_path(folder), written, tensors, shard_bytes)
-
-
-def config_of(model: nn.Module, *, family: str = "llama") -> Fields:
-    """The ``config.json`` that ``save`` writes for a model.
-
-    Raises:
-        UnknownNameError, ArgumentError: as ``save``.
-    """
-    return Fields(_described(model, family, None, {})[0], Path("config.json"))
 
 
 def _described(

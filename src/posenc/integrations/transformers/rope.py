@@ -228,7 +228,7 @@ def parameters_of(encoding: Encoding, longest: int | None) -> dict[str, Any]:
     raised = _raised_base(part)
     if raised is not None:
         return {"rope_type": "default", **base, "rope_theta": raised}
-    if len(set(part.divisors)) == 1 and part.gain == 1:
+    if math.isclose(min(part.divisors), max(part.divisors), rel_tol=1e-6) and part.gain == 1:
         return {"rope_type": "linear", "factor": part.divisors[0], **base}
     longest = longest or UNTOLD
     return _longrope(part.divisors, part.divisors, part.gain, longest, longest) | base

@@ -16,7 +16,8 @@ from posenc.integrations.transformers.extended import FIELD
 from posenc.integrations.transformers.stretching import rotary, words
 from posenc.integrations.transformers.stretching.adopting import adopt
 from posenc.integrations.transformers.stretching.attention import StretchedLayer
-from posenc.integrations.transformers.stretching.changes import Undoable, undo
+from posenc.integrations.transformers.stretching.biases import LinearBias, biases_in
+from posenc.integrations.transformers.stretching.changes import Change, Undoable, undo
 from posenc.integrations.transformers.stretching.frequencies import Frequencies, Of, frequencies_in
 from posenc.integrations.transformers.stretching.probing import quiet, run, transformers_model
 from posenc.integrations.transformers.stretching.report import StretchedPart, StretchReport
@@ -80,12 +81,16 @@ def stretch(
         )
     if method is None:
         return stretch(model, **_saved(inner))
-    found = list(frequencies_in(inner))
+    found, biases = list(frequencies_in(inner)), biases_in(inner)
     request = Request(method, factor, length, of, windows, options)
-    if found:
+    if any(bias.linear for bias in biases):  # a rotary module beside it does nothing
+        stretched = _stretch_biases(inner, biases, request)
+    elif found:
         stretched = _stretch_frequencies(inner, found, request)
+    elif tables := tables_in(inner):
+        stretched = _stretch_tables(inner, tables, request)
     else:
-        stretched = _stretch_tables(inner, tables_in(inner), request)
+        stretched = _stretch_biases(inner, biases, request)
     inner.__dict__[STRETCHED] = stretched
     return stretched.report
 
@@ -169,8 +174,6 @@ def _stretch_frequencies(model: Any, found: list[Frequencies], request: Request)
 
 def _stretch_tables(model: Any, found: list[Table], request: Request) -> Stretched:
     """Resize learned tables."""
-    if not found:
-        raise _no_layer(model, windows=False)
     changes: list[Undoable] = []
     parts: list[StretchedPart] = []
     method = EXTENSIONS.get(request.method)
@@ -192,6 +195,32 @@ def _stretch_tables(model: Any, found: list[Table], request: Request) -> Stretch
     name = type(model).__name__
     report = StretchReport(name, request.method, "tables", tuple(parts), "transformers")
     return Stretched(report, changes)
+
+
+def _stretch_biases(model: Any, found: list[LinearBias], request: Request) -> Stretched:
+    """Divide biases that are linear in the distance."""
+    if not found:
+        raise _no_layer(model, windows=False)
+    changes: list[Undoable] = []
+    parts: list[StretchedPart] = []
+    try:
+        for bias in found:
+            written, factor = bias.write(request.extend(bias.encoding(), None))
+            changes.append(written)
+            kind = type(bias.layer).__name__
+            parts.append(StretchedPart(bias.path, kind, True, f"{bias.name} divided by {factor:g}"))
+        longest = getattr(model.config, "max_seq_len", None)  # of biases that are made for it
+        if longest is not None and "max_seq_len" in model.config.to_dict():
+            length = request.trained(longest) or longest
+            changes.append(Change.of(model.config, "max_seq_len", round(length * factor)))
+            request = replace(request, length=length)
+    except BaseException:
+        undo(changes)
+        raise
+    applied = words.Extended(request.method, request.factor, request.length, request.saved())
+    changes += words.field(model, applied)
+    name = type(model).__name__
+    return Stretched(StretchReport(name, request.method, "biases", tuple(parts), "posenc"), changes)
 
 
 def _stretch_layers(

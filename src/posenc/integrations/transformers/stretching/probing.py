@@ -12,7 +12,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.accelerate.checking import device_of, evaluating
+from posenc.integrations.transformers.accelerate.checking import (
+    device_of,
+    evaluating,
+    fitting_length,
+)
 from posenc.runtime import without_autocast
 
 TOKENS = 9
@@ -43,15 +47,17 @@ def quiet(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def run(model: PreTrainedModel, tokens: int = TOKENS) -> Any:
+def run(model: PreTrainedModel, tokens: int | None = None) -> Any:
     """One pass over a few different tokens, or over an image.
 
     Args:
-        tokens: of a text.
+        tokens: of a text; by default as many as the model has positions for, at most ``TOKENS``.
 
     Raises:
         ArgumentError: if the model takes other inputs.
     """
+    if tokens is None:
+        tokens = fitting_length(model, model.config, TOKENS)
     inputs = {name: x.to(device_of(model)) for name, x in _inputs(model, tokens).items()}
     caches = {"use_cache": False} if "use_cache" in signature(model.forward).parameters else {}
     try:
@@ -73,6 +79,9 @@ def _inputs(model: Any, tokens: int) -> dict[str, Tensor]:
         text = model.config.get_text_config()
         # neither neighbours nor special tokens, whose ids are low
         ids = (torch.arange(tokens) * 5 + 10).unsqueeze(0) % text.vocab_size
+        padding = getattr(text, "pad_token_id", None)
+        if padding is not None:
+            ids = torch.where(ids == padding, (ids + 1) % text.vocab_size, ids)
         inputs = {"input_ids": ids}
         if "decoder_input_ids" in names:
             inputs["decoder_input_ids"] = ids

@@ -30,8 +30,8 @@ class StretchReport:
     Args:
         model: class of the model.
         method: of extension; "" if the model was restored.
-        place: where the method acts: ``"frequencies"``, ``"attention"`` or ``"tables"``; "" if the
-            model was restored.
+        place: where the method acts: ``"frequencies"``, ``"attention"``, ``"tables"`` or
+            ``"biases"``; "" if the model was restored.
         parts: those with positions.
         saved_as: what ``save_pretrained`` writes: ``"transformers"``, if transformers alone loads
             the stretched model; ``"posenc"``, if ``stretch(model)`` stretches it again after

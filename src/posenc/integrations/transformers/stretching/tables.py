@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from posenc.encoding import Encoding
 from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
+from posenc.errors import ArgumentError
 from posenc.integrations.transformers.stretching.changes import Change
 from posenc.integrations.transformers.stretching.probing import quiet, run
 from posenc.integrations.transformers.stretching.words import configs_of
@@ -65,8 +66,20 @@ class Table:
         return Encoding.of(part)
 
     def write(self, model: nn.Module, encoding: Encoding) -> tuple[list[Change], int]:
-        """Replace the table, and the sizes that follow from it; also returns its new length."""
+        """Replace the table, and the sizes that follow from it; also returns its new length.
+
+        Raises:
+            ArgumentError: for an encoding of more than a table.
+        """
         part: Any = encoding.embedding
+        others = [type(other).__name__ for other in encoding.parts() if other is not part]
+        if others:
+            raise ArgumentError(
+                "method",
+                expected="one that changes the table alone",
+                got=f"one with {' and '.join(others)}",
+                remedy="interpolate and hierarchical do.",
+            )
         before: Tensor = getattr(self.module, self.name)
         rows = part.table.detach()
         if self.cells is not None:

@@ -15,7 +15,7 @@ from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.extended import FIELD
-from posenc.integrations.transformers.rope import SCALINGS, TRAINED, parameters_of
+from posenc.integrations.transformers.rope import SCALINGS, TRAINED, parameters_of, yarn_gain
 from posenc.integrations.transformers.stretching.changes import Change, undo
 from posenc.integrations.transformers.stretching.frequencies import Frequencies
 
@@ -26,6 +26,9 @@ SCALED = frozenset(
     {"mscale", "mscale_all_dim", "long_mscale", "short_mscale"},
 )
 """Rope parameters of an extension, which another one replaces."""
+
+RAMP = {"alpha": "low", "beta": "high"}
+"""Options of ``ntk_by_parts`` by their names in ``llama3``."""
 
 
 def configs_of(model: nn.Module) -> list[PreTrainedConfig]:
@@ -53,6 +56,13 @@ class Extended:
     factor: float | None
     length: int | None
     options: Mapping[str, Any]
+
+    @property
+    def longest(self) -> int | None:
+        """The new length, if it is known."""
+        if self.factor is None or self.length is None:
+            return None
+        return round(self.factor * self.length)
 
 
 def describe(
@@ -104,11 +114,10 @@ def _change(config: Any, written: Any, extension: Extended) -> list[Change]:
     changes = [Change.of(config, "rope_parameters", written.rope_parameters)]
     if getattr(config, TRAINED, None) != getattr(written, TRAINED, None):
         changes.append(Change.of(config, TRAINED, getattr(written, TRAINED)))
-    factor, length = extension.factor, extension.length
-    if factor is None or length is None or extension.method == "dynamic_ntk":
+    if extension.longest is None or extension.method == "dynamic_ntk":
         return changes  # which begins at the trained length
     if getattr(config, "max_position_embeddings", None):
-        changes.append(Change.of(config, "max_position_embeddings", round(factor * length)))
+        changes.append(Change.of(config, "max_position_embeddings", extension.longest))
     return changes
 
 
@@ -125,7 +134,7 @@ def _candidates(
                 words = (
                     _by_name(encoding, extension)
                     if by_name
-                    else parameters_of(encoding, extension.length)
+                    else parameters_of(encoding, extension.longest)
                 )
                 kept = {k: v for k, v in frequencies.parameters.items() if k not in SCALED}
                 if "rope_theta" in words:
@@ -148,7 +157,11 @@ def _by_name(encoding: Encoding, extension: Extended) -> dict[str, Any]:
         ArgumentError: if it has not.
     """
     kinds = {ours: kind for kind, (ours, _) in SCALINGS.items()}
-    kind, options = kinds.get(extension.method), extension.options
+    method, options = extension.method, extension.options
+    if method == "ntk_by_parts":  # Llama 3's ramp with other ends
+        options = {RAMP.get(name, name): value for name, value in options.items()}
+        method, options = "llama3", {"low": 1.0, "high": 32.0, **options}
+    kind = kinds.get(method)
     names = SCALINGS[kind][1] if kind else {}
     if kind is None or set(options) - set(names):
         raise ArgumentError("method", expected=", ".join(kinds), got=extension.method, remedy="")
@@ -156,7 +169,10 @@ def _by_name(encoding: Encoding, extension: Extended) -> dict[str, Any]:
     part: Any = encoding.query_key
     if kind == "longrope":
         words |= {"long_factor": list(part.long), "short_factor": list(part.short)}
-    if "attention_factor" in words:
+    if kind == "yarn":
+        given = words.pop("attention_factor") is not None
+        words |= yarn_gain(extension.factor or 1.0, part.gain if given else None)
+    elif "attention_factor" in words:
         words["attention_factor"] = part.gain
     if kind not in ("linear", "dynamic"):
         words[TRAINED] = extension.length
