@@ -14,6 +14,7 @@ from transformers import DynamicCache
 from posenc import Encoding, Grid, Layout, create
 from posenc.extension import extend
 from posenc.integrations.transformers import stretch
+from posenc.integrations.transformers.accelerate.growing import grow
 from posenc.integrations.transformers.stretching import decoding
 from posenc.integrations.transformers.stretching.decoding import RotatedKeys
 from tests.integrations.stretching.cases import model_of, near, texts
@@ -47,9 +48,15 @@ def kept(cache: DynamicCache) -> list[RotatedKeys]:
     return [layer for layer in cache.layers if isinstance(layer, RotatedKeys)]
 
 
+@pytest.mark.parametrize("growing", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_step_rotates_what_is_new(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_rotates_what_is_new(
+    method: str, growing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with the caches of an accelerated model."""
     model, cache = stretched(method), DynamicCache()
+    if growing:
+        model.register_forward_pre_hook(grow, with_kwargs=True)
     expected = step(model, DynamicCache(), 0, 40)
     new: list[int] = []
     extend = RotatedKeys.extend

@@ -238,10 +238,9 @@ def _evaluate(function: MaskFunction, place: Place, **options: Any) -> Bool[Tens
 def _all_of(cells: Cells, place: Place) -> Pattern | None:
     """All of several patterns; a band of positions is one of indices within packed documents."""
     functions, patterns, bands = cells["mask_functions"], [], []
-    remapped = _code(masking_utils.remap_positions_for_packed_sequence(_nothing, torch.empty(0)))
     positions: Tensor | None = None
     for function in functions:
-        if _code(function) is remapped:
+        if _code(function) is REMAPPED:
             inner = _cells(function)
             function, positions = inner["mask_function"], inner["position_ids"]
             bands.append(function)
@@ -267,10 +266,9 @@ def _steady(positions: Int[Tensor, "b Q"], pattern: Pattern) -> bool:
 
 def _any_of(cells: Cells, place: Place) -> Pattern | None:
     """A band about the query, or that and the query's block."""
-    of_blocks = _code(masking_utils.blockwise_overlay(torch.empty(0)))
     low, high, extents = 1, -1, []
     for function in cells["mask_functions"]:
-        if _code(function) is of_blocks:
+        if _code(function) is OF_BLOCKS:
             extents.append(_extent(_cells(function)["block_sequence_ids"], place))
             continue
         pattern = _read(function, place)
@@ -390,5 +388,9 @@ def _as_band(intervals: Int[Tensor, "b Q 2"], place: Place) -> Pattern | None:
     same = torch.equal(band.expand_as(intervals), intervals.masked_fill(~shown.unsqueeze(-1), 0))
     return Pattern(low, high) if same else None
 
+
+REMAPPED = _code(masking_utils.remap_positions_for_packed_sequence(_nothing, torch.empty(0)))
+OF_BLOCKS = _code(masking_utils.blockwise_overlay(torch.empty(0)))
+"""Code of functions that are read together with others."""
 
 READERS = _checked_readers()

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from posenc.integrations.transformers.accelerate.accelerated import Settings
 from posenc.integrations.transformers.accelerate.config import NAME, config_behind, is_on_interface
 from posenc.integrations.transformers.accelerate.family import family_of
+from posenc.integrations.transformers.accelerate.growing import grow
 
 BEFORE = "_posenc_before"
 """Attribute of a model: the implementations that its config and those in it named before, by the
@@ -58,6 +59,7 @@ def switch(model: nn.Module, settings: Settings) -> list[PreTrainedModel]:
                 before[path] = getattr(config, INTERNAL, None)
                 setattr(config, INTERNAL, NAME)
         part.__dict__[BEFORE] = before
+        part.register_forward_pre_hook(grow, with_kwargs=True)
     switch_settings(model, settings)
     return models
 
@@ -76,6 +78,10 @@ def switch_back(model: nn.Module) -> None:
             config = reduce(getattr, filter(None, path.split(".")), config_behind(part.config))
             setattr(config, INTERNAL, implementation)
         _SETTINGS.pop(part, None)
+        for key, hook in list(part._forward_pre_hooks.items()):
+            if hook is grow:  # found by itself: copies of a model have no handle of the hook
+                del part._forward_pre_hooks[key]
+                del part._forward_pre_hooks_with_kwargs[key]
 
 
 def switched_settings(module: nn.Module) -> Settings | None:

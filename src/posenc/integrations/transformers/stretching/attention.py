@@ -19,6 +19,7 @@ from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
+from posenc.integrations.transformers.accelerate.growing import Growing
 from posenc.integrations.transformers.accelerate.interface import mask, wants_weights
 from posenc.integrations.transformers.accelerate.lazy_mask import pairs_behind, written_out
 from posenc.integrations.transformers.stretching.decoding import Past, attend_last
@@ -92,7 +93,7 @@ class StretchedLayer:
         if cache is None or not isinstance(index, int) or index >= len(cache.layers):
             return None
         held = cache.layers[index]
-        whole = self.adoption.begun and type(held) is DynamicLayer and held.keys is key
+        whole = self.adoption.begun and type(held) in (DynamicLayer, Growing) and held.keys is key
         return Past(cache, index) if whole else None
 
     def grid(self, grid: Grid | None, queries: int, keys: int) -> Grid:
