@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any
+from typing import Any, cast
 
 import altair as alt
 import pandas as pd
@@ -240,10 +240,11 @@ class Drawing:
         self, data: pd.DataFrame, dots: pd.DataFrame, x: alt.X, y: alt.Y, *, first: bool
     ) -> list[Any]:
         """Bands, runs, lines and points."""
+        titles = [cast(dict[str, Any], axis.to_dict())["title"] for axis in (x, y)]
         tooltip = [
             alt.Tooltip("subject", title=self.noun),
-            alt.Tooltip("x", title=x.to_dict()["title"]),
-            alt.Tooltip("shown", title=y.to_dict()["title"]),
+            alt.Tooltip("x", title=titles[0]),
+            alt.Tooltip("shown", title=titles[1]),
         ]
         if (data.n > 1).any():
             tooltip.append(alt.Tooltip("n", title="seeds"))

@@ -28,7 +28,7 @@ LEAST = 256
 """Tokens that a new buffer has room for at least."""
 
 
-class Growing(DynamicLayer):  # type: ignore[misc]
+class Growing(DynamicLayer):
     """A layer whose keys and values lie in larger buffers, where the next tokens' are written.
 
     Nothing that was handed out is overwritten: keys that are not those of the last update (cropped,
@@ -38,6 +38,8 @@ class Growing(DynamicLayer):  # type: ignore[misc]
     """
 
     original: ClassVar[type[DynamicLayer]] = DynamicLayer
+    keys: Any
+    values: Any
     _buffers: Pair | None = None
     _filled: int = 0
     """Tokens in the buffers."""
@@ -86,7 +88,7 @@ class Growing(DynamicLayer):  # type: ignore[misc]
         return self.original.__new__, (self.original,), state
 
 
-class GrowingWindow(Growing, DynamicSlidingWindowLayer):  # type: ignore[misc]
+class GrowingWindow(Growing, DynamicSlidingWindowLayer):
     """The same for a layer that keeps a window of the last tokens."""
 
     original = DynamicSlidingWindowLayer
