@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from benchmarks.measuring import table
+
 Record = dict[str, Any]
 
 TITLES = {

@@ -15,7 +15,7 @@ from posenc.evaluation.candidates import Method, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.finetuning import Tuning
 from posenc.evaluation.images import ImageSource
-from posenc.evaluation.live import LiveImages
+from posenc.evaluation.live_images import LiveImages
 from posenc.evaluation.report import write_study
 from posenc.evaluation.study import ExtensionResult, evaluate, measure_extensions
 from posenc.evaluation.suites.images import images_for, sides

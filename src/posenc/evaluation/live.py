@@ -18,9 +18,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, CheckpointError
-from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.extended import FIELD
-from posenc.integrations.transformers.stored import StoredTensors
 from posenc.layout import Layout
 from posenc.models import Greedy, Sample
 
@@ -299,111 +297,6 @@ class LiveEncoder(LiveModel):
         output = self.model(input_ids=tokens, **self._positions(tokens, layout))
         vectors: Tensor = output.last_hidden_state
         return vectors
-
-
-class LiveImages(LiveModel):
-    """A model of images of transformers."""
-
-    auto = "AutoModelForImageClassification"
-    architectures = "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"
-    words = "a model of images"
-
-    @property
-    def channels(self) -> int:
-        """Number of channels of an image."""
-        return int(getattr(self._config, "num_channels", 3))
-
-    @property
-    def classes(self) -> int | None:
-        """Number of classes; None: it answers features alone."""
-        named = "ForImageClassification" in type(self.model).__name__
-        return int(self.model.config.num_labels) if named else None
-
-    @property
-    def patch(self) -> int:
-        """Side of a patch in pixels."""
-        side = self._config.patch_size
-        return int(side if isinstance(side, int) else max(side))
-
-    @property
-    def cells(self) -> tuple[int, int]:
-        """Height and width of a trained image in patches."""
-        size = self._config.image_size
-        height, width = (size, size) if isinstance(size, int) else size
-        return height // self.patch, width // self.patch
-
-    @property
-    def _config(self) -> Any:
-        return getattr(self.model.config, "vision_config", self.model.config)
-
-    def forward(
-        self, images: Float[Tensor, "B P Y X"]
-    ) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B K"] | None]:
-        """Features, and logits of a classifier.
-
-        Features are those of the class token, or the mean over cells.
-        """
-        seen: list[Any] = []
-        base, options = self.model.base_model, {}
-        if self.table is None and "interpolate_pos_encoding" in signature(base.forward).parameters:
-            options["interpolate_pos_encoding"] = True  # of other positions, if it has any
-        hook = base.register_forward_hook(lambda module, inputs, output: seen.append(output))
-        try:
-            output = self.model(pixel_values=images, return_dict=True, **options)
-        finally:
-            hook.remove()
-        hidden: Tensor = seen[0][0]
-        tokens = hidden.flatten(2).mT if hidden.dim() == 4 else hidden
-        return tokens[:, 0] if self._first else tokens.mean(1), getattr(output, "logits", None)
-
-
-LIVE = (LiveDecoder, LiveMaskedLM, LiveImages, LiveEncoder)
-
-
-def kind_of(config: Fields) -> type[LiveModel] | None:
-    """The class for a config's architecture; None for models that cannot be measured.
-
-    Raises:
-        CheckpointError: if transformers is missing.
-    """
-    try:
-        from transformers.models.auto import modeling_auto
-    except ImportError as error:
-        raise CheckpointError(
-            str(config.path),
-            expected="transformers, which runs it",
-            got="not installed",
-            remedy="Install it: pip install 'posenc[extend]'.",
-        ) from error
-    family, (name, *_) = config.values.get("model_type"), config.values.get("architectures") or [""]
-    for kind in LIVE:
-        for known, names in getattr(modeling_auto, kind.architectures).items():
-            if (
-                name in (names if isinstance(names, tuple) else (names,))
-                if name
-                else known == family
-            ):
-                return kind
-    return None
-
-
-def open_live(folder: Path, config: Fields, *, device: str) -> LiveModel | None:
-    """The model of a folder; None for one that cannot be measured.
-
-    Raises:
-        CheckpointError: if transformers is missing, or cannot load it.
-    """
-    kind = kind_of(config)
-    if kind is None:
-        return None
-    with StoredTensors(folder):  # names what is missing
-        opened = kind.open(folder, device=device)
-    if isinstance(opened, LiveEncoder) and opened.model.main_input_name == "pixel_values":
-        opened = LiveImages(opened.model)
-    if isinstance(opened, LiveImages):
-        sized = hasattr(opened._config, "patch_size") and hasattr(opened._config, "image_size")
-        return opened if sized else None
-    return None if opened.model.config.is_encoder_decoder else opened
 
 
 @contextmanager

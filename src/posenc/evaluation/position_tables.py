@@ -8,7 +8,8 @@ from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.errors import ArgumentError
 from posenc.evaluation.candidates import SCALED, Candidate, Method, candidates_by, cut, extended_by
 from posenc.evaluation.images import Size
-from posenc.evaluation.live import LiveImages, LiveModel
+from posenc.evaluation.live import LiveModel
+from posenc.evaluation.live_images import LiveImages
 from posenc.evaluation.suites.images import BySize
 from posenc.extension import extend
 

@@ -20,7 +20,8 @@ from posenc.evaluation.checkpoint import CAUSAL, Checkpoint
 from posenc.evaluation.choosing import choose, gate
 from posenc.evaluation.finetuning import Tuning, finetuned
 from posenc.evaluation.images import Images, ImageSource
-from posenc.evaluation.live import LiveEncoder, LiveImages, LiveMaskedLM, LiveModel
+from posenc.evaluation.live import LiveEncoder, LiveMaskedLM, LiveModel
+from posenc.evaluation.live_images import LiveImages
 from posenc.evaluation.position_tables import goal_cells, image_candidates, table_candidates
 from posenc.evaluation.progress import MeasuredFile, Progress, silent
 from posenc.evaluation.results import Findings, Study

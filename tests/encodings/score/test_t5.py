@@ -60,7 +60,7 @@ def test_distances_on_a_log_boundary_do_not_slip() -> None:
     """FIELD: 16, 32 and 64 lie exactly on boundaries; a logarithm one ulp low moves them."""
     boundaries = log_boundaries(16, 128)
     assert {16, 32, 64} <= set(boundaries)
-    assert log_boundaries(32, 128)[:16] == list(range(1, 17))
+    assert log_boundaries(32, 128)[:16] == tuple(range(1, 17))
 
 
 @pytest.mark.parametrize("decoder", [False, True])

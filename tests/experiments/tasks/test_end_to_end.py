@@ -9,11 +9,10 @@ from types import TracebackType
 from typing import Any
 
 import pytest
-from posenc.experiments.report.page import render_page
 
-from posenc.experiments.charts import draw_charts
 from posenc.experiments.compare import compare
 from posenc.experiments.jobs import TrainingJob, carry_out
+from posenc.experiments.page import comparison_page
 from posenc.experiments.progress import Event
 from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.summary import summarise
@@ -85,10 +84,10 @@ def test_every_task_ends_in_a_report(
     for sentence in summary.answer:
         assert sentence.endswith("."), sentence
         assert not re.search(r"\b(nan|inf|None)\b", sentence), sentence
-    charts = draw_charts(comparison, summary)
+    whole = comparison_page(comparison, summary)
+    charts, page = whole.charts, whole.render()
     others = {metric.key for metric in comparison.metrics if not metric.headline} - {"seen"}
     assert {chart.key for chart in charts} == others | {"headline", "change", "cost"}
-    page = render_page(comparison, summary, charts)
     assert comparison.title in page
     assert settings.entry.expectation.split(":")[0].split("'")[0] in page
     for metric in comparison.metrics:

@@ -13,7 +13,7 @@ from torch.nn.functional import cosine_similarity
 
 from posenc.errors import ArgumentError
 from posenc.evaluation.images import Images, ImageSource, Size
-from posenc.evaluation.live import LiveImages
+from posenc.evaluation.live_images import LiveImages
 from posenc.evaluation.results import StudyReading
 from posenc.evaluation.suites.next_token import BUDGET, cost
 from posenc.evaluation.suites.words import words
