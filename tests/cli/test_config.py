@@ -13,22 +13,24 @@ import typer.main
 from posenc.arguments import declared_options
 from posenc.cli.app import CONFIGURABLE, app
 from posenc.experiments.settings import ComparisonSettings
+from tests.support.commands import run_command
 
 Run = Callable[..., tuple[int, str, str]]
 
 
-def test_what_is_dumped_is_read_again(posenc: Run, tmp_path: Path) -> None:
+def dump(*arguments: object) -> str:
+    return run_command(*map(str, arguments), "--dump-config").stdout
+
+
+def test_what_is_dumped_is_read_again(tmp_path: Path) -> None:
     given = ["--encodings", "rope,t5@buckets=16", "--seeds", "2", "--width", "32", "--quiet"]
-    _, dumped, _ = posenc("compare", *given, "--dump-config")
+    dumped = dump("compare", *given)
     assert tomllib.loads(dumped) == {
         "encodings": "rope,t5@buckets=16", "seeds": "2", "width": "32", "quiet": True,
     }  # fmt: skip
     (tmp_path / "run.toml").write_text(dumped)
-    _, again, _ = posenc("compare", "--config", tmp_path / "run.toml", "--dump-config")
-    assert again == dumped
-    _, changed, _ = posenc(
-        "compare", "--config", tmp_path / "run.toml", "--width", "64", "--dump-config"
-    )
+    assert dump("compare", "--config", tmp_path / "run.toml") == dumped
+    changed = dump("compare", "--config", tmp_path / "run.toml", "--width", "64")
     assert tomllib.loads(changed) == tomllib.loads(dumped) | {"width": "64"}
 
 
@@ -39,7 +41,7 @@ def test_a_file_has_values_of_its_own_kinds(posenc: Run, tmp_path: Path) -> None
     assert code == 2
     assert "--width: expected a multiple of heads (3)" in told
     (tmp_path / "extend.toml").write_text('checkpoint = "folder"\nreport = false\nfactor = 2\n')
-    _, dumped, _ = posenc("extend", "--config", tmp_path / "extend.toml", "--dump-config")
+    dumped = dump("extend", "--config", tmp_path / "extend.toml")
     assert tomllib.loads(dumped) == {"checkpoint": "folder", "report": False, "factor": 2.0}
 
 
