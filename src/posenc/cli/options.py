@@ -209,7 +209,7 @@ def _configure(context: typer.Context, path: Path | None) -> Path | None:
             raise UnknownNameError.of("option", name, [key for key in known if key])
     context.default_map = {
         name: ",".join(map(str, value))
-        if isinstance(value, list) and not known[name].multiple  # type: ignore[attr-defined]
+        if isinstance(value, list) and not known[name].multiple
         else value
         for name, value in values.items()
     }

@@ -99,7 +99,7 @@ def verdicts(study: Study) -> tuple[str, list[tuple[Findings, tuple[str, ...]]]]
     for method, reading in study.ranked(tuned=study.tuned):
         value = reading.of(metric)[study.goal]
         change = Estimate(deterioration(value, base, lower=metric.lower), None, 1)
-        words = ["unlearned" if study.gate else word(change)]
+        words: list[str] = ["unlearned" if study.gate else word(change)]
         if study.causal:
             learned = has_needles(study) and not study.gate
             words.append(_recall(study, plain.found(first), reading) if learned else "unlearned")

@@ -134,7 +134,7 @@ def _table(comparison: Comparison, summary: Summary) -> Table:
         label, role = row.subject.label, row.subject.role
         yield Cell(text=str(row.rank or "–"), kind="rank", value=row.rank)
         named = {"value": label, "kind": "name", "title": row.subject.note}
-        yield Cell(text=label, small="" if role == "candidate" else role, **named)  # type: ignore[arg-type]
+        yield Cell(text=label, small="" if role == "candidate" else role, **named)
         small = ""
         if recall and row.finds and row.predicts != row.finds:
             small = f"{metric.noun}: {row.predicts}, {recall.noun}: {row.finds}"

@@ -240,10 +240,12 @@ class Drawing:
         self, data: pd.DataFrame, dots: pd.DataFrame, x: alt.X, y: alt.Y, *, first: bool
     ) -> list[Any]:
         """Bands, runs, lines and points."""
+        titles: list[Any] = [axis.to_dict() for axis in (x, y)]
+        across, up = (title["title"] for title in titles)
         tooltip = [
             alt.Tooltip("subject", title=self.noun),
-            alt.Tooltip("x", title=x.to_dict()["title"]),
-            alt.Tooltip("shown", title=y.to_dict()["title"]),
+            alt.Tooltip("x", title=across),
+            alt.Tooltip("shown", title=up),
         ]
         if (data.n > 1).any():
             tooltip.append(alt.Tooltip("n", title="seeds"))

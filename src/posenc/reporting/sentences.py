@@ -20,7 +20,8 @@ class Quantity(Protocol):
         is_share: values are shares, shown in percent.
     """
 
-    unit: str
+    @property
+    def unit(self) -> str: ...
 
     @property
     def is_share(self) -> bool: ...
