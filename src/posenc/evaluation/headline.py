@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from posenc.evaluation.candidates import CUT
 from posenc.evaluation.choosing import QUANTILE, best, gaps, has_needles, readings_of, shortfall
@@ -32,7 +33,8 @@ def headline(study: Study) -> str:
         return sentence("nothing_writable")
     if shortfall(study, key, tuned=tuned):
         alone = sum(method.writable for method in study.findings) == 1
-        return sentence("do_not_stretch", key=_short(key), at=at, alone=alone)
+        facts = {"key": _short(key), "alone": alone}
+        return _fitting(sentence("do_not_stretch", at=place, **facts) for place in (at, ""))
     readings = {method.key: reading for method, reading in study.ranked(tuned=tuned)}
     metric, goal = study.deciding, study.goal
     figures = f"{metric.name} {metric.shown(readings[key].of(metric)[goal])}"
@@ -44,7 +46,7 @@ def headline(study: Study) -> str:
     facts = {"key": _short(key), "at": at, "steps": steps}
     forms = ((judged[key], figures), (judged[key], ""), ("", ""))
     texts = (sentence("use", verdict=verdict, figures=shown, **facts) for verdict, shown in forms)
-    return next(text for text in texts if len(text) <= LONGEST)
+    return _fitting(texts)
 
 
 def _alone(study: Study, at: str) -> str:
@@ -62,6 +64,11 @@ def _alone(study: Study, at: str) -> str:
     verdict = verdicts(study)[1][0][1][0] if study.goal > first else "learned"
     facts = {"label": _short(study.checkpoint), "verdict": verdict, "at": at}
     texts = (sentence("alone", changes=shown, **facts) for shown in (changes, changes[:1], ()))
+    return _fitting(texts)
+
+
+def _fitting(texts: Iterable[str]) -> str:
+    """The first that fits a line, the most detailed first."""
     return next(text for text in texts if len(text) <= LONGEST)
 
 
