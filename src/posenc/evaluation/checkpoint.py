@@ -12,7 +12,8 @@ from torch import nn
 
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.evaluation.images import ImageSource
-from posenc.evaluation.live import LiveDecoder, LiveImages, LiveModel, open_live
+from posenc.evaluation.live import LiveDecoder, LiveImages, LiveModel
+from posenc.evaluation.opening import open_live
 from posenc.evaluation.results import Study
 from posenc.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenizer
 from posenc.integrations.transformers.checkpoint import save

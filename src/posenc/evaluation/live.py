@@ -18,9 +18,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, CheckpointError
-from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.extended import FIELD
-from posenc.integrations.transformers.stored import StoredTensors
 from posenc.layout import Layout
 from posenc.models import Greedy, Sample
 
@@ -308,7 +306,7 @@ class LiveImages(LiveModel):
     @property
     def channels(self) -> int:
         """Number of channels of an image."""
-        return int(getattr(self._config, "num_channels", 3))
+        return int(getattr(self.config, "num_channels", 3))
 
     @property
     def classes(self) -> int | None:
@@ -319,18 +317,19 @@ class LiveImages(LiveModel):
     @property
     def patch(self) -> int:
         """Side of a patch in pixels."""
-        side = self._config.patch_size
+        side = self.config.patch_size
         return int(side if isinstance(side, int) else max(side))
 
     @property
     def cells(self) -> tuple[int, int]:
         """Height and width of a trained image in patches."""
-        size = self._config.image_size
+        size = self.config.image_size
         height, width = (size, size) if isinstance(size, int) else size
         return height // self.patch, width // self.patch
 
     @property
-    def _config(self) -> Any:
+    def config(self) -> Any:
+        """The part of its config that describes images."""
         return getattr(self.model.config, "vision_config", self.model.config)
 
     def forward(
@@ -352,55 +351,6 @@ class LiveImages(LiveModel):
         hidden: Tensor = seen[0][0]
         tokens = hidden.flatten(2).mT if hidden.dim() == 4 else hidden
         return tokens[:, 0] if self._first else tokens.mean(1), getattr(output, "logits", None)
-
-
-LIVE = (LiveDecoder, LiveMaskedLM, LiveImages, LiveEncoder)
-
-
-def kind_of(config: Fields) -> type[LiveModel] | None:
-    """The class for a config's architecture; None for models that cannot be measured.
-
-    Raises:
-        CheckpointError: if transformers is missing.
-    """
-    try:
-        from transformers.models.auto import modeling_auto
-    except ImportError as error:
-        raise CheckpointError(
-            str(config.path),
-            expected="transformers, which runs it",
-            got="not installed",
-            remedy="Install it: pip install 'posenc[extend]'.",
-        ) from error
-    family, (name, *_) = config.values.get("model_type"), config.values.get("architectures") or [""]
-    for kind in LIVE:
-        for known, names in getattr(modeling_auto, kind.architectures).items():
-            if (
-                name in (names if isinstance(names, tuple) else (names,))
-                if name
-                else known == family
-            ):
-                return kind
-    return None
-
-
-def open_live(folder: Path, config: Fields, *, device: str) -> LiveModel | None:
-    """The model of a folder; None for one that cannot be measured.
-
-    Raises:
-        CheckpointError: if transformers is missing, or cannot load it.
-    """
-    kind = kind_of(config)
-    if kind is None:
-        return None
-    with StoredTensors(folder):  # names what is missing
-        opened = kind.open(folder, device=device)
-    if isinstance(opened, LiveEncoder) and opened.model.main_input_name == "pixel_values":
-        opened = LiveImages(opened.model)
-    if isinstance(opened, LiveImages):
-        sized = hasattr(opened._config, "patch_size") and hasattr(opened._config, "image_size")
-        return opened if sized else None
-    return None if opened.model.config.is_encoder_decoder else opened
 
 
 @contextmanager
