@@ -48,7 +48,7 @@ def test_what_is_applicable() -> None:
         "random_tail",
         "segments",
     ]
-    assert applicable(create("alibi", heads=2)) == ["direct", "log_n", "segments"]
+    assert applicable(create("alibi", heads=2)) == ["direct", "interpolate", "log_n", "segments"]
     assert "log_n" not in applicable(create("stick_breaking"))
     assert applicable(create("swin", heads=2)) == ["direct", "interpolate", "log_n", "segments"]
 

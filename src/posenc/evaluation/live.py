@@ -55,11 +55,23 @@ class LiveModel(nn.Module):
         Raises:
             CheckpointError: if it cannot be loaded, or a weight is missing.
         """
+        import transformers
+
+        absent: list[str] = []
         try:
-            with quiet_transformers():
-                model, absent = cls._load(folder)
-                if absent and all(name.startswith(POOLER) for name in absent):
-                    model, absent = cls._load(folder, add_pooling_layer=False)
+            for options in ({}, {"add_pooling_layer": False}):
+                with quiet_transformers():
+                    model, found = getattr(transformers, cls.auto).from_pretrained(
+                        folder,
+                        dtype=torch.float32,
+                        use_safetensors=True,
+                        trust_remote_code=False,
+                        output_loading_info=True,
+                        **options,
+                    )
+                absent = [*found["missing_keys"], *map(str, found["mismatched_keys"])]
+                if not absent or not all(name.startswith(POOLER) for name in absent):
+                    break
             if absent:
                 raise ValueError(f"no {absent[0]}")  # transformers would draw it at random
         except Exception as error:  # of any model type
@@ -74,21 +86,6 @@ class LiveModel(nn.Module):
 
             stretch(model)
         return cls(model.to(device).eval())
-
-    @classmethod
-    def _load(cls, folder: Path, **options: Any) -> tuple[Any, list[str]]:
-        """The model, and the names of weights that the folder lacks."""
-        import transformers
-
-        model, found = getattr(transformers, cls.auto).from_pretrained(
-            folder,
-            dtype=torch.float32,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            **options,
-        )
-        return model, [*found["missing_keys"], *map(str, found["mismatched_keys"])]
 
     @property
     def vocabulary(self) -> int:

@@ -21,7 +21,7 @@ class LiveImages(LiveModel):
     @property
     def channels(self) -> int:
         """Number of channels of an image."""
-        return int(getattr(self._config, "num_channels", 3))
+        return int(getattr(self.config, "num_channels", 3))
 
     @property
     def classes(self) -> int | None:
@@ -32,18 +32,19 @@ class LiveImages(LiveModel):
     @property
     def patch(self) -> int:
         """Side of a patch in pixels."""
-        side = self._config.patch_size
+        side = self.config.patch_size
         return int(side if isinstance(side, int) else max(side))
 
     @property
     def cells(self) -> tuple[int, int]:
         """Height and width of a trained image in patches."""
-        size = self._config.image_size
+        size = self.config.image_size
         height, width = (size, size) if isinstance(size, int) else size
         return height // self.patch, width // self.patch
 
     @property
-    def _config(self) -> Any:
+    def config(self) -> Any:
+        """The part of its config that describes images."""
         return getattr(self.model.config, "vision_config", self.model.config)
 
     def forward(

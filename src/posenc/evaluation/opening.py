@@ -54,6 +54,6 @@ def open_live(folder: Path, config: Fields, *, device: str) -> LiveModel | None:
     if isinstance(opened, LiveEncoder) and opened.model.main_input_name == "pixel_values":
         opened = LiveImages(opened.model)
     if isinstance(opened, LiveImages):
-        sized = hasattr(opened._config, "patch_size") and hasattr(opened._config, "image_size")
+        sized = hasattr(opened.config, "patch_size") and hasattr(opened.config, "image_size")
         return opened if sized else None
     return None if opened.model.config.is_encoder_decoder else opened
