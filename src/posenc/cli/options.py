@@ -40,7 +40,7 @@ MEASURING = "Model and data"
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]
-ComputeDevice = Annotated[str, option("Device: cpu, cuda or cuda:N.", group=MEASURING)]
+ComputeDevice = Annotated[str, option("Device: cpu, cuda or cuda:N.")]
 TextFile = Annotated[
     Path | None,
     option("Text file or folder to measure on.", "posenc's own source", group=MEASURING),
@@ -116,7 +116,8 @@ def with_settings(
     def read(name: str, text: str) -> Any:
         if parse and name in parse:
             return parse[name](text)
-        return parse_option(name, Parameter(name, KEYWORD, annotation=declared[name][0]), text)
+        usual = Parameter(name, KEYWORD, default=defaults[name], annotation=declared[name][0])
+        return parse_option(name, usual, text)
 
     def parameter(name: str) -> Parameter:
         hint, told = declared[name]
