@@ -48,9 +48,9 @@ def test_few_spans_describe_the_usual_maps() -> None:
 
 
 def test_all_buckets_in_their_order_need_no_copy_of_the_rows() -> None:
-    assert spans_of(MAPS["clipped"]).whole
-    assert not spans_of(MAPS["falling"]).whole
-    assert not spans_of(MAPS["with gaps"]).whole
+    assert spans_of(MAPS["clipped"]).consecutive
+    assert not spans_of(MAPS["falling"]).consecutive
+    assert not spans_of(MAPS["with gaps"]).consecutive
 
 
 def test_spans_of_a_map_are_computed_once() -> None:

@@ -199,7 +199,7 @@ def test_generate_continues_a_prompt(finished: tuple[Path, str, str]) -> None:
     options = ["--prompt", "def ", "--max-new", "9", "--json"]
     told = json.loads(posenc("generate", run, *options).stdout)
     assert told["prompt"] == "def "
-    assert told["encoding"] == "rope"
+    assert told["model"] == "posenc"
     again = json.loads(posenc("generate", run / "model", *options).stdout)
     assert again == told
     cold = posenc("generate", run, "--temperature", "0", "--max-new", "5")

@@ -179,9 +179,7 @@ def test_every_method_that_fits_is_measured_beside_the_cut_original(
     assert [each.key for each in study.findings] == [
         "cut",
         "hierarchical@prefix=1",
-        "hierarchical+log_n@prefix=1",
         "interpolate@prefix=1",
-        "interpolate+log_n@prefix=1",
         "random_tail@prefix=1",
         "segments",
         "log_n",

@@ -320,7 +320,7 @@ def test_bad_names() -> None:
         extend(create("swin", heads=1), "interpolate", size=(0, 3))
 
 
-@pytest.mark.parametrize("method", ["hierarchical", "random_tail", "radix_base", "interpolate"])
+@pytest.mark.parametrize("method", ["hierarchical", "random_tail", "radix_base"])
 def test_other_encodings_are_refused(method: str) -> None:
     with pytest.raises(Misfit, match="got Alibi"):
         extend(create("alibi", heads=2), method, factor=2)

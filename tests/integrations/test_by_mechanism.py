@@ -13,8 +13,8 @@ import posenc.integrations.transformers as package
 
 FOLDER = Path(package.__file__).parent
 PATHS = sorted([*FOLDER.glob("stretching/*.py"), *FOLDER.glob("accelerate/*.py")])
-WORDS = {"beam"}
-"""Model types that are also words of generation."""
+WORDS = {"beam", "encoder_decoder"}
+"""Model types that are also words of generation and of its caches."""
 
 NAMES = {name.replace("-", "_") for name in CONFIG_MAPPING_NAMES} - WORDS
 

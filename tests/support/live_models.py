@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from posenc.evaluation.checkpoint import open_live
 from posenc.evaluation.live import LiveModel
-from posenc.evaluation.opening import open_live
 from posenc.integrations.transformers import save
 from posenc.integrations.transformers.config import Fields
 from posenc.models import SavedModel

@@ -12,9 +12,8 @@ from torch import nn
 
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.evaluation.images import ImageSource
-from posenc.evaluation.live import LiveDecoder, LiveModel
+from posenc.evaluation.live import LiveDecoder, LiveEncoder, LiveMaskedLM, LiveModel
 from posenc.evaluation.live_images import LiveImages
-from posenc.evaluation.opening import open_live
 from posenc.evaluation.results import Study
 from posenc.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenizer
 from posenc.integrations.transformers.checkpoint import save
@@ -23,6 +22,7 @@ from posenc.integrations.transformers.extended import FIELD
 from posenc.integrations.transformers.families import FAMILIES
 from posenc.integrations.transformers.family import family_name
 from posenc.integrations.transformers.rope import RopeFields
+from posenc.integrations.transformers.stored import StoredTensors
 from posenc.models import Decoder
 from posenc.models import load as load_saved
 from posenc.storage import output_folder, write_bytes, write_json
@@ -277,3 +277,52 @@ def _trained_length(model: nn.Module, stated: int | None, given: int | None) -> 
             remedy="Give it in tokens.",
         )
     return length
+
+
+LIVE = (LiveDecoder, LiveMaskedLM, LiveImages, LiveEncoder)
+
+
+def kind_of(config: Fields) -> type[LiveModel] | None:
+    """The class for a config's architecture; None for models that cannot be measured.
+
+    Raises:
+        CheckpointError: if transformers is missing.
+    """
+    try:
+        from transformers.models.auto import modeling_auto
+    except ImportError as error:
+        raise CheckpointError(
+            str(config.path),
+            expected="transformers, which runs it",
+            got="not installed",
+            remedy="Install it: pip install 'posenc[extend]'.",
+        ) from error
+    family, (name, *_) = config.values.get("model_type"), config.values.get("architectures") or [""]
+    for kind in LIVE:
+        for known, names in getattr(modeling_auto, kind.architectures).items():
+            if (
+                name in (names if isinstance(names, tuple) else (names,))
+                if name
+                else known == family
+            ):
+                return kind
+    return None
+
+
+def open_live(folder: Path, config: Fields, *, device: str) -> LiveModel | None:
+    """The model of a folder; None for one that cannot be measured.
+
+    Raises:
+        CheckpointError: if transformers is missing, or cannot load it.
+    """
+    kind = kind_of(config)
+    if kind is None:
+        return None
+    with StoredTensors(folder):  # names what is missing
+        opened = kind.open(folder, device=device)
+    if isinstance(opened, LiveEncoder) and opened.model.main_input_name == "pixel_values":
+        opened = LiveImages(opened.model)
+    if isinstance(opened, LiveImages):
+        sized = hasattr(opened.config, "patch_size") and hasattr(opened.config, "image_size")
+        return opened if sized else None
+    return None if opened.model.config.is_encoder_decoder else opened

@@ -215,15 +215,16 @@ class Drawing:
         ends = data.sort_values("x").groupby("subject", sort=False).tail(1)
         if not first:  # names of points on the axis have no room, nor have many
             ends = ends[(ends.x > data.x.min()) & (not many)]
-        layers += line_names(
-            ends,
-            x,
-            y,
-            height=narrow if first else SMALL_HEIGHT,
-            left_of=end if first and end is not None and start < end else -math.inf,
-            colour=self.colour,
-            opacity=self.dim,
-        )
+        if len(ends):
+            layers += line_names(
+                ends,
+                x,
+                y,
+                height=narrow if first else SMALL_HEIGHT,
+                left_of=end if first and end is not None and start < end else -math.inf,
+                colour=self.colour,
+                opacity=self.dim,
+            )
         series = [(name, [(p.x, p.shown) for p in points if p.name == name]) for name in drawn]
         return Chart.of(
             key,

@@ -30,7 +30,8 @@ def test_the_lines_of_the_advice_stretch_what_grows_with_the_text(tmp_path: Path
     advice, before, config = advised(
         tmp_path, "gemma3_text", head_dim=16, sliding_window=32, layer_types=types
     )
-    assert (advice.method, advice.command) == ("yarn", "")
+    assert advice.method == "yarn"
+    assert advice.command == f"posenc extend {tmp_path} --method yarn --factor 4"
     changed = type(config).from_dict({**config.to_dict(), **advice.config})
     after = inspect(changed)
     for old, new in zip(before.layers, after.layers, strict=True):
@@ -53,8 +54,12 @@ def test_the_command_is_one_that_extend_takes(tmp_path: Path) -> None:
     assert advice.command == f"posenc extend {tmp_path} --method yarn --factor 4"
     assert advice.config["rope_parameters"]["rope_type"] == "yarn"
     assert [limit.tokens for limit in limits(config.to_dict(), reading)] == [256]
-    advice, *_ = advised(tmp_path, "bert")
-    assert advice.command == f"posenc extend {tmp_path} --method interpolate --factor 4"
+    for kind in ("bert", "deberta-v2"):
+        advice, *_ = advised(tmp_path, kind, relative_attention=False)
+        assert advice.command == f"posenc extend {tmp_path} --method interpolate --factor 4"
+    advice, *_ = advised(tmp_path, "gptj", n_layer=1, n_head=4, n_embd=64, rotary_dim=16)
+    assert advice.command == f"posenc extend {tmp_path} --method yarn --factor 4"
+    assert advice.config == {}
 
 
 JAMBA = {"num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1}
@@ -67,9 +72,7 @@ NONE: dict[str, tuple[dict[str, Any], str]] = {
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
         "of type linear already",
     ),
-    "gptj": ({"n_layer": 1, "n_head": 4, "n_embd": 64, "rotary_dim": 16}, "neither posenc extend"),
     "jamba": (JAMBA, "no layer encodes positions"),
-    "deberta-v2": ({"relative_attention": False}, "posenc extend does not write"),
 }
 
 

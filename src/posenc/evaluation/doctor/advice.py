@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from posenc.errors import CheckpointError
-from posenc.evaluation.checkpoint import require_unstretched
+from posenc.evaluation.checkpoint import kind_of, require_unstretched
 from posenc.evaluation.doctor.config_findings import TRAINED, rope_dicts
 from posenc.evaluation.doctor.facts import UNKNOWN, Layers, Reading
 from posenc.evaluation.doctor.rotation import Rotation
-from posenc.evaluation.opening import kind_of
 from posenc.integrations.transformers.config import Fields
 
 Config = Mapping[str, Any]

@@ -59,7 +59,7 @@ def fits_inside(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
 
 
 def _serves(x: Tensor, factors: tuple[Tensor, Tensor]) -> bool:
-    return x.numel() > FEW and _fits(x, factors)
+    return _fits(x, factors) and x.numel() > FEW  # no size is read while compiling
 
 
 def _fits(x: Tensor, factors: tuple[Tensor, Tensor]) -> bool:
