@@ -199,7 +199,7 @@ def test_generate_continues_a_prompt(finished: tuple[Path, str, str]) -> None:
     options = ["--prompt", "def ", "--max-new", "9", "--json"]
     told = json.loads(posenc("generate", run, *options).stdout)
     assert told["prompt"] == "def "
-    assert told["model"] == "posenc"
+    assert told["model"] == "llama"
     again = json.loads(posenc("generate", run / "model", *options).stdout)
     assert again == told
     cold = posenc("generate", run, "--temperature", "0", "--max-new", "5")
@@ -224,7 +224,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["compare", "--task", "copy", "--encodings", "rope@random"], "Did you mean 'randomized'"),
     (["compare", "--task", "scan", "--train-length", "20"], "where SCAN is split"),
     (["compare", "--encodings", "rope@randomized"], "positions 0, 1, 2"),
-    (["compare", "--test-lengths", "64,x"], "whole numbers"),
+    (["compare", "--test-lengths", "64,x"], "a whole number, 1 or more"),
     (["compare", "--test-lengths", "8"], "64 or more"),
     (["compare", "--seeds", "0"], "--seeds"),
     (["compare", "--steps", "0"], "steps"),

@@ -175,7 +175,8 @@ def _charts(study: Study, drawing: Drawing) -> Iterator[Chart]:
             if metric.key == "loss":
                 along = points(metric, lambda reading: reading.by_position)
                 chart = f"position{end}", f"Loss by position{when}", at_position
-                yield drawing.lines(*chart, along, (by_position, up))
+                if along:  # masked tokens are measured by length alone
+                    yield drawing.lines(*chart, along, (by_position, up))
 
 
 def _table(study: Study, *, tuned: bool) -> Table:

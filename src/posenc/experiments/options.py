@@ -38,7 +38,7 @@ class ComparisonOptions:
         Option("Training length, in bytes or the task's unit.", BY_TASK, DATA),
     ] = OF_TASK
     test_lengths: Annotated[
-        Sequence[int] | None,
+        Sequence[Length] | None,
         Option("Test lengths, comma-separated.", "the task's multiples of --train-length", DATA),
     ] = None
     steps: Annotated[Length | None, Option("Training steps per run.", BY_TASK, TRAINING)] = None
