@@ -13,7 +13,7 @@ from posenc.reporting.numbers import size_in_words
 
 
 class Quantity(Protocol):
-    """What is measured.
+    """A measured quantity.
 
     Attributes:
         unit: of the value.
