@@ -86,6 +86,50 @@ def test_the_written_folder_loads_in_transformers_alone(
         assert torch.allclose(model(ids).logits, loaded(ids).logits, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_loaded_model_is_extended_and_left_as_it_was(tmp_path: Path, dtype: torch.dtype) -> None:
+    folder, ids = folder_of(tmp_path / "in", "qwen3"), torch.arange(30).unsqueeze(0)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).train()
+    with torch.no_grad():  # as training would
+        model.model.embed_tokens.weight.mul_(2)
+        before = model(ids).logits
+    options: dict[str, Any] = {"methods": "yarn", "factor": 2.0, "report": False}
+    extend_checkpoint(model, tmp_path / "out", **options)
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, before)
+    assert model.training
+    assert model.dtype == dtype
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert loaded.dtype == dtype
+    stretch(model, "yarn", factor=2)
+    with torch.no_grad():
+        found, expected = loaded(ids).logits, model(ids).logits
+    assert torch.allclose(found, expected, atol=1e-5 if dtype == torch.float32 else 5e-2)
+    with pytest.raises(CheckpointError, match="has not stretched yet"):
+        stretch(restored := AutoModelForCausalLM.from_pretrained(folder), "rerope", factor=2)
+        extend_checkpoint(restored, tmp_path / "again", **options)
+
+
+def test_a_loaded_model_is_measured_by_the_tokenizer_of_its_folder(
+    tmp_path: Path, text: Path
+) -> None:
+    folder = folder_of(tmp_path / "in", "qwen3", num_hidden_layers=1)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    subjects = Checkpoint.of_model(model), Checkpoint.open(folder)
+    losses = []
+    for subject in subjects:
+        assert (subject.name, subject.family, subject.length) == ("in", "qwen3", LENGTH)
+        reading = evaluate(subject, subject.data(text=text), lengths=(8, 16)).findings[0].untuned
+        assert reading is not None
+        losses.append(reading.loss)
+    assert losses[0] == losses[1]
+    made = Checkpoint.of_model(tiny_model("qwen3", max_position_embeddings=LENGTH))
+    with pytest.raises(CheckpointError, match="made in memory"):
+        made.data(text=text)
+    with pytest.raises(CheckpointError, match="adapters merged"):
+        Checkpoint.of_model(transformers.Qwen3ForSequenceClassification(made.model.model.config))
+
+
 def test_what_transformers_lacks_is_stretched_when_it_is_opened(tmp_path: Path, text: Path) -> None:
     folder = folder_of(tmp_path / "in", "smollm3", no_rope_layers=[1, 0])
     done = extend_checkpoint(folder, tmp_path / "out", methods="rerope", factor=2.0, report=False)

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import nn
 
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.evaluation.images import ImageSource
-from posenc.evaluation.live import LiveDecoder, LiveEncoder, LiveMaskedLM, LiveModel
+from posenc.evaluation.live import LiveDecoder, LiveEncoder, LiveMaskedLM, LiveModel, twin_of
 from posenc.evaluation.live_images import LiveImages
 from posenc.evaluation.results import Study
 from posenc.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenizer
@@ -51,7 +52,7 @@ class Checkpoint:
         family: ``model_type``.
         model: in eval mode: one of transformers, or a ``Decoder`` of ``posenc compare``.
         length: the trained length in tokens; of images the longer side in pixels.
-        folder: None for a model in memory, which can be measured but not written.
+        folder: None for a model made in memory.
         config: the fields of ``config.json``, which a written checkpoint starts from.
     """
 
@@ -97,6 +98,30 @@ class Checkpoint:
         return replace(opened, name=folder.resolve().name, length=length)
 
     @classmethod
+    def of_model(
+        cls, model: Any, *, trained_length: int | None = None, extendable: bool = False
+    ) -> Checkpoint:
+        """A loaded model of transformers, which shares its weights and is not changed.
+
+        Its tokenizer or preprocessor is read from the folder that it was loaded from.
+
+        Args:
+            model: as ``from_pretrained`` answers it, on its device and in its dtype.
+            trained_length, extendable: see ``open``.
+
+        Raises: as ``open``.
+        """
+        folder, kept = Path(model.name_or_path), twin_of(model).eval()
+        values = {"architectures": [type(model).__name__], "dtype": str(model.dtype)[6:]}
+        name = folder.name or type(model).__name__
+        config = Fields(model.config.to_dict() | values, folder / "config.json")
+        kind = kind_of(config)
+        live = None if kind is None else _measurable(kind(kept))
+        opened = cls._of_live(live, config, folder if folder.name else None, extendable=extendable)
+        length = _trained_length(opened.model, opened.length or None, trained_length)
+        return replace(opened, name=name, length=length)
+
+    @classmethod
     def _of_compare(cls, folder: Path, config: Fields, *, device: str) -> Checkpoint:
         """A language model of ``posenc compare``."""
         decoder = load_saved(folder, device=device)
@@ -115,17 +140,25 @@ class Checkpoint:
         cls, folder: Path, config: Fields, *, device: str, extendable: bool
     ) -> Checkpoint:
         """A model that transformers loads."""
+        if extendable:  # before its weights are read
+            require_unstretched(config)
+        model = open_live(folder, config, device=device)
+        return cls._of_live(model, config, folder, extendable=extendable)
+
+    @classmethod
+    def _of_live(
+        cls, model: LiveModel | None, config: Fields, folder: Path | None, *, extendable: bool
+    ) -> Checkpoint:
         if extendable:
             require_unstretched(config)
         family = str(config.values.get("model_type"))
-        model = open_live(folder, config, device=device)
         if model is None:
             raise CheckpointError(
                 f"model_type in {config.path}",
                 expected="a model that can be measured: a causal or masked language model, a text "
                 "encoder, or one of images in patches",
                 got=repr(family) if "model_type" in config.values else "none",
-                remedy="Save the whole model by its save_pretrained.",
+                remedy="Take the whole model, adapters merged, as its save_pretrained writes it.",
             )
         stated = model.model.config.get_text_config().to_dict().get(LONGEST)
         return cls("", family, model, stated if isinstance(stated, int) else 0, folder, config)
@@ -157,11 +190,26 @@ class Checkpoint:
 
         Raises: as ``read_tokenizer``.
         """
-        assert self.folder is not None  # only opened checkpoints have files
         if isinstance(self.model, LiveModel):
-            return read_tokenizer(self.folder, self.model.vocabulary)
+            return read_tokenizer(self._files, self.model.vocabulary)
         assert isinstance(self.model, Decoder)  # no others are opened
-        return read_tokenizer(self.folder, self.model.config.vocabulary)
+        return read_tokenizer(self._files, self.model.config.vocabulary)
+
+    @property
+    def _files(self) -> Path:
+        """The folder.
+
+        Raises:
+            CheckpointError: if there is none.
+        """
+        if self.folder is None or not self.folder.is_dir():
+            raise CheckpointError(
+                str(self.folder or self.name),
+                expected="the folder that the model was loaded from, with its tokenizer",
+                got="a model made in memory" if self.folder is None else "no such folder",
+                remedy="Save model and tokenizer by save_pretrained, and load it from there.",
+            )
+        return self.folder
 
     def data(
         self, *, text: Path | None = None, images: Path | None = None, training: bool = False
@@ -179,8 +227,7 @@ class Checkpoint:
             CheckpointError: if the tokenizer is missing or another model's.
             DataError: if the data are unusable.
         """
-        assert self.folder is not None  # only opened checkpoints have files
-        assert self.config is not None
+        assert self.config is not None  # only opened checkpoints have data
         sees = isinstance(self.model, LiveImages)
         name, other, path = ("text", "images", text) if sees else ("images", "text", images)
         if path is not None:
@@ -191,7 +238,7 @@ class Checkpoint:
                 remedy=f"Give --{other}.",
             )
         if sees:
-            return ImageSource.of_checkpoint(self.folder, self.config, images)
+            return ImageSource.of_checkpoint(self._files, self.config, images)
         tokenizer = self.tokenizer()
         return read_ids(text, encode=tokenizer.encode, training=training, special=tokenizer.special)
 
@@ -209,13 +256,13 @@ class Checkpoint:
         Raises:
             OutputError: if the folder is in use or cannot be written to.
         """
-        assert self.folder is not None  # as in ``data``
-        assert self.config is not None
+        assert self.config is not None  # as in ``data``
+        copied = self.folder.iterdir() if self.folder and self.folder.is_dir() else ()
         with output_folder(out) as partial:
             model.write(partial, dtype=_dtype(self.config))
             if model.served:
                 _name_for_engines(partial)
-            for path in sorted(self.folder.iterdir()):
+            for path in sorted(copied):
                 if path.is_file() and any(fnmatch(path.name, pattern) for pattern in COPIED):
                     write_bytes(partial / path.name, path.read_bytes())
             if study is not None:
@@ -320,6 +367,11 @@ def open_live(folder: Path, config: Fields, *, device: str) -> LiveModel | None:
         return None
     with StoredTensors(folder):  # names what is missing
         opened = kind.open(folder, device=device)
+    return _measurable(opened)
+
+
+def _measurable(opened: LiveModel) -> LiveModel | None:
+    """The model as its inputs say; None for one that cannot be measured."""
     if isinstance(opened, LiveEncoder) and opened.model.main_input_name == "pixel_values":
         opened = LiveImages(opened.model)
     if isinstance(opened, LiveImages):

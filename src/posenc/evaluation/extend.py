@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from posenc.errors import ArgumentError, Interrupted
 from posenc.evaluation.candidates import Method, extended_by, methods_for
@@ -20,6 +21,9 @@ from posenc.evaluation.texts import Text
 from posenc.extension.fitting import require_factor
 from posenc.integrations.transformers.config import Fields
 from posenc.storage import output_folder, require_unused
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Extended:
 
 
 def extend_checkpoint(
-    folder: Path,
+    source: Path | PreTrainedModel,
     out: Path,
     *,
     methods: str = "yarn",
@@ -66,7 +70,8 @@ def extend_checkpoint(
     input is not changed.
 
     Args:
-        folder: of the checkpoint, see ``Checkpoint.open``.
+        source: folder of the checkpoint, see ``Checkpoint.open``; or a loaded model, see
+            ``Checkpoint.of_model``.
         out: new or empty folder.
         methods: comma-separated names, with options after ``@``; ``all``: every one that fits.
         factor: extension of the trained length.
@@ -77,7 +82,7 @@ def extend_checkpoint(
         trained_length: overrides ``config.json``.
         always: write the best of several methods even if it gains nothing.
         seed: of needles, words and masks.
-        device: of the model.
+        device: of a folder's model.
         command: the calling command, for the report and for messages.
         progress: called as the work proceeds.
         stop: called between measurements; True raises ``Interrupted``.
@@ -92,9 +97,12 @@ def extend_checkpoint(
     require_unused(out)
     require_factor(factor)
     tuning = tuning or Tuning(steps=0)
-    checkpoint = Checkpoint.open(
-        folder, trained_length=trained_length, device=device, extendable=True
-    )
+    if isinstance(source, Path):
+        checkpoint = Checkpoint.open(
+            source, trained_length=trained_length, device=device, extendable=True
+        )
+    else:
+        checkpoint = Checkpoint.of_model(source, trained_length=trained_length, extendable=True)
     assert isinstance(checkpoint.model, LiveModel)  # others are not extendable
     chosen = methods_for(methods, checkpoint.model, length=checkpoint.length)
     require_search(search, chosen)

@@ -164,8 +164,7 @@ class LiveModel(nn.Module):
 
         if "prefix" in options:
             options = {**options, "prefix": options["prefix"] + self._first}
-        tensors = chain(self.model.parameters(), self.model.buffers())
-        twin = copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors})
+        twin = twin_of(self.model)
         report = stretch(twin, method, factor=factor, length=length, **options)
         served = ""
         if report.place == "tables":
@@ -294,6 +293,12 @@ class LiveEncoder(LiveModel):
         output = self.model(input_ids=tokens, **self._positions(tokens, layout))
         vectors: Tensor = output.last_hidden_state
         return vectors
+
+
+def twin_of(model: Any) -> Any:
+    """A copy of a model of transformers that shares its weights."""
+    tensors = chain(model.parameters(), model.buffers())
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
 
 @contextmanager

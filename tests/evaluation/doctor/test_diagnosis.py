@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers import AutoModelForCausalLM
 from transformers.utils import is_detectron2_available
 
 from posenc.attention.backends.native.build import description
@@ -20,6 +21,7 @@ from posenc.evaluation.doctor.inspection import inspect
 from tests.integrations.accelerate.cases import layoutlmv2, layoutlmv3, udop
 from tests.integrations.accelerate.cases.deberta_v2 import SIZES
 from tests.support.commands import run_command
+from tests.support.tiny_models import tiny_model
 
 
 @pytest.mark.parametrize("kind", ["roberta", "mpnet", "layoutlmv3", "bert", "camembert"])
@@ -108,6 +110,17 @@ def test_peak_memory_counts_what_lives_at_once() -> None:
         for _ in range(5):
             x = x + 1
     assert 8000 <= memory.peak <= 12000
+
+
+def test_a_loaded_model_is_diagnosed_as_its_folder(tmp_path: Path) -> None:
+    model = tiny_model("qwen3")
+    model.save_pretrained(tmp_path)
+    of_folder = diagnose(tmp_path, budget=0)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    of_model = diagnose(loaded, budget=0)
+    assert of_model.reading.layers == of_folder.reading.layers
+    assert of_model.advice == of_folder.advice
+    assert str(tmp_path) in str(of_model.advice.command)
 
 
 def test_folders_without_a_config_are_refused(tmp_path: Path) -> None:

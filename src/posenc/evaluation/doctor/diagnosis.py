@@ -1,4 +1,4 @@
-"""Diagnosis of a folder with ``config.json``."""
+"""Diagnosis of a folder with ``config.json``, or of a loaded model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from posenc.attention.backends.native.build import description
 from posenc.evaluation.doctor.advice import Advice, Limit, advise, limits
@@ -17,6 +18,9 @@ from posenc.evaluation.doctor.facts import Reading
 from posenc.evaluation.doctor.from_config import read_config
 from posenc.evaluation.doctor.process import SECONDS, NotRunError, read_by_running
 from posenc.integrations.transformers.config import Fields, read_object
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 UNMEASURED = "Costs were not measured."
 
@@ -51,7 +55,7 @@ class Diagnosis:
 
 
 def diagnose(
-    folder: Path | str, *, budget: float = 60.0, run_seconds: float = SECONDS
+    source: Path | str | PreTrainedModel, *, budget: float = 60.0, run_seconds: float = SECONDS
 ) -> Diagnosis:
     """The layers of a transformers model as they compute, their limits, costs and ignored settings.
 
@@ -59,14 +63,24 @@ def diagnose(
     The model is built without storing weights and run in a process of its own.
 
     Args:
-        folder: written by ``save_pretrained``, or downloaded from a hub.
+        source: a folder written by ``save_pretrained``, or downloaded from a hub; or a loaded
+            model, whose config is read.
         budget: seconds to measure costs for; 0: none.
         run_seconds: limit of that process; 0: the config alone is read.
 
     Raises:
         CheckpointError: if there is no such file, or it is not a JSON object.
     """
-    folder = Path(folder)
+    if isinstance(source, Path | str):
+        return _diagnose(Path(source), Path(source), budget, run_seconds)
+    with TemporaryDirectory() as written:
+        source.config.save_pretrained(written)
+        named = Path(source.name_or_path or "FOLDER")
+        return _diagnose(Path(written), named, budget, run_seconds)
+
+
+def _diagnose(folder: Path, named: Path, budget: float, run_seconds: float) -> Diagnosis:
+    """The diagnosis of a folder that commands call by a name."""
     fields = Fields.read(folder)
     config = _text(_completed(folder, fields.values))
     try:
@@ -82,7 +96,7 @@ def diagnose(
         reading,
         bounds,
         (*found, *disagreements(config, reading)),
-        advise(folder, fields, config, reading),
+        advise(named, fields, config, reading),
         tuple(rows),
         acceleration,
         description(),

@@ -120,9 +120,10 @@ class Mixing {
       if (dz) dz += CHUNK;
     }
   }
-  // `apply` for up to H heads, kept in registers: s [heads, size], n keys of one row.
+  // `apply` for up to H heads, kept in registers: s [heads, size], n keys of one row. Inlined into its
+  // caller, they would not all be.
   template <int H>
-  void correct(real* s, index size, index n, index at) {
+  __attribute__((noinline)) void correct(real* s, index size, index n, index at) {
     for (index l = 0; l < n; l += VL) {
       vec in[H], out[H];
       for (int h = 0; h < H; ++h) {
