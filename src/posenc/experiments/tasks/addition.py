@@ -9,16 +9,16 @@ from posenc.experiments.tasks.common.algorithm import (
     DEFAULTS,
     SYMBOLS,
     Algorithm,
-    AlgorithmTask,
     Example,
+    algorithm_entry,
     answered,
 )
-from posenc.experiments.tasks.common.task import TaskEntry, TaskSettings
+from posenc.experiments.tasks.common.task import TaskSettings
 
 PLUS = SYMBOLS + 10
 
 
-def _make(settings: TaskSettings) -> AlgorithmTask:
+def _rule(settings: TaskSettings) -> Algorithm:
     backwards: bool = settings.options["least_first"]
 
     def written(number: int, digits: int) -> list[int]:
@@ -31,25 +31,21 @@ def _make(settings: TaskSettings) -> AlgorithmTask:
         return answered(question, written(first + second, digits + 1))
 
     order = "the least significant digit first" if backwards else "as people write them"
-    return AlgorithmTask(
-        settings,
-        Algorithm(
-            title="Add numbers of more digits than in training",
-            data=f"random sums, written {order}, of 1 to {settings.train_length} digits in "
-            "training",
-            definition="addition",
-            vocabulary=SYMBOLS + 11,
-            draw=draw,
-            width=lambda length: 3 * length + 3,
-            trivial=0.1,
-            unit="digits",
-            scored="digits of the sums",
-        ),
+    return Algorithm(
+        title="Add numbers of more digits than in training",
+        data=f"random sums, written {order}, of 1 to {settings.train_length} digits in training",
+        definition="addition",
+        vocabulary=SYMBOLS + 11,
+        draw=draw,
+        width=lambda length: 3 * length + 3,
+        trivial=0.1,
+        unit="digits",
+        scored="digits of the sums",
     )
 
 
-ENTRY = TaskEntry(
-    make=_make,
+ENTRY = algorithm_entry(
+    _rule,
     summary="Add two numbers of more digits than in training",
     data="random sums, generated; both summands have the same number of digits",
     metric="share of digits right; share of whole sums right",

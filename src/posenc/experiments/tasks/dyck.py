@@ -9,10 +9,10 @@ from posenc.experiments.tasks.common.algorithm import (
     DEFAULTS,
     SYMBOLS,
     Algorithm,
-    AlgorithmTask,
     Example,
+    algorithm_entry,
 )
-from posenc.experiments.tasks.common.task import TaskEntry, TaskSettings, times
+from posenc.experiments.tasks.common.task import TaskSettings, times
 
 CLOSED, OPEN = 0, 1
 OPENING, CLOSING = SYMBOLS, SYMBOLS + 1
@@ -42,27 +42,24 @@ def draw(brackets: int, random: Random) -> Example:
     return Example(inputs, targets)
 
 
-def _make(settings: TaskSettings) -> AlgorithmTask:
-    return AlgorithmTask(
-        settings,
-        Algorithm(
-            title="Brackets left open in longer words than in training",
-            data=f"random words of brackets, 2 to {settings.train_length} of them in training",
-            definition="dyck",
-            vocabulary=SYMBOLS + 2,
-            draw=draw,
-            shortest=2,
-            width=lambda length: length,
-            trivial=OPEN_SHARE,
-            trivial_rule="always open",
-            unit="brackets",
-            scored="places",
-        ),
+def _rule(settings: TaskSettings) -> Algorithm:
+    return Algorithm(
+        title="Brackets left open in longer words than in training",
+        data=f"random words of brackets, 2 to {settings.train_length} of them in training",
+        definition="dyck",
+        vocabulary=SYMBOLS + 2,
+        draw=draw,
+        shortest=2,
+        width=lambda length: length,
+        trivial=OPEN_SHARE,
+        trivial_rule="always open",
+        unit="brackets",
+        scored="places",
     )
 
 
-ENTRY = TaskEntry(
-    make=_make,
+ENTRY = algorithm_entry(
+    _rule,
     summary="Dyck-1: tell at every place of a word of brackets whether one is open",
     data="random words of brackets, generated",
     metric="share of places right; share of words with every place right",

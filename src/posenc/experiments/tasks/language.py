@@ -18,6 +18,7 @@ from posenc.experiments.pieces import Pieces
 from posenc.experiments.recipe import Variant
 from posenc.experiments.results import Measurement, Metric, Refusal
 from posenc.experiments.tasks.common import needles
+from posenc.experiments.tasks.common.byte_text import byte_losses, random_windows
 from posenc.experiments.tasks.common.probe import Probe
 from posenc.experiments.tasks.common.task import (
     Defaults,
@@ -25,18 +26,9 @@ from posenc.experiments.tasks.common.task import (
     TaskEntry,
     TaskSettings,
     plain_recipe,
-    seen,
     times,
-    training_loss,
 )
-from posenc.experiments.text_loss import (
-    PositionProfile,
-    Targets,
-    byte_entropy,
-    pair_entropy,
-    predictions,
-    rows_a_call,
-)
+from posenc.experiments.text_loss import PositionProfile, Targets, predictions, rows_a_call
 from posenc.models import Decoder, DecoderConfig
 from posenc.training.memory_estimate import decoder_bytes
 from posenc.training.seeding import generator
@@ -52,8 +44,7 @@ TESTED_TOKENS = 1 << 20
 """At very long contexts there are fewer segments, needles and runs, to keep within this."""
 FEWEST = 16
 
-OVERFIT = 0.5
-"""Bits per byte that training text may cost less than held-out text, net of what byte pairs do."""
+CONTEXT = "context length (bytes)"
 
 HELD_OUT_LENGTHS = 4
 """Least held-out text, in multiples of the longest context."""
@@ -118,10 +109,9 @@ class LanguageModelling(Task):
         """``inputs`` and ``targets`` ``[batch, train_length]``, windows of the text to train on."""
         length, batch = self.settings.train_length, self.settings.batch
         source = generator(seed, step)
-        count = self._pieces.count(length + 1)
-        drawn = torch.randint(count, (batch, 1), generator=source)
-        begins = self._pieces.begins(drawn, length + 1)
-        windows = self._train[begins + torch.arange(length + 1)].long()
+        windows = random_windows(
+            self._train, self._pieces, rows=batch, length=length + 1, source=source
+        )
         inputs, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
         rows = round(self._needle_rows * batch)
         if rows:
@@ -188,28 +178,24 @@ class LanguageModelling(Task):
     def _metrics(
         self, segments: Targets, known: Targets, length: int, longest: int
     ) -> list[Metric]:
-        context = partial(Metric, axis="context length (bytes)", log_x=True)
-        tested, trained = (self._held_out, segments.places), (self._train, known.places)
-        entropy, width = byte_entropy(self._train, *tested), segments.width
-        loss = context(
-            key="loss",
+        width = segments.width
+        loss, training, on_seen = byte_losses(
+            self._train,
+            (self._held_out, segments.places),
+            (self._train, known.places),
+            training=", needles included." if self._needle_rows else ".",
             label="Loss on the same bytes",
-            unit="bits per byte",
-            lower_is_better=True,
-            trivial=entropy,
-            trivial_rule="byte frequencies",
+            axis=CONTEXT,
+            log_x=True,
             description=f"The same {len(segments.ends) * width:,} held-out bytes at every length, "
-            f"{width} at the end of each window: a longer window only adds context before "
-            "them. The rule is what a byte costs who knows only how frequent each is.",
-            headline=True,
-            learned=pair_entropy(self._train, *tested),
-            rule="the byte before alone",
-            overfit=OVERFIT,
+            f"{width} at the end of each window: a longer window only adds context before them.",
         )
-        recall = context(
+        recall = Metric(
             key="recall",
             label="Needles found",
             unit="share of needles",
+            axis=CONTEXT,
+            log_x=True,
             lower_is_better=False,
             trivial=needles.CHANCE,
             description="One of 16 marked bytes stands in the first eighth of a window of real "
@@ -223,18 +209,13 @@ class LanguageModelling(Task):
             unit="bits per byte",
             axis="position in the context (bytes)",
             lower_is_better=True,
-            trivial=entropy,
-            trivial_rule="byte frequencies",
+            trivial=loss.trivial,
+            trivial_rule=loss.trivial_rule,
             description=f"In windows of {longest} bytes that slide over held-out text, so "
             "that every position is scored on the same bytes.",
         )
-        more = ", needles included." if self._needle_rows else "."
-        levels = {
-            "trivial": byte_entropy(self._train, *trained),
-            "learned": pair_entropy(self._train, *trained),
-        }
-        others = [by_position, training_loss("bits per byte", more), seen(loss, **levels)]
-        return [loss, *([recall] if self._needle_rows else []), *others]
+        found = [recall] if self._needle_rows else []
+        return [loss, *found, by_position, training, on_seen]
 
 
 def _through(model: Decoder, variant: Variant) -> Decoder:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from posenc.experiments.corpus import read_corpus
 from posenc.experiments.pieces import Pieces
 from posenc.experiments.results import Metric
+from posenc.experiments.tasks.common.byte_text import byte_losses, random_windows
 from posenc.experiments.tasks.common.task import (
     Defaults,
     Task,
@@ -20,18 +21,14 @@ from posenc.experiments.tasks.common.task import (
     TaskSettings,
     is_wide,
     plain_recipe,
-    seen,
     times,
-    training_loss,
 )
-from posenc.experiments.text_loss import byte_entropy, pair_entropy, restored, rows_a_call
+from posenc.experiments.text_loss import restored, rows_a_call
 from posenc.models import EncoderConfig, MaskedLM, mask_tokens, token_loss
 from posenc.training.seeding import generator
 
 MASK, VOCABULARY = 256, 257
 RATE = 0.15
-OVERFIT = 0.5
-"""Bits per byte that training text may cost less; files differ by less than that."""
 
 WINDOWS, TESTED_TOKENS = 512, 1 << 18
 """Windows scored at every length, and tokens at most of the longest ones."""
@@ -85,10 +82,8 @@ class MaskedBytes(Task):
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:
         """``inputs``, ``targets`` and ``chosen``, all ``[batch, train_length]``."""
         length, source = self.settings.train_length, generator(seed, step)
-        count = self._pieces.count(length)
-        drawn = torch.randint(count, (self.settings.batch, 1), generator=source)
-        begins = self._pieces.begins(drawn, length)
-        targets = self._train[begins + torch.arange(length)].long()
+        rows = self.settings.batch
+        targets = random_windows(self._train, self._pieces, rows=rows, length=length, source=source)
         masked = mask_tokens(targets, mask_token=MASK, vocabulary=MASK, rate=RATE, generator=source)
         return {"inputs": masked.inputs, "targets": targets, "chosen": masked.chosen}
 
@@ -142,36 +137,27 @@ class MaskedBytes(Task):
             (windows.flatten(), self._scored(masked).flatten().nonzero())
             for windows, masked in ((self._windows, self._masked), (self._seen, self._masked_seen))
         )
-        scored = len(tested[1])
-        metric = partial(Metric, axis="context length (bytes)", log_x=log_x)
-        loss = metric(
-            key="loss",
+        loss, training, on_seen = byte_losses(
+            self._train,
+            tested,
+            trained,
+            training="; a tenth of the chosen bytes is shown as it is, and a tenth as another.",
             label="Loss on the same masked bytes",
-            unit="bits per byte",
-            lower_is_better=True,
-            trivial=byte_entropy(self._train, *tested),
-            trivial_rule="byte frequencies",
-            description=f"The same {scored:,} masked bytes at every length, in the middle of "
-            "each window: a longer one only adds context on both sides. The rule is what a "
-            "byte costs who knows only how frequent each is.",
-            headline=True,
-            learned=pair_entropy(self._train, *tested),
-            rule="the byte before alone",
-            overfit=OVERFIT,
+            axis="context length (bytes)",
+            log_x=log_x,
+            description=f"The same {len(tested[1]):,} masked bytes at every length, in the middle "
+            "of each window: a longer one only adds context on both sides.",
         )
-        accuracy = metric(
+        accuracy = Metric(
             key="accuracy",
             label="Masked bytes restored",
             unit="share of masked bytes",
+            axis=loss.axis,
+            log_x=log_x,
             lower_is_better=False,
             description="Share of these bytes that the model finds likeliest.",
         )
-        more = "; a tenth of the chosen bytes is shown as it is, and a tenth as another."
-        levels = {
-            "trivial": byte_entropy(self._train, *trained),
-            "learned": pair_entropy(self._train, *trained),
-        }
-        return loss, accuracy, training_loss("bits per byte", more), seen(loss, **levels)
+        return loss, accuracy, training, on_seen
 
     def _middle(self, length: int) -> tuple[int, int]:
         """First scored byte in windows of ``length``, and the number of scored bytes."""

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from posenc.experiments.tasks.common.algorithm import (
-    DEFAULTS,
-    SYMBOLS,
-    Algorithm,
-    AlgorithmTask,
-    Example,
-)
-from posenc.experiments.tasks.common.task import TaskEntry, TaskSettings
+from posenc.experiments.tasks.common.algorithm import SYMBOLS, Algorithm, Example, algorithm_entry
+from posenc.experiments.tasks.common.task import TaskSettings
 
 EVEN, ODD = 0, 1
 ZERO, ONE = SYMBOLS, SYMBOLS + 1
@@ -28,31 +22,27 @@ def draw(bits: int, random: Random) -> Example:
     return Example(inputs, targets)
 
 
-def _make(settings: TaskSettings) -> AlgorithmTask:
-    return AlgorithmTask(
-        settings,
-        Algorithm(
-            title="Parity of longer sequences of bits than in training",
-            data=f"random bits, 1 to {settings.train_length} of them in training",
-            definition="parity",
-            vocabulary=SYMBOLS + 2,
-            draw=draw,
-            width=lambda length: length,
-            trivial=0.5,
-            unit="bits",
-            scored="parities",
-        ),
+def _rule(settings: TaskSettings) -> Algorithm:
+    return Algorithm(
+        title="Parity of longer sequences of bits than in training",
+        data=f"random bits, 1 to {settings.train_length} of them in training",
+        definition="parity",
+        vocabulary=SYMBOLS + 2,
+        draw=draw,
+        width=lambda length: length,
+        trivial=0.5,
+        unit="bits",
+        scored="parities",
     )
 
 
-ENTRY = TaskEntry(
-    make=_make,
+ENTRY = algorithm_entry(
+    _rule,
     summary="Tell whether the ones so far are odd in number, after every bit",
     data="random bits, generated",
     metric="share of parities right; share of sequences with every parity right",
     expectation="Transformers can fit parity up to the training length, and no encoding carries "
     "it further: all fall to a guess past it (Hahn 2020; Bhattamishra et al. 2020; Ruoss et al. "
     "2023). A lab in which one holds at 8 times has a leak.",
-    defaults=DEFAULTS,
     length_unit="bits",
 )

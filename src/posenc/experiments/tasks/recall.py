@@ -11,13 +11,13 @@ from posenc.experiments.tasks.common.algorithm import (
     SEPARATOR,
     SYMBOLS,
     Algorithm,
-    AlgorithmTask,
     Example,
+    algorithm_entry,
 )
-from posenc.experiments.tasks.common.task import TaskEntry, TaskSettings, times
+from posenc.experiments.tasks.common.task import TaskSettings, times
 
 
-def _make(settings: TaskSettings) -> AlgorithmTask:
+def _rule(settings: TaskSettings) -> Algorithm:
     keys, values = settings.options["keys"], settings.options["values"]
     if keys < settings.lengths[-1]:
         raise ArgumentError(
@@ -41,25 +41,22 @@ def _make(settings: TaskSettings) -> AlgorithmTask:
         targets = [answer for key in asked for answer in (value[key], None)]
         return Example([*listed, SEPARATOR, *recalled], [*[None] * (len(listed) + 1), *targets])
 
-    return AlgorithmTask(
-        settings,
-        Algorithm(
-            title="Recall which value went with a key, among more pairs than in training",
-            data=f"pairs of {keys} keys and {values} values, 1 to {settings.train_length} of "
-            "them in training",
-            definition="recall",
-            vocabulary=SYMBOLS + keys + values,
-            draw=draw,
-            width=lambda length: 4 * length + 1,
-            trivial=1 / values,
-            unit="pairs",
-            scored="answers",
-        ),
+    return Algorithm(
+        title="Recall which value went with a key, among more pairs than in training",
+        data=f"pairs of {keys} keys and {values} values, 1 to {settings.train_length} of "
+        "them in training",
+        definition="recall",
+        vocabulary=SYMBOLS + keys + values,
+        draw=draw,
+        width=lambda length: 4 * length + 1,
+        trivial=1 / values,
+        unit="pairs",
+        scored="answers",
     )
 
 
-ENTRY = TaskEntry(
-    make=_make,
+ENTRY = algorithm_entry(
+    _rule,
     summary="Associative recall: name the value that went with a key, among more pairs",
     data="random pairs of a key and a value, generated; each key is asked once",
     metric="share of answers right; share of examples with every answer right",

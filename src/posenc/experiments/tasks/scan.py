@@ -10,15 +10,15 @@ from posenc.experiments.tasks.common.algorithm import (
     DEFAULTS,
     SYMBOLS,
     Algorithm,
-    AlgorithmTask,
     Example,
+    algorithm_entry,
     answered,
 )
 from posenc.experiments.tasks.common.scan_grammar import LONGEST_TRAINED, split
-from posenc.experiments.tasks.common.task import TaskEntry, TaskSettings
+from posenc.experiments.tasks.common.task import TaskSettings
 
 
-def _make(settings: TaskSettings) -> AlgorithmTask:
+def _rule(settings: TaskSettings) -> Algorithm:
     trained, held_out = split()
     meanings = trained | held_out
     words = {word for command in meanings for word in command.split()}
@@ -33,20 +33,17 @@ def _make(settings: TaskSettings) -> AlgorithmTask:
             training.append(example)
     _require_lengths(settings, by_length)
     question = max(len(command.split()) for command in meanings)
-    return AlgorithmTask(
-        settings,
-        Algorithm(
-            title="SCAN: carry out commands that need more actions than any in training",
-            data=f"SCAN's length split: {len(trained):,} commands of at most {LONGEST_TRAINED} "
-            f"actions to train on, {len(held_out):,} longer ones",
-            definition="scan, length split",
-            vocabulary=SYMBOLS + len(tokens),
-            draw=lambda length, random: random.choice(by_length[length]),
-            train=lambda random: random.choice(training),
-            width=lambda length: question + 1 + length,
-            trivial=1 / len(all_actions),
-            unit="actions",
-        ),
+    return Algorithm(
+        title="SCAN: carry out commands that need more actions than any in training",
+        data=f"SCAN's length split: {len(trained):,} commands of at most {LONGEST_TRAINED} "
+        f"actions to train on, {len(held_out):,} longer ones",
+        definition="scan, length split",
+        vocabulary=SYMBOLS + len(tokens),
+        draw=lambda length, random: random.choice(by_length[length]),
+        train=lambda random: random.choice(training),
+        width=lambda length: question + 1 + length,
+        trivial=1 / len(all_actions),
+        unit="actions",
     )
 
 
@@ -69,8 +66,8 @@ def _require_lengths(settings: TaskSettings, by_length: dict[int, list[Example]]
             )
 
 
-ENTRY = TaskEntry(
-    make=_make,
+ENTRY = algorithm_entry(
+    _rule,
     summary="SCAN's length split: carry out commands that need more actions than any in training",
     data="all 20,910 commands of SCAN's grammar (Lake and Baroni 2018), generated; at the training "
     "length it is tested on commands it has seen",

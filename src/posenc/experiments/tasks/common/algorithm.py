@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.tasks.common.task import (
     Defaults,
     Task,
+    TaskEntry,
     TaskSettings,
     is_wide,
     times,
@@ -191,6 +192,20 @@ class AlgorithmTask(Task):
         return float(all_right[all_scored].double().mean()), float(whole.double().mean())
 
 
+def algorithm_entry(
+    rule: Callable[[TaskSettings], Algorithm], *, defaults: Defaults = DEFAULTS, **listed: Any
+) -> TaskEntry:
+    """The entry of a task that learns a rule.
+
+    Args:
+        rule: from the settings; may raise ArgumentError.
+        defaults, listed: see ``TaskEntry``.
+    """
+    return TaskEntry(
+        make=lambda settings: AlgorithmTask(settings, rule(settings)), defaults=defaults, **listed
+    )
+
+
 def _metrics(rule: Algorithm, lengths: Sequence[int]) -> tuple[Metric, ...]:
     metric = partial(
         Metric, axis=f"length ({rule.unit})", lower_is_better=False, log_x=is_wide(lengths)
@@ -230,41 +245,47 @@ def _stacked(examples: Sequence[Example], width: int) -> dict[str, Tensor]:
 
 
 def rewriting(
-    settings: TaskSettings, *, name: str, title: str, rewrite: Callable[[list[int]], Sequence[int]]
-) -> AlgorithmTask:
-    """The task of answering random symbols by the same symbols in another order.
+    *,
+    name: str,
+    job: str,
+    rewrite: Callable[[list[int]], Sequence[int]],
+    expectation: str,
+    symbols: int = 64,
+) -> TaskEntry:
+    """The entry of a task that answers random symbols by the same symbols in another order.
+
+    Its options are ``symbols`` (how many there are) and ``distinct`` (whether a sequence has none
+    twice).
 
     Args:
-        settings: of the comparison; its options are ``symbols`` (how many there are) and
-            ``distinct`` (whether a sequence has none twice).
-        name, title: of the task.
+        name: of the task.
+        job: what is done to a sequence ("Reverse a sequence").
         rewrite: the answer.
-
-    Raises:
-        ArgumentError: for too few symbols.
+        expectation: see ``TaskEntry``.
+        symbols: default of the option.
     """
-    kinds: int = settings.options["symbols"]
-    distinct: bool = settings.options["distinct"]
-    least = settings.lengths[-1] if distinct else 2
-    if kinds < least:
-        raise ArgumentError(
-            "symbols",
-            expected=f"at least {least}" + (", the longest test" if distinct else ""),
-            got=kinds,
-            remedy="Raise it, or test shorter sequences.",
-        )
-    alphabet = range(SYMBOLS, SYMBOLS + kinds)
 
-    def draw(length: int, random: Random) -> Example:
-        symbols = (
-            random.sample(alphabet, length) if distinct else random.choices(alphabet, k=length)
-        )
-        return answered(symbols, rewrite(symbols))
+    def rule(settings: TaskSettings) -> Algorithm:
+        kinds: int = settings.options["symbols"]
+        distinct: bool = settings.options["distinct"]
+        least = settings.lengths[-1] if distinct else 2
+        if kinds < least:
+            raise ArgumentError(
+                "symbols",
+                expected=f"at least {least}" + (", the longest test" if distinct else ""),
+                got=kinds,
+                remedy="Raise it, or test shorter sequences.",
+            )
+        alphabet = range(SYMBOLS, SYMBOLS + kinds)
 
-    return AlgorithmTask(
-        settings,
-        Algorithm(
-            title=title,
+        def draw(length: int, random: Random) -> Example:
+            drawn = (
+                random.sample(alphabet, length) if distinct else random.choices(alphabet, k=length)
+            )
+            return answered(drawn, rewrite(drawn))
+
+        return Algorithm(
+            title=f"{job} longer than any in training",
             data=f"random sequences of {kinds} symbols, 1 to {settings.train_length} long in "
             "training",
             definition=name,
@@ -273,5 +294,14 @@ def rewriting(
             width=lambda length: 2 * length + 1,
             trivial=1 / kinds,
             unit="symbols",
-        ),
+        )
+
+    return algorithm_entry(
+        rule,
+        summary=f"{job} of symbols, longer than any in training",
+        data="random symbols, generated",
+        metric="share of tokens right; share of whole sequences right",
+        expectation=expectation,
+        options={"symbols": symbols, "distinct": False},
+        length_unit="symbols",
     )
