@@ -25,6 +25,7 @@ from posenc.testing.subject import (
     agree,
     heads_of,
     law,
+    learned,
     observed,
     operands,
 )
@@ -61,15 +62,12 @@ def heads_are_slices(subject: Subject) -> None:
         some = encoding.heads(begin, end)
         groups = slice(begin // 2, end // 2)
         whole = attend(q, k, v, grid, encoding, backend="reference")[:, begin:end]
-        expected = torch.autograd.grad(whole.sin().sum(), tensors, None, True, allow_unused=True)
+        expected = _gradients(whole, tensors)
         inputs = (q[:, begin:end], k[:, groups], v[:, groups])
         for backend in serving(*inputs, grid, some):
             part = attend(*inputs, grid, some, backend=backend)
             agree(f"heads {begin} to {end} by {backend}", part, whole)
-            gradients = torch.autograd.grad(
-                part.sin().sum(), tensors, None, True, allow_unused=True
-            )
-            _agree_gradients(backend, gradients, expected)
+            _agree_gradients(backend, _gradients(part, tensors), expected)
 
 
 @law
@@ -180,21 +178,13 @@ def _one_grid(
     q, k, v = (x.requires_grad_() for x in operands(queries, keys, rows=rows))
     seen = observed(subject, encoding, layout, rows=rows)
     grid = Grid(seen.slice(keys - queries, keys), seen, causal=True)
-    learned = [p for p in encoding.parameters() if p.requires_grad]
-
-    def run(backend: str) -> tuple[Tensor, list[Tensor | None]]:
-        output = attend(q, k, v, grid, encoding, backend=backend)
-        # all backends share the graph of the signals
-        gradients = torch.autograd.grad(
-            output.sin().sum(), [q, k, v, *learned], allow_unused=True, retain_graph=True
-        )
-        return output, list(gradients)
-
-    expected, expected_gradients = run("reference")
+    tensors = [q, k, v, *learned(encoding)]
+    expected = attend(q, k, v, grid, encoding, backend="reference")
+    gradients = _gradients(expected, tensors)
     for backend in serving(q, k, v, grid, encoding):
-        output, gradients = run(backend)
+        output = attend(q, k, v, grid, encoding, backend=backend)
         agree(f"{backend} with {queries}×{keys}", output, expected, tolerance=tolerance)
-        _agree_gradients(backend, gradients, expected_gradients, tolerance=tolerance)
+        _agree_gradients(backend, _gradients(output, tensors), gradients, tolerance=tolerance)
 
 
 def _agree_gradients(
@@ -230,7 +220,7 @@ def lse_is_of_all_logits(subject: Subject) -> None:
         q, k, v = (x.requires_grad_() for x in operands(queries, length, rows=rows))
         seen = observed(subject, encoding, layout, rows=rows)
         grid = Grid(seen.slice(length - queries, length), seen, causal=True, window=window)
-        tensors = [q, k, v, *(p for p in encoding.parameters() if p.requires_grad)]
+        tensors = [q, k, v, *learned(encoding)]
         # constant and learned tables take different paths
         with torch.set_grad_enabled(queries == length):
             expected, sums = attend(q, k, v, grid, encoding, backend="reference", return_lse=True)
@@ -243,11 +233,12 @@ def lse_is_of_all_logits(subject: Subject) -> None:
                 shown = lse.masked_fill(lse.isneginf(), 0.0)
                 agree(backend, shown, finite)
                 if queries == length:
-                    gradients = (_of_sines(x, tensors) for x in (shown, finite))
+                    gradients = (_gradients(x, tensors) for x in (shown, finite))
                     _agree_gradients(backend, *gradients)
 
 
-def _of_sines(x: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
+def _gradients(x: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Gradients of the sum of sines; the graph is kept, as backends share that of the signals."""
     return torch.autograd.grad(x.sin().sum(), tensors, None, True, allow_unused=True)
 
 
@@ -262,14 +253,14 @@ def sinks_and_caps_agree(subject: Subject) -> None:
     for layout in (Layout.sequence(LENGTH), Layout.packed([LENGTH, 1, 3])):
         q, k, v = (x.requires_grad_() for x in operands(layout.length, layout.length))
         grid = Grid.of(observed(subject, encoding, layout), causal=True)
-        tensors = [q, k, v, sinks, *(p for p in encoding.parameters() if p.requires_grad)]
+        tensors = [q, k, v, sinks, *learned(encoding)]
         for given in options:
-            found = []
-            for backend in ("reference", *serving(q, k, v, grid, encoding, **given)):
+            expected = attend(q, k, v, grid, encoding, backend="reference", **given)
+            gradients = _gradients(expected, tensors)
+            for backend in serving(q, k, v, grid, encoding, **given):
                 output = attend(q, k, v, grid, encoding, backend=backend, **given)
-                found.append((output, _of_sines(output, tensors)))
-                agree(backend, output, found[0][0])
-                _agree_gradients(backend, found[-1][1], found[0][1])
+                agree(backend, output, expected)
+                _agree_gradients(backend, _gradients(output, tensors), gradients)
 
 
 def serving(

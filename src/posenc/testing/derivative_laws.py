@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.errors import ArgumentError, BackendRefusal
 from posenc.layout import Layout
-from posenc.testing.subject import LawBroken, Subject, agree, inputs, law, tokens_of
+from posenc.testing.subject import LawBroken, Subject, agree, inputs, law, learned, tokens_of
 
 ROWS, LENGTH = 2, 6
 
@@ -23,7 +23,7 @@ def second_derivatives_are_right(subject: Subject) -> None:
     layer, x = subject.layer(), inputs(1, LENGTH).requires_grad_()
     layout, tokens = subject.place(Layout.sequence(LENGTH)), tokens_of(1, LENGTH)
     layout = replace(layout, positions=layout.positions.double())
-    inputs_of = [x, *(p for p in layer.parameters() if p.requires_grad)]
+    inputs_of = [x, *learned(layer)]
 
     def penalty(backend: str) -> list[Tensor]:
         """Gradients of the squares of gradients."""

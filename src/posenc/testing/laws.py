@@ -25,6 +25,7 @@ from posenc.testing.subject import (
     agree,
     inputs,
     law,
+    learned,
     observed,
     operands,
     tokens_of,
@@ -200,14 +201,15 @@ def gradients_are_right(subject: Subject) -> None:
     layer, x = subject.layer(), inputs(1, 5).requires_grad_()
     layout = subject.place(Layout.at(torch.arange(5, dtype=torch.float64)))
     tokens = tokens_of(1, 5)
-    parameters = [p for p in layer.encoding.parameters() if p.requires_grad]
 
     def output(x: Tensor, *values: Tensor) -> Tensor:
         computed: Tensor = layer(x, layout, tokens=tokens)
         return computed
 
     try:
-        torch.autograd.gradcheck(output, (x, *parameters), fast_mode=True, atol=1e-4, rtol=1e-3)
+        torch.autograd.gradcheck(
+            output, (x, *learned(layer.encoding)), fast_mode=True, atol=1e-4, rtol=1e-3
+        )
     except RuntimeError as error:
         raise LawBroken(f"{error}") from error
 

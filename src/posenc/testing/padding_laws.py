@@ -21,6 +21,7 @@ from posenc.testing.subject import (
     agree,
     inputs,
     law,
+    learned,
     observed,
     operands,
     tokens_of,
@@ -37,11 +38,11 @@ def invalid_tokens_hold_anything(subject: Subject) -> None:
     at the invalid tokens are zero.
     """
     layer = subject.layer()
-    learned = [p for p in layer.parameters() if p.requires_grad]
     layout = subject.place(Layout.padded([LENGTH, 8], side="left"))
-    _compare("a cached layer", partial(_cached, layer, layout, 8), [inputs()], [layout], learned)
+    _compare(
+        "a cached layer", partial(_cached, layer, layout, 8), [inputs()], [layout], learned(layer)
+    )
     encoding = subject.layer().encoding
-    learned = [p for p in encoding.parameters() if p.requires_grad]
     key = observed(subject, encoding, Layout.padded([LENGTH, 8], side="left"))
     if key.signal is not None:
         key = replace(key, signal=_filled(key.signal.detach(), key, POISON))
@@ -51,7 +52,7 @@ def invalid_tokens_hold_anything(subject: Subject) -> None:
     given = [x.transpose(1, 2) for x in (q, k, v)]
     for backend in serving(q, k, v, grid, encoding):
         compute = partial(_attended, grid, encoding, backend)
-        _compare(f"q, k and v of {backend}", compute, given, sides, learned)
+        _compare(f"q, k and v of {backend}", compute, given, sides, learned(encoding))
 
 
 def _cached(layer: Layer, layout: Layout, first: int, x: Tensor) -> Tensor:
@@ -77,21 +78,23 @@ def _compare(
     compute: Callable[..., Tensor],
     given: Sequence[Tensor],
     layouts: Sequence[Layout],
-    learned: Sequence[Tensor],
+    parameters: Sequence[Tensor],
 ) -> None:
     """Require the same result with zeros and with NaN and infinity at invalid tokens.
 
     Args:
         compute: from tensors ``[B, L, …]`` to an output with the first of the ``layouts``.
         given: inputs of ``compute``, one per layout.
-        learned: parameters whose gradients are compared too.
+        parameters: those whose gradients are compared too.
     """
     results = []
     for fill in ((0.0,), POISON):
         pairs = zip(given, layouts, strict=True)
         taken = [_filled(x, at, fill).requires_grad_() for x, at in pairs]
         output = _filled(compute(*taken), layouts[0], (0.0,))
-        gradients = torch.autograd.grad(output.sin().sum(), [*taken, *learned], allow_unused=True)
+        gradients = torch.autograd.grad(
+            output.sin().sum(), [*taken, *parameters], allow_unused=True
+        )
         results.append([output, *gradients])
         for gradient, at in zip(gradients[: len(layouts)], layouts, strict=True):
             if gradient is not None:

@@ -175,6 +175,11 @@ def spread(encoding: Encoding) -> None:
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
 
 
+def learned(module: nn.Module) -> list[nn.Parameter]:
+    """Parameters that have gradients."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
 class Layer(nn.Module):
     """Minimal model: embedding part, then causal attention."""
 
