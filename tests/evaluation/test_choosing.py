@@ -108,7 +108,8 @@ def test_a_tie_or_no_gain_means_not_to_stretch() -> None:
     assert "cannot be told from not stretched (4.950) and a plain sliding window (4.950)" in why
     first = answer(found)[0]
     assert first.startswith("Without any training, do not stretch: ")
-    assert dict(findings(found))["The checkpoint"] == ["No checkpoint was written. " + found.reason]
+    written = dict(findings(replace(found, reason=why)))["The checkpoint"]
+    assert written == [f"No checkpoint was written. {why}"]
     key, why = choose(found, tuned=False, always=True)
     assert key in {"self_extend", "ntk"}
     assert "It gains nothing: at 32 bytes" in why
@@ -322,3 +323,55 @@ def test_the_expected_order_is_held_to_what_was_found() -> None:
     assert told(bad)[2] == "yarn: yarn has a ramp."
     tied = good | {"ntk": 3.49}
     assert "interpolate and ntk do not differ by more than 1% here." in told(tied)
+
+
+def test_what_copies_less_is_named_and_nothing_else() -> None:
+    def copying(**copied: float) -> list[str]:
+        methods = {
+            key: replace(reading(2.3), copied={16: share, 32: share})
+            for key, share in copied.items()
+        }
+        near = dict(findings(study(**BASE, **methods)))["In contexts no longer than before"]
+        return [text for text in near if "repeated" in text]
+
+    assert copying(ntk=0.5, yarn=0.87, rerope=0.89) == [
+        "Of a word repeated right after itself the original copies 90% at the trained length; "
+        "what blurs near distances copies less: ntk 50%, yarn 87%."
+    ]
+    assert copying(ntk=0.95, yarn=0.89) == [
+        "Of a word repeated right after itself the original copies 90% at the trained length; "
+        "no method copies less by more than 2 points."
+    ]
+    blind = study(**{key: replace(each, copied={16: 0.1, 32: 0.1}) for key, each in BASE.items()})
+    near = dict(findings(blind))["In contexts no longer than before"]
+    assert near == [
+        "The model copies 10% of a repeated word at its own length, where a guess copies 4.0%: "
+        "it has not learned to, so that what it copies at others says nothing."
+    ]
+
+
+def test_methods_surely_better_than_the_cut_model_are_named() -> None:
+    """Of models that are not causal, which have no sliding window."""
+    cut = {"cut": reading(2.6)}
+
+    def against(**readings: StudyReading) -> str:
+        causal = study(**cut, **readings)
+        metrics = tuple(metric for metric in causal.metrics if metric.key == "loss")
+        return dict(findings(replace(causal, metrics=metrics, asked=0)))["Without training"][1]
+
+    assert against(yarn=reading(2.3), ntk=reading(2.59, spread=0.3)) == (
+        "Cut at 16, as the model was trained, its loss is 2.600 bits a byte. "
+        "yarn does surely better."
+    )
+    assert against(yarn=reading(2.3), ntk=reading(2.4)).endswith("yarn and ntk do surely better.")
+    assert against(yarn=reading(2.7)).endswith("No method does surely better.")
+
+
+def test_no_checkpoint_is_said_to_be_written_where_none_was() -> None:
+    none = replace(study(**BASE, yarn=reading(2.3)), reason="It gains nothing.")
+    assert dict(findings(none))["The checkpoint"] == [
+        "No checkpoint was written. It gains nothing."
+    ]
+    assert dict(findings(replace(none, gate="Not learned.")))["The checkpoint"] == [
+        "No checkpoint was written."
+    ]

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from posenc.evaluation.choosing import shortfall
-from posenc.evaluation.headline import LONGEST, headline, remedies, verdicts
+from posenc.evaluation.choosing import missing_gain
+from posenc.evaluation.headline import headline, remedies, verdicts
 from posenc.evaluation.results import Study
+from posenc.reporting.headlines import LONGEST
 from tests.evaluation.test_choosing import BASE, reading, study
 
 
@@ -27,7 +28,7 @@ def test_the_best_method_is_named_with_its_verdict_and_loss() -> None:
 
 def test_nothing_is_advised_that_gains_nothing() -> None:
     alone = study(**BASE, yarn=reading(4.2, 0.1))
-    assert shortfall(alone, "yarn", tuned=False)
+    assert missing_gain(alone, "yarn", tuned=False)
     assert headline(alone) == (
         "Do not stretch by yarn: it shows no sure gain at 2 × the trained length"
     )

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from posenc.experiments.headline import LONGEST, OPEN, headline
+from posenc.experiments.headline import OPEN, headline
 from posenc.experiments.results import ComparedEncoding, Comparison, Measurement
 from posenc.experiments.verdicts import Row, judged
+from posenc.reporting.headlines import LONGEST
 from posenc.reporting.intervals import paired_difference
 from tests.support.samples import ACCURACY, LOSS, RECALL, sample
 

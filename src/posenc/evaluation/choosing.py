@@ -39,10 +39,10 @@ def choose(study: Study, *, tuned: bool, always: bool = False) -> tuple[str | No
         return None, "No method that a checkpoint can hold was measured."
     if study.gate and not always:
         return None, study.gate
-    missing = shortfall(study, key, tuned=tuned)
+    missing = missing_gain(study, key, tuned=tuned)
     alone = sum(method.writable for method in study.findings) == 1
     if missing and not always and not alone:
-        return None, f"Nothing is gained by stretching: {missing}."
+        return None, sentence("no_gain", missing=missing)
     keys = [method.key for method, _ in ranked(study, tuned=tuned)]
     ahead = keys[: keys.index(key)]
     why = "It was the one asked for."
@@ -128,7 +128,7 @@ def ranked(study: Study, *, tuned: bool) -> list[tuple[Findings, StudyReading]]:
     return [pair for pair in study.ranked(tuned=tuned) if pair[0].key not in hidden]
 
 
-def shortfall(study: Study, key: str, *, tuned: bool) -> str:
+def missing_gain(study: Study, key: str, *, tuned: bool) -> str:
     """Reason why a method gains nothing over a baseline, as a clause; "" if it gains over all.
 
     It gains if it is significantly better in the deciding metric (in losses by more than ``TIE``)

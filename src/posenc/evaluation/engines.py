@@ -117,6 +117,23 @@ class RopeConfig:
             rotated.append((1 - kept) * theta / self.factor + kept * theta)
         return Rotation(tuple(rotated), gain)
 
+    def rotated(
+        self, length: int, *, yarn: Callable[[], Rotation], longrope: Callable[[], Rotation]
+    ) -> Rotation:
+        """RoPE in a text of ``length`` tokens, with an engine's own YaRN and LongRoPE."""
+        match self.kind:
+            case "linear":
+                return self.linear()
+            case "dynamic":
+                return self.dynamic(length)
+            case "llama3":
+                return self.llama3(self.trained or self.longest)
+            case "yarn":
+                return yarn()
+            case "longrope":
+                return longrope()
+        return self.plain()
+
     def usual_gain(self, mscale: float = 1.0) -> float:
         """YaRN's: 0.1 · mscale · ln s + 1."""
         return 0.1 * mscale * math.log(self.factor) + 1 if self.factor > 1 else 1.0
@@ -138,22 +155,17 @@ def by_transformers(config: Mapping[str, Any], length: int) -> Rotation:
     """As transformers rotates in a text of ``length`` tokens."""
     rope = _standard(config)
     given = rope.parameters
-    gain = given.get("attention_factor")
-    match rope.kind:
-        case "linear":
-            return rope.linear()
-        case "dynamic":
-            return rope.dynamic(length)
-        case "llama3":
-            return rope.llama3(rope.trained or rope.longest)
-        case "yarn":
-            return rope.yarn(_yarn_gain(rope), truncate=given.get("truncate", True))
-        case "longrope":
-            trained = rope.trained or rope.longest
-            if gain is None:
-                gain = math.sqrt(1 + math.log(rope.factor) / math.log(trained))
-            return rope.longrope("long" if length > trained else "short", gain)
-    return rope.plain()
+
+    def longrope() -> Rotation:
+        trained, gain = rope.trained or rope.longest, given.get("attention_factor")
+        if gain is None:
+            gain = math.sqrt(1 + math.log(rope.factor) / math.log(trained))
+        return rope.longrope("long" if length > trained else "short", gain)
+
+    def yarn() -> Rotation:
+        return rope.yarn(_yarn_gain(rope), truncate=given.get("truncate", True))
+
+    return rope.rotated(length, yarn=yarn, longrope=longrope)
 
 
 def by_vllm(config: Mapping[str, Any], length: int) -> Rotation:
@@ -192,20 +204,16 @@ def by_mlx_lm(config: Mapping[str, Any], length: int) -> Rotation:
     base = float(config.get(names.base) or MLX_BASES.get(family, 10000.0))
     trained = given.get(TRAINED, UNTOLD_TRAINED.get(str(given.get("rope_type"))))
     rope = RopeConfig(family, base, standard.width, given, trained, longest)
-    match rope.kind:
-        case "linear":
-            return rope.linear()
-        case "dynamic":
-            return rope.dynamic(length)
-        case "llama3":
-            return rope.llama3(rope.trained or rope.longest)
-        case "yarn":
-            gain = rope.usual_gain(given.get("mscale", 1.0))
-            gain /= rope.usual_gain(given.get("mscale_all_dim", 0.0))
-            return rope.yarn(gain, truncate=True)
-        case "longrope":
-            return rope.longrope("long", rope.length_gain())
-    return rope.plain()
+
+    def yarn() -> Rotation:
+        gain = rope.usual_gain(given.get("mscale", 1.0))
+        gain /= rope.usual_gain(given.get("mscale_all_dim", 0.0))
+        return rope.yarn(gain, truncate=True)
+
+    def longrope() -> Rotation:
+        return rope.longrope("long", rope.length_gain())
+
+    return rope.rotated(length, yarn=yarn, longrope=longrope)
 
 
 ENGINES: dict[str, Callable[[Mapping[str, Any], int], Rotation]] = {

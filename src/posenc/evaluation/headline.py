@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from posenc.evaluation.candidates import CUT
-from posenc.evaluation.choosing import QUANTILE, best, gaps, has_needles, readings_of, shortfall
+from posenc.evaluation.choosing import QUANTILE, best, gaps, has_needles, missing_gain, readings_of
 from posenc.evaluation.results import Findings, Study, StudyReading
+from posenc.reporting.headlines import at_times, fitting, of_one, shortened
 from posenc.reporting.intervals import Estimate
 from posenc.reporting.page import Remedy
 from posenc.reporting.sentences import sentence
 from posenc.reporting.verdicts import BREAKS, HOLDS, deterioration, word
 
-LONGEST = 90
-"""Characters of a headline."""
-
 NAME = 32
-"""Characters of a name in it, at most."""
+"""Characters of a name in a headline, at most."""
 
 
 def headline(study: Study) -> str:
     """The recommended method, or what became of a model measured as it is, in a line."""
-    at = _place(study)
+    at = at_times(study.goal, study.length, size=study.unit == "pixel")
     if study.gate:
-        return sentence("not_trained", name=_short(study.checkpoint), rule=study.trivial_rule)
+        return sentence(
+            "not_trained", name=shortened(study.checkpoint, NAME), rule=study.trivial_rule
+        )
     if study.factor == 1.0:
         return _alone(study, at)
     tuned = study.tuned
     key, steps = best(study, tuned=tuned), study.finetune["steps"] if tuned else 0
     if key is None:
         return sentence("nothing_writable")
-    if shortfall(study, key, tuned=tuned):
+    if missing_gain(study, key, tuned=tuned):
         alone = sum(method.writable for method in study.findings) == 1
-        facts = {"key": _short(key), "alone": alone}
-        return _fitting(sentence("do_not_stretch", at=place, **facts) for place in (at, ""))
+        facts = {"key": shortened(key, NAME), "alone": alone}
+        return fitting(sentence("do_not_stretch", at=place, **facts) for place in (at, ""))
     readings = {method.key: reading for method, reading in study.ranked(tuned=tuned)}
     metric, goal = study.deciding, study.goal
     figures = f"{metric.name} {metric.shown(readings[key].of(metric)[goal])}"
@@ -43,10 +42,10 @@ def headline(study: Study) -> str:
             figures += f", {words} {metric.shown(readings[name].of(metric)[goal])}"
             break
     judged = {method.key: words[0] for method, words in verdicts(study)[1]}
-    facts = {"key": _short(key), "at": at, "steps": steps}
+    facts = {"key": shortened(key, NAME), "at": at, "steps": steps}
     forms = ((judged[key], figures), (judged[key], ""), ("", ""))
     texts = (sentence("use", verdict=verdict, figures=shown, **facts) for verdict, shown in forms)
-    return _fitting(texts)
+    return fitting(texts)
 
 
 def _alone(study: Study, at: str) -> str:
@@ -62,25 +61,7 @@ def _alone(study: Study, at: str) -> str:
         for noun, metric in metrics.items()
     ]
     verdict = verdicts(study)[1][0][1][0] if study.goal > first else "learned"
-    facts = {"label": _short(study.checkpoint), "verdict": verdict, "at": at}
-    texts = (sentence("alone", changes=shown, **facts) for shown in (changes, changes[:1], ()))
-    return _fitting(texts)
-
-
-def _fitting(texts: Iterable[str]) -> str:
-    """The first that fits a line, the most detailed first."""
-    return next(text for text in texts if len(text) <= LONGEST)
-
-
-def _place(study: Study) -> str:
-    """The requested length in times of the trained one."""
-    extent = "size" if study.unit == "pixel" else "length"
-    times = f"{study.goal / study.length:.3g} × " if study.goal != study.length else ""
-    return f"at {times}the trained {extent}"
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
+    return of_one(shortened(study.checkpoint, NAME), verdict, at, changes)
 
 
 def verdicts(study: Study) -> tuple[str, list[tuple[Findings, tuple[str, ...]]]]:

@@ -31,8 +31,6 @@ from posenc.reporting.sentences import sentence
 from posenc.reporting.verdicts import BREAKS, HOLDS
 from posenc.storage import make_folder
 
-DECODED = "Token by token differs from one pass."
-
 
 def write_study(study: Study, folder: Path) -> Path:
     """Write ``index.html``, charts, ``study.json`` and ``study.csv``; the path of the page.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ from posenc.evaluation.suites.needles import ByteNeedles
 from posenc.evaluation.suites.next_token import NextTokenSuite, Suite, lengths_to
 from posenc.evaluation.suites.retrieval import RetrievalSuite
 from posenc.evaluation.texts import Text
-from posenc.training.machine import describe_device, platform_name
+from posenc.training.machine import describe_device, versions
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,12 +298,7 @@ def _study(
         sha256=source.sha256,
         findings=findings,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "posenc": version("posenc"),
-            "platform": platform_name(),
-        },
+        versions=versions(),
         device=describe_device(next(checkpoint.model.parameters()).device),
         threads=torch.get_num_threads(),
         seed=seed,

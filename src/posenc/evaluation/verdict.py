@@ -15,9 +15,9 @@ from posenc.evaluation.choosing import (
     gap,
     gaps,
     has_needles,
+    missing_gain,
     ranked,
     readings_of,
-    shortfall,
 )
 from posenc.evaluation.results import Study, StudyReading
 from posenc.extension import EXTENSIONS
@@ -78,10 +78,9 @@ def findings(study: Study) -> list[tuple[str, list[str]]]:
 def _written(study: Study) -> list[str]:
     """The written method and the reason for it, or for none."""
     if study.chosen is not None:
-        return [f"Written: {study.chosen}. {study.reason}", *_noted(study, study.chosen)]
-    return [
-        "No checkpoint was written." if study.gate else f"No checkpoint was written. {study.reason}"
-    ]
+        written = sentence("written", key=study.chosen, reason=study.reason)
+        return [written, *_noted(study, study.chosen)]
+    return [sentence("written", key=None, reason="" if study.gate else study.reason)]
 
 
 def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
@@ -90,16 +89,15 @@ def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
     if key is None:
         return
     steps = study.finetune["steps"] if tuned else 0
-    when = f"After {steps} steps of fine-tuning" if tuned else "Without any training"
-    missing = shortfall(study, key, tuned=tuned)
+    missing = missing_gain(study, key, tuned=tuned)
     if missing:
-        yield f"{when}, do not stretch: {missing}."
+        yield sentence("advised_none", steps=steps, missing=missing)
         return
     names = baselines(study).items()
     yield sentence(
         "advised",
         study=study,
-        when=when,
+        steps=steps,
         key=key,
         reading=readings[key],
         others=[(words, readings[name]) for name, words in names if name in readings],
@@ -222,13 +220,12 @@ def expectation(study: Study) -> list[str]:
     def loss(keys: list[str]) -> float:
         return min(measured[key].loss[at] for key in keys)
 
-    order = ", then ".join(" and ".join(keys) for keys in known)
-    sentences = [f"Expected at twice the length before any training, from worst to best: {order}."]
     pairs = [(worse, better, loss(worse), loss(better)) for worse, better in pairwise(known)]
     tied = [pair for pair in pairs if abs(pair[3] - pair[2]) <= pair[2] * TIE]
     wrong = [pair for pair in pairs if pair[3] > pair[2] * (1 + TIE)]
+    sentences = [sentence("expected", ranks=known)]
     if not wrong and not tied:
-        sentences.append(f"So it is here, at {at} {study.unit}s.")
+        sentences.append(sentence("as_expected", at=study.at(at)))
     sentences += [
         sentence("no_difference", worse=pair[0], better=pair[1], limit=TIE) for pair in tied
     ]
@@ -275,8 +272,9 @@ def _copying(study: Study) -> Iterator[str]:
         return
     copied = [(m.key, r.copied[at]) for m, r in study.ranked() if m.role == "method"]
     if copied:
-        worst = sorted(copied, key=lambda pair: pair[1])[:3]
-        yield sentence("copying", base=base, worst=_in_percent(worst))
+        less = [pair for pair in copied if pair[1] < base - SAME]
+        worst = _in_percent(sorted(less, key=lambda pair: pair[1])[:3])
+        yield sentence("copying", base=base, limit=SAME, worst=worst)
 
 
 def _in_percent(shares: list[tuple[str, float]]) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from posenc.experiments.results import Comparison
 from posenc.experiments.tasks import TASKS
 from posenc.experiments.verdicts import LEARNED_NOTHING, Row
-from posenc.reporting.sentences import listed, sentence
+from posenc.reporting.sentences import sentence
 
 MORE = 4
 """Factor of the advised steps if nothing was learned; divisor if overfitted."""
@@ -50,10 +50,7 @@ def unsure(comparison: Comparison, rows: Sequence[Row]) -> Iterable[str]:
                     **facts,
                 )
             elif verdict == "untestable":
-                yield (
-                    f"Unsure: {row.subject.label}, which could not be asked to find anything at "
-                    f"{train}."
-                )
+                yield sentence("never_asked", label=row.subject.label, train=train)
 
 
 def gated(comparison: Comparison, rows: Sequence[Row], longest: int) -> Iterable[str]:
@@ -67,8 +64,7 @@ def gated(comparison: Comparison, rows: Sequence[Row], longest: int) -> Iterable
         return [(row.subject.label, row.values[train]) for row in rows]
 
     if unfinished := stopped("unfinished"):
-        names = listed([row.subject.label for row in unfinished])
-        yield f"Not finished: {names}. Continue with --resume."
+        yield sentence("unfinished", labels=[row.subject.label for row in unfinished])
     if unlearned := stopped("unlearned"):
         yield sentence(
             "unlearned", values=values(unlearned), metric=metric, advice=longer_training(comparison)
@@ -95,7 +91,7 @@ def gated(comparison: Comparison, rows: Sequence[Row], longest: int) -> Iterable
     beyond = {x: why for row in rows for x, why in row.refusals.items() if x > longest}
     if beyond:
         first = min(beyond)
-        yield f"Nothing could be tested at {first}: {beyond[first]}."
+        yield sentence("untestable", labels=[], length=first, reason=beyond[first])
 
 
 def _untestable(rows: Sequence[Row]) -> Iterable[str]:
@@ -106,7 +102,7 @@ def _untestable(rows: Sequence[Row]) -> Iterable[str]:
             first = min(row.refusals)
             names.setdefault((first, row.refusals[first]), []).append(row.subject.label)
     for (length, why), labels in names.items():
-        yield f"{listed(labels)} could not be tested at {length}: {why}."
+        yield sentence("untestable", labels=labels, length=length, reason=why)
 
 
 def longer_training(comparison: Comparison) -> tuple[int, int] | None:

@@ -8,12 +8,10 @@ from itertools import product
 
 from posenc.experiments.results import Comparison
 from posenc.experiments.verdicts import GATES, LEARNED_NOTHING, Row, longest_measured
+from posenc.reporting.headlines import LONGEST, at_times, of_one, shortened
 from posenc.reporting.intervals import paired_difference
 from posenc.reporting.sentences import exactly, sentence
 from posenc.reporting.verdicts import SEVERITY
-
-LONGEST = 90
-"""Characters of a headline."""
 
 NAMES = (24, 14)
 """Characters of a name, at most; the second where the first leaves no room."""
@@ -50,11 +48,11 @@ def headline(comparison: Comparison, rows: Sequence[Row]) -> str:
     recall = _best_recall(comparison, judged, longest)
     held = [row for row in candidates if row.verdict == "holds"]
     for (most_held, most_best, form), most in product(FORMS, NAMES):
-        told = [] if form == "best_by" else recall
+        named = [] if form == "best_by" else recall
         lone = held if len(held) == 1 <= most_held else []
         names, found = (
             ["it"] if rows and rows == lone else [_name(row, most) for row in rows]
-            for rows in (loss, told)
+            for rows in (loss, named)
         )
         holding = _holding(candidates, at, [_name(row, most) for row in held], most_held)
         best = _best(comparison, names, found, form, of=len(candidates), most=most_best)
@@ -80,13 +78,12 @@ def _place(comparison: Comparison, longest: int) -> str:
     so_far = "" if comparison.complete else "so far "
     if longest == train:
         return f"{so_far}at {train} {comparison.length_unit}"
-    extent = "size" if comparison.headline.axis.startswith("size") else "length"
-    return f"{so_far}at {longest / train:.3g} × the trained {extent}"
+    size = comparison.headline.axis.startswith("size")
+    return f"{so_far}{at_times(longest, train, size=size)}"
 
 
 def _name(row: Row, most: int = NAMES[0]) -> str:
-    label = row.subject.label
-    return label if len(label) <= most else f"{label[: most - 1]}…"
+    return shortened(row.subject.label, most)
 
 
 def _of_one(comparison: Comparison, row: Row, longest: int, at: str) -> str:
@@ -98,11 +95,7 @@ def _of_one(comparison: Comparison, row: Row, longest: int, at: str) -> str:
         for metric, values in measured
         if metric is not None and train in values and longest in values
     ]
-    texts = (
-        sentence("alone", label=_name(row), verdict=row.verdict, at=at, changes=shown)
-        for shown in (changes, changes[:1], ())
-    )
-    return next(text for text in texts if len(text) <= LONGEST)
+    return of_one(_name(row), row.verdict, at, changes)
 
 
 def _holding(candidates: Sequence[Row], at: str, held: Sequence[str], most: int) -> str:

@@ -14,16 +14,10 @@ from posenc.experiments.statistics import compared, held
 from posenc.experiments.verdicts import LEARNED_NOTHING, Row, judged, longest_measured
 from posenc.reporting.intervals import Bounds, Estimate, paired_difference
 from posenc.reporting.page import Remedy
-from posenc.reporting.sentences import amount, listed, sentence
+from posenc.reporting.sentences import amount, sentence
 
 MANIFOLD = 3.0
 """Larger changes are given as multiples."""
-
-VERBS = {
-    "holds": ("holds up", "hold up"),
-    "degrades": ("degrades", "degrade"),
-    "breaks": ("breaks", "break"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +52,12 @@ def _answer(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
     metric, train = comparison.headline, comparison.train_length
     longest = longest_measured(comparison, rows)
     if not comparison.complete:
-        done = len(comparison.runs)
-        yield f"This comparison was interrupted: what follows rests on {done} finished runs."
+        yield sentence("interrupted", runs=len(comparison.runs))
     if not any(row.values for row in rows):
         if any(row.gate == "untestable" for row in rows):
             yield from gated(comparison, rows, longest)
         else:
-            yield "Nothing has been measured yet."
+            yield f"{sentence('nothing_measured')}."
         return
     if longest == train:
         yield _at_one_length(comparison, rows)
@@ -72,19 +65,24 @@ def _answer(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
         yield sentence("certainty", seeds=comparison.most_seeds, complete=comparison.complete)
         return
     candidates = [row for row in rows if row.subject.role == "candidate"]
-    factor = longest / train
-    where = f"at {longest} {comparison.length_unit}, {factor:.3g} times the training length"
-    for verdict, verbs in VERBS.items():
+    for verdict in ("holds", "degrades", "breaks"):
         chosen = [row for row in candidates if row.verdict == verdict]
         if chosen:
-            names = listed([row.subject.label for row in chosen])
-            details = "; ".join(
+            details = [
                 ("" if len(chosen) == 1 else f"{row.subject.label} ")
                 + _change(row, metric, train, longest, unit=row is chosen[0])
                 + _recalled(row, train, unit=row is chosen[0])
                 for row in chosen
+            ]
+            yield sentence(
+                "by_length",
+                verdict=verdict,
+                names=[row.subject.label for row in chosen],
+                details=details,
+                length=longest,
+                unit=comparison.length_unit,
+                factor=longest / train,
             )
-            yield f"{names} {verbs[len(chosen) > 1]} {where}: {details}."
     yield from unsure(comparison, candidates)
     yield from gated(comparison, rows, longest)
     yield from _best(comparison, candidates, longest)

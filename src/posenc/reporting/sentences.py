@@ -11,6 +11,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from posenc.reporting.intervals import Estimate
 from posenc.reporting.numbers import size_in_words
 
+TEMPLATES = ("sentences.jinja", "study.jinja")
+"""Files of ``posenc.reporting.templates`` that have the sentences."""
+
 
 class Quantity(Protocol):
     """A measured quantity.
@@ -28,8 +31,9 @@ class Quantity(Protocol):
 
 
 def sentence(name: str, /, **facts: Any) -> str:
-    """A sentence (or a few) by the macro of this name in ``templates/sentences.jinja``."""
-    macro = getattr(_templates().get_template("sentences.jinja").module, name)
+    """A sentence (or a few) by the macro of this name in one of ``TEMPLATES``."""
+    modules = (_templates().get_template(template).module for template in TEMPLATES)
+    macro = next(getattr(module, name) for module in modules if hasattr(module, name))
     return " ".join(line.strip() for line in macro(**facts).splitlines() if line.strip())
 
 

@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -58,6 +59,16 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} ({_processor()}, {cores()} cores)"
+
+
+def versions() -> dict[str, str]:
+    """Versions of python, torch, posenc and the platform, as reports name them."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "posenc": version("posenc"),
+        "platform": platform_name(),
+    }
 
 
 def platform_name() -> str:
