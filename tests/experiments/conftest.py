@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from posenc.experiments.charts import draw_charts
-from posenc.experiments.report import ReportFiles, write_report
+from posenc.experiments.report import write_report
 from posenc.experiments.summary import summarise
 from posenc.reporting.charts import Chart
 from tests.support.commands import forked_workers
@@ -22,6 +24,6 @@ def charts() -> list[Chart]:
 
 
 @pytest.fixture(scope="session")
-def report(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
-    """The files of the report on the sample comparison."""
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of the report on the sample comparison."""
     return write_report(sample(), tmp_path_factory.mktemp("sample") / "report")

@@ -11,7 +11,7 @@ import pytest
 
 from posenc.errors import OutputError
 from posenc.experiments import claims as module
-from posenc.experiments.claims import HEARTBEAT, Claims, at_rest, make_folders
+from posenc.experiments.claims import HEARTBEAT, Claims, make_folders, with_idle_paths
 from tests.support.processes import forking
 
 
@@ -40,7 +40,7 @@ def test_claim_is_returned_with_what_was_written(rest: Path) -> None:
         assert f"-{os.getpid()}-" in folder.name
         (folder / "result").write_text("found")
         assert not claims.lost(folder)
-        assert claims.give_back(folder)
+        assert claims.release(folder)
     assert names(rest) == ["seed-0"]
     assert [path.name for path in rest.iterdir()] == ["result"]
 
@@ -154,9 +154,9 @@ def test_owner_that_was_taken_over_can_neither_write_nor_return(
     assert not other.lost(new)
     with pytest.raises(FileNotFoundError):
         (old / "run.json").write_text("of another time")
-    assert not suspended.give_back(old)
+    assert not suspended.release(old)
     assert names(rest) == [new.name]
-    assert other.give_back(new)
+    assert other.release(new)
 
 
 def test_half_written_files_of_the_dead_are_removed(rest: Path) -> None:
@@ -225,6 +225,6 @@ def test_errors_tell_the_path_at_rest(rest: Path) -> None:
         error = OutputError(
             "out", expected=f"to write {folder / 'run.json'}", got="x", remedy="Do."
         )
-        told = at_rest(error)
-    assert type(told) is OutputError
-    assert str(told) == f"out: expected to write {rest / 'run.json'}, got x. Do."
+        error_at_rest = with_idle_paths(error)
+    assert type(error_at_rest) is OutputError
+    assert str(error_at_rest) == f"out: expected to write {rest / 'run.json'}, got x. Do."

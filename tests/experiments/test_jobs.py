@@ -30,7 +30,7 @@ def outcome_of(folder: Path, *, steps: int = 2, damage: float = 0.0, **changes: 
     task.measure = measured  # type: ignore[method-assign]
     job = TrainingJob(encoding="rope", seed=3, steps=steps, folder=folder / "rope" / "seed-3")
     job.folder.mkdir(parents=True)
-    carry_out(job, task, settings, workers=1, stop=lambda: False, tell=lambda event: None)
+    carry_out(job, task, settings, workers=1, stop=lambda: False, emit=lambda event: None)
     return Outcome.read(job.folder / "run.json")
 
 

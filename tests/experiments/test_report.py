@@ -18,7 +18,7 @@ import pytest
 from posenc.errors import OutputError
 from posenc.experiments.charts import draw_charts
 from posenc.experiments.page import comparison_page
-from posenc.experiments.report import LiveReport, ReportFiles, write_report
+from posenc.experiments.report import LiveReport, write_report
 from posenc.experiments.results import Comparison
 from posenc.experiments.summary import summarise
 from posenc.reporting.charts import Chart
@@ -29,36 +29,38 @@ from posenc.storage import output_folder
 from tests.support.samples import ACCURACY, LOSS, sample
 
 
-def test_files(report: ReportFiles) -> None:
-    files = report
-    assert files.page == files.page.parents[1] / "report" / "index.html"
-    for path in (files.page, *files.pictures, *files.tables):
-        assert path.stat().st_size > 500, path
-    assert {path.name for path in files.pictures} == {
+def test_files(report: Path) -> None:
+    folder = report.parent
+    assert report == folder / "index.html"
+    pictures = {
         f"{key}.{kind}"
         for key in ("headline", "change", "loss_by_position", "recall", "training_loss", "cost")
         for kind in ("png", "svg")
     }
-    assert files.pictures[0].read_bytes().startswith(b"\x89PNG")
-    again = Comparison.from_json(json.loads(files.tables[0].read_text()))
+    tables = {"comparison.json", "measurements.csv", "summary.csv"}
+    assert {path.name for path in folder.iterdir()} == {report.name, *pictures, *tables}
+    for path in folder.iterdir():
+        assert path.stat().st_size > 500, path
+    assert (folder / "headline.png").read_bytes().startswith(b"\x89PNG")
+    again = Comparison.from_json(json.loads((folder / "comparison.json").read_text()))
     assert again == sample()
-    with files.tables[2].open() as file:
+    with (folder / "summary.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["subject"] for row in rows][:2] == ["rope|window=64", "alibi"]
     assert float(rows[1]["loss@512"]) == pytest.approx(2.87, abs=0.05)
-    assert [path.name for path in files.page.parents[1].iterdir()] == ["report"]
+    assert [path.name for path in folder.parent.iterdir()] == ["report"]
 
 
-def test_page_stands_alone(report: ReportFiles) -> None:
-    page = report.page.read_text()
+def test_page_stands_alone(report: Path) -> None:
+    page = report.read_text()
     own = re.sub(r"<script>.*?</script>", "", page, flags=re.S)
     assert not re.search(r"""(src|href)\s*=\s*["']?https?:""", own)
     assert "default-src 'none'" in own
     assert len(page) < 3_000_000
 
 
-def test_page_says_what_was_found_and_how_to_get_it_again(report: ReportFiles) -> None:
-    page = report.page.read_text()
+def test_page_says_what_was_found_and_how_to_get_it_again(report: Path) -> None:
+    page = report.read_text()
     (heading,) = re.findall("<h1>(.*?)</h1>", page)
     assert heading == summarise(sample()).headline
     order = ("<h1>", 'id="chart-headline"', 'class="verdicts"', 'class="multiples"', 'id="table"')
@@ -116,7 +118,7 @@ def test_page_adapts_to_accuracies_and_generated_data() -> None:
     ids=["one seed", "one length", "interrupted", "accuracy", "empty"],
 )
 def test_other_comparisons(comparison: Comparison, tmp_path: Path) -> None:
-    assert write_report(comparison, tmp_path / "report").page.exists()
+    assert write_report(comparison, tmp_path / "report").exists()
 
 
 def test_a_subject_has_one_colour_in_all_charts(charts: list[Chart]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from posenc.evaluation.report import write_study
-from posenc.experiments.report import ReportFiles, write_report
+from posenc.experiments.report import write_report
 from tests.support.browsing import CHROMIUM, CONTRAST, CUT, STROKES, Visit, browser
 from tests.support.samples import sample, stretched_sample
 
@@ -25,8 +25,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def comparison(report: ReportFiles) -> Path:
-    return report.page
+def comparison(report: Path) -> Path:
+    return report
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def undecided(tmp_path_factory: pytest.TempPathFactory) -> Path:
         replace(m, value=next(shares)) if m.metric == "recall" else m for m in base.measurements
     )
     comparison = replace(base, measurements=wild)
-    return write_report(comparison, tmp_path_factory.mktemp("browser") / "undecided").page
+    return write_report(comparison, tmp_path_factory.mktemp("browser") / "undecided")
 
 
 @pytest.fixture(scope="module")

@@ -137,7 +137,7 @@ def compare(
     live = LiveReport(out / "report")
     with CompareDisplay(shown=not quiet and not json) as display:
         comparison = carry_out(settings, command=command_line(), progress=display, found=live)
-    report = write_report(comparison, out / "report", overwrite=True)
+    page = write_report(comparison, out / "report", overwrite=True)
     summary, metric = summarise(comparison), comparison.headline
     if json:
         print_json(
@@ -146,8 +146,8 @@ def compare(
                 "headline": summary.headline,
                 "remedies": [dataclasses.asdict(remedy) for remedy in summary.remedies],
                 "answer": list(summary.answer),
-                "report": str(report.page),
-                "comparison": str(report.folder / "comparison.json"),
+                "report": str(page),
+                "comparison": str(page.with_name("comparison.json")),
                 "metric": {"key": metric.key, "unit": metric.unit},
                 "encodings": numbers_of(comparison, summary, out=out),
             }
@@ -156,7 +156,7 @@ def compare(
         _print_summary(comparison, summary)
         _print_models(comparison, out)
         print_headline(summary.headline, summary.remedies if comparison.complete else ())
-        print_report(report.page, gap="")
+        print_report(page, gap="")
     if not comparison.complete:
         ERRORS.print(f"Interrupted. To continue: {display.resume}", style="yellow", soft_wrap=True)
         raise typer.Exit(130)

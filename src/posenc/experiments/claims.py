@@ -69,7 +69,7 @@ class Claims:
     def __exit__(self, *exception: object) -> None:
         for folder in list(self._held):
             with suppress(PosencError):
-                self.give_back(folder)
+                self.release(folder)
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -110,7 +110,7 @@ class Claims:
         """True if a held folder was taken over by another process."""
         return not folder.exists()
 
-    def give_back(self, folder: Path) -> bool:
+    def release(self, folder: Path) -> bool:
         """Return a held folder to its path at rest; False if it was taken over.
 
         Raises:
@@ -195,7 +195,7 @@ def _make_tree(folders: list[Path], root: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def at_rest(error: PosencError) -> PosencError:
+def with_idle_paths(error: PosencError) -> PosencError:
     """The error with the paths of held folders as they are at rest."""
     words = (error.argument, error.expected, error.got, error.remedy)
     argument, expected, got, remedy = (HELD.sub(r"\1", text) for text in words)

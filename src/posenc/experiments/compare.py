@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from posenc.errors import ArgumentError, CheckpointError, PosencError
-from posenc.experiments.claims import Claims, at_rest, make_folders
+from posenc.experiments.claims import Claims, make_folders, with_idle_paths
 from posenc.experiments.deadline import Deadline
 from posenc.experiments.jobs import OUTCOME, SAVING, Outcome, Pace, Prepare, TrainingJob, drop_state
 from posenc.experiments.output import RUNS, open_folder, resume_command
@@ -31,9 +29,9 @@ from posenc.experiments.progress import (
 from posenc.experiments.results import Comparison, Provenance
 from posenc.experiments.settings import NOT_ABOUT_RESULTS, ComparisonSettings
 from posenc.experiments.tasks import Task
-from posenc.experiments.workers import Crew, Done
+from posenc.experiments.workers import Done, WorkerPool
 from posenc.training.interrupt import interruptible
-from posenc.training.machine import available_memory, cores, describe_device, platform_name
+from posenc.training.machine import available_memory, cores, describe_device, versions
 
 RESERVE = 1.25
 """Budgeted time is divided by this: measured speed varies, and the budget ends the training."""
@@ -82,7 +80,7 @@ def compare(
     with interruptible() as stop:
         session.work(stop, began)
     comparison = session.collect()
-    session.tell(
+    session.emit(
         Finished(
             complete=comparison.complete,
             finished=len(session.finished),
@@ -109,11 +107,11 @@ class _Session:
     def __init__(
         self,
         settings: ComparisonSettings,
-        tell: Progress,
+        emit: Progress,
         found: Callable[[Comparison], None] | None,
         command: str | None,
     ) -> None:
-        self.tell, self.found, self.command = tell, found, command
+        self.emit, self.found, self.command = emit, found, command
         self.deadline = Deadline(settings.budget_minutes)
         self.task = _make_task(settings, self.deadline)
         self.record = open_folder(settings, self.task.fingerprint)
@@ -126,7 +124,7 @@ class _Session:
         self.finished = self._read_new()
         self.took: dict[tuple[str, int], float] = {}
         self.workers = _count_workers(settings, len(self.runs) - len(self.finished))
-        tell(
+        emit(
             RunsPrepared(
                 task=settings.task,
                 title=self.task.title,
@@ -151,17 +149,19 @@ class _Session:
         self, left: list[tuple[str, int]], stop: Callable[[], bool], began: float
     ) -> None:
         try:
-            with Claims() as claims, Crew(self.settings, self.workers) as crew:
-                if self.settings.steps is None and not self._pace(crew, left, stop, began):
+            with Claims() as claims, WorkerPool(self.settings, self.workers) as pool:
+                if self.settings.steps is None and not self._pace(pool, left, stop, began):
                     return
-                crew.run(
+                pool.run(
                     self._orders(claims),
                     done=partial(self._done, claims),
-                    moot=lambda order: isinstance(order, TrainingJob) and claims.lost(order.folder),
+                    not_applicable=lambda order: (
+                        isinstance(order, TrainingJob) and claims.lost(order.folder)
+                    ),
                     **self._callbacks(lambda: stop() or self.deadline.left <= 0),
                 )
         except PosencError as error:
-            raise at_rest(error) from error
+            raise with_idle_paths(error) from error
 
     def collect(self) -> Comparison:
         """Records of the finished runs."""
@@ -182,12 +182,7 @@ class _Session:
             provenance=Provenance(
                 command=self.command or f"posenc.experiments.compare({settings!r})",
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
-                versions={
-                    "python": platform.python_version(),
-                    "torch": torch.__version__,
-                    "posenc": version("posenc"),
-                    "platform": platform_name(),
-                },
+                versions=versions(),
                 device=describe_device(torch.device(settings.device)),
                 threads=settings.threads,
                 seeds=tuple(settings.seeds),
@@ -200,7 +195,7 @@ class _Session:
         )
 
     def _pace(
-        self, crew: Crew, left: list[tuple[str, int]], stop: Callable[[], bool], began: float
+        self, pool: WorkerPool, left: list[tuple[str, int]], stop: Callable[[], bool], began: float
     ) -> bool:
         """Turn the budget into steps; False if it was cut short."""
         budget = self.settings.budget_minutes
@@ -218,7 +213,7 @@ class _Session:
             return stop()
 
         orders = [Pace(encoding=name, measured=name == names[0]) for name in names]
-        crew.run(orders, done=done, **self._callbacks(stopped))
+        pool.run(orders, done=done, **self._callbacks(stopped))
         if len(paced) < len(names):
             return False
         pieces = self.task.count(names[0])
@@ -237,7 +232,7 @@ class _Session:
             )
         self._decide(steps)
         expected = spent + RESERVE * (measuring + steps * a_step) / self.workers
-        self.tell(Paced(steps=steps, seconds=expected))
+        self.emit(Paced(steps=steps, seconds=expected))
         return True
 
     def _decide(self, steps: int) -> None:
@@ -276,13 +271,13 @@ class _Session:
                 steps = self.settings.planned_steps
                 return TrainingJob(encoding=encoding, seed=seed, steps=steps, folder=folder)
             drop_state(folder)  # its owner died just before it returned the folder
-            claims.give_back(folder)
+            claims.release(folder)
         return None
 
     def _done(self, claims: Claims, message: Done) -> None:
         order = message.order
         assert isinstance(order, TrainingJob)  # no other was given
-        if claims.give_back(order.folder):
+        if claims.release(order.folder):
             self.took[order.encoding, order.seed] = message.took
             self._look()
 
@@ -294,7 +289,7 @@ class _Session:
         for number, (run, outcome) in enumerate(new.items(), start=len(self.finished) + 1):
             self.finished[run] = outcome
             trained = sum(record.train_seconds for record in outcome.runs[:1])
-            self.tell(
+            self.emit(
                 RunFinished(
                     encoding=run[0],
                     seed=run[1],
@@ -323,9 +318,9 @@ class _Session:
     def _callbacks(self, stop: Callable[[], bool]) -> dict[str, Any]:
         def stopping() -> None:
             resume = resume_command(self.settings.out)
-            self.tell(Stopping(resume=resume, over_budget=self.deadline.left <= 0))
+            self.emit(Stopping(resume=resume, over_budget=self.deadline.left <= 0))
 
-        return {"stop": stop, "stopping": stopping, "tell": self.tell}
+        return {"stop": stop, "stopping": stopping, "emit": self.emit}
 
 
 def _make_task(settings: ComparisonSettings, deadline: Deadline) -> Task:
@@ -352,12 +347,12 @@ def _try_preparing(settings: ComparisonSettings, deadline: Deadline) -> None:
         deadline.require("the data is prepared", RAISE)
         return False
 
-    with Crew(settings, 1) as crew:
-        crew.run(
+    with WorkerPool(settings, 1) as pool:
+        pool.run(
             [Prepare()],
             stop=stop,
             stopping=lambda: None,
-            tell=lambda event: None,
+            emit=lambda event: None,
             done=lambda message: took.append(message.took),
         )
     deadline.require("the data is prepared", RAISE, seconds=took[0])

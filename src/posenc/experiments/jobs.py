@@ -29,7 +29,7 @@ from posenc.training.machine import available_memory
 CURVE_POINTS = 60
 """Points of a training curve."""
 
-TELL_SECONDS = 0.25
+EMIT_SECONDS = 0.25
 
 PACE_STEPS = 8
 
@@ -104,7 +104,7 @@ def carry_out(
     *,
     workers: int,
     stop: Callable[[], bool],
-    tell: Callable[[Event], None],
+    emit: Callable[[Event], None],
 ) -> None:
     """Train (or continue), measure, and write the outcome; then drop the training state.
 
@@ -115,7 +115,7 @@ def carry_out(
         CheckpointError, OutputError: as ``train``.
     """
     planned = plan(settings, job.encoding, seed=job.seed, steps=job.steps, folder=job.folder)
-    trained = train(task, planned, _watch(job, stop, tell))
+    trained = train(task, planned, _watch(job, stop, emit))
     names = [v.name for v in settings.variants if v.encoding == job.encoding]
     items: list[Measurement | Refusal] = []
     if job.encoding in names:
@@ -123,7 +123,7 @@ def carry_out(
     if trained.diverged is None:
         available = available_memory(torch.device(settings.device))
         share = None if available is None else available // workers
-        items += _measure(job, task, trained, share, stop, tell)
+        items += _measure(job, task, trained, share, stop, emit)
     else:
         items += _diverged(job, task, names, trained.diverged)
     items = [_finite(item) for item in items]
@@ -179,21 +179,21 @@ def _save_model(job: TrainingJob, task: Task, trained: Trained) -> None:
         raise unwritable(model, error) from error
 
 
-def _watch(job: TrainingJob, stop: Callable[[], bool], tell: Callable[[Event], None]) -> Watch:
+def _watch(job: TrainingJob, stop: Callable[[], bool], emit: Callable[[Event], None]) -> Watch:
     run: dict[str, Any] = {"encoding": job.encoding, "seed": job.seed}
     last = 0.0
 
     def stepped(step: int, loss: Tensor, speed: float) -> None:
         nonlocal last
         now = time.perf_counter()
-        if now - last >= TELL_SECONDS or step == job.steps:
+        if now - last >= EMIT_SECONDS or step == job.steps:
             last = now
             value = float(loss)
-            tell(Stepped(step=step, steps=job.steps, loss=value, tokens_per_second=speed, **run))
+            emit(Stepped(step=step, steps=job.steps, loss=value, tokens_per_second=speed, **run))
 
     return Watch(
         stop=stop,
-        started=lambda step: tell(RunStarted(step=step, steps=job.steps, **run)),
+        started=lambda step: emit(RunStarted(step=step, steps=job.steps, **run)),
         stepped=stepped,
     )
 
@@ -204,7 +204,7 @@ def _measure(
     trained: Trained,
     available: int | None,
     stop: Callable[[], bool],
-    tell: Callable[[Event], None],
+    emit: Callable[[Event], None],
 ) -> list[Measurement | Refusal]:
     total = task.count(job.encoding)
     items: list[Measurement | Refusal] = []
@@ -212,7 +212,7 @@ def _measure(
     for done, piece in enumerate(pieces, start=1):
         items += piece
         subject = piece[0].subject
-        tell(
+        emit(
             Measuring(encoding=job.encoding, seed=job.seed, subject=subject, done=done, total=total)
         )
         if done < total and stop():

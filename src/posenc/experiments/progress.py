@@ -3,7 +3,7 @@
 ``compare(settings, progress=callback)`` calls ``callback(event)`` in the calling process and
 thread, with the events below in this order::
 
-    Prepared
+    RunsPrepared
     Paced                                  only with a budget in minutes
     RunStarted, Stepped*, Measuring*, RunFinished    for each run; up to `workers` runs interleave
     Stopping                               only after Ctrl-C or the end of the budget

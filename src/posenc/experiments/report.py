@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -24,32 +23,19 @@ PAUSE = 19.0
 """Least time between two live reports, in times that the first of them took."""
 
 
-@dataclass(frozen=True)
-class ReportFiles:
-    """Paths of a written report.
-
-    Args:
-        folder: all of it.
-        page: the page to open.
-        pictures: charts as PNG and SVG.
-        tables: comparison.json, measurements.csv and summary.csv.
-    """
-
-    folder: Path
-    page: Path
-    pictures: tuple[Path, ...]
-    tables: tuple[Path, ...]
-
-
-def write_report(
-    comparison: Comparison, folder: Path | str, *, overwrite: bool = False
-) -> ReportFiles:
+def write_report(comparison: Comparison, folder: Path | str, *, overwrite: bool = False) -> Path:
     """Write the report of ``comparison`` into a new folder, whole or not at all.
+
+    That is ``index.html``, every chart as PNG and SVG, comparison.json, measurements.csv and
+    summary.csv.
 
     Args:
         comparison: what to report.
         folder: where to; made if it is not there.
         overwrite: replace what the folder holds.
+
+    Returns:
+        The path of the page.
 
     Raises:
         OutputError: when the folder holds something and ``overwrite`` is False, or cannot be
@@ -58,15 +44,13 @@ def write_report(
     folder = Path(folder)
     with output_folder(folder, "folder", overwrite=overwrite) as partial:
         summary = summarise(comparison)
-        page, tables = comparison_page(comparison, summary), _tables(comparison, summary)
-        write_files(partial, page, tables)
-    pictures = [f"{chart.key}.{kind}" for chart in page.charts for kind in ("png", "svg")]
-    return ReportFiles(
-        folder,
-        folder / "index.html",
-        tuple(folder / name for name in pictures),
-        tuple(folder / name for name in tables),
-    )
+        tables = {
+            "comparison.json": json.dumps(comparison.to_json(), indent=1) + "\n",
+            "measurements.csv": comparison.frame().to_csv(index=False),
+            "summary.csv": _summary_table(comparison, summary).to_csv(index=False),
+        }
+        write_files(partial, comparison_page(comparison, summary), tables)
+    return folder / "index.html"
 
 
 class LiveReport:
@@ -89,15 +73,6 @@ class LiveReport:
             write_report(comparison, self._folder, overwrite=True)
             now = time.monotonic()
             self._due = now + PAUSE * (now - began)
-
-
-def _tables(comparison: Comparison, summary: Summary) -> dict[str, str]:
-    """The records and the numbers as files."""
-    return {
-        "comparison.json": json.dumps(comparison.to_json(), indent=1) + "\n",
-        "measurements.csv": comparison.frame().to_csv(index=False),
-        "summary.csv": _summary_table(comparison, summary).to_csv(index=False),
-    }
 
 
 def _summary_table(comparison: Comparison, summary: Summary) -> pd.DataFrame:

@@ -49,13 +49,13 @@ class _Failed:
 
 
 @dataclass(eq=False)
-class _Member:
+class _Worker:
     process: BaseProcess
     connection: Connection
     order: Order | None = None
 
 
-class Crew:
+class WorkerPool:
     """Worker processes, each with its own copy of the task; a context manager that ends them.
 
     Args:
@@ -65,9 +65,9 @@ class Crew:
 
     def __init__(self, settings: ComparisonSettings, count: int) -> None:
         context = multiprocessing.get_context("spawn")
-        # Of the crew, not of the processes, which may be terminated.
+        # Of the pool, not of the processes, which may be terminated.
         self._scratch = tempfile.TemporaryDirectory()
-        self._members: list[_Member] = []
+        self._workers: list[_Worker] = []
         # The processes inherit that Ctrl-C is not for them: they stop when they are told to.
         with _without_interrupts():
             for _ in range(count):
@@ -76,21 +76,21 @@ class Crew:
                 process = context.Process(target=serve, args=arguments, daemon=True)
                 process.start()
                 theirs.close()
-                self._members.append(_Member(process, ours))
+                self._workers.append(_Worker(process, ours))
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for member in self._members:
-            member.connection.close()
-            if member.order is not None:
-                member.process.terminate()
-        for member in self._members:
-            member.process.join(PATIENCE)
-            if member.process.is_alive():
-                member.process.kill()
-                member.process.join()
+        for worker in self._workers:
+            worker.connection.close()
+            if worker.order is not None:
+                worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join(PATIENCE)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
         self._scratch.cleanup()
 
     def run(
@@ -99,9 +99,9 @@ class Crew:
         *,
         stop: Callable[[], bool],
         stopping: Callable[[], None],
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         done: Callable[[Done], None],
-        moot: Callable[[Order], bool] = lambda order: False,
+        not_applicable: Callable[[Order], bool] = lambda order: False,
     ) -> None:
         """Carry out the orders until none is left, or ``stop`` cuts them short.
 
@@ -109,9 +109,9 @@ class Crew:
             orders: in the order they are begun; None: none at present, asked again soon.
             stop: asked several times a second; True: busy workers save and end their order.
             stopping: called once, when they have been told so.
-            tell: receives the workers' events.
+            emit: receives the workers' events.
             done: receives each order that was carried out.
-            moot: True if the failure of an order does not matter.
+            not_applicable: True if the failure of an order does not matter any more.
 
         Raises:
             PosencError: what made a worker or the next order fail, after the others have saved.
@@ -132,49 +132,49 @@ class Crew:
                     failure = error
                     halted = True
                     self._halt()
-            busy = {m.connection: m for m in self._members if m.order is not None}
+            busy = {m.connection: m for m in self._workers if m.order is not None}
             if not busy and (halted or not left):
                 break
             for connection in wait(list(busy), timeout=0.1):
-                member = busy[cast(Connection, connection)]
-                message = _receive(member)
+                worker = busy[cast(Connection, connection)]
+                message = _receive(worker)
                 if isinstance(message, Done):
-                    member.order = None
+                    worker.order = None
                     done(message)
                 elif isinstance(message, _Failed):
-                    order, member.order = member.order, None
-                    assert order is not None  # only a busy member is listened to
+                    order, worker.order = worker.order, None
+                    assert order is not None  # only a busy worker is listened to
                     interrupted = isinstance(message.error, Interrupted)
-                    if not interrupted and not moot(order):
+                    if not interrupted and not not_applicable(order):
                         failure = failure or message.error
                         halted = True
                         self._halt()
                 else:
-                    tell(message)
+                    emit(message)
         if failure is not None:
             raise failure
 
     def _give(self, orders: Iterator[Order | None]) -> bool:
-        """Give each idle member an order; False if none is left."""
-        for member in self._members:
-            if member.order is None:
+        """Give each idle worker an order; False if none is left."""
+        for worker in self._workers:
+            if worker.order is None:
                 try:
-                    member.order = next(orders)
+                    worker.order = next(orders)
                 except StopIteration:
                     return False
-                if member.order is None:
+                if worker.order is None:
                     return True
                 # One that has just died will be noticed when it is listened to.
                 with suppress(OSError):
-                    member.connection.send(member.order)
+                    worker.connection.send(worker.order)
         return True
 
     def _halt(self) -> None:
-        for member in self._members:
-            if member.order is not None:
+        for worker in self._workers:
+            if worker.order is not None:
                 # One that has just died will be noticed when it is listened to.
                 with suppress(OSError):
-                    member.connection.send(None)
+                    worker.connection.send(None)
 
 
 def serve(connection: Connection, settings: ComparisonSettings, workers: int, scratch: str) -> None:
@@ -232,7 +232,7 @@ def _carry_out(
                 connection.recv()
         return asked
 
-    def tell(event: Event) -> None:
+    def emit(event: Event) -> None:
         with suppress(OSError):  # likewise
             connection.send(event)
 
@@ -242,19 +242,19 @@ def _carry_out(
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
             paced = pace(order, task, settings, Path(folder), stop)
     else:
-        carry_out(order, task, settings, workers=workers, stop=stop, tell=tell)
+        carry_out(order, task, settings, workers=workers, stop=stop, emit=emit)
     return Done(order=order, took=time.perf_counter() - began, paced=paced)
 
 
-def _receive(member: _Member) -> Event | Done | _Failed:
+def _receive(worker: _Worker) -> Event | Done | _Failed:
     try:
-        message: Event | Done | _Failed = member.connection.recv()
+        message: Event | Done | _Failed = worker.connection.recv()
     except (EOFError, OSError):
-        member.process.join(PATIENCE)
-        code = member.process.exitcode
+        worker.process.join(PATIENCE)
+        code = worker.process.exitcode
         killed = code is not None and code < 0
         return _failed(
-            member.order,
+            worker.order,
             f"killed by signal {-code}" if killed else f"exit code {code}",  # type: ignore[operator]
             "If memory ran out, use fewer workers or smaller batches. Continue with --resume.",
         )

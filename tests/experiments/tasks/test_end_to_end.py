@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {"steps": 2, "seeds": (0,), "width": 16, "heads": 2, "la
 
 
 class Alone:
-    """Stands in for the crew: does the runs here, one after the other."""
+    """Stands in for the pool: does the runs here, one after the other."""
 
     def __init__(self, settings: ComparisonSettings, count: int) -> None:
         self.settings, self.task = settings, settings.entry.make(settings)
@@ -44,13 +44,13 @@ class Alone:
         orders: Iterable[TrainingJob | None],
         *,
         stop: Callable[[], bool],
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         done: Callable[[Done], None],
         **others: object,
     ) -> None:
         for order in orders:
             assert order is not None, "no other process holds a run"
-            carry_out(order, self.task, self.settings, workers=1, stop=stop, tell=tell)
+            carry_out(order, self.task, self.settings, workers=1, stop=stop, emit=emit)
             done(Done(order=order, took=1.0))
 
 
@@ -73,7 +73,7 @@ def settings_of(name: str, folder: Path) -> ComparisonSettings:
 def test_every_task_ends_in_a_report(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("posenc.experiments.compare.Crew", Alone)
+    monkeypatch.setattr("posenc.experiments.compare.WorkerPool", Alone)
     settings = settings_of(name, tmp_path)
     comparison = compare(settings)
     assert comparison.complete
