@@ -306,7 +306,7 @@ def test_joined_comparison_is_shared(
     assert prepared.wait(60)
     partial: list[Comparison] = []
     joined = replace(load_settings(settings.out, "join"), workers=1)
-    found.append(compare(joined, progress=logs[1], found=partial.append))
+    found.append(compare(joined, progress=logs[1], interim=partial.append))
     first.join()
     for comparison in found:
         assert comparison.complete

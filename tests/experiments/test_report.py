@@ -26,7 +26,7 @@ from posenc.reporting.drawing import NARROW_HEIGHT
 from posenc.reporting.line_names import LINE_HEIGHT
 from posenc.reporting.palette import CONTROL, LIGHT
 from posenc.storage import output_folder
-from tests.support.samples import ACCURACY, LOSS, sample
+from tests.support.samples import ACCURACY, sample
 
 
 def test_files(report: Path) -> None:
@@ -189,16 +189,17 @@ def test_dashes_and_marks_tell_subjects_apart(charts: list[Chart]) -> None:
         assert len(set(pairs)) == len(sample().subjects)
 
 
-@pytest.mark.parametrize("log", [True, False])
-def test_the_trained_range_is_shaded(log: bool) -> None:
+@pytest.mark.parametrize(("longest", "log"), [(129, True), (128, False)])
+def test_the_trained_range_is_shaded(longest: int, log: bool) -> None:
     """From where the axis begins to the trained length, which is a part of it that can be seen."""
-    comparison = sample(metric=replace(LOSS, log_x=log))
+    comparison = sample(lengths=(64, longest))
     first, *_ = draw_charts(comparison, summarise(comparison))
     (area,) = [layer for layer in first.spec["layer"] if layer["mark"]["type"] == "rect"]
     ((row,), scale) = first.spec["datasets"][area["data"]["name"]], area["encoding"]["x"]["scale"]
     assert row["end"] == comparison.train_length
     low, high = scale["domain"]
     assert row["begin"] == low < row["end"] < high == comparison.test_lengths[-1]
+    assert (scale.get("type") == "log") == log, "lengths more than twice as long"
     place = math.log if log else float
     share = (place(row["end"]) - place(low)) / (place(high) - place(low))
     assert share == pytest.approx(0.16)

@@ -33,7 +33,6 @@ def metric(key: str = "loss", **changes: object) -> Metric:
         trivial=5.0 if key == "loss" else 0.06,
         description="",
         headline=key == "loss",
-        log_x=True,
     )
     return replace(plain, **changes)  # type: ignore[arg-type]
 

@@ -35,7 +35,6 @@ LOSS = Metric(
     trivial_rule="byte frequencies",
     description="The same held-out bytes at every length: a longer window only adds context.",
     headline=True,
-    log_x=True,
 )
 BY_POSITION = Metric(
     key="loss_by_position",
@@ -47,7 +46,6 @@ BY_POSITION = Metric(
     trivial_rule="byte frequencies",
     description="In sliding windows of 512 bytes.",
     headline=False,
-    log_x=False,
 )
 RECALL = Metric(
     key="recall",
@@ -58,7 +56,6 @@ RECALL = Metric(
     trivial=1 / 16,
     description="One of 16 marked bytes stands far back; asked at the end, is it named?",
     headline=False,
-    log_x=True,
 )
 TRAINING = Metric(
     key="training_loss",
@@ -68,7 +65,6 @@ TRAINING = Metric(
     lower_is_better=True,
     description="Mean over the steps since the point before.",
     headline=False,
-    log_x=False,
 )
 ACCURACY = Metric(
     key="accuracy",
@@ -79,7 +75,6 @@ ACCURACY = Metric(
     trivial=0.0,
     description="Every token of the answer is right.",
     headline=True,
-    log_x=True,
 )
 
 LOSSES = {

@@ -136,7 +136,7 @@ def compare(
 
     live = LiveReport(out / "report")
     with CompareDisplay(shown=not quiet and not json) as display:
-        comparison = carry_out(settings, command=command_line(), progress=display, found=live)
+        comparison = carry_out(settings, command=command_line(), progress=display, interim=live)
     page = write_report(comparison, out / "report", overwrite=True)
     summary, metric = summarise(comparison), comparison.headline
     if json:

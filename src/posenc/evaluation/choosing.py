@@ -101,7 +101,7 @@ def _reached(study: Study) -> float | None:
 
 def best(study: Study, *, tuned: bool) -> str | None:
     """The best method that a checkpoint can hold, if any."""
-    writable = _writable(study, tuned=tuned)
+    writable = [pair for pair in study.ranked(tuned=tuned) if pair[0].writable]
     if not writable:
         return None
     if not has_needles(study):
@@ -164,7 +164,7 @@ def missing_gain(study: Study, key: str, *, tuned: bool) -> str:
     if not clauses:
         return ""
     facts = {"key": key, "reading": chosen, "clauses": clauses}
-    return sentence("shortfall", study=study, needles=has_needles(study), **facts)
+    return sentence("missing_gain", study=study, needles=has_needles(study), **facts)
 
 
 def has_needles(study: Study) -> bool:
@@ -200,10 +200,6 @@ def gaps(study: Study, key: str) -> dict[str, Estimate]:
     lower, chosen = study.deciding.lower, readings.pop(key)
     found = {name: gap(reading, chosen, lower=lower) for name, reading in readings.items()}
     return {name: deficit for name, deficit in found.items() if deficit is not None}
-
-
-def _writable(study: Study, *, tuned: bool) -> list[tuple[Findings, StudyReading]]:
-    return [pair for pair in study.ranked(tuned=tuned) if pair[0].writable]
 
 
 def _more(study: Study, one: StudyReading, other: StudyReading) -> int:

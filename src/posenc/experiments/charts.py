@@ -22,6 +22,10 @@ GUIDES = {
 """How to read the charts of some metrics."""
 
 
+WIDE = 2
+"""Lengths that are farther apart, as a ratio, are drawn on a log scale."""
+
+
 def subject_looks(comparison: Comparison) -> dict[str, Look]:
     """Looks of the subjects by their labels."""
     return looks({subject.label: subject.role for subject in comparison.subjects})
@@ -116,7 +120,7 @@ def _across(comparison: Comparison, metric: Metric, points: Iterable[Point]) -> 
         title=metric.axis,
         trained=None if metric.key == "training_loss" else comparison.train_length,
         lengths=lengths if {point.x for point in points} <= set(lengths) else (),
-        log=metric.log_x,
+        log=lengths[-1] > WIDE * lengths[0],
     )
 
 

@@ -1,6 +1,6 @@
 """Exclusive claims on folders that several processes, perhaps on several machines, share.
 
-A folder has one name at a time: its own, at rest; and ``.NAME@OWNER`` while a process holds it.
+A folder has one name at a time: its own, while idle; and ``.NAME@OWNER`` while a process holds it.
 Claiming it, taking it over from an owner that is dead, and returning it are one rename each, which
 the file system lets a single process win. An owner that was wrongly taken for dead no longer finds
 its folder, so that neither its result nor its return of the folder succeeds.
@@ -74,11 +74,11 @@ class Claims:
         if self._thread.is_alive():
             self._thread.join()
 
-    def take(self, rest: Path) -> Path | None:
-        """Claim a folder that is at rest, or held by an owner that is dead.
+    def take(self, idle: Path) -> Path | None:
+        """Claim a folder that is idle, or held by an owner that is dead.
 
         Args:
-            rest: its path at rest.
+            idle: its path while no process holds it.
 
         Returns:
             Its path while it is held; None if another process holds it.
@@ -86,8 +86,8 @@ class Claims:
         Raises:
             OutputError: if the file system refuses.
         """
-        mine = rest.with_name(f".{rest.name}@{MACHINE}-{os.getpid()}-{secrets.token_hex(4)}")
-        for folder in (rest, *self._dead(rest)):
+        mine = idle.with_name(f".{idle.name}@{MACHINE}-{os.getpid()}-{secrets.token_hex(4)}")
+        for folder in (idle, *self._dead(idle)):
             try:
                 folder.rename(mine)
                 for leftover in mine.glob(".*.partial"):
@@ -97,10 +97,10 @@ class Claims:
                 continue
             except OSError as error:
                 with suppress(OSError):
-                    mine.rename(rest)
-                raise unwritable(rest, error) from error
+                    mine.rename(idle)
+                raise unwritable(idle, error) from error
             with self._lock:
-                self._held[mine] = rest
+                self._held[mine] = idle
             if not self._thread.is_alive():
                 self._thread.start()
             return mine
@@ -111,25 +111,25 @@ class Claims:
         return not folder.exists()
 
     def release(self, folder: Path) -> bool:
-        """Return a held folder to its path at rest; False if it was taken over.
+        """Return a held folder to its idle path; False if it was taken over.
 
         Raises:
             OutputError: if the file system refuses.
         """
         with self._lock:
-            rest = self._held.pop(folder)
+            idle = self._held.pop(folder)
         try:
             (folder / HEARTBEAT).unlink(missing_ok=True)
-            folder.rename(rest)
+            folder.rename(idle)
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise unwritable(rest, error) from error
+            raise unwritable(idle, error) from error
         return True
 
-    def _dead(self, rest: Path) -> Iterator[Path]:
+    def _dead(self, idle: Path) -> Iterator[Path]:
         """Held forms of the folder whose owner is dead."""
-        for folder in rest.parent.glob(f".{rest.name}@*"):
+        for folder in idle.parent.glob(f".{idle.name}@*"):
             if folder in self._held:
                 continue
             machine, pid, _ = folder.name.partition("@")[2].rsplit("-", 2)
@@ -164,7 +164,7 @@ def make_folders(folders: list[Path], root: Path) -> None:
     """Make folders that can be claimed, each once, though other processes do the same.
 
     Args:
-        folders: at rest, all below ``root``.
+        folders: their idle paths, all below ``root``.
         root: made as a whole if it is not there.
 
     Raises:
@@ -196,7 +196,7 @@ def _make_tree(folders: list[Path], root: Path) -> None:
 
 
 def with_idle_paths(error: PosencError) -> PosencError:
-    """The error with the paths of held folders as they are at rest."""
+    """The error with the paths of held folders as they are while idle."""
     words = (error.argument, error.expected, error.got, error.remedy)
     argument, expected, got, remedy = (HELD.sub(r"\1", text) for text in words)
     return type(error)(argument, expected=expected, got=got, remedy=remedy)

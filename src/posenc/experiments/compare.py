@@ -50,7 +50,7 @@ def compare(
     *,
     command: str | None = None,
     progress: Progress | None = None,
-    found: Callable[[Comparison], None] | None = None,
+    interim: Callable[[Comparison], None] | None = None,
 ) -> Comparison:
     """Train every encoding with every seed, test each, and return what was found.
 
@@ -66,7 +66,7 @@ def compare(
         settings: what to do.
         command: the command line, for the record.
         progress: receives the events of ``posenc.experiments.progress``.
-        found: receives what is found so far, after each finished run but the last.
+        interim: receives the results so far after each finished run but the last.
 
     Raises:
         ArgumentError: when an encoding cannot serve it, a training step does not fit into memory,
@@ -76,7 +76,7 @@ def compare(
         CheckpointError: when a file that is needed to resume is damaged.
     """
     began = time.perf_counter()
-    session = _Session(settings, progress or (lambda event: None), found, command)
+    session = _Session(settings, progress or (lambda event: None), interim, command)
     with interruptible() as stop:
         session.work(stop, began)
     comparison = session.collect()
@@ -108,16 +108,16 @@ class _Session:
         self,
         settings: ComparisonSettings,
         emit: Progress,
-        found: Callable[[Comparison], None] | None,
+        interim: Callable[[Comparison], None] | None,
         command: str | None,
     ) -> None:
-        self.emit, self.found, self.command = emit, found, command
+        self.emit, self.interim, self.command = emit, interim, command
         self.deadline = Deadline(settings.budget_minutes)
         self.task = _make_task(settings, self.deadline)
         self.record = open_folder(settings, self.task.fingerprint)
         self.settings = self.record.settings
         self.runs = [(name, seed) for seed in settings.seeds for name in settings.trained]
-        make_folders([self._rest(run) for run in self.runs], settings.out / RUNS)
+        make_folders([self._folder(run) for run in self.runs], settings.out / RUNS)
         if self.settings.steps is None and self.settings.budget_minutes is None:
             self._decide(self.settings.planned_steps)
         self.finished: dict[tuple[str, int], Outcome] = {}
@@ -240,7 +240,7 @@ class _Session:
         self.record = replace(self.record, settings=self.settings)
         self.record.write()
 
-    def _rest(self, run: tuple[str, int]) -> Path:
+    def _folder(self, run: tuple[str, int]) -> Path:
         encoding, seed = run
         return self.settings.out / RUNS / encoding / f"seed-{seed}"
 
@@ -263,7 +263,7 @@ class _Session:
         for encoding, seed in self.runs:
             if (encoding, seed) in self.finished:
                 continue
-            folder = claims.take(self._rest((encoding, seed)))
+            folder = claims.take(self._folder((encoding, seed)))
             if folder is None:
                 continue
             self.record.require_unchanged()
@@ -298,15 +298,15 @@ class _Session:
                     seconds=self.took.get(run, trained),
                 )
             )
-        if new and self.found is not None and len(self.finished) < len(self.runs):
-            self.found(self.collect())
+        if new and self.interim is not None and len(self.finished) < len(self.runs):
+            self.interim(self.collect())
         return len(self.finished)
 
     def _read_new(self) -> dict[tuple[str, int], Outcome]:
         """Outcomes that have not been read yet."""
         new = {}
         for run in self.runs:
-            path = self._rest(run) / OUTCOME
+            path = self._folder(run) / OUTCOME
             if run not in self.finished and path.exists():
                 try:
                     new[run] = Outcome.read(path)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from posenc.errors import DataError
 from posenc.experiments.results import Corpus
+from posenc.reporting.numbers import counted
 from posenc.storage import read_bytes
 
 HELD_OUT = 0.1
@@ -117,9 +118,8 @@ class TextCorpus:
     def describe(self) -> str:
         """Name and sizes in a phrase."""
         train, held_out = _size(_length(self.train)), _size(_length(self.held_out))
-        files = f"{self.files} file" + ("s" if self.files != 1 else "")
         blocks = f"{held_out} held out in {len(self.held_out)} blocks"
-        return f"{self.name} ({files}, {train} to train on, {blocks})"
+        return f"{self.name} ({counted(self.files, 'file')}, {train} to train on, {blocks})"
 
 
 def read_corpus(path: Path | None) -> TextCorpus:

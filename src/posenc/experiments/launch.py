@@ -32,7 +32,7 @@ class Join:
         comparison = compare(
             load_settings(out, "join"),
             command=f"posenc compare --join {out}",
-            found=LiveReport(out / "report"),
+            interim=LiveReport(out / "report"),
         )
         write_report(comparison, out / "report", overwrite=True)
         return comparison.complete

@@ -30,7 +30,6 @@ class Metric:
         trivial: value of a predictor that sees no input, if there is one.
         trivial_rule: that predictor, in a phrase ("byte frequencies").
         headline: the comparison is decided by it; exactly one metric is.
-        log_x: draw the axis on a log scale.
         learned: value at the training length that shows that the task is learned; None: any that
             is significantly better than ``trivial``.
         rule: how ``learned`` is reached, in a phrase ("the byte before alone").
@@ -48,7 +47,6 @@ class Metric:
     trivial: float | None = None
     trivial_rule: str = "a guess"
     headline: bool = False
-    log_x: bool = False
     learned: float | None = None
     rule: str = ""
     overfit: float | None = None

@@ -8,8 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from scipy import special
-
 from posenc.arguments import declared_options
 from posenc.experiments.gates import MORE, advised_steps, longer_training
 from posenc.experiments.output import resume_command
@@ -18,7 +16,7 @@ from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.statistics import change
 from posenc.experiments.tasks import TASKS
 from posenc.experiments.verdicts import Row
-from posenc.reporting.intervals import CONFIDENCE, Estimate
+from posenc.reporting.intervals import Estimate, quantile
 from posenc.reporting.page import Remedy
 from posenc.reporting.sentences import sentence
 from posenc.reporting.verdicts import BREAKS, HOLDS
@@ -51,16 +49,12 @@ def seeds_needed(worse: Estimate) -> int | None:
     """
     if worse.half_width is None:
         return FEWEST_SEEDS
-    at_one = worse.half_width * worse.n**0.5 / _quantile(worse.n)
+    at_one = worse.half_width * worse.n**0.5 / quantile(worse.n)
     for seeds in range(worse.n, MOST_SEEDS + 1):
-        half = at_one * _quantile(seeds) / seeds**0.5
+        half = at_one * quantile(seeds) / seeds**0.5
         if worse.mean - half > HOLDS or worse.mean + half <= BREAKS:
             return seeds
     return None
-
-
-def _quantile(seeds: int) -> float:
-    return float(special.stdtrit(seeds - 1, (1 + CONFIDENCE) / 2))
 
 
 def _remedies(comparison: Comparison, rows: Sequence[Row]) -> Iterable[Remedy]:

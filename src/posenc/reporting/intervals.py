@@ -107,8 +107,12 @@ def estimate(values: Iterable[float], bounds: Bounds = UNBOUNDED) -> Estimate | 
     if count == 1:
         return Estimate(mean, None, 1, bounds)
     variance = math.fsum((value - mean) ** 2 for value in numbers) / (count - 1)
-    quantile = float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2))
-    return Estimate(mean, quantile * math.sqrt(variance / count), count, bounds)
+    return Estimate(mean, quantile(count) * math.sqrt(variance / count), count, bounds)
+
+
+def quantile(count: int) -> float:
+    """Half the interval of a mean of ``count`` values, in standard errors (Student's t)."""
+    return float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2))
 
 
 def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Estimate | None:

@@ -74,8 +74,8 @@ class Document:
                 [section.value] if section.kind is Kind.text else section.value
             )
         text, prompt, example = "\n\n".join(values[Kind.text]).partition(">>>")
-        told, *reference = re.split(r"^References?:", text, flags=re.MULTILINE)
-        summary, *body = re.split(r"\n\s*\n", told.strip())
+        described, *reference = re.split(r"^References?:", text, flags=re.MULTILINE)
+        summary, *body = re.split(r"\n\s*\n", described.strip())
         return cls(
             summary=_flow(summary),
             body=tuple(

@@ -22,6 +22,7 @@ def test_tsv_and_two_files_give_the_same(tmp_path: Path) -> None:
     one, other = read_parallel(tsv), read_parallel(source, target)
     assert one.pairs == other.pairs == [("ein Haus", "a house"), ("zwei", "two")]
     assert one.sha256 == other.sha256
+    assert one.skipped == 0
 
 
 def test_only_newlines_end_lines(tmp_path: Path) -> None:
@@ -60,6 +61,16 @@ def test_empty_line_of_two_files_names_the_file(tmp_path: Path) -> None:
     target = write(tmp_path / "a.en", b"one\n\n")
     with pytest.raises(DataError, match=r"line 2 of .*a\.en"):
         read_parallel(source, target)
+
+
+def test_empty_sides_can_be_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", b"eins\tone\n\t\n\n \ttwo\ndrei\tthree\n")
+    text = read_parallel(path, skip_empty=True)
+    assert text.pairs == [("eins", "one"), ("drei", "three")]
+    assert text.skipped == 2  # a line without anything is no pair
+    nothing = write(tmp_path / "b.tsv", b"\tone\n")
+    with pytest.raises(DataError, match="no pairs"):
+        read_parallel(nothing, skip_empty=True)
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:

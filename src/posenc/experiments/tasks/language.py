@@ -186,7 +186,6 @@ class LanguageModelling(Task):
             training=", needles included." if self._needle_rows else ".",
             label="Loss on the same bytes",
             axis=CONTEXT,
-            log_x=True,
             description=f"The same {len(segments.ends) * width:,} held-out bytes at every length, "
             f"{width} at the end of each window: a longer window only adds context before them.",
         )
@@ -195,7 +194,6 @@ class LanguageModelling(Task):
             label="Needles found",
             unit="share of needles",
             axis=CONTEXT,
-            log_x=True,
             lower_is_better=False,
             trivial=needles.CHANCE,
             description="One of 16 marked bytes stands in the first eighth of a window of real "

@@ -19,7 +19,6 @@ from posenc.experiments.tasks.common.task import (
     Task,
     TaskEntry,
     TaskSettings,
-    is_wide,
     plain_recipe,
     times,
 )
@@ -64,7 +63,7 @@ class MaskedBytes(Task):
             settings,
             title="Masked bytes of real text, from both sides, at longer contexts than trained on",
             corpus=corpus.record(),
-            metrics=self._metrics(log_x=is_wide(settings.lengths)),
+            metrics=self._metrics(),
             decisive=(corpus.sha256, length),
             example_length=length,
         )
@@ -132,7 +131,7 @@ class MaskedBytes(Task):
         chosen[:, :first] = chosen[:, first + scored :] = False
         return chosen
 
-    def _metrics(self, *, log_x: bool) -> tuple[Metric, ...]:
+    def _metrics(self) -> tuple[Metric, ...]:
         tested, trained = (
             (windows.flatten(), self._scored(masked).flatten().nonzero())
             for windows, masked in ((self._windows, self._masked), (self._seen, self._masked_seen))
@@ -144,7 +143,6 @@ class MaskedBytes(Task):
             training="; a tenth of the chosen bytes is shown as it is, and a tenth as another.",
             label="Loss on the same masked bytes",
             axis="context length (bytes)",
-            log_x=log_x,
             description=f"The same {len(tested[1]):,} masked bytes at every length, in the middle "
             "of each window: a longer one only adds context on both sides.",
         )
@@ -153,7 +151,6 @@ class MaskedBytes(Task):
             label="Masked bytes restored",
             unit="share of masked bytes",
             axis=loss.axis,
-            log_x=log_x,
             lower_is_better=False,
             description="Share of these bytes that the model finds likeliest.",
         )

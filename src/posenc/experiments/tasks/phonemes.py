@@ -10,7 +10,7 @@ from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.sequences import SYMBOLS
 from posenc.experiments.tasks.common.pairs import Pair, PairTask
 from posenc.experiments.tasks.common.splitting import Split
-from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, is_wide, times
+from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, times
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz'"
 NUMBERS = {letter: SYMBOLS + index for index, letter in enumerate(LETTERS)}
@@ -55,7 +55,7 @@ def _make(settings: TaskSettings) -> PairTask:
         split=split,
         source_vocabulary=SYMBOLS + len(LETTERS),
         target_vocabulary=SYMBOLS + len(sounds),
-        metrics=_metrics(settings),
+        metrics=_metrics(),
         score=score,
         cross=settings.options["cross"],
     )
@@ -92,12 +92,9 @@ def _split(lengths: tuple[int, ...], *, stress: bool) -> Split[Pair]:
     return Split.of(_dictionary(stress=stress)[1], lengths, held_out=HELD_OUT)
 
 
-def _metrics(settings: TaskSettings) -> tuple[Metric, ...]:
+def _metrics() -> tuple[Metric, ...]:
     metric = partial(
-        Metric,
-        axis="length (letters or phonemes, whichever are more)",
-        lower_is_better=True,
-        log_x=is_wide(settings.lengths),
+        Metric, axis="length (letters or phonemes, whichever are more)", lower_is_better=True
     )
     return (
         metric(

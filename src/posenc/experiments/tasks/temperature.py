@@ -20,7 +20,6 @@ from posenc.experiments.tasks.common.task import (
     Task,
     TaskEntry,
     TaskSettings,
-    is_wide,
     seen,
     times,
     training_loss,
@@ -83,7 +82,7 @@ class Temperatures(Task):
                 held_out_bytes=self._held_out.numel(),
                 unit="hours",
             ),
-            metrics=_metrics(log_x=is_wide(settings.lengths)),
+            metrics=_metrics(),
             decisive=(digest, length),
             example_length=length,
             fitted_length=HOURS * length,
@@ -117,7 +116,7 @@ class Temperatures(Task):
         """Mean squared error of hidden readings, in variances of the training data."""
         return _squares(model, batch).mean()
 
-    def inner(self, model: nn.Module) -> Interpolator:
+    def saved_model(self, model: nn.Module) -> Interpolator:
         """The interpolator."""
         return cast(Timed, model).model
 
@@ -139,9 +138,9 @@ def _squares(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     return (predicted.float() - batch["values"]).square()[batch["hidden"]]
 
 
-def _metrics(*, log_x: bool) -> tuple[Metric, ...]:
+def _metrics() -> tuple[Metric, ...]:
     axis = f"readings (of {HOURS} times as many hours)"
-    metric = partial(Metric, axis=axis, lower_is_better=True, log_x=log_x)
+    metric = partial(Metric, axis=axis, lower_is_better=True)
     error = metric(
         key="error",
         label="Squared error of hidden readings",

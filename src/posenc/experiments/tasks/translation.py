@@ -14,7 +14,7 @@ from posenc.experiments.tasks.common.parallel import read_parallel
 from posenc.experiments.tasks.common.scoring import bleu, chrf
 from posenc.experiments.tasks.common.splitting import Split
 from posenc.experiments.tasks.common.subwords import Subwords
-from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, is_wide, times
+from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, times
 from posenc.training.seeding import fingerprint
 
 HELD_OUT = 0.05
@@ -63,20 +63,15 @@ def _make(settings: TaskSettings) -> PairTask:
         source_vocabulary=subwords.size,
         target_vocabulary=subwords.size,
         shared=True,
-        metrics=_metrics(settings),
+        metrics=_metrics(),
         score=score,
         cross=options["cross"],
         dropout=options["dropout"],
     )
 
 
-def _metrics(settings: TaskSettings) -> tuple[Metric, ...]:
-    metric = partial(
-        Metric,
-        axis="length (subwords of the longer side)",
-        lower_is_better=False,
-        log_x=is_wide(settings.lengths),
-    )
+def _metrics() -> tuple[Metric, ...]:
+    metric = partial(Metric, axis="length (subwords of the longer side)", lower_is_better=False)
     return (
         metric(
             key="bleu",

@@ -20,7 +20,6 @@ from posenc.experiments.tasks.common.task import (
     Task,
     TaskEntry,
     TaskSettings,
-    is_wide,
     plain_recipe,
     seen,
     times,
@@ -45,7 +44,7 @@ class WordOrder(Task):
 
     def __init__(self, settings: TaskSettings) -> None:
         self._sentences = _generated(settings) if settings.text is None else labelled(settings)
-        metrics = _metrics(self._sentences, log_x=is_wide(settings.lengths))
+        metrics = _metrics(self._sentences)
         super().__init__(
             settings,
             title="Who does it to whom? Sentences told apart by the order of their words"
@@ -105,8 +104,8 @@ class WordOrder(Task):
         return accuracy, float(right.view(-1, 2).all(1).double().mean())
 
 
-def _metrics(sentences: Sentences, *, log_x: bool) -> list[Metric]:
-    metric = partial(Metric, axis="length (words)", lower_is_better=False, log_x=log_x)
+def _metrics(sentences: Sentences) -> list[Metric]:
+    metric = partial(Metric, axis="length (words)", lower_is_better=False)
     level = sentences.most_frequent
     accuracy = metric(
         key="accuracy",

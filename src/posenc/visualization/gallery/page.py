@@ -67,7 +67,7 @@ def render_gallery(
 
     Args:
         names: of the methods; all by default.
-        progress: told of each method before it is drawn.
+        progress: called with each name before it is drawn.
 
     Raises:
         UnknownNameError: on a name that is not in the registry.

@@ -27,7 +27,6 @@ from posenc.experiments.tasks.common.task import (
     Task,
     TaskEntry,
     TaskSettings,
-    is_wide,
     times,
     training_loss,
 )
@@ -123,7 +122,7 @@ class AlgorithmTask(Task):
             settings,
             title=algorithm.title,
             corpus=Corpus(name=algorithm.data, sha256=definition, unit="examples"),
-            metrics=_metrics(algorithm, settings.lengths),
+            metrics=_metrics(algorithm),
             decisive=(definition, settings.train_length, self._longest),
             example_length=algorithm.width(settings.train_length),
         )
@@ -163,13 +162,13 @@ class AlgorithmTask(Task):
         """Tokens that the loss averages over."""
         return int((batch["targets"] != IGNORED).sum())
 
-    def inner(self, model: nn.Module) -> Decoder:
+    def saved_model(self, model: nn.Module) -> Decoder:
         """The decoder."""
         return cast(Placed, model).decoder
 
     def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
         """By the decoder's backends."""
-        return decoder_bytes(self.inner(model), rows, length, training=training)
+        return decoder_bytes(self.saved_model(model), rows, length, training=training)
 
     def _score(self, model: nn.Module, length: int) -> tuple[float, float]:
         device = next(model.parameters()).device
@@ -206,10 +205,8 @@ def algorithm_entry(
     )
 
 
-def _metrics(rule: Algorithm, lengths: Sequence[int]) -> tuple[Metric, ...]:
-    metric = partial(
-        Metric, axis=f"length ({rule.unit})", lower_is_better=False, log_x=is_wide(lengths)
-    )
+def _metrics(rule: Algorithm) -> tuple[Metric, ...]:
+    metric = partial(Metric, axis=f"length ({rule.unit})", lower_is_better=False)
     return (
         metric(
             key="token_accuracy",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -41,10 +40,10 @@ def byte_losses(
         train: text that the levels count frequencies in.
         tested, trained: a text and the places of its scored bytes, held out and trained on.
         training: the end of the training loss's description.
-        wording: ``label``, ``axis``, ``description`` and ``log_x`` of the deciding loss.
+        wording: ``label``, ``axis`` and ``description`` of the deciding loss.
     """
 
-    def levels(text: Tensor, places: Tensor) -> Mapping[str, float]:
+    def levels(text: Tensor, places: Tensor) -> dict[str, Any]:
         trivial, learned = (level(train, text, places) for level in (byte_entropy, pair_entropy))
         return {"trivial": trivial, "learned": learned}
 

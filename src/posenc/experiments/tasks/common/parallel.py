@@ -19,20 +19,23 @@ class Parallel:
     Args:
         name: where they come from, in a phrase.
         pairs: (source, target), as they stand in the text but for blanks at the ends.
+        skipped: lines left out because one side was empty.
         sha256: of all pairs.
     """
 
     name: str
     pairs: Sequence[tuple[str, str]]
+    skipped: int
     sha256: str
 
 
-def read_parallel(text: Path, target: Path | None = None) -> Parallel:
+def read_parallel(text: Path, target: Path | None = None, *, skip_empty: bool = False) -> Parallel:
     """The pairs of a TSV file (source, tab, target), or of two files, line by line.
 
     Args:
         text: the TSV, or the source's file.
         target: the target's file.
+        skip_empty: leave out pairs of which a side is empty, instead of refusing the text.
 
     Raises:
         DataError: on a file that is missing, unreadable, empty or not in UTF-8, on unequal numbers
@@ -40,7 +43,7 @@ def read_parallel(text: Path, target: Path | None = None) -> Parallel:
     """
     text = Path(text)
     if target is None:
-        pairs = [(source, other) for source, other in read_columns(text, 2)]
+        pairs = [(source, other) for source, other in read_columns(text, 2, skip=skip_empty)]
         name = text.name
     else:
         target = Path(target)
@@ -50,7 +53,7 @@ def read_parallel(text: Path, target: Path | None = None) -> Parallel:
         name = f"{text.name} and {target.name}"
     stripped = [(source.strip(), other.strip()) for source, other in pairs]
     for number, (source, other) in enumerate(stripped, start=1):
-        if not (source and other):
+        if not ((source and other) or skip_empty):
             empty = text if target is None or not source else target
             raise DataError(
                 "text",
@@ -58,10 +61,15 @@ def read_parallel(text: Path, target: Path | None = None) -> Parallel:
                 got=f"line {number} of {empty}, of which nothing is left without blanks",
                 remedy="Remove the line from both sides.",
             )
+    kept = [pair for pair in stripped if all(pair)]
+    if not kept:
+        raise _unusable("text", text, "no pairs", "Give sentences and their translations.")
     digest = hashlib.sha256()
-    for source, other in stripped:
+    for source, other in kept:
         digest.update(f"{source}\t{other}\n".encode())
-    return Parallel(name=name, pairs=stripped, sha256=digest.hexdigest())
+    return Parallel(
+        name=name, pairs=kept, skipped=len(pairs) - len(kept), sha256=digest.hexdigest()
+    )
 
 
 def require_equal(
@@ -81,12 +89,13 @@ def require_equal(
         )
 
 
-def read_columns(path: Path, count: int) -> list[tuple[str, ...]]:
+def read_columns(path: Path, count: int, *, skip: bool = False) -> list[tuple[str, ...]]:
     """The cells of a file with tabs between them.
 
     Args:
         path: the file.
         count: cells a line.
+        skip: leave out empty lines.
 
     Raises:
         DataError: on a line with more cells or fewer; as ``read_lines``.
@@ -94,6 +103,8 @@ def read_columns(path: Path, count: int) -> list[tuple[str, ...]]:
     rows = []
     for number, line in enumerate(read_lines(path), start=1):
         cells = tuple(line.split("\t"))
+        if skip and not line.strip(" "):
+            continue
         if len(cells) != count:
             got = "an empty line" if not line.strip() else f"{len(cells) - 1}"
             raise DataError(

@@ -6,7 +6,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from posenc.errors import ArgumentError
+from posenc.errors import ArgumentError, CheckpointError, DataError
+from posenc.storage import panics_as_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -30,6 +31,7 @@ class Subwords:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._known = {token for token in tokenizer.get_vocab() if len(token) == 1}
 
     @classmethod
     def learn(cls, lines: Iterable[str], *, size: int) -> Subwords:
@@ -67,10 +69,43 @@ class Subwords:
         text: str = self._tokenizer.decode([number - RESERVED for number in ids if number >= 2])
         return text.strip()
 
+    def unknown(self, line: str) -> list[str]:
+        """Characters of a line that are not in the vocabulary, each once."""
+        return sorted({c for c in _cleaned(line) if c != " " and c not in self._known})
+
+    def require_known(self, lines: Sequence[str], where: str) -> None:
+        """Raise DataError for the first line of file ``where`` with unknown characters."""
+        for number, line in enumerate(lines, start=1):
+            strange = self.unknown(line)
+            if strange:
+                named = ", ".join(f"{c!r} (U+{ord(c):04X})" for c in strange[:5])
+                raise DataError(
+                    "text",
+                    expected=f"characters in {where} that the model was trained on",
+                    got=f"{named} in line {number}",
+                    remedy="Replace them, or leave them out (--drop-unknown).",
+                )
+
     def to_json(self) -> str:
         """All of it, in the tokenizers library's own format."""
         text: str = self._tokenizer.to_str()
         return text
+
+    @classmethod
+    def from_json(cls, text: str, *, where: str) -> Subwords:
+        """The vocabulary of ``to_json``; CheckpointError if it is damaged."""
+        from tokenizers import Tokenizer
+
+        try:
+            with panics_as_errors():
+                return cls(Tokenizer.from_str(text))
+        except Exception as error:  # the library raises no narrower one
+            raise CheckpointError(
+                where,
+                expected="a vocabulary written by posenc",
+                got=error,
+                remedy="Train the translator again.",
+            ) from error
 
 
 def _cleaned(line: str) -> str:

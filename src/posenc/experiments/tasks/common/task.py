@@ -150,7 +150,7 @@ class Task(ABC):
 
     def stack_config(self, model: nn.Module) -> StackConfig:
         """Shape of the model's blocks, for the estimate of memory."""
-        return cast(StackConfig, self.inner(model).config)
+        return cast(StackConfig, self.saved_model(model).config)
 
     def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
         """Estimated memory of a forward pass or a training step, with all attention weights."""
@@ -178,13 +178,13 @@ class Task(ABC):
         needs = partial(self.bytes_needed, rows=rows, length=length, training=False)
         self.probes.append(Probe(metrics=metrics, x=x, run=run, needs=needs))
 
-    def inner(self, model: nn.Module) -> SavedModel:
+    def saved_model(self, model: nn.Module) -> SavedModel:
         """The part to be saved of what ``build`` returns: all of it, by default."""
         return cast(SavedModel, model)
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the trained model; the ``load`` of its class reads it."""
-        self.inner(model).save(folder)
+        self.saved_model(model).save(folder)
 
     def require_memory(self, model: nn.Module, available: int) -> None:
         """Refuse a training step that does not fit.
@@ -314,11 +314,6 @@ def plain_recipe(encoding: str, *, axes: int = 1) -> Recipe:
             remedy="See posenc tasks for those that draw positions: copy, for example.",
         )
     return recipe
-
-
-def is_wide(lengths: Sequence[int]) -> bool:
-    """True if lengths are best drawn on a log scale."""
-    return lengths[-1] > 2 * lengths[0]
 
 
 def training_loss(unit: str, more: str = ".") -> Metric:
