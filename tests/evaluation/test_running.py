@@ -221,7 +221,7 @@ def test_positions_of_fine_tuning_reach_the_goal(
     monkeypatch.setattr(LiveDecoder, "forward", forward)
     for positions in ("randomized", "skipped"):
         seen.clear()
-        tuning = Tuning(steps=12, positions=positions)  # type: ignore[arg-type]
+        tuning = Tuning(steps=12, positions=positions)
         finetuned(
             model,
             text.trained,

@@ -81,8 +81,7 @@ class StoredTensors:
 
     def read(self, name: str) -> Tensor:
         """Read a tensor."""
-        tensor: Tensor = self._files[self._file_of[name]].get_tensor(name)
-        return tensor
+        return self._files[self._file_of[name]].get_tensor(name)
 
     def _open_whole(self) -> None:
         if not (self.folder / WHOLE).exists():

@@ -57,8 +57,7 @@ class Frequencies:
 
     @property
     def value(self) -> Tensor:
-        value: Tensor = getattr(self.module, self.buffer)
-        return value
+        return getattr(self.module, self.buffer)
 
     def theta(self) -> Float[Tensor, " T"]:
         """Frequencies in radians per token, float64; 0 for pairs that are not rotated."""

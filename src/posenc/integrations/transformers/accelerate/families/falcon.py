@@ -19,7 +19,6 @@ from posenc.integrations.transformers.accelerate.masks import added_causal_mask
 class FalconAlibi(Accelerated, FalconAttention):
     """Attention whose masks are those of posenc."""
 
-    original = FalconAttention
     config = property(lambda module: config_behind(module.__dict__["config"]))
     """That of the model, whose own implementation runs where posenc's does not."""
 
@@ -45,7 +44,7 @@ class FalconAlibi(Accelerated, FalconAttention):
                 )
                 lowest = torch.finfo(mask.dtype).min
                 attention_mask = bias.unsqueeze(2).masked_fill(mask < 0, lowest)
-            own: tuple[Tensor, Tensor | None] = super().forward(
+            return super().forward(
                 hidden_states,
                 alibi,
                 attention_mask,
@@ -56,7 +55,6 @@ class FalconAlibi(Accelerated, FalconAttention):
                 *arguments,
                 **options,
             )
-            return own
         q, k, v = (
             x.transpose(1, 2) for x in self._split_heads(self.query_key_value(hidden_states))
         )
