@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from posenc.arguments import Share, check
 from posenc.experiments.corpus import read_corpus
 from posenc.experiments.pieces import Pieces
-from posenc.experiments.recipe import Variant
+from posenc.experiments.recipe import Recipe, Variant
 from posenc.experiments.results import Measurement, Metric, Refusal
 from posenc.experiments.tasks.common import needles
 from posenc.experiments.tasks.common.probe import Probe
@@ -24,7 +24,6 @@ from posenc.experiments.tasks.common.task import (
     Task,
     TaskEntry,
     TaskSettings,
-    plain_recipe,
     seen,
     times,
     training_loss,
@@ -109,9 +108,9 @@ class LanguageModelling(Task):
         for size in self.lengths if self._needle_rows else ():
             self._add("recall", size, partial(self._recall, length=size))
 
-    def build(self, encoding: str) -> Decoder:
+    def make_model(self, recipe: Recipe) -> Decoder:
         """A ``Decoder``; a learned table ends at the training length."""
-        arguments = self.model_arguments(plain_recipe(encoding))
+        arguments = self.model_arguments(recipe)
         return Decoder(DecoderConfig(vocabulary=VOCABULARY, **arguments))
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from posenc.experiments.corpus import read_corpus
 from posenc.experiments.pieces import Pieces
+from posenc.experiments.recipe import Recipe
 from posenc.experiments.results import Metric
 from posenc.experiments.tasks.common.task import (
     Defaults,
@@ -19,7 +20,6 @@ from posenc.experiments.tasks.common.task import (
     TaskEntry,
     TaskSettings,
     is_wide,
-    plain_recipe,
     seen,
     times,
     training_loss,
@@ -77,9 +77,9 @@ class MaskedBytes(Task):
             self.add_probe(("loss", "accuracy"), size, run, rows=rows_a_call(size))
         self.add_probe(("seen",), length, self._score_seen)
 
-    def build(self, encoding: str) -> MaskedLM:
+    def make_model(self, recipe: Recipe) -> MaskedLM:
         """A ``MaskedLM``; a learned table ends at the training length."""
-        arguments = self.model_arguments(plain_recipe(encoding))
+        arguments = self.model_arguments(recipe)
         return MaskedLM(EncoderConfig(vocabulary=VOCABULARY, norm_first=True, **arguments))
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:
