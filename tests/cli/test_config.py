@@ -12,6 +12,7 @@ import pytest
 import typer.main
 
 from posenc.arguments import declared_options
+from posenc.bench.options import BenchOptions
 from posenc.cli.app import CONFIGURABLE, app
 from posenc.evaluation.settings import EvaluationSettings, ExtensionSettings, Tuning
 from posenc.experiments.settings import ComparisonSettings
@@ -52,11 +53,11 @@ def test_a_file_has_values_of_its_own_kinds(posenc: Run, tmp_path: Path) -> None
 @pytest.mark.parametrize("command", CONFIGURABLE)
 def test_what_is_wrong_with_a_file_is_said(posenc: Run, tmp_path: Path, command: str) -> None:
     path = tmp_path / "run.toml"
-    path.write_text("sead = 1\n")
+    path.write_text("devise = 1\n")
     code, _, told = posenc(command, "--config", path)
     assert code == 2
-    assert "sead" in told
-    assert "seed" in told
+    assert "devise" in told
+    assert "device" in told
     path.write_text("= 1\n")
     code, _, told = posenc(command, "--config", path)
     assert code == 2
@@ -69,6 +70,7 @@ def test_what_is_wrong_with_a_file_is_said(posenc: Run, tmp_path: Path, command:
         ("compare", ComparisonSettings, {"seeds": "<str>", "steps": "<int>", "text": "<path>"}),
         ("extend", ExtensionSettings, {"method": "<str>", "factor": "<float>", "search": "<int>"}),
         ("extend", Tuning, {"finetune_steps": "<int>", "positions": "<str>"}),
+        ("bench", BenchOptions, {"dtype": "<str>", "lengths": "<str>", "heads": "<int>"}),
         ("evaluate", EvaluationSettings, {"images": "<path>", "trained_length": "<int>"}),
     ],
 )

@@ -16,7 +16,7 @@ import typer
 
 from posenc.arguments import declared_options
 from posenc.codec import parse_option
-from posenc.errors import ArgumentError, DataError, UnknownNameError
+from posenc.errors import DataError, UnknownNameError
 
 KEYWORD = Parameter.KEYWORD_ONLY
 
@@ -33,35 +33,6 @@ def option(
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]
-ComputeDevice = Annotated[str, option("Device: cpu, cuda or cuda:N.")]
-
-
-def names(text: str | None) -> tuple[str, ...] | None:
-    """The items of a comma-separated list; None for None."""
-    if text is None:
-        return None
-    return tuple(item.strip() for item in text.split(",") if item.strip())
-
-
-def numbers(name: str, text: str | None) -> tuple[int, ...] | None:
-    """The whole numbers of a comma-separated list; None for None.
-
-    Args:
-        name: of the option, for messages.
-        text: the list.
-
-    Raises:
-        ArgumentError: for anything else.
-    """
-    items = names(text)
-    if items is None:
-        return None
-    try:
-        return tuple(int(item) for item in items)
-    except ValueError as error:
-        raise ArgumentError(
-            name, expected="whole numbers", got=repr(text), remedy="Write 512,1024, for example."
-        ) from error
 
 
 def with_settings(
