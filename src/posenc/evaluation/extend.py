@@ -18,7 +18,7 @@ from posenc.evaluation.searching import require_search, searched
 from posenc.evaluation.settings import ExtensionSettings, Tuning
 from posenc.evaluation.study import measure_extensions
 from posenc.evaluation.texts import Text
-from posenc.integrations.transformers.config import Fields
+from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.storage import output_folder, require_unused
 
 if TYPE_CHECKING:

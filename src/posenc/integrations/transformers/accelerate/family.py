@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated
-from posenc.integrations.transformers.accelerate.config import NAME
+from posenc.integrations.transformers.accelerate.views import NAME
 from posenc.registration import Registry
 
 

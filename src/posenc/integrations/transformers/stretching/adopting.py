@@ -17,9 +17,9 @@ from posenc.encoding import Encoding, Pairing
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.checking import PRECISIONS, tensors_in
-from posenc.integrations.transformers.accelerate.config import is_on_interface
 from posenc.integrations.transformers.accelerate.interface import mask
 from posenc.integrations.transformers.accelerate.lazy_mask import written_out
+from posenc.integrations.transformers.accelerate.views import is_on_interface
 from posenc.integrations.transformers.recording import Call, record_call, recorded_calls
 from posenc.integrations.transformers.stretching.attention import (
     LAYER,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from posenc.encoding import Encoding, Pairing
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.rope import TRAINED
+from posenc.integrations.transformers.checkpoints.rope import TRAINED
 from posenc.integrations.transformers.stretching.changes import Change
 
 Of = Literal["frequencies", "theta"]

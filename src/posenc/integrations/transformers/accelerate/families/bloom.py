@@ -10,10 +10,10 @@ from torch.nn.functional import dropout
 from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
-from posenc.integrations.transformers.accelerate.config import CAUSAL_KEYS
 from posenc.integrations.transformers.accelerate.families.common.alibi import attend_alibi
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.masks import added_causal_mask
+from posenc.integrations.transformers.accelerate.views import CAUSAL_KEYS
 
 
 class BloomAlibi(Accelerated, BloomAttention):

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from transformers.models.falcon.modeling_falcon import FalconAttention, FalconModel
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
-from posenc.integrations.transformers.accelerate.config import CAUSAL_KEYS, config_behind
 from posenc.integrations.transformers.accelerate.families.common.alibi import attend_alibi
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.masks import added_causal_mask
+from posenc.integrations.transformers.accelerate.views import CAUSAL_KEYS, config_behind
 
 
 class FalconAlibi(Accelerated, FalconAttention):

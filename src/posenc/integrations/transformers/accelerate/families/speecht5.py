@@ -21,7 +21,6 @@ from posenc.integrations.transformers.accelerate.accelerated import (
     in_heads,
     settings_of,
 )
-from posenc.integrations.transformers.accelerate.config import KEYS
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import (
     PositionBias,
@@ -30,6 +29,7 @@ from posenc.integrations.transformers.accelerate.interface import (
 )
 from posenc.integrations.transformers.accelerate.masks import added_mask
 from posenc.integrations.transformers.accelerate.terms import ComputedOnce, products_by_offset
+from posenc.integrations.transformers.accelerate.views import KEYS
 
 LENGTH = 40
 

@@ -13,7 +13,6 @@ from posenc.integrations.transformers.accelerate.accelerated import (
     in_heads,
     settings_of,
 )
-from posenc.integrations.transformers.accelerate.config import KEYS
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import (
     PositionBias,
@@ -21,6 +20,7 @@ from posenc.integrations.transformers.accelerate.interface import (
     wants_weights,
 )
 from posenc.integrations.transformers.accelerate.terms import products_by_offset
+from posenc.integrations.transformers.accelerate.views import KEYS
 
 
 class ConformerAttention(Accelerated):

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from posenc.errors import CheckpointError
-from posenc.integrations.transformers.config import read_json
+from posenc.integrations.transformers.checkpoints.fields import read_json
 from posenc.storage import Shapes, open_tensors
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
