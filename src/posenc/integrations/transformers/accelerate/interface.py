@@ -216,6 +216,7 @@ def pairs_of(
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Bool[Tensor, "B L"] | None = None,
+    *,
     device: torch.device | str = "cpu",
     **options: Any,
 ) -> Pairs:
