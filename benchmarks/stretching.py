@@ -31,8 +31,8 @@ from torch import nn
 from posenc.evaluation.candidates import Method, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.demo_model import Repetition, train_demo_model
-from posenc.evaluation.finetuning import Tuning
 from posenc.evaluation.images import ImageSource
+from posenc.evaluation.settings import Tuning
 from posenc.evaluation.study import measure_extensions
 from posenc.evaluation.texts import SpecialTokens, read_ids
 from posenc.experiments.corpus import read_corpus

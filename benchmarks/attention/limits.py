@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
-from posenc.bench.run import METHODS, PLAIN
+from posenc.bench.options import METHODS
+from posenc.bench.run import PLAIN
 
 Row = Mapping[str, Any]
 """A reading: see ``benchmarks.attention.run.measure``."""

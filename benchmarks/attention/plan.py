@@ -13,7 +13,8 @@ from benchmarks.attention.layers import LAYERS, PlainLayer, PosencLayer, Transfo
 from benchmarks.attention.limits import CONTEXTS, DECODED, LIMITS, LONG, SHORT_ROWS, Limit
 
 from posenc.bench.case import Case, axes_of, parse_name, past_only
-from posenc.bench.run import METHODS, MIDDLE
+from posenc.bench.options import METHODS
+from posenc.bench.run import MIDDLE
 
 Part = Literal["calls", "rows", "layers", "decoding", "memory"]
 PARTS: tuple[Part, ...] = get_args(Part)

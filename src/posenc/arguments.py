@@ -13,7 +13,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from inspect import Parameter, signature
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
@@ -76,19 +76,20 @@ class Option:
         help: of the option.
         default: as it is displayed, where the field's own says nothing.
         group: heading of the options that it stands among.
+        name: on the command line, in files and in messages; by default the field's.
     """
 
     help: str
     default: str = ""
     group: str = "Options"
+    name: str = ""
 
 
 def declared_options(kind: type) -> dict[str, tuple[Any, Option]]:
-    """Annotations and options of the fields of a dataclass that declare one."""
-    hints = typing.get_type_hints(kind, include_extras=True)
+    """Annotations and options, with their names, of the fields of a dataclass that declare one."""
     return {
-        name: (hint, option)
-        for name, hint in hints.items()
+        field: (hint, replace(option, name=option.name or field))
+        for field, hint in typing.get_type_hints(kind, include_extras=True).items()
         for option in getattr(hint, "__metadata__", ())
         if isinstance(option, Option)
     }
@@ -278,16 +279,20 @@ def check_fields(record: object) -> None:
     Raises: as ``check``.
     """
     kind: Any = type(record)
-    for name, (annotation, default) in _fields(kind).items():
-        object.__setattr__(record, name, check(name, annotation, getattr(record, name), default))
+    for name, (shown, annotation, default) in _fields(kind).items():
+        object.__setattr__(record, name, check(shown, annotation, getattr(record, name), default))
 
 
 @functools.cache
-def _fields(kind: Any) -> Mapping[str, tuple[Any, object]]:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    missing = {MISSING: Parameter.empty}
+def _fields(kind: Any) -> Mapping[str, tuple[str, Any, object]]:
+    """By field of a dataclass: its name in messages, annotation and default."""
+    hints, options = typing.get_type_hints(kind, include_extras=True), declared_options(kind)
     return {
-        field.name: (hints[field.name], missing.get(field.default, field.default))
+        field.name: (
+            options[field.name][1].name if field.name in options else field.name,
+            hints[field.name],
+            Parameter.empty if field.default is MISSING else field.default,
+        )
         for field in fields(kind)
     }
 

@@ -18,8 +18,9 @@ from benchmarks.attention.run import measure
 from benchmarks.measuring import filled, table
 
 from posenc.bench.case import Case
+from posenc.bench.options import METHODS
 from posenc.bench.passes import Pass
-from posenc.bench.run import METHODS, MIDDLE, PLAIN
+from posenc.bench.run import MIDDLE, PLAIN
 from tests.bench.failing import Failing, Fatal
 
 

@@ -9,8 +9,9 @@ import torch
 
 from posenc.bench import passes
 from posenc.bench.case import Case
+from posenc.bench.options import METHODS
 from posenc.bench.passes import Pass, interleaved, median_ratio, timed
-from posenc.bench.run import METHODS, PLAIN, Report, Settings, bench
+from posenc.bench.run import PLAIN, Report, Settings, bench
 from posenc.errors import ArgumentError, UnknownNameError
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from posenc.attention import attend
 from posenc.bench.case import Case, parse_name, past_only
+from posenc.bench.options import METHODS
 from posenc.bench.passes import Pass
-from posenc.bench.run import METHODS
 from posenc.errors import ArgumentError, UnknownNameError
 
 

@@ -223,7 +223,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["compare", "--task", "copy", "--text", "a.txt"], "copy has its own data"),
     (["compare", "--task", "copy", "--encodings", "rope@random"], "Did you mean 'randomized'"),
     (["compare", "--task", "scan", "--train-length", "20"], "where SCAN is split"),
-    (["compare", "--encodings", "rope@randomized"], "positions 0, 1, 2"),
+    (["compare", "--encodings", "rope@randomized"], "plain positions"),
     (["compare", "--test-lengths", "64,x"], "a whole number, 1 or more"),
     (["compare", "--test-lengths", "8"], "64 or more"),
     (["compare", "--seeds", "0"], "--seeds"),

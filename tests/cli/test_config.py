@@ -6,12 +6,15 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
 
 from posenc.arguments import declared_options
+from posenc.bench.options import BenchOptions
 from posenc.cli.app import CONFIGURABLE, app
+from posenc.evaluation.settings import EvaluationSettings, ExtensionSettings, Tuning
 from posenc.experiments.settings import ComparisonSettings
 from tests.support.commands import run_command
 
@@ -44,32 +47,66 @@ def test_a_file_has_values_of_its_own_kinds(posenc: Run, tmp_path: Path) -> None
     assert "--width: expected a multiple of heads (3)" in told
     (tmp_path / "extend.toml").write_text('checkpoint = "folder"\nreport = false\nfactor = 2\n')
     dumped = dump("extend", "--config", str(tmp_path / "extend.toml"))
-    assert tomllib.loads(dumped) == {"checkpoint": "folder", "report": False, "factor": 2.0}
+    assert tomllib.loads(dumped) == {"checkpoint": "folder", "report": False, "factor": "2"}
 
 
 @pytest.mark.parametrize("command", CONFIGURABLE)
 def test_what_is_wrong_with_a_file_is_said(posenc: Run, tmp_path: Path, command: str) -> None:
     path = tmp_path / "run.toml"
-    path.write_text("sead = 1\n")
+    path.write_text("devise = 1\n")
     code, _, told = posenc(command, "--config", path)
     assert code == 2
-    assert "sead" in told
-    assert "seed" in told
+    assert "devise" in told
+    assert "device" in told
     path.write_text("= 1\n")
     code, _, told = posenc(command, "--config", path)
     assert code == 2
     assert "--config: expected a TOML file" in told
 
 
-def test_options_are_those_that_the_settings_declare() -> None:
-    command = typer.main.get_command(app).commands["compare"]  # type: ignore[attr-defined]
-    shown = {parameter.name: parameter for parameter in command.params}
-    declared = declared_options(ComparisonSettings)
-    defaults = {field.name: field.default for field in fields(ComparisonSettings)}
-    assert {"task", "encodings", "width", "precision", "workers"} <= declared.keys()
-    kinds = {name: shown[name].metavar for name in ("seeds", "steps", "text", "learning_rate")}
-    assert list(kinds.values()) == ["<str>", "<int>", "<path>", "<float>"]
-    for name, (_, told) in declared.items():
-        assert shown[name].help == told.help
-        assert shown[name].rich_help_panel == told.group
-        assert shown[name].show_default == (told.default or str(defaults[name]))
+@pytest.mark.parametrize(
+    ("command", "kind", "metavars"),
+    [
+        ("compare", ComparisonSettings, {"seeds": "<str>", "steps": "<int>", "text": "<path>"}),
+        ("extend", ExtensionSettings, {"method": "<str>", "factor": "<float>", "search": "<int>"}),
+        ("extend", Tuning, {"finetune_steps": "<int>", "positions": "<str>"}),
+        ("bench", BenchOptions, {"dtype": "<str>", "lengths": "<str>", "heads": "<int>"}),
+        ("evaluate", EvaluationSettings, {"images": "<path>", "trained_length": "<int>"}),
+    ],
+)
+def test_options_are_those_that_the_settings_declare(
+    command: str, kind: type, metavars: dict[str, str]
+) -> None:
+    made = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
+    shown = {parameter.name: parameter for parameter in made.params}
+    assert {name: shown[name].metavar for name in metavars} == metavars
+    defaults = {field.name: field.default for field in fields(kind)}
+    for name, (_, option) in declared_options(kind).items():
+        parameter, default = shown[option.name], defaults[name]
+        assert parameter.help == option.help
+        assert parameter.rich_help_panel == option.group
+        if parameter.is_flag:
+            assert parameter.default is default
+        else:
+            assert parameter.show_default == (option.default or str(default))
+
+
+def test_settings_reach_the_study(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """From file and command line, each value in its type; the seed is that of tuning too."""
+    taken: list[ExtensionSettings] = []
+
+    def take(source: Path, out: Path, settings: ExtensionSettings, **_: Any) -> None:
+        taken.append(settings)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("posenc.evaluation.extend.extend_checkpoint", take)
+    (tmp_path / "run.toml").write_text("always = true\nfinetune_steps = 3\nfactor = 8\n")
+    given = ["--config", str(tmp_path / "run.toml"), "--method", "ntk", "--factor", "2.5"]
+    given += ["--no-report", "--seed", "7", "--finetune-rate", "0.5", "--out", str(tmp_path / "o")]
+    run_command("extend", str(tmp_path), *given)
+    tuning = Tuning(steps=3, rate=0.5, seed=7)
+    assert taken == [
+        ExtensionSettings(
+            methods="ntk", factor=2.5, always=True, report=False, seed=7, tuning=tuning
+        )
+    ]

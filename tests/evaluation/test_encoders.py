@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from posenc.errors import ArgumentError, DataError
 from posenc.evaluation.candidates import Method, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
-from posenc.evaluation.finetuning import Tuning
 from posenc.evaluation.images import ImageSource
 from posenc.evaluation.report import write_study
+from posenc.evaluation.settings import Tuning
 from posenc.evaluation.study import ExtensionResult, evaluate, measure_extensions
 from posenc.evaluation.suites.masked import MaskedSuite
 from posenc.evaluation.suites.retrieval import RetrievalSuite

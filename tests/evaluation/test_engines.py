@@ -16,10 +16,10 @@ from posenc.evaluation.engines import ENGINES, Rotation, differences
 from posenc.evaluation.extend import extend_checkpoint
 from posenc.extension import EXTENSIONS, extend
 from posenc.extension.varying import VaryingRope
-from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.extended import FIELD
-from posenc.integrations.transformers.families import FAMILIES
-from posenc.integrations.transformers.rope import TRAINED
+from posenc.integrations.transformers.checkpoints.extended import FIELD
+from posenc.integrations.transformers.checkpoints.families import FAMILIES
+from posenc.integrations.transformers.checkpoints.fields import Fields
+from posenc.integrations.transformers.checkpoints.rope import TRAINED
 from posenc.models import Decoder
 
 transformers = pytest.importorskip("transformers")

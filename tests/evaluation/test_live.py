@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.extend import extend_checkpoint
-from posenc.evaluation.finetuning import Tuning
 from posenc.evaluation.live import LiveDecoder
+from posenc.evaluation.settings import Tuning
 from posenc.evaluation.study import evaluate
 from posenc.extension import segments
 from posenc.integrations.transformers import stretch

@@ -15,7 +15,7 @@ from posenc.evaluation.candidates import Candidate
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.live import LiveModel
 from posenc.integrations.transformers import save
-from posenc.integrations.transformers.config import Fields
+from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.models import Decoder, DecoderConfig
 
 PACKAGE = Path(posenc.__file__).parent

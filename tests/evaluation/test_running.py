@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from posenc.errors import ArgumentError, CheckpointError, DataError, Interrupted, UnknownNameError
 from posenc.evaluation.candidates import Method, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
-from posenc.evaluation.finetuning import Tuning, finetuned
+from posenc.evaluation.finetuning import finetuned
 from posenc.evaluation.live import LiveDecoder, LiveModel
 from posenc.evaluation.report import write_study
 from posenc.evaluation.results import StudyReading
+from posenc.evaluation.settings import EvaluationSettings, ExtensionSettings, Tuning
 from posenc.evaluation.study import ExtensionResult, evaluate, measure_extensions
 from posenc.evaluation.suites.next_token import NextTokenSuite, lengths_to
 from posenc.evaluation.texts import Text, read_ids
@@ -220,7 +221,7 @@ def test_positions_of_fine_tuning_reach_the_goal(
     monkeypatch.setattr(LiveDecoder, "forward", forward)
     for positions in ("randomized", "skipped"):
         seen.clear()
-        tuning = Tuning(steps=12, positions=positions)  # type: ignore[arg-type]
+        tuning = Tuning(steps=12, positions=positions)
         finetuned(
             model,
             text.trained,
@@ -235,11 +236,19 @@ def test_positions_of_fine_tuning_reach_the_goal(
 
 
 @pytest.mark.parametrize(
-    "fields", [{"steps": -1}, {"steps": 1, "positions": "no"}, {"steps": 1, "rate": 0.0}]
+    ("kind", "fields", "named"),
+    [
+        (Tuning, {"steps": -1}, "finetune_steps: .* 0 or more"),
+        (Tuning, {"positions": "no"}, "positions"),
+        (Tuning, {"rate": 0.0}, "finetune_rate"),
+        (ExtensionSettings, {"search": -1}, "search: .* 0 or more"),
+        (ExtensionSettings, {"factor": 0.5}, "factor: .* 1 or more"),
+        (EvaluationSettings, {"lengths": (16, 7)}, "lengths: .* 8 or more"),
+    ],
 )
-def test_tuning_out_of_its_domain(fields: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError):
-        Tuning(**fields)  # type: ignore[arg-type]
+def test_settings_out_of_their_domain(kind: Any, fields: dict[str, object], named: str) -> None:
+    with pytest.raises(ArgumentError, match=named):
+        kind(**fields)
 
 
 def test_the_report_holds_every_number(outcome: ExtensionResult, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import torch
 from posenc.errors import ArgumentError, CheckpointError, DataError, Interrupted
 from posenc.evaluation.candidates import Method
 from posenc.evaluation.checkpoint import Checkpoint
-from posenc.evaluation.finetuning import Tuning
 from posenc.evaluation.searching import require_search, searched
+from posenc.evaluation.settings import Tuning
 from posenc.evaluation.study import measure_extensions
 from posenc.evaluation.texts import Text, read_ids
 from posenc.models import Decoder, DecoderConfig
@@ -98,8 +98,6 @@ def test_given_factors_are_left_alone(text: Text, tmp_path: Path) -> None:
 
 
 def test_bad_input(text: Text, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="0 or more"):
-        require_search(-1, [LONGROPE])
     with pytest.raises(ArgumentError, match="longrope among the methods"):
         require_search(5, [Method.parse("yarn")])
     require_search(0, [Method.parse("yarn")])

@@ -26,7 +26,7 @@ from posenc.experiments.tasks.common.parallel import read_lines
 from posenc.experiments.tasks.common.subwords import Subwords
 from posenc.extension import search_factors
 from posenc.integrations.transformers import load, save, stretch
-from posenc.integrations.transformers.config import Fields
+from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.models import (
     Decoder,
     DecoderConfig,

@@ -255,7 +255,7 @@ def test_nothing_is_left_of_a_save_that_fails(
     def fail(*_: object) -> None:
         raise OutputError("out", expected="space", got="none", remedy="Free some.")
 
-    monkeypatch.setattr("posenc.integrations.transformers.checkpoint.write_json", fail)
+    monkeypatch.setattr("posenc.integrations.transformers.checkpoints.folder.write_json", fail)
     with pytest.raises(OutputError):
         save(decoder(), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

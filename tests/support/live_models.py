@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from posenc.evaluation.checkpoint import open_live
 from posenc.evaluation.live import LiveModel
 from posenc.integrations.transformers import save
-from posenc.integrations.transformers.config import Fields
+from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.models import SavedModel
 
 

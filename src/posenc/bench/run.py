@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
-from posenc.arguments import EXACT, Count, Interval, Width, check_fields
+from posenc.arguments import check_fields
 from posenc.attention import BACKENDS
 from posenc.attention.backends.native.build import description
 from posenc.bench.case import Case, past_only
+from posenc.bench.options import BenchOptions
 from posenc.bench.passes import Pass, Times, attending, plain, timed
 from posenc.codec import to_plain
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
@@ -27,13 +28,6 @@ from posenc.training.machine import (
     require_device,
 )
 
-METHODS = (
-    *("nope", "rope", "alibi", "sandwich", "t5@frozen", "t5", "kerple", "tupe"),
-    *("swin", "decomposed2d", "shaw@scores", "shaw", "transformer_xl", "deberta@buckets=256"),
-    *("forgetting", "cable", "fire", "cope", "stick_breaking", "dape", "path"),
-)
-"""Encodings timed by default: all kinds of terms."""
-
 MIDDLE = {"cpu": 2048, "cuda": 8192}
 """Length timed by default."""
 
@@ -44,11 +38,9 @@ PACKAGES = ("posenc", "torch", "triton", "transformers", "x-transformers")
 TENSORS = 8
 """Query, key, value and output, and their gradients."""
 
-Dtype = Literal["float32", "bfloat16", "float16", "float64"]
-
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(BenchOptions):
     """Settings of a bench.
 
     Args:
@@ -67,16 +59,7 @@ class Settings:
         UnknownNameError: for an unknown encoding, option, backend or dtype.
     """
 
-    encodings: Sequence[str] = METHODS
-    lengths: Sequence[Annotated[int, Interval(2, EXACT)]] | None = None
-    backends: Sequence[str] = ("auto",)
     causal: bool | None = None
-    heads: Count = 8
-    head_dim: Width = 64
-    rounds: Count = 7
-    threads: Count | None = None
-    device: str = "cpu"
-    dtypes: Sequence[Dtype] | None = None
 
     def __post_init__(self) -> None:
         require_device(self.device, kinds=("cpu", "cuda"))

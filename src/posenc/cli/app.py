@@ -45,7 +45,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate,
     "bench": bench,
 }
-CONFIGURABLE = ("compare", "extend", "evaluate")
+CONFIGURABLE = ("compare", "extend", "evaluate", "bench")
 """Commands that take their options from a file too."""
 
 for name, command in COMMANDS.items():

@@ -3,46 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, TimeElapsedColumn
 from rich.text import Text
 
+from posenc.bench.options import BenchOptions
 from posenc.cli.completion import complete_encodings
 from posenc.cli.console import OUT, Display, Words, new_table, print_json
-from posenc.cli.options import ComputeDevice, Json, Quiet, names, numbers, option
+from posenc.cli.options import Json, Quiet, option, with_settings
 
 if TYPE_CHECKING:
     from posenc.bench.run import Reading, Report
 
-ROUNDS, QUICK_ROUNDS = 7, 3
+QUICK_ROUNDS = 3
 
 
+@with_settings(BenchOptions, complete={"encodings": complete_encodings})
 def bench(
-    encodings: Annotated[
-        str | None,
-        option(
-            "Encodings: t5,t5@frozen,rope+alibi.", "21 of all kinds", complete=complete_encodings
-        ),
-    ] = None,
-    lengths: Annotated[
-        str | None, option("Sequence lengths, comma-separated.", "2048; 8192 on CUDA")
-    ] = None,
-    backends: Annotated[str, option("Backends of posenc, comma-separated.")] = "auto",
+    *,
+    fields: dict[str, Any],
     causal: Annotated[
         bool | None,
         typer.Option(
             "--causal/--bidirectional", show_default="causal where needed", help="The mask."
         ),
-    ] = None,
-    heads: Annotated[int, option("Attention heads.")] = 8,
-    head_dim: Annotated[int, option("Width of a head.")] = 64,
-    rounds: Annotated[int | None, option("Timing rounds.", "7, or 3 if quick")] = None,
-    threads: Annotated[int | None, option("CPU threads.", "one per core")] = None,
-    device: ComputeDevice = "cpu",
-    dtype: Annotated[
-        str | None, option("Dtypes of q, k, v, comma-separated.", "float32; bfloat16 on CUDA")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
     out: Annotated[Path | None, option("JSON file to write the report to.", "none")] = None,
@@ -64,23 +50,13 @@ def bench(
     """
     import torch
 
-    from posenc.bench.run import METHODS, Settings
+    from posenc.bench.run import Settings
     from posenc.bench.run import bench as run_benchmark
     from posenc.storage import write_json
     from posenc.training.machine import cores
 
-    settings = Settings(
-        encodings=METHODS if encodings is None else names(encodings) or (),
-        lengths=numbers("--lengths", lengths),
-        backends=names(backends) or (),
-        causal=causal,
-        heads=heads,
-        head_dim=head_dim,
-        rounds=rounds if rounds is not None else QUICK_ROUNDS if quick else ROUNDS,
-        threads=cores() if threads is None else threads,
-        device=device,
-        dtypes=names(dtype),  # type: ignore[arg-type]
-    )
+    usual = {"threads": cores()} | ({"rounds": QUICK_ROUNDS} if quick else {})
+    settings = Settings(causal=causal, **(usual | fields))
     torch.set_num_threads(settings.threads or 1)
     with BenchDisplay(shown=not quiet and not json) as display:
         report = run_benchmark(settings, progress=display)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Sequence
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,8 +24,8 @@ from posenc.cli.console import (
     print_json,
     print_report,
 )
-from posenc.cli.options import Json, Quiet, numbers, option, with_settings
-from posenc.codec import parse_options
+from posenc.cli.options import Json, Quiet, option, with_settings
+from posenc.codec import parse_option, parse_options
 from posenc.errors import ArgumentError
 from posenc.experiments.options import ComparisonOptions
 
@@ -50,7 +52,8 @@ VERDICT_STYLES = {
 
 def _seeds(text: str) -> tuple[int, ...]:
     """Seeds from a number (``3``) or a list (``0,1,2``)."""
-    values = numbers("--seeds", text) or ()
+    parameter = Parameter("seeds", Parameter.KEYWORD_ONLY, default=3, annotation=Sequence[int])
+    values: tuple[int, ...] = parse_option("--seeds", parameter, text)
     if "," in text or not values:
         return values
     if values[0] < 1:

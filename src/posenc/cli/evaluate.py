@@ -4,39 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from posenc.cli.console import command_line, print_json, print_report
-from posenc.cli.options import (
-    ComputeDevice,
-    Images,
-    Json,
-    Quiet,
-    TextFile,
-    TrainedLength,
-    numbers,
-    option,
-)
+from posenc.cli.options import Json, Quiet, option, with_settings
 from posenc.cli.studies import StudyDisplay, print_study, study_json
+from posenc.evaluation.settings import EvaluationSettings
 
 
+@with_settings(EvaluationSettings)
 def evaluate(
+    *,
+    fields: dict[str, Any],
     checkpoint: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors.")],
-    text: TextFile = None,
-    images: Images = None,
-    lengths: Annotated[
-        str | None,
-        option(
-            "Context lengths in tokens (image sides in pixels), comma-separated.",
-            "half, once and twice the trained length",
-        ),
-    ] = None,
-    trained_length: TrainedLength = None,
     out: Annotated[Path, option("Output folder for the report.")] = Path("posenc-evaluate"),
-    seed: Annotated[int, option("Random seed of needles, words and masks.")] = 0,
-    device: ComputeDevice = "cpu",
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -61,11 +44,15 @@ def evaluate(
     from posenc.storage import output_folder, require_unused
 
     require_unused(out)
-    wanted = numbers("--lengths", lengths, least=8)
+    settings = EvaluationSettings(**fields)
     with StudyDisplay(shown=not quiet and not json) as display:
-        opened = Checkpoint.open(checkpoint, trained_length=trained_length, device=device)
-        data = opened.data(text=text, images=images)
-        study = measure(opened, data, lengths=wanted, seed=seed, progress=display)
+        opened = Checkpoint.open(
+            checkpoint, trained_length=settings.trained_length, device=settings.device
+        )
+        data = opened.data(text=settings.text, images=settings.images)
+        study = measure(
+            opened, data, lengths=settings.lengths, seed=settings.seed, progress=display
+        )
     study = replace(study, command=command_line())
     with output_folder(out) as partial:
         write_study(study, partial)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from posenc.cli.completion import complete_methods
 from posenc.cli.console import OUT, command_line, print_json, print_report
-from posenc.cli.options import ComputeDevice, Images, Json, Quiet, TextFile, TrainedLength, option
+from posenc.cli.options import Json, Quiet, option, with_settings
 from posenc.cli.studies import StudyDisplay, print_study, study_json
+from posenc.evaluation.settings import ExtensionSettings, Tuning
 
 if TYPE_CHECKING:
     from posenc.evaluation.extend import Extended
 
-TUNING = "Fine-tuning"
-"""Group of the options on it."""
 
-
+@with_settings(ExtensionSettings, complete={"methods": complete_methods})
+@with_settings(Tuning, to="tuning")
 def extend(
+    *,
+    fields: dict[str, Any],
+    tuning: dict[str, Any],
     checkpoint: Annotated[
         Path | None,
         typer.Argument(
@@ -27,41 +31,9 @@ def extend(
             help="Folder with config.json and safetensors, or of a run of posenc compare.",
         ),
     ] = None,
-    method: Annotated[
-        str,
-        option(
-            "Extension method, or several, comma-separated, or all; the best is written.",
-            complete=complete_methods,
-        ),
-    ] = "yarn",
-    factor: Annotated[float, option("New length as a multiple of the trained length.")] = 4.0,
-    text: TextFile = None,
-    images: Images = None,
-    report: Annotated[
-        bool, typer.Option("--report/--no-report", help="Measure, or write one method unmeasured.")
-    ] = True,
     out: Annotated[Path, option("Output folder for checkpoint and report.")] = Path(
         "posenc-extend"
     ),
-    search: Annotated[int, option("Sets of longrope factors to try on the text.")] = 0,
-    finetune_steps: Annotated[
-        int, option("Fine-tuning steps of every extended model.", group=TUNING)
-    ] = 0,
-    positions: Annotated[
-        str, option("Positions in fine-tuning: plain, randomized or skipped (PoSE).", group=TUNING)
-    ] = "plain",
-    finetune_rate: Annotated[
-        float | None, option("Peak learning rate of fine-tuning.", "0.1 / width", group=TUNING)
-    ] = None,
-    trained_length: TrainedLength = None,
-    always: Annotated[
-        bool,
-        typer.Option(
-            "--always", help="Write the best method even if it gains or has learned nothing."
-        ),
-    ] = False,
-    seed: Annotated[int, option("Random seed of needles, masks and fine-tuning.")] = 0,
-    device: ComputeDevice = "cpu",
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -97,37 +69,23 @@ def extend(
     from posenc.evaluation.choosing import require_learned
     from posenc.evaluation.demo_model import demo_checkpoint
     from posenc.evaluation.extend import extend_checkpoint
-    from posenc.evaluation.finetuning import Tuning
-    from posenc.extension.fitting import require_factor
     from posenc.storage import require_unused
     from posenc.training.interrupt import interruptible
 
     require_unused(out)
-    require_factor(factor)
-    tuning = Tuning(steps=finetune_steps, positions=positions, rate=finetune_rate, seed=seed)  # type: ignore[arg-type]  # checked there
+    settings = ExtensionSettings(**fields)
+    settings = replace(settings, tuning=Tuning(**tuning, seed=settings.seed))
     with StudyDisplay(shown=not quiet and not json) as display, interruptible() as stop:
         if checkpoint is None:
-            demo = out.with_name(f"{out.name}-subject")
             checkpoint = demo_checkpoint(
-                demo, text=text, progress=display, stop=stop, command=command_line()
+                out.with_name(f"{out.name}-subject"),
+                text=settings.text,
+                progress=display,
+                stop=stop,
+                command=command_line(),
             )
         extended = extend_checkpoint(
-            checkpoint,
-            out,
-            methods=method,
-            factor=factor,
-            text=text,
-            images=images,
-            report=report,
-            search=search,
-            tuning=tuning,
-            trained_length=trained_length,
-            always=always,
-            seed=seed,
-            device=device,
-            command=command_line(),
-            progress=display,
-            stop=stop,
+            checkpoint, out, settings, command=command_line(), progress=display, stop=stop
         )
     if json:
         study = {} if extended.study is None else study_json(extended.study)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from posenc.cli.completion import complete_encodings
 from posenc.cli.console import ERRORS, OUT
-from posenc.cli.options import names, option
+from posenc.cli.options import option
 from posenc.errors import ArgumentError
 
 
@@ -28,8 +28,10 @@ def gallery(
 
         posenc gallery --encodings rope,alibi,t5 --out three.html
     """
-    chosen = names(encodings)
-    if chosen == ():
+    chosen = None
+    if encodings is not None:
+        chosen = [name.strip() for name in encodings.split(",") if name.strip()]
+    if chosen == []:
         raise ArgumentError(
             "--encodings",
             expected="at least one name",

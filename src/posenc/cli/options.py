@@ -16,7 +16,7 @@ import typer
 
 from posenc.arguments import declared_options
 from posenc.codec import parse_option
-from posenc.errors import ArgumentError, DataError, UnknownNameError
+from posenc.errors import DataError, UnknownNameError
 
 KEYWORD = Parameter.KEYWORD_ONLY
 
@@ -26,87 +26,27 @@ def option(
     default: str | bool = True,
     *,
     complete: Callable[[str], list[str]] | None = None,
-    group: str | None = None,
 ) -> Any:
-    """An option with its help, the displayed default, completion of its value, and its group."""
-    return typer.Option(
-        help=help_text, show_default=default, autocompletion=complete, rich_help_panel=group
-    )
-
-
-MEASURING = "Model and data"
-"""Group of the options on what is measured."""
+    """An option with its help, the displayed default and completion of its value."""
+    return typer.Option(help=help_text, show_default=default, autocompletion=complete)
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]
-ComputeDevice = Annotated[str, option("Device: cpu, cuda or cuda:N.")]
-TextFile = Annotated[
-    Path | None,
-    option("Text file or folder to measure on.", "posenc's own source", group=MEASURING),
-]
-Images = Annotated[
-    Path | None,
-    option(
-        "Images to measure a ViT on: a folder of image files (in subfolders named as the classes, "
-        "if known), or a .npy or .npz file of arrays.",
-        "none",
-        group=MEASURING,
-    ),
-]
-TrainedLength = Annotated[
-    int | None,
-    option(
-        "Length the model was trained at, in tokens.", "max_position_embeddings", group=MEASURING
-    ),
-]
-
-
-def names(text: str | None) -> tuple[str, ...] | None:
-    """The items of a comma-separated list; None for None."""
-    if text is None:
-        return None
-    return tuple(item.strip() for item in text.split(",") if item.strip())
-
-
-def numbers(name: str, text: str | None, *, least: int | None = None) -> tuple[int, ...] | None:
-    """The whole numbers of a comma-separated list; None for None.
-
-    Args:
-        name: of the option, for messages.
-        text: the list.
-        least: smallest valid number, of which there must be one at least.
-
-    Raises:
-        ArgumentError: for anything else.
-    """
-    items = names(text)
-    if items is None:
-        return None
-    try:
-        values = tuple(int(item) for item in items)
-    except ValueError:
-        values = None
-    if values is None or (least is not None and min(values, default=least - 1) < least):
-        raise ArgumentError(
-            name,
-            expected="whole numbers" + ("" if least is None else f", {least} or more"),
-            got=repr(text),
-            remedy="Write 512,1024, for example.",
-        )
-    return values
 
 
 def with_settings(
     kind: type,
     *,
+    to: str = "fields",
     parse: Mapping[str, Callable[[str], Any]] | None = None,
     complete: Mapping[str, Callable[[str], list[str]]] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options that settings declare, and those given as its ``fields``.
+    """Give a command the options that settings declare, and those given as one argument.
 
     Args:
         kind: a dataclass of settings.
+        to: name of the argument, by field.
         parse: field → from text to its value; by default its type says how.
         complete: field → completion of its value.
     """
@@ -117,28 +57,34 @@ def with_settings(
         if parse and name in parse:
             return parse[name](text)
         usual = Parameter(name, KEYWORD, default=defaults[name], annotation=declared[name][0])
-        return parse_option(name, usual, text)
+        return parse_option(declared[name][1].name, usual, text)
 
     def parameter(name: str) -> Parameter:
-        hint, told = declared[name]
-        shown = typer.Option(
-            help=told.help,
-            show_default=told.default or str(defaults[name]),
-            metavar=_metavar(hint),
-            rich_help_panel=told.group,
-            autocompletion=(complete or {}).get(name),
-        )
-        return Parameter(name, KEYWORD, default=None, annotation=Annotated[str | None, shown])
+        (hint, told), default = declared[name], defaults[name]
+        shown: dict[str, Any] = {"help": told.help, "rich_help_panel": told.group}
+        if isinstance(default, bool):
+            flag = f"--{told.name}/--no-{told.name}" if default else f"--{told.name}"
+            annotation: Any = Annotated[bool, typer.Option(flag, **shown)]
+            return Parameter(told.name, KEYWORD, default=default, annotation=annotation)
+        shown |= {"show_default": told.default or str(default), "metavar": _metavar(hint)}
+        annotation = Annotated[
+            str | None, typer.Option(**shown, autocompletion=(complete or {}).get(name))
+        ]
+        return Parameter(told.name, KEYWORD, default=None, annotation=annotation)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def call(**given: Any) -> None:
-            texts = {name: given.pop(name) for name in declared}
-            known = {name: read(name, text) for name, text in texts.items() if text is not None}
-            command(fields=known, **given)
+            values = {name: given.pop(told.name) for name, (_, told) in declared.items()}
+            known = {
+                name: read(name, value) if isinstance(value, str) else value
+                for name, value in values.items()
+                if value is not None and value is not defaults[name]
+            }
+            command(**{to: known}, **given)
 
         own = dict(signature(command, eval_str=True).parameters)
-        del own["fields"]
+        del own[to]
         return _resigned(call, [*map(parameter, declared), *own.values()])
 
     return decorate

@@ -17,13 +17,13 @@ from posenc.evaluation.live import LiveDecoder, LiveEncoder, LiveMaskedLM, LiveM
 from posenc.evaluation.live_images import LiveImages
 from posenc.evaluation.results import Study
 from posenc.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenizer
-from posenc.integrations.transformers.checkpoint import save
-from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.extended import FIELD
-from posenc.integrations.transformers.families import FAMILIES
-from posenc.integrations.transformers.family import family_name
-from posenc.integrations.transformers.rope import RopeFields
-from posenc.integrations.transformers.stored import StoredTensors
+from posenc.integrations.transformers.checkpoints.extended import FIELD
+from posenc.integrations.transformers.checkpoints.families import FAMILIES
+from posenc.integrations.transformers.checkpoints.family import family_name
+from posenc.integrations.transformers.checkpoints.fields import Fields
+from posenc.integrations.transformers.checkpoints.folder import save
+from posenc.integrations.transformers.checkpoints.rope import RopeFields
+from posenc.integrations.transformers.checkpoints.stored import StoredTensors
 from posenc.models import Decoder
 from posenc.models import load as load_saved
 from posenc.storage import output_folder, write_bytes, write_json

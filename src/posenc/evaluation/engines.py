@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.integrations.transformers.families import FAMILIES
-from posenc.integrations.transformers.family import family_name
-from posenc.integrations.transformers.rope import TRAINED, RopeFields
+from posenc.integrations.transformers.checkpoints.families import FAMILIES
+from posenc.integrations.transformers.checkpoints.family import family_name
+from posenc.integrations.transformers.checkpoints.rope import TRAINED, RopeFields
 
 UNTOLD_TRAINED = {"llama3": 8192, "yarn": 4096}
 """Trained lengths that llama.cpp (of llama3) and mlx-lm assume where they read none."""

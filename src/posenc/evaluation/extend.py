@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from posenc.errors import ArgumentError, Interrupted
 from posenc.evaluation.candidates import Method, extended_by, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.engines import differences
-from posenc.evaluation.finetuning import Tuning
 from posenc.evaluation.live import LiveModel
 from posenc.evaluation.progress import Progress, kept, silent
 from posenc.evaluation.results import Study
 from posenc.evaluation.searching import require_search, searched
+from posenc.evaluation.settings import ExtensionSettings, Tuning
 from posenc.evaluation.study import measure_extensions
 from posenc.evaluation.texts import Text
-from posenc.extension.fitting import require_factor
-from posenc.integrations.transformers.config import Fields
+from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.storage import output_folder, require_unused
 
 if TYPE_CHECKING:
@@ -48,21 +47,12 @@ class Extended:
 def extend_checkpoint(
     source: Path | PreTrainedModel,
     out: Path,
+    settings: ExtensionSettings | None = None,
     *,
-    methods: str = "yarn",
-    factor: float = 4.0,
-    text: Path | None = None,
-    images: Path | None = None,
-    report: bool = True,
-    search: int = 0,
-    tuning: Tuning | None = None,
-    trained_length: int | None = None,
-    always: bool = False,
-    seed: int = 0,
-    device: str = "cpu",
     command: str = "",
     progress: Progress = silent,
     stop: Callable[[], bool] = lambda: False,
+    **fields: Any,
 ) -> Extended:
     """Extend a checkpoint by the best of some methods, measure it, and write it with a report.
 
@@ -73,19 +63,11 @@ def extend_checkpoint(
         source: folder of the checkpoint, see ``Checkpoint.open``; or a loaded model, see
             ``Checkpoint.of_model``.
         out: new or empty folder.
-        methods: comma-separated names, with options after ``@``; ``all``: every one that fits.
-        factor: extension of the trained length.
-        text, images: data to measure on, see ``Checkpoint.data``.
-        report: measure; otherwise the only method is written unmeasured.
-        search: sets of factors to try for longrope.
-        tuning: of every extended model; none by default.
-        trained_length: overrides ``config.json``.
-        always: write the best of several methods even if it gains nothing.
-        seed: of needles, words and masks.
-        device: of a folder's model.
+        settings: by default those of ``ExtensionSettings``.
         command: the calling command, for the report and for messages.
         progress: called as the work proceeds.
         stop: called between measurements; True raises ``Interrupted``.
+        **fields: of ``ExtensionSettings``, over ``settings``: ``methods="all", factor=2.0``.
 
     Raises:
         OutputError: if ``out`` is in use or cannot be written to.
@@ -95,20 +77,23 @@ def extend_checkpoint(
         Interrupted: on ``stop``.
     """
     require_unused(out)
-    require_factor(factor)
-    tuning = tuning or Tuning(steps=0)
+    settings = replace(settings or ExtensionSettings(), **fields)
+    factor, search, tuning = settings.factor, settings.search, settings.tuning
+    length = settings.trained_length
     if isinstance(source, Path):
         checkpoint = Checkpoint.open(
-            source, trained_length=trained_length, device=device, extendable=True
+            source, trained_length=length, device=settings.device, extendable=True
         )
     else:
-        checkpoint = Checkpoint.of_model(source, trained_length=trained_length, extendable=True)
+        checkpoint = Checkpoint.of_model(source, trained_length=length, extendable=True)
     assert isinstance(checkpoint.model, LiveModel)  # others are not extendable
-    chosen = methods_for(methods, checkpoint.model, length=checkpoint.length)
+    chosen = methods_for(settings.methods, checkpoint.model, length=checkpoint.length)
     require_search(search, chosen)
-    if not report:
+    if not settings.report:
         return _write_unmeasured(checkpoint, chosen, tuning, factor=factor, out=out)
-    data = checkpoint.data(text=text, images=images, training=bool(tuning.steps or search))
+    data = checkpoint.data(
+        text=settings.text, images=settings.images, training=bool(tuning.steps or search)
+    )
     if search:
         assert isinstance(data, Text)  # only decoders have factors to search
         state = out.with_name(f"{out.name}-search.json")
@@ -132,8 +117,8 @@ def extend_checkpoint(
                 chosen,
                 factor=factor,
                 tuning=tuning,
-                seed=seed,
-                always=always,
+                seed=settings.seed,
+                always=settings.always,
                 progress=progress,
                 state=state,
                 stop=stop,

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.arguments import Natural, Rate, check
 from posenc.errors import ArgumentError
+from posenc.evaluation.settings import Positions, Tuning
 from posenc.experiments.pieces import Pieces
 from posenc.experiments.tasks.common import needles
 from posenc.layout import Layout
@@ -21,47 +20,10 @@ from posenc.training import TrainingPlan, Watch, fit
 from posenc.training.seeding import generator
 from posenc.transforms import randomized, skipped
 
-Positions = Literal["plain", "randomized", "skipped"]
-
 TOKENS_A_STEP = 2048
 
 NEEDLE_SHARE = 0.25
 """Share of rows that ask for needles, as in the training of posenc's own models."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tuning:
-    """Settings of fine-tuning, the same for all models.
-
-    Args:
-        steps: of AdamW, its rate rising over the first tenth and falling linearly to 0.
-        positions: ``"plain"``: windows of the new length; ``"randomized"`` (Ruoss et al. 2023) or
-            ``"skipped"`` (PoSE, Zhu et al. 2024): windows of the trained length at positions drawn
-            from the new one, which costs less.
-        rate: peak learning rate; 0.1 / C for a model of width C by default.
-        seed: of the data's order and of positions.
-
-    Raises:
-        ArgumentError: for a value outside its domain.
-    """
-
-    steps: int
-    positions: Positions = "plain"
-    rate: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check("finetune_steps", Natural, self.steps, 0)
-        check("positions", Positions, self.positions, "plain")
-        check("finetune_rate", Rate | None, self.rate, None)
-
-    def described(self, width: int) -> dict[str, object]:
-        """Its fields for a report, with the rate for a model of this width."""
-        return {**vars(self), "rate": self.rate_for(width)}
-
-    def rate_for(self, width: int) -> float:
-        """``rate``, or its default."""
-        return 0.1 / width if self.rate is None else self.rate
 
 
 def finetuned(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from posenc.errors import ArgumentError, CheckpointError, DataError
-from posenc.integrations.transformers.config import SAVE_AGAIN, Fields, read_object
+from posenc.integrations.transformers.checkpoints.fields import SAVE_AGAIN, Fields, read_object
 from posenc.storage import read_bytes
 
 Size = tuple[int, int]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, CheckpointError
-from posenc.integrations.transformers.extended import FIELD
+from posenc.integrations.transformers.checkpoints.extended import FIELD
 from posenc.layout import Layout
 from posenc.models import Greedy, Sample
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from posenc.arguments import Natural, check
 from posenc.errors import ArgumentError, DataError, Interrupted
 from posenc.evaluation.candidates import Method
 from posenc.evaluation.checkpoint import Checkpoint
@@ -29,9 +28,8 @@ def require_search(budget: int, methods: Sequence[Method]) -> None:
     """Require a budget that can be used.
 
     Raises:
-        ArgumentError: below 0, or if no method lacks factors.
+        ArgumentError: if no method lacks factors.
     """
-    check("search", Natural, budget, 0)
     if budget and not any(map(_lacks_factors, methods)):
         raise ArgumentError(
             "search",

@@ -16,13 +16,14 @@ from posenc.errors import ArgumentError, Interrupted
 from posenc.evaluation.candidates import CUT, Candidate, Method, cut, text_candidates
 from posenc.evaluation.checkpoint import CAUSAL, Checkpoint
 from posenc.evaluation.choosing import choose, gate
-from posenc.evaluation.finetuning import Tuning, finetuned
+from posenc.evaluation.finetuning import finetuned
 from posenc.evaluation.images import Images, ImageSource
 from posenc.evaluation.live import LiveEncoder, LiveMaskedLM, LiveModel
 from posenc.evaluation.live_images import LiveImages
 from posenc.evaluation.position_tables import goal_cells, image_candidates, table_candidates
 from posenc.evaluation.progress import MeasuredFile, Progress, silent
 from posenc.evaluation.results import Findings, Study
+from posenc.evaluation.settings import Tuning
 from posenc.evaluation.suites.images import BySize, ImageSuite, cells_of, sides
 from posenc.evaluation.suites.masked import MaskedSuite
 from posenc.evaluation.suites.needles import ByteNeedles

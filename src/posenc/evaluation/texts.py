@@ -15,7 +15,7 @@ from posenc.errors import ArgumentError, CheckpointError
 from posenc.evaluation.suites.needles import ByteNeedles, KeyNeedles, Needles, letters
 from posenc.experiments.corpus import read_corpus
 from posenc.experiments.pieces import Pieces
-from posenc.integrations.transformers.config import SAVE_AGAIN, read_object
+from posenc.integrations.transformers.checkpoints.fields import SAVE_AGAIN, read_object
 from posenc.storage import panics_as_errors, read_bytes
 
 Encode = Callable[[str], Sequence[int]]

@@ -14,7 +14,7 @@ from posenc.evaluation.doctor.disagreements import disagreements
 from posenc.evaluation.doctor.facts import UNKNOWN, Layers, Reading
 from posenc.evaluation.doctor.inspection import inspect
 from posenc.evaluation.doctor.rotation import Rotation
-from posenc.integrations.transformers.config import Fields
+from posenc.integrations.transformers.checkpoints.fields import Fields
 from tests.evaluation.doctor.test_inspection import SIZES
 
 

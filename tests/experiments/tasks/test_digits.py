@@ -144,7 +144,7 @@ def test_wrong_settings_are_refused(tmp_path: Path) -> None:
         make(tmp_path, test_lengths=(8, 11))
     with pytest.raises(ArgumentError, match="positions of 2 axes"):
         make(tmp_path, encodings=("alibi",))
-    with pytest.raises(ArgumentError, match="rows and columns"):
+    with pytest.raises(ArgumentError, match="plain positions"):
         make(tmp_path).build("rope2d@randomized")
     with pytest.raises(ArgumentError, match="requires a causal mask"):
         make(tmp_path).build("forgetting")

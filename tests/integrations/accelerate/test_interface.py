@@ -36,7 +36,6 @@ from transformers.masking_utils import (
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.accelerate import accelerate, interface, lazy_mask
 from posenc.integrations.transformers.accelerate.accelerated import SETTINGS, Settings
-from posenc.integrations.transformers.accelerate.config import _traits, is_on_interface
 from posenc.integrations.transformers.accelerate.interface import (
     IGNORED,
     attention,
@@ -49,6 +48,7 @@ from posenc.integrations.transformers.accelerate.lazy_mask import (
     written_out,
 )
 from posenc.integrations.transformers.accelerate.masks import attended_keys
+from posenc.integrations.transformers.accelerate.views import _traits, is_on_interface
 from tests.integrations.accelerate.case import VOCABULARY, texts
 from tests.integrations.accelerate.cases.bloom import SIZES as BLOOM
 

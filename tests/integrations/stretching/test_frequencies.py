@@ -16,7 +16,7 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.integrations.transformers import restore, stretch
 from posenc.integrations.transformers.accelerate import accelerate
-from posenc.integrations.transformers.extended import FIELD
+from posenc.integrations.transformers.checkpoints.extended import FIELD
 from posenc.integrations.transformers.stretching.frequencies import frequencies_in
 from posenc.integrations.transformers.stretching.words import _same
 from tests.integrations.stretching.cases import decoded, model_of, near, outputs, texts

@@ -13,7 +13,7 @@ from posenc.evaluation.checkpoint import kind_of, require_unstretched
 from posenc.evaluation.doctor.config_findings import TRAINED, rope_dicts
 from posenc.evaluation.doctor.facts import UNKNOWN, Layers, Reading
 from posenc.evaluation.doctor.rotation import Rotation
-from posenc.integrations.transformers.config import Fields
+from posenc.integrations.transformers.checkpoints.fields import Fields
 
 Config = Mapping[str, Any]
 FACTOR = 4

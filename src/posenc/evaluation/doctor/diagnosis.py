@@ -17,7 +17,7 @@ from posenc.evaluation.doctor.disagreements import disagreements
 from posenc.evaluation.doctor.facts import Reading
 from posenc.evaluation.doctor.from_config import read_config
 from posenc.evaluation.doctor.process import SECONDS, NotRunError, read_by_running
-from posenc.integrations.transformers.config import Fields, read_object
+from posenc.integrations.transformers.checkpoints.fields import Fields, read_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from posenc.evaluation.doctor.biases import Bias, bias_of, factor_of
 from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Layers, Maybe, Reading, Table
 from posenc.evaluation.doctor.hollow import build, without_feed_forward
-from posenc.evaluation.doctor.recording import FAR, TOKENS, Call, Recorder, record
+from posenc.evaluation.doctor.recording import FAR, TOKENS, Recorder, record
 from posenc.evaluation.doctor.rotation import Rotation, rotation
 from posenc.evaluation.doctor.visibility import Visible, visible, visible_of
+from posenc.integrations.transformers.recording import Call
 
 IGNORED = {
     *("scaling", "scale", "is_causal", "dropout", "dropout_p", "position_ids", "use_cache"),

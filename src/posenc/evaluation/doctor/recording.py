@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Set
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from posenc.evaluation.doctor.hollow import INTERFACE, PRODUCTS, HollowProducts, is_hollow
+from posenc.integrations.transformers.recording import Call, record_call, recorded_calls
 
 TOKENS, FAR = 9, 2**20
 """Tokens of a pass, and the position where the far one begins."""
@@ -25,25 +26,7 @@ ROTARY = re.compile("Rotary|RoPE|Rope(?![a-z])")
 """Class names of modules that make or apply rotations."""
 
 
-@dataclass(eq=False)
-class Call:
-    """A call of attention.
-
-    Args:
-        module: that called.
-        query, key, value: [batch, heads, tokens, features], as they reached attention.
-        mask: as it reached attention.
-        options: further arguments.
-        logits: [heads, queries, keys], of a module that computes attention by itself.
-    """
-
-    module: nn.Module
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    logits: Tensor | None = None
+_MASKS: ContextVar[dict[int, tuple[Tensor, Any]] | None] = ContextVar("masks", default=None)
 
 
 class Recorder(HollowProducts):
@@ -54,8 +37,6 @@ class Recorder(HollowProducts):
             what they do with positions alone.
         seeds, silent: see ``HollowProducts``.
     """
-
-    current: Recorder | None = None
 
     def __init__(
         self, layers: Set[nn.Module], seeds: Mapping[int, int], *, silent: bool = False
@@ -180,15 +161,15 @@ def record(
                     hooks.callback(hook.remove)
                     hook = module.register_forward_hook(recorder.leave, always_call=True)
                     hooks.callback(hook.remove)
-                Recorder.current = recorder
+                token = _MASKS.set(recorder.masks)
+                hooks.callback(_MASKS.reset, token)
+                recorder.calls = hooks.enter_context(recorded_calls())
                 with torch.no_grad(), recorder:
                     model(**inputs)
             return recorder
         except TypeError:  # an argument that this model does not take
             if number + 1 == len(choices):
                 raise
-        finally:
-            Recorder.current = None
     raise AssertionError("unreachable")
 
 
@@ -252,21 +233,6 @@ def _unrotated(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     return plain(output)
 
 
-def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None = None,
-    *rest: Any,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    if Recorder.current is not None:
-        call = Call(module, query, key, value, attention_mask, options)
-        Recorder.current.calls.append(call)
-    return value.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
-
-
 def _mask(
     batch_size: int,
     q_length: int,
@@ -283,11 +249,11 @@ def _mask(
     with suppress(IndexError, RuntimeError):  # content of other tokens: all are visible
         sees = mask_function(zero, zero, queries, torch.arange(mask.shape[-1]) + kv_offset)
         mask.masked_fill_(~torch.as_tensor(sees), torch.finfo(dtype).min)
-    if Recorder.current is not None:
-        # Kept alive, so that its address remains its own.
-        Recorder.current.masks[mask.data_ptr()] = mask, mask_function
+    masks = _MASKS.get()
+    if masks is not None:
+        masks[mask.data_ptr()] = mask, mask_function  # kept alive: its address remains its own
     return mask
 
 
-AttentionInterface.register(INTERFACE, _attention)
+AttentionInterface.register(INTERFACE, record_call)
 AttentionMaskInterface.register(INTERFACE, _mask)

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.errors import ArgumentError, DataError
+from posenc.experiments.recipe import Recipe
 from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.tasks.common.task import (
     Defaults,
     Task,
     TaskEntry,
     TaskSettings,
-    plain_recipe,
     seen,
     times,
     training_loss,
@@ -68,6 +68,8 @@ class Digits(Task):
         DataError: if scikit-learn, which has the images, is not installed.
     """
 
+    axes = 2
+
     def __init__(self, settings: TaskSettings) -> None:
         options, side = settings.options, settings.train_length
         self._patch: int = options["patch"]
@@ -104,9 +106,8 @@ class Digits(Task):
             run = partial(self._score, images=self.held_out, metric=metric, side=size)
             self.add_probe((metric,), size, run, rows=ROWS, length=self._tokens(size))
 
-    def build(self, encoding: str) -> VisionTransformer:
+    def make_model(self, recipe: Recipe) -> VisionTransformer:
         """A ``VisionTransformer``; tables end where the trained image ends."""
-        recipe = plain_recipe(encoding, axes=2)
         options = self.settings.options
         config = ImageConfig(
             size=(self.settings.train_length, self.settings.train_length),

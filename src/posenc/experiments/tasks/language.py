@@ -15,19 +15,12 @@ from torch.nn import functional as F
 from posenc.arguments import Share, check
 from posenc.experiments.corpus import read_corpus
 from posenc.experiments.pieces import Pieces
-from posenc.experiments.recipe import Variant
+from posenc.experiments.recipe import Recipe, Variant
 from posenc.experiments.results import Measurement, Metric, Refusal
 from posenc.experiments.tasks.common import needles
 from posenc.experiments.tasks.common.byte_text import byte_losses, random_windows
 from posenc.experiments.tasks.common.probe import Probe
-from posenc.experiments.tasks.common.task import (
-    Defaults,
-    Task,
-    TaskEntry,
-    TaskSettings,
-    plain_recipe,
-    times,
-)
+from posenc.experiments.tasks.common.task import Defaults, Task, TaskEntry, TaskSettings, times
 from posenc.experiments.text_loss import PositionProfile, Targets, predictions, rows_a_call
 from posenc.models import Decoder, DecoderConfig
 from posenc.training.memory_estimate import decoder_bytes
@@ -100,9 +93,9 @@ class LanguageModelling(Task):
         for size in self.lengths if self._needle_rows else ():
             self._add("recall", size, partial(self._recall, length=size))
 
-    def build(self, encoding: str) -> Decoder:
+    def make_model(self, recipe: Recipe) -> Decoder:
         """A ``Decoder``; a learned table ends at the training length."""
-        arguments = self.model_arguments(plain_recipe(encoding))
+        arguments = self.model_arguments(recipe)
         return Decoder(DecoderConfig(vocabulary=VOCABULARY, **arguments))
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:

@@ -12,16 +12,10 @@ from torch import Tensor, nn
 
 from posenc.experiments.corpus import read_corpus
 from posenc.experiments.pieces import Pieces
+from posenc.experiments.recipe import Recipe
 from posenc.experiments.results import Metric
 from posenc.experiments.tasks.common.byte_text import byte_losses, random_windows
-from posenc.experiments.tasks.common.task import (
-    Defaults,
-    Task,
-    TaskEntry,
-    TaskSettings,
-    plain_recipe,
-    times,
-)
+from posenc.experiments.tasks.common.task import Defaults, Task, TaskEntry, TaskSettings, times
 from posenc.experiments.text_loss import restored, rows_a_call
 from posenc.models import EncoderConfig, MaskedLM, mask_tokens, token_loss
 from posenc.training.seeding import generator
@@ -73,9 +67,9 @@ class MaskedBytes(Task):
             self.add_probe(("loss", "accuracy"), size, run, rows=rows_a_call(size))
         self.add_probe(("seen",), length, self._score_seen)
 
-    def build(self, encoding: str) -> MaskedLM:
+    def make_model(self, recipe: Recipe) -> MaskedLM:
         """A ``MaskedLM``; a learned table ends at the training length."""
-        arguments = self.model_arguments(plain_recipe(encoding))
+        arguments = self.model_arguments(recipe)
         return MaskedLM(EncoderConfig(vocabulary=VOCABULARY, norm_first=True, **arguments))
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:

@@ -53,6 +53,8 @@ class Temperatures(Task):
         DataError: if the longest span is longer than a held-out part of the year.
     """
 
+    positions = ("plain", "index")
+
     def __init__(self, settings: TaskSettings) -> None:
         place, length = settings.options["place"], settings.train_length
         series, dates = _readings(place)
@@ -92,16 +94,8 @@ class Temperatures(Task):
             self.add_probe(("error", "degrees"), size, run, rows=ROWS)
         self.add_probe(("seen",), length, lambda model: self._score(model, self._train, length)[:1])
 
-    def build(self, encoding: str) -> Timed:
+    def make_model(self, recipe: Recipe) -> Timed:
         """An ``Interpolator``; a learned table has the hours of a span."""
-        recipe = Recipe.parse(encoding)
-        if recipe.positions not in ("plain", "index"):
-            raise ArgumentError(
-                "encoding",
-                expected="times as positions, or their index",
-                got=encoding,
-                remedy=f"Write {recipe.encoding} or {recipe.encoding}@index.",
-            )
         arguments = self.model_arguments(recipe)
         own = {name: arguments.pop(name) for name in ("encoding", "options", "layers")}
         config = StackConfig(activation="gelu", norm="layer", bias=True, **arguments)

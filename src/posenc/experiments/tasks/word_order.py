@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from posenc.experiments.recipe import Recipe
 from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.sequences import real, stacked
 from posenc.experiments.tasks.common import grammar
@@ -20,7 +21,6 @@ from posenc.experiments.tasks.common.task import (
     Task,
     TaskEntry,
     TaskSettings,
-    plain_recipe,
     seen,
     times,
     training_loss,
@@ -66,12 +66,10 @@ class WordOrder(Task):
             run = partial(self._score, sentences=self._sentences.trained_on)
             self.add_probe(("seen",), settings.train_length, run)
 
-    def build(self, encoding: str) -> TextClassifier:
+    def make_model(self, recipe: Recipe) -> TextClassifier:
         """A ``TextClassifier``; a learned table ends where training ends."""
         config = EncoderConfig(
-            vocabulary=self._sentences.vocabulary,
-            norm_first=True,
-            **self.model_arguments(plain_recipe(encoding)),
+            vocabulary=self._sentences.vocabulary, norm_first=True, **self.model_arguments(recipe)
         )
         return TextClassifier(config, classes=self._sentences.classes)
 

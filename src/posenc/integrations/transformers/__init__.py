@@ -5,9 +5,9 @@ Only ``stretch`` and ``restore`` import transformers.
 
 from typing import TYPE_CHECKING, Any
 
-from posenc.integrations.transformers.checkpoint import load, save
-from posenc.integrations.transformers.families import FAMILIES
-from posenc.integrations.transformers.family import Family, Written
+from posenc.integrations.transformers.checkpoints.families import FAMILIES
+from posenc.integrations.transformers.checkpoints.family import Family, Written
+from posenc.integrations.transformers.checkpoints.folder import load, save
 
 if TYPE_CHECKING:
     from posenc.integrations.transformers.stretching import restore, stretch

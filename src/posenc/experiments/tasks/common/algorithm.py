@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from posenc.errors import ArgumentError
 from posenc.experiments.fitting import fitted_options
 from posenc.experiments.placement import Placed
-from posenc.experiments.recipe import Recipe
+from posenc.experiments.recipe import Positions, Recipe
 from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.tasks.common.task import (
     Defaults,
@@ -114,6 +114,8 @@ class AlgorithmTask(Task):
         algorithm: the rule.
     """
 
+    positions = get_args(Positions)
+
     def __init__(self, settings: TaskSettings, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
         self._longest = max(algorithm.width(length) for length in settings.lengths)
@@ -132,9 +134,8 @@ class AlgorithmTask(Task):
             keys = ("token_accuracy", "accuracy")
             self.add_probe(keys, length, run, rows=rows_a_call(tokens), length=tokens)
 
-    def build(self, encoding: str) -> Placed:
+    def make_model(self, recipe: Recipe) -> Placed:
         """A ``Decoder``; a learned table ends where training ends."""
-        recipe = Recipe.parse(encoding)
         max_length = self.example_length if recipe.positions == "plain" else self._longest
         arguments = self.model_arguments(recipe)
         arguments |= {"options": fitted_options(recipe, max_length), "max_length": max_length}

@@ -20,13 +20,7 @@ from posenc.experiments.recipe import Recipe
 from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.sequences import BEGIN, END, padded, pair_loss, read_source
 from posenc.experiments.tasks.common.splitting import FEWEST, Split
-from posenc.experiments.tasks.common.task import (
-    Task,
-    TaskSettings,
-    plain_recipe,
-    seen,
-    training_loss,
-)
+from posenc.experiments.tasks.common.task import Task, TaskSettings, seen, training_loss
 from posenc.models import Transformer, TransformerConfig, generate
 from posenc.training.seeding import generator
 
@@ -106,7 +100,7 @@ class PairTask(Task):
         )
         self.tokens_per_step = 2 * settings.batch * self.example_length
         self.split, self.score = split, score
-        self._cross = Recipe.parse(cross)
+        self._cross = self.recipe_of(cross)
         self.vocabulary = target_vocabulary
         self._own: dict[str, Any] = {
             "source_vocabulary": source_vocabulary,
@@ -127,12 +121,12 @@ class PairTask(Task):
             ("seen",), trained, lambda model: [self._score(model, known, trained)[headline]]
         )
 
-    def build(self, encoding: str) -> Transformer:
+    def make_model(self, recipe: Recipe) -> Transformer:
         """A ``Transformer`` with the encoding in encoder and decoder.
 
         A learned table ends where training ends.
         """
-        arguments = self.model_arguments(plain_recipe(encoding))
+        arguments = self.model_arguments(recipe)
         layers, name, options = (arguments.pop(key) for key in ("layers", "encoding", "options"))
         config = TransformerConfig(
             encoder_layers=layers,

@@ -4,9 +4,9 @@ A task is one file in ``posenc.experiments.tasks`` that ends in an ``ENTRY``, na
 an entry given to ``posenc.register``; ``posenc compare --task NAME`` and ``posenc tasks`` then list
 it. Training, resuming, measuring and reporting are shared; the file holds a subclass of ``Task``:
 
-1. ``build(encoding)``: a model. ``Recipe.parse`` (``posenc.experiments.recipe``) reads options and
-   random positions from the encoding's name. Draw all weights from torch's global generator, and
-   raise ArgumentError for an encoding that the task does not support. ``build("nope")`` must work:
+1. ``make_model(recipe)``: a model of an encoding with its options, and of the ``positions`` that
+   the class lists. Draw all weights from torch's global generator, and raise ArgumentError for an
+   encoding that the task does not support. ``build("nope")`` must work:
    weights that other models share with it by name and shape are copied from it, so that encodings
    differ in nothing else.
 2. ``batch(seed, step)``: named tensors, a pure function of its arguments (use ``generator(seed,
@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from posenc.errors import ArgumentError
 from posenc.experiments.fitting import fit_note, fitted_options
-from posenc.experiments.recipe import Recipe, Variant, describe
+from posenc.experiments.recipe import Positions, Recipe, Variant, describe
 from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
 from posenc.experiments.tasks.common.probe import Probe
 from posenc.models.checkpoint import SavedModel
@@ -94,11 +94,15 @@ class Task(ABC):
         tokens_per_step: tokens of a batch.
         vocabulary: logits per position, for the estimate of memory.
         attentions: attention layers per layer of the settings, likewise.
+        axes: position axes of the data.
+        positions: kinds of positions that a recipe may ask for.
         training_unit: factor from the training loss to the unit of ``"training_loss"``.
         probes: the measurements.
         lacking: reason why a length has no probe, where the data has too few examples of it.
     """
 
+    axes: int = 1
+    positions: tuple[Positions, ...] = ("plain",)
     training_unit: float = 1.0
     vocabulary: int = 0
     attentions: int = 1
@@ -132,8 +136,28 @@ class Task(ABC):
         self.probes: list[Probe] = []
         self.lacking: dict[int, str] = {}
 
-    @abstractmethod
+    def recipe_of(self, encoding: str) -> Recipe:
+        """The recipe that a name stands for.
+
+        Raises:
+            UnknownNameError, ArgumentError: as ``Recipe.parse``; for positions of another kind.
+        """
+        recipe = Recipe.parse(encoding, axes=self.axes)
+        if recipe.positions not in self.positions:
+            raise ArgumentError(
+                "encoding",
+                expected=f"{' or '.join(self.positions)} positions",
+                got=encoding,
+                remedy="See posenc tasks for those that draw positions: copy, for example.",
+            )
+        return recipe
+
     def build(self, encoding: str) -> nn.Module:
+        """A new model by the name of its encoding; see ``recipe_of`` and ``make_model``."""
+        return self.make_model(self.recipe_of(encoding))
+
+    @abstractmethod
+    def make_model(self, recipe: Recipe) -> nn.Module:
         """A new model, its weights drawn from torch's global generator.
 
         Raises:
@@ -295,25 +319,6 @@ class TaskEntry:
             name: Parameter(name, Parameter.KEYWORD_ONLY, default=value, annotation=type(value))
             for name, value in self.options.items()
         }
-
-
-def plain_recipe(encoding: str, *, axes: int = 1) -> Recipe:
-    """The recipe called ``encoding``, of tokens at 0, 1, 2, …
-
-    Raises:
-        ArgumentError: if it has random positions.
-    """
-    recipe = Recipe.parse(encoding, axes=axes)
-    if recipe.positions != "plain":
-        raise ArgumentError(
-            "encoding",
-            expected="positions 0, 1, 2, … of the tokens"
-            if axes == 1
-            else "positions at rows and columns",
-            got=encoding,
-            remedy="See posenc tasks for those that draw positions: copy, for example.",
-        )
-    return recipe
 
 
 def training_loss(unit: str, more: str = ".") -> Metric:

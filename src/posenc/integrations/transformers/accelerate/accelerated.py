@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.attention.backends.common.base import Backend
@@ -41,13 +43,14 @@ class Accelerated(nn.Module):
     """
 
     original: ClassVar[type[nn.Module]]
-    """Class of transformers that the module had before; classes are named as theirs, since
-    ``save_pretrained`` writes a model's."""
+    """Class of transformers that the module had before, the first of the bases; a mixin of several
+    families has none. Classes are named as theirs, since ``save_pretrained`` writes a model's."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "original" in cls.__dict__:
-            cls.__name__ = cls.original.__name__
+        original: Any = next(kind for kind in cls.__mro__ if not issubclass(kind, Accelerated))
+        if original is not nn.Module and not hasattr(cls, "original"):
+            cls.original, cls.__name__ = original, original.__name__
 
     if TYPE_CHECKING:
 
@@ -74,6 +77,13 @@ def settings_of(module: nn.Module) -> Settings:
     if is_scripted():
         return AS_IT_WAS
     return cast(Settings, module.__dict__.get(SETTINGS, DEFAULT))
+
+
+def in_heads(
+    x: Float[Tensor, "B L C"], heads: int, *projections: nn.Module
+) -> Iterator[Float[Tensor, "B H L D"]]:
+    """Projections of tokens, by head."""
+    return (projection(x).unflatten(-1, (heads, -1)).transpose(1, 2) for projection in projections)
 
 
 def parameter_of(module: nn.Module, name: str) -> Tensor:

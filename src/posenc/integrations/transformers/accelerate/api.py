@@ -18,7 +18,6 @@ from posenc.integrations.transformers.accelerate.accelerated import (
     take_over,
 )
 from posenc.integrations.transformers.accelerate.checking import Comparison, without_values
-from posenc.integrations.transformers.accelerate.config import config_behind, with_posenc
 from posenc.integrations.transformers.accelerate.family import (
     FAMILIES,
     AcceleratedFamily,
@@ -33,6 +32,7 @@ from posenc.integrations.transformers.accelerate.switching import (
     switch_back,
     switch_settings,
 )
+from posenc.integrations.transformers.accelerate.views import config_behind, with_posenc
 
 SHORTEST = 256
 """Keys from which on windows were measured to be faster than PyTorch's attention with a mask."""

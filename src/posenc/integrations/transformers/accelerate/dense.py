@@ -79,18 +79,37 @@ def _by_definition(
     sinks: Float[Tensor, " H"] | None = None,
 ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B H Q K"]]:
     """The output and the weights."""
-    key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
+    key = repeat_heads(key, query.shape[1])
     logits = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if bias is not None:
         logits = logits + bias
+    return attend_by_logits(logits, value, mask, dropout=dropout, softcap=softcap, sinks=sinks)
+
+
+def attend_by_logits(
+    logits: Float[Tensor, "B H Q K"],
+    value: Float[Tensor, "B G K D"],
+    mask: Tensor | None,
+    *,
+    dropout: float,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
+) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B H Q K"]]:
+    """The output and the weights.
+
+    Args:
+        mask: True for keys that are seen, or added to the logits.
+        softcap, sinks: as of ``attend``.
+    """
     if softcap is not None:
         logits = softcap * (logits / softcap).tanh()
     if mask is not None and mask.dtype != torch.bool:
         logits, mask = logits + mask, None
+    keys = logits.shape[-1]
     if sinks is not None:
         column = sinks.to(logits.dtype).view(-1, 1, 1).expand(*logits.shape[:3], 1)
         logits = torch.cat([logits, column], dim=-1)
         mask = None if mask is None else torch.nn.functional.pad(mask, (0, 1), value=True)
     weights = logits.softmax(-1) if mask is None else masked_softmax(logits, mask)
-    weights = drop(weights[..., : key.shape[2]], dropout)
-    return weights @ value, weights
+    weights = drop(weights[..., :keys].to(value.dtype), dropout)
+    return weights @ repeat_heads(value, logits.shape[1]), weights

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated
-from posenc.integrations.transformers.accelerate.config import NAME
+from posenc.integrations.transformers.accelerate.views import NAME
 from posenc.registration import Registry
 
 
@@ -23,7 +23,7 @@ class AcceleratedFamily:
 
     Args:
         title: name of the models, as their users say it.
-        classes: the accelerated class for each class of transformers.
+        classes: the accelerated class for each class of transformers, or a mixin that makes one.
         configured: classes that get a config that names posenc's attention, since they make the
             masks; so do the classes above where there are any.
         masks: the attention implementation whose masks they make.
@@ -44,6 +44,15 @@ class AcceleratedFamily:
     unserved: Mapping[type[nn.Module], str] = field(default_factory=dict)
     inputs: Callable[[nn.Module], Mapping[str, Tensor]] | None = None
     limits: str = ""
+
+    def __post_init__(self) -> None:
+        made = {
+            original: kind
+            if issubclass(kind, original)
+            else type(original.__name__, (kind, original), {"__doc__": kind.__doc__})
+            for original, kind in self.classes.items()
+        }
+        object.__setattr__(self, "classes", made)
 
     def reason(self, module: nn.Module) -> str | None:
         """The reason why a module stays as it is, or None."""

@@ -24,12 +24,6 @@ from posenc.encoding import BucketedTerms
 from posenc.errors import ArgumentError
 from posenc.grid import FARTHEST, Grid
 from posenc.integrations.transformers.accelerate.accelerated import settings_of
-from posenc.integrations.transformers.accelerate.config import (
-    CAUSAL_KEYS,
-    KEYS,
-    NAME,
-    takes_added_masks,
-)
 from posenc.integrations.transformers.accelerate.dense import dense_attention
 from posenc.integrations.transformers.accelerate.lazy_mask import (
     Pairs,
@@ -48,6 +42,12 @@ from posenc.integrations.transformers.accelerate.routing import (
 )
 from posenc.integrations.transformers.accelerate.switching import switched_settings
 from posenc.integrations.transformers.accelerate.terms import ComputedOnce, encoding_of
+from posenc.integrations.transformers.accelerate.views import (
+    CAUSAL_KEYS,
+    KEYS,
+    NAME,
+    takes_added_masks,
+)
 from posenc.runtime import is_scripted
 
 IGNORED = frozenset(
@@ -186,10 +186,7 @@ def mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
-    q_offset: int | Tensor = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] = causal_mask_function,
-    attention_mask: Bool[Tensor, "B L"] | None = None,
+    *arguments: Any,
     dtype: torch.dtype = torch.float32,
     config: PreTrainedConfig | None = None,
     device: torch.device | str = "cpu",
@@ -199,22 +196,14 @@ def mask(
 
     Models that read it find the one of ``"sdpa"``, or of ``"eager"`` if they lack that.
 
+    Args: as ``pairs_of``, and ``dtype`` and ``config`` of the model.
+
     Raises:
         ArgumentError: for a model whose attention is not on transformers' attention interface.
     """
     if not takes_added_masks(config):
         dtype = torch.bool
-    pairs = pairs_of(
-        batch_size,
-        q_length,
-        kv_length,
-        q_offset,
-        kv_offset,
-        mask_function,
-        attention_mask,
-        device=device,
-        **options,
-    )
+    pairs = pairs_of(batch_size, q_length, kv_length, *arguments, device=device, **options)
     shape = batch_size, 1, q_length, kv_length
     return carrying(pairs, shape, dtype, torch.device(device))
 
@@ -227,6 +216,7 @@ def pairs_of(
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Bool[Tensor, "B L"] | None = None,
+    *,
     device: torch.device | str = "cpu",
     **options: Any,
 ) -> Pairs:

@@ -78,7 +78,7 @@ def added_mask(mask: Bool[Tensor, "B K"] | Tensor | None, like: Tensor) -> Tenso
         return mask
     if mask.dim() == 2:
         mask = mask[:, None, None].expand(-1, 1, like.shape[1], -1)
-    return like.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(like.dtype).min)
+    return _added(mask, like)
 
 
 def added_causal_mask(
@@ -94,5 +94,9 @@ def added_causal_mask(
         return mask
     if mask is None or mask.dim() == 2:
         mask = grid_of(queries, keys, mask, causal=True, device=like.device).visible
-    added = torch.zeros(mask.shape, dtype=like.dtype, device=like.device)
-    return added.masked_fill(~mask, torch.finfo(like.dtype).min)
+    return _added(mask, like)
+
+
+def _added(mask: Bool[Tensor, "..."], like: Tensor) -> Float[Tensor, "..."]:
+    """0 where a mask is True, else the lowest number."""
+    return like.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(like.dtype).min)

@@ -12,9 +12,9 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from posenc.integrations.transformers.accelerate.accelerated import Settings
-from posenc.integrations.transformers.accelerate.config import NAME, config_behind, is_on_interface
 from posenc.integrations.transformers.accelerate.family import family_of
 from posenc.integrations.transformers.accelerate.growing import grow
+from posenc.integrations.transformers.accelerate.views import NAME, config_behind, is_on_interface
 
 BEFORE = "_posenc_before"
 """Attribute of a model: the implementations that its config and those in it named before, by the

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,9 +17,10 @@ from posenc.encoding import Encoding, Pairing
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.checking import PRECISIONS, tensors_in
-from posenc.integrations.transformers.accelerate.config import is_on_interface
 from posenc.integrations.transformers.accelerate.interface import mask
 from posenc.integrations.transformers.accelerate.lazy_mask import written_out
+from posenc.integrations.transformers.accelerate.views import is_on_interface
+from posenc.integrations.transformers.recording import Call, record_call, recorded_calls
 from posenc.integrations.transformers.stretching.attention import (
     LAYER,
     NAME,
@@ -48,48 +47,7 @@ HARMLESS = frozenset({"s_aux", "position_bias", "position_ids", "cache_position"
 """Tensors in the options of attention that do not choose its keys."""
 
 
-@dataclass(eq=False)
-class Call:
-    """Arguments of an attention module."""
-
-    query: Tensor
-    key: Tensor
-    mask: Tensor | None
-
-    def near(self, query: Tensor, key: Tensor) -> bool:
-        """True if queries and keys are these up to rounding."""
-        wide = self.query.dtype in (torch.float32, torch.float64)
-        return all(
-            bool((a - b).abs().max() <= (1e-4 if wide else 3e-2) * b.abs().max())
-            for a, b in ((query, self.query), (key, self.key))
-        )
-
-
-SEEN: ContextVar[dict[nn.Module, Call]] = ContextVar("SEEN")
-
-
-def record(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """Attention that answers zeros: so inputs of later layers do not depend on the rotation.
-
-    Raises:
-        ArgumentError: for keys that something else chooses, such as an indexer.
-    """
-    others = [n for n, x in options.items() if isinstance(x, Tensor) and n not in HARMLESS]
-    if others:
-        raise refusal(f"attention with {', '.join(sorted(others))} in {type(module).__name__}")
-    SEEN.get()[module] = Call(query, key, attention_mask)
-    rows, heads, length, _ = query.shape
-    return value.new_zeros(rows, length, heads, value.shape[-1]), None
-
-
-AttentionInterface.register(RECORDING, record)
+AttentionInterface.register(RECORDING, record_call)
 AttentionMaskInterface.register(RECORDING, mask)
 
 
@@ -108,17 +66,32 @@ def _recorded(model: Any, inner: Collection[nn.Module]) -> dict[nn.Module, Call]
 
     Args:
         inner: modules that are not on the attention interface.
+
+    Raises:
+        ArgumentError: for keys that something else chooses, such as an indexer.
     """
-    token = SEEN.set({})
     configs = [] if inner else configs_of(model)
     changes: list[Change] = [Change.of(x, IMPLEMENTATION, RECORDING) for x in configs]
-    changes += [Change.of(module, INNER, InnerAttention(module, record)) for module in inner]
+    changes += [Change.of(module, INNER, InnerAttention(module, record_call)) for module in inner]
     try:
-        run(model)
-        return SEEN.get()
+        with recorded_calls() as calls:
+            run(model)
     finally:
         undo(changes)
-        SEEN.reset(token)
+    for call in calls:
+        tensors = {name for name, x in call.options.items() if isinstance(x, Tensor)}
+        if others := sorted(tensors - HARMLESS):
+            raise refusal(f"attention with {', '.join(others)} in {type(call.module).__name__}")
+    return {call.module: call for call in calls}
+
+
+def _near(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
+    """True if queries and keys are those expected up to rounding."""
+    wide = expected[0].dtype in (torch.float32, torch.float64)
+    return all(
+        bool((a - b).abs().max() <= (1e-4 if wide else 3e-2) * b.abs().max())
+        for a, b in zip(found, expected, strict=True)
+    )
 
 
 class Readers(TorchFunctionMode):
@@ -268,7 +241,7 @@ def _identified(
         ArgumentError: if none of the model's frequencies does.
     """
     causal = _is_causal(module, plain.mask)
-    if plain.near(rotated.query, rotated.key):
+    if _near((rotated.query, rotated.key), (plain.query, plain.key)):
         return StretchedLayer(adoption, Encoding(), causal)
     if plain.key.shape[2] != layout.length:
         raise refusal(f"{type(module).__name__}, which attends to other tokens too")
@@ -277,9 +250,8 @@ def _identified(
         for pairing, features in orders(frequencies.theta(), width):
             rope = frequencies.rope(pairing=pairing, head_dim=width)
             layer = StretchedLayer(adoption, Encoding.of(rope), causal, features, frequencies)
-            turned = rope(layer.arranged(plain.query), layer.arranged(plain.key), grid)
-            aim = Call(layer.arranged(rotated.query), layer.arranged(rotated.key), None)
-            if aim.near(*turned):
+            found = rope(layer.arranged(plain.query), layer.arranged(plain.key), grid)
+            if _near(found, (layer.arranged(rotated.query), layer.arranged(rotated.key))):
                 layer.name = frequencies.layer_type
                 return layer
     raise refusal(f"{type(module).__name__}, rotated otherwise, or with a weighted norm after it")

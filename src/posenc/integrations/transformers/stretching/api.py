@@ -12,7 +12,7 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.extension import EXTENSIONS, Misfit, extend
 from posenc.integrations.transformers.accelerate.api import restore as unaccelerate
-from posenc.integrations.transformers.extended import FIELD
+from posenc.integrations.transformers.checkpoints.extended import FIELD
 from posenc.integrations.transformers.stretching import rotary, words
 from posenc.integrations.transformers.stretching.adopting import adopt
 from posenc.integrations.transformers.stretching.attention import StretchedLayer

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import dropout as drop
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import DynamicLayer
 
@@ -19,6 +18,7 @@ from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
+from posenc.integrations.transformers.accelerate.dense import attend_by_logits
 from posenc.integrations.transformers.accelerate.growing import Growing
 from posenc.integrations.transformers.accelerate.interface import mask, wants_weights
 from posenc.integrations.transformers.accelerate.lazy_mask import pairs_behind, written_out
@@ -170,9 +170,11 @@ def attention(
             visible = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
             visible = visible.tril(keys - queries)
     logits = _logits(query, key, placed, encoding, scale, position_bias)
-    if softcap is not None:
-        logits = torch.tanh(logits / softcap) * softcap
-    output, shares = _weighted(logits, value, visible, s_aux, dropout)
+    if visible is not None:
+        visible = visible[..., :keys]
+    output, shares = attend_by_logits(
+        logits, value, visible, dropout=dropout, softcap=softcap, sinks=s_aux
+    )
     return output.transpose(1, 2).contiguous(), shares if weights else None
 
 
@@ -194,27 +196,6 @@ def _logits(
     else:
         logits = score(query, key, grid, scale=scale)
     return logits if bias is None else logits + bias
-
-
-def _weighted(
-    logits: Float[Tensor, "B H Q K"],
-    value: Float[Tensor, "B G K E"],
-    visible: Tensor | None,
-    sinks: Float[Tensor, " H"] | None,
-    dropout: float,
-) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H Q K"]]:
-    """Sums of values by the softmax of logits, and the weights."""
-    if visible is not None:
-        visible = visible[..., : logits.shape[-1]]
-        lowest = torch.finfo(logits.dtype).min
-        boolean = visible.dtype == torch.bool
-        logits = logits.masked_fill(~visible, lowest) if boolean else logits + visible
-    count = logits.shape[-1]
-    if sinks is not None:
-        sink = sinks.to(logits.dtype).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
-        logits = torch.cat([logits, sink], -1)
-    weights = drop(logits.softmax(-1)[..., :count].to(value.dtype), dropout)
-    return weights @ repeat_heads(value, logits.shape[1]), weights
 
 
 @dataclass(eq=False)

@@ -21,7 +21,7 @@ from posenc.grid import Grid
 PLAIN = Encoding()
 
 
-class RotatedKeys(DynamicLayer, DummyLayer):  # type: ignore[misc]
+class RotatedKeys(DynamicLayer, DummyLayer):
     """Keys ``[B, G, T, D]`` of an attention layer after a rotation, as one more layer of its cache.
 
     So they are reordered, repeated, cut and reset as the keys are. New ones are written behind the

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from posenc.encoding import Encoding, Pairing
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.rope import TRAINED
+from posenc.integrations.transformers.checkpoints.rope import TRAINED
 from posenc.integrations.transformers.stretching.changes import Change
 
 Of = Literal["frequencies", "theta"]
@@ -57,8 +57,7 @@ class Frequencies:
 
     @property
     def value(self) -> Tensor:
-        value: Tensor = getattr(self.module, self.buffer)
-        return value
+        return getattr(self.module, self.buffer)
 
     def theta(self) -> Float[Tensor, " T"]:
         """Frequencies in radians per token, float64; 0 for pairs that are not rotated."""

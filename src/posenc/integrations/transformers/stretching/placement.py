@@ -29,7 +29,7 @@ class Switch:
     on: bool = True
 
 
-class Positions(DynamicLayer, DummyLayer):  # type: ignore[misc]
+class Positions(DynamicLayer, DummyLayer):
     """Positions ``[B|1, 1, T, 1]`` of all tokens in a cache, as one more layer of it.
 
     So they are reordered, repeated, cut and reset as the keys are. It counts as a dummy, since

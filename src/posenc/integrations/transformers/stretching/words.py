@@ -14,8 +14,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.extended import FIELD
-from posenc.integrations.transformers.rope import SCALINGS, TRAINED, parameters_of, yarn_gain
+from posenc.integrations.transformers.checkpoints.extended import FIELD
+from posenc.integrations.transformers.checkpoints.rope import (
+    SCALINGS,
+    TRAINED,
+    parameters_of,
+    yarn_gain,
+)
 from posenc.integrations.transformers.stretching.changes import Change, undo
 from posenc.integrations.transformers.stretching.frequencies import Frequencies
 

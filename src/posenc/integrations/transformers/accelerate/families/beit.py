@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.models.beit.modeling_beit import BeitAttention, BeitRelativePositionBias
 
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, in_heads
 from posenc.integrations.transformers.accelerate.families.common.image_bias import (
     ImageBias,
     ImageBiasTable,
@@ -21,13 +21,9 @@ from posenc.integrations.transformers.accelerate.interface import wants_weights
 class AcceleratedBeitBias(ImageBiasTable, BeitRelativePositionBias):
     """A bias of one layer or of all."""
 
-    original = BeitRelativePositionBias
-
 
 class AcceleratedBeitAttention(Accelerated, BeitAttention):
     """Attention that takes an ``ImageBias``; with others, and with dropout, it runs as it did."""
-
-    original = BeitAttention
 
     def forward(
         self,
@@ -39,9 +35,8 @@ class AcceleratedBeitAttention(Accelerated, BeitAttention):
         if not isinstance(bias, ImageBias) or dropped or wants_weights(self, options):
             mask = bias.dense if isinstance(bias, ImageBias) else bias
             return super().forward(hidden_states, mask, **options)
-        q, k, v = (
-            projection(hidden_states).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = in_heads(
+            hidden_states, self.num_attention_heads, self.q_proj, self.k_proj, self.v_proj
         )
         return self.o_proj(attend_images(self, q, k, v, bias, self.scaling)), None
 

@@ -10,16 +10,14 @@ from torch.nn.functional import dropout
 from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
-from posenc.integrations.transformers.accelerate.config import CAUSAL_KEYS
 from posenc.integrations.transformers.accelerate.families.common.alibi import attend_alibi
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.masks import added_causal_mask
+from posenc.integrations.transformers.accelerate.views import CAUSAL_KEYS
 
 
 class BloomAlibi(Accelerated, BloomAttention):
     """Attention whose masks are those of posenc."""
-
-    original = BloomAttention
 
     def forward(
         self,
@@ -36,7 +34,7 @@ class BloomAlibi(Accelerated, BloomAttention):
         pairs = attention_mask is not None and attention_mask.dim() > 2
         if output_attentions or pairs or keys < settings_of(self).shortest:
             mask = added_causal_mask(attention_mask, queries, keys, like=hidden_states)
-            own: tuple[Tensor, Tensor] = super().forward(
+            return super().forward(
                 hidden_states,
                 residual,
                 alibi,
@@ -46,7 +44,6 @@ class BloomAlibi(Accelerated, BloomAttention):
                 output_attentions,
                 **options,
             )
-            return own
         q, k, v = self._reshape(self.query_key_value(hidden_states))
         if layer_past is not None:
             k, v = layer_past.update(k, v, self.layer_idx)

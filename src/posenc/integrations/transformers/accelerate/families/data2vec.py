@@ -10,7 +10,11 @@ from transformers.models.data2vec.modeling_data2vec_vision import (
     Data2VecVisionSelfAttention,
 )
 
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.accelerated import (
+    Accelerated,
+    in_heads,
+    settings_of,
+)
 from posenc.integrations.transformers.accelerate.families.common.image_bias import (
     ImageBias,
     ImageBiasTable,
@@ -20,13 +24,7 @@ from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import wants_weights
 
 
-class AcceleratedBias(ImageBiasTable, Data2VecVisionRelativePositionBias):
-    """A bias of one layer or of all."""
-
-    original = Data2VecVisionRelativePositionBias
-
-
-class _Attention(Accelerated):
+class PatchAttention(Accelerated):
     """Attention among patches; with dropout, and for weights, it runs as it did."""
 
     def forward(
@@ -48,39 +46,25 @@ class _Attention(Accelerated):
                 own = self.relative_position_bias(size, interpolate_pos_encoding, dim_size=length)
                 bias = own if bias is None else own + bias
         if not isinstance(bias, ImageBias):
-            result: tuple[Tensor, ...] = super().forward(
+            return super().forward(
                 hidden_states,
                 output_attentions,
                 relative_position_bias,
                 interpolate_pos_encoding,
                 resolution,
             )
-            return result
-        q, k, v = (
-            projection(hidden_states).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
-            for projection in (self.query, self.key, self.value)
+        q, k, v = in_heads(
+            hidden_states, self.num_attention_heads, self.query, self.key, self.value
         )
         return (attend_images(self, q, k, v, bias, self.attention_head_size**-0.5),)
-
-
-class EagerAttention(_Attention, Data2VecVisionSelfAttention):
-    """Attention of models with ``attn_implementation="eager"``."""
-
-    original = Data2VecVisionSelfAttention
-
-
-class SdpaAttention(_Attention, Data2VecVisionSdpaSelfAttention):
-    """Attention of models with ``attn_implementation="sdpa"``."""
-
-    original = Data2VecVisionSdpaSelfAttention
 
 
 ENTRY = AcceleratedFamily(
     title="Data2Vec's model of images",
     classes={
-        Data2VecVisionRelativePositionBias: AcceleratedBias,
-        Data2VecVisionSelfAttention: EagerAttention,
-        Data2VecVisionSdpaSelfAttention: SdpaAttention,
+        Data2VecVisionRelativePositionBias: ImageBiasTable,
+        Data2VecVisionSelfAttention: PatchAttention,
+        Data2VecVisionSdpaSelfAttention: PatchAttention,
     },
     limits="without dropout of weights",
 )

@@ -21,8 +21,6 @@ from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 class DebertaAttention(DisentangledAttention, DisentangledSelfAttention):
     """Self-attention."""
 
-    original = DisentangledSelfAttention
-
     def split(self, hidden_states: Float[Tensor, "B L C"]) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.transpose_for_scores(self.in_proj(hidden_states)).chunk(3, dim=-1)
         biases = (
@@ -41,8 +39,7 @@ class DebertaAttention(DisentangledAttention, DisentangledSelfAttention):
 
     def bucket(self, offset: Offsets) -> BucketIndex:
         reach = self.max_relative_positions
-        row: BucketIndex = (reach - offset[..., 0].long()).clamp(0, 2 * reach - 1)
-        return row
+        return (reach - offset[..., 0].long()).clamp(0, 2 * reach - 1)
 
     def projections(self) -> tuple[nn.Module | None, nn.Module | None]:
         return (
@@ -53,14 +50,11 @@ class DebertaAttention(DisentangledAttention, DisentangledSelfAttention):
     def relative_positions(self, hidden_states: Tensor) -> Tensor | None:
         if not self.relative_attention:
             return None
-        pairs: Tensor = build_relative_position(hidden_states, hidden_states)
-        return pairs
+        return build_relative_position(hidden_states, hidden_states)
 
 
 class DebertaEncoding(DisentangledEncoder, DebertaEncoder):
     """The encoder."""
-
-    original = DebertaEncoder
 
 
 def _refusal(module: nn.Module) -> str | None:

@@ -24,8 +24,6 @@ from posenc.runtime import has_values
 class DebertaV2Attention(DisentangledAttention, DisentangledSelfAttention):
     """Self-attention."""
 
-    original = DisentangledSelfAttention
-
     def split(self, hidden_states: Float[Tensor, "B L C"]) -> tuple[Tensor, Tensor, Tensor]:
         projections = (self.query_proj, self.key_proj, self.value_proj)
         heads = self.num_attention_heads
@@ -49,8 +47,7 @@ class DebertaV2Attention(DisentangledAttention, DisentangledSelfAttention):
             back = make_log_bucket_position(
                 back, self.position_buckets, self.max_relative_positions
             ).long()
-        row: BucketIndex = (back + span).clamp(0, 2 * span - 1)
-        return row
+        return (back + span).clamp(0, 2 * span - 1)
 
     def projections(self) -> tuple[nn.Module | None, nn.Module | None]:
         key, query = self.key_proj, self.query_proj
@@ -64,12 +61,9 @@ class DebertaV2Attention(DisentangledAttention, DisentangledSelfAttention):
 class DebertaV2Encoding(DisentangledEncoder, DebertaV2Encoder):
     """The encoder."""
 
-    original = DebertaV2Encoder
-
     def get_rel_embedding(self) -> Tensor | None:
         if not self.relative_attention or "layer_norm" not in self.norm_rel_ebd:
-            own: Tensor | None = super().get_rel_embedding()
-            return own
+            return super().get_rel_embedding()
         compute = super().get_rel_embedding
         found: Tensor | None = reused((self.rel_embeddings, self.LayerNorm), (), compute)
         return compute() if found is None else found

@@ -10,16 +10,15 @@ from torch import Tensor, nn
 from transformers.models.falcon.modeling_falcon import FalconAttention, FalconModel
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
-from posenc.integrations.transformers.accelerate.config import CAUSAL_KEYS, config_behind
 from posenc.integrations.transformers.accelerate.families.common.alibi import attend_alibi
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.masks import added_causal_mask
+from posenc.integrations.transformers.accelerate.views import CAUSAL_KEYS, config_behind
 
 
 class FalconAlibi(Accelerated, FalconAttention):
     """Attention whose masks are those of posenc."""
 
-    original = FalconAttention
     config = property(lambda module: config_behind(module.__dict__["config"]))
     """That of the model, whose own implementation runs where posenc's does not."""
 
@@ -45,7 +44,7 @@ class FalconAlibi(Accelerated, FalconAttention):
                 )
                 lowest = torch.finfo(mask.dtype).min
                 attention_mask = bias.unsqueeze(2).masked_fill(mask < 0, lowest)
-            own: tuple[Tensor, Tensor | None] = super().forward(
+            return super().forward(
                 hidden_states,
                 alibi,
                 attention_mask,
@@ -56,7 +55,6 @@ class FalconAlibi(Accelerated, FalconAttention):
                 *arguments,
                 **options,
             )
-            return own
         q, k, v = (
             x.transpose(1, 2) for x in self._split_heads(self.query_key_value(hidden_states))
         )

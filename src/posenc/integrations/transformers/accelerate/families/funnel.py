@@ -52,8 +52,7 @@ class TokenTypes(Movable):
     def same(self) -> Bool[Tensor, "B Q K"]:
         """True for pairs of one type."""
         query, key = self.query.unsqueeze(2), self.key.unsqueeze(1)
-        same: Tensor = (query == key) | (query == CLASS_TYPE) | (key == CLASS_TYPE)
-        return same
+        return (query == key) | (query == CLASS_TYPE) | (key == CLASS_TYPE)
 
     def factors(
         self, same: Float[Tensor, "B H Q"], other: Float[Tensor, "B H Q"]
@@ -75,8 +74,6 @@ class TokenTypes(Movable):
 class FunnelStructure(Accelerated, FunnelAttentionStructure):
     """Inputs of all layers, with types by token instead of masks of all pairs for long inputs."""
 
-    original = FunnelAttentionStructure
-
     def init_attention_inputs(
         self,
         inputs_embeds: Float[Tensor, "B L C"],
@@ -87,10 +84,7 @@ class FunnelStructure(Accelerated, FunnelAttentionStructure):
         if inputs_embeds.shape[1] >= settings_of(self).shortest and token_type_ids is not None:
             types = _types(token_type_ids)
         if types is None:
-            own: tuple[Any, ...] = super().init_attention_inputs(
-                inputs_embeds, attention_mask, token_type_ids
-            )
-            return own
+            return super().init_attention_inputs(inputs_embeds, attention_mask, token_type_ids)
         self.pooling_mult = 1
         self.seq_len = length = inputs_embeds.shape[1]
         rows = self.get_position_embeds(length, inputs_embeds.dtype, inputs_embeds.device)
@@ -110,8 +104,6 @@ class FunnelStructure(Accelerated, FunnelAttentionStructure):
 
 class FunnelAttention(Accelerated, FunnelRelMultiheadAttention):
     """Attention where the model hands on ``TokenTypes``; elsewhere as it was."""
-
-    original = FunnelRelMultiheadAttention
 
     def forward(
         self,
@@ -135,10 +127,7 @@ class FunnelAttention(Accelerated, FunnelRelMultiheadAttention):
             if self.config.separate_cls:
                 class_mask = pad(query.new_ones(queries - 1, keys - 1), (1, 0, 1, 0))
             attention_inputs = (embeddings, types.same, attention_mask, class_mask)
-        own: tuple[Tensor, ...] = super().forward(
-            query, key, value, attention_inputs, output_attentions
-        )
-        return own
+        return super().forward(query, key, value, attention_inputs, output_attentions)
 
     def _attend(
         self,

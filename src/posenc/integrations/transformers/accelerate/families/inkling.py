@@ -57,8 +57,6 @@ class RelativeLogits(PositionBias):
 class AcceleratedRelativeLogits(Accelerated, InklingRelativeLogits):
     """Relative logits that are handed to attention as their two factors."""
 
-    original = InklingRelativeLogits
-
     def forward(
         self,
         relative_states: Float[Tensor, "B Q H E"],
@@ -67,8 +65,7 @@ class AcceleratedRelativeLogits(Accelerated, InklingRelativeLogits):
     ) -> Float[Tensor, "B H Q K"] | RelativeLogits:
         # A tensor for one query is as small as its factors.
         if len(query_positions) == 1 or len(key_positions) < settings_of(self).shortest:
-            own: Tensor = super().forward(relative_states, query_positions, key_positions)
-            return own
+            return super().forward(relative_states, query_positions, key_positions)
         tokens = relative_states.transpose(1, 2)
         # By offsets from -extent to 1, of which the first and the last have no bias.
         rows = pad(self.proj.T.flip(0), (0, 0, 1, 1)).unsqueeze(0)  # [1, N, E]
@@ -83,8 +80,6 @@ class AcceleratedRelativeLogits(Accelerated, InklingRelativeLogits):
 
 class AcceleratedInklingAttention(Accelerated, InklingAttention):
     """Attention through the interface, with a mask where PyTorch's kernel needs none."""
-
-    original = InklingAttention
 
     def forward(
         self,
@@ -103,10 +98,7 @@ class AcceleratedInklingAttention(Accelerated, InklingAttention):
                 first = past_key_values.get_query_offset(self.layer_idx)
             device = hidden_states.device
             attention_mask = mask(batch, queries, sizes[0], first, sizes[1], device=device)
-        output: tuple[Tensor, Tensor | None] = super().forward(
-            hidden_states, attention_mask, conv_mask, past_key_values, **options
-        )
-        return output
+        return super().forward(hidden_states, attention_mask, conv_mask, past_key_values, **options)
 
 
 ENTRY = AcceleratedFamily(

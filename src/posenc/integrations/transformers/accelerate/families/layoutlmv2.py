@@ -25,11 +25,8 @@ from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 class AcceleratedLayoutLMv2Attention(PageAttention, LayoutLMv2SelfAttention):
     """Self-attention, whose masks are not 0 where a key is hidden."""
 
-    original = LayoutLMv2SelfAttention
-
     def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        qkv: tuple[Tensor, Tensor, Tensor] = self.compute_qkv(hidden_states)
-        return qkv
+        return self.compute_qkv(hidden_states)
 
     def summed(self, biases: Sequence[Tensor], mask: Tensor | None) -> Tensor | None:
         if mask is None:
@@ -41,7 +38,6 @@ class AcceleratedLayoutLMv2Attention(PageAttention, LayoutLMv2SelfAttention):
 class AcceleratedLayoutLMv2Encoder(PageEncoder, LayoutLMv2Encoder):
     """The encoder."""
 
-    original = LayoutLMv2Encoder
     relative_position_bucket = staticmethod(relative_position_bucket)
     _calculate_1d_position_embeddings = PageEncoder._cal_1d_pos_emb
     _calculate_2d_position_embeddings = PageEncoder._cal_2d_pos_emb

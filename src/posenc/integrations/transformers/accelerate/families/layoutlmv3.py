@@ -24,8 +24,6 @@ from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 class AcceleratedLayoutLMv3Attention(PageAttention, LayoutLMv3SelfAttention):
     """Self-attention. The factor of its "CogView" softmax cancels out."""
 
-    original = LayoutLMv3SelfAttention
-
     def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.query(hidden_states), self.key(hidden_states), self.value(hidden_states)
 
@@ -38,8 +36,6 @@ class AcceleratedLayoutLMv3Attention(PageAttention, LayoutLMv3SelfAttention):
 
 class AcceleratedLayoutLMv3Encoder(PageEncoder, LayoutLMv3Encoder):
     """The encoder."""
-
-    original = LayoutLMv3Encoder
 
     def forward(
         self,

@@ -1,7 +1,5 @@
 """LongT5: its decoder, as T5; the encoder attends locally already."""
 
-from __future__ import annotations
-
 from transformers.models.longt5.modeling_longt5 import (
     LongT5Attention,
     LongT5LocalAttention,
@@ -12,16 +10,9 @@ from transformers.models.longt5.modeling_longt5 import (
 from posenc.integrations.transformers.accelerate.families.common.t5_bias import T5Bias
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 
-
-class AcceleratedLongT5Attention(T5Bias, LongT5Attention):
-    """Self- and cross-attention of the decoder."""
-
-    original = LongT5Attention
-
-
 ENTRY = AcceleratedFamily(
     title="LongT5",
-    classes={LongT5Attention: AcceleratedLongT5Attention},
+    classes={LongT5Attention: T5Bias},
     configured=(LongT5Stack,),
     unserved={
         LongT5LocalAttention: "it attends to blocks beside each other, in memory linear in length",

@@ -11,7 +11,11 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetSelfAtte
 
 from posenc.encoding import BucketedTerms
 from posenc.encoding.tensors import BucketIndex, Offsets
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.accelerated import (
+    Accelerated,
+    in_heads,
+    settings_of,
+)
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import PositionBias, attention
 from posenc.integrations.transformers.accelerate.masks import attended_keys
@@ -19,8 +23,6 @@ from posenc.integrations.transformers.accelerate.masks import attended_keys
 
 class MPNetAttention(Accelerated, MPNetSelfAttention):
     """Self-attention that takes a ``PositionBias``; with any other it runs as it did."""
-
-    original = MPNetSelfAttention
 
     def forward(
         self,
@@ -31,14 +33,10 @@ class MPNetAttention(Accelerated, MPNetSelfAttention):
         **options: Any,
     ) -> tuple[Tensor | None, ...]:
         if not isinstance(position_bias, PositionBias):
-            own: tuple[Tensor | None, ...] = super().forward(
+            return super().forward(
                 hidden_states, attention_mask, position_bias, output_attentions, **options
             )
-            return own
-        q, k, v = (
-            projection(hidden_states).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
-            for projection in (self.q, self.k, self.v)
-        )
+        q, k, v = in_heads(hidden_states, self.num_attention_heads, self.q, self.k, self.v)
         output, weights = attention(
             self,
             q,
@@ -56,8 +54,6 @@ class MPNetAttention(Accelerated, MPNetSelfAttention):
 class MPNetEncoding(Accelerated, MPNetEncoder):
     """The encoder, whose position bias is a table instead of a number for each pair."""
 
-    original = MPNetEncoder
-
     def forward(
         self,
         hidden_states: Float[Tensor, "B L C"],
@@ -74,14 +70,10 @@ class MPNetEncoding(Accelerated, MPNetEncoder):
     ) -> Tensor | PositionBias:
         dense = super().compute_position_bias
         if position_ids is not None or x.shape[1] < settings_of(self).shortest:
-            own: Tensor = dense(x, position_ids, num_buckets)
-            return own
+            return dense(x, position_ids, num_buckets)
 
         def bucket(offset: Offsets) -> BucketIndex:
-            index: BucketIndex = self.relative_position_bucket(
-                offset[..., 0].long(), num_buckets=num_buckets
-            )
-            return index
+            return self.relative_position_bucket(offset[..., 0].long(), num_buckets=num_buckets)
 
         rows = torch.arange(self.relative_attention_bias.num_embeddings, device=x.device)
         table = self.relative_attention_bias(rows).T  # [H, N]

@@ -36,8 +36,6 @@ AttentionMaskInterface.register(MASKS, hidden_keys)
 class MptAlibi(Accelerated, MptAttention):
     """Attention whose masks are those of ``hidden_keys``."""
 
-    original = MptAttention
-
     def forward(
         self,
         hidden_states: Float[Tensor, "B Q C"],
@@ -52,10 +50,7 @@ class MptAlibi(Accelerated, MptAttention):
         if unserved or attention_mask is None or attention_mask.dim() > 2:
             if attention_mask is not None:
                 attention_mask = hidden_pairs(attention_mask, queries, keys)
-            own: tuple[Tensor, Tensor] = super().forward(
-                hidden_states, position_bias, past, attention_mask, **options
-            )
-            return own
+            return super().forward(hidden_states, position_bias, past, attention_mask, **options)
         qkv = self.Wqkv(hidden_states)
         if self.clip_qkv:
             qkv = qkv.clamp(-self.clip_qkv, self.clip_qkv)
@@ -77,8 +72,6 @@ class MptAlibi(Accelerated, MptAttention):
 
 class AcceleratedMptBlock(Accelerated, MptBlock):
     """A layer, which alone knows whether weights are asked for."""
-
-    original = MptBlock
 
     def forward(
         self,

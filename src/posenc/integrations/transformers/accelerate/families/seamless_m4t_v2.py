@@ -12,33 +12,23 @@ from transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2 import (
 )
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated
-from posenc.integrations.transformers.accelerate.config import KEYS
 from posenc.integrations.transformers.accelerate.families.common.conformer import (
     ConformerAttention,
+    conformer_family,
     features_and_ids,
     refusal,
 )
-from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
-
-
-class SeamlessV2Attention(ConformerAttention, SeamlessM4Tv2ConformerSelfAttention):
-    """Self-attention of a conformer block."""
-
-    original = SeamlessM4Tv2ConformerSelfAttention
 
 
 class SeamlessV2Encoder(Accelerated, SeamlessM4Tv2ConformerEncoder):
     """The encoder, without a mask of all pairs for sounds of one chunk."""
-
-    original = SeamlessM4Tv2ConformerEncoder
 
     def _apply_chunk_attention(
         self, attention_mask: Tensor | None, hidden_states: Float[Tensor, "B L C"]
     ) -> Tensor | None:
         if hidden_states.shape[1] <= self.config.speech_encoder_chunk_size:
             return attention_mask
-        chunks: Tensor = super()._apply_chunk_attention(attention_mask, hidden_states)
-        return chunks
+        return super()._apply_chunk_attention(attention_mask, hidden_states)
 
 
 def _refusal(module: Any) -> str | None:
@@ -47,14 +37,14 @@ def _refusal(module: Any) -> str | None:
     return refusal(module)
 
 
-ENTRY = AcceleratedFamily(
-    title="SeamlessM4T v2",
+ENTRY = conformer_family(
+    "SeamlessM4T v2",
+    SeamlessM4Tv2ConformerSelfAttention,
+    SeamlessM4Tv2ConformerEncoder,
     classes={
-        SeamlessM4Tv2ConformerSelfAttention: SeamlessV2Attention,
+        SeamlessM4Tv2ConformerSelfAttention: ConformerAttention,
         SeamlessM4Tv2ConformerEncoder: SeamlessV2Encoder,
     },
-    configured=(SeamlessM4Tv2ConformerEncoder,),
-    masks=KEYS,
     refusal=_refusal,
     inputs=features_and_ids,
 )

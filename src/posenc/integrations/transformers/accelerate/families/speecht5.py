@@ -16,8 +16,11 @@ from transformers.models.speecht5.modeling_speecht5 import (
     SpeechT5RelativePositionalEncoding,
 )
 
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
-from posenc.integrations.transformers.accelerate.config import KEYS
+from posenc.integrations.transformers.accelerate.accelerated import (
+    Accelerated,
+    in_heads,
+    settings_of,
+)
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import (
     PositionBias,
@@ -26,6 +29,7 @@ from posenc.integrations.transformers.accelerate.interface import (
 )
 from posenc.integrations.transformers.accelerate.masks import added_mask
 from posenc.integrations.transformers.accelerate.terms import ComputedOnce, products_by_offset
+from posenc.integrations.transformers.accelerate.views import KEYS
 
 LENGTH = 40
 
@@ -47,8 +51,6 @@ class RelativeKeys(ComputedOnce):
 
 class AcceleratedSpeechT5Attention(Accelerated, SpeechT5Attention):
     """The encoder's attention, which takes ``RelativeKeys``; with any other it runs as it did."""
-
-    original = SpeechT5Attention
 
     def forward(
         self,
@@ -73,10 +75,7 @@ class AcceleratedSpeechT5Attention(Accelerated, SpeechT5Attention):
                 output_attentions,
                 **options,
             )
-        q, k, v = (
-            projection(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = in_heads(hidden_states, self.num_heads, self.q_proj, self.k_proj, self.v_proj)
         terms = products_by_offset(q * self.scaling, relative.rows, relative.behind)
         output, _ = attention(
             self,
@@ -93,8 +92,6 @@ class AcceleratedSpeechT5Attention(Accelerated, SpeechT5Attention):
 
 class AcceleratedSpeechT5Positions(Accelerated, SpeechT5RelativePositionalEncoding):
     """Vectors by offset."""
-
-    original = SpeechT5RelativePositionalEncoding
 
     def forward(self, hidden_states: Float[Tensor, "B L C"]) -> Tensor | RelativeKeys:
         length = hidden_states.shape[1]

@@ -11,6 +11,7 @@ from transformers.models.swin.modeling_swin import SwinAttention
 
 from posenc.integrations.transformers.accelerate.accelerated import (
     Accelerated,
+    in_heads,
     parameter_of,
     settings_of,
 )
@@ -27,8 +28,6 @@ gradients too: PyTorch's fused kernel, which takes no gradient of the bias, does
 class AcceleratedSwinAttention(Accelerated, SwinAttention):
     """Attention within windows; as it was in small ones, and in shifted ones inside a graph."""
 
-    original = SwinAttention
-
     def forward(
         self,
         hidden_states: Float[Tensor, "N L C"],
@@ -40,13 +39,9 @@ class AcceleratedSwinAttention(Accelerated, SwinAttention):
         shortest = settings_of(self).shortest * (1 if trained else FUSED_TO)
         traced = attention_mask is not None and not has_values(attention_mask)
         if hidden_states.shape[1] < shortest or traced or wants_weights(self, options):
-            own: tuple[Tensor, Tensor | None] = super().forward(
-                hidden_states, attention_mask, **options
-            )
-            return own
-        q, k, v = (
-            projection(hidden_states).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
+            return super().forward(hidden_states, attention_mask, **options)
+        q, k, v = in_heads(
+            hidden_states, self.num_attention_heads, self.q_proj, self.k_proj, self.v_proj
         )
         output = attend_windows(
             self,

@@ -10,7 +10,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers.models.swinv2.modeling_swinv2 import Swinv2SelfAttention
 
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.accelerated import (
+    Accelerated,
+    in_heads,
+    settings_of,
+)
 from posenc.integrations.transformers.accelerate.families.common.windows import attend_windows
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.runtime import has_values
@@ -18,8 +22,6 @@ from posenc.runtime import has_values
 
 class AcceleratedSwinv2Attention(Accelerated, Swinv2SelfAttention):
     """Attention within windows; as it was in small ones, and in shifted ones inside a graph."""
-
-    original = Swinv2SelfAttention
 
     def forward(
         self,
@@ -29,13 +31,9 @@ class AcceleratedSwinv2Attention(Accelerated, Swinv2SelfAttention):
     ) -> tuple[Tensor, ...]:
         traced = attention_mask is not None and not has_values(attention_mask)
         if output_attentions or traced or hidden_states.shape[1] < settings_of(self).shortest:
-            own: tuple[Tensor, ...] = super().forward(
-                hidden_states, attention_mask, output_attentions
-            )
-            return own
-        q, k, v = (
-            projection(hidden_states).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
-            for projection in (self.query, self.key, self.value)
+            return super().forward(hidden_states, attention_mask, output_attentions)
+        q, k, v = in_heads(
+            hidden_states, self.num_attention_heads, self.query, self.key, self.value
         )
         factor = torch.clamp(self.logit_scale, max=math.log(1.0 / 0.01)).exp()  # [H, 1, 1]
         table = self.continuous_position_bias_mlp(self.relative_coords_table).flatten(0, 2)

@@ -22,21 +22,14 @@ from posenc.integrations.transformers.accelerate.families.common.t5_bias import 
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 
 
-class AcceleratedUdopAttention(T5Bias, UdopAttention):
-    """Self- and cross-attention. The encoder hands its layers the bias of all pairs."""
-
-    original = UdopAttention
-
-
-class _BiasByDistance(Accelerated):
+class BiasByDistance(Accelerated):
     """A bias that reads each distance up to the farthest, instead of a bucket for each pair."""
 
     def forward(
         self, attention_mask: Tensor | None = None, bbox: Float[Tensor, "B L 4"] | None = None
     ) -> Float[Tensor, "b H L L"]:
         if self.prefix_bucket:
-            own: Tensor = super().forward(attention_mask, bbox)
-            return own
+            return super().forward(attention_mask, bbox)
         offsets, farthest = self.prepare_input(attention_mask, bbox), self.max_distance
         bucket = get_relative_position_bucket(
             torch.arange(-farthest, farthest + 1, device=offsets.device),
@@ -46,24 +39,6 @@ class _BiasByDistance(Accelerated):
         )
         lines = self.relative_attention_bias(bucket).T  # [H, 2 farthest + 1]
         return read_by_distance(lines, offsets)
-
-
-class BiasByOrder(_BiasByDistance, RelativePositionBias1D):
-    """The bias by the order of tokens."""
-
-    original = RelativePositionBias1D
-
-
-class BiasByColumn(_BiasByDistance, RelativePositionBiasHorizontal):
-    """The bias by the horizontal places of boxes."""
-
-    original = RelativePositionBiasHorizontal
-
-
-class BiasByRow(_BiasByDistance, RelativePositionBiasVertical):
-    """The bias by the vertical places of boxes."""
-
-    original = RelativePositionBiasVertical
 
 
 def _inputs(model: Any) -> dict[str, Tensor]:
@@ -81,10 +56,10 @@ def _inputs(model: Any) -> dict[str, Tensor]:
 ENTRY = AcceleratedFamily(
     title="UDOP",
     classes={
-        UdopAttention: AcceleratedUdopAttention,
-        RelativePositionBias1D: BiasByOrder,
-        RelativePositionBiasHorizontal: BiasByColumn,
-        RelativePositionBiasVertical: BiasByRow,
+        UdopAttention: T5Bias,  # of whose encoder the layers are handed the bias of all pairs
+        RelativePositionBias1D: BiasByDistance,
+        RelativePositionBiasHorizontal: BiasByDistance,
+        RelativePositionBiasVertical: BiasByDistance,
     },
     configured=(UdopStack,),
     inputs=_inputs,

@@ -10,16 +10,11 @@ from posenc.integrations.transformers.accelerate.families.common.t5_bias import 
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 
 
-class AcceleratedUMT5Attention(T5Bias, UMT5Attention):
+class UMT5Bias(T5Bias, UMT5Attention):
     """Self- and cross-attention."""
 
-    original = UMT5Attention
-
     def buckets(self, relative_position: Tensor) -> BucketIndex:
-        index: BucketIndex = self._relative_position_bucket(relative_position)
-        return index
+        return self._relative_position_bucket(relative_position)
 
 
-ENTRY = AcceleratedFamily(
-    title="UMT5", classes={UMT5Attention: AcceleratedUMT5Attention}, configured=(UMT5Stack,)
-)
+ENTRY = AcceleratedFamily(title="UMT5", classes={UMT5Attention: UMT5Bias}, configured=(UMT5Stack,))

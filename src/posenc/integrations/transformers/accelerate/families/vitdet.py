@@ -13,18 +13,15 @@ from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 class AcceleratedVitDetAttention(DecomposedAttention, VitDetAttention):
     """Attention of the image encoder."""
 
-    original = VitDetAttention
     get_rel_pos = staticmethod(get_rel_pos)
 
     @property
     def num_attention_heads(self) -> int:
-        heads: int = self.num_heads
-        return heads
+        return self.num_heads
 
     @property
     def use_rel_pos(self) -> bool:
-        used: bool = self.use_relative_position_embeddings
-        return used
+        return self.use_relative_position_embeddings
 
 
 ENTRY = AcceleratedFamily(title="ViTDet", classes={VitDetAttention: AcceleratedVitDetAttention})

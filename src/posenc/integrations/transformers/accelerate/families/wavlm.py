@@ -11,7 +11,11 @@ from transformers.models.wavlm.modeling_wavlm import WavLMAttention
 
 from posenc.encoding import BucketedTerms, TokenTableProduct
 from posenc.encoding.tensors import BucketIndex, Offsets
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.accelerated import (
+    Accelerated,
+    in_heads,
+    settings_of,
+)
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import (
     PositionBias,
@@ -23,8 +27,6 @@ from posenc.integrations.transformers.accelerate.masks import all_attended
 
 class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
     """Self-attention that hands its position bias on as a table."""
-
-    original = WavLMAttention
 
     def forward(
         self,
@@ -45,10 +47,7 @@ class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
                 hidden_states, attention_mask, own, index, **options
             )
             return output, weights, own if position_bias is None else position_bias
-        q, k, v = (
-            projection(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = in_heads(hidden_states, self.num_heads, self.q_proj, self.k_proj, self.v_proj)
         attended = None if attention_mask is None else attention_mask.eq(1)
         (shared,) = position_bias.terms
         output, weights = attention(
@@ -68,8 +67,7 @@ class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
         batch, length, _ = hidden_states.shape
 
         def bucket(offset: Offsets) -> BucketIndex:
-            pairs: BucketIndex = self._relative_positions_bucket(offset[..., 0].long())
-            return pairs
+            return self._relative_positions_bucket(offset[..., 0].long())
 
         def dense() -> Tensor:
             bias: Tensor = self.compute_bias(length, length)  # [H, L, L]

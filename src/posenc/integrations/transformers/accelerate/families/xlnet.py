@@ -74,8 +74,6 @@ class Stream:
 class XLNetAttention(Accelerated, XLNetRelativeAttention):
     """Attention of both streams where the model hands on a ``Memory``; elsewhere as it was."""
 
-    original = XLNetRelativeAttention
-
     def forward(
         self,
         h: Float[Tensor, "Q B C"],
@@ -185,8 +183,6 @@ class XLNetAttention(Accelerated, XLNetRelativeAttention):
 class XLNetStreams(Accelerated, XLNetModel):
     """The model, which hands a ``Memory`` to each layer instead of masks of all pairs."""
 
-    original = XLNetModel
-
     def forward(
         self,
         input_ids: Int[Tensor, "B Q"] | None = None,
@@ -229,8 +225,7 @@ class XLNetStreams(Accelerated, XLNetModel):
 
     def cache_mem(self, curr_out: Tensor, prev_mem: Tensor | Memory | None) -> Tensor:
         states = prev_mem.states if isinstance(prev_mem, Memory) else prev_mem
-        cached: Tensor = super().cache_mem(curr_out, states)
-        return cached
+        return super().cache_mem(curr_out, states)
 
     def _memories(
         self,

@@ -6,15 +6,21 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.accelerated import (
+    Accelerated,
+    in_heads,
+    settings_of,
+)
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import (
     PositionBias,
     attention,
     wants_weights,
 )
 from posenc.integrations.transformers.accelerate.terms import products_by_offset
+from posenc.integrations.transformers.accelerate.views import KEYS
 
 
 class ConformerAttention(Accelerated):
@@ -33,9 +39,8 @@ class ConformerAttention(Accelerated):
             if relative_position_embeddings is not None:
                 options["relative_position_embeddings"] = relative_position_embeddings
             return super().forward(hidden_states, attention_mask, **options)
-        q, k, v = (
-            projection(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for projection in (self.linear_q, self.linear_k, self.linear_v)
+        q, k, v = in_heads(
+            hidden_states, self.num_heads, self.linear_q, self.linear_k, self.linear_v
         )
         tokens, behind = q, q.shape[2] - 1
         if self.position_embeddings_type == "relative":
@@ -72,6 +77,14 @@ def features_and_ids(model: Any) -> dict[str, Tensor]:
         ids = torch.randint(vocabulary // 2, vocabulary, (2, 9), generator=generator)
         made["decoder_input_ids"] = ids
     return made
+
+
+def conformer_family(
+    title: str, kind: type[nn.Module], encoder: type[nn.Module], **options: Any
+) -> AcceleratedFamily:
+    """The family of an encoder whose blocks have attention of this kind."""
+    fields: dict[str, Any] = {"classes": {kind: ConformerAttention}, "refusal": refusal, **options}
+    return AcceleratedFamily(title, configured=(encoder,), masks=KEYS, **fields)
 
 
 def refusal(module: Any) -> str | None:

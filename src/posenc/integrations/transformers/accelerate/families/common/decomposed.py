@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc.attention import attend
 from posenc.encoding import BucketedTerms, TokenTableProduct
 from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import wants_weights
 from posenc.integrations.transformers.accelerate.terms import encoding_of
 from posenc.layout import Layout
@@ -58,6 +59,19 @@ class DecomposedAttention(Accelerated):
         rows = torch.cat([pairs[0].flip(0), pairs[1:, 0]]).unsqueeze(0)  # [1, 2 size - 1, D]
         left = TokenTableProduct(q, rows)
         return BucketedTerms(partial(_bucket, axis=axis, size=size), left=left)
+
+
+class WithDropout(DecomposedAttention):
+    """Attention that drops weights by its own rate."""
+
+    @property
+    def weight_dropout(self) -> float:  # type: ignore[override]
+        return self.dropout
+
+
+def sam_family(title: str, eager: type[nn.Module], sdpa: type[nn.Module]) -> AcceleratedFamily:
+    """The family of SAM's two classes of attention, of which the second drops nothing."""
+    return AcceleratedFamily(title, {eager: WithDropout, sdpa: DecomposedAttention}, shortest=196)
 
 
 def _bucket(offset: Offsets, *, axis: int, size: int) -> BucketIndex:

@@ -34,10 +34,9 @@ class DisentangledAttention(Accelerated):
             mask = _pairs(attention_mask, hidden_states)
             if relative_pos is None and query_states is None:
                 relative_pos = self.relative_positions(hidden_states)
-            result: tuple[Tensor, Tensor | None] = super().forward(
+            return super().forward(
                 hidden_states, mask, output_attentions, query_states, relative_pos, rel_embeddings
             )
-            return result
         length = hidden_states.shape[1]
         q, k, v = self.split(hidden_states)
         scale = (q.shape[-1] * (1 + self.summands())) ** -0.5
@@ -124,8 +123,7 @@ class DisentangledEncoder(Accelerated):
 
     def get_attention_mask(self, attention_mask: Tensor) -> Tensor | None:
         if attention_mask.dim() > 2 or attention_mask.shape[-1] < settings_of(self).shortest:
-            mask: Tensor = super().get_attention_mask(attention_mask)  # type: ignore[misc]
-            return mask
+            return super().get_attention_mask(attention_mask)  # type: ignore[misc]
         attended: Bool[Tensor, "B K"] = attention_mask.bool()
         return None if all_attended(attended) else attended
 
@@ -137,10 +135,9 @@ class DisentangledEncoder(Accelerated):
     ) -> Tensor | None:
         short = hidden_states.shape[1] < settings_of(self).shortest
         if short or query_states is not None or relative_pos is not None:
-            pairs: Tensor | None = super().get_rel_pos(  # type: ignore[misc]
+            return super().get_rel_pos(  # type: ignore[misc]
                 hidden_states, query_states, relative_pos
             )
-            return pairs
         return None
 
 

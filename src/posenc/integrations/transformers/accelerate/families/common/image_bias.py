@@ -79,8 +79,7 @@ class ImageBiasTable(Accelerated):
         dense = partial(super().forward, window_size, interpolate_pos_encoding, dim_size)
         resized = interpolate_pos_encoding and dim_size != rows * columns + 1
         if rows * columns < settings_of(self).shortest or resized:
-            own: Tensor = dense()
-            return own
+            return dense()
         height, width = (2 * side - 1 for side in self.window_size)
         table = self.relative_position_bias_table.T  # [H, N + 3]
         cells = table[:, :-3].reshape(1, -1, width, height)  # as transformers does, not H before W

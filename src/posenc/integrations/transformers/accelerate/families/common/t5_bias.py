@@ -23,13 +23,12 @@ class T5Bias(Accelerated):
 
     def buckets(self, relative_position: Tensor) -> BucketIndex:
         """Rows of the table by offset."""
-        index: BucketIndex = self._relative_position_bucket(
+        return self._relative_position_bucket(
             relative_position,
             bidirectional=not self.is_decoder,
             num_buckets=self.relative_attention_num_buckets,
             max_distance=self.relative_attention_max_distance,
         )
-        return index
 
     def compute_bias(
         self, *lengths: Any, device: torch.device | None = None, **options: Any

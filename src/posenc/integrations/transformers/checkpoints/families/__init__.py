@@ -1,11 +1,14 @@
 """Families of transformers checkpoints, one per file."""
 
-from posenc.integrations.transformers.family import Family
+from posenc.integrations.transformers.checkpoints.family import Family
 from posenc.registration import Registry
 
 __all__ = ["FAMILIES"]
 
 FAMILIES: Registry[Family] = Registry(
-    Family, "family", "posenc.integrations.transformers.families", group="posenc.families"
+    Family,
+    "family",
+    "posenc.integrations.transformers.checkpoints.families",
+    group="posenc.families",
 )
 """By the ``model_type`` of ``config.json``, its hyphens as underscores (see ``family_name``)."""

@@ -9,9 +9,9 @@ from torch import nn
 
 from posenc.encoding import Encoding, Part
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.family import require_config
-from posenc.integrations.transformers.mapping import Table
+from posenc.integrations.transformers.checkpoints.family import require_config
+from posenc.integrations.transformers.checkpoints.fields import Fields
+from posenc.integrations.transformers.checkpoints.mapping import Table
 from posenc.models import Encoder, EncoderConfig, MaskedLM
 from posenc.models.block import Activation
 from posenc.models.stack import StackConfig

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from posenc.encodings.embedding.learned2d import Learned2d
-from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.families.common import (
+from posenc.integrations.transformers.checkpoints.families.common import (
     BLOCK_SIZES,
     read_shape,
     require_part_alone,
@@ -14,8 +13,9 @@ from posenc.integrations.transformers.families.common import (
     write_shape,
     wrong_model,
 )
-from posenc.integrations.transformers.family import Family, Written, require_config
-from posenc.integrations.transformers.mapping import Table, piece
+from posenc.integrations.transformers.checkpoints.family import Family, Written, require_config
+from posenc.integrations.transformers.checkpoints.fields import Fields
+from posenc.integrations.transformers.checkpoints.mapping import Table, piece
 from posenc.models import ImageConfig, ImageEncoder, VisionTransformer
 from posenc.models.checkpoint import stored_tensors
 from posenc.models.replacing import encodings_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.family import Family
-from posenc.integrations.transformers.mapping import Table, stacked, transposed
+from posenc.integrations.transformers.checkpoints.family import Family
+from posenc.integrations.transformers.checkpoints.fields import Fields
+from posenc.integrations.transformers.checkpoints.mapping import Table, stacked, transposed
 from posenc.models import Encoder, EncoderConfig, Transformer, TransformerConfig
 from posenc.models.block import Activation
 

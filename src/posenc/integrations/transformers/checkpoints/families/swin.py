@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.family import Family
-from posenc.integrations.transformers.mapping import Table, transposed
+from posenc.integrations.transformers.checkpoints.family import Family
+from posenc.integrations.transformers.checkpoints.fields import Fields
+from posenc.integrations.transformers.checkpoints.mapping import Table, transposed
 from posenc.models import Swin, SwinConfig
 
 THEIRS = "swin.encoder.layers.{layer}.blocks.{block}"

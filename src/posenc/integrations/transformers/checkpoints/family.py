@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.mapping import Table
-from posenc.integrations.transformers.rope import RopeFields
+from posenc.integrations.transformers.checkpoints.fields import Fields
+from posenc.integrations.transformers.checkpoints.mapping import Table
+from posenc.integrations.transformers.checkpoints.rope import RopeFields
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.families.common import (
+from posenc.integrations.transformers.checkpoints.families.common import (
     absolute_encoder,
     encoder_table,
     with_head,
 )
-from posenc.integrations.transformers.family import Family
-from posenc.integrations.transformers.mapping import Table, rows_from
+from posenc.integrations.transformers.checkpoints.family import Family
+from posenc.integrations.transformers.checkpoints.fields import Fields
+from posenc.integrations.transformers.checkpoints.mapping import Table, rows_from
 from posenc.models import Encoder, MaskedLM
 
 FIRST = 2

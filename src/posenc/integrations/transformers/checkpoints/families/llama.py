@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from torch import nn
 
-from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.families.common import SIZES, wrong_model
-from posenc.integrations.transformers.family import Family, Written, require_config
-from posenc.integrations.transformers.mapping import Table, stacked
-from posenc.integrations.transformers.rope import RopeFields, rope_decoder
+from posenc.integrations.transformers.checkpoints.families.common import SIZES, wrong_model
+from posenc.integrations.transformers.checkpoints.family import Family, Written, require_config
+from posenc.integrations.transformers.checkpoints.fields import Fields
+from posenc.integrations.transformers.checkpoints.mapping import Table, stacked
+from posenc.integrations.transformers.checkpoints.rope import RopeFields, rope_decoder
 from posenc.models import Decoder
 from posenc.models.checkpoint import stored_tensors
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from torch import nn
 
-from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.families.common import ACTIVATIONS as COMMON
-from posenc.integrations.transformers.families.common import read_shape, write_shape, wrong_model
-from posenc.integrations.transformers.family import Family, Written, require_config
-from posenc.integrations.transformers.mapping import Table, split_by_head
-from posenc.integrations.transformers.rope import RopeFields, rope_decoder
+from posenc.integrations.transformers.checkpoints.families.common import ACTIVATIONS as COMMON
+from posenc.integrations.transformers.checkpoints.families.common import (
+    read_shape,
+    write_shape,
+    wrong_model,
+)
+from posenc.integrations.transformers.checkpoints.family import Family, Written, require_config
+from posenc.integrations.transformers.checkpoints.fields import Fields
+from posenc.integrations.transformers.checkpoints.mapping import Table, split_by_head
+from posenc.integrations.transformers.checkpoints.rope import RopeFields, rope_decoder
 from posenc.models import Decoder
 from posenc.models.block import Activation
 from posenc.models.checkpoint import stored_tensors

@@ -13,7 +13,7 @@ from posenc.errors import ArgumentError
 from posenc.extension import extend
 from posenc.extension.methods.dynamic_ntk import DynamicNtkRope
 from posenc.extension.methods.longrope import LongRope
-from posenc.integrations.transformers.config import Fields
+from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.models import Decoder, DecoderConfig
 
 TRAINED = "original_max_position_embeddings"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.families.common import (
+from posenc.integrations.transformers.checkpoints.families.common import (
     TRANSFORM,
     encoder_table,
     masked_if_headed,
     read_shape,
     with_head,
 )
-from posenc.integrations.transformers.family import Family
-from posenc.integrations.transformers.mapping import Table
+from posenc.integrations.transformers.checkpoints.family import Family
+from posenc.integrations.transformers.checkpoints.fields import Fields
+from posenc.integrations.transformers.checkpoints.mapping import Table
 from posenc.models import Encoder, EncoderConfig, MaskedLM
 
 LAYER = "deberta.encoder.layer.{layer}.attention.self"

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from posenc.errors import CheckpointError
-from posenc.integrations.transformers.config import read_json
+from posenc.integrations.transformers.checkpoints.fields import read_json
 from posenc.storage import Shapes, open_tensors
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -81,8 +81,7 @@ class StoredTensors:
 
     def read(self, name: str) -> Tensor:
         """Read a tensor."""
-        tensor: Tensor = self._files[self._file_of[name]].get_tensor(name)
-        return tensor
+        return self._files[self._file_of[name]].get_tensor(name)
 
     def _open_whole(self) -> None:
         if not (self.folder / WHOLE).exists():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.family import Family
-from posenc.integrations.transformers.mapping import Table, split_by_head
+from posenc.integrations.transformers.checkpoints.family import Family
+from posenc.integrations.transformers.checkpoints.fields import Fields
+from posenc.integrations.transformers.checkpoints.mapping import Table, split_by_head
 from posenc.models import Decoder, DecoderConfig
 
 LAYER = "transformer.h.{layer}"

@@ -11,12 +11,12 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from posenc.errors import ArgumentError, CheckpointError, UnknownNameError
-from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.extended import extended
-from posenc.integrations.transformers.families import FAMILIES
-from posenc.integrations.transformers.family import Family, family_name
-from posenc.integrations.transformers.mapping import Match, fits, join, match
-from posenc.integrations.transformers.stored import INDEX, WHOLE, StoredTensors
+from posenc.integrations.transformers.checkpoints.extended import extended
+from posenc.integrations.transformers.checkpoints.families import FAMILIES
+from posenc.integrations.transformers.checkpoints.family import Family, family_name
+from posenc.integrations.transformers.checkpoints.fields import Fields
+from posenc.integrations.transformers.checkpoints.mapping import Match, fits, join, match
+from posenc.integrations.transformers.checkpoints.stored import INDEX, WHOLE, StoredTensors
 from posenc.models.checkpoint import stored_tensors
 from posenc.models.stack import StackConfig
 from posenc.models.unfilled import unfilled

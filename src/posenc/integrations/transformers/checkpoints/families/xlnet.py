@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.family import Family
-from posenc.integrations.transformers.mapping import Table, head_columns, head_rows, heads_first
+from posenc.integrations.transformers.checkpoints.family import Family
+from posenc.integrations.transformers.checkpoints.fields import Fields
+from posenc.integrations.transformers.checkpoints.mapping import (
+    Table,
+    head_columns,
+    head_rows,
+    heads_first,
+)
 from posenc.models import Encoder, EncoderConfig
 from posenc.models.block import Activation
 

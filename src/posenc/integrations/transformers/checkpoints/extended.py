@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from posenc.extension import extend_layers
-from posenc.integrations.transformers.config import Fields
+from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.models.replacing import encodings_of, with_encodings
 
 FIELD = "posenc_extension"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from posenc.encodings.embedding.learned import Learned
-from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.families.common import (
+from posenc.integrations.transformers.checkpoints.families.common import (
     TRANSFORM,
     absolute_encoder,
     encoder_table,
@@ -15,7 +14,8 @@ from posenc.integrations.transformers.families.common import (
     write_shape,
     wrong_model,
 )
-from posenc.integrations.transformers.family import Family, Written, require_config
+from posenc.integrations.transformers.checkpoints.family import Family, Written, require_config
+from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.models import Encoder, MaskedLM
 from posenc.models.checkpoint import stored_tensors
 from posenc.models.replacing import encodings_of
