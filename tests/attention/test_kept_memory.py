@@ -22,8 +22,8 @@ def make(name: str) -> posenc.Encoding:
 
 
 def call(encoding: posenc.Encoding, number: int) -> None:
-    """A call of one of 3,000 shapes, each met twice in a row."""
-    shape = number // 2
+    """A call of one of 300 shapes, each met four times in a row."""
+    shape = number // 4
     length, batch, start = 1 + shape % 60, 1 + shape % 5, shape % 10
     q, k, v = (torch.ones(batch, 4, length, 8) for _ in range(3))
     attend(q, k, v, Grid.of(Layout.sequence(length, start), causal=True), encoding)
