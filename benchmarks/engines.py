@@ -1,7 +1,11 @@
 """Models of transformers as they are, with posenc's attention, and in other engines.
 
+    python -m benchmarks.engines                                  every model, batches of 1
+    python -m benchmarks.engines --engines posenc --layers 12 --name transformers_whole \\
+        --models deberta_v2,mpnet,t5 --sizes 16x128,1x512,64x64   whole models, BATCHxSIZE
+
 Each pair of engines is timed in a process of its own, by turns; times are medians. Writes
-``benchmarks/results/transformers.json``.
+``benchmarks/results/transformers.json``, or that of the name.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.engine_models import MODELS, save_tokenizer
+from benchmarks.engine_models import MODELS, Model, save_tokenizer
 from benchmarks.measuring import CLOCKS, table, write_results
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -184,16 +188,30 @@ def switches(model: PreTrainedModel, engine: str) -> tuple[Pass, Pass]:
     )
 
 
+def parsed_size(text: str) -> tuple[int, int]:
+    """Batch and size of ``16x128``, or of ``128`` in a batch of one."""
+    *batch, size = map(int, text.split("x"))
+    return (batch[0] if batch else 1), size
+
+
+def rows_of(entry: Model, batch: int, size: int) -> dict[str, Tensor]:
+    """Inputs of a batch, each row with numbers of its own."""
+    rows = [entry.inputs(size) for _ in range(batch)]
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+
 def measure(
-    name: str, engine: str, size: int, layers: int, direction: str, clock: Callable[[], float]
+    name: str, engine: str, given: str, layers: int, direction: str, clock: Callable[[], float]
 ) -> dict[str, Any]:
     """One row: seconds of transformers and of the other engine, and the largest difference."""
     torch.manual_seed(0)
     entry = MODELS[name]
-    model, inputs = entry.make(layers).eval(), entry.inputs(size)
+    batch, size = parsed_size(given)
+    model, inputs = entry.make(layers).eval(), rows_of(entry, batch, size)
     run = forward if direction == "forward" else both
     expected = forward(model, inputs)
-    rounds = 9 if size <= 512 else 5 if size <= 2048 else 2
+    tokens = batch * size
+    rounds = 9 if tokens <= 512 else 5 if tokens <= 2048 else 2
     with tempfile.TemporaryDirectory() as folder:
         if engine in ("posenc", "interface"):
             before, after = switches(model, engine)
@@ -221,14 +239,15 @@ def measure(
     return {"transformers_s": seconds[0], "engine_s": seconds[1], "difference": off}
 
 
-def memory(name: str, engine: str, size: int, layers: int, direction: str) -> dict[str, Any]:
+def memory(name: str, engine: str, given: str, layers: int, direction: str) -> dict[str, Any]:
     """Peak memory of one pass above that of the model, in MiB."""
     torch.manual_seed(0)
     entry = MODELS[name]
     model = entry.make(layers).eval()
     if engine != "transformers":
         switches(model, engine)[0]()
-    run, inputs = forward if direction == "forward" else both, entry.inputs(size)
+    run = forward if direction == "forward" else both
+    inputs = rows_of(entry, *parsed_size(given))
     run(model, entry.inputs(entry.sizes[0]))
     peak = PeakMemory(torch.device("cpu"))
     run(model, inputs)
@@ -255,7 +274,8 @@ def shown(rows: Sequence[dict[str, Any]]) -> str:
     """Rows as a table."""
     lines = []
     for row in rows:
-        key = (row["model"], str(row["size"]), row["pass"], row["engine"])
+        size = f"{row['batch']} x {row['size']}" if row.get("batch", 1) > 1 else str(row["size"])
+        key = (row["model"], size, row["pass"], row["engine"])
         if "failed" in row:
             lines.append((*key, row["failed"]))
             continue
@@ -273,7 +293,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(MODELS), help="names, with commas")
     parser.add_argument("--engines", default=",".join(ENGINES), help="names, with commas")
-    parser.add_argument("--sizes", help="tokens or pixels, with commas; those of each model")
+    parser.add_argument(
+        "--sizes", help="tokens or pixels, or 16x128 for a batch of 16; of each model"
+    )
     parser.add_argument("--layers", type=int, default=1, help="of each model (1)")
     parser.add_argument("--passes", default="forward,both", help="directions, with commas")
     parser.add_argument("--threads", type=int, default=2, help="of every engine (2)")
@@ -290,14 +312,15 @@ def main() -> None:
         task, name, engine, size, layers, direction, threads, clock = options.task
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         torch.set_num_threads(int(threads))
-        job = (name, engine, int(size), int(layers), direction)
+        job = (name, engine, size, int(layers), direction)
         found = measure(*job, CLOCKS[clock]) if task == "measure" else memory(*job)
         print(json.dumps(found))
         return
     rows = []
     for name in options.models.split(","):
-        sizes = map(int, options.sizes.split(",")) if options.sizes else MODELS[name].sizes
-        for size in sizes:
+        sizes = options.sizes.split(",") if options.sizes else map(str, MODELS[name].sizes)
+        for given in sizes:
+            batch, size = parsed_size(given)
             for direction in options.passes.split(","):
                 for engine in options.engines.split(","):
                     by_posenc = engine in ("posenc", "interface")
@@ -307,9 +330,10 @@ def main() -> None:
                         continue
                     if engine.startswith("ctranslate2") and name != "t5_scoring":
                         continue
-                    job = (name, engine, size, options.layers, direction, options.threads)
+                    job = (name, engine, given, options.layers, direction, options.threads)
                     job += (options.clock,)
                     row = {"model": name, "size": size, "pass": direction, "engine": engine}
+                    row |= {"batch": batch} if batch > 1 else {}
                     row |= in_process("measure", *job)
                     if by_posenc and direction == "both" and size >= MEMORY_FROM:
                         own = ("memory", name, "transformers", *job[2:])

@@ -163,3 +163,32 @@ def test_explain_tells_the_path_of_one_more_token(name: str, fused: bool, told: 
     assert told in str(found)
     assert not explain(*call).cached
     assert "because gradients are enabled" in explain(*call, cache=cache).cached
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize(
+    "name", ["rope", "rope+alibi", "rope@pairing=adjacent", "rope@fraction=0.5"]
+)
+def test_rotations_are_read_of_many_tokens_at_once(
+    name: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "AHEAD", 4)
+    attention = layer(name, kv_heads=kv_heads).double()
+    x = torch.randn(2, LENGTH, 32, dtype=torch.float64)
+    with torch.no_grad():
+        expected = attention(x, Layout.sequence(LENGTH))
+    torch.testing.assert_close(step_by_step(attention, x), expected)
+
+
+@torch.no_grad()
+def test_rotations_ahead_are_read_again_after_a_changed_setting() -> None:
+    attention, x = layer("rope"), torch.randn(1, 9, 32)
+    cache = LayerCache()
+    step_by_step(attention, x[:, :6], cache=cache)
+    rotation = attention.encoding.query_key
+    assert rotation is not None
+    rotation.base = 3.0  # type: ignore[assignment]
+    fresh = copy.deepcopy(cache)
+    token, where = x[:, 6:7], Layout.sequence(1, 6)
+    got, expected = (attention(token, where, cache=each) for each in (cache, fresh))
+    torch.testing.assert_close(got, expected)

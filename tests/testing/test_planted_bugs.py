@@ -11,7 +11,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.attention import LayerCache
+from posenc.attention import LayerCache, repeats
 from posenc.attention.backends import sdpa
 from posenc.attention.backends.common import fused
 from posenc.attention.backends.common.base import Refusal
@@ -250,6 +250,11 @@ BUGS = [
             Sinusoidal, "table", lambda f, s, p: f(s, p).unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         ),
         sinusoidal_oracle,
+    ),
+    Bug(
+        "prepared calls are kept for good",
+        lambda patch: patch.setattr(repeats, "_KINDS", {}),
+        law("nothing_kept_outlives_weights", "alibi"),
     ),
     Bug("documents ignored", _visible_without("document"), law("packed_is_separate", "rope")),
     Bug("padding ignored", _visible_without("valid"), law("padded_is_unpadded", "shaw")),

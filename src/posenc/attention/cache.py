@@ -37,6 +37,14 @@ class SharedResults:
             self._latest[name] = inputs, result
         return result  # type: ignore[return-value]
 
+    def renewed(self, name: str, holds: Callable[[T], bool], compute: Callable[[], T]) -> T:
+        """The last result under this name while it ``holds``, then a new one."""
+        _, result = self._latest.get(name, ((), None))
+        if result is None or not holds(result):  # type: ignore[arg-type]
+            result = compute()
+            self._latest[name] = (), result
+        return result  # type: ignore[return-value]
+
     def __copy__(self) -> SharedResults:
         return SharedResults()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -11,12 +13,69 @@ from posenc.attention.cache import LayerCache
 from posenc.attention.call import AttentionCall
 from posenc.attention.past_terms import PastTerms, read_terms
 from posenc.attention.problem.lowering import repeat_heads
-from posenc.encoding import BucketedTerms
+from posenc.encoding import BucketedTerms, QueryKeyTransform, Rotation
+from posenc.encoding.reuse import ModuleStates
+from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.runtime import is_transformed
+from posenc.runtime import has_values, is_transformed, needs_dispatch
 
 LEAST = 256
 """Offsets read at first; twice as many whenever the past has outgrown them."""
+
+
+AHEAD = 64
+"""Tokens whose rotations are computed at once where they come one by one."""
+
+
+@dataclass(frozen=True, eq=False)
+class RotationsAhead:
+    """The rotations of ``AHEAD`` tokens of a plain sequence.
+
+    Args:
+        start: position of the first, which is exact in float32 like all of them.
+        states: of the query_key part.
+        rotation: of queries and keys alike; None if the part has none, or may change unnoticed.
+    """
+
+    start: int
+    states: ModuleStates
+    rotation: Rotation | None
+
+    def serves(self, transform: QueryKeyTransform, start: int) -> bool:
+        """True if they are those of the part at this position."""
+        return self.start == start and self.states.root() is transform and self.states.hold()
+
+
+def rotation_of(call: AttentionCall, cache: LayerCache) -> Rotation | None:
+    """The rotation of new tokens, each by its position alone; None if the part has none.
+
+    That of one token of a plain sequence is a row of those of ``AHEAD`` tokens.
+    """
+    transform, layout, grid = call.encoding.query_key, call.grid.query, call.grid
+    assert transform is not None
+    alone = layout.length == 1 and grid.key is layout and _ends_with(layout, layout)
+    alone = alone and layout.positions.dtype == torch.float32
+    if not alone or not has_values(call.q) or is_transformed() or needs_dispatch(call.q, call.k):
+        return transform.lower(call.q, call.k, grid)
+    index = layout.start % AHEAD  # type: ignore[operator]
+    start = layout.start - index  # type: ignore[operator]
+
+    def read() -> RotationsAhead:
+        states, rotation = ModuleStates(transform), None
+        q, k = (x.expand(-1, -1, AHEAD, -1) for x in (call.q, call.k))
+        ahead = Layout.sequence(AHEAD, start, device=call.q.device)
+        if states.complete:
+            with torch.inference_mode(False), torch.no_grad():
+                rotation = transform.lower(q, k, Grid(ahead, ahead, grid.causal))
+        return RotationsAhead(start, states, rotation)
+
+    ahead = cache.shared.renewed("rotations", lambda x: x.serves(transform, start), read)
+    rotation = ahead.rotation
+    if rotation is None or rotation.query is not rotation.key:
+        return transform.lower(call.q, call.k, grid)
+    cosine, sine = (factor[:, :, index : index + 1] for factor in rotation.query)
+    factors = (cosine, sine)
+    return Rotation(factors, factors, rotation.pairing)
 
 
 def attend_last(call: AttentionCall, cache: LayerCache) -> Float[Tensor, "B H 1 E"] | None:

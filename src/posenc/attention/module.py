@@ -15,7 +15,7 @@ from posenc.attention.api import attend, transformed
 from posenc.attention.backends.common.base import Backend
 from posenc.attention.cache import LayerCache
 from posenc.attention.call import AttentionCall
-from posenc.attention.decoding import attend_last
+from posenc.attention.decoding import attend_last, rotation_of
 from posenc.attention.dispatch import named, rotate
 from posenc.attention.validation import require_fit
 from posenc.encoding import Encoding
@@ -236,7 +236,7 @@ class Attention(nn.Module):
                         *(context, context_layout, self.dim), name="context", where="context_layout"
                     )
                 context = self._project(x if context is None else context, context_layout or layout)
-            layout = self.encoding.observe(x, layout)
+            layout = context.layout if own else self.encoding.observe(x, layout)
             q = self._split(self._projected(x, "query"), self.queries)
             k, v, key_layout = context.keys, context.values, context.layout
         if self.queries != self.heads:
@@ -279,7 +279,7 @@ class Attention(nn.Module):
         if transform is None or torch.is_autocast_enabled(q.device.type):
             return transformed(call)
         inputs = (transform, layout, key_layout)
-        rotation = cache.shared.get("rotation", inputs, lambda: transform.lower(q, k, grid))
+        rotation = cache.shared.get("rotation", inputs, lambda: rotation_of(call, cache))
         if rotation is None or rotation.has_gradient:
             return transformed(call)
         return rotate(rotation, q, k)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.attention.backends.common.base import Attend, Result
 from posenc.attention.call import AttentionCall
-from posenc.encoding import BucketedTerms, Encoding, LowRank, StructuredScore, TokenTableProduct
+from posenc.encoding import Encoding, LowRank, StructuredScore, TokenTableProduct
 from posenc.encoding.reuse import ModuleStates
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -111,7 +111,8 @@ def _prepared(call: AttentionCall, prepare: Callable[[AttentionCall], Attend | N
 def _reads_rows_alone(call: AttentionCall) -> bool:
     """True if terms depend on queries and keys in nothing but their products with rows.
 
-    Those of queries and keys that are no numbers are then the same.
+    Those of queries and keys that are no numbers are then the same, factors of positions alone
+    included.
     """
     q, k = (torch.full_like(x, torch.nan) for x in (call.q, call.k))
     lowered, others = call.problem().lowered, replace(call, q=q, k=k).problem().lowered
@@ -121,13 +122,15 @@ def _reads_rows_alone(call: AttentionCall) -> bool:
 
 
 def _same_rows(term: StructuredScore, other: StructuredScore) -> bool:
-    if isinstance(term, LowRank) or isinstance(other, LowRank):
+    if type(term) is not type(other):
         return False
     pairs = zip(_rows(term), _rows(other), strict=True)
     return all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
 
 
-def _rows(term: BucketedTerms) -> list[Tensor | None]:
+def _rows(term: StructuredScore) -> list[Tensor | None]:
+    if isinstance(term, LowRank):
+        return [term.query, term.key]
     products: list[TokenTableProduct | None] = [term.left, term.right]
     rows = [None if product is None else product.rows for product in products]
     return [*rows, term.table, term.value, term.row, term.column]

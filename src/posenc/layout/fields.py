@@ -41,6 +41,8 @@ def require_joinable(first: Any, second: Any) -> None:
 
 def join(first: Tensor, second: Tensor) -> Tensor:
     """Tokens of two fields one after the other, rows repeated where one has a single row."""
+    if first.shape[0] == second.shape[0]:
+        return torch.cat([first, second], dim=1)
     rows = max(first.shape[0], second.shape[0])
     parts = [part.expand(rows, *part.shape[1:]) for part in (first, second)]
     return torch.cat(parts, dim=1)

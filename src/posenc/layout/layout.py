@@ -107,9 +107,7 @@ class Layout:
         if torch.compiler.is_compiling():
             return cls(positions, order, **others)
         layout = object.__new__(cls)
-        values = {"positions": positions, "order": order} | others
-        for field in fields(cls):
-            object.__setattr__(layout, field.name, values.get(field.name, field.default))
+        vars(layout).update(positions=positions, order=order, **others)  # others: the defaults
         return layout
 
     @classmethod

@@ -7,7 +7,9 @@ result of a causal attention layer, without knowledge of the encoding.
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Iterable
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -136,6 +138,22 @@ def windows_are_windows(subject: Subject) -> None:
     agree("queries outside their window", after[:, 8:], before[:, 8:])
     if torch.allclose(before[:, 7], after[:, 7], atol=1e-9):
         raise LawBroken("the last token in the window makes no difference")
+
+
+@law
+def nothing_kept_outlives_weights(subject: Subject) -> None:
+    """What repeated calls keep is freed with the layer, and keeps nothing of it alive."""
+    layer, x = subject.layer(dtype=torch.float32), inputs().float()
+    with torch.no_grad():
+        for _ in range(3):
+            _whole(subject, layer, x)
+    tensors = (*layer.named_parameters(), *layer.named_buffers())
+    kept = {name: ref(x) for name, x in (*tensors, ("the encoding", layer.encoding))}
+    del layer, tensors
+    gc.collect()
+    alive = [name for name, x in kept.items() if x() is not None]
+    if alive:
+        raise LawBroken(f"{', '.join(alive)} outlived the layer")
 
 
 @law

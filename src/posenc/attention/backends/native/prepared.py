@@ -10,12 +10,14 @@ from posenc.attention.backends.native.arguments import Arguments, contiguous_row
 from posenc.attention.backends.native.build import library
 from posenc.attention.backends.native.library import Problem, Tokens
 from posenc.attention.problem.record import KernelProblem
-from posenc.attention.problem.terms import of_tokens
 
 
 def prepare(record: KernelProblem) -> Attend | None:
-    """Attention of other tokens than those of a record; None where its terms hold some of them."""
-    if any(of_tokens(name) for name, _ in record.terms.operands()):
+    """Attention of other tokens than those of a record; None where rows meet neither as they are.
+
+    Factors and columns of the record have to be the same for all tokens.
+    """
+    if (record.terms.left, record.terms.right) != (None, None):
         return None
     if any(contiguous_rows(x) is not x for x in (record.q, record.k, record.v)):
         return None

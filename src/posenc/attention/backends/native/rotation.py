@@ -28,6 +28,12 @@ def rotate(
 
     A compiled graph fuses the definition by itself, and transforms of ``torch.func`` need it.
     """
+    if rotation.query is rotation.key and q.shape[2] == 1 and q.dtype == k.dtype:
+        heads = [q.shape[1], k.shape[1]]  # operators on so few numbers cost the same for both
+        if rotation.query[0].shape[1] == 1 and q.shape[0] == k.shape[0]:
+            both = rotate_one(torch.cat([q, k], dim=1), rotation.query, rotation.pairing)
+            rotated, keys = both.split(heads, dim=1)
+            return rotated, keys
     return rotate_one(q, rotation.query, rotation.pairing), rotate_one(
         k, rotation.key, rotation.pairing
     )
@@ -59,7 +65,9 @@ def fits_inside(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
 
 
 def _serves(x: Tensor, factors: tuple[Tensor, Tensor]) -> bool:
-    return _fits(x, factors) and x.numel() > FEW  # no size is read while compiling
+    if torch.compiler.is_compiling():  # no size is read
+        return False
+    return x.numel() > FEW and _fits(x, factors)
 
 
 def _fits(x: Tensor, factors: tuple[Tensor, Tensor]) -> bool:

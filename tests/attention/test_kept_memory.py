@@ -1,0 +1,41 @@
+"""What calls keep: no more with more calls, and nothing of encodings that are gone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import posenc
+from posenc import Grid, Layout, attend
+from posenc.training.machine import PeakMemory
+
+KEPT = ("nope", "rope", "alibi", "t5", "shaw", "deberta", "tupe", "transformer_xl")
+"""Encodings of which something is kept: prepared calls, projections, terms, rotations."""
+
+CALLS = 10_000
+MOST = 20 * 2**20
+"""Bytes that these calls may add."""
+
+
+def make(name: str) -> posenc.Encoding:
+    return posenc.create(name, dim=32, heads=4, max_length=128, causal=True).eval()
+
+
+def call(encoding: posenc.Encoding, number: int) -> None:
+    """A call of a shape that is met four times in a row, and no more."""
+    shape = number // 4
+    length, batch, start = 1 + shape % 60, 1 + shape % 7, shape % 11
+    q, k, v = (torch.ones(batch, 4, length, 8) for _ in range(3))
+    attend(q, k, v, Grid.of(Layout.sequence(length, start), causal=True), encoding)
+
+
+@pytest.mark.long
+@torch.no_grad()
+def test_memory_is_flat_over_calls_of_varying_shapes() -> None:
+    encodings = [make(name) for name in KEPT]
+    for number in range(1_000):
+        call(encodings[number % len(KEPT)], number // len(KEPT))
+    peak = PeakMemory(torch.device("cpu"))
+    for number in range(CALLS):
+        call(encodings[number % len(KEPT)], number // len(KEPT))
+    assert peak.used() < MOST
