@@ -32,7 +32,7 @@ def rotate(
         heads = [q.shape[1], k.shape[1]]  # operators on so few numbers cost the same for both
         if rotation.query[0].shape[1] == 1 and q.shape[0] == k.shape[0]:
             both = rotate_one(torch.cat([q, k], dim=1), rotation.query, rotation.pairing)
-            rotated, keys = both.split(heads, dim=1)
+            rotated, keys = torch.split(both, heads, dim=1)
             return rotated, keys
     return rotate_one(q, rotation.query, rotation.pairing), rotate_one(
         k, rotation.key, rotation.pairing
