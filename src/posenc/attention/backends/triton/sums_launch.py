@@ -22,8 +22,7 @@ from posenc.attention.backends.triton.kernels.sums_forward import (
 from posenc.attention.backends.triton.kernels.sums_keys import sums_keys_kernel
 from posenc.attention.backends.triton.kernels.sums_queries import sums_queries_kernel
 from posenc.attention.backends.triton.launch import Call, blocks
-from posenc.attention.backends.triton.segments import GRANULE
-from posenc.attention.backends.triton.strides import empty_as
+from posenc.attention.backends.triton.posing import GRANULE, empty_as
 from posenc.attention.problem.record import KernelProblem
 
 LARGEST_TILE = 128
