@@ -113,10 +113,10 @@ class KernelProblem:
     v: Float[Tensor, "B G K E"]
     scale: float
     terms: Terms
-    pairs: PairTerm = PairTerm()
-    geometry: Geometry = Geometry()
-    segments: Segments = Segments()
-    rotary: Rotary = Rotary()
+    pairs: PairTerm
+    geometry: Geometry
+    segments: Segments
+    rotary: Rotary
     dropout: float = 0.0
     seed: Int[Tensor, "1"] | None = None
     sinks: Float[Tensor, "b H q"] | None = None

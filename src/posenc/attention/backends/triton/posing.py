@@ -82,6 +82,8 @@ def single_query_record(
         *(problem.q, problem.k, problem.v, problem.scale),
         terms=Terms(column=bias, value_rows=rows),
         pairs=PairTerm("single", buckets),
+        geometry=Geometry(),
+        segments=Segments(),
         rotary=rotary_of(problem.rotation),
         softcap=problem.softcap or 0.0,
     )
@@ -106,6 +108,7 @@ def sums_record(problem: Problem, form: GateCounts | StickWeights, *, tuned: boo
         pairs=pairs,
         geometry=replace(geometry, lowest=lowest, highest=min(highest, most)),
         segments=_segments(grid, ordered=True),
+        rotary=Rotary(),
         dropout=problem.dropout,
         seed=draw_seed(q.device) if problem.dropout else None,
         tuned=tuned,
