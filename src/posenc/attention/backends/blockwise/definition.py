@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc.attention.backends.blockwise.offsets import Band
+from posenc.attention.backends.blockwise.offsets import seen_keys
 from posenc.attention.backends.common.base import Result, join_queries
 from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.problem.dropout import KeyedDropout, draw_seed
@@ -52,7 +52,7 @@ def attend_blockwise(problem: Problem, *, lse: bool) -> Result:
         ahead = 0 if form is None else (form.first + begin) % BLOCK
         rows = slice(begin, min(queries, begin + size - ahead))
         grid = problem.grid.slice(rows.start, rows.stop)
-        seen = seen_keys(grid, begin, problem.grid) if cuts else slice(0, keys)
+        seen = _seen_keys(grid, rows, problem.grid) if cuts else slice(0, keys)
         part = _part(problem, grid, rows, seen)
         if form is not None:
             score = TransformedProducts(transformed, form.first, begin)
@@ -99,18 +99,16 @@ def block_transforms(problem: Problem) -> BlockTransforms | None:
     return form if isinstance(form, BlockTransforms) else None
 
 
-def seen_keys(grid: Grid, begin: int, whole: Grid) -> slice:
+def _seen_keys(grid: Grid, rows: slice, whole: Grid) -> slice:
     """Keys from the first to the last that the queries of a block see; one where there is none.
 
     Args:
-        grid: of the block; begin: its first query.
+        grid: of the block; rows: its queries.
         whole: the grid of all queries.
     """
     count = grid.key.length
     if whole.shift is not None and not whole.segmented:
-        offsets = Offsets.regular(whole)
-        band = Band(offsets.shift, *offsets.band)
-        return band.keys(begin, begin + grid.query.length, count)
+        return seen_keys(Offsets.regular(whole).geometry(), rows, count)
     if grid.query.device.type != "cpu" or not has_values(grid.key.order):
         return slice(0, count)
     seen = grid.visible.flatten(0, 2).any(0).nonzero().flatten()
