@@ -6,10 +6,9 @@ the keys from the first to the last that any of its queries sees.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -151,19 +150,13 @@ def _attend(part: Problem, *, lse: bool, alone: bool) -> Result:
     return result
 
 
-@dataclass(frozen=True, eq=False)
-class _Transformed:
-    query: Float[Tensor, "B H Q E"]
-    key: Float[Tensor, "B H K E"]
-    matrices: Float[Tensor, "B H N E E"]
-    own: Float[Tensor, "B H Q T"]
-
-
 class TransformedProducts(ScoreTerm):
     """Products of some queries with keys that block transforms lie between.
 
     Args:
-        tensors: of all queries and keys, as ``BlockTransforms.compute`` gives them.
+        tensors: of all queries and keys, as ``BlockTransforms.compute`` gives them: queries
+            ``[B, H, Q, E]``, keys ``[B, H, K, E]``, matrices ``[B, H, N, E, E]`` and products of
+            queries with the keys of their own block ``[B, H, Q, T]``.
         first: index of the own key of the first of all queries.
         begin: number of these queries' first among all.
     """
@@ -176,19 +169,20 @@ class TransformedProducts(ScoreTerm):
         self.tensors, self.first, self.begin = tensors, first, begin
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        x, size, count = _Transformed(*self.tensors), BLOCK, q.shape[2]
+        all_queries, all_keys, matrices, all_own = self.tensors
+        size, count, at = BLOCK, q.shape[2], self.first + self.begin
         rows = slice(self.begin, self.begin + count)
-        query, own, at = x.query[:, :, rows], x.own[:, :, rows], self.first + self.begin
+        query, own = all_queries[:, :, rows], all_own[:, :, rows]
         logits = []
         for block in range((at + count - 1) // size, -1, -1):
             # Queries whose own key lies in an earlier block, in this one, and in a later one.
             before, here = (min(max(0, size * (block + n) - at), count) for n in (0, 1))
-            keys = x.key[:, :, size * block : size * (block + 1)]
+            keys = all_keys[:, :, size * block : size * (block + 1)]
             width = keys.shape[2]
             later = query[:, :, here:]
             blank = query.new_zeros(*query.shape[:2], before, width)
             logits.append(torch.cat([blank, own[:, :, before:here, :width], later @ keys.mT], 2))
-            query = torch.cat([query[:, :, :here], later @ x.matrices[:, :, block]], 2)
+            query = torch.cat([query[:, :, :here], later @ matrices[:, :, block]], 2)
         known = torch.cat(logits[::-1], 3)
         missing = k.shape[2] - known.shape[3]
         return torch.nn.functional.pad(known, (0, missing))
