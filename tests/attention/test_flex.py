@@ -190,7 +190,7 @@ def test_flash_is_taken_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None
         plan = backend.plan(AttentionCall(*tensors, grid, ENCODINGS[name]).problem().rotated)
         assert isinstance(plan, Plan), plan
         plan.run()
-        return plan.description
+        return plan.describe()
 
     for name in ("nope", "alibi", "shaw keys"):
         assert "by FlashAttention's kernels" in how(given, name)

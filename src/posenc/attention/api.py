@@ -257,7 +257,7 @@ def explain(
         call = call.without_hidden().without_padding()
         choice = choose(call, backend)
         refused = choice.refusals | (refusals(call) if choice.rule != "named" else {})
-        how = choice.plan.description
+        how = choice.plan.describe()
         kernels = choice.backend.kernels()
         how += f"; kernels: {kernels}" if kernels else ""
         how += describe_repeats(call) if choice.rule == FEW_LOGITS else ""

@@ -73,6 +73,10 @@ class Plan:
     trial: str | None = None
     by_definition: bool = False
 
+    def describe(self) -> str:
+        """Description of the computation, in a sentence without a full stop."""
+        return self.description
+
     def run(self, *, lse: bool = False) -> Result:
         """Compute attention.
 
