@@ -20,7 +20,7 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 import torch
-from benchmarks.attention.contenders import Contender, Flex, Plain, Posenc, WrittenOut
+from benchmarks.attention.contenders import Contender, Flex, Plain, Posenc, WrittenOut, bias_of
 from benchmarks.attention.memory import MemoryMeter
 from benchmarks.attention.plan import Job
 from benchmarks.attention.run import measure
@@ -28,7 +28,6 @@ from torch import Tensor
 
 from posenc.attention import BACKENDS, trial
 from posenc.attention.problem.lowering import lower
-from posenc.attention.problem.offsets import bias_of
 from posenc.bench.case import Call, Case
 from posenc.bench.passes import Pass
 from posenc.grid import Grid

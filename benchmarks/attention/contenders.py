@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.attention import Backend
 from posenc.attention.backends.triton import Triton
 from posenc.attention.problem.lowering import is_constant_table, lower
-from posenc.attention.problem.offsets import bias_of
+from posenc.attention.problem.offsets import Offsets
+from posenc.attention.problem.terms import read_terms
 from posenc.bench.case import Call
 from posenc.bench.passes import Pass, attending, plain
 from posenc.bench.run import PLAIN, contender_name
 from posenc.encoding import StructuredScore
 from posenc.errors import BackendRefusal
+from posenc.grid import Grid
 from posenc.training.machine import available_memory
 
 VARIANTS: dict[str, Backend] = {
@@ -33,6 +37,14 @@ KERNELS = 256
 
 SHARE = 0.6
 """Share of the available memory that a contender may need."""
+
+
+def bias_of(
+    lowered: Sequence[StructuredScore], q: Float[Tensor, "B H Q D"], grid: Grid
+) -> Float[Tensor, "H W"] | None:
+    """The bias at all Q + K - 1 offsets of a regular grid; None with other terms, or none."""
+    terms = read_terms(lowered, q, Offsets.regular(grid).reach, bucketed=False)
+    return terms.bias_by_offset if terms.bias_only else None
 
 
 class Contender(ABC):

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention.backends.blockwise import definition, offsets
-from posenc.attention.backends.blockwise.offsets import Band, skew, unskew
+from posenc.attention.backends.blockwise.offsets import hidden_pairs, seen_keys, skew, unskew
 from posenc.attention.backends.native.build import missing
 from posenc.attention.problem.flat import flatten
 from posenc.attention.problem.offsets import Offsets
@@ -350,15 +350,15 @@ def test_a_block_looks_at_the_keys_that_it_sees(
 ) -> None:
     queries, keys, cpu = 23, 31, torch.device("cpu")
     grid = Grid(Layout.sequence(queries, 50), Layout.sequence(keys, 50 + shift), causal, window)
-    band = Band(shift, *Offsets.regular(grid).band)
+    band = Geometry(shift, *Offsets.regular(grid).band)
     for begin in range(0, queries, 8):
         rows = slice(begin, min(queries, begin + 8))
         visible = grid.visible[0, 0, rows]
-        seen, places = band.keys(rows.start, rows.stop, keys), visible.any(0).nonzero().flatten()
+        seen, places = seen_keys(band, rows, keys), visible.any(0).nonzero().flatten()
         assert seen.stop > seen.start
         if len(places):
             assert (seen.start, seen.stop) == (int(places[0]), int(places[-1]) + 1)
-        hidden = band.hidden(rows, seen, cpu)
+        hidden = hidden_pairs(band, rows, seen, cpu)
         shown = torch.ones_like(visible[:, seen]) if hidden is None else ~hidden
         assert torch.equal(shown, visible[:, seen])
         assert (hidden is None) == bool(visible[:, seen].all())

@@ -19,7 +19,7 @@ from posenc.attention.backends.native import build, posing
 from posenc.attention.backends.native.arguments import Arguments
 from posenc.attention.call import AttentionCall
 from posenc.attention.problem import offsets, once
-from posenc.attention.problem.flat import Field, Schema, by_path, flatten, restore
+from posenc.attention.problem.flat import Field, Flat, Schema, flatten, paths_of, restore
 from posenc.attention.problem.given_terms import given_encoding
 from posenc.attention.problem.intervals import run_intervals
 from posenc.attention.problem.offsets import Offsets
@@ -110,10 +110,14 @@ def test_a_flat_record_comes_back() -> None:
     assert same(restore(flatten(bare, SCHEMA), SCHEMA), bare)
 
 
+def by_path(flat: Flat) -> dict[str, Tensor]:
+    return dict(zip(paths_of(flat.words), flat.tensors, strict=True))
+
+
 def test_tensors_go_by_their_paths() -> None:
     record = whole()
     flat = flatten(record, SCHEMA)
-    named = by_path(flat.tensors, flat.words)
+    named = by_path(flat)
     assert named["terms.left_rows"] is record.terms.left_rows
     assert named["pairs.tensors.2"] is record.pairs.tensors[2]
     assert all(type(number) is int for number in flat.numbers)
@@ -159,7 +163,7 @@ def test_triton_kernels_are_given_the_whole_record(*, for_keys: bool) -> None:
     record = replace(record, rotary=Rotary(*next(halves), *next(halves)))
     given = {x.data_ptr() for x in tensors_of(Call(record).common(for_keys=for_keys))}
     flat = flatten(record, SCHEMA)
-    missing = {p for p, x in by_path(flat.tensors, flat.words).items() if x.data_ptr() not in given}
+    missing = {p for p, x in by_path(flat).items() if x.data_ptr() not in given}
     # Rows are by offset, intervals refused, and sines lie behind their cosines.
     others = {"terms.bucket", "geometry.intervals", "rotary.query_sine", "rotary.key_sine"}
     assert missing == others

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,23 +21,14 @@ PADDING = torch.iinfo(torch.int64).min
 """The document of padding, which no real token is in."""
 
 
-@dataclass(frozen=True, eq=False)
-class Queries:
+class Queries(NamedTuple):
     """φ(q) for the denominator, and as the encoding transforms it for the numerator."""
 
     plain: Float[Tensor, "B H L F"]
     rotated: Float[Tensor, "B H L D"]
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Queries:
-        return Queries(change(self.plain), change(self.rotated))
 
-    def split(self, chunk: int) -> list[Queries]:
-        pieces = zip(_split(self.plain, chunk), _split(self.rotated, chunk), strict=True)
-        return [Queries(*piece) for piece in pieces]
-
-
-@dataclass(frozen=True, eq=False)
-class Keys:
+class Keys(NamedTuple):
     """Likewise φ(k), with values.
 
     Args:
@@ -50,16 +43,6 @@ class Keys:
     value: Float[Tensor, "B H L E"]
     level: Float[Tensor, "B H L 1"] | None
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Keys:
-        level = None if self.level is None else change(self.level)
-        return Keys(change(self.plain), change(self.rotated), change(self.value), level)
-
-    def split(self, chunk: int) -> list[Keys]:
-        pieces = [_split(x, chunk) for x in (self.plain, self.rotated, self.value)]
-        count = len(pieces[0])
-        levels = [None] * count if self.level is None else _split(self.level, chunk)
-        return [Keys(*piece) for piece in zip(*pieces, levels, strict=True)]
-
     def hide(self, hidden: Bool[Tensor, "b 1 L 1"]) -> Keys:
         """The same, some of them without any weight."""
         plain, rotated = (x.masked_fill(hidden, 0.0) for x in (self.plain, self.rotated))
@@ -67,10 +50,18 @@ class Keys:
         return Keys(plain, rotated, self.value, level)
 
 
-def _split(x: Tensor, chunk: int) -> tuple[Tensor, ...]:
+Side = TypeVar("Side", Queries, Keys)
+
+
+def changed(side: Side, change: Callable[[Tensor], Tensor]) -> Side:
+    """The same with each tensor changed."""
+    return type(side)._make(None if x is None else change(x) for x in side)
+
+
+def _split(side: Side, chunk: int) -> list[Side]:
     """Pieces along the tokens. Not slices: the gradient of a slice is as long as the row."""
-    pieces: tuple[Tensor, ...] = torch.split(x, chunk, dim=2)
-    return pieces
+    pieces = [repeat(None) if x is None else torch.split(x, chunk, dim=2) for x in side]
+    return [type(side)._make(piece) for piece in zip(*pieces, strict=False)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +124,7 @@ def _scan(
 ) -> Tensor:
     """Each query over the keys at and before its own place in the row, within its document."""
     outputs = []
-    parts = (queries.split(chunk), keys.split(chunk), torch.split(document, chunk, dim=1))
+    parts = (_split(queries, chunk), _split(keys, chunk), torch.split(document, chunk, dim=1))
     for these, those, group in zip(*parts, strict=True):
         outputs.append(_read(these, group, state, those))
         _absorb(those, group, state)
@@ -159,8 +150,8 @@ def _scan_events(
     ahead, behind = (0, 0, count, 0), (0, 0, 0, grid.query.length)
     pad = torch.nn.functional.pad
     output = _scan(
-        queries.map(lambda x: _pick(pad(x, ahead), index)),
-        keys.map(lambda x: pad(x, behind)).hide(hidden).map(lambda x: _pick(x, index)),
+        changed(queries, lambda x: _pick(pad(x, ahead), index)),
+        changed(changed(keys, lambda x: pad(x, behind)).hide(hidden), lambda x: _pick(x, index)),
         document.gather(1, index),
         chunk,
         state,

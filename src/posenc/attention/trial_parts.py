@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,33 +28,46 @@ HEADS, WIDTH, FARTHEST, LONGEST = 4, 64, 40, 200
 """Of the problems; offsets beyond ``FARTHEST`` share an entry: tiles of all kinds appear."""
 
 
+ENTRIES = 2 * FARTHEST + 1
+
+SIZES = {
+    "table": (HEADS, ENTRIES),
+    "left": (1, ENTRIES, WIDTH),
+    "right": (1, ENTRIES, WIDTH),
+    "column": (1, HEADS, LONGEST),
+}
+"""Of the tensors of ``Structured``."""
+
+
+def bucket(offset: Offsets) -> BucketIndex:
+    """Clipped offsets."""
+    return offset[..., 0].round().long().clamp(-FARTHEST, FARTHEST) + FARTHEST
+
+
 class Structured(ScoreTerm):
-    """Terms whose definition is that of their structured form."""
+    """A bias, rows for queries and for keys, by clipped offset, and a number a key, or some of it.
+
+    Their definition is that of their structured form.
+    """
+
+    def __init__(self, generator: torch.Generator, *names: str) -> None:
+        super().__init__()
+        self.learned = nn.ParameterDict(
+            {name: torch.randn(SIZES[name], generator=generator) for name in names}
+        )
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        lowered = self.lower(q, k, grid, scale=scale)
-        assert lowered is not None
-        return GivenTerms(*lowered).forward(q, k, grid, scale=scale)
+        terms = GivenTerms(*self.lower(q, k, grid, scale=scale))
+        return terms.forward(q, k, grid, scale=scale)
 
-
-class Bucketed(Structured):
-    """A bias, and rows for queries and for keys, by clipped offset."""
-
-    def __init__(self, generator: torch.Generator) -> None:
-        super().__init__()
-        entries = 2 * FARTHEST + 1
-        self.bias = nn.Parameter(torch.randn(HEADS, entries, generator=generator))
-        self.left = nn.Parameter(torch.randn(1, entries, WIDTH, generator=generator))
-        self.right = nn.Parameter(torch.randn(1, entries, WIDTH, generator=generator))
-
-    @staticmethod
-    def bucket(offset: Offsets) -> BucketIndex:
-        return offset[..., 0].round().long().clamp(-FARTHEST, FARTHEST) + FARTHEST
-
-    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        left = TokenTableProduct(q, scale * self.left)
-        right = TokenTableProduct(k, scale * self.right)
-        return (BucketedTerms(self.bucket, self.bias, left, right, max_distance=FARTHEST),)
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms:
+        given: dict[str, Any] = dict(self.learned)
+        for name, tokens in (("left", q), ("right", k)):
+            if name in given:
+                given[name] = TokenTableProduct(tokens, scale * given[name])
+        if "column" in given:
+            given["column"] = given["column"][..., : grid.key.length]
+        return (BucketedTerms(bucket, **given, max_distance=FARTHEST),)
 
 
 class BucketedValues(ValueTerm):
@@ -61,38 +75,13 @@ class BucketedValues(ValueTerm):
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
-        self.rows = nn.Parameter(torch.randn(1, 2 * FARTHEST + 1, WIDTH, generator=generator))
+        self.rows = nn.Parameter(torch.randn(1, ENTRIES, WIDTH, generator=generator))
 
     def forward(self, weights: Tensor, grid: Grid) -> Tensor:
         return GivenValues(self.lower(grid)).forward(weights, grid)
 
     def lower(self, grid: Grid) -> BucketedTerms:
-        return BucketedTerms(Bucketed.bucket, value=self.rows, max_distance=FARTHEST)
-
-
-class Biased(Structured):
-    """The bias alone."""
-
-    def __init__(self, generator: torch.Generator) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.randn(HEADS, 2 * FARTHEST + 1, generator=generator))
-
-    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        return (BucketedTerms(Bucketed.bucket, self.bias, max_distance=FARTHEST),)
-
-
-class Columns(Structured):
-    """A number a key."""
-
-    causal_only = True
-
-    def __init__(self, generator: torch.Generator) -> None:
-        super().__init__()
-        self.numbers = nn.Parameter(torch.randn(1, HEADS, LONGEST, generator=generator))
-
-    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        column = self.numbers[..., : grid.key.length]
-        return (BucketedTerms(Bucketed.bucket, column=column, max_distance=0),)
+        return BucketedTerms(bucket, value=self.rows, max_distance=FARTHEST)
 
 
 class Reflected(ScoreTerm):
@@ -206,11 +195,13 @@ class Broken(ScoreTerm):
 
 Kind = Callable[[torch.Generator], Encoding]
 
-WHOLE: tuple[Kind, ...] = (lambda g: Encoding(score=Bucketed(g), value=BucketedValues(g)),)
+WHOLE: tuple[Kind, ...] = (
+    lambda g: Encoding(score=Structured(g, "table", "left", "right"), value=BucketedValues(g)),
+)
 
 PARTS: tuple[Kind, ...] = (
-    lambda g: Encoding(score=Biased(g)),
-    lambda g: Encoding(score=Columns(g)),
+    lambda g: Encoding(score=Structured(g, "table")),
+    lambda g: Encoding(score=Structured(g, "column")),
     lambda g: Encoding(score=Reflected(g)),
 )
 

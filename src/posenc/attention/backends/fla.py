@@ -19,7 +19,8 @@ from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result
 from posenc.attention.backends.common.definition import lse_by_definition
 from posenc.attention.problem.lowering import repeat_heads
 from posenc.attention.problem.problem import Problem
-from posenc.encoding import BlockTransforms, BucketedTerms
+from posenc.attention.problem.terms import reads_offsets
+from posenc.encoding import BlockTransforms, LowRank
 from posenc.grid import FARTHEST, Grid
 from posenc.runtime import is_transformed
 
@@ -87,9 +88,7 @@ def _column(problem: Problem) -> Float[Tensor, "b H K"] | None:
     """The sum of the terms, if each is a number a key; numbers a query change no output."""
     found: Tensor | None = None
     for term in problem.lowered or ():
-        if not isinstance(term, BucketedTerms) or term.column is None:
-            return None
-        if any(x is not None for x in (term.table, term.left, term.right, term.value)):
+        if isinstance(term, LowRank) or term.column is None or reads_offsets(term):
             return None
         found = term.column if found is None else found + term.column
     return found

@@ -140,7 +140,7 @@ def _run(problem: Problem, kernel_options: dict[str, Any], *, lse: bool) -> Resu
         return Result(result, None)
     output, aux = result
     found = Result(output, add_rows(aux.lse, problem.lowered or ()))
-    return found if problem.sinks is None else beside_sinks(found, problem.sinks, lse=lse)
+    return beside_sinks(found, problem.sinks, lse=lse)
 
 
 def refuse_flash(problem: Problem) -> str | None:

@@ -106,7 +106,7 @@ def _run(problem: Problem, *, lse: bool) -> Result:
     result = _attend(problem, lse=own)
     if needed and result.lse is None:
         result = result._replace(lse=lse_by_definition(problem))
-    return result if sinks is None else beside_sinks(result, sinks, lse=lse)
+    return beside_sinks(result, sinks, lse=lse)
 
 
 def _attend(problem: Problem, *, lse: bool) -> Result:

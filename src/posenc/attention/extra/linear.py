@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.attention.call import AttentionCall
-from posenc.attention.prefix_sums import Keys, LinearState, Queries, weighted_means
+from posenc.attention.prefix_sums import Keys, LinearState, Queries, changed, weighted_means
 from posenc.attention.problem.lowering import repeat_heads
 from posenc.attention.validation import require_fit, validate
 from posenc.encoding import Encoding
@@ -116,7 +116,9 @@ def attend_linear(
         if encoding.query_key is not None:
             rotated_q, rotated_k = encoding.query_key(plain_q, plain_k, grid)
         heads = q.shape[1]
-        keys = Keys(plain_k, rotated_k, v.to(wide), level).map(lambda x: repeat_heads(x, heads))
+        keys = changed(
+            Keys(plain_k, rotated_k, v.to(wide), level), lambda x: repeat_heads(x, heads)
+        )
         queries = Queries(plain_q, rotated_q)
         output = weighted_means(queries, keys, grid, chunk, state or LinearState())
     return output.to(v.dtype)

@@ -58,14 +58,13 @@ class Dot(ScoringFunction):
         return query @ key.mT
 
 
-class ScaledDot(ScoringFunction):
+class ScaledDot(Dot):
     """``s_ij = q_i · k_j / √D``: of unit variance where features are (Vaswani et al. 2017)."""
 
     def forward(
         self, query: Float[Tensor, "*dims Q D"], key: Float[Tensor, "*dims K D"]
     ) -> Float[Tensor, "*dims Q K"]:
-        _require_width("key", key, query.shape[-1])
-        return query @ key.mT / math.sqrt(query.shape[-1])
+        return super().forward(query, key) / math.sqrt(query.shape[-1])
 
 
 class Bilinear(ScoringFunction):

@@ -6,7 +6,7 @@ Operators take lists of tensors and numbers, no records. Tensors go by their pat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
@@ -138,11 +138,6 @@ def _record(
         else:
             state[name] = _record(inner, tensors, numbers, reals, words)
     return record
-
-
-def by_path(tensors: Sequence[Tensor], words: str) -> dict[str, Tensor]:
-    """The tensors of a flat record by their paths in it."""
-    return dict(zip(paths_of(words), tensors, strict=True))
 
 
 def paths_of(words: str) -> list[str]:

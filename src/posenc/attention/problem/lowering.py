@@ -135,16 +135,18 @@ def bias_by_offset(group: BucketedTerms, grid: Grid) -> Float[Tensor, "H offsets
     return group.table[:, group.bucket(offsets.unsqueeze(-1))]
 
 
+def rows_of(lowered: Iterable[StructuredScore]) -> list[Float[Tensor, "b H Q"]]:
+    """Summands that are the same for all keys of a query: no output depends on them."""
+    rows = [term.row for term in lowered if isinstance(term, BucketedTerms)]
+    return [row for row in rows if row is not None]
+
+
 def add_rows(
     lse: Float[Tensor, "B H Q"], lowered: Iterable[StructuredScore]
 ) -> Float[Tensor, "B H Q"]:
-    """LSE of the whole logits, from one of logits without the ``row`` terms.
-
-    A ``row`` term is the same for all keys of a query: no output depends on it.
-    """
-    for term in lowered:
-        if isinstance(term, BucketedTerms) and term.row is not None:
-            lse = lse + term.row
+    """LSE of the whole logits, from one of logits without the ``row`` terms."""
+    for row in rows_of(lowered):
+        lse = lse + row
     return lse
 
 
@@ -152,15 +154,14 @@ def without_rows(
     lse: Float[Tensor, "B H Q"], lowered: Iterable[StructuredScore]
 ) -> Float[Tensor, "B H Q"]:
     """LSE of logits without the ``row`` terms, from one of the whole logits."""
-    for term in lowered:
-        if isinstance(term, BucketedTerms) and term.row is not None:
-            lse = lse - term.row
+    for row in rows_of(lowered):
+        lse = lse - row
     return lse
 
 
 def has_rows(lowered: Iterable[StructuredScore]) -> bool:
     """True if a term is the same for all keys of a query."""
-    return any(isinstance(term, BucketedTerms) and term.row is not None for term in lowered)
+    return bool(rows_of(lowered))
 
 
 def sinks_beside(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from posenc.attention.problem.intervals import run_intervals
 from posenc.attention.problem.once import Known, once_for, pattern_of
 from posenc.attention.problem.record import Geometry
 from posenc.attention.problem.spacing import nearest_origin
-from posenc.attention.problem.terms import read_terms
-from posenc.encoding import StructuredScore
 from posenc.grid import Grid
 from posenc.runtime import has_values
 
@@ -150,11 +147,3 @@ class Offsets:
             intervals = torch.stack([low, high, base - origin]).to(torch.int32)
         lowest, highest = self.band
         return Geometry(self.shift - origin, lowest - origin, highest - origin, intervals=intervals)
-
-
-def bias_of(
-    lowered: Sequence[StructuredScore], q: Float[Tensor, "B H Q D"], grid: Grid
-) -> Float[Tensor, "H W"] | None:
-    """The bias at all Q + K - 1 offsets of a regular grid; None with other terms, or none."""
-    terms = read_terms(lowered, q, Offsets.regular(grid).reach, bucketed=False)
-    return terms.bias_by_offset if terms.bias_only else None

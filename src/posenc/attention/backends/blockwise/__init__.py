@@ -14,12 +14,18 @@ from posenc.attention.backends.blockwise.definition import CPU, attend_blockwise
 from posenc.attention.backends.blockwise.offsets import BLOCKWISE
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result
 from posenc.attention.problem.dropout import draw_seed
-from posenc.attention.problem.lowering import add_rows, repeat_heads, sinks_beside, without_rows
+from posenc.attention.problem.lowering import (
+    add_rows,
+    repeat_heads,
+    rows_of,
+    sinks_beside,
+    without_rows,
+)
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, Rotary, Segments
 from posenc.attention.problem.terms import AXES, of_tokens, read_terms
-from posenc.encoding import BucketedTerms, StructuredScore
+from posenc.encoding import StructuredScore
 from posenc.runtime import is_transformed
 
 __all__ = ["Blockwise"]
@@ -63,11 +69,10 @@ def _attend_regular(problem: Problem, *, lse: bool) -> Result:
     problem = problem.rotated
     lowered, whole = problem.lowered or (), problem.whole
     # Without a cap, summands that are the same for all keys of a query change no weight.
-    groups = [term for term in lowered if isinstance(term, BucketedTerms)]
-    rows = [group.row for group in groups if group.row is not None]
     inside = problem.softcap is not None
     apart: tuple[StructuredScore, ...] = () if inside else lowered
-    record = _record(problem, rows if inside else [], sinks_beside(problem.sinks, apart))
+    rows = rows_of(lowered) if inside else []
+    record = _record(problem, rows, sinks_beside(problem.sinks, apart))
     if whole is not None:
         sums = without_rows(whole.lse, apart).detach()
         given = (x.to(record.q.dtype) for x in (whole.output, sums))

@@ -6,14 +6,13 @@ the keys from the first to the last that any of its queries sees.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc.attention.backends.blockwise.offsets import Band
+from posenc.attention.backends.blockwise.offsets import seen_keys
 from posenc.attention.backends.common.base import Result, join_queries
 from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.problem.dropout import KeyedDropout, draw_seed
@@ -52,7 +51,7 @@ def attend_blockwise(problem: Problem, *, lse: bool) -> Result:
         ahead = 0 if form is None else (form.first + begin) % BLOCK
         rows = slice(begin, min(queries, begin + size - ahead))
         grid = problem.grid.slice(rows.start, rows.stop)
-        seen = seen_keys(grid, begin, problem.grid) if cuts else slice(0, keys)
+        seen = _seen_keys(grid, rows, problem.grid) if cuts else slice(0, keys)
         part = _part(problem, grid, rows, seen)
         if form is not None:
             score = TransformedProducts(transformed, form.first, begin)
@@ -99,18 +98,16 @@ def block_transforms(problem: Problem) -> BlockTransforms | None:
     return form if isinstance(form, BlockTransforms) else None
 
 
-def seen_keys(grid: Grid, begin: int, whole: Grid) -> slice:
+def _seen_keys(grid: Grid, rows: slice, whole: Grid) -> slice:
     """Keys from the first to the last that the queries of a block see; one where there is none.
 
     Args:
-        grid: of the block; begin: its first query.
+        grid: of the block; rows: its queries.
         whole: the grid of all queries.
     """
     count = grid.key.length
     if whole.shift is not None and not whole.segmented:
-        offsets = Offsets.regular(whole)
-        band = Band(offsets.shift, *offsets.band)
-        return band.keys(begin, begin + grid.query.length, count)
+        return seen_keys(Offsets.regular(whole).geometry(), rows, count)
     if grid.query.device.type != "cpu" or not has_values(grid.key.order):
         return slice(0, count)
     seen = grid.visible.flatten(0, 2).any(0).nonzero().flatten()
@@ -153,19 +150,13 @@ def _attend(part: Problem, *, lse: bool, alone: bool) -> Result:
     return result
 
 
-@dataclass(frozen=True, eq=False)
-class _Transformed:
-    query: Float[Tensor, "B H Q E"]
-    key: Float[Tensor, "B H K E"]
-    matrices: Float[Tensor, "B H N E E"]
-    own: Float[Tensor, "B H Q T"]
-
-
 class TransformedProducts(ScoreTerm):
     """Products of some queries with keys that block transforms lie between.
 
     Args:
-        tensors: of all queries and keys, as ``BlockTransforms.compute`` gives them.
+        tensors: of all queries and keys, as ``BlockTransforms.compute`` gives them: queries
+            ``[B, H, Q, E]``, keys ``[B, H, K, E]``, matrices ``[B, H, N, E, E]`` and products of
+            queries with the keys of their own block ``[B, H, Q, T]``.
         first: index of the own key of the first of all queries.
         begin: number of these queries' first among all.
     """
@@ -178,19 +169,20 @@ class TransformedProducts(ScoreTerm):
         self.tensors, self.first, self.begin = tensors, first, begin
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        x, size, count = _Transformed(*self.tensors), BLOCK, q.shape[2]
+        all_queries, all_keys, matrices, all_own = self.tensors
+        size, count, at = BLOCK, q.shape[2], self.first + self.begin
         rows = slice(self.begin, self.begin + count)
-        query, own, at = x.query[:, :, rows], x.own[:, :, rows], self.first + self.begin
+        query, own = all_queries[:, :, rows], all_own[:, :, rows]
         logits = []
         for block in range((at + count - 1) // size, -1, -1):
             # Queries whose own key lies in an earlier block, in this one, and in a later one.
             before, here = (min(max(0, size * (block + n) - at), count) for n in (0, 1))
-            keys = x.key[:, :, size * block : size * (block + 1)]
+            keys = all_keys[:, :, size * block : size * (block + 1)]
             width = keys.shape[2]
             later = query[:, :, here:]
             blank = query.new_zeros(*query.shape[:2], before, width)
             logits.append(torch.cat([blank, own[:, :, before:here, :width], later @ keys.mT], 2))
-            query = torch.cat([query[:, :, :here], later @ x.matrices[:, :, block]], 2)
+            query = torch.cat([query[:, :, :here], later @ matrices[:, :, block]], 2)
         known = torch.cat(logits[::-1], 3)
         missing = k.shape[2] - known.shape[3]
         return torch.nn.functional.pad(known, (0, missing))

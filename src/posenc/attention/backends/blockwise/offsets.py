@@ -16,7 +16,7 @@ from torch import Tensor
 
 from posenc.attention.backends.common.operator import Gradients, Operator
 from posenc.attention.problem.dropout import KeyedDropout
-from posenc.attention.problem.record import KernelProblem
+from posenc.attention.problem.record import Geometry, KernelProblem
 from posenc.attention.problem.terms import AXES, of_tokens
 
 ROWS = 128
@@ -53,27 +53,22 @@ def _of_heads(operands: Operands, batch: int, heads: slice) -> Operands:
     return {name: cut(name, x) for name, x in operands.items()}
 
 
-@dataclass(frozen=True)
-class Band:
-    """A regular grid's offsets ``shift + j - i``, and those that it shows: first to last."""
+def seen_keys(band: Geometry, rows: slice, count: int) -> slice:
+    """Keys that some queries of a regular grid see; a single one where there is none."""
+    low = min(max(0, rows.start + band.lowest - band.shift), count - 1)
+    return slice(low, max(low + 1, min(count, rows.stop + band.highest - band.shift)))
 
-    shift: int
-    first: int
-    last: int
 
-    def keys(self, begin: int, end: int, count: int) -> slice:
-        """Keys that some of the queries see; a single one where there is none."""
-        low = min(max(0, begin + self.first - self.shift), count - 1)
-        return slice(low, max(low + 1, min(count, end + self.last - self.shift)))
-
-    def hidden(self, rows: slice, keys: slice, device: torch.device) -> Bool[Tensor, "Q K"] | None:
-        """True where a pair is masked; None if none is."""
-        lowest, highest = self.shift + keys.start - rows.stop + 1, self.shift + keys.stop - 1
-        if self.first <= lowest and highest - rows.start <= self.last:
-            return None
-        key = torch.arange(self.shift + keys.start, self.shift + keys.stop, device=device)
-        offset = key - torch.arange(rows.start, rows.stop, device=device).unsqueeze(-1)
-        return (offset < self.first) | (offset > self.last)
+def hidden_pairs(
+    band: Geometry, rows: slice, keys: slice, device: torch.device
+) -> Bool[Tensor, "Q K"] | None:
+    """True where a pair of a regular grid is masked; None if none is."""
+    lowest, highest = band.shift + keys.start - rows.stop + 1, band.shift + keys.stop - 1
+    if band.lowest <= lowest and highest - rows.start <= band.highest:
+        return None
+    key = torch.arange(band.shift + keys.start, band.shift + keys.stop, device=device)
+    offset = key - torch.arange(rows.start, rows.stop, device=device).unsqueeze(-1)
+    return (offset < band.lowest) | (offset > band.highest)
 
 
 def skew(x: Float[Tensor, "*dims Q W"], keys: int) -> Float[Tensor, "*dims Q K"]:
@@ -250,10 +245,9 @@ def _add_rows(into: Float[Tensor, "h W F"], gradient: Float[Tensor, "1 H W F"]) 
 def _blocks(record: KernelProblem, x: Operands) -> Iterator[tuple[int, slice, Block]]:
     """All blocks, with their batch rows and heads."""
     (batch, heads, queries, _), keys = record.q.shape, record.k.shape[2]
-    device, geometry = record.q.device, record.geometry
-    band = Band(geometry.shift, geometry.lowest, geometry.highest)
+    device, band = record.q.device, record.geometry
     budget = BUDGET.get(device.type, MANY)
-    reach = min(keys, max(1, band.last - band.first) + ROWS)
+    reach = min(keys, max(1, band.highest - band.lowest) + ROWS)
     size = max(1, min(queries, ROWS, budget // reach))
     together = max(1, min(heads, budget // (size * reach)))
     query, key = (torch.arange(count, device=device).unsqueeze(0) for count in (queries, keys))
@@ -264,12 +258,12 @@ def _blocks(record: KernelProblem, x: Operands) -> Iterator[tuple[int, slice, Bl
             part = _of_heads(x, row, lanes)
             for begin in range(0, queries, size):
                 rows = slice(begin, min(queries, begin + size))
-                seen = band.keys(rows.start, rows.stop, keys)
+                seen = seen_keys(band, rows, keys)
                 keyed = None
                 if record.dropout:
                     numbered = query[:, rows], key[:, seen]
                     keyed = KeyedDropout(record.dropout, seed + row, *numbered, first_head=head)
-                hidden = band.hidden(rows, seen, device)
+                hidden = hidden_pairs(band, rows, seen, device)
                 block = Block(part, rows, seen, record.scale, record.softcap, hidden, keyed)
                 yield row, lanes, block
 

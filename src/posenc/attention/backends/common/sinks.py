@@ -10,8 +10,10 @@ from posenc.attention.backends.common.base import Result
 from posenc.attention.softmax import log_add_exp
 
 
-def beside_sinks(result: Result, sinks: Float[Tensor, " H"], *, lse: bool) -> Result:
+def beside_sinks(result: Result, sinks: Float[Tensor, " H"] | None, *, lse: bool) -> Result:
     """Attention beside sinks, from output and LSE of attention without; with its LSE if wanted."""
+    if sinks is None:
+        return result if lse else result._replace(lse=None)
     assert result.lse is not None
     sinks = sinks.to(result.lse.dtype).unsqueeze(-1)
     of_keys = result.lse.clamp(min=torch.finfo(result.lse.dtype).min)  # no -inf - -inf

@@ -24,16 +24,18 @@ KERNELS = ("forward", "backward", "rotate")
 TYPES = {torch.float32: 0, torch.float64: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
+def _numbers(*names: str) -> list[tuple[str, type]]:
+    return [(name, ctypes.c_int64) for name in names]
+
+
+def _pointers(*names: str) -> list[tuple[str, type]]:
+    return [(name, ctypes.c_void_p) for name in names]
+
+
 class Tokens(ctypes.Structure):
     """``[batch, heads, tokens, features]``, features contiguous."""
 
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("type", ctypes.c_int64),
-        ("batch", ctypes.c_int64),
-        ("head", ctypes.c_int64),
-        ("token", ctypes.c_int64),
-    ]
+    _fields_ = [*_pointers("data"), *_numbers("type", "batch", "head", "token")]
 
     @classmethod
     def of(cls, x: Tensor) -> Tokens:
@@ -46,13 +48,7 @@ class Tokens(ctypes.Structure):
 class RotaryFactors(ctypes.Structure):
     """Cosines and sines that rotate pairs of features: ``[batch, heads, tokens, pairs]``."""
 
-    _fields_ = [
-        ("cosine", ctypes.c_void_p),
-        ("sine", ctypes.c_void_p),
-        ("batch", ctypes.c_int64),
-        ("head", ctypes.c_int64),
-        ("token", ctypes.c_int64),
-    ]
+    _fields_ = [*_pointers("cosine", "sine"), *_numbers("batch", "head", "token")]
 
     @classmethod
     def of(cls, cosine: Tensor, sine: Tensor) -> RotaryFactors:
@@ -64,40 +60,28 @@ class RotaryFactors(ctypes.Structure):
 class Team(ctypes.Structure):
     """The threads of a call: how many, and the function that runs code on each (csrc/team.h)."""
 
-    _fields_ = [("threads", ctypes.c_int64), ("parallel", ctypes.c_void_p)]
+    _fields_ = [*_numbers("threads"), *_pointers("parallel")]
 
 
 class Map(ctypes.Structure):
     """Buckets of consecutive offsets, and their spans."""
 
     _fields_ = [
-        ("bucket", ctypes.c_void_p),
-        ("span_of", ctypes.c_void_p),
-        ("spans", ctypes.c_void_p),
-        ("first", ctypes.c_int64),
-        ("count", ctypes.c_int64),
-        ("buckets", ctypes.c_int64),
-        ("low", ctypes.c_int64),
-        ("high", ctypes.c_int64),
+        *_pointers("bucket", "span_of", "spans"),
+        *_numbers("first", "count", "buckets", "low", "high"),
     ]
 
 
 class Operand(ctypes.Structure):
     """A tensor of a term as ``[batch, heads, rows, features]``, and room for its gradient."""
 
-    _fields_ = [
-        ("value", Tokens),
-        ("gradient", Tokens),
-        ("part", ctypes.c_int64),
-        ("rows", ctypes.c_int64),
-        ("features", ctypes.c_int64),
-    ]
+    _fields_ = [*(("value", Tokens), ("gradient", Tokens)), *_numbers("part", "rows", "features")]
 
 
 class Terms(ctypes.Structure):
     """Those of the record, in its order: the build names them to the compiler."""
 
-    _fields_ = [*((name, Operand) for name in AXES), ("first", ctypes.c_int64)]
+    _fields_ = [*((name, Operand) for name in AXES), *_numbers("first")]
 
 
 class Pairs(ctypes.Structure):
@@ -109,10 +93,6 @@ class Pairs(ctypes.Structure):
         ("data", ctypes.c_void_p * 6),
         ("gradient", ctypes.c_void_p * 6),
     ]
-
-
-def _numbers(*names: str) -> list[tuple[str, type]]:
-    return [(name, ctypes.c_int64) for name in names]
 
 
 class Problem(ctypes.Structure):
@@ -129,10 +109,7 @@ class Problem(ctypes.Structure):
         *((name, Tokens) for name in ("q", "k", "v", "out")),
         *((name, RotaryFactors) for name in ("q_rotary", "k_rotary")),
         *_numbers("rotated", "adjacent"),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("lse", "sinks", "sinks_gradient", "lse_gradient", "low", "high", "base")
-        ),
+        *_pointers("lse", "sinks", "sinks_gradient", "lse_gradient", "low", "high", "base"),
         *_numbers("rows_batch", "period", "jump"),
         ("terms", Terms),
         ("map", Map),
@@ -148,8 +125,7 @@ class Rotation(ctypes.Structure):
     _fields_ = [
         ("x", Tokens),
         ("out", Tokens),
-        ("cosine", ctypes.c_void_p),
-        ("sine", ctypes.c_void_p),
+        *_pointers("cosine", "sine"),
         *_numbers("factor_batch", "factor_head", "factor_token"),
         *_numbers("batch", "heads", "tokens", "features", "pairs"),
         *_numbers("adjacent", "conjugate"),

@@ -34,8 +34,8 @@ class Kind:
     """
 
     number: int
-    sizes: Callable[[Sequence[Tensor]], Sequence[int]]
-    gradients: Callable[[Sequence[Tensor], Problem, int], Sequence[Shape | None]]
+    sizes: Callable[[Sequence[Tensor]], Sequence[int]] = lambda _: ()
+    gradients: Callable[[Sequence[Tensor], Problem, int], Sequence[Shape | None]] = lambda *_: ()
 
 
 def _distance_sizes(tensors: Sequence[Tensor]) -> Sequence[int]:
@@ -69,17 +69,13 @@ def _block_gradients(
     return (problem.splits, *matrices.shape), own.shape
 
 
-def _no_gradients(*_: object) -> Sequence[Shape | None]:
-    return ()
-
-
 KINDS = {
     "distance": Kind(1, _distance_sizes, _distance_gradients),
-    "counts": Kind(2, lambda _: (), _no_gradients),
+    "counts": Kind(2),
     "blocks": Kind(5, lambda tensors: (tensors[0].shape[2],), _block_gradients),
     "mixing": Kind(4, _mixing_sizes, _mixing_gradients),
-    "sticks": Kind(3, lambda _: (0,), _no_gradients),
-    "sticks_self": Kind(3, lambda _: (1,), _no_gradients),
+    "sticks": Kind(3, lambda _: (0,)),
+    "sticks_self": Kind(3, lambda _: (1,)),
 }
 """By name: in csrc distance.h, block_transforms.h, head_mixing.h and running_sums.h."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from posenc.attention.backends.common.base import (
     Backend,
@@ -14,20 +15,23 @@ from posenc.attention.backends.common.base import (
     Result,
     refuse_rare,
 )
-from posenc.attention.backends.triton.decoding import attend_single_query
+from posenc.attention.backends.common.sinks import beside_sinks
 from posenc.attention.backends.triton.form import (
     KernelForm,
+    SumsForm,
     is_single_query,
     kernel_form,
     refuse_device,
     refuse_machine,
     refuse_single_query,
+    sums_form,
 )
 from posenc.attention.backends.triton.op import TRITON
-from posenc.attention.backends.triton.posing import record
-from posenc.attention.backends.triton.sums import NAMES, attend_with_sums, sums_form
-from posenc.attention.problem.lowering import add_rows
+from posenc.attention.backends.triton.posing import record, single_query_record, sums_record
+from posenc.attention.problem.given_terms import given_encoding, map_term
+from posenc.attention.problem.lowering import add_rows, repeat_heads
 from posenc.attention.problem.problem import Problem
+from posenc.encoding import GateCounts
 
 __all__ = ["Triton"]
 
@@ -84,11 +88,11 @@ class Triton(Backend):
             return sums
         if sums is not None:
             how = "kernels that carry sums from key to key (memory linear in the length)"
-            kernels = NAMES[type(sums)]
-            compute = partial(attend_with_sums, problem, sums, tuned=self.tuned)
+            kernels = "counts" if isinstance(sums, GateCounts) else "sticks"
+            compute = partial(_attend_with_sums, problem, sums, tuned=self.tuned)
         elif single is None:
             how = "a kernel for one query, the keys split"
-            compute = partial(attend_single_query, problem)
+            compute = partial(_attend_single_query, problem)
         elif single is not NOT_SINGLE:
             return single
         else:
@@ -113,6 +117,33 @@ def _attend(problem: Problem, form: KernelForm, *, tuned: bool, lse: bool) -> Re
         problem = problem.rotated
     output, row_lse = TRITON.attend(record(problem, form, tuned=tuned))
     return Result(output, add_rows(row_lse, form.lowered) if lse else None)
+
+
+def _attend_single_query(problem: Problem, *, lse: bool) -> Result:
+    """Attention of one query a row: all terms become a bias and a value row a key."""
+    (batch, heads), grid, encoding = problem.q.shape[:2], problem.grid, problem.encoding
+    q, k = problem.q, problem.k
+    if problem.lowered is not None:
+        encoding = given_encoding(map_term(Tensor.float, term) for term in problem.lowered)
+    elif encoding.score is not None:
+        q, k = q.float(), repeat_heads(k, heads).float()
+    bias = None
+    if encoding.score is not None:
+        bias = encoding.score(q, k, grid, scale=problem.scale).squeeze(2).float()  # [b, H, K]
+    if not grid.dense:
+        hidden = ~grid.visible[:, :, 0]
+        blank = torch.zeros_like(hidden, dtype=torch.float32) if bias is None else bias
+        bias = blank.masked_fill(hidden, -torch.inf)
+    bias = None if bias is None else bias.expand(batch, heads, -1)
+    value = None if encoding.value is None else encoding.value.lower(grid)
+    result = Result(*TRITON.attend(single_query_record(problem, bias, value)))
+    return beside_sinks(result, problem.sinks, lse=lse)
+
+
+def _attend_with_sums(problem: Problem, form: SumsForm, *, tuned: bool, lse: bool) -> Result:
+    """Attention for a problem with such a score part."""
+    result = Result(*TRITON.attend(sums_record(problem, form, tuned=tuned)))
+    return beside_sinks(result, problem.sinks, lse=lse)
 
 
 def _rotates_once(problem: Problem) -> bool:

@@ -20,7 +20,9 @@ from posenc.encoding import (
     DistanceFunction,
     Encoding,
     FusedScore,
+    GateCounts,
     LowRank,
+    StickWeights,
     StructuredScore,
 )
 from posenc.grid import FARTHEST, Grid
@@ -33,6 +35,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 WIDEST = 256
 
+MOST_COUNTED = 4096
+"""Vectors by count; the more there are, the coarser counts are."""
+
 MOST_PIECES = 1024
 """Of a function of the distance, whose knots each program holds."""
 
@@ -41,6 +46,8 @@ SMALLEST = 16
 
 FAR = 2**30
 """More than the distance of any two tokens."""
+
+SumsForm = GateCounts | StickWeights
 
 UNCAPPED = Refusal("a cap takes sums of gates, which its kernels leave out of the logits")
 
@@ -140,6 +147,29 @@ def kernel_form(problem: Problem, fused: FusedScore | None = None) -> KernelForm
     if isinstance(form, Refusal):
         by_offset = _form_by_offset(problem, None)
         return form if isinstance(by_offset, Refusal) else by_offset
+    return form
+
+
+def sums_form(problem: Problem, form: FusedScore | None) -> SumsForm | Refusal | None:
+    """The score part with carried sums, or why the kernels cannot take it; None if it is no such.
+
+    Reads the values of a layout with documents or padding, once.
+    """
+    if not isinstance(form, GateCounts | StickWeights):
+        return None
+    if problem.softcap is not None:
+        return Refusal("its kernels that carry sums do not cap logits")
+    if problem.encoding.value is not None:
+        return Refusal("its kernels that carry sums have no place for a value part")
+    if isinstance(form, GateCounts) and form.product.rows.shape[1] > MOST_COUNTED:
+        return Refusal(f"its kernels count to {MOST_COUNTED} at most")
+    if problem.grid.intervals is not None:
+        return NO_INTERVALS
+    found = find_spacing(problem.grid)
+    if isinstance(found, str):
+        return Refusal(found)
+    if not found.ordered:
+        return Refusal("its kernels sum over keys in the order in which they are stored")
     return form
 
 

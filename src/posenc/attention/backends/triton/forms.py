@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from posenc.attention.backends.triton.kernels.arguments import Curve, Numbers, Rotary, Table, Tokens
-from posenc.attention.backends.triton.segments import GRANULE
+from posenc.attention.backends.triton.posing import GRANULE
 
 
 @dataclass(frozen=True, eq=False)

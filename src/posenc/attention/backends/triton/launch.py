@@ -29,8 +29,7 @@ from posenc.attention.backends.triton.kernels.configs import SPANS, UNTUNED
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
 from posenc.attention.backends.triton.kernels.products import delta_kernel, ends_kernel
-from posenc.attention.backends.triton.segments import GRANULE
-from posenc.attention.backends.triton.strides import empty_as
+from posenc.attention.backends.triton.posing import GRANULE, RATES, empty_as
 from posenc.attention.problem.flat import flatten, paths_of
 from posenc.attention.problem.record import SCHEMA, KernelProblem
 
@@ -54,7 +53,6 @@ class Call:
     def __init__(
         self,
         x: KernelProblem,
-        *,
         gradient: Tensor | None = None,
         output: Tensor | None = None,
         lse: Tensor | None = None,
@@ -153,7 +151,7 @@ class Call:
             f"terms.{names[1]}": term,
             f"terms.{names[2]}": factor,
             "terms.column": column,
-            "pairs.tensors.4": rates,
+            RATES: rates,
         }
         return {path: x for path, x in found.items() if x is not None}, sums, weights
 

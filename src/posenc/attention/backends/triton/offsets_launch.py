@@ -1,7 +1,8 @@
-"""Launching the kernel for gradients of what depends on the offset. Imports Triton."""
+"""All gradients of a call, and the launches for what depends on the offset. Imports Triton."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,8 @@ from posenc.attention.backends.triton.kernels import arguments
 from posenc.attention.backends.triton.kernels.configs import PROGRAMS, diagonal_block, room
 from posenc.attention.backends.triton.kernels.offsets import offsets_kernel
 from posenc.attention.backends.triton.launch import Call
+from posenc.attention.backends.triton.posing import CURVE
+from posenc.attention.problem.record import KernelProblem
 
 
 class _Sums(NamedTuple):
@@ -29,6 +32,51 @@ class _Sums(NamedTuple):
     rows: Tensor | None
     curve: arguments.CurveGradients | None
     start: int
+
+
+def gradients_by_path(
+    record: KernelProblem, results: Sequence[Tensor], wanted: Container[str]
+) -> dict[str, Tensor]:
+    """Gradients by their paths; only those that are wanted of tables.
+
+    Args:
+        results: as of ``Operator``.
+    """
+    call, terms = Call(record, *results), record.terms
+    found, query_sums, weights = call.tokens(for_keys=False)
+    of_keys, key_sums, _ = call.tokens(for_keys=True)
+    found |= of_keys
+    if call.x.sinks is not None and call.delta is not None and call.lse is not None:
+        shares = (call.x.sinks - call.lse).exp().masked_fill(call.lse.isneginf(), 0.0)
+        found["sinks"] = -(shares * call.delta).sum_to_size(call.x.sinks.shape)
+    bias, bias_wanted = "terms.bias_by_offset", "terms.bias_by_offset" in wanted
+    sources = (
+        ("left_rows", terms.left, query_sums),
+        ("right_rows", terms.right, key_sums),
+        ("value_rows", call.gradient, weights),
+    )
+    for name, vectors, sums in sources:
+        path, rows = f"terms.{name}", getattr(terms, name)
+        if rows is None or vectors is None or path not in wanted:
+            continue
+        takes_bias = bias_wanted and name != "value_rows"
+        of_bias, of_rows = offset_gradients(call, name, bias_wanted=takes_bias)
+        if takes_bias and of_bias is not None:
+            found[bias], bias_wanted = of_bias, False
+        if of_rows is not None:
+            found[path] = (of_rows if sums is None else sums.add_to_rows(of_rows, vectors)).to(
+                rows.dtype
+            )
+    if bias_wanted:
+        of_bias, _ = offset_gradients(call, None, bias_wanted=True)
+        if of_bias is not None:
+            found[bias] = of_bias
+    if any(path in wanted for path in CURVE):
+        found.update(zip(CURVE, curve_gradients(call), strict=True))
+    if bias in found and query_sums is not None:
+        found[bias][:, 0] += query_sums.first.sum((0, 2))
+        found[bias][:, -1] += query_sums.last.sum((0, 2))
+    return found
 
 
 def offset_gradients(

@@ -1,24 +1,41 @@
-"""A problem as the record that Triton's kernels take."""
+"""A problem as the record that Triton's kernels take, and the order of its tensors in memory.
+
+Segments (documents and padding) and order are read token by token.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.triton.form import FAR, KernelForm
-from posenc.attention.backends.triton.segments import segments_of
 from posenc.attention.problem.dropout import draw_seed
 from posenc.attention.problem.lowering import sinks_beside
 from posenc.attention.problem.offsets import Offsets
+from posenc.attention.problem.once import Known, in_graph, once_for
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, Rotary, Segments
-from posenc.attention.problem.spacing import find_spacing
+from posenc.attention.problem.spacing import document_numbers, find_spacing
 from posenc.attention.problem.terms import AXES, Terms, max_distance_of, of_tokens, read_terms
 from posenc.encoding import BucketedTerms, DistanceFunction, GateCounts, Rotation, StickWeights
+from posenc.grid import Grid
 from posenc.layout.integers import exact_dtype
+
+GRANULE = 16
+"""Tokens that are summed up together; divides all tiles."""
+
+
+NUMBERS, KNOTS, SLOPES, INTERCEPTS, RATES = (f"pairs.tensors.{at}" for at in range(5))
+"""Paths of the tensors of a function of the distance."""
+
+CURVE = (NUMBERS, SLOPES, INTERCEPTS)
+
+_NUMBERED: Known[tuple[Tensor, Tensor]] = WeakKeyDictionary()
+_FOUND: tuple[Known[Segments], Known[Segments]] = (WeakKeyDictionary(), WeakKeyDictionary())
 
 
 def record(problem: Problem, form: KernelForm, *, tuned: bool) -> KernelProblem:
@@ -37,7 +54,7 @@ def record(problem: Problem, form: KernelForm, *, tuned: bool) -> KernelProblem:
         terms=terms,
         pairs=PairTerm() if function is None else _function(function, entries, q.device),
         geometry=geometry,
-        segments=_segments(problem, form),
+        segments=_segments(problem.grid, ordered=form.ordered),
         rotary=rotary_of(problem.rotation),
         dropout=problem.dropout,
         seed=draw_seed(q.device) if problem.dropout else None,
@@ -90,7 +107,7 @@ def sums_record(problem: Problem, form: GateCounts | StickWeights, *, tuned: boo
         terms=Terms(),
         pairs=pairs,
         geometry=replace(geometry, lowest=lowest, highest=min(highest, most)),
-        segments=segments_of(grid, ordered=True) if grid.segmented else Segments(),
+        segments=_segments(grid, ordered=True),
         rotary=Rotary(),
         dropout=problem.dropout,
         seed=draw_seed(q.device) if problem.dropout else None,
@@ -108,17 +125,6 @@ def rotary_of(rotation: Rotation | None) -> Rotary:
         key = torch.cat([factor.float() for factor in rotation.key], dim=-1)
     (cosine, sine), (key_cosine, key_sine) = (factor.chunk(2, dim=-1) for factor in (query, key))
     return Rotary(cosine, sine, key_cosine, key_sine, rotation.pairing == "adjacent")
-
-
-def _segments(problem: Problem, form: KernelForm) -> Segments:
-    grid, ordered = problem.grid, form.ordered
-    if ordered and not grid.segmented:
-        return Segments()
-    segments = segments_of(grid, ordered=ordered)
-    if ordered:
-        return segments
-    assert not isinstance(grid.window, tuple)  # refused by kernel_form
-    return replace(segments, causal=grid.causal, window=grid.window or 0)
 
 
 def _terms(terms: Terms, q: Float[Tensor, "B H Q D"]) -> Terms:
@@ -143,3 +149,97 @@ def _function(
     numbers = function.distance(at.abs()).unsqueeze(0)
     tensors = (numbers, function.knots, function.slope, function.intercept, function.factor)
     return PairTerm("distance", tuple(x.to(torch.float32).contiguous() for x in tensors))
+
+
+def _segments(grid: Grid, *, ordered: bool) -> Segments:
+    """Those of a grid, without orders if ``ordered``; once for each pair of layouts."""
+    if ordered and not grid.segmented:
+        return Segments()
+
+    def compute(grid: Grid) -> Segments:
+        query, key = segment_ids_of(grid)
+        first, second = (
+            None if ordered else side.order.contiguous() for side in (grid.query, grid.key)
+        )
+        return Segments(query, key, first, second, _summary(query, first), _summary(key, second))
+
+    segments = compute(grid) if in_graph(grid) else once_for(grid, _FOUND[ordered], compute)
+    if ordered:
+        return segments
+    assert not isinstance(grid.window, tuple)  # refused by kernel_form
+    return replace(segments, causal=grid.causal, window=grid.window or 0)
+
+
+def segment_ids_of(grid: Grid) -> tuple[Tensor, Tensor]:
+    """The segment of each token of each side, ``[B|1, L]``: pairs of different numbers are hidden.
+
+    Padding has a number that no token of the other side has. As int32, which kernels compare in
+    half the time, numbered once for each pair of layouts; as they are in graphs, each of whose
+    replays would number them again.
+    """
+    if in_graph(grid):
+        return _segment_ids(grid, *map(document_numbers, (grid.query, grid.key)))
+    return once_for(grid, _NUMBERED, _numbered)
+
+
+def _numbered(grid: Grid) -> tuple[Tensor, Tensor]:
+    sides = document_numbers(grid.query), document_numbers(grid.key)
+    if grid.query.document is None and grid.key.document is None:
+        return _segment_ids(grid, *(side.int() for side in sides))
+    rows = max(map(len, sides))
+    documents = torch.cat([side.expand(rows, -1) for side in sides], dim=1)
+    ascending, places = documents.sort(dim=1)
+    numbers = torch.zeros_like(ascending, dtype=torch.int32)
+    numbers[:, 1:] = ascending.diff(dim=1).ne(0).cumsum(1)
+    numbers = numbers.gather(1, places.argsort(dim=1))
+    return _segment_ids(grid, *numbers.tensor_split([grid.query.length], dim=1))
+
+
+def _segment_ids(grid: Grid, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """The same numbers, those of padding replaced."""
+    least = torch.iinfo(query.dtype).min
+    found = []
+    for number, (labels, side) in enumerate(((query, grid.query), (key, grid.key))):
+        if side.valid is not None:
+            labels = labels.masked_fill(~side.valid, least + number)
+        found.append(labels.contiguous())
+    return found[0], found[1]
+
+
+def _summary(segment_ids: Tensor, order: Tensor | None) -> Tensor:
+    """Least and greatest order and segment of each granule of real tokens: ``[b, n, 4]``.
+
+    The two segments of a granule with padding differ, so that it is not taken for one without.
+    """
+    large = 2**60
+    least_label = torch.iinfo(segment_ids.dtype).min
+    segment_ids = segment_ids.long()
+    order = torch.zeros_like(segment_ids) if order is None else order
+    rows = max(len(segment_ids), len(order))
+    missing = -segment_ids.shape[1] % GRANULE
+    real = torch.nn.functional.pad(segment_ids > least_label + 1, (0, missing))
+    real = real.view(len(real), -1, GRANULE)
+    padded = (~real).any(-1).long()
+    found = []
+    for values, less in ((order, 0), (segment_ids, padded)):
+        each = torch.nn.functional.pad(values, (0, missing)).view(len(values), -1, GRANULE)
+        least = each.masked_fill(~real, large).amin(-1) - less
+        most = each.masked_fill(~real, -large).amax(-1)
+        found += [least.expand(rows, -1), most.expand(rows, -1)]
+    return torch.stack(found, dim=-1)
+
+
+def features_together(x: Tensor) -> Tensor:
+    """The tensor in a memory order that the kernels can read."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def empty_as(x: Float[Tensor, "B H L D"], width: int) -> Float[Tensor, "B H L E"]:
+    """Room for vectors of the same tokens, their heads in the order in which ``x`` holds them.
+
+    ``[B, L, H, D]``, transposed, is how projections leave them and take them.
+    """
+    batch, heads, length, _ = x.shape
+    if x.transpose(1, 2).is_contiguous():
+        return x.new_empty(batch, length, heads, width).transpose(1, 2)
+    return x.new_empty(batch, heads, length, width)

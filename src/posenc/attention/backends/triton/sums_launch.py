@@ -22,8 +22,7 @@ from posenc.attention.backends.triton.kernels.sums_forward import (
 from posenc.attention.backends.triton.kernels.sums_keys import sums_keys_kernel
 from posenc.attention.backends.triton.kernels.sums_queries import sums_queries_kernel
 from posenc.attention.backends.triton.launch import Call, blocks
-from posenc.attention.backends.triton.segments import GRANULE
-from posenc.attention.backends.triton.strides import empty_as
+from posenc.attention.backends.triton.posing import GRANULE, empty_as
 from posenc.attention.problem.record import KernelProblem
 
 LARGEST_TILE = 128
@@ -80,9 +79,9 @@ class SumsCall:
         """
         x, queries, batch_heads = self.x, self.x.q.shape[2], self.x.q.shape[:2]
         width = max(x.q.shape[-1], x.v.shape[-1])
-        block = CARRY_KEYS
-        tiles = triton.cdiv(x.k.shape[2], block)
-        size = triton.cdiv(block * width, GRANULE) * GRANULE
+        tiles = triton.cdiv(x.k.shape[2], CARRY_KEYS)
+        dtype = torch.float32 if self.products is None else torch.int32
+        size = triton.cdiv(CARRY_KEYS * width, GRANULE) * GRANULE
         dq, dk, dv = (empty_as(each, each.shape[-1]) for each in (x.q, x.k, x.v))
         if queries > size:
             dk, dv = (torch.zeros_like(each, dtype=torch.float32) for each in (dk, dv))
@@ -90,9 +89,7 @@ class SumsCall:
         for begin in range(0, queries, size):
             part = slice(begin, min(begin + size, queries))
             count = part.stop - begin
-            sums = lse.new_empty(
-                *batch_heads, tiles, count, dtype=torch.int32 if self._counts else torch.float32
-            )
+            sums = lse.new_empty(*batch_heads, tiles, count, dtype=dtype)
             carries = arguments.Carries(
                 sums,
                 torch.empty_like(sums, dtype=torch.float32),
@@ -102,15 +99,15 @@ class SumsCall:
             call = Call(
                 of_part.x,
                 gradient=gradient[:, :, part],
-                output=output[:, :, part] if self._counts else None,
+                output=None if self.products is None else output[:, :, part],
                 lse=lse[:, :, part].contiguous(),
                 of_lse=None if of_lse is None else of_lse[:, :, part],
             )
             pairs, of_keys = of_part._pairs(), (dk, dv)
             if queries > size:
                 of_keys = (torch.empty_like(dk), torch.empty_like(dv))
-            of_products = of_part._queries(call, carries, pairs, dq[:, :, part], begin, block)
-            of_part._keys(call, carries, pairs, of_keys, begin, block)
+            of_products = of_part._queries(call, carries, pairs, dq[:, :, part], begin)
+            of_part._keys(call, carries, pairs, of_keys, begin)
             if queries > size:
                 dk += of_keys[0]
                 dv += of_keys[1]
@@ -120,13 +117,7 @@ class SumsCall:
         return gradients | ({"pairs.tensors.0": torch.cat(found, dim=2)} if found else {})
 
     def _queries(
-        self,
-        call: Call,
-        carries: arguments.Carries,
-        pairs: Tensor | None,
-        dq: Tensor,
-        begin: int,
-        block: int,
+        self, call: Call, carries: arguments.Carries, pairs: Tensor | None, dq: Tensor, begin: int
     ) -> Tensor | None:
         """Gradients of queries, and of the products if there are any."""
         common, constants = call.common(for_keys=False), self._constants()
@@ -137,7 +128,7 @@ class SumsCall:
             sums=carries.sums,
             first_tiles=carries.first_tiles,
             edged=self._edged,
-            block_k=block,
+            block_k=CARRY_KEYS,
         )
         ends = far = None
         if self.products is not None:
@@ -155,7 +146,7 @@ class SumsCall:
             rest_to_self=self.rest_to_self,
             edged=self._edged,
             terms=TERMS[self.x.q.dtype],
-            block_k=block,
+            block_k=CARRY_KEYS,
         )
         if ends is None or far is None:
             return None
@@ -173,10 +164,9 @@ class SumsCall:
         pairs: Tensor | None,
         of_keys: tuple[Tensor, Tensor],
         begin: int,
-        block: int,
     ) -> None:
         dk, dv = of_keys
-        count = triton.cdiv(dk.shape[2], block) * dk.shape[0] * dk.shape[1]
+        count = triton.cdiv(dk.shape[2], CARRY_KEYS) * dk.shape[0] * dk.shape[1]
         sums_keys_kernel[(count,)](
             **_chosen(call.common(for_keys=True), "dropout"),
             **self._constants(),
@@ -187,12 +177,8 @@ class SumsCall:
             query_start=begin,
             rest_to_self=self.rest_to_self,
             terms=TERMS[self.x.q.dtype],
-            block_k=block,
+            block_k=CARRY_KEYS,
         )
-
-    @property
-    def _counts(self) -> bool:
-        return self.products is not None
 
     @property
     def _edged(self) -> bool:
