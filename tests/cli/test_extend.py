@@ -281,7 +281,7 @@ def _missing_shard(folder: Path) -> None:
         (_no_config, (), "config.json"),
         (_no_weights, (), "safetensors"),
         (_missing_shard, (), "model-00002-of-00002.safetensors"),
-        (None, ("--factor", "0.5"), "factor: expected 1 or more"),
+        (None, ("--factor", "0.5"), "factor: expected a finite number, 1 or more"),
         (None, ("--method", "hierarchical"), "a learned table, which hierarchical stretches"),
         (None, ("--method", "yarm"), "Did you mean 'yarn'"),
         (None, ("--method", ","), "--method: expected a method"),
