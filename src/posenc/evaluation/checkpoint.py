@@ -288,7 +288,7 @@ def _name_for_engines(folder: Path) -> None:
     family = FAMILIES.get(family_name(str(fields.values.get("model_type"))))
     partial = "partial_rotary_factor" in parameters
     names = (family and family.rope) or RopeFields(partial=partial)
-    named = names.described({"partial_rotary_factor": 1.0, **parameters}, fields)
+    named = names.described({"partial_rotary_factor": 1.0, **parameters})
     write_json(fields.path, {**fields.values, **named})
 
 
