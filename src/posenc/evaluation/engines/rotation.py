@@ -115,7 +115,9 @@ class Rope:
         rotated = []
         for theta in self.frequencies():
             turns = trained * theta / (2 * math.pi)
-            kept = min(1.0, max(0.0, (turns - low) / (high - low)))
+            kept = float(turns >= low)  # of a ramp without width, as Llama 4's
+            if high != low:
+                kept = min(1.0, max(0.0, (turns - low) / (high - low)))
             rotated.append((1 - kept) * theta / self.factor + kept * theta)
         return Rotation(tuple(rotated))
 
