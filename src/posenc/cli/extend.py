@@ -9,6 +9,7 @@ import typer
 
 from posenc.cli.completion import complete_methods
 from posenc.cli.console import OUT, command_line, print_json, print_report
+from posenc.cli.engines import engine_json, print_serving
 from posenc.cli.options import ComputeDevice, Images, Json, Quiet, TextFile, TrainedLength, option
 from posenc.cli.studies import StudyDisplay, print_study, study_json
 
@@ -54,6 +55,15 @@ def extend(
         float | None, option("Peak learning rate of fine-tuning.", "0.1 / width", group=TUNING)
     ] = None,
     trained_length: TrainedLength = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            show_default="none",
+            help="Engine that is to serve it: only its methods, and what to type. vllm, sglang, "
+            "llama.cpp, mlx or transformers.",
+        ),
+    ] = None,
     always: Annotated[
         bool,
         typer.Option(
@@ -92,6 +102,8 @@ def extend(
 
         posenc extend vit --method all --factor 2 --images photos --out larger
 
+        posenc extend llama --method all --factor 4 --for vllm
+
         posenc extend --method all --factor 2 --finetune-steps 50
     """
     from posenc.evaluation.choosing import require_learned
@@ -125,6 +137,7 @@ def extend(
             always=always,
             seed=seed,
             device=device,
+            engine=engine,
             command=command_line(),
             progress=display,
             stop=stop,
@@ -132,6 +145,7 @@ def extend(
     if json:
         study = {} if extended.study is None else study_json(extended.study)
         served = {"transformers": extended.native, "engines": extended.engines}
+        served |= engine_json(extended)
         print_json(study | {"out": str(out)} | served)
     else:
         _print(extended, out)
@@ -146,6 +160,7 @@ def _print(extended: Extended, out: Path) -> None:
         OUT.print("\nNo checkpoint was written (--always writes the best of them).")
     else:
         _print_written(out, extended)
+    print_serving(extended)
     if extended.study is not None:
         print_report(out / "report/index.html", gap="")
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from posenc.errors import ArgumentError, CheckpointError
+from posenc.evaluation.engines.remedy import under_all_names
 from posenc.evaluation.images import ImageSource
 from posenc.evaluation.live import LiveDecoder, LiveEncoder, LiveMaskedLM, LiveModel, twin_of
 from posenc.evaluation.live_images import LiveImages
@@ -20,9 +21,6 @@ from posenc.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenize
 from posenc.integrations.transformers.checkpoint import save
 from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.extended import FIELD
-from posenc.integrations.transformers.families import FAMILIES
-from posenc.integrations.transformers.family import family_name
-from posenc.integrations.transformers.rope import RopeFields
 from posenc.integrations.transformers.stored import StoredTensors
 from posenc.models import Decoder
 from posenc.models import load as load_saved
@@ -285,11 +283,7 @@ def _name_for_engines(folder: Path) -> None:
     parameters = fields.values.get("rope_parameters") or {}
     if not {"rope_type", "rope_theta"} <= set(parameters):  # none, or some for each layer type
         return
-    family = FAMILIES.get(family_name(str(fields.values.get("model_type"))))
-    partial = "partial_rotary_factor" in parameters
-    names = (family and family.rope) or RopeFields(partial=partial)
-    named = names.described({"partial_rotary_factor": 1.0, **parameters})
-    write_json(fields.path, {**fields.values, **named})
+    write_json(fields.path, {**fields.values, **under_all_names(fields.values, parameters)})
 
 
 def require_unstretched(config: Fields) -> None:

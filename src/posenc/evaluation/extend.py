@@ -11,6 +11,10 @@ from posenc.errors import ArgumentError, Interrupted
 from posenc.evaluation.candidates import Method, extended_by, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.engines import differences
+from posenc.evaluation.engines.choosing import served_methods
+from posenc.evaluation.engines.comparison import engine_named
+from posenc.evaluation.engines.engine import Engine
+from posenc.evaluation.engines.serving import Serving, serving
 from posenc.evaluation.finetuning import Tuning
 from posenc.evaluation.live import LiveModel
 from posenc.evaluation.progress import Progress, kept, silent
@@ -36,6 +40,8 @@ class Extended:
         method: the one written; None: ``out`` has the report alone.
         native: transformers runs the checkpoint as extended.
         engines: how others serve what transformers runs, in words; "" where they do as it does.
+        serving: commands for the engine that was asked for; None: none was.
+        left_out: methods that it does not serve, and why.
     """
 
     out: Path
@@ -43,6 +49,8 @@ class Extended:
     method: str | None
     native: bool
     engines: dict[str, str] = field(default_factory=dict)
+    serving: Serving | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 def extend_checkpoint(
@@ -60,6 +68,7 @@ def extend_checkpoint(
     always: bool = False,
     seed: int = 0,
     device: str = "cpu",
+    engine: str | None = None,
     command: str = "",
     progress: Progress = silent,
     stop: Callable[[], bool] = lambda: False,
@@ -83,6 +92,7 @@ def extend_checkpoint(
         always: write the best of several methods even if it gains nothing.
         seed: of needles, words and masks.
         device: of a folder's model.
+        engine: only methods that it serves; see ``engine_named``.
         command: the calling command, for the report and for messages.
         progress: called as the work proceeds.
         stop: called between measurements; True raises ``Interrupted``.
@@ -97,6 +107,7 @@ def extend_checkpoint(
     require_unused(out)
     require_factor(factor)
     tuning = tuning or Tuning(steps=0)
+    asked = None if engine is None else engine_named(engine)
     if isinstance(source, Path):
         checkpoint = Checkpoint.open(
             source, trained_length=trained_length, device=device, extendable=True
@@ -105,9 +116,15 @@ def extend_checkpoint(
         checkpoint = Checkpoint.of_model(source, trained_length=trained_length, extendable=True)
     assert isinstance(checkpoint.model, LiveModel)  # others are not extendable
     chosen = methods_for(methods, checkpoint.model, length=checkpoint.length)
+    left_out: dict[str, str] = {}
+    if asked is not None:
+        chosen, left_out = served_methods(
+            chosen, checkpoint.model, asked, factor=factor, length=checkpoint.length
+        )
     require_search(search, chosen)
     if not report:
-        return _write_unmeasured(checkpoint, chosen, tuning, factor=factor, out=out)
+        written = _write_unmeasured(checkpoint, chosen, tuning, factor=factor, out=out)
+        return _told(written, asked, left_out, checkpoint, factor=factor, tuned=False)
     data = checkpoint.data(text=text, images=images, training=bool(tuning.steps or search))
     if search:
         assert isinstance(data, Text)  # only decoders have factors to search
@@ -154,7 +171,29 @@ def extend_checkpoint(
         state.unlink(missing_ok=True)
         raise
     state.unlink(missing_ok=True)
-    return written
+    return _told(written, asked, left_out, checkpoint, factor=factor, tuned=bool(tuning.steps))
+
+
+def _told(
+    written: Extended,
+    engine: Engine | None,
+    left_out: dict[str, str],
+    checkpoint: Checkpoint,
+    *,
+    factor: float,
+    tuned: bool,
+) -> Extended:
+    """The result with the commands of an engine."""
+    if engine is None or written.method is None:
+        return replace(written, left_out=left_out)
+    found = serving(
+        engine,
+        Fields.read(written.out).values,
+        written.out,
+        None if tuned else checkpoint.folder,
+        round(factor * checkpoint.length),
+    )
+    return replace(written, serving=found, left_out=left_out)
 
 
 def _write_unmeasured(
