@@ -62,6 +62,8 @@ def print_served(folder: Path, engine: str, reading: Reading) -> None:
     _print_differences(served)
     if remedy is not None:
         _print_remedy(remedy)
+    elif any(one.difference for one in served):
+        _line("No line of config.json makes more engines rotate as transformers does.")
 
 
 def served_json(folder: Path, engine: str) -> dict[str, Any]:

@@ -92,9 +92,7 @@ RELEASED: dict[str, dict[str, Any]] = {
     "Llama-3.2-1B": _of("llama", 32, 64, 131072, 5e5, **_llama3(32.0)),
     "Llama-3.2-3B": _of("llama", 24, 128, 131072, 5e5, **_llama3(32.0)),
     "Llama-3.3-70B": _of("llama", 64, 128, 131072, 5e5, head_dim="no", **_llama3(8.0)),
-    "Llama-4-Scout": _of(
-        "llama4_text", 40, 128, 10485760, 5e5, **_llama3(16.0, low=1.0, high=1.0)
-    ),
+    "Llama-4-Scout": _of("llama4_text", 40, 128, 10485760, 5e5, **_llama3(16.0, low=1.0, high=1.0)),
     "Llama-4-Maverick": _of("llama4_text", 40, 128, 1048576, 5e5),
     "DeepSeek-Coder-6.7B": _of(
         "llama", 32, 128, 16384, 1e5, rope_scaling={"type": "linear", "factor": 4.0}
@@ -129,9 +127,7 @@ RELEASED: dict[str, dict[str, Any]] = {
             rope_scaling={"rope_type": "linear", "factor": 8.0},
         ),
     },
-    "Gemma-4": _of(
-        *("gemma4_text", 8, 256, 131072), rope_parameters=GEMMA4, global_head_dim=512
-    ),
+    "Gemma-4": _of(*("gemma4_text", 8, 256, 131072), rope_parameters=GEMMA4, global_head_dim=512),
     "gpt-oss-20b": _of("gpt_oss", 64, 64, 131072, 150000, hidden_size=2880, **GPT_OSS),
     "gpt-oss-120b": _of(
         "gpt_oss", 64, 64, 131072, 150000, hidden_size=2880, num_hidden_layers=36, **GPT_OSS
@@ -160,10 +156,7 @@ RELEASED: dict[str, dict[str, Any]] = {
         "glm4_moe", 96, 128, 131072, 1e6, hidden_size=4096, partial_rotary_factor=0.5
     ),
     "GLM-4.7-Flash": _of(
-        *("glm4_moe_lite", 20, 102, 202752, 1e6),
-        **LATENT,
-        head_dim="no",
-        hidden_size=2048,
+        *("glm4_moe_lite", 20, 102, 202752, 1e6), **LATENT, head_dim="no", hidden_size=2048
     ),
     "OLMo-2-7B": _of("olmo2", 32, 128, 4096, 5e5, head_dim="no"),
     "Olmo-3-7B": _of("olmo3", 32, 128, 65536, 5e5, head_dim="no", **OLMO3),

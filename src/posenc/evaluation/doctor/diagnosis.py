@@ -88,7 +88,9 @@ def _diagnose(folder: Path, named: Path, budget: float, run_seconds: float) -> D
         reading = read_config(config, str(error))
     bounds = limits(config, reading)
     longest = bounds[0].tokens if reading.tables else None
-    found = findings(text_part(fields.values), read_object(folder / "tokenizer_config.json"), longest)
+    found = findings(
+        text_part(fields.values), read_object(folder / "tokenizer_config.json"), longest
+    )
     rows, acceleration = costs(folder, budget=budget) if budget else ([], UNMEASURED)
     return Diagnosis(
         str(fields.values.get("model_type", "")),

@@ -51,9 +51,7 @@ def served_methods(
     )
 
 
-def nearest(
-    method: Method, model: LiveModel, engine: Engine, *, factor: float, length: int
-) -> str:
+def nearest(method: Method, model: LiveModel, engine: Engine, *, factor: float, length: int) -> str:
     """The method that an engine serves with frequencies nearest to another's; "": there is none.
 
     Methods without frequencies of their own are nearest to YaRN.
@@ -80,9 +78,7 @@ def nearest(
     return min(found, key=lambda name: found[name], default="")
 
 
-def _config(
-    method: Method, model: LiveModel, *, factor: float, length: int
-) -> ModelConfig | None:
+def _config(method: Method, model: LiveModel, *, factor: float, length: int) -> ModelConfig | None:
     """The config of the extended model; None where transformers cannot be told.
 
     Raises:

@@ -103,9 +103,7 @@ def compare(fields: Mapping[str, Any] | ModelConfig) -> tuple[Served, ...]:
     )
 
 
-def _served(
-    engine: Engine, config: ModelConfig, difference: str, length: int, goal: int
-) -> Served:
+def _served(engine: Engine, config: ModelConfig, difference: str, length: int, goal: int) -> Served:
     about = {"source": engine.source, "read": engine.read}
     try:
         rotations = engine.rotations(config, goal)

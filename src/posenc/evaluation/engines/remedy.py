@@ -95,13 +95,15 @@ def _candidates(config: ModelConfig) -> Iterator[dict[str, Any]]:
     elif FULL in ropes:
         full, others = ropes[FULL], [r for kind, r in ropes.items() if kind != FULL]
         for parameters in _gains(full, full.parameters, config):
-            beside = {"rope_theta": full.base, "rope_scaling": None}
-            beside |= {"rope_local_base_freq": others[0].base} if others else {}
-            if full.kind != "default":
-                kept = {k: v for k, v in parameters.items() if k != "rope_theta"}
-                beside["rope_scaling"] = kept
+            scaling = {k: v for k, v in parameters.items() if k != "rope_theta"}
+            beside = {
+                "rope_theta": full.base,
+                "rope_scaling": None if full.kind == "default" else scaling,
+            }
             both = {**(config.written.get("rope_parameters") or {}), FULL: parameters}
             yield beside
+            for other in others:
+                yield beside | {"rope_local_base_freq": other.base}
             yield {"rope_theta": full.base, "rope_parameters": both}
 
 
