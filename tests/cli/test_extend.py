@@ -90,8 +90,10 @@ def test_engines_that_serve_it_otherwise_are_named(posenc: Run, base: Path, tmp_
     assert code == 0, said
     ignored = "ignores the scaling"
     assert json.loads(printed)["engines"] == {
-        **{"vLLM": ignored, "SGLang": "rotates by other frequencies"},
-        **{"llama.cpp": ignored, "mlx-lm": ""},
+        "vLLM": ignored,
+        "SGLang": "rotates by other frequencies",
+        "llama.cpp": ignored,
+        "mlx-lm": "",
     }
 
 

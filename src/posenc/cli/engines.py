@@ -105,7 +105,8 @@ def engine_json(extended: Extended) -> dict[str, Any]:
 
 def _served(folder: Path, engine: str) -> tuple[tuple[Served, ...], Remedy | None]:
     from posenc.evaluation.engines import compare, right_in_all
-    from posenc.evaluation.engines.comparison import TRANSFORMERS, engine_named
+    from posenc.evaluation.engines.comparison import engine_named
+    from posenc.evaluation.engines.transformers import TRANSFORMERS
     from posenc.integrations.transformers.config import Fields
 
     fields = Fields.read(folder).values

@@ -11,7 +11,9 @@ from typing import Any
 TRAINED = "original_max_position_embeddings"
 
 
-def _of(family: str, heads: int, width: int, longest: int, theta: float | None = None, **more: Any):
+def _of(
+    family: str, heads: int, width: int, longest: int, theta: float | None = None, **more: Any
+) -> dict[str, Any]:
     """Fields of a model with so many heads of a width."""
     fields = {
         "model_type": family,
@@ -46,18 +48,28 @@ SLIDING = {"rope_type": "default", "rope_theta": 10000.0}
 GEMMA4 = {
     "sliding_attention": SLIDING,
     "full_attention": {
-        **{"rope_type": "proportional", "rope_theta": 1000000.0},
+        "rope_type": "proportional",
+        "rope_theta": 1000000.0,
         "partial_rotary_factor": 0.25,
     },
 }
 MINISTRAL = {
-    **{"rope_type": "yarn", "factor": 16.0, TRAINED: 16384, "rope_theta": 1e6},
-    **{"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
-    **{"beta_fast": 32.0, "beta_slow": 1.0},
+    "rope_type": "yarn",
+    "factor": 16.0,
+    TRAINED: 16384,
+    "rope_theta": 1e6,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
 }
 QWEN35 = {
-    **{"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
-    **{"mrope_interleaved": True, "mrope_section": [11, 11, 10]},
+    "rope_type": "default",
+    "rope_theta": 1e7,
+    "partial_rotary_factor": 0.25,
+    "mrope_interleaved": True,
+    "mrope_section": [11, 11, 10],
 }
 GPT_OSS = _yarn(32.0, 4096, beta_fast=32.0, beta_slow=1.0, truncate=False)
 DEEPSEEK = {"beta_fast": 32, "beta_slow": 1, "kind": "type"}

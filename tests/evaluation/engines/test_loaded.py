@@ -13,8 +13,13 @@ from tests.evaluation.engines.released import TRAINED
 transformers = pytest.importorskip("transformers")
 
 SMALL = {
-    **{"vocab_size": 8, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 2},
-    **{"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32},
+    "vocab_size": 8,
+    "hidden_size": 64,
+    "intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, TRAINED: 512, "rope_theta": 10000.0}
 

@@ -69,8 +69,11 @@ def test_vllm_48351_and_mlx_lm_1507_attention_factor(given: float) -> None:
     gains = {engine: served(qwen3(attention_factor=given), engine).gain for engine in ENGINES}
     assert gains == pytest.approx(
         {
-            **{"transformers": given, "vLLM": given, "SGLang": usual},
-            **{"llama.cpp": given * usual, "mlx-lm": usual},
+            "transformers": given,
+            "vLLM": given,
+            "SGLang": usual,
+            "llama.cpp": given * usual,
+            "mlx-lm": usual,
         }
     )
     assert set(told(qwen3(attention_factor=given))) == {"SGLang", "llama.cpp", "mlx-lm"}
@@ -107,7 +110,7 @@ def test_omlx_3347_yarn_of_qwen_3_5() -> None:
 
 
 def test_soup_793_a_scaling_without_a_base_in_transformers_5() -> None:
-    """A saved ``rope_parameters`` alone: base and scaling are lost where they are read beside it."""
+    """A saved ``rope_parameters`` alone loses base and scaling where they are read beside it."""
     fields = RELEASED["Llama-3.1-8B"]
     inside = {**fields["rope_scaling"], "rope_theta": fields["rope_theta"]}
     saved = {k: v for k, v in fields.items() if k not in ("rope_scaling", "rope_theta")}
@@ -166,7 +169,8 @@ def test_vllm_41277_and_sglang_have_one_base_for_all_lengths() -> None:
     fields = RELEASED["Llama-2-7B"] | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
     found = told(fields)
     assert found == {
-        **{"vLLM": IGNORED, "SGLang": "rotates by other frequencies"},
+        "vLLM": IGNORED,
+        "SGLang": "rotates by other frequencies",
         "llama.cpp": IGNORED,
     }
     base = 10000 * 3 ** (128 / 126)  # factor² − factor + 1

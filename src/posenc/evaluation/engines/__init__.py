@@ -10,6 +10,14 @@ from posenc.evaluation.engines.remedy import Remedy, right_in_all
 from posenc.evaluation.engines.rotation import Rotation
 
 __all__ = [
-    *("ENGINES", "Checked", "ModelConfig", "Remedy", "Rotation", "Served"),
-    *("check", "compare", "differences", "right_in_all"),
+    "ENGINES",
+    "Checked",
+    "ModelConfig",
+    "Remedy",
+    "Rotation",
+    "Served",
+    "check",
+    "compare",
+    "differences",
+    "right_in_all",
 ]

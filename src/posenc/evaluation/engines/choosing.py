@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from posenc.errors import ArgumentError
 from posenc.evaluation.candidates import Method, extended_by
-from posenc.evaluation.engines.comparison import TRANSFORMERS, differences
+from posenc.evaluation.engines.comparison import differences
 from posenc.evaluation.engines.config import ModelConfig
 from posenc.evaluation.engines.engine import Engine
 from posenc.evaluation.engines.remedy import under_all_names
+from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.evaluation.live import LiveModel
 from posenc.extension import EXTENSIONS, applicable
 

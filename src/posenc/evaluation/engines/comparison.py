@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from posenc.errors import ArgumentError
@@ -104,22 +104,26 @@ def compare(fields: Mapping[str, Any] | ModelConfig) -> tuple[Served, ...]:
 
 
 def _served(engine: Engine, config: ModelConfig, difference: str, length: int, goal: int) -> Served:
-    about = {"source": engine.source, "read": engine.read}
+    one = Served(
+        engine.name,
+        engine.longest(config),
+        difference=difference,
+        source=engine.source,
+        read=engine.read,
+    )
     try:
         rotations = engine.rotations(config, goal)
     except NotServedError as error:
         reason = f"does not start: {error}"
-        return Served(engine.name, None, difference=reason, agreement=0.0, **about)
+        return replace(one, longest=None, difference=reason, agreement=0.0)
     try:
         right = TRANSFORMERS.rotations(config, goal)
     except NotServedError:
-        return Served(engine.name, engine.longest(config), rotations, **about)
+        return replace(one, rotations=rotations)
     same = [right[kind].agreement(rotation, goal) for kind, rotation in rotations.items()]
     agreement = min(same, default=1.0)
     effect = _effect(difference, agreement, length, goal)
-    return Served(
-        engine.name, engine.longest(config), rotations, difference, effect, agreement, **about
-    )
+    return replace(one, rotations=rotations, effect=effect, agreement=agreement)
 
 
 def _effect(difference: str, agreement: float, length: int, goal: int) -> str:

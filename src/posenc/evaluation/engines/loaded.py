@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from posenc.evaluation.engines.comparison import TRANSFORMERS
 from posenc.evaluation.engines.config import ModelConfig
 from posenc.evaluation.engines.engine import NotServedError
 from posenc.evaluation.engines.rotation import Rotation
+from posenc.evaluation.engines.transformers import TRANSFORMERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -16,8 +16,15 @@ BESIDE: dict[str, float | None] = {
     **dict.fromkeys(("llama", "mistral", "smollm3", "seed_oss", "bitnet", "olmo2", "olmoe"), 1e4),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2"), 1e4),
     **dict.fromkeys(("afmoe", "internlm3", "mimo", "iquestcoder"), 1e4),
-    **{"qwen2": 1e6, "gemma3_text": 1e6, "gpt_oss": 150000.0, "falcon_h1": 1e11},
-    **{"glm4_moe_lite": 1e6, "exaone_moe": 1e6, "nemotron-nas": 5e5, "youtu": 1.6e6, "phi3": 1e4},
+    "qwen2": 1e6,
+    "gemma3_text": 1e6,
+    "gpt_oss": 150000.0,
+    "falcon_h1": 1e11,
+    "glm4_moe_lite": 1e6,
+    "exaone_moe": 1e6,
+    "nemotron-nas": 5e5,
+    "youtu": 1.6e6,
+    "phi3": 1e4,
     **dict.fromkeys(("apertus", "dots1", "exaone4", "granite", "granitemoe"), REQUIRED),
     **dict.fromkeys(("granitemoehybrid", "llama4_text", "longcat_flash"), REQUIRED),
     **dict.fromkeys(("olmo3", "qwen3", "qwen3_next"), REQUIRED),
@@ -26,11 +33,16 @@ BESIDE: dict[str, float | None] = {
 
 UNSCALED: dict[str, float | None] = {
     **dict.fromkeys(("gemma", "gemma2", "glm", "olmo", "phi", "nemotron", "deepseek"), 1e4),
-    **{"mixtral": 1e6, "qwen2_moe": 1e6, "starcoder2": 1e5, "cohere": 8e6, "cohere2": 5e4},
+    "mixtral": 1e6,
+    "qwen2_moe": 1e6,
+    "starcoder2": 1e5,
+    "cohere": 8e6,
+    "cohere2": 5e4,
     **dict.fromkeys(("glm4", "glm4_moe", "qwen3_moe", "ernie4_5", "ernie4_5_moe"), REQUIRED),
     **dict.fromkeys(("helium", "stablelm", "minimax", "minimax_m2", "gemma3n_text"), REQUIRED),
     **dict.fromkeys(("recurrent_gemma", "gpt_neox", "mimo_v2_flash"), REQUIRED),
-    **{"lfm2": 1e6, "lfm2_moe": 1e6},
+    "lfm2": 1e6,
+    "lfm2_moe": 1e6,
 }
 """Families that read a base and no scaling."""
 
@@ -44,7 +56,10 @@ INSIDE = frozenset(
 """Families that read ``rope_parameters`` with the base in it."""
 
 PARTIAL = {
-    **{"phi": 0.4, "nemotron": 0.5, "phi3": 1.0, "glm4_moe_lite": 1.0},
+    "phi": 0.4,
+    "nemotron": 0.5,
+    "phi3": 1.0,
+    "glm4_moe_lite": 1.0,
     **dict.fromkeys(("glm4", "glm4_moe", "stablelm", "qwen3_next", "mimo_v2_flash"), 1.0),
 }
 """Families that read ``partial_rotary_factor``, and its default; others rotate whole heads."""

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.evaluation.engines.comparison import TRANSFORMERS, differences
+from posenc.evaluation.engines.comparison import differences
 from posenc.evaluation.engines.config import FULL, ModelConfig
 from posenc.evaluation.engines.engine import NotServedError
 from posenc.evaluation.engines.rotation import Rope
+from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.integrations.transformers.families import FAMILIES
 from posenc.integrations.transformers.family import family_name
 from posenc.integrations.transformers.rope import RopeFields, yarn_gain

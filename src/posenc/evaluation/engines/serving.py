@@ -18,15 +18,21 @@ KEYS = {
     "default": {},
     "linear": {"factor": "float32"},
     "yarn": {
-        **{"factor": "float32", "original_context_length": "uint32", "attn_factor": "float32"},
-        **{"yarn_beta_fast": "float32", "yarn_beta_slow": "float32"},
+        "factor": "float32",
+        "original_context_length": "uint32",
+        "attn_factor": "float32",
+        "yarn_beta_fast": "float32",
+        "yarn_beta_slow": "float32",
     },
 }
 """Scalings that keys of GGUF can say, with the types of their values."""
 
 FROM = {
-    **{"factor": "factor", "original_context_length": TRAINED, "attn_factor": "attn_factor"},
-    **{"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"},
+    "factor": "factor",
+    "original_context_length": TRAINED,
+    "attn_factor": "attn_factor",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
 }
 """Parameters of ``config.json`` by keys of GGUF."""
 
