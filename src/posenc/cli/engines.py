@@ -48,6 +48,9 @@ def print_served(folder: Path, engine: str, reading: Reading) -> None:
         longest = "no limit" if one.longest is None else f"{one.longest:,}"
         if not one.rotations:
             table.add_row(one.engine, "—", "—", "—")
+        elif one is not served[0] and not one.difference:
+            table.add_row(one.engine, "as transformers", "", longest)
+            continue
         for kind, rotation in one.rotations.items():
             name = f"{one.engine}, {kind}" if kind else one.engine
             table.add_row(name, _period(rotation), f"{rotation.gain:.5g}", longest)

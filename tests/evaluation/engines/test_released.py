@@ -34,7 +34,7 @@ DIFFERENT: dict[str, dict[str, str]] = {
 OTHER_LENGTHS: dict[str, dict[str, int]] = {
     "Qwen2.5-72B, YaRN of its card": {"vLLM": 131072},
     "DeepSeek-Coder-6.7B": {"vLLM": 65536, "SGLang": 65536},
-    **dict.fromkeys(("Phi-3-mini-128k", "Phi-3.5-mini", "Phi-4-mini"), {"vLLM": 4096}),
+    **{name: {"vLLM": 4096} for name in ("Phi-3-mini-128k", "Phi-3.5-mini", "Phi-4-mini")},
 }
 """Longest texts that are not those of ``max_position_embeddings``."""
 
