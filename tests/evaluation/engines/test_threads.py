@@ -239,3 +239,24 @@ def test_nothing_is_advised_where_nothing_helps() -> None:
 def test_broken_configs_are_told_not_raised(fields: dict[str, Any]) -> None:
     for one in compare(fields):
         assert one.rotations or one.difference.startswith("does not start: ")
+
+
+def test_lines_leave_transformers_rotation_alone() -> None:
+    """Lines are kept only if the base of windows and that of full layers stay."""
+    yarn = {"rope_type": "yarn", "factor": 8.0, TRAINED: 8192, "rope_theta": 5e5}
+    windows = {"rope_type": "default", "rope_theta": 1e4}
+    fields = {k: v for k, v in RELEASED["Olmo-3-7B"].items() if k not in ("rope_scaling",)}
+    fields["rope_parameters"] = {"full_attention": yarn, "sliding_attention": windows}
+    assert "mlx-lm" in told(fields)
+    remedy = right_in_all(fields)
+    changed = fields | dict(remedy.changes if remedy else {})
+    before, after = (
+        ENGINES["transformers"].rotations(ModelConfig.of(f), 1) for f in (fields, changed)
+    )
+    assert before == after
+
+
+def test_the_trained_length_beside_the_parameters_of_a_model_that_transformers_lacks() -> None:
+    fields = qwen3() | {"model_type": "novel", TRAINED: 4096}
+    fields["rope_scaling"] = {k: v for k, v in fields["rope_scaling"].items() if k != TRAINED}
+    assert ModelConfig.of(fields).ropes()[""].length == 4096
