@@ -89,7 +89,12 @@ def test_engines_that_serve_it_otherwise_are_named(posenc: Run, base: Path, tmp_
     code, printed, said = posenc(*given, "--out", tmp_path / "out")
     assert code == 0, said
     ignored = "ignores the scaling"
-    assert json.loads(printed)["engines"] == {"vLLM": ignored, "llama.cpp": ignored, "mlx-lm": ""}
+    assert json.loads(printed)["engines"] == {
+        "vLLM": ignored,
+        "SGLang": "rotates by other frequencies",
+        "llama.cpp": ignored,
+        "mlx-lm": "",
+    }
 
 
 def test_a_model_of_posenc_compare_is_stretched(posenc: Run, text: Path, tmp_path: Path) -> None:

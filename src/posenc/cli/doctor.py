@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from posenc.cli.console import OUT, new_table, print_json
+from posenc.cli.engines import print_served, require_engine, served_json
 from posenc.cli.options import Json
 
 if TYPE_CHECKING:
@@ -21,6 +22,13 @@ def doctor(
     seconds: Annotated[
         float, typer.Option(help="Seconds to measure a layer for; 0 measures nothing.", min=0)
     ] = 60.0,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            show_default="none",
+            help="Compare with how an engine would rotate: vllm, sglang, llama.cpp, mlx or all.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Diagnose a transformers model: layers, the lengths they hold, costs, ignored settings.
@@ -33,14 +41,19 @@ def doctor(
         posenc doctor deberta-folder
 
         posenc doctor llama-folder --seconds 0 --json
+
+        posenc doctor llama-folder --seconds 0 --engine all
     """
     from posenc.evaluation.doctor.diagnosis import diagnose
 
+    require_engine(engine)
     diagnosis = diagnose(model, budget=seconds)
     if json:
-        print_json(diagnosis.to_json())
+        print_json(diagnosis.to_json() | ({} if engine is None else served_json(model, engine)))
     else:
         _print(diagnosis)
+        if engine is not None:
+            print_served(model, engine, diagnosis.reading)
 
 
 def _print(diagnosis: Diagnosis) -> None:

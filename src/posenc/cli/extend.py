@@ -10,6 +10,7 @@ import typer
 
 from posenc.cli.completion import complete_methods
 from posenc.cli.console import OUT, command_line, print_json, print_report
+from posenc.cli.engines import engine_json, print_serving
 from posenc.cli.options import Json, Quiet, option, with_settings
 from posenc.cli.studies import StudyDisplay, print_study, study_json
 from posenc.evaluation.settings import ExtensionSettings, Tuning
@@ -34,6 +35,15 @@ def extend(
     out: Annotated[Path, option("Output folder for checkpoint and report.")] = Path(
         "posenc-extend"
     ),
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            show_default="none",
+            help="Engine that is to serve it: only its methods, and what to type. vllm, sglang, "
+            "llama.cpp, mlx or transformers.",
+        ),
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -64,6 +74,8 @@ def extend(
 
         posenc extend vit --method all --factor 2 --images photos --out larger
 
+        posenc extend llama --method all --factor 4 --for vllm
+
         posenc extend --method all --factor 2 --finetune-steps 50
     """
     from posenc.evaluation.choosing import require_learned
@@ -85,11 +97,18 @@ def extend(
                 command=command_line(),
             )
         extended = extend_checkpoint(
-            checkpoint, out, settings, command=command_line(), progress=display, stop=stop
+            checkpoint,
+            out,
+            settings,
+            engine=engine,
+            command=command_line(),
+            progress=display,
+            stop=stop,
         )
     if json:
         study = {} if extended.study is None else study_json(extended.study)
         served = {"transformers": extended.native, "engines": extended.engines}
+        served |= engine_json(extended)
         print_json(study | {"out": str(out)} | served)
     else:
         _print(extended, out)
@@ -104,6 +123,7 @@ def _print(extended: Extended, out: Path) -> None:
         OUT.print("\nNo checkpoint was written (--always writes the best of them).")
     else:
         _print_written(out, extended)
+    print_serving(extended)
     if extended.study is not None:
         print_report(out / "report/index.html", gap="")
 

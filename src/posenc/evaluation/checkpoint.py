@@ -12,17 +12,15 @@ import torch
 from torch import nn
 
 from posenc.errors import ArgumentError, CheckpointError
+from posenc.evaluation.engines.remedy import under_all_names
 from posenc.evaluation.images import ImageSource
 from posenc.evaluation.live import LiveDecoder, LiveEncoder, LiveMaskedLM, LiveModel, twin_of
 from posenc.evaluation.live_images import LiveImages
 from posenc.evaluation.results import Study
 from posenc.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenizer
 from posenc.integrations.transformers.checkpoints.extended import FIELD
-from posenc.integrations.transformers.checkpoints.families import FAMILIES
-from posenc.integrations.transformers.checkpoints.family import family_name
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.folder import save
-from posenc.integrations.transformers.checkpoints.rope import RopeFields
 from posenc.integrations.transformers.checkpoints.stored import StoredTensors
 from posenc.models import Decoder
 from posenc.models import load as load_saved
@@ -285,11 +283,7 @@ def _name_for_engines(folder: Path) -> None:
     parameters = fields.values.get("rope_parameters") or {}
     if not {"rope_type", "rope_theta"} <= set(parameters):  # none, or some for each layer type
         return
-    family = FAMILIES.get(family_name(str(fields.values.get("model_type"))))
-    partial = "partial_rotary_factor" in parameters
-    names = (family and family.rope) or RopeFields(partial=partial)
-    named = names.described({"partial_rotary_factor": 1.0, **parameters}, fields)
-    write_json(fields.path, {**fields.values, **named})
+    write_json(fields.path, {**fields.values, **under_all_names(fields.values, parameters)})
 
 
 def require_unstretched(config: Fields) -> None:

@@ -11,6 +11,10 @@ from posenc.errors import ArgumentError, Interrupted
 from posenc.evaluation.candidates import Method, extended_by, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.engines import differences
+from posenc.evaluation.engines.choosing import served_methods
+from posenc.evaluation.engines.comparison import engine_named
+from posenc.evaluation.engines.engine import Engine
+from posenc.evaluation.engines.serving import Serving, serving
 from posenc.evaluation.live import LiveModel
 from posenc.evaluation.progress import Progress, kept, silent
 from posenc.evaluation.results import Study
@@ -35,6 +39,8 @@ class Extended:
         method: the one written; None: ``out`` has the report alone.
         native: transformers runs the checkpoint as extended.
         engines: how others serve what transformers runs, in words; "" where they do as it does.
+        serving: commands for the engine that was asked for; None: none was.
+        left_out: methods that it does not serve, and why.
     """
 
     out: Path
@@ -42,6 +48,8 @@ class Extended:
     method: str | None
     native: bool
     engines: dict[str, str] = field(default_factory=dict)
+    serving: Serving | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 def extend_checkpoint(
@@ -49,6 +57,7 @@ def extend_checkpoint(
     out: Path,
     settings: ExtensionSettings | None = None,
     *,
+    engine: str | None = None,
     command: str = "",
     progress: Progress = silent,
     stop: Callable[[], bool] = lambda: False,
@@ -64,6 +73,7 @@ def extend_checkpoint(
             ``Checkpoint.of_model``.
         out: new or empty folder.
         settings: by default those of ``ExtensionSettings``.
+        engine: only methods that it serves; see ``engine_named``.
         command: the calling command, for the report and for messages.
         progress: called as the work proceeds.
         stop: called between measurements; True raises ``Interrupted``.
@@ -80,6 +90,7 @@ def extend_checkpoint(
     settings = replace(settings or ExtensionSettings(), **fields)
     factor, search, tuning = settings.factor, settings.search, settings.tuning
     length = settings.trained_length
+    asked = None if engine is None else engine_named(engine)
     if isinstance(source, Path):
         checkpoint = Checkpoint.open(
             source, trained_length=length, device=settings.device, extendable=True
@@ -88,9 +99,15 @@ def extend_checkpoint(
         checkpoint = Checkpoint.of_model(source, trained_length=length, extendable=True)
     assert isinstance(checkpoint.model, LiveModel)  # others are not extendable
     chosen = methods_for(settings.methods, checkpoint.model, length=checkpoint.length)
+    left_out: dict[str, str] = {}
+    if asked is not None:
+        chosen, left_out = served_methods(
+            chosen, checkpoint.model, asked, factor=factor, length=checkpoint.length
+        )
     require_search(search, chosen)
     if not settings.report:
-        return _write_unmeasured(checkpoint, chosen, tuning, factor=factor, out=out)
+        written = _write_unmeasured(checkpoint, chosen, tuning, factor=factor, out=out)
+        return _told(written, asked, left_out, checkpoint, factor=factor, tuned=False)
     data = checkpoint.data(
         text=settings.text, images=settings.images, training=bool(tuning.steps or search)
     )
@@ -139,7 +156,29 @@ def extend_checkpoint(
         state.unlink(missing_ok=True)
         raise
     state.unlink(missing_ok=True)
-    return written
+    return _told(written, asked, left_out, checkpoint, factor=factor, tuned=bool(tuning.steps))
+
+
+def _told(
+    written: Extended,
+    engine: Engine | None,
+    left_out: dict[str, str],
+    checkpoint: Checkpoint,
+    *,
+    factor: float,
+    tuned: bool,
+) -> Extended:
+    """The result with the commands of an engine."""
+    if engine is None or written.method is None:
+        return replace(written, left_out=left_out)
+    found = serving(
+        engine,
+        Fields.read(written.out).values,
+        written.out,
+        None if tuned else checkpoint.folder,
+        round(factor * checkpoint.length),
+    )
+    return replace(written, serving=found, left_out=left_out)
 
 
 def _write_unmeasured(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +15,7 @@ from posenc.evaluation.doctor.disagreements import disagreements
 from posenc.evaluation.doctor.facts import Reading
 from posenc.evaluation.doctor.from_config import read_config
 from posenc.evaluation.doctor.process import SECONDS, NotRunError, read_by_running
+from posenc.evaluation.engines.config import completed, text_part
 from posenc.integrations.transformers.checkpoints.fields import Fields, read_object
 
 if TYPE_CHECKING:
@@ -82,14 +81,16 @@ def diagnose(
 def _diagnose(folder: Path, named: Path, budget: float, run_seconds: float) -> Diagnosis:
     """The diagnosis of a folder that commands call by a name."""
     fields = Fields.read(folder)
-    config = _text(_completed(folder, fields.values))
+    config = text_part(completed(fields.values))
     try:
         reading = read_by_running(folder, seconds=run_seconds)
     except NotRunError as error:
         reading = read_config(config, str(error))
     bounds = limits(config, reading)
     longest = bounds[0].tokens if reading.tables else None
-    found = findings(_text(fields.values), read_object(folder / "tokenizer_config.json"), longest)
+    found = findings(
+        text_part(fields.values), read_object(folder / "tokenizer_config.json"), longest
+    )
     rows, acceleration = costs(folder, budget=budget) if budget else ([], UNMEASURED)
     return Diagnosis(
         str(fields.values.get("model_type", "")),
@@ -101,26 +102,3 @@ def _diagnose(folder: Path, named: Path, budget: float, run_seconds: float) -> D
         acceleration,
         description(),
     )
-
-
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config that describes the language model."""
-    text = config.get("text_config")
-    return text if isinstance(text, dict) else config
-
-
-def _completed(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config with transformers' defaults, such as the type of each layer, if it has them."""
-    try:
-        from transformers import AutoConfig
-    except ImportError:
-        return config
-    library = logging.getLogger("transformers")
-    level = library.level
-    library.setLevel(logging.CRITICAL)  # findings say in words what it warns of
-    try:
-        return dict(AutoConfig.from_pretrained(folder, trust_remote_code=False).to_dict())
-    except Exception:  # an arbitrary file
-        return config
-    finally:
-        library.setLevel(level)

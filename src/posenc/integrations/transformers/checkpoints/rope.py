@@ -88,17 +88,17 @@ class RopeFields:
         if self._named(like) and _alike(self.read(like, head_dim=head_dim), encoding):
             return {}
         longest = like.optional_count("max_position_embeddings") or model.config.max_length
-        changes = self.described(parameters_of(encoding, longest), like)
+        changes = self.described(parameters_of(encoding, longest))
         part = encoding.query_key
         if isinstance(part, DynamicNtkRope):
             changes["max_position_embeddings"] = int(part.length)
         return changes
 
-    def described(self, parameters: Mapping[str, Any], like: Fields) -> dict[str, Any]:
+    def described(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """``rope_parameters`` under every name that programs read them from.
 
-        mlx-lm reads the base beside them, llama.cpp the trained length, versions of transformers
-        before 5 ``rope_scaling``.
+        mlx-lm reads base and rotated share beside them, llama.cpp the trained length, versions of
+        transformers before 5 ``rope_scaling``.
 
         Raises:
             ArgumentError: if transformers cannot rotate a fraction of a head in this family.
@@ -114,7 +114,7 @@ class RopeFields:
             "rope_scaling": None if parameters["rope_type"] == "default" else parameters,
             self.base: parameters["rope_theta"],
         }
-        if self.partial and (self.fraction in like.values or not self._named(like)):
+        if self.partial:  # llama.cpp and mlx-lm need it
             changes[self.fraction] = fraction
         if TRAINED in parameters:
             changes[TRAINED] = parameters[TRAINED]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from posenc.encodings.query_key.rope import Rope
-from posenc.evaluation.engines import ENGINES, Rotation, differences
+from posenc.evaluation.engines import ENGINES, ModelConfig, Rotation, differences
 from posenc.evaluation.extend import extend_checkpoint
 from posenc.extension import EXTENSIONS, extend
 from posenc.extension.varying import VaryingRope
@@ -30,6 +30,8 @@ IGNORED = "ignores the scaling"
 BASE_TOO = "ignores base and scaling"
 AS_LONGER = "rotates texts up to the trained length as longer ones"
 OTHER = "rotates by other frequencies"
+TWICE = "scales logits by "
+"""Start of the words for a gain that is applied beside another."""
 
 METHODS: list[tuple[str, dict[str, Any], dict[str, str]]] = [
     ("interpolate", {}, {}),
@@ -41,11 +43,11 @@ METHODS: list[tuple[str, dict[str, Any], dict[str, str]]] = [
     ("llama3", {"low": 0.0}, {"llama.cpp": IGNORED}),
     ("yarn", {}, {}),
     ("yarn", {"alpha": 0.5, "beta": 4.0}, {}),
-    ("yarn", {"temperature": 1.0}, {}),
-    ("yarn", {"temperature": 1.4}, {}),
+    ("yarn", {"temperature": 1.0}, {"SGLang": TWICE}),
+    ("yarn", {"temperature": 1.4}, {"SGLang": TWICE}),
     ("yarn", {"truncate": False}, {"llama.cpp": OTHER, "mlx-lm": OTHER}),
     ("longrope", {}, {"vLLM": AS_LONGER, "mlx-lm": AS_LONGER, "llama.cpp": IGNORED}),
-    ("dynamic_ntk", {}, {"vLLM": IGNORED, "llama.cpp": IGNORED}),
+    ("dynamic_ntk", {}, {"vLLM": IGNORED, "SGLang": OTHER, "llama.cpp": IGNORED}),
 ]
 """Methods with options, and what engines other than transformers do with a Llama so extended."""
 
@@ -136,7 +138,7 @@ def cos_sin(config: Path, length: int) -> tuple[Tensor, Tensor]:
 
 def expected_of(family: str, method: str, told: dict[str, str]) -> dict[str, str]:
     """Differences of a family; those of Llama are ``told``."""
-    same = {"vLLM": "", "llama.cpp": "", "mlx-lm": ""} | told
+    same = {"vLLM": "", "SGLang": "", "llama.cpp": "", "mlx-lm": ""} | told
     if family == "qwen2" and method in ("llama3", "ntk_by_parts"):
         same["llama.cpp"] = IGNORED
     if family == "gpt_neox":
@@ -162,11 +164,16 @@ def test_every_engine_rotates_alike_or_is_named(
     assert FIELD not in config
     assert "partial_rotary_factor" not in config
     expected = expected_of(family, method, told)
-    assert differences(config, length=LENGTH) == expected
+    read = ModelConfig.of(config)
+    found = differences(read, length=LENGTH)
+    if expected["SGLang"] == TWICE:
+        gain = options["temperature"] ** 2 / (0.1 * math.log(factor) + 1)
+        expected["SGLang"] += f"{gain**2:.3g} instead of {options['temperature'] ** 2:.3g}"
+    assert found == expected
     for length in (LENGTH, LENGTH + 1, int(factor * LENGTH)):
         right = rotation(part, length)
         for name, rule in ENGINES.items():
-            served = rule(config, length)
+            served = rule.rotations(read, length)[""]
             if not expected.get(name):
                 assert served.gain == pytest.approx(right.gain, rel=1e-6), name
                 assert served.frequencies == pytest.approx(right.frequencies, rel=1e-6), name
@@ -204,7 +211,7 @@ def test_frequencies_divided_twice_are_written(tmp_path: Path) -> None:
     config, part = stretched(config, tmp_path, "interpolate", {}, 4)
     assert config["rope_parameters"]["factor"] == 8.0
     assert not any(differences(config, length=LENGTH).values())
-    assert rotation(part, 1).like(ENGINES["transformers"](config, 1))
+    assert rotation(part, 1).like(ENGINES["transformers"].rotations(ModelConfig.of(config), 1)[""])
 
 
 def test_yarn_gains_that_older_vllm_scales_alike(tmp_path: Path) -> None:
@@ -228,6 +235,7 @@ def test_wrong_configs_are_told_in_words() -> None:
     told = "scales logits by 13 instead of 1"
     assert differences(config, length=LENGTH) == {
         "vLLM": told,
+        "SGLang": told,
         "llama.cpp": IGNORED,
         "mlx-lm": told,
     }

@@ -1,0 +1,23 @@
+"""RoPE of a ``config.json`` in the engines that serve it, by rules transcribed from their sources.
+
+Each engine is a module with its rules as a table, their source and date.
+"""
+
+from posenc.evaluation.engines.comparison import ENGINES, Served, compare, differences
+from posenc.evaluation.engines.config import ModelConfig
+from posenc.evaluation.engines.loaded import Checked, check
+from posenc.evaluation.engines.remedy import Remedy, right_in_all
+from posenc.evaluation.engines.rotation import Rotation
+
+__all__ = [
+    "ENGINES",
+    "Checked",
+    "ModelConfig",
+    "Remedy",
+    "Rotation",
+    "Served",
+    "check",
+    "compare",
+    "differences",
+    "right_in_all",
+]

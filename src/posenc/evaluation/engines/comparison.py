@@ -1,0 +1,183 @@
+"""A config as each engine rotates by it, beside transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from posenc.errors import ArgumentError
+from posenc.evaluation.engines.config import ModelConfig
+from posenc.evaluation.engines.engine import Engine, NotServedError
+from posenc.evaluation.engines.llama_cpp import LLAMA_CPP
+from posenc.evaluation.engines.mlx_lm import MLX_LM
+from posenc.evaluation.engines.rotation import Rotation
+from posenc.evaluation.engines.sglang import SGLANG
+from posenc.evaluation.engines.transformers import TRANSFORMERS
+from posenc.evaluation.engines.vllm import VLLM
+
+ENGINES: dict[str, Engine] = {
+    engine.name: engine for engine in (TRANSFORMERS, VLLM, SGLANG, LLAMA_CPP, MLX_LM)
+}
+"""Engines by name, transformers first."""
+
+OTHERS = tuple(engine for engine in ENGINES.values() if engine is not TRANSFORMERS)
+
+IGNORED, BASE_TOO = "ignores the scaling", "ignores base and scaling"
+AS_LONGER = "rotates texts up to the trained length as longer ones"
+OTHER = "rotates by other frequencies"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A config in one engine.
+
+    Args:
+        engine: its name.
+        longest: tokens of the longest text that it serves by default; None: no limit.
+        rotations: at the longest text of the config, by layer type; empty if it does not start.
+        difference: from transformers, in words; "" where it rotates as transformers does.
+        effect: of the difference on texts.
+        agreement: mean cosine of the error of angles over the longest text; 1: none.
+        source, read: files that its rules are from, and the month of reading.
+    """
+
+    engine: str
+    longest: int | None
+    rotations: Mapping[str, Rotation] = field(default_factory=dict)
+    difference: str = ""
+    effect: str = ""
+    agreement: float = 1.0
+    source: str = ""
+    read: str = ""
+
+
+def engine_named(option: str) -> Engine:
+    """The engine of an option, such as ``llama.cpp``.
+
+    Raises:
+        ArgumentError: if there is none.
+    """
+    found = [engine for engine in ENGINES.values() if option in (engine.option, engine.name)]
+    if found:
+        return found[0]
+    raise ArgumentError(
+        "engine",
+        expected=", ".join(engine.option for engine in ENGINES.values()),
+        got=repr(option),
+        remedy="Others have no rules here.",
+    )
+
+
+def differences(fields: Mapping[str, Any] | ModelConfig, *, length: int) -> dict[str, str]:
+    """How engines other than transformers serve a config, in words; "" where they do as it does.
+
+    Empty for models without RoPE, and for those that transformers does not rotate by these rules.
+
+    Args:
+        fields: of ``config.json``.
+        length: the trained length.
+    """
+    config = fields if isinstance(fields, ModelConfig) else ModelConfig.of(fields)
+    try:
+        right = [TRANSFORMERS.rotations(config, n) for n in _lengths(length)]
+    except NotServedError:
+        return {}
+    if not right[0]:
+        return {}
+    return {engine.name: _difference(engine, config, right, length) for engine in OTHERS}
+
+
+def compare(fields: Mapping[str, Any] | ModelConfig) -> tuple[Served, ...]:
+    """A config in every engine, transformers first; empty for models without RoPE."""
+    config = fields if isinstance(fields, ModelConfig) else ModelConfig.of(fields)
+    ropes = config.ropes()
+    if not ropes:
+        return ()
+    length = min(rope.length for rope in ropes.values())
+    goal = max(config.longest or length, length)
+    told = differences(config, length=length)
+    return tuple(
+        _served(engine, config, told.get(engine.name, ""), length, goal)
+        for engine in ENGINES.values()
+    )
+
+
+def _served(engine: Engine, config: ModelConfig, difference: str, length: int, goal: int) -> Served:
+    one = Served(
+        engine.name,
+        engine.longest(config),
+        difference=difference,
+        source=engine.source,
+        read=engine.read,
+    )
+    try:
+        rotations = engine.rotations(config, goal)
+    except NotServedError as error:
+        reason = f"does not start: {error}"
+        return replace(one, longest=None, difference=reason, agreement=0.0)
+    try:
+        right = TRANSFORMERS.rotations(config, goal)
+    except NotServedError:
+        return replace(one, rotations=rotations)
+    same = [right[kind].agreement(rotation, goal) for kind, rotation in rotations.items()]
+    agreement = min(same, default=1.0)
+    effect = _effect(difference, agreement, length, goal)
+    return replace(one, rotations=rotations, effect=effect, agreement=agreement)
+
+
+def _effect(difference: str, agreement: float, length: int, goal: int) -> str:
+    """The effect of a difference on texts."""
+    if difference in (IGNORED, OTHER):
+        at = f"at {goal:,} tokens angles agree by {agreement:.2f} of 1"
+        return f"right for the first tokens, worse with each further one: {at}"
+    if difference == BASE_TOO or difference.startswith("rotates "):
+        if difference == AS_LONGER:
+            return f"texts of up to {length:,} tokens lose some quality, longer ones none"
+        return "wrong from the first tokens on: text does not hold together"
+    if difference.startswith("scales logits"):
+        return "attention too sharp or too flat at every length: repeats, or lost details"
+    return ""
+
+
+def _lengths(length: int) -> tuple[int, int, int]:
+    """LongRoPE changes past the trained length, dynamic NTK with every token past it."""
+    return length, length + 1, 2 * length
+
+
+Rotations = Mapping[str, Rotation]
+
+
+def _difference(
+    engine: Engine, config: ModelConfig, right: Sequence[Rotations], length: int
+) -> str:
+    try:
+        served = [engine.rotations(config, n) for n in _lengths(length)]
+    except NotServedError as error:
+        return f"does not start: {error}"
+    for kind in right[0]:
+        own, other = ([at[kind] for at in rotations] for rotations in (served, right))
+        plain = config.ropes()[kind].plain()
+        found = _between(own, other, plain)
+        if found:
+            return found + (f" in layers of {kind}" if kind and len(right[0]) > 1 else "")
+    return ""
+
+
+def _between(served: Sequence[Rotation], right: Sequence[Rotation], plain: Rotation) -> str:
+    """The difference of rotations at three lengths, in words."""
+    if all(map(Rotation.like, served, right)):
+        return ""
+    widths = [2 * len(rotations[0].frequencies) for rotations in (served, right)]
+    if widths[0] != widths[1]:
+        return f"rotates {widths[0]} features of a head instead of {widths[1]}"
+    if all(rotation.like(plain) for rotation in served):
+        return IGNORED
+    usual = Rotation(tuple(10000.0 ** (-2 * t / widths[0]) for t in range(widths[0] // 2)))
+    if all(rotation.like(usual) for rotation in served):
+        return BASE_TOO
+    if all(map(Rotation.like, served[1:], right[1:])):
+        return AS_LONGER
+    if not served[2].same_gain(right[2]):
+        return f"scales logits by {served[2].gain ** 2:.3g} instead of {right[2].gain ** 2:.3g}"
+    return OTHER

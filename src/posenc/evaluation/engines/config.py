@@ -1,0 +1,130 @@
+"""A ``config.json`` as it is written and as transformers completes it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from posenc.evaluation.engines.rotation import Rope
+from posenc.integrations.transformers.checkpoints.rope import TRAINED
+
+Fields = Mapping[str, Any]
+
+FULL = "full_attention"
+"""Layer type whose heads ``global_head_dim`` describes."""
+
+BASES = ("rope_theta", "rotary_emb_base", "global_rope_theta")
+SHARES = ("partial_rotary_factor", "rotary_pct", "rope_pct")
+LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+"""Names of a base, of the rotated share of a head, and of the longest text."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """RoPE's fields of a model of text.
+
+    Args:
+        written: fields of its part of ``config.json``.
+        completed: the same with transformers' defaults; as written without transformers.
+        nested: the part's name in ``config.json``; "" if it is all of it.
+    """
+
+    written: Fields
+    completed: Fields
+    nested: str = ""
+
+    @classmethod
+    def of(cls, fields: Fields) -> ModelConfig:
+        """The model of text that ``config.json`` describes."""
+        whole = completed(fields)
+        for name in ("text_config", "llm_config", "language_config"):
+            if isinstance(fields.get(name), Mapping):
+                return cls(fields[name], whole.get(name) or fields[name], name)
+        return cls(fields, text_part(whole))
+
+    @property
+    def family(self) -> str:
+        """``model_type``."""
+        return str(self.written.get("model_type") or self.completed.get("model_type"))
+
+    @property
+    def longest(self) -> int | None:
+        """``max_position_embeddings``, by any of its names."""
+        found = first(self.completed, LONGEST)
+        return found if isinstance(found, int) else None
+
+    @property
+    def head_dim(self) -> int | None:
+        """Features of a head."""
+        given = self.completed.get("head_dim")
+        heads = first(self.completed, ("num_attention_heads", "n_head"))
+        width = first(self.completed, ("hidden_size", "n_embd"))
+        return given or (width // heads if heads and width else None)
+
+    def ropes(self) -> dict[str, Rope]:
+        """Parameters as transformers reads them, by layer type; ``""`` stands for all layers.
+
+        Empty without RoPE, and where a head's size or the longest text is not told.
+        """
+        config, longest = self.completed, self.longest
+        if longest is None or self.head_dim is None:
+            return {}
+        given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if not isinstance(given, Mapping) or not (given or first(config, BASES)):
+            return {}
+        # of the types of layers, None for those that do not rotate
+        nested = {k: v for k, v in given.items() if isinstance(v, Mapping)}
+        parts = nested or {"": given}
+        return {kind: self._rope(kind, rope, longest) for kind, rope in parts.items()}
+
+    def _rope(self, kind: str, given: Fields, longest: int) -> Rope:
+        config = self.completed
+        head = self.head_dim or 0
+        if kind == FULL:
+            wide = self.written.get("global_head_dim") or config.get("global_head_dim")
+            head = wide or head
+        share = given.get("partial_rotary_factor", first(config, SHARES))
+        width = int(head * (1.0 if share is None else share))
+        if config.get("qk_rope_head_dim"):
+            head = width = config["qk_rope_head_dim"]
+        trained = given.get(TRAINED) if kind else config.get(TRAINED) or given.get(TRAINED)
+        return Rope(
+            base=float(given.get("rope_theta") or first(config, BASES) or 10000.0),
+            width=width,
+            parameters=given,
+            trained=trained,
+            longest=longest,
+            head=head,
+        )
+
+
+def first(fields: Fields, names: tuple[str, ...]) -> Any:
+    """The value of the first of some names; None if there is none."""
+    return next((fields[name] for name in names if fields.get(name) is not None), None)
+
+
+def text_part(config: Fields) -> Fields:
+    """The part of a config that describes the language model."""
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def completed(fields: Fields) -> Fields:
+    """The fields with transformers' defaults, such as the type of each layer, if it has them."""
+    try:
+        from transformers import CONFIG_MAPPING
+    except ImportError:
+        return fields
+    library = logging.getLogger("transformers")
+    level = library.level
+    library.setLevel(logging.CRITICAL)  # findings say in words what it warns of
+    try:
+        made = CONFIG_MAPPING[fields["model_type"]].from_dict(copy.deepcopy(dict(fields)))
+        return dict(made.to_dict())
+    except Exception:  # an arbitrary file
+        return fields
+    finally:
+        library.setLevel(level)

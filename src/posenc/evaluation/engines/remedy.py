@@ -1,0 +1,129 @@
+"""Lines of a ``config.json`` by which all engines rotate alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from posenc.evaluation.engines.comparison import differences
+from posenc.evaluation.engines.config import FULL, ModelConfig
+from posenc.evaluation.engines.engine import NotServedError
+from posenc.evaluation.engines.rotation import Rope
+from posenc.evaluation.engines.transformers import TRANSFORMERS
+from posenc.integrations.transformers.checkpoints.families import FAMILIES
+from posenc.integrations.transformers.checkpoints.family import family_name
+from posenc.integrations.transformers.checkpoints.rope import RopeFields, yarn_gain
+
+GAINS = ("attention_factor", "attn_factor", "mscale", "mscale_all_dim")
+"""Parameters that a gain can be written by."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Lines to change.
+
+    Args:
+        changes: fields of the model of text.
+        nested: the part of ``config.json`` that they belong to; "": none.
+        left: engines that rotate otherwise still, and how.
+    """
+
+    changes: Mapping[str, Any]
+    nested: str
+    left: Mapping[str, str]
+
+
+def under_all_names(fields: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """RoPE's parameters under every name that programs read them from.
+
+    Args:
+        fields: of the model's ``config.json``.
+        parameters: ``rope_parameters`` of all layers.
+    """
+    family = FAMILIES.get(family_name(str(fields.get("model_type"))))
+    names = (family and family.rope) or RopeFields(partial="partial_rotary_factor" in parameters)
+    return names.described({"partial_rotary_factor": 1.0, **parameters})
+
+
+def right_in_all(fields: Mapping[str, Any]) -> Remedy | None:
+    """The lines by which most engines rotate as transformers does now; None: as they are.
+
+    Args:
+        fields: of ``config.json``.
+    """
+    config = ModelConfig.of(fields)
+    ropes = config.ropes()
+    if not ropes:
+        return None
+    length = min(rope.length for rope in ropes.values())
+    best, most = None, _unlike(differences(config, length=length))
+    for changes in _candidates(config):
+        part = {**config.written, **changes}
+        other = ModelConfig.of({**fields, config.nested: part} if config.nested else part)
+        told = differences(other, length=length)
+        if told and len(_unlike(told)) < len(most) and _same(config, other, length):
+            new = {k: v for k, v in changes.items() if v != config.written.get(k)}
+            best, most = Remedy(new, config.nested, _unlike(told)), _unlike(told)
+    return best
+
+
+def _unlike(told: Mapping[str, str]) -> dict[str, str]:
+    return {engine: difference for engine, difference in told.items() if difference}
+
+
+def _same(one: ModelConfig, other: ModelConfig, length: int) -> bool:
+    """True if transformers rotates alike by both."""
+    for n in (length, length + 1, 2 * length):
+        try:
+            before, after = TRANSFORMERS.rotations(one, n), TRANSFORMERS.rotations(other, n)
+        except NotServedError:
+            return False
+        if before.keys() != after.keys() or not all(before[k].like(after[k]) for k in before):
+            return False
+    return True
+
+
+def _candidates(config: ModelConfig) -> Iterator[dict[str, Any]]:
+    """Ways to write the same rotation."""
+    ropes = config.ropes()
+    rope = ropes.get("")
+    if rope is not None:
+        told = {"rope_type": rope.kind, "rope_theta": rope.base, **rope.parameters}
+        for parameters in _gains(rope, told, config):
+            yield under_all_names(config.written, parameters)
+    elif FULL in ropes:
+        full, others = ropes[FULL], [r for kind, r in ropes.items() if kind != FULL]
+        for parameters in _gains(full, full.parameters, config):
+            scaling = {k: v for k, v in parameters.items() if k != "rope_theta"}
+            beside = {
+                "rope_theta": full.base,
+                "rope_scaling": None if full.kind == "default" else scaling,
+            }
+            both = {**(config.written.get("rope_parameters") or {}), FULL: parameters}
+            yield beside
+            for other in others:
+                yield beside | {"rope_local_base_freq": other.base}
+            yield {"rope_theta": full.base, "rope_parameters": both}
+
+
+def _gains(
+    rope: Rope, parameters: Mapping[str, Any], config: ModelConfig
+) -> Iterator[Mapping[str, Any]]:
+    """Parameters as they are, and with the gain by the names that more engines read."""
+    yield parameters
+    try:
+        rotations = TRANSFORMERS.rotations(config, rope.length).values()
+    except NotServedError:
+        return
+    gain = max(rotation.gain for rotation in rotations)
+    bare = {k: v for k, v in parameters.items() if k not in GAINS}
+    if rope.kind == "longrope":
+        yield {**bare, "attention_factor": gain, "long_mscale": gain, "short_mscale": gain}
+    if rope.kind == "yarn" and math.isclose(gain, rope.usual_gain(), rel_tol=1e-6):
+        yield bare
+    elif rope.kind == "yarn":
+        every = yarn_gain(rope.factor, gain)
+        yield {**bare, **every}
+        yield {**bare, **{k: v for k, v in every.items() if k != "attn_factor"}}

@@ -1,0 +1,129 @@
+"""Commands and settings that serve an extended model in an engine."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posenc.evaluation.engines.config import ModelConfig
+from posenc.evaluation.engines.engine import Engine
+from posenc.evaluation.engines.llama_cpp import NAMES
+from posenc.integrations.transformers.checkpoints.rope import TRAINED
+
+KEYS = {
+    "default": {},
+    "linear": {"factor": "float32"},
+    "yarn": {
+        "factor": "float32",
+        "original_context_length": "uint32",
+        "attn_factor": "float32",
+        "yarn_beta_fast": "float32",
+        "yarn_beta_slow": "float32",
+    },
+}
+"""Scalings that keys of GGUF can say, with the types of their values."""
+
+FROM = {
+    "factor": "factor",
+    "original_context_length": TRAINED,
+    "attn_factor": "attn_factor",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
+"""Parameters of ``config.json`` by keys of GGUF."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Words to type.
+
+    Args:
+        engine: its name.
+        command: that serves the written folder.
+        original: that serves the model as it was in the same way; "": there is none.
+        keys: metadata that a GGUF file of the model as it was needs for it, with values and types.
+    """
+
+    engine: str
+    command: str
+    original: str = ""
+    keys: Mapping[str, tuple[Any, str]] | None = None
+
+
+def serving(
+    engine: Engine, fields: Mapping[str, Any], out: Path, source: Path | None, goal: int
+) -> Serving:
+    """How to serve an extended folder.
+
+    Args:
+        engine: that rotates as the folder says.
+        fields: of its ``config.json``.
+        out: the folder.
+        source: the folder of the model as it was, if it has the same weights.
+        goal: tokens of the longest text.
+    """
+    config = ModelConfig.of(fields)
+    folder = shlex.quote(str(out))
+    if engine.option == "vllm":
+        given = json.dumps(overrides(config, goal=goal))
+        return Serving(
+            engine.name,
+            f"vllm serve {folder} --max-model-len {goal}",
+            f"vllm serve {shlex.quote(str(source))} --hf-overrides {shlex.quote(given)} "
+            f"--max-model-len {goal}"
+            if source
+            else "",
+        )
+    if engine.option == "sglang":
+        given = json.dumps(overrides(config, goal=goal))
+        start = "python -m sglang.launch_server --model-path"
+        return Serving(
+            engine.name,
+            f"{start} {folder} --context-length {goal}",
+            f"{start} {shlex.quote(str(source))} --json-model-override-args {shlex.quote(given)} "
+            f"--context-length {goal}"
+            if source
+            else "",
+        )
+    if engine.option == "llama.cpp":
+        command = f"python convert_hf_to_gguf.py {folder} --outfile model.gguf && "
+        command += f"llama-server -m model.gguf -c {goal}"
+        return Serving(engine.name, command, keys=gguf_keys(config, goal=goal))
+    if engine.option == "mlx":
+        return Serving(engine.name, f"mlx_lm.server --model {folder}")
+    return Serving(engine.name, f"transformers serve {folder}")
+
+
+def overrides(config: ModelConfig, *, goal: int) -> dict[str, Any]:
+    """Fields that turn the config of the model as it was into the extended one.
+
+    Linear and dynamic scaling multiply the longest text, which stays that of training.
+    """
+    parameters = dict(config.written.get("rope_parameters") or {})
+    changes: dict[str, Any] = {"rope_parameters": parameters}
+    if parameters.get("rope_type") not in ("linear", "dynamic"):
+        changes["max_position_embeddings"] = goal
+    if TRAINED in config.written:
+        changes[TRAINED] = config.written[TRAINED]
+    return {config.nested: changes} if config.nested else changes
+
+
+def gguf_keys(config: ModelConfig, *, goal: int) -> dict[str, tuple[Any, str]] | None:
+    """Metadata of GGUF by key, with the types of the values; None for scalings kept in tensors."""
+    rope = config.ropes().get("")
+    if rope is None or rope.kind not in KEYS:
+        return None
+    arch = NAMES.get(config.family, "ARCH")
+    keys: dict[str, tuple[Any, str]] = {f"{arch}.context_length": (goal, "uint32")}
+    if rope.kind == "default":
+        return keys | {f"{arch}.rope.freq_base": (rope.base, "float32")}
+    keys[f"{arch}.rope.scaling.type"] = (rope.kind, "string")
+    for key, kind in KEYS[rope.kind].items():
+        value = rope.parameters.get(FROM[key])
+        if value is not None:
+            keys[f"{arch}.rope.scaling.{key}"] = (value, kind)
+    return keys

@@ -1,0 +1,66 @@
+"""Rules of SGLang."""
+
+from __future__ import annotations
+
+from posenc.evaluation.engines.config import ModelConfig, first
+from posenc.evaluation.engines.engine import Engine
+from posenc.evaluation.engines.rotation import Rope, Rotation, linear, llama3, plain
+from posenc.evaluation.engines.vllm import latent_ropes, latent_yarn
+from posenc.integrations.transformers.checkpoints.rope import TRAINED
+
+LENGTHS = (
+    *("max_sequence_length", "seq_length", "max_seq_len", "model_max_length"),
+    "max_position_embeddings",
+)
+"""Names of the longest text, in the order of preference."""
+
+UNTOLD = 2048
+"""Longest text where none is told."""
+
+
+def _yarn(rope: Rope, length: int) -> Rotation:
+    """``attention_factor`` is not read, ``attn_factor`` is relative."""
+    one, every = (rope.parameters.get(name) for name in ("mscale", "mscale_all_dim"))
+    gain = rope.usual_gain()
+    if one is not None and every is not None:
+        gain = rope.quotient_gain(float(one), float(every))
+    truncate = bool(rope.parameters.get("truncate", True))
+    return rope.yarn(gain * rope.number("attn_factor", 1.0), truncate=truncate)
+
+
+def _dynamic(rope: Rope, length: int) -> Rotation:
+    """One base for all texts, that of ``factor`` squared."""
+    return rope.ntk(rope.factor * rope.factor - (rope.factor - 1))
+
+
+def _longrope(rope: Rope, length: int) -> Rotation:
+    side = rope.side(length)
+    return rope.longrope(side, rope.number(f"{side}_mscale", rope.length_gain()))
+
+
+def _longest(config: ModelConfig) -> int | None:
+    given = config.completed.get("rope_parameters") or config.completed.get("rope_scaling") or {}
+    factor = given.get("factor") or 1
+    if TRAINED in given or given.get("rope_type") == "llama3":
+        factor = 1
+    return int(factor * (first(config.completed, LENGTHS) or UNTOLD))
+
+
+SGLANG = Engine(
+    name="SGLang",
+    option="sglang",
+    source="SGLang main, srt/layers/rotary_embedding, srt/utils/hf_transformers",
+    read="2026-11",
+    kinds={
+        "default": plain,
+        "linear": linear,
+        "dynamic": _dynamic,
+        "llama3": llama3,
+        "longrope": _longrope,
+        "proportional": lambda rope, length: rope.proportional(1.0),
+        "yarn": _yarn,
+        "deepseek_yarn": latent_yarn,
+    },
+    ropes=latent_ropes,
+    longest=_longest,
+)

@@ -1,0 +1,107 @@
+"""posenc doctor --engine and posenc extend --for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from posenc.integrations.transformers import save
+from tests.evaluation.engines.released import RELEASED
+from tests.support.samples import next_token_model
+
+pytest.importorskip("transformers")
+
+Run = Callable[..., tuple[int, str, str]]
+DOCTOR = ("--seconds", "0", "--engine")
+SMALL = {"num_hidden_layers": 2, "intermediate_size": 8, "vocab_size": 16}
+
+
+def folder_of(name: str, at: Path) -> Path:
+    fields = RELEASED[name] | SMALL
+    (at / "config.json").write_text(json.dumps(fields))
+    return at
+
+
+def test_a_scaling_that_one_engine_ignores(posenc: Run, tmp_path: Path) -> None:
+    folder = folder_of("Llama-3.1-8B", tmp_path)
+    fields = json.loads((folder / "config.json").read_text())
+    fields["rope_parameters"] = fields.pop("rope_scaling") | {
+        "rope_theta": fields.pop("rope_theta")
+    }
+    (folder / "config.json").write_text(json.dumps(fields))
+    code, printed, said = posenc("doctor", folder, *DOCTOR, "all")
+    assert code == 0, said
+    words = " ".join(printed.split())
+    assert "vLLM, SGLang and llama.cpp rotate as transformers does." in words
+    assert (
+        "mlx-lm ignores base and scaling: wrong from the first tokens on: "
+        "text does not hold together."
+    ) in words
+    assert "Right in all, in config.json:" in words
+    assert '"rope_theta": 500000.0' in words
+
+
+def test_the_same_as_json(posenc: Run, tmp_path: Path) -> None:
+    folder = folder_of("Olmo-3-7B", tmp_path)
+    code, printed, said = posenc("doctor", folder, *DOCTOR, "llama.cpp", "--json")
+    assert code == 0, said
+    found = json.loads(printed)
+    assert [one["engine"] for one in found["engines"]] == ["transformers", "llama.cpp"]
+    gains = [one["rotations"]["full_attention"]["gain"] for one in found["engines"]]
+    assert gains[1] == pytest.approx(gains[0] ** 2)
+    assert found["engines"][1]["source"].startswith("llama.cpp master")
+    assert set(found["right_in_all"]["changes"]) == {"rope_scaling"}
+
+
+def test_longest_texts_and_differences_without_a_remedy(posenc: Run, tmp_path: Path) -> None:
+    code, printed, said = posenc("doctor", folder_of("Phi-3-mini-128k", tmp_path), *DOCTOR, "vllm")
+    assert code == 0, said
+    words = " ".join(printed.split())
+    assert "vLLM takes texts of up to 4,096 tokens unless it is told otherwise" in words
+    assert "No line of config.json makes more engines rotate as transformers does." in words
+
+
+def test_layers_that_rotate_by_no_rule_are_named(posenc: Run, tmp_path: Path) -> None:
+    """nanochat rotates in its own code, by the config's frequencies; GPT-J has no such fields."""
+    fields = {"model_type": "gptj", "n_layer": 1, "n_embd": 64, "n_head": 2, "rotary_dim": 8}
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"vocab_size": 8}))
+    code, printed, said = posenc("doctor", tmp_path, *DOCTOR, "all")
+    assert code == 0, said
+    assert "Engines: not compared, the config states no rotation." in printed
+
+
+@pytest.mark.parametrize("command", [("doctor", "--engine"), ("extend", "--for")])
+def test_an_unknown_engine_is_refused(
+    posenc: Run, tmp_path: Path, command: tuple[str, str]
+) -> None:
+    folder = folder_of("Qwen3-8B", tmp_path)
+    code, printed, said = posenc(command[0], folder, command[1], "ollama")
+    assert code == 2
+    assert printed == ""
+    assert "transformers, vllm, sglang, llama.cpp, mlx, got 'ollama'" in " ".join(said.split())
+
+
+def test_what_to_type(posenc: Run, tmp_path: Path) -> None:
+    save(next_token_model(b"abc" * 99, length=16), tmp_path / "in")
+    given = ("extend", tmp_path / "in", "--factor", "2", "--no-report")
+    code, printed, said = posenc(*given, "--for", "vllm", "--out", tmp_path / "out")
+    assert code == 0, said
+    assert f"vllm serve {tmp_path / 'out'} --max-model-len 32" in printed
+    assert f"vllm serve {tmp_path / 'in'} --hf-overrides '{{" in printed
+    code, printed, said = posenc(*given, "--for", "llama.cpp", "--out", tmp_path / "gguf")
+    assert code == 0, said
+    assert "llama.rope.scaling.original_context_length = 16 (uint32)" in printed
+    code, printed, said = posenc(
+        *given, "--for", "mlx", "--method", "yarn", "--out", tmp_path / "mlx", "--json"
+    )
+    assert code == 0, said
+    assert json.loads(printed)["serving"]["engine"] == "mlx-lm"
+    code, _, said = posenc(
+        *given, "--for", "vllm", "--method", "rerope", "--out", tmp_path / "none"
+    )
+    assert code == 2
+    assert "The nearest that it serves: yarn." in said
+    assert not (tmp_path / "none").exists()

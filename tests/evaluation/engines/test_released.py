@@ -1,0 +1,187 @@
+"""Configs of released models in each engine."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from posenc.evaluation.engines import ENGINES, ModelConfig, Rotation, compare, differences
+from tests.evaluation.engines.released import RELEASED
+
+transformers = pytest.importorskip("transformers")
+
+AS_LONGER = "rotates texts up to the trained length as longer ones"
+LONG = {"vLLM": AS_LONGER, "llama.cpp": AS_LONGER, "mlx-lm": AS_LONGER}
+WHOLE_PAIRS = dict.fromkeys(("llama.cpp", "mlx-lm"), "rotates by other frequencies")
+
+DIFFERENT: dict[str, dict[str, str]] = {
+    "Qwen3-30B-A3B, YaRN": {"mlx-lm": "ignores the scaling"},
+    "Phi-3-mini-128k": LONG,
+    "Phi-3.5-mini": LONG,
+    "Phi-4-mini": LONG,
+    "gpt-oss-20b": WHOLE_PAIRS,
+    "gpt-oss-120b": WHOLE_PAIRS,
+    "GLM-4-9B": {"mlx-lm": "rotates 128 features of a head instead of 64"},
+    "Olmo-3-7B": {"llama.cpp": "scales logits by 2.13 instead of 1.46 in layers of full_attention"},
+}
+"""Engines that rotate these otherwise than transformers does; no others differ."""
+
+OTHER_LENGTHS: dict[str, dict[str, int]] = {
+    "Qwen2.5-72B, YaRN of its card": {"vLLM": 131072},
+    "DeepSeek-Coder-6.7B": {"vLLM": 65536, "SGLang": 65536},
+    **{name: {"vLLM": 4096} for name in ("Phi-3-mini-128k", "Phi-3.5-mini", "Phi-4-mini")},
+}
+"""Longest texts that are not those of ``max_position_embeddings``."""
+
+
+def length_of(config: ModelConfig) -> int:
+    return min(rope.length for rope in config.ropes().values())
+
+
+def rotary(fields: dict[str, Any]) -> Any:
+    """The rotary module of transformers."""
+    config = transformers.CONFIG_MAPPING[fields["model_type"]].from_dict(copy.deepcopy(fields))
+    config = config.get_text_config()
+    place = type(config).__module__.replace("configuration_", "modeling_")
+    for name, found in vars(importlib.import_module(place)).items():
+        if name.endswith("RotaryEmbedding") and "Vision" not in name and found.__module__ == place:
+            return found(config=config)
+    raise AssertionError(place)
+
+
+def test_there_are_sixty() -> None:
+    assert len(RELEASED) >= 60
+    assert set(DIFFERENT) | set(OTHER_LENGTHS) <= set(RELEASED)
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_transformers_rotates_by_its_rules(name: str) -> None:
+    module, config = rotary(RELEASED[name]), ModelConfig.of(RELEASED[name])
+    found = ENGINES["transformers"].rotations(config, 1)
+    assert found
+    for kind, rotation in found.items():
+        prefix = f"{kind}_" if kind else ""
+        theta = getattr(module, f"{prefix}inv_freq").double().flatten().tolist()
+        assert rotation.frequencies == pytest.approx(theta, rel=1e-6, abs=1e-30), kind
+        assert rotation.gain == pytest.approx(getattr(module, f"{prefix}attention_scaling"), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in RELEASED if n.startswith("Phi-3") or n == "Phi-4-mini"]
+)
+def test_transformers_turns_to_long_factors_past_the_trained_length(name: str) -> None:
+    module, config = rotary(RELEASED[name]), ModelConfig.of(RELEASED[name])
+    length = length_of(config)
+    for last in (length - 1, length):
+        module(torch.empty(1, 1, 1), torch.tensor([[last]]))
+        rotation = ENGINES["transformers"].rotations(config, last + 1)[""]
+        assert rotation.frequencies == pytest.approx(module.inv_freq.tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_engines_agree_to_1e_6_or_are_named(name: str) -> None:
+    config = ModelConfig.of(RELEASED[name])
+    length = length_of(config)
+    told = differences(config, length=length)
+    assert set(told) == set(ENGINES) - {"transformers"}
+    assert {k: v for k, v in told.items() if v} == DIFFERENT.get(name, {})
+    for n in (length, length + 1, 2 * length):
+        right = ENGINES["transformers"].rotations(config, n)
+        for engine, difference in told.items():
+            if difference:
+                continue
+            served = ENGINES[engine].rotations(config, n)
+            for kind, rotation in right.items():
+                assert served[kind].gain == pytest.approx(rotation.gain, rel=1e-6)
+                assert served[kind].frequencies == pytest.approx(
+                    rotation.frequencies, rel=1e-6, abs=1e-30
+                )
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_the_longest_text(name: str) -> None:
+    config = ModelConfig.of(RELEASED[name])
+    usual = dict.fromkeys(("transformers", "vLLM", "SGLang", "llama.cpp"), config.longest)
+    expected = usual | {"mlx-lm": None} | OTHER_LENGTHS.get(name, {})
+    assert {one.engine: one.longest for one in compare(config)} == expected
+
+
+def ramp(theta: float, width: int, trained: int, factor: float, *, whole: bool) -> list[float]:
+    """YaRN's frequencies, written from the paper (beta 32 and 1)."""
+    ends = [
+        width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        for turns in (32, 1)
+    ]
+    low, high = (math.floor(ends[0]), math.ceil(ends[1])) if whole else ends
+    found = []
+    for pair in range(width // 2):
+        fast = theta ** (-2 * pair / width)
+        slow_part = min(max((pair - low) / (high - low), 0), 1)
+        found.append(fast / factor * slow_part + fast * (1 - slow_part))
+    return found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_gpt_oss_by_the_paper(engine: str) -> None:
+    whole = engine in ("llama.cpp", "mlx-lm")
+    found = ENGINES[engine].rotations(ModelConfig.of(RELEASED["gpt-oss-20b"]), 1)[""]
+    assert found.frequencies == pytest.approx(ramp(150000, 64, 4096, 32, whole=whole), rel=1e-6)
+    assert found.gain == pytest.approx(0.1 * math.log(32) + 1)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_llama_3_by_wavelengths(engine: str) -> None:
+    expected = []
+    for pair in range(64):
+        theta = 500000 ** (-pair / 64)
+        wave = 2 * math.pi / theta
+        kept = (8192 / wave - 1) / 3
+        if wave < 8192 / 4:
+            expected.append(theta)
+        elif wave > 8192:
+            expected.append(theta / 8)
+        else:
+            expected.append((1 - kept) * theta / 8 + kept * theta)
+    found = ENGINES[engine].rotations(ModelConfig.of(RELEASED["Llama-3.1-8B"]), 1)[""]
+    assert found.frequencies == pytest.approx(expected, rel=1e-6)
+    assert found.gain == 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("length", [4096, 4097])
+def test_phi_3_by_its_factors(engine: str, length: int) -> None:
+    fields = RELEASED["Phi-3-mini-128k"]
+    long = length > 4096 or engine in ("vLLM", "llama.cpp", "mlx-lm")
+    factors = fields["rope_scaling"]["long_factor" if long else "short_factor"]
+    found = ENGINES[engine].rotations(ModelConfig.of(fields), length)[""]
+    expected = [10000 ** (-pair / 48) / factor for pair, factor in enumerate(factors)]
+    assert found.frequencies == pytest.approx(expected, rel=1e-6)
+    assert found.gain == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_gemma_4_rests_three_quarters_of_its_full_layers(engine: str) -> None:
+    found = ENGINES[engine].rotations(ModelConfig.of(RELEASED["Gemma-4"]), 1)
+    expected = [1e6 ** (-pair / 256) for pair in range(64)] + [0.0] * 192
+    assert found["full_attention"].frequencies == pytest.approx(expected, rel=1e-6)
+    expected = [1e4 ** (-pair / 128) for pair in range(128)]
+    assert found["sliding_attention"].frequencies == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_deepseek_has_no_gain_beside_its_scale(engine: str) -> None:
+    for name in ("DeepSeek-V2-Lite", "DeepSeek-V3", "Kimi-K2"):
+        found = ENGINES[engine].rotations(ModelConfig.of(RELEASED[name]), 1)[""]
+        assert found.gain == 1
+        assert len(found.frequencies) == 32
+
+
+def test_agreement_is_the_cosine_of_a_rotated_key() -> None:
+    one, two = Rotation((1.0, 0.5, 0.0)), Rotation((0.9, 0.5))
+    assert one.agreement(two, 10) == pytest.approx((math.cos(1.0) + 2) / 3)
+    assert one.agreement(one, 10**6) == 1

@@ -1,0 +1,173 @@
+"""Methods that an engine serves, and what to type for it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posenc.errors import ArgumentError
+from posenc.evaluation.engines import ENGINES, ModelConfig, differences
+from posenc.evaluation.engines.comparison import engine_named
+from posenc.evaluation.engines.serving import gguf_keys, overrides
+from posenc.evaluation.extend import Extended, extend_checkpoint
+from tests.evaluation.engines.released import TRAINED
+from tests.evaluation.engines.test_extended import LENGTH, original
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("a model") / "in"
+    config = transformers.CONFIG_MAPPING["llama"](**original("llama", 64, 1.0))
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def extended(source: Path, out: Path, engine: str, methods: str, factor: float = 4) -> Extended:
+    return extend_checkpoint(
+        source, out, methods=methods, factor=factor, engine=engine, report=False
+    )
+
+
+@pytest.mark.parametrize("method", ["yarn", "interpolate", "ntk", "llama3"])
+@pytest.mark.parametrize(
+    ("engine", "option"), [("vllm", "--hf-overrides"), ("sglang", "--json-model-override-args")]
+)
+def test_overrides_turn_the_original_into_the_extended_model(
+    source: Path, tmp_path: Path, engine: str, option: str, method: str
+) -> None:
+    found = extended(source, tmp_path / "out", engine, method)
+    assert found.serving is not None
+    words = shlex.split(found.serving.original)
+    assert str(source) in words
+    assert words[-1] == str(4 * LENGTH)
+    given = json.loads(words[words.index(option) + 1])
+    before = json.loads((source / "config.json").read_text())
+    written = json.loads((tmp_path / "out/config.json").read_text())
+    rule = engine_named(engine)
+    for n in (LENGTH, 4 * LENGTH):
+        one, two = (
+            rule.rotations(ModelConfig.of(fields), n)[""] for fields in (before | given, written)
+        )
+        assert one.like(two)
+    assert rule.longest(ModelConfig.of(before | given)) == 4 * LENGTH
+    assert f"{tmp_path / 'out'}" in found.serving.command
+
+
+def test_overrides_are_nested_where_the_model_of_text_is() -> None:
+    text = original("llama", 64, 1.0, rope_parameters={"rope_type": "default", "rope_theta": 2e6})
+    config = ModelConfig.of({"model_type": "llava", "text_config": text})
+    assert overrides(config, goal=99) == {
+        "text_config": {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 2e6},
+            "max_position_embeddings": 99,
+        }
+    }
+
+
+def test_keys_of_gguf(source: Path, tmp_path: Path) -> None:
+    found = extended(source, tmp_path / "yarn", "llama.cpp", "yarn")
+    assert found.serving is not None
+    assert found.serving.keys == {
+        "llama.context_length": (8192, "uint32"),
+        "llama.rope.scaling.type": ("yarn", "string"),
+        "llama.rope.scaling.factor": (4, "float32"),
+        "llama.rope.scaling.original_context_length": (2048, "uint32"),
+        "llama.rope.scaling.yarn_beta_fast": (32.0, "float32"),
+        "llama.rope.scaling.yarn_beta_slow": (1.0, "float32"),
+    }
+    linear = extended(source, tmp_path / "linear", "llama.cpp", "interpolate").serving
+    assert linear is not None
+    assert linear.keys == {
+        "llama.context_length": (8192, "uint32"),
+        "llama.rope.scaling.type": ("linear", "string"),
+        "llama.rope.scaling.factor": (4.0, "float32"),
+    }
+    base = extended(source, tmp_path / "ntk", "llama.cpp", "ntk").serving
+    assert base is not None
+    assert base.keys is not None
+    assert base.keys["llama.rope.freq_base"][0] == pytest.approx(500000 * 4 ** (64 / 62))
+    ramp = extended(source, tmp_path / "llama3", "llama.cpp", "llama3").serving
+    assert ramp is not None
+    assert ramp.keys is None, "kept in a tensor of the converted file"
+    assert "convert_hf_to_gguf.py" in ramp.command
+
+
+def test_a_gain_that_gguf_holds(source: Path, tmp_path: Path) -> None:
+    found = extended(source, tmp_path / "out", "llama.cpp", "yarn@temperature=1.3")
+    assert found.serving is not None
+    assert found.serving.keys is not None
+    gain, kind = found.serving.keys["llama.rope.scaling.attn_factor"]
+    assert (gain * 1.138629, kind) == (pytest.approx(1.3, rel=1e-5), "float32")
+
+
+def test_an_architecture_that_is_not_known_is_left_to_the_reader() -> None:
+    config = ModelConfig.of(original("llama", 64, 1.0) | {"model_type": "novel"})
+    assert gguf_keys(config, goal=9) == {
+        "ARCH.context_length": (9, "uint32"),
+        "ARCH.rope.freq_base": (500000.0, "float32"),
+    }
+
+
+def test_only_methods_that_the_engine_serves_are_kept(source: Path, tmp_path: Path) -> None:
+    found = extended(source, tmp_path / "out", "vllm", "dynamic_ntk,rerope,yarn")
+    assert found.method == "yarn"
+    assert found.left_out == {
+        "dynamic_ntk": "ignores the scaling",
+        "rerope": "is known to no engine",
+    }
+    assert differences(json.loads((tmp_path / "out/config.json").read_text()), length=LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("engine", "method", "why", "near"),
+    [
+        ("vllm", "rerope", "is known to no engine", "yarn"),
+        ("vllm", "longrope", "rotates texts up to the trained length as longer ones", "ntk"),
+        ("llama.cpp", "dynamic_ntk", "ignores the scaling", "ntk_by_parts"),
+        ("sglang", "yarn@temperature=1.0", "scales logits by 0.771 instead of 1", "yarn"),
+        ("mlx", "yarn@truncate=False", "rotates by other frequencies", "yarn"),
+        ("transformers", "rerope", "is known to no engine", "yarn"),
+    ],
+)
+def test_the_nearest_method_is_named(
+    source: Path, tmp_path: Path, engine: str, method: str, why: str, near: str
+) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        extended(source, tmp_path / "out", engine, method)
+    assert f"{method} {why}" in str(caught.value.got)
+    assert caught.value.remedy == f"The nearest that it serves: {near}."
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_engine(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"sglang, llama\.cpp, mlx, got 'vlm'"):
+        extended(source, tmp_path / "out", "vlm", "yarn")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llama.cpp", "mlx", "transformers"])
+def test_every_engine_has_a_command(source: Path, tmp_path: Path, engine: str) -> None:
+    out = tmp_path / "out of it"
+    found = extended(source, out, engine, "yarn").serving
+    assert found is not None
+    assert str(out) in shlex.split(found.command)
+    assert found.engine in ENGINES
+
+
+def fields_of(found: Extended) -> Any:
+    return json.loads((found.out / "config.json").read_text())
+
+
+def test_the_trained_length_goes_where_phi_3_reads_it(tmp_path: Path) -> None:
+    config = transformers.CONFIG_MAPPING["phi3"](
+        **original("phi3", 64, 1.0, **{TRAINED: LENGTH}), pad_token_id=0
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "in")
+    found = extended(tmp_path / "in", tmp_path / "out", "sglang", "ntk")
+    given = overrides(ModelConfig.of(fields_of(found)), goal=4 * LENGTH)
+    assert given[TRAINED] == LENGTH
