@@ -17,6 +17,6 @@ def live(model: SavedModel, family: str = "llama") -> LiveModel:
     with TemporaryDirectory() as folder:
         written = Path(folder) / "model"
         save(model, written, family=family)
-        opened = open_live(written, Fields.read(written), device="cpu")
+        opened = open_live(Fields.read(written), lambda kind: kind.open(written, device="cpu"))
     assert opened is not None
     return opened.requires_grad_(requires_grad=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -21,7 +22,6 @@ from posenc.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenize
 from posenc.integrations.transformers.checkpoints.extended import FIELD
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.folder import save
-from posenc.integrations.transformers.checkpoints.stored import StoredTensors
 from posenc.models import Decoder
 from posenc.models import load as load_saved
 from posenc.storage import output_folder, write_bytes, write_json
@@ -91,7 +91,11 @@ class Checkpoint:
             if extendable:
                 opened = opened._as_transformers(folder, device=device)
         else:
-            opened = cls._of_transformers(folder, config, device=device, extendable=extendable)
+            if extendable:  # before its weights are read
+                require_unstretched(config)
+            opened = cls._of_transformers(
+                folder, config, lambda kind: kind.open(folder, device=device)
+            )
         length = _trained_length(opened.model, opened.length or None, trained_length)
         return replace(opened, name=folder.resolve().name, length=length)
 
@@ -109,13 +113,15 @@ class Checkpoint:
 
         Raises: as ``open``.
         """
-        folder, kept = Path(model.name_or_path), twin_of(model).eval()
+        folder, twin = Path(model.name_or_path), twin_of(model).eval()
         values = {"architectures": [type(model).__name__], "dtype": str(model.dtype)[6:]}
         name = folder.name or type(model).__name__
         config = Fields(model.config.to_dict() | values, folder / "config.json")
-        kind = kind_of(config)
-        live = None if kind is None else _measurable(kind(kept))
-        opened = cls._of_live(live, config, folder if folder.name else None, extendable=extendable)
+        if extendable:
+            require_unstretched(config)
+        opened = cls._of_transformers(
+            folder if folder.name else None, config, lambda kind: kind(twin)
+        )
         length = _trained_length(opened.model, opened.length or None, trained_length)
         return replace(opened, name=name, length=length)
 
@@ -135,20 +141,10 @@ class Checkpoint:
 
     @classmethod
     def _of_transformers(
-        cls, folder: Path, config: Fields, *, device: str, extendable: bool
+        cls, folder: Path | None, config: Fields, load: Callable[[type[LiveModel]], LiveModel]
     ) -> Checkpoint:
         """A model that transformers loads."""
-        if extendable:  # before its weights are read
-            require_unstretched(config)
-        model = open_live(folder, config, device=device)
-        return cls._of_live(model, config, folder, extendable=extendable)
-
-    @classmethod
-    def _of_live(
-        cls, model: LiveModel | None, config: Fields, folder: Path | None, *, extendable: bool
-    ) -> Checkpoint:
-        if extendable:
-            require_unstretched(config)
+        model = open_live(config, load)
         family = str(config.values.get("model_type"))
         if model is None:
             raise CheckpointError(
@@ -188,26 +184,11 @@ class Checkpoint:
 
         Raises: as ``read_tokenizer``.
         """
+        assert self.folder is not None  # ``data`` refuses models without one
         if isinstance(self.model, LiveModel):
-            return read_tokenizer(self._files, self.model.vocabulary)
+            return read_tokenizer(self.folder, self.model.vocabulary)
         assert isinstance(self.model, Decoder)  # no others are opened
-        return read_tokenizer(self._files, self.model.config.vocabulary)
-
-    @property
-    def _files(self) -> Path:
-        """The folder.
-
-        Raises:
-            CheckpointError: if there is none.
-        """
-        if self.folder is None or not self.folder.is_dir():
-            raise CheckpointError(
-                str(self.folder or self.name),
-                expected="the folder that the model was loaded from, with its tokenizer",
-                got="a model made in memory" if self.folder is None else "no such folder",
-                remedy="Save model and tokenizer by save_pretrained, and load it from there.",
-            )
-        return self.folder
+        return read_tokenizer(self.folder, self.model.config.vocabulary)
 
     def data(
         self, *, text: Path | None = None, images: Path | None = None, training: bool = False
@@ -226,6 +207,13 @@ class Checkpoint:
             DataError: if the data are unusable.
         """
         assert self.config is not None  # only opened checkpoints have data
+        if self.folder is None or not self.folder.is_dir():
+            raise CheckpointError(
+                str(self.folder or self.name),
+                expected="the folder that the model was loaded from, with its tokenizer",
+                got="a model made in memory" if self.folder is None else "no such folder",
+                remedy="Save model and tokenizer by save_pretrained, and load it from there.",
+            )
         sees = isinstance(self.model, LiveImages)
         name, other, path = ("text", "images", text) if sees else ("images", "text", images)
         if path is not None:
@@ -236,7 +224,7 @@ class Checkpoint:
                 remedy=f"Give --{other}.",
             )
         if sees:
-            return ImageSource.of_checkpoint(self._files, self.config, images)
+            return ImageSource.of_checkpoint(self.folder, self.config, images)
         tokenizer = self.tokenizer()
         return read_ids(text, encode=tokenizer.encode, training=training, special=tokenizer.special)
 
@@ -350,8 +338,12 @@ def kind_of(config: Fields) -> type[LiveModel] | None:
     return None
 
 
-def open_live(folder: Path, config: Fields, *, device: str) -> LiveModel | None:
-    """The model of a folder; None for one that cannot be measured.
+def open_live(config: Fields, load: Callable[[type[LiveModel]], LiveModel]) -> LiveModel | None:
+    """The model of a config; None for one that cannot be measured.
+
+    Args:
+        config: of the model.
+        load: makes it of the class for its architecture.
 
     Raises:
         CheckpointError: if transformers is missing, or cannot load it.
@@ -359,13 +351,7 @@ def open_live(folder: Path, config: Fields, *, device: str) -> LiveModel | None:
     kind = kind_of(config)
     if kind is None:
         return None
-    with StoredTensors(folder):  # names what is missing
-        opened = kind.open(folder, device=device)
-    return _measurable(opened)
-
-
-def _measurable(opened: LiveModel) -> LiveModel | None:
-    """The model as its inputs say; None for one that cannot be measured."""
+    opened = load(kind)
     if isinstance(opened, LiveEncoder) and opened.model.main_input_name == "pixel_values":
         opened = LiveImages(opened.model)
     if isinstance(opened, LiveImages):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.integrations.transformers.checkpoints.extended import FIELD
+from posenc.integrations.transformers.checkpoints.stored import StoredTensors
 from posenc.layout import Layout
 from posenc.models import Greedy, Sample
 
@@ -60,7 +61,7 @@ class LiveModel(nn.Module):
         absent: list[str] = []
         try:
             for options in ({}, {"add_pooling_layer": False}):
-                with quiet_transformers():
+                with StoredTensors(folder), quiet_transformers():
                     model, found = getattr(transformers, cls.auto).from_pretrained(
                         folder,
                         dtype=torch.float32,
@@ -74,6 +75,8 @@ class LiveModel(nn.Module):
                     break
             if absent:
                 raise ValueError(f"no {absent[0]}")  # transformers would draw it at random
+        except CheckpointError:  # of what is stored, which names what is missing
+            raise
         except Exception as error:  # of any model type
             raise CheckpointError(
                 str(folder),

@@ -28,15 +28,20 @@ def rotate(
 
     A compiled graph fuses the definition by itself, and transforms of ``torch.func`` need it.
     """
-    if rotation.query is rotation.key and q.shape[2] == 1 and q.dtype == k.dtype:
-        heads = [q.shape[1], k.shape[1]]  # operators on so few numbers cost the same for both
-        if rotation.query[0].shape[1] == 1 and q.shape[0] == k.shape[0]:
-            both = rotate_one(torch.cat([q, k], dim=1), rotation.query, rotation.pairing)
-            rotated, keys = torch.split(both, heads, dim=1)
-            return rotated, keys
+    if not torch.compiler.is_compiling() and _are_one_token(rotation, q, k):
+        both = rotate_one(torch.cat([q, k], dim=1), rotation.query, rotation.pairing)
+        rotated, keys = torch.split(both, [q.shape[1], k.shape[1]], dim=1)
+        return rotated, keys
     return rotate_one(q, rotation.query, rotation.pairing), rotate_one(
         k, rotation.key, rotation.pairing
     )
+
+
+def _are_one_token(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
+    """True for one query and its own key, on which operators cost as much as on one of them."""
+    if rotation.query is not rotation.key or rotation.query[0].shape[1] != 1:
+        return False
+    return (q.shape[2], q.shape[0], q.dtype) == (1, k.shape[0], k.dtype)
 
 
 def rotate_one(
