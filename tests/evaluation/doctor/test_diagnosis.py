@@ -115,9 +115,9 @@ def test_peak_memory_counts_what_lives_at_once() -> None:
 def test_a_loaded_model_is_diagnosed_as_its_folder(tmp_path: Path) -> None:
     model = tiny_model("qwen3")
     model.save_pretrained(tmp_path)
-    of_folder = diagnose(tmp_path, budget=0)
+    of_folder = diagnose(tmp_path, budget=0, run_seconds=0)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    of_model = diagnose(loaded, budget=0)
+    of_model = diagnose(loaded, budget=0, run_seconds=0)
     assert of_model.reading.layers == of_folder.reading.layers
     assert of_model.advice == of_folder.advice
     assert str(tmp_path) in str(of_model.advice.command)
