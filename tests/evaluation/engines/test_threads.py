@@ -256,6 +256,18 @@ def test_lines_leave_transformers_rotation_alone() -> None:
     assert before == after
 
 
+def test_lines_that_engines_agree_on_but_change_the_rotation_are_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fields = RELEASED["Qwen3-30B-A3B"] | {"rope_scaling": qwen3()["rope_scaling"]}
+    assert IGNORED in told(fields).values()
+    plain = {"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+    assert not told(fields | plain)
+    ways = "posenc.evaluation.engines.remedy._candidates"
+    monkeypatch.setattr(ways, lambda config: iter([plain]))
+    assert right_in_all(fields) is None
+
+
 def test_the_trained_length_beside_the_parameters_of_a_model_that_transformers_lacks() -> None:
     fields = qwen3() | {"model_type": "novel", TRAINED: 4096}
     fields["rope_scaling"] = {k: v for k, v in fields["rope_scaling"].items() if k != TRAINED}
