@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +47,13 @@ def columns(count: int) -> LowRank:
 TABLE = BucketedTerms(bucket=lambda offsets: offsets[..., 0].long(), table=torch.zeros(1, 1))
 
 
+def one_query(*, groups: int, **options: Any) -> Problem:
+    """One query of four heads with sinks, whose keys are those of so many."""
+    posed = problem(1, 2**15)
+    k = posed.k[:, :groups]
+    return replace(posed, k=k, v=k, sinks=torch.zeros(4), **options)
+
+
 COLUMN = replace(TABLE, column=torch.zeros(1, 4, 600))
 SIDE = 512
 """Queries and keys of four heads with just ``SMALL`` logits; ``FEW`` are a quarter of a head."""
@@ -86,9 +94,22 @@ CASES = {
         "a score part without",
     ),
     "unstructured, few": (problem(64, 65, lowered=None), "a score part without, few"),
+    "one query": (one_query(groups=4), "sinks or a cap, not many"),
+    "one query, shared keys": (one_query(groups=2), "sinks of one query"),
+    "one query, shared keys, cap": (one_query(groups=2, softcap=1.0), "sinks or a cap, not many"),
+    "one query, shared keys, table": (
+        one_query(groups=2, lowered=(TABLE,)),
+        "sinks or a cap, not many",
+    ),
+    "one query, shared keys, window": (
+        one_query(groups=2, grid=replace(problem(1, 2**15).grid, window=9)),
+        "sinks or a cap, not many",
+    ),
     "unstructured, fewer": (problem(64, 64, lowered=None), "few logits"),
 }
 ORDER = {
+    "sinks or a cap, not many": ["native", "sdpa", "reference"],
+    "sinks of one query": ["sdpa", "native", "reference"],
     "few logits": ["sdpa", "reference"],
     "no terms by offset": ["sdpa", "native", "blockwise", "reference"],
     "no terms by offset, not many": ["sdpa", "native", "reference"],

@@ -433,3 +433,21 @@ def test_last_token_by_one_query(dtype: torch.dtype) -> None:
     else:
         assert said.backend == "decoding"
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_one_query_of_heads_that_share_keys(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, *size, 8, dtype=dtype) for size in ((4, 1), (2, 9000), (2, 9000)))
+    inputs = [x.requires_grad_() for x in (q, k, v, torch.randn(4, dtype=dtype))]
+    grid = Grid(Layout.sequence(1, 8999), Layout.sequence(9000), causal=True)
+    assert explain(*inputs[:3], grid, Encoding(), sinks=inputs[3]).backend == "sdpa"
+    found = []
+    for backend in ("auto", "reference"):
+        output, lse = attend(
+            *inputs[:3], grid, Encoding(), sinks=inputs[3], backend=backend, return_lse=True
+        )
+        loss = (output.sin().sum() + lse.sum()).sum()
+        found.append([output, lse, *torch.autograd.grad(loss, inputs)])
+    for mine, expected in zip(*found, strict=True):
+        torch.testing.assert_close(mine, expected)

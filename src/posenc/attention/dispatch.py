@@ -214,6 +214,8 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
     if problem.lowered is None:
         return "a score part without structured form", kernels
     if problem.sinks is not None or problem.softcap is not None:
+        if _shares_whole_keys(problem):
+            return "sinks of one query, whose heads share keys", ["sdpa", "native", *last]
         return "sinks or a cap of the logits", kernels
     if problem.grid.segmented:
         return "documents or padding", kernels
@@ -227,3 +229,13 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
         return "masked pairs, or gradients in half precision", kernels
     reason = BACKENDS["native"].outpaces_sdpa(problem)
     return (reason, kernels) if reason else ("no terms by offset", ["sdpa", "native", *last])
+
+
+def _shares_whole_keys(problem: Problem) -> bool:
+    """True if heads of one query read the same keys, and all: PyTorch's kernel reads them once.
+
+    Traced, it would not give the LSE that sinks need.
+    """
+    alone = problem.q.shape[2] == 1 and problem.q.shape[1] != problem.k.shape[1]
+    plain = problem.softcap is None and not problem.lowered and problem.grid.dense
+    return alone and plain and not (torch.compiler.is_compiling() or is_transformed())
