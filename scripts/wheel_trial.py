@@ -86,7 +86,7 @@ def main() -> None:
     best = run(PYTHON.with_name("posenc"), "--version")
     assert f"CPU kernels: {supported[0]}, prebuilt" in best
     let_write("+w")
-    install(f"{wheels[0]}[transformers]", "pytest", "hypothesis", "hatchling")
+    install(f"{wheels[0]}[transformers,ode]", "pytest", "hypothesis", "hatchling")
     for name in ("tests", "docs", "README.md", "pyproject.toml", "hatch_build.py"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, WORK / name)
