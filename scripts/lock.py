@@ -38,7 +38,7 @@ OLDEST_PYTHON = "3.11"
 
 
 def compiled(*arguments: str, requirements: str = "") -> str:
-    """What ``uv pip compile`` writes, without settings, indexes or wheel folders of this machine.
+    """The output of ``uv pip compile``, without settings, indexes or wheel folders of this machine.
 
     Raises:
         subprocess.CalledProcessError: the requirements cannot be met; uv has said why.

@@ -47,7 +47,7 @@ VARLEN = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_lengt
 
 @dataclass(frozen=True)
 class Model:
-    """What the modeling files of a model say of its attention.
+    """Facts on its attention in the modeling files of a model.
 
     Args:
         name: of its package in ``transformers.models``.

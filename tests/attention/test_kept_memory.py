@@ -1,4 +1,4 @@
-"""What calls keep: no more with more calls, and nothing of encodings that are gone."""
+"""Memory kept by calls: no more with more calls, and nothing of encodings that are gone."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_few_queries_anywhere_among_keys(name: str, first: int) -> None:
 
 
 def masks(encoding: Encoding, grid: Grid, rows: int, count: int, dropout: float) -> Tensor:
-    """What weights are multiplied by, a row a query, the same in the backward pass."""
+    """Factors of weights, a row a query, the same in the backward pass."""
     keys = grid.key.length
     q, k = (torch.zeros(rows, count, side.length, 8) for side in (grid.query, grid.key))
     v = torch.eye(keys).expand(rows, count, -1, -1).clone().requires_grad_()

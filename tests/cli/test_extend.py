@@ -156,7 +156,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_figures_of_random_weights_are_no_headline(
     posenc: Run, untrained: Path, text: Path, tmp_path: Path
 ) -> None:
-    """What does not beat the frequencies of bytes is told so, and fails, report and all."""
+    """A model that does not beat the frequencies of bytes fails, report and all."""
     given = ("evaluate", untrained, "--text", text)
     code, printed, said = posenc(*given, "--out", tmp_path / "out")
     assert code == 2

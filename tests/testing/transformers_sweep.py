@@ -45,7 +45,7 @@ class Slow(BaseException):
 
 
 def outcome(kind: str, patterns: set[str], dtype: torch.dtype = torch.float32) -> tuple[str, str]:
-    """What became of a model type, and the reason or the largest difference.
+    """The outcome for a model type, and the reason or the largest difference.
 
     A type that is off in float32, as routers and deep models may be by rounding alone, has to be
     equal in float64.

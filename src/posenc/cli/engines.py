@@ -79,7 +79,7 @@ def served_json(folder: Path, engine: str) -> dict[str, Any]:
 
 
 def print_serving(extended: Extended) -> None:
-    """What to type for the engine that was asked for."""
+    """Print the commands and settings of the engine that was asked for."""
     if extended.left_out:
         OUT.print()
     for spec, why in extended.left_out.items():

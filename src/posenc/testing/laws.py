@@ -142,7 +142,7 @@ def windows_are_windows(subject: Subject) -> None:
 
 @law
 def nothing_kept_outlives_weights(subject: Subject) -> None:
-    """What repeated calls keep is freed with the layer, and keeps nothing of it alive."""
+    """Results kept by repeated calls are freed with the layer, and keep nothing of it alive."""
     layer, x = subject.layer(dtype=torch.float32), inputs().float()
     with torch.no_grad():
         for _ in range(3):

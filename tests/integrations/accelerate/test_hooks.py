@@ -104,7 +104,7 @@ def layers(model: PreTrainedModel) -> Iterator[nn.Module]:
 
 @pytest.mark.parametrize("key", [key for key in FIRST if not key.startswith("switch")])
 def test_layers_on_two_devices(key: str) -> None:
-    """What layers hand on goes along: biases, masks, memories. Routers read values."""
+    """Biases, masks and memories that layers hand on go along. Routers read values."""
     case = CASES[key]
     model = case.model()
     put_under(model, check=False)

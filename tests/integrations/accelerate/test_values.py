@@ -88,7 +88,7 @@ def gradients(case: Case, model: torch.nn.Module) -> dict[str, Tensor]:
     ],
 )
 def test_gradients_for_each_sample(key: str) -> None:
-    """Where the models' own layers allow it."""
+    """Of the models whose own layers allow it."""
     case = CASES[key]
     model = case.model()
     expected = gradients(case, model)
