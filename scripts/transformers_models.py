@@ -73,7 +73,7 @@ class Model:
 
 
 def served(model: Model) -> str:
-    """What serves the model, or why nothing does."""
+    """The part of posenc that serves the model, or why none does."""
     if model.name in FAMILIES:
         return "yes, by modules of its own"
     if not model.on_interface:
