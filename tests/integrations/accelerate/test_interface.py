@@ -304,6 +304,23 @@ def test_static_caches_give_the_first_query_as_a_tensor() -> None:
     assert torch.equal(made.dense, sdpa_mask(*call, allow_is_causal_skip=False))
 
 
+def test_masks_that_no_layer_reads_cost_nothing() -> None:
+    """A model makes a mask for each kind of layer that its config may have."""
+    calls = []
+
+    def function(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        calls.append(len(calls))
+        return causal_mask_function(row, head, query, key)
+
+    made = pairs_behind(mask(2, 5, 12, 7, 0, function))
+    assert made is not None
+    assert not calls
+    assert made.grid is not None
+    first = len(calls)
+    assert made.grid is made.grid
+    assert first == len(calls) > 0
+
+
 @pytest.mark.parametrize("kind", [torch.bool, torch.float32, "keys"])
 @pytest.mark.parametrize("weights", [False, True])
 def test_masks_that_models_make_themselves(kind: Any, weights: bool) -> None:

@@ -246,26 +246,28 @@ def pairs_of(
             *(batch_size, q_length, kv_length, int(q_offset), kv_offset), torch.device(device)
         )
         use_vmap = bool(options.get("use_vmap"))
-        grid = grid_of_function(mask_function, place, attention_mask, use_vmap=use_vmap)
+        find = partial(grid_of_function, mask_function, place, attention_mask, use_vmap=use_vmap)
         if not use_vmap:
-            return Pairs(grid, visible)
+            return Pairs(find, visible)
         # PyTorch maps no function while an operator reads a mask.
-        if grid is not None:
-            return Pairs(grid, partial(_shown, grid, (batch_size, 1, q_length, kv_length)))
-        pairs = visible()
-        return Pairs(None, lambda: pairs)
+        grid = find()
+        if grid is None:
+            return _written(visible())
+        return Pairs(lambda: grid, partial(_shown, grid, (batch_size, 1, q_length, kv_length)))
     causal = mask_function is causal_mask_function
     known = causal or mask_function is bidirectional_mask_function
     if is_scripted() or not known or isinstance(q_offset, Tensor):  # as of a static cache
-        pairs = visible()
-        return Pairs(None, lambda: pairs)
+        return _written(visible())
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:
         padding = padding[:, kv_offset : kv_offset + kv_length].bool()
     starts = (q_offset, kv_offset)
-    return Pairs(
-        grid_of(q_length, kv_length, padding, causal=causal, device=device, starts=starts), visible
-    )
+    grid = grid_of(q_length, kv_length, padding, causal=causal, device=device, starts=starts)
+    return Pairs(lambda: grid, visible)
+
+
+def _written(pairs: Bool[Tensor, "B 1 Q K"]) -> Pairs:
+    return Pairs(lambda: None, lambda: pairs)
 
 
 def _shown(grid: Grid, shape: tuple[int, int, int, int]) -> Tensor:

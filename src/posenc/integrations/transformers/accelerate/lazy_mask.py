@@ -23,13 +23,22 @@ class Pairs(ComputedOnce):
     """Pairs of queries and keys that attend to each other.
 
     Args:
-        grid: of the same pairs; None if no grid is known.
+        make_grid: makes the grid of the same pairs, ``grid``; None if no grid is known.
         compute: makes the mask ``[B, 1, Q, K]``, True where a query may attend to a key; ``dense``
             is its result.
     """
 
-    grid: Grid | None
+    make_grid: Callable[[], Grid | None]
     compute: Callable[[], Bool[Tensor, "B 1 Q K"]]
+    _grid: Grid | None = None
+    _made: bool = False
+
+    @property
+    def grid(self) -> Grid | None:
+        """Made when first asked for: models make masks for kinds of layers that they lack."""
+        if not self._made:
+            self._grid, self._made = self.make_grid(), True
+        return self._grid
 
     def written(self, dtype: torch.dtype) -> Shaped[Tensor, "B 1 Q K"]:
         """The mask as bool, or as numbers to add to the logits: 0 or the lowest."""
