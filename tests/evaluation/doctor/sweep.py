@@ -1,7 +1,7 @@
 """Diagnose the default config of every causal language model of transformers.
 
-Prints each model that could not be run, with the reason, and each that was not read as by hand;
-fails if there are any of the latter, if a diagnosis raises, or if too few models were run.
+Prints each model's time, or the reason why it could not be run, and each that was not read as by
+hand; fails if there are any of the latter, if a diagnosis raises, or if too few models were run.
 
     python -m tests.evaluation.doctor.sweep [MODEL_TYPE ...]
 """
@@ -55,6 +55,7 @@ def main(kinds: list[str]) -> int:
             say(f"{kind} not run: {reason}")
             continue
         seconds.append(diagnosis.reading.seconds)
+        say(f"{kind} {seconds[-1]:.1f} s")
         if kind in BY_HAND and summary(diagnosis.reading) != BY_HAND[kind]:
             wrong += 1
             say(f"{kind} WRONG: {summary(diagnosis.reading)} instead of {BY_HAND[kind]}")
