@@ -8,11 +8,14 @@ hand; fails if there are any of the latter, if a diagnosis raises, or if too few
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from threading import Lock
 
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -23,12 +26,16 @@ from tests.evaluation.doctor.layers_by_hand import BY_HAND, summary
 LEAST = 165 / 189
 """Share of models to be read by running."""
 
+IMPORTING = Lock()
+"""transformers imports modules when they are first asked for."""
+
 
 def diagnosed(kind: str) -> Diagnosis | str:
     """The diagnosis of a default config; transformers' reason where it has none."""
     with TemporaryDirectory() as folder:
         try:
-            transformers.AutoConfig.for_model(kind).save_pretrained(folder)
+            with IMPORTING:
+                transformers.AutoConfig.for_model(kind).save_pretrained(folder)
         except Exception as error:  # of transformers
             return f"no default config: {' '.join(str(error).split())[:200]}"
         return diagnose(Path(folder), budget=0)
@@ -43,22 +50,24 @@ def main(kinds: list[str]) -> int:
     transformers.logging.set_verbosity_error()
     seconds: list[float] = []
     wrong = crashed = 0
-    for kind in kinds:
-        try:
-            diagnosis = diagnosed(kind)
-        except Exception:
-            crashed += 1
-            say(f"{kind} CRASHED\n{traceback.format_exc()}")
-            continue
-        if isinstance(diagnosis, str) or diagnosis.reading.by == "config":
-            reason = diagnosis if isinstance(diagnosis, str) else diagnosis.reading.reason
-            say(f"{kind} not run: {reason}")
-            continue
-        seconds.append(diagnosis.reading.seconds)
-        say(f"{kind} {seconds[-1]:.1f} s")
-        if kind in BY_HAND and summary(diagnosis.reading) != BY_HAND[kind]:
-            wrong += 1
-            say(f"{kind} WRONG: {summary(diagnosis.reading)} instead of {BY_HAND[kind]}")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a process of its own
+        futures = {kind: pool.submit(diagnosed, kind) for kind in kinds}
+        for kind, future in futures.items():
+            try:
+                diagnosis = future.result()
+            except Exception:
+                crashed += 1
+                say(f"{kind} CRASHED\n{traceback.format_exc()}")
+                continue
+            if isinstance(diagnosis, str) or diagnosis.reading.by == "config":
+                reason = diagnosis if isinstance(diagnosis, str) else diagnosis.reading.reason
+                say(f"{kind} not run: {reason}")
+                continue
+            seconds.append(diagnosis.reading.seconds)
+            say(f"{kind} {seconds[-1]:.1f} s")
+            if kind in BY_HAND and summary(diagnosis.reading) != BY_HAND[kind]:
+                wrong += 1
+                say(f"{kind} WRONG: {summary(diagnosis.reading)} instead of {BY_HAND[kind]}")
     read = len(seconds)
     times = f"median {median(seconds):.1f} s, longest {max(seconds):.1f} s"
     say(f"{read} of {len(kinds)} run, {times}")
