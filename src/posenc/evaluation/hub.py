@@ -10,7 +10,7 @@ from pathlib import Path
 from posenc.errors import CheckpointError
 from posenc.storage import as_path
 
-NAME = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\S+))?")
+NAME = re.compile(r"(?P<repo>\w[\w.-]{0,95}/\w[\w.-]{0,95})(@(?P<revision>\S{1,100}))?")
 
 CONFIGS = ("config.json", "tokenizer_config.json")
 """Files that a model is diagnosed by."""
@@ -45,7 +45,7 @@ REASONS = {
         "Name a branch, a tag or a commit of it.",
     ),
 }
-"""What errors mean, and the remedy if it is not to fetch the model, by kind; special ones first."""
+"""Meanings of errors by kind, special ones first, and remedies other than to fetch the model."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class HubName:
     def of(cls, source: Path | str) -> HubName | None:
         """The name that is meant; None for anything that exists, or can only be a folder."""
         path = as_path(source)
-        found = None if path.exists() else NAME.fullmatch(path.as_posix())
-        return found and cls(**found.groupdict())
+        found = NAME.fullmatch(path.as_posix())
+        return None if found is None or path.exists() else cls(**found.groupdict())
 
     def __str__(self) -> str:
         return f"{self.repo}@{self.revision}" if self.revision else self.repo
