@@ -30,7 +30,7 @@ class PosencLM(HFLM):
             the config says.
         factor: extension of the trained length.
         length: the trained length; by default that of the config.
-        accelerate: compute attention with posenc.
+        accelerate: compute attention with posenc, as methods that move positions always do.
         max_length: of inputs, in tokens; by default the trained length times the factor.
         **options: of ``HFLM``: ``dtype``, ``batch_size``, ``revision`` …
 
@@ -53,15 +53,16 @@ class PosencLM(HFLM):
         parsed = parse_name(EXTENSIONS, method) if method else None
         super().__init__(pretrained, max_length=max_length, **options)
         trained = length or self.max_length
-        written = getattr(self.model.config, FIELD, None)
+        written, place = getattr(self.model.config, FIELD, None), ""
         if parsed is not None:
-            stretch(self.model, parsed.name, factor=factor, length=length, **parsed.options)
+            given = {"factor": factor, "length": length, **parsed.options}
+            place = stretch(self.model, parsed.name, **given).place
         elif written is not None:
-            stretch(self.model)
+            place = stretch(self.model).place
             trained, factor = written["length"] or trained, written["factor"]
-        if max_length is None and factor is not None:
+        if max_length is None and factor is not None and place:
             self._max_length = round(trained * factor)
-        if accelerate:
+        if accelerate and place != "attention":
             computed_by_posenc(self.model)
 
 
