@@ -55,7 +55,7 @@ class PosencLM(HFLM):
         trained = length or self.max_length
         written, place = getattr(self.model.config, FIELD, None), ""
         if parsed is not None:
-            given = {"factor": factor, "length": length, **parsed.options}
+            given: dict[str, Any] = {"factor": factor, "length": length, **parsed.options}
             place = stretch(self.model, parsed.name, **given).place
         elif written is not None:
             place = stretch(self.model).place
