@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from posenc.integrations.transformers import save
 from tests.evaluation.engines.released import RELEASED
 from tests.support.samples import next_token_model
+from tests.support.tiny_models import tiny_model
 
 pytest.importorskip("transformers")
 
@@ -105,3 +107,28 @@ def test_what_to_type(posenc: Run, tmp_path: Path) -> None:
     assert code == 2
     assert "The nearest that it serves: yarn." in said
     assert not (tmp_path / "none").exists()
+
+
+def test_a_library_that_rotates_otherwise_than_the_config_says(
+    posenc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+    tiny_model("qwen3").save_pretrained(tmp_path)
+    given = ("doctor", tmp_path, "--seconds", "0", "--live")
+    code, printed, said = posenc(*given)
+    assert code == 0, said
+    assert "model.rotary_emb.inv_freq: 8 pairs, gain 1, as its config says." in printed
+    usual = Qwen3RotaryEmbedding.compute_default_rope_parameters
+
+    def doubled(*args: Any, **options: Any) -> Any:
+        theta, gain = usual(*args, **options)
+        return 2 * theta, gain
+
+    name = "compute_default_rope_parameters"
+    monkeypatch.setattr(Qwen3RotaryEmbedding, name, staticmethod(doubled))
+    _, printed, _ = posenc(*given)
+    assert "has other frequencies than its config says, by up to 1 of their size." in printed
+    _, printed, _ = posenc(*given, "--json")
+    [one] = json.loads(printed)["live"]
+    assert one["own"]["frequencies"][0] == 2 * one["stated"]["frequencies"][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,10 +16,16 @@ from posenc.cli.options import Json
 
 if TYPE_CHECKING:
     from posenc.evaluation.doctor.diagnosis import Diagnosis
+    from posenc.evaluation.engines import Checked
 
 
 def doctor(
-    model: Annotated[Path, typer.Argument(help="Folder with config.json; weights are not read.")],
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder with config.json, or org/name@revision of the hub; weights are not read."
+        ),
+    ],
     seconds: Annotated[
         float, typer.Option(help="Seconds to measure a layer for; 0 measures nothing.", min=0)
     ] = 60.0,
@@ -29,6 +36,12 @@ def doctor(
             help="Compare with how an engine would rotate: vllm, sglang, llama.cpp, mlx or all.",
         ),
     ] = None,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Load the weights too, and compare its frequencies with its config."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Diagnose a transformers model: layers, the lengths they hold, costs, ignored settings.
@@ -43,17 +56,25 @@ def doctor(
         posenc doctor llama-folder --seconds 0 --json
 
         posenc doctor llama-folder --seconds 0 --engine all
+
+        posenc doctor Qwen/Qwen3-8B@main --seconds 0 --live
     """
     from posenc.evaluation.doctor.diagnosis import diagnose
+    from posenc.evaluation.doctor.loading import check_source
 
     require_engine(engine)
     diagnosis = diagnose(model, budget=seconds)
+    checked = check_source(model) if live else ()
     if json:
-        print_json(diagnosis.to_json() | ({} if engine is None else served_json(model, engine)))
-    else:
-        _print(diagnosis)
-        if engine is not None:
-            print_served(model, engine, diagnosis.reading)
+        served = {} if engine is None else served_json(model, engine)
+        loaded = {"live": [asdict(one) for one in checked]} if live else {}
+        print_json(diagnosis.to_json() | served | loaded)
+        return
+    _print(diagnosis)
+    if engine is not None:
+        print_served(model, engine, diagnosis.reading)
+    if live:
+        _print_checked(checked)
 
 
 def _print(diagnosis: Diagnosis) -> None:
@@ -92,6 +113,26 @@ def _print(diagnosis: Diagnosis) -> None:
         _print_costs(diagnosis)
         OUT.print()
     _line(diagnosis.acceleration)
+
+
+def _print_checked(checked: tuple[Checked, ...]) -> None:
+    from posenc.reporting.numbers import counted
+
+    OUT.print()
+    _line("Loaded with its weights:", style="bold")
+    for one in checked:
+        layers = f" of layers of {one.layer_type}" if one.layer_type else ""
+        pairs = counted(sum(theta > 0 for theta in one.own.frequencies), "pair")
+        told = one.problem or (
+            "as its config says" if one.stated else "which its config does not state"
+        )
+        _line(
+            f"{one.path}{layers}: {pairs}, gain {one.own.gain:.5g}, {told}.",
+            indent=2,
+            style="yellow" if one.problem else "",
+        )
+    if not checked:
+        _line("No rotary frequencies were found.", indent=2)
 
 
 def _print_length(diagnosis: Diagnosis) -> None:

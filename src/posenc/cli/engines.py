@@ -33,11 +33,11 @@ def require_engine(engine: str | None) -> None:
         engine_named(engine)
 
 
-def print_served(folder: Path, engine: str, reading: Reading) -> None:
-    """The rotations of a folder's config in engines, and the lines that are right in all."""
+def print_served(model: Path, engine: str, reading: Reading) -> None:
+    """The rotations of a model's config in engines, and the lines that are right in all."""
     from posenc.evaluation.engines.truth import unlike_rules
 
-    served, remedy = _served(folder, engine)
+    served, remedy = _served(model, engine)
     OUT.print()
     if not served:
         _line("Engines: not compared, the config states no rotation.")
@@ -69,9 +69,9 @@ def print_served(folder: Path, engine: str, reading: Reading) -> None:
         _line("No line of config.json makes more engines rotate as transformers does.")
 
 
-def served_json(folder: Path, engine: str) -> dict[str, Any]:
+def served_json(model: Path, engine: str) -> dict[str, Any]:
     """The same as JSON values."""
-    served, remedy = _served(folder, engine)
+    served, remedy = _served(model, engine)
     return {
         "engines": [asdict(one) for one in served],
         "right_in_all": None if remedy is None else asdict(remedy),
@@ -106,13 +106,14 @@ def engine_json(extended: Extended) -> dict[str, Any]:
     return {"serving": asdict(extended.serving), "left_out": extended.left_out}
 
 
-def _served(folder: Path, engine: str) -> tuple[tuple[Served, ...], Remedy | None]:
+def _served(model: Path, engine: str) -> tuple[tuple[Served, ...], Remedy | None]:
     from posenc.evaluation.engines import compare, right_in_all
     from posenc.evaluation.engines.comparison import engine_named
     from posenc.evaluation.engines.transformers import TRANSFORMERS
+    from posenc.evaluation.hub import model_folder
     from posenc.integrations.transformers.checkpoints.fields import Fields
 
-    fields = Fields.read(folder).values
+    fields = Fields.read(model_folder(model, weights=False)).values
     served = compare(fields)
     if engine != ALL:
         names = {TRANSFORMERS.name, engine_named(engine).name}

@@ -18,7 +18,9 @@ from posenc.evaluation.settings import EvaluationSettings
 def evaluate(
     *,
     fields: dict[str, Any],
-    checkpoint: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="Folder with config.json and safetensors, or org/name@revision.")
+    ],
     out: Annotated[Path, option("Output folder for the report.")] = Path("posenc-evaluate"),
     json: Json = False,
     quiet: Quiet = False,

@@ -29,7 +29,8 @@ def extend(
         Path | None,
         typer.Argument(
             show_default="a small model, trained first",
-            help="Folder with config.json and safetensors, or of a run of posenc compare.",
+            help="Folder with config.json and safetensors, or of a run of posenc compare; or "
+            "org/name@revision of the hub.",
         ),
     ] = None,
     out: Annotated[Path, option("Output folder for checkpoint and report.")] = Path(

@@ -14,7 +14,10 @@ from posenc.errors import ArgumentError
 
 def generate(
     model: Annotated[
-        Path, typer.Argument(help="Folder of a trained run (OUT/runs/…), or of transformers.")
+        Path,
+        typer.Argument(
+            help="Folder of a trained run (OUT/runs/…) or of transformers, or org/name@revision."
+        ),
     ],
     prompt: Annotated[str, option("Text to continue.")] = "def ",
     max_new: Annotated[int, option("Number of tokens (bytes) to generate.")] = 200,

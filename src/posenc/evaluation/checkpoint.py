@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -14,6 +15,7 @@ from torch import nn
 
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.evaluation.engines.remedy import under_all_names
+from posenc.evaluation.hub import BESIDE, HubName
 from posenc.evaluation.images import ImageSource
 from posenc.evaluation.live import LiveDecoder, LiveEncoder, LiveMaskedLM, LiveModel, twin_of
 from posenc.evaluation.live_images import LiveImages
@@ -24,19 +26,13 @@ from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.folder import save
 from posenc.models import Decoder
 from posenc.models import load as load_saved
-from posenc.storage import output_folder, write_bytes, write_json
+from posenc.storage import as_path, output_folder, write_bytes, write_json
 
 OWN_FAMILY = "llama"
 """``model_type`` that models of ``posenc compare`` are written as."""
 
 LONGEST = "max_position_embeddings"
 """Field of ``config.json`` with the trained length."""
-
-COPIED = (
-    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
-    *("*.model", "chat_template*", "generation_config.json", "preprocessor_config.json"),
-)
-"""Files copied to an extended checkpoint; none depends on positions."""
 
 CAUSAL = (Decoder, LiveDecoder)
 
@@ -46,12 +42,13 @@ class Checkpoint:
     """A trained model, and the folder that it was read from.
 
     Args:
-        name: of the folder.
+        name: of the folder, or on the hub.
         family: ``model_type``.
         model: in eval mode: one of transformers, or a ``Decoder`` of ``posenc compare``.
         length: the trained length in tokens; of images the longer side in pixels.
         folder: None for a model made in memory.
         config: the fields of ``config.json``, which a written checkpoint starts from.
+        hub: the name on the hub, of a model that is from there.
     """
 
     name: str
@@ -60,11 +57,12 @@ class Checkpoint:
     length: int
     folder: Path | None = None
     config: Fields | None = None
+    hub: HubName | None = None
 
     @classmethod
     def open(
         cls,
-        folder: Path,
+        source: Path | str,
         *,
         trained_length: int | None = None,
         device: str = "cpu",
@@ -73,16 +71,19 @@ class Checkpoint:
         """Read a checkpoint folder of transformers, or a language model of ``posenc compare``.
 
         Args:
-            folder: with ``config.json`` and safetensors, or of a run (``OUT/runs/rope/seed-0``).
+            source: a folder with ``config.json`` and safetensors, or of a run
+                (``OUT/runs/rope/seed-0``); or a name on the hub, ``org/name@revision``.
             trained_length: overrides ``config.json``.
             device: of the model.
             extendable: refuse checkpoints that cannot be written once extended.
 
         Raises:
             CheckpointError: if the folder is incomplete, its family is not supported, or
-                (``extendable``) it cannot be written.
+                (``extendable``) it cannot be written; or as ``HubName.folder``.
             ArgumentError: if the trained length is unknown, or not that of the position table.
         """
+        hub = HubName.of(source)
+        folder = hub.folder(weights=True) if hub else as_path(source)
         if (folder / "model" / "config.json").is_file():
             folder = folder / "model"
         config = Fields.read(folder)
@@ -97,7 +98,8 @@ class Checkpoint:
                 folder, config, lambda kind: kind.open(folder, device=device)
             )
         length = _trained_length(opened.model, opened.length or None, trained_length)
-        return replace(opened, name=folder.resolve().name, length=length)
+        name = str(hub or folder.resolve().name)
+        return replace(opened, name=name, length=length, hub=hub)
 
     @classmethod
     def of_model(
@@ -179,6 +181,14 @@ class Checkpoint:
             model = LiveDecoder.open(config.path.parent, device=device)
         return replace(self, model=model, config=config)
 
+    @property
+    def words(self) -> str:
+        """The model as command lines of engines name it; "" if only posenc reads it."""
+        if self.hub:
+            return self.hub.words
+        read = self.folder and self.config and self.config.path.parent == self.folder
+        return shlex.quote(str(self.folder)) if read else ""
+
     def tokenizer(self) -> TokenizerFile:
         """The tokenizer of a model of text.
 
@@ -249,7 +259,7 @@ class Checkpoint:
             if model.served:
                 _name_for_engines(partial)
             for path in sorted(copied):
-                if path.is_file() and any(fnmatch(path.name, pattern) for pattern in COPIED):
+                if path.is_file() and any(fnmatch(path.name, pattern) for pattern in BESIDE):
                     write_bytes(partial / path.name, path.read_bytes())
             if study is not None:
                 from posenc.evaluation.report import write_study

@@ -53,7 +53,7 @@ class Extended:
 
 
 def extend_checkpoint(
-    source: Path | PreTrainedModel,
+    source: Path | str | PreTrainedModel,
     out: Path,
     settings: ExtensionSettings | None = None,
     *,
@@ -69,8 +69,8 @@ def extend_checkpoint(
     input is not changed.
 
     Args:
-        source: folder of the checkpoint, see ``Checkpoint.open``; or a loaded model, see
-            ``Checkpoint.of_model``.
+        source: folder of the checkpoint or its name on the hub, see ``Checkpoint.open``; or a
+            loaded model, see ``Checkpoint.of_model``.
         out: new or empty folder.
         settings: by default those of ``ExtensionSettings``.
         engine: only methods that it serves; see ``engine_named``.
@@ -91,7 +91,7 @@ def extend_checkpoint(
     factor, search, tuning = settings.factor, settings.search, settings.tuning
     length = settings.trained_length
     asked = None if engine is None else engine_named(engine)
-    if isinstance(source, Path):
+    if isinstance(source, Path | str):
         checkpoint = Checkpoint.open(
             source, trained_length=length, device=settings.device, extendable=True
         )
@@ -175,7 +175,7 @@ def _told(
         engine,
         Fields.read(written.out).values,
         written.out,
-        None if tuned else checkpoint.folder,
+        "" if tuned else checkpoint.words,
         round(factor * checkpoint.length),
     )
     return replace(written, serving=found, left_out=left_out)

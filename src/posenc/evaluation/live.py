@@ -50,8 +50,8 @@ class LiveModel(nn.Module):
         self.model, self.served = model, served
 
     @classmethod
-    def open(cls, folder: Path, *, device: str) -> Self:
-        """Load a folder by transformers, in float32, from safetensors.
+    def open(cls, folder: Path, *, device: str, dtype: torch.dtype | str = torch.float32) -> Self:
+        """Load a folder by transformers from safetensors; ``"auto"``: in the dtype of its weights.
 
         Raises:
             CheckpointError: if it cannot be loaded, or a weight is missing.
@@ -64,7 +64,7 @@ class LiveModel(nn.Module):
                 with StoredTensors(folder), quiet_transformers():
                     model, found = getattr(transformers, cls.auto).from_pretrained(
                         folder,
-                        dtype=torch.float32,
+                        dtype=dtype,
                         use_safetensors=True,
                         trust_remote_code=False,
                         output_loading_info=True,

@@ -1,7 +1,9 @@
 """RoPE's fields of released models.
 
-From model cards and ``config.json`` files as remembered, not fetched: they serve as shapes of
-configs that exist. LongRoPE's factors are made up (``FACTORS``), of the released number.
+Written down from model cards and ``config.json`` files; those of Qwen 2.5, 3 and 3.5, Llama 3.1 and
+3.3, DeepSeek V3, Gemma 4, Command R and R7B, Ministral 3 and Olmo 3 were compared with copies of
+2026. The others serve as shapes of configs that exist. LongRoPE's factors are made up
+(``_factors``), of the released number.
 """
 
 from __future__ import annotations
@@ -104,7 +106,10 @@ RELEASED: dict[str, dict[str, Any]] = {
     "Llama-3.2-1B": _of("llama", 32, 64, 131072, 5e5, **_llama3(32.0)),
     "Llama-3.2-3B": _of("llama", 24, 128, 131072, 5e5, **_llama3(32.0)),
     "Llama-3.3-70B": _of("llama", 64, 128, 131072, 5e5, head_dim="no", **_llama3(8.0)),
-    "Llama-4-Scout": _of("llama4_text", 40, 128, 10485760, 5e5, **_llama3(16.0, low=1.0, high=1.0)),
+    "Llama-4-Scout": {
+        "model_type": "llama4",
+        "text_config": _of("llama4_text", 40, 128, 10485760, 5e5, **_llama3(16.0, 1.0, 1.0)),
+    },
     "Llama-4-Maverick": _of("llama4_text", 40, 128, 1048576, 5e5),
     "DeepSeek-Coder-6.7B": _of(
         "llama", 32, 128, 16384, 1e5, rope_scaling={"type": "linear", "factor": 4.0}
@@ -174,7 +179,7 @@ RELEASED: dict[str, dict[str, Any]] = {
     "Olmo-3-7B": _of("olmo3", 32, 128, 65536, 5e5, head_dim="no", **OLMO3),
     "granite-3.1-8b": _of("granite", 32, 128, 131072, 1e7, head_dim="no"),
     "EXAONE-4.0-32B": _of("exaone4", 40, 128, 131072, 1e6, **_llama3(16.0)),
-    "Command R": _of("cohere", 64, 128, 131072, 8e6, head_dim="no"),
+    "Command R": _of("cohere", 64, 128, 8192, 8e6, head_dim="no", model_max_length=131072),
     "Command R7B": _of("cohere2", 32, 128, 132096, 5e4),
     "StableLM-2-1.6B": _of(
         "stablelm", 32, 64, 4096, 1e4, head_dim="no", partial_rotary_factor=0.25

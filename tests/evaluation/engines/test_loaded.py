@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from posenc.errors import CheckpointError
+from posenc.evaluation.doctor.loading import check_source
 from posenc.evaluation.engines import check
+from posenc.evaluation.extend import extend_checkpoint
 from tests.evaluation.engines.released import TRAINED
 
 transformers = pytest.importorskip("transformers")
@@ -98,3 +102,26 @@ def test_another_width() -> None:
     model = made()
     model.model.rotary_emb.inv_freq = torch.ones(8)
     assert check(model)[0].problem == "rotates 16 features of a head, its config says 32"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_folder_is_loaded_in_its_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    made(rope_parameters=YARN).to(dtype).save_pretrained(tmp_path)
+    [one] = check_source(tmp_path)
+    assert one.problem == ""
+    assert one.own.gain == pytest.approx(1.1386, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ["yarn", "rerope", "drope", "yarn+log_n"])
+def test_a_folder_that_posenc_extended(method: str, tmp_path: Path) -> None:
+    made(max_position_embeddings=64).save_pretrained(tmp_path / "in")
+    options: dict[str, Any] = {"methods": method, "factor": 2.0, "report": False}
+    extend_checkpoint(tmp_path / "in", tmp_path / "out", **options)
+    found = check_source(tmp_path / "out")
+    assert [one.problem for one in found] == [""]
+
+
+def test_a_folder_that_transformers_cannot_load(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "novel"}')
+    with pytest.raises(CheckpointError, match="got 'novel'"):
+        check_source(tmp_path)

@@ -32,7 +32,7 @@ DIFFERENT: dict[str, dict[str, str]] = {
 """Engines that rotate these otherwise than transformers does; no others differ."""
 
 OTHER_LENGTHS: dict[str, dict[str, int]] = {
-    "Qwen2.5-72B, YaRN of its card": {"vLLM": 131072},
+    "Command R": dict.fromkeys(("vLLM", "SGLang", "llama.cpp"), 131072),
     "DeepSeek-Coder-6.7B": {"vLLM": 65536, "SGLang": 65536},
     **{name: {"vLLM": 4096} for name in ("Phi-3-mini-128k", "Phi-3.5-mini", "Phi-4-mini")},
 }

@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 
 from posenc.errors import ArgumentError
+from posenc.evaluation.candidates import Method
 from posenc.evaluation.engines import ENGINES, ModelConfig, differences
+from posenc.evaluation.engines.choosing import served_methods
 from posenc.evaluation.engines.comparison import engine_named
 from posenc.evaluation.engines.serving import gguf_keys, overrides
 from posenc.evaluation.extend import Extended, extend_checkpoint
+from posenc.evaluation.live import LiveDecoder
+from posenc.extension import EXTENSIONS, applicable
 from tests.evaluation.engines.released import TRAINED
 from tests.evaluation.engines.test_extended import LENGTH, original
 
@@ -60,14 +64,16 @@ def test_overrides_turn_the_original_into_the_extended_model(
 
 
 def test_overrides_are_nested_where_the_model_of_text_is() -> None:
-    text = original("llama", 64, 1.0, rope_parameters={"rope_type": "default", "rope_theta": 2e6})
-    config = ModelConfig.of({"model_type": "llava", "text_config": text})
+    parameters = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 2e6}
+    text = original("llama", 64, 1.0, rope_parameters=parameters, **{TRAINED: 24})
+    config = ModelConfig.of({"model_type": "llava", "text_config": text, TRAINED: 7})
     assert overrides(config, goal=99) == {
-        "text_config": {
-            "rope_parameters": {"rope_type": "default", "rope_theta": 2e6},
-            "max_position_embeddings": 99,
-        }
+        "text_config": {"rope_parameters": parameters, "max_position_embeddings": 99, TRAINED: 24}
     }
+    assert config.ropes()[""].length == 24
+    keys = gguf_keys(config, goal=99)
+    assert keys is not None
+    assert keys["llama.context_length"] == (99, "uint32")
 
 
 def test_keys_of_gguf(source: Path, tmp_path: Path) -> None:
@@ -122,6 +128,22 @@ def test_only_methods_that_the_engine_serves_are_kept(source: Path, tmp_path: Pa
         "rerope": "is known to no engine",
     }
     assert differences(json.loads((tmp_path / "out/config.json").read_text()), length=LENGTH)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_methods_without_words_in_a_config_are_named_for_every_engine(
+    source: Path, engine: str
+) -> None:
+    """All that fit a model with RoPE; the others are held in ``test_extended``."""
+    model = LiveDecoder.open(source, device="cpu")
+    fitting = set(applicable(model.trained_encoding())) - {"direct"}
+    methods = {name for name in fitting if not EXTENSIONS[name].claims.transformers}
+    methods |= {"yarn+log_n"}
+    assert {"rerope", "self_extend", "drope"} < methods
+    parsed = [Method.parse(name) for name in (*sorted(methods), "yarn")]
+    kept, left = served_methods(parsed, model, ENGINES[engine], factor=2.0, length=LENGTH)
+    assert [method.spec for method in kept] == ["yarn"]
+    assert left == dict.fromkeys(methods, "is known to no engine")
 
 
 @pytest.mark.parametrize(

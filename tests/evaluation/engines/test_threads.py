@@ -51,15 +51,16 @@ def test_megatron_1418_the_ramp_is_of_the_trained_length() -> None:
         assert not served(fields, engine).like(served(wrong, engine))
 
 
-def test_vllm_56446_and_53634_the_longest_text_is_multiplied_again() -> None:
+def test_vllm_56446_and_53634_the_longest_text_was_multiplied_again() -> None:
+    """Until 0.33, which takes that of YaRN as it is stated."""
     scaling = {"rope_type": "deepseek_yarn", "factor": 40.0, TRAINED: 4096}
     fields = RELEASED["DeepSeek-V3"] | {"rope_scaling": scaling, "max_position_embeddings": 131072}
     found = {one.engine: one for one in compare(fields)}
-    assert found["vLLM"].longest == 5_242_880
+    assert found["vLLM"].longest == 131_072
     unknown = "does not start: it knows no rope_type 'deepseek_yarn'"
     assert found["transformers"].difference == unknown
     named = fields | {"rope_scaling": scaling | {"rope_type": "yarn"}}
-    assert {one.engine: one.longest for one in compare(named)}["vLLM"] == 163_840
+    assert {one.engine: one.longest for one in compare(named)}["vLLM"] == 131_072
 
 
 @pytest.mark.parametrize("given", [1.0, 1.5])
@@ -135,11 +136,10 @@ def test_unsloth_7028_an_override_without_the_base() -> None:
 
 
 def test_vllm_recipes_856_yarn_past_what_the_config_states() -> None:
-    """vLLM takes factor times trained length, SGLang and llama.cpp the stated one."""
+    """All take the stated length; vLLM took factor times the trained one until 0.33."""
     fields = RELEASED["Qwen3-8B"] | {"rope_scaling": qwen3()["rope_scaling"]}
     found = {one.engine: one.longest for one in compare(fields)}
-    assert found["vLLM"] == 131072
-    assert found["SGLang"] == found["llama.cpp"] == 40960
+    assert found["vLLM"] == found["SGLang"] == found["llama.cpp"] == 40960
 
 
 def test_safe_synthesizer_623_linear_factors_are_applied_to_the_longest_text() -> None:
@@ -215,6 +215,44 @@ def test_nothing_is_advised_where_nothing_helps() -> None:
     assert right_in_all(RELEASED["Phi-3-mini-128k"]) is None
     assert right_in_all(RELEASED["Qwen3-8B"]) is None
     assert right_in_all({"model_type": "bert", "hidden_size": 64}) is None
+
+
+def test_vllm_serves_dynamic_ntk_of_a_told_trained_length() -> None:
+    """By one base for all texts, the one that transformers has at the longest."""
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "max_trained_positions": 1024}
+    fields = RELEASED["Llama-2-7B"] | {"rope_scaling": scaling}
+    base = 10000 * 7 ** (128 / 126)  # 2 · 4096 / 1024 - 1
+    assert served(fields, "vLLM").frequencies[-1] == pytest.approx(base ** (-63 / 64))
+
+
+INSIDE = {"rope_type": "yarn", "factor": 4.0, TRAINED: 32768, "rope_theta": 1e6}
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "expected"),
+    [
+        ("qwen3", {"rope_parameters": INSIDE}, ""),
+        ("qwen2", {"rope_parameters": INSIDE, "rope_theta": 1e6}, IGNORED),
+        ("granitemoehybrid", {"rope_parameters": {"rope_theta": 2e6}, "rope_theta": 1e4}, ""),
+        ("granitemoehybrid", {"rope_scaling": INSIDE, "rope_theta": 1e6}, IGNORED),
+        ("nemotron", {"rope_scaling": {"type": "linear", "factor": 2.0}}, ""),
+        (
+            "nemotron",
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "does not start: it knows linear scaling of this model alone",
+        ),
+        ("llama4_text", RELEASED["Llama-4-Scout"]["text_config"], IGNORED),
+    ],
+)
+def test_where_mlx_lm_reads_a_scaling(family: str, more: dict[str, Any], expected: str) -> None:
+    usual = {"num_attention_heads": 32, "hidden_size": 4096, "max_position_embeddings": 131072}
+    assert told({"model_type": family, **usual, **more}).get("mlx-lm", "") == expected
+
+
+@pytest.mark.parametrize("family", ["cohere", "cohere2"])
+def test_llama_cpp_scales_no_command_r(family: str) -> None:
+    fields = RELEASED["Command R7B"] | {"model_type": family, "rope_scaling": INSIDE}
+    assert told(fields)["llama.cpp"] == IGNORED
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from posenc.evaluation.doctor.facts import Reading
 from posenc.evaluation.doctor.from_config import read_config
 from posenc.evaluation.doctor.process import SECONDS, NotRunError, read_by_running
 from posenc.evaluation.engines.config import completed, text_part
+from posenc.evaluation.hub import model_folder
 from posenc.integrations.transformers.checkpoints.fields import Fields, read_object
 
 if TYPE_CHECKING:
@@ -62,16 +63,19 @@ def diagnose(
     The model is built without storing weights and run in a process of its own.
 
     Args:
-        source: a folder written by ``save_pretrained``, or downloaded from a hub; or a loaded
-            model, whose config is read.
+        source: a folder written by ``save_pretrained``, or a name on the hub
+            (``org/name@revision``), of which small files are fetched; or a loaded model, whose
+            config is read.
         budget: seconds to measure costs for; 0: none.
         run_seconds: limit of that process; 0: the config alone is read.
 
     Raises:
-        CheckpointError: if there is no such file, or it is not a JSON object.
+        CheckpointError: if there is no such file, or it is not a JSON object; or as
+            ``HubName.folder``.
     """
     if isinstance(source, Path | str):
-        return _diagnose(Path(source), Path(source), budget, run_seconds)
+        folder = model_folder(source, weights=False)
+        return _diagnose(folder, Path(source), budget, run_seconds)
     with TemporaryDirectory() as written:
         source.config.save_pretrained(written)
         named = Path(source.name_or_path or "FOLDER")

@@ -12,18 +12,18 @@ from posenc.integrations.transformers.checkpoints.rope import TRAINED
 BARE = frozenset({"gpt_neox", "phi", "gemma", "gemma2", "minicpm3"})
 """Families of which neither base nor scaling is converted."""
 
-UNSCALED = frozenset({"deepseek", "exaone_moe", "phi3", "phimoe"})
+UNSCALED = frozenset({"cohere", "cohere2", "deepseek", "exaone_moe", "phi3", "phimoe"})
 """Families of which YaRN and linear scaling are not converted."""
 
 LLAMA3 = {
     **dict.fromkeys(
         (
             *("llama", "mistral", "mixtral", "granite", "granitemoe", "arcee", "smollm3"),
-            *("apertus", "nemotron-nas", "llama4_text", "ministral3"),
+            *("apertus", "nemotron-nas", "llama4_text", "ministral3", "granitemoehybrid"),
         ),
         "beside",
     ),
-    **dict.fromkeys(("exaone", "exaone4"), "in"),
+    **dict.fromkeys(("exaone", "exaone4", "exaone_moe"), "in"),
 }
 """Families of which llama3's factors are converted; the trained length is read beside the
 parameters, and is 8,192 where it is not there, or read in them."""
@@ -40,29 +40,43 @@ UNTOLD = 8192
 
 NAMES = {
     **{name: name for name in ("llama", "qwen2", "qwen3", "gemma", "gemma2", "olmo", "olmo2")},
-    **{name: name for name in ("olmoe", "glm4", "granite", "smollm3", "cohere2", "exaone")},
-    **{name: name for name in ("exaone4", "seed_oss", "stablelm", "starcoder2", "nemotron")},
-    **{name: name for name in ("arcee", "apertus", "lfm2", "falcon", "mamba", "phi3", "phimoe")},
-    "mistral": "llama",
-    "mixtral": "llama",
-    "qwen2_moe": "qwen2moe",
-    "qwen3_moe": "qwen3moe",
-    "qwen3_next": "qwen3next",
-    "qwen3_5_text": "qwen35",
+    **{name: name for name in ("olmoe", "glm4", "granite", "granitemoe", "smollm3", "cohere2")},
+    **{name: name for name in ("exaone", "exaone4", "seed_oss", "stablelm", "starcoder2")},
+    **{name: name for name in ("nemotron", "nemotron_h", "arcee", "apertus", "lfm2", "falcon")},
+    **{name: name for name in ("phi3", "phimoe", "ernie4_5", "mistral4", "minicpm3", "bitnet")},
+    **{name: name for name in ("afmoe", "deepseek", "dots1", "jais2")},
+    **dict.fromkeys(("mistral", "mixtral"), "llama"),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek2"),
+    "cohere": "command-r",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "exaone_moe": "exaone-moe",
+    "falcon_h1": "falcon-h1",
     "gemma3_text": "gemma3",
+    "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
-    "phi": "phi2",
+    "glm": "chatglm",
+    "glm4_moe": "glm4moe",
+    "glm_moe_dsa": "glm-dsa",
     "gpt_neox": "gptneox",
     "gpt_oss": "gpt-oss",
-    "deepseek_v2": "deepseek2",
-    "deepseek_v3": "deepseek2",
-    "glm4_moe": "glm4moe",
-    "olmo3": "olmo2",
-    "granitemoe": "granitemoe",
-    "cohere": "command-r",
-    "ministral3": "mistral3",
+    "granitemoehybrid": "granitehybrid",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "lfm2_moe": "lfm2moe",
     "llama4_text": "llama4",
-    "ernie4_5": "ernie4_5",
+    "mimo_v2_flash": "mimo2",
+    "minimax_m2": "minimax-m2",
+    "ministral3": "mistral3",
+    "nemotron-nas": "deci",
+    "olmo3": "olmo2",
+    "phi": "phi2",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_5_text": "qwen35",
+    "qwen3_moe": "qwen3moe",
+    "qwen3_next": "qwen3next",
+    "qwen3_vl_text": "qwen3vl",
+    "qwen3_vl_moe_text": "qwen3vlmoe",
 }
 """Architectures of GGUF by ``model_type``."""
 
@@ -112,10 +126,16 @@ def _converted(config: ModelConfig, layer_type: str, rope: Rope) -> Rope:
     return replace(rope, parameters=given)
 
 
+def _longest(config: ModelConfig) -> int | None:
+    """Of Command R the length of its tokenizer, which is the trained one."""
+    told = config.completed.get("model_max_length") if config.family == "cohere" else None
+    return told or config.longest
+
+
 LLAMA_CPP = Engine(
     name="llama.cpp",
     option="llama.cpp",
-    source="llama.cpp master, conversion, src/llama-context.cpp, ggml's rope_yarn",
+    source="llama.cpp master, conversion, gguf 0.19.0, src/llama-context.cpp, ggml's rope_yarn",
     read="2026-11",
     kinds={
         "default": plain,
@@ -126,5 +146,5 @@ LLAMA_CPP = Engine(
         "yarn": _yarn,
     },
     ropes=_ropes,
-    longest=lambda config: config.longest,
+    longest=_longest,
 )

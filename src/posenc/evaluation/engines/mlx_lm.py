@@ -26,13 +26,15 @@ BESIDE: dict[str, float | None] = {
     "youtu": 1.6e6,
     "phi3": 1e4,
     **dict.fromkeys(("apertus", "dots1", "exaone4", "granite", "granitemoe"), REQUIRED),
-    **dict.fromkeys(("granitemoehybrid", "llama4_text", "longcat_flash"), REQUIRED),
+    **dict.fromkeys(("llama4", "longcat_flash"), REQUIRED),
     **dict.fromkeys(("olmo3", "qwen3", "qwen3_next"), REQUIRED),
 }
 """Families that read ``rope_scaling`` and, beside it, ``rope_theta``; its default, if any."""
 
 UNSCALED: dict[str, float | None] = {
     **dict.fromkeys(("gemma", "gemma2", "glm", "olmo", "phi", "nemotron", "deepseek"), 1e4),
+    "granitemoehybrid": 1e4,
+    "llama4_text": REQUIRED,
     "mixtral": 1e6,
     "qwen2_moe": 1e6,
     "starcoder2": 1e5,
@@ -46,12 +48,21 @@ UNSCALED: dict[str, float | None] = {
 }
 """Families that read a base and no scaling."""
 
-BASE_INSIDE = frozenset({"lfm2", "lfm2_moe", "exaone_moe"})
-"""Families of these that prefer the base in ``rope_parameters``."""
+LINEAR = frozenset({"deepseek", "nemotron"})
+"""Families of these that read linear scaling, by its ``type``."""
+
+LINEAR_ALONE = frozenset({"nemotron", "qwen2_moe"})
+"""Families that do not start with another one."""
+
+BASE_INSIDE = frozenset({"lfm2", "lfm2_moe", "exaone_moe", "granitemoehybrid"})
+"""Families that prefer the base in ``rope_parameters``."""
+
+INSIDE_TOO = frozenset({"qwen3"})
+"""Families that read base and scaling there if they are not beside it."""
 
 INSIDE = frozenset(
     {"ministral3", "gemma4_text", "laguna", "mellum", "qwen3_5_text", "qwen3_5_moe_text"}
-    | {"glm_moe_dsa"}
+    | {"glm_moe_dsa", "mistral4"}
 )
 """Families that read ``rope_parameters`` with the base in it."""
 
@@ -81,17 +92,29 @@ def _ropes(config: ModelConfig) -> dict[str, Rope]:
     family, standard = config.family, config.ropes()
     if family in INSIDE:
         return {kind: _told(rope) for kind, rope in standard.items()}
+    if family == "llama4_text" and config.nested:
+        family = "llama4"
     known = BESIDE if family in BESIDE else UNSCALED
     if family not in known:
         raise NotServedError(f"it has no model {family}")
-    inside = config.written.get("rope_parameters") if family in BASE_INSIDE else None
+    written, inside = config.written, config.written.get("rope_parameters")
+    inside = inside if isinstance(inside, Mapping) else {}
     named = "rotary_emb_base" if family == "gpt_neox" else "rope_theta"
-    base = (inside or {}).get("rope_theta", config.written.get(named, known[family]))
+    bases = [written.get(named), known[family]]
+    if family in INSIDE_TOO:
+        bases.insert(1, inside.get("rope_theta"))
+    if family in BASE_INSIDE:
+        bases.insert(0, inside.get("rope_theta"))
+    base = next((base for base in bases if base is not None), None)
     if base is None:
         raise NotServedError("config.json has no rope_theta beside the parameters")
-    scaling = config.written.get("rope_scaling") if known is BESIDE else None
+    scaling = written.get("rope_scaling") or (inside if family in INSIDE_TOO else None)
     given = scaling if isinstance(scaling, Mapping) else {}
-    if family == "phi3" and given.get("type") not in PHI3:
+    kind = given.get("type")
+    if given and family in LINEAR_ALONE and kind != "linear":
+        raise NotServedError("it knows linear scaling of this model alone")
+    read = known is BESIDE or (family in LINEAR and kind == "linear")
+    if not read or (family == "phi3" and kind not in PHI3):
         given = {}
     return {
         kind: _beside(config, kind, rope, float(base), given) for kind, rope in standard.items()
@@ -129,7 +152,7 @@ def _told(rope: Rope) -> Rope:
 MLX_LM = Engine(
     name="mlx-lm",
     option="mlx",
-    source="mlx-lm d78bf58, models/rope_utils.py and the files of the models",
+    source="mlx-lm 0.32.2, models/rope_utils.py and the files of the models",
     read="2026-11",
     kinds={
         "default": plain,

@@ -55,7 +55,7 @@ class Serving:
 
 
 def serving(
-    engine: Engine, fields: Mapping[str, Any], out: Path, source: Path | None, goal: int
+    engine: Engine, fields: Mapping[str, Any], out: Path, source: str, goal: int
 ) -> Serving:
     """How to serve an extended folder.
 
@@ -63,7 +63,7 @@ def serving(
         engine: that rotates as the folder says.
         fields: of its ``config.json``.
         out: the folder.
-        source: the folder of the model as it was, if it has the same weights.
+        source: the model as it was, as commands name it; "" if its weights are others.
         goal: tokens of the longest text.
     """
     config = ModelConfig.of(fields)
@@ -73,8 +73,7 @@ def serving(
         return Serving(
             engine.name,
             f"vllm serve {folder} --max-model-len {goal}",
-            f"vllm serve {shlex.quote(str(source))} --hf-overrides {shlex.quote(given)} "
-            f"--max-model-len {goal}"
+            f"vllm serve {source} --hf-overrides {shlex.quote(given)} --max-model-len {goal}"
             if source
             else "",
         )
@@ -84,7 +83,7 @@ def serving(
         return Serving(
             engine.name,
             f"{start} {folder} --context-length {goal}",
-            f"{start} {shlex.quote(str(source))} --json-model-override-args {shlex.quote(given)} "
+            f"{start} {source} --json-model-override-args {shlex.quote(given)} "
             f"--context-length {goal}"
             if source
             else "",

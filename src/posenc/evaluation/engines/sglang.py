@@ -5,7 +5,7 @@ from __future__ import annotations
 from posenc.evaluation.engines.config import ModelConfig, first
 from posenc.evaluation.engines.engine import Engine
 from posenc.evaluation.engines.rotation import Rope, Rotation, linear, llama3, plain
-from posenc.evaluation.engines.vllm import latent_ropes, latent_yarn
+from posenc.evaluation.engines.vllm import latent_ropes
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
 LENGTHS = (
@@ -26,6 +26,11 @@ def _yarn(rope: Rope, length: int) -> Rotation:
         gain = rope.quotient_gain(float(one), float(every))
     truncate = bool(rope.parameters.get("truncate", True))
     return rope.yarn(gain * rope.number("attn_factor", 1.0), truncate=truncate)
+
+
+def _latent_yarn(rope: Rope, length: int) -> Rotation:
+    gain = rope.quotient_gain(rope.number("mscale", 1.0), rope.number("mscale_all_dim", 0.0))
+    return rope.yarn(gain * rope.number("attn_factor", 1.0), truncate=True)
 
 
 def _dynamic(rope: Rope, length: int) -> Rotation:
@@ -49,7 +54,7 @@ def _longest(config: ModelConfig) -> int | None:
 SGLANG = Engine(
     name="SGLang",
     option="sglang",
-    source="SGLang main, srt/layers/rotary_embedding, srt/utils/hf_transformers",
+    source="SGLang 0.5.23, srt/layers/rotary_embedding, srt/utils/hf_transformers",
     read="2026-11",
     kinds={
         "default": plain,
@@ -59,7 +64,7 @@ SGLANG = Engine(
         "longrope": _longrope,
         "proportional": lambda rope, length: rope.proportional(1.0),
         "yarn": _yarn,
-        "deepseek_yarn": latent_yarn,
+        "deepseek_yarn": _latent_yarn,
     },
     ropes=latent_ropes,
     longest=_longest,

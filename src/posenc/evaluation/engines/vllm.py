@@ -10,14 +10,14 @@ from posenc.evaluation.engines.rotation import Rope, Rotation, linear, llama3, p
 from posenc.evaluation.engines.transformers import yarn
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
-UNSCALED = ("su", "longrope", "llama3")
-"""Scalings whose factor does not count in the longest text."""
+SCALED_ALREADY = ("longrope", "llama3", "yarn", "deepseek_yarn")
+"""Scalings whose factor ``max_position_embeddings`` has already."""
 
 
 def latent_yarn(rope: Rope, length: int) -> Rotation:
     """YaRN of models with latent attention, whose ``mscale`` is 1 and ``mscale_all_dim`` 0."""
     gain = rope.quotient_gain(rope.number("mscale", 1.0), rope.number("mscale_all_dim", 0.0))
-    return rope.yarn(gain * rope.number("attn_factor", 1.0), truncate=True)
+    return rope.yarn(gain, truncate=True)
 
 
 def latent_ropes(config: ModelConfig) -> dict[str, Rope]:
@@ -33,6 +33,12 @@ def latent_ropes(config: ModelConfig) -> dict[str, Rope]:
     }
 
 
+def _dynamic(rope: Rope, length: int) -> Rotation:
+    """One base for all texts, that of the longest; it is the trained one unless that is told."""
+    trained = rope.number("max_trained_positions", rope.longest)
+    return rope.ntk(rope.factor * rope.longest / trained - (rope.factor - 1))
+
+
 def _longrope(rope: Rope, length: int) -> Rotation:
     """One of the sides for all texts, by the longest that is served."""
     side = rope.side(max(length, rope.longest))
@@ -40,33 +46,27 @@ def _longrope(rope: Rope, length: int) -> Rotation:
 
 
 def _longest(config: ModelConfig) -> int | None:
-    longest: float | None = config.longest
-    ropes = config.ropes()
+    longest = config.completed.get("model_max_length") or config.longest
+    ropes = config.ropes().values()
     if longest is None:
         return None
-    if any(rope.kind == "longrope" for rope in ropes.values()):
+    if any(rope.kind == "longrope" for rope in ropes):
         return int(config.completed.get(TRAINED) or longest)
     if "gemma3" in config.family:
-        return int(longest)
-    factor = 1.0
-    for rope in ropes.values():
-        if rope.kind not in UNSCALED:
-            factor = rope.number("factor", factor)
-        if rope.kind == "yarn":
-            longest = rope.length
-    return int(longest * factor)
+        return longest
+    factors = (rope.number("factor", 1.0) for rope in ropes if rope.kind not in SCALED_ALREADY)
+    return int(longest * max(factors, default=1.0))
 
 
 VLLM = Engine(
     name="vLLM",
     option="vllm",
-    source="vLLM main, layers/rotary_embedding, transformers_utils/config.py, config/model.py",
+    source="vLLM 0.33.0, layers/rotary_embedding, transformers_utils/config.py, config/model.py",
     read="2026-11",
     kinds={
         "default": plain,
         "linear": linear,
-        # one base for all texts, that of the trained length (vllm 41277)
-        "dynamic": plain,
+        "dynamic": _dynamic,
         "llama3": llama3,
         "longrope": _longrope,
         "proportional": lambda rope, length: rope.proportional(1.0),
