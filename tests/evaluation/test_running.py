@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from posenc.errors import ArgumentError, CheckpointError, DataError, Interrupted, UnknownNameError
 from posenc.evaluation.candidates import Method, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
+from posenc.evaluation.evaluate import evaluate
 from posenc.evaluation.finetuning import finetuned
 from posenc.evaluation.live import LiveDecoder, LiveModel
 from posenc.evaluation.report import write_study
 from posenc.evaluation.results import StudyReading
 from posenc.evaluation.settings import EvaluationSettings, ExtensionSettings, Tuning
-from posenc.evaluation.study import ExtensionResult, evaluate, measure_extensions
+from posenc.evaluation.study import ExtensionResult, measure_extensions
 from posenc.evaluation.suites.next_token import NextTokenSuite, lengths_to
 from posenc.evaluation.texts import Text, read_ids
 from posenc.evaluation.verdict import answer, findings

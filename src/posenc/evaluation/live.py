@@ -50,8 +50,8 @@ class LiveModel(nn.Module):
         self.model, self.served = model, served
 
     @classmethod
-    def open(cls, folder: Path, *, device: str) -> Self:
-        """Load a folder by transformers, in float32, from safetensors.
+    def open(cls, folder: Path, *, device: str, dtype: torch.dtype = torch.float32) -> Self:
+        """Load a folder by transformers, from safetensors.
 
         Raises:
             CheckpointError: if it cannot be loaded, or a weight is missing.
@@ -64,7 +64,7 @@ class LiveModel(nn.Module):
                 with StoredTensors(folder), quiet_transformers():
                     model, found = getattr(transformers, cls.auto).from_pretrained(
                         folder,
-                        dtype=torch.float32,
+                        dtype=dtype,
                         use_safetensors=True,
                         trust_remote_code=False,
                         output_loading_info=True,
@@ -229,10 +229,12 @@ class LiveDecoder(LiveModel):
         )
 
     def forward(
-        self, tokens: Int[Tensor, "B L"], layout: Layout | None = None
-    ) -> Float[Tensor, "B L V"]:
-        """Logits of the next token."""
+        self, tokens: Int[Tensor, "B L"], layout: Layout | None = None, *, last: int = 0
+    ) -> Float[Tensor, "B M V"]:
+        """Logits of the next token, after all tokens or the ``last`` alone if the model can."""
         options = self._positions(tokens, layout)
+        if last and "logits_to_keep" in signature(self.model.forward).parameters:
+            options["logits_to_keep"] = last
         if self.window is not None:
             seen = torch.ones(2 * tokens.shape[1:], dtype=torch.bool, device=tokens.device).tril()
             seen = seen.triu(1 - self.window).expand(len(tokens), 1, -1, -1)
