@@ -10,6 +10,7 @@ from statistics import fmean
 
 from posenc.evaluation.results import Effective, Rise
 from posenc.reporting.intervals import Estimate, estimate
+from posenc.reporting.verdicts import BREAKS
 
 NARROW = 1.2
 """Ratio of the ends of an interval that is not divided further."""
@@ -73,11 +74,11 @@ def effective_length(
 ) -> Effective:
     """The longest length up to which every ability is within the margin of its own reference.
 
-    The reference is the claimed length, or the longest measured one up to it. If a shorter context
-    has surely less loss by more than the margin, the model does not read as claimed, as more
-    context can only help; the reference is then the shorter length of least loss. The interval
-    begins at the longest length up to which all abilities are surely within the margin, and ends
-    before the first at which one is surely outside.
+    The reference is the claimed length, or the longest measured one up to it. If the loss there is
+    surely more than ``BREAKS`` above that in a shorter context, the model does not read as claimed,
+    as more context can only help; the reference is then the shorter length of least loss. The
+    interval begins at the longest length up to which all abilities are surely within the margin,
+    and ends before the first at which one is surely outside.
 
     Args:
         series: abilities, at the same lengths; those at chance do not count.
@@ -89,7 +90,7 @@ def effective_length(
     measured = sorted({length for ability in found for length in ability.values})
     lengths = [length for length in measured if most is None or length <= most]
     stated = max([length for length in lengths if length <= claimed], default=lengths[0])
-    reference = _reference(found, lengths, stated, margin)
+    reference = _reference(found, lengths, stated)
     longer = [length for length in lengths if length > reference]
     counted = [ability for ability in found if ability.learned(reference, longer)]
     groups = _joined(counted)
@@ -138,13 +139,13 @@ def _joined(series: Iterable[Series]) -> list[Series]:
     return joined
 
 
-def _reference(series: Sequence[Series], lengths: Sequence[int], stated: int, margin: float) -> int:
+def _reference(series: Sequence[Series], lengths: Sequence[int], stated: int) -> int:
     """The length that the others are held to; see ``effective_length``."""
     for losses in series:
         shorter = [
             length
             for length in lengths
-            if losses.lower and length < stated and losses.excess(stated, length, margin).low > 0
+            if losses.lower and length < stated and losses.excess(stated, length, BREAKS).low > 0
         ]
         if shorter:
             return min(shorter, key=lambda n: sum(losses.values[n]))
@@ -169,16 +170,15 @@ def next_length(effective: Effective, lengths: Iterable[int]) -> int | None:
     return None if narrow else middle
 
 
-def rise(places: Mapping[int, Sequence[float]], *, claimed: int, margin: float) -> Rise | None:
+def rise(places: Mapping[int, Sequence[float]], *, claimed: int) -> Rise | None:
     """The position from which on the loss of the same tokens is surely higher than before.
 
     Args:
         places: first position of each place in a long context → bits of each segment of text there.
         claimed: the trained length; places beyond it do not count.
-        margin: share of the least loss by which one may be higher.
 
     Returns:
-        None if there is no such place before ``claimed``.
+        None if it is nowhere before ``claimed`` higher by more than ``BREAKS``.
     """
     begins = sorted(places)
     ends = [*begins[1:], math.inf]
@@ -187,7 +187,7 @@ def rise(places: Mapping[int, Sequence[float]], *, claimed: int, margin: float) 
     for place in range(1, len(bits)):
         before = min(range(place), key=means.__getitem__)
         excesses = (
-            estimate(b - (1 + margin) * a for a, b in zip(bits[before], later, strict=True))
+            estimate(b - (1 + BREAKS) * a for a, b in zip(bits[before], later, strict=True))
             for later in bits[place:]
         )
         if all(excess is not None and excess.low > 0 for excess in excesses):

@@ -225,7 +225,7 @@ class _Measurement:
     def _rise(self, reading: StudyReading) -> Rise | None:
         """The place before the trained length at which the loss rises; see ``rise``."""
         places = reading.pieces.get(POSITION, {})
-        return rise(places, claimed=self.checkpoint.length, margin=self.settings.margin)
+        return rise(places, claimed=self.checkpoint.length)
 
     def _shorten(self, risen: Rise, reading: StudyReading) -> None:
         """Add lengths before a rise of the loss to the suite."""

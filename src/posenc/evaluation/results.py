@@ -180,7 +180,7 @@ class Effective:
         margin: share of the reference's value.
         reference: length that the others are held to.
         claimed: the trained length, as it is stated.
-        honest: no shorter context has surely less loss, by more than the margin.
+        honest: no shorter context has surely far less loss.
         limited_by: ability that first leaves the margin; "": none does.
         abilities: that count.
         unlearned: that do not: at chance at the reference, or not measured at every length.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from statistics import fmean
 
@@ -24,6 +24,7 @@ from posenc.evaluation.results import Study, StudyReading
 from posenc.extension import EXTENSIONS
 from posenc.reporting.numbers import counted
 from posenc.reporting.sentences import sentence
+from posenc.reporting.verdicts import BREAKS
 
 SAME = 0.02
 """Largest deterioration at short contexts that is not reported (of losses, relative)."""
@@ -53,13 +54,17 @@ def answer(study: Study) -> list[str]:
 def _read(study: Study) -> Iterator[str]:
     """How far a model measured as it is reads, and its figures."""
     method, reading = study.alone
+    lengths: Iterable[int] = study.lengths
     if study.effective is not None:
+        decisive = study.effective.reference, study.effective.length, study.effective.claimed
+        lengths = sorted({study.lengths[0], study.goal, *decisive} & set(study.lengths))
         named = study.effective.abilities
         abilities = [name for name in named if name not in reading.tasks]
         tasks = len(named) - len(abilities)
         abilities += [f"answers in {counted(tasks, 'task')}"] if tasks else []
         names = [name for name in study.effective.unlearned if name not in study.left_out]
-        yield sentence("effective", study=study, abilities=abilities, names=names)
+        named_as = {"abilities": abilities, "names": names, "breaks": BREAKS}
+        yield sentence("effective", study=study, **named_as)
         at = study.effective.reference
         shares = [fmean(values[at]) for values in reading.tasks.values() if at in values]
         if shares:
@@ -68,7 +73,7 @@ def _read(study: Study) -> Iterator[str]:
     for metric in study.metrics:
         if not metric.brief:
             facts = {"study": study, "key": method.key, "reading": reading, "metric": metric}
-            yield sentence("figures", **facts)
+            yield sentence("figures", **facts, lengths=lengths)
     window = study.of(WINDOW)
     if window is not None and window.untuned is not None:
         yield sentence("control", study=study, reading=reading, window=window.untuned)

@@ -119,7 +119,7 @@ class QuestionMaker:
         size = task.fewest
         best, taken = made(size)
         if taken > length:
-            raise Unfit(f"it takes at least {taken} tokens")
+            raise Unfit(f"no question fits {length} tokens")
         rate, above = taken / size, math.inf
         for _ in range(MOST_TRIES):
             if taken >= FULL * length or above == size + 1:
