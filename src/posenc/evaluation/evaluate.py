@@ -256,7 +256,7 @@ class _Measurement:
                     break
                 self._step(f"{name} at {length}")
                 try:
-                    shares = self.examination.ask(self.model, name, length)
+                    shares = self.examination.ask(self.checkpoint.model, name, length)
                 except Unfit as reason:
                     self.left_out[name] = str(reason)
                     break
@@ -300,4 +300,4 @@ class _Measurement:
 
 
 def _task(name: str, values: Mapping[int, tuple[float, ...]]) -> Series:
-    return Series(name, "questions", values)
+    return Series(name, "answers", values)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.errors import DataError
+from posenc.errors import ArgumentError
 from posenc.evaluation.live import LiveDecoder
 from posenc.evaluation.questions import Question
 from posenc.experiments.text_loss import rows_a_call
@@ -113,7 +113,7 @@ class ByGeneration:
     def scores(self, model: nn.Module, questions: Sequence[Question]) -> list[float]:
         """See ``Examiner``; questions of equal length are asked together."""
         if not isinstance(model, LiveDecoder):
-            raise DataError(
+            raise ArgumentError(
                 "style",
                 expected="base, for a model that transformers does not generate with",
                 got="chat",
