@@ -164,6 +164,7 @@ def test_lengths_beyond_a_limit_are_left_out(
             return forward(tokens)
 
     monkeypatch.setattr("posenc.evaluation.limits.PeakMemory", Memory)
+    monkeypatch.setattr("posenc.evaluation.limits.rows_a_call", lambda length: 1)
     Memory.used_by = iter(n * n * 2**20 for n in (16, 32, 64))
     lengths, few = (16, 32, 64, 128), {"needed": 32, "passes": 1}
     kept, left = affordable(Model(1, 1), text.measured, lengths, memory=2.0, minutes=None, **few)

@@ -132,6 +132,9 @@ class _Measurement:
         self.examination = Examination("")
         if isinstance(checkpoint.model, CAUSAL) and isinstance(data, Text):
             self.examination = Examination.of(data, settings, goal=self.suite.lengths[-1])
+            if self.examination.refusal:
+                names = task_names(settings.tasks)
+                self.left_out |= dict.fromkeys(names, self.examination.refusal)
         source = data.sha256 if isinstance(data, Text) else ""
         conditions = replace(settings, minutes=None), self.suite.lengths, self.examination.count
         self.kept = MeasuredFile(state, checkpoint.model, source, conditions)
@@ -249,24 +252,29 @@ class _Measurement:
         longer = [n for n in self.suite.lengths if reference < n <= most]
         for name in self.examination.names:
             for length in (reference, *longer):
-                if length in reading.tasks.get(name, {}):
-                    continue
-                if self.deadline.left <= 0:
-                    self.left_out[name] = "minutes: there was no time left"
-                    break
-                self._step(f"{name} at {length}")
-                try:
-                    shares = self.examination.ask(self.checkpoint.model, name, length)
-                except Unfit as reason:
-                    self.left_out[name] = str(reason)
-                    break
-                known = {**reading.tasks.get(name, {}), length: shares}
-                tasks = {**reading.tasks, name: dict(sorted(known.items()))}
-                reading = replace(reading, tasks=tasks)
-                self._keep(reading)
+                known = reading.tasks.get(name, {})
+                if length not in known:
+                    shares = self._asked(name, length)
+                    if shares is None:
+                        break
+                    known = dict(sorted({**known, length: shares}.items()))
+                    reading = replace(reading, tasks={**reading.tasks, name: known})
+                    self._keep(reading)
                 if not _task(name, known).learned(reference, ()):
                     break
         return reading
+
+    def _asked(self, name: str, length: int) -> tuple[float, ...] | None:
+        """Shares of right answers; None where there are no such questions, or no time."""
+        if self.deadline.left <= 0:
+            self.left_out[name] = "minutes: there was no time left"
+            return None
+        self._step(f"{name} at {length}")
+        try:
+            return self.examination.ask(self.checkpoint.model, name, length)
+        except Unfit as reason:
+            self.left_out[name] = str(reason)
+            return None
 
     def _effective(self, reading: StudyReading) -> Effective | None:
         """The effective length by a reading; None where all texts are cut."""

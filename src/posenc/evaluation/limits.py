@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import GIB
 from posenc.errors import ArgumentError
+from posenc.experiments.text_loss import rows_a_call
 from posenc.training.machine import PeakMemory
 
 
@@ -27,15 +28,16 @@ def affordable(
 ) -> tuple[tuple[int, ...], dict[str, str]]:
     """The lengths from the first on that fit, and why the others do not.
 
-    A pass over a text of each length is run, from the shortest on, unless it is expected to take
-    too much memory: that of the one before it times the square of the ratio of the lengths.
+    A pass over as many texts of each length as are read at a time is run, from the shortest on,
+    unless it is expected to take too much memory: as the one before it, but in proportion to the
+    number of texts and the square of their length.
 
     Args:
         model: to run.
         text: ids.
         lengths: in rising order.
         needed: length without which nothing can be said.
-        passes: at each length.
+        passes: texts read at each length.
         memory: GiB of a pass.
         minutes: of all passes.
 
@@ -45,19 +47,19 @@ def affordable(
     device = next(model.parameters()).device
     kept: list[int] = []
     left_out: dict[str, str] = {}
-    peak, seconds, before = 0, 0.0, lengths[0]
+    peak, seconds, before = 0, 0.0, 1
     for length in lengths:
-        reason = ""
-        if memory is not None and peak * (length / before) ** 2 > memory * GIB:
+        reason, rows = "", rows_a_call(length)
+        if memory is not None and peak * rows * length**2 / before > memory * GIB:
             reason = f"memory: a pass would take more than {memory:g} GiB"
         else:
             used = PeakMemory(device)
             began = time.perf_counter()
-            model(text[:length].unsqueeze(0).to(device))
+            model(text[:length].expand(rows, -1).to(device))
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            seconds += passes * (time.perf_counter() - began)
-            peak, before = used.used(), length
+            seconds += passes / rows * (time.perf_counter() - began)
+            peak, before = used.used(), rows * length**2
             if memory is not None and peak > memory * GIB:
                 reason = f"memory: a pass takes more than {memory:g} GiB"
             elif minutes is not None and seconds > 60 * minutes:
