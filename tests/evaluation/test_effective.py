@@ -48,7 +48,7 @@ def test_a_later_recovery_does_not_count() -> None:
 
 
 def test_few_questions_leave_the_interval_open() -> None:
-    few = shares(1, 1, 1, 0.92, 0.92, count=12)
+    few = shares(1, 1, 1, 0.9, 0.9, count=12)
     found = effective_length([few], claimed=32, margin=0.05)
     assert (found.length, found.low, found.end) == (64, 32, None)
     assert found.limited_by == "recall"

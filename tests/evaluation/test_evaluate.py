@@ -227,9 +227,12 @@ def test_a_model_that_knows_nothing_is_asked_nothing_about(text: Text) -> None:
     assert study.gate
 
 
-def test_a_chat_model_is_asked_by_its_template(tmp_path: Path, text: Text) -> None:
+def test_a_chat_model_is_asked_by_its_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "chat"
     tiny_model("qwen3", vocab_size=256, max_position_embeddings=512).save_pretrained(folder)
     alphabet = {byte: n for n, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}

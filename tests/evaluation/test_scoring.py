@@ -63,7 +63,11 @@ def test_all_tokens_of_an_answer_must_be_the_likeliest() -> None:
 
 
 def test_questions_of_other_lengths_are_asked_together() -> None:
-    asked = [question("77"), question("12", head="A longer text is here.\n"), question("345")]
+    asked = [
+        question("77"),
+        question("12", head="A longer text is here.\n"),
+        question("345", head="A third.\n"),
+    ]
     model = Reciting(*(each.head + each.answered(1) for each in asked[:2]))
     assert ByProbability(encode).scores(model, asked) == [1.0, 1.0, 0.0]
     begun = ByProbability(encode, (250,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from statistics import fmean
 
 from posenc.evaluation.results import Effective, Rise
@@ -180,9 +180,9 @@ def rise(places: Mapping[int, Sequence[float]], *, claimed: int) -> Rise | None:
     Returns:
         None if it is nowhere before ``claimed`` higher by more than ``BREAKS``.
     """
-    begins = sorted(places)
-    ends = [*begins[1:], math.inf]
-    bits = [places[begin] for begin, end in zip(begins, ends, strict=True) if end <= claimed]
+    ends = pairwise([*sorted(places), math.inf])
+    begins = [begin for begin, end in ends if end <= claimed]
+    bits = [places[begin] for begin in begins]
     means = [fmean(values) for values in bits]
     for place in range(1, len(bits)):
         before = min(range(place), key=means.__getitem__)
