@@ -119,7 +119,8 @@ class _Measurement:
         self.checkpoint, self.data, self.settings = checkpoint, data, settings
         self.progress, self.stop = progress, stop
         self.deadline = Deadline(settings.minutes)
-        self.model, self.key, self.limit = checkpoint.model, "direct", None
+        self.model, self.key = checkpoint.model, "direct"
+        self.limit: int | None = None
         if isinstance(self.model, LiveModel) and self.model.table is not None:
             candidate = cut(self.model, checkpoint.length)
             assert candidate.model is not None  # any text can be cut
@@ -287,8 +288,8 @@ class _Measurement:
         most = self.checkpoint.length if self.key == CUT else None
         if most is not None and self.suite.lengths[0] > most:
             return None
-        facts = {"claimed": self.checkpoint.length, "margin": self.settings.margin}
-        return effective_length(series, most=most, **facts)
+        claimed, margin = self.checkpoint.length, self.settings.margin
+        return effective_length(series, claimed=claimed, margin=margin, most=most)
 
     def _control(self) -> list[Findings]:
         """The model with attention to a window of the trained length, if any text is longer."""

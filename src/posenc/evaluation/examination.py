@@ -9,7 +9,7 @@ from torch import nn
 from posenc.errors import ArgumentError
 from posenc.evaluation.questions import QuestionMaker, task_names
 from posenc.evaluation.questions.source import Source
-from posenc.evaluation.scoring import ByGeneration, ByProbability, Examiner
+from posenc.evaluation.scoring import ByGeneration, ByProbability, Encode, Examiner
 from posenc.evaluation.settings import EvaluationSettings
 from posenc.evaluation.suites.needles import KeyNeedles
 from posenc.evaluation.suites.next_token import BUDGET
@@ -64,7 +64,9 @@ class Examination:
             )
         if not names:
             return cls("")
-        encode = text.needles.encode if isinstance(text.needles, KeyNeedles) else _of_bytes
+        encode: Encode = _of_bytes
+        if isinstance(text.needles, KeyNeedles):
+            encode = text.needles.encode
         if any(list(encode(one)) == list(encode(other)) for one, other in TOLD_APART):
             return cls("", refusal="its tokenizer does not tell words or numbers apart")
         style = "base"

@@ -63,13 +63,12 @@ def _read(study: Study) -> Iterator[str]:
         tasks = len(named) - len(abilities)
         abilities += [f"answers in {counted(tasks, 'task')}"] if tasks else []
         names = [name for name in study.effective.unlearned if name not in study.left_out]
-        named_as = {"abilities": abilities, "names": names, "breaks": BREAKS}
-        yield sentence("effective", study=study, **named_as)
+        yield sentence("effective", study=study, abilities=abilities, names=names, breaks=BREAKS)
         at = study.effective.reference
         shares = [fmean(values[at]) for values in reading.tasks.values() if at in values]
         if shares:
-            facts = {"length": at, "count": len(shares), "share": fmean(shares)}
-            yield sentence("answered", study=study, style=study.style, **facts)
+            share, count = fmean(shares), len(shares)
+            yield sentence("answered", study=study, length=at, count=count, share=share)
     for metric in study.metrics:
         if not metric.brief:
             facts = {"study": study, "key": method.key, "reading": reading, "metric": metric}

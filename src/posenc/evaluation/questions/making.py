@@ -124,7 +124,7 @@ class QuestionMaker:
         for _ in range(MOST_TRIES):
             if taken >= FULL * length or above == size + 1:
                 break
-            step = min(int((length - taken) / rate), GROWTH * size, (above - size) // 2)
+            step = min(int((length - taken) / rate), GROWTH * size, (above - size) / 2)
             tried = size + max(1, int(step))
             question, tokens = made(tried)
             rate = max(1.0, (tokens - taken) / (tried - size))
