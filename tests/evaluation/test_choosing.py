@@ -35,7 +35,9 @@ def reading(loss: float, found: float = 0.5, spread: float = 0.0) -> StudyReadin
         copied={16: 0.9, 32: 0.9},
         per_second=1.0,
         peak_memory_bytes=1,
-        windows=tuple(loss + noise + mine for noise, mine in zip(NOISE, own, strict=True)),
+        pieces={
+            "loss": {32: tuple(loss + noise + mine for noise, mine in zip(NOISE, own, strict=True))}
+        },
     )
 
 

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from posenc.errors import ArgumentError, DataError
 from posenc.evaluation.candidates import Method, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
+from posenc.evaluation.evaluate import evaluate
 from posenc.evaluation.images import ImageSource
 from posenc.evaluation.report import write_study
 from posenc.evaluation.settings import Tuning
-from posenc.evaluation.study import ExtensionResult, evaluate, measure_extensions
+from posenc.evaluation.study import ExtensionResult, measure_extensions
 from posenc.evaluation.suites.masked import MaskedSuite
 from posenc.evaluation.suites.retrieval import RetrievalSuite
 from posenc.evaluation.texts import SpecialTokens, Text, read_ids

@@ -13,11 +13,12 @@ import torch
 from posenc.errors import ArgumentError, DataError
 from posenc.evaluation.candidates import Method, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
+from posenc.evaluation.evaluate import evaluate
 from posenc.evaluation.images import ImageSource
 from posenc.evaluation.live_images import LiveImages
 from posenc.evaluation.report import write_study
 from posenc.evaluation.settings import Tuning
-from posenc.evaluation.study import ExtensionResult, evaluate, measure_extensions
+from posenc.evaluation.study import ExtensionResult, measure_extensions
 from posenc.evaluation.suites.images import images_for, sides
 from posenc.evaluation.verdict import answer, findings, setting
 from posenc.models import ImageConfig, ImageEncoder, VisionTransformer

@@ -15,10 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.evaluation.checkpoint import Checkpoint
+from posenc.evaluation.evaluate import evaluate
 from posenc.evaluation.extend import extend_checkpoint
 from posenc.evaluation.live import LiveDecoder
 from posenc.evaluation.settings import Tuning
-from posenc.evaluation.study import evaluate
 from posenc.extension import segments
 from posenc.integrations.transformers import stretch
 from posenc.layout import Layout

@@ -15,7 +15,7 @@ from posenc.evaluation.suites.needles import (
     copying,
     letters,
     repeat,
-    share_right,
+    shares_right,
 )
 from posenc.experiments.tasks.common import needles
 from posenc.training.seeding import generator
@@ -65,10 +65,12 @@ def test_copying_by_looking_back_is_all_right_and_guessing_is_not() -> None:
         """The token that followed where this one stood a word earlier."""
         return torch.nn.functional.one_hot(tokens.roll(WORD - 1, 1), 128).float()
 
-    assert share_right(back, whole, answers, whole=False) == 1.0
-    assert share_right(back, whole, answers, whole=True) == 1.0
+    assert shares_right(back, whole, answers, whole=False).eq(1).all()
+    assert shares_right(back, whole, answers, whole=True).eq(1).all()
     zeros = torch.zeros(128)
-    assert share_right(lambda t: zeros.expand(*t.shape, 128), whole, answers, whole=False) == 0.0
+    missed = shares_right(lambda t: zeros.expand(*t.shape, 128), whole, answers, whole=False)
+    assert missed.shape == (6,)
+    assert missed.eq(0).all()
 
 
 @pytest.mark.parametrize(("latest", "limit"), [(0.5, 21), (0.25, 11)])

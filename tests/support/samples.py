@@ -206,7 +206,7 @@ def stretched_sample() -> Study:
             copied=dict.fromkeys(LENGTHS, 0.9 * share),
             per_second=12_000 - 900 * len(key),
             peak_memory_bytes=30_000_000 + 10**6 * len(key),
-            windows=tuple(loss + 0.01 * ((7 * n) % 5 - 2) for n in range(64)),
+            pieces={"loss": {512: tuple(loss + 0.01 * ((7 * n) % 5 - 2) for n in range(64))}},
         )
         role = "baseline" if key in ("direct", "window") else "method"
         findings.append(Findings(key=key, role=role, writable=True, untuned=reading))

@@ -25,7 +25,12 @@ def evaluate(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure a checkpoint without extending it, as posenc extend does.
+    """Measure a checkpoint without extending it, and say how far it reads.
+
+    The effective length is the longest up to which loss, needles and answers (RULER's tasks and
+    more, made for the tokenizer) are within --margin of their own values at the trained length,
+    or at the length up to which the model really was trained, if config.json overstates it. After
+    Ctrl-C the same command continues.
 
     Longer inputs of text encoders (BERT) are cut to the length of their position table; for larger
     images the table of a ViT is interpolated. A model that does not beat the frequencies of bytes
@@ -37,27 +42,38 @@ def evaluate(
 
         posenc evaluate longer --lengths 512,1024,2048,4096
 
+        posenc evaluate qwen3 --device cuda --dtype bfloat16 --minutes 30
+
         posenc evaluate vit-folder --images photos
     """
     from posenc.evaluation.checkpoint import Checkpoint
     from posenc.evaluation.choosing import require_learned
+    from posenc.evaluation.evaluate import evaluate as measure
+    from posenc.evaluation.progress import kept
     from posenc.evaluation.report import write_study
-    from posenc.evaluation.study import evaluate as measure
     from posenc.storage import output_folder, require_unused
+    from posenc.training.interrupt import interruptible
 
     require_unused(out)
     settings = EvaluationSettings(**fields)
-    with StudyDisplay(shown=not quiet and not json) as display:
+    state = out.with_name(f"{out.name}-measured.json")
+    with (
+        StudyDisplay(shown=not quiet and not json) as display,
+        interruptible() as stop,
+        kept(state, command_line()),
+    ):
         opened = Checkpoint.open(
-            checkpoint, trained_length=settings.trained_length, device=settings.device
+            checkpoint,
+            trained_length=settings.trained_length,
+            device=settings.device,
+            dtype=settings.dtype,
         )
         data = opened.data(text=settings.text, images=settings.images)
-        study = measure(
-            opened, data, lengths=settings.lengths, seed=settings.seed, progress=display
-        )
+        study = measure(opened, data, settings, progress=display, state=state, stop=stop)
     study = replace(study, command=command_line())
     with output_folder(out) as partial:
         write_study(study, partial)
+    state.unlink(missing_ok=True)
     if json:
         print_json(study_json(study))
     else:

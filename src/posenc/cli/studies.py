@@ -47,10 +47,27 @@ def print_study(study: Study) -> None:
             title += f"; the others at {study.called(study.goal)}"
         OUT.print(Text(title, "dim"))
         OUT.print(table)
+    _print_answers(study)
     for method in study.findings:
         if method.refusal:
             OUT.print(Text(f"{method.key} does not go: {method.refusal}.", "dim"))
     print_headline(headline(study), remedies(study))
+
+
+def _print_answers(study: Study) -> None:
+    """The share of right answers by task and length, of a model measured as it is."""
+    tasks = study.answers
+    if not tasks:
+        return
+    table = new_table()
+    table.add_column("task", style="bold", no_wrap=True)
+    for length in study.asked_at:
+        table.add_column(f"at {study.called(length)}", justify="right")
+    for name, shares in tasks.items():
+        cells = [f"{shares[n]:.0%}" if n in shares else "" for n in study.asked_at]
+        table.add_row(name, *cells)
+    OUT.print(Text("\nQuestions answered right", "dim"))
+    OUT.print(table)
 
 
 def study_json(study: Study) -> dict[str, Any]:

@@ -66,6 +66,7 @@ class Checkpoint:
         *,
         trained_length: int | None = None,
         device: str = "cpu",
+        dtype: str = "float32",
         extendable: bool = False,
     ) -> Checkpoint:
         """Read a checkpoint folder of transformers, or a language model of ``posenc compare``.
@@ -74,7 +75,7 @@ class Checkpoint:
             source: a folder with ``config.json`` and safetensors, or of a run
                 (``OUT/runs/rope/seed-0``); or a name on the hub, ``org/name@revision``.
             trained_length: overrides ``config.json``.
-            device: of the model.
+            device, dtype: of the model; models of ``posenc compare`` are float32.
             extendable: refuse checkpoints that cannot be written once extended.
 
         Raises:
@@ -95,7 +96,9 @@ class Checkpoint:
             if extendable:  # before its weights are read
                 require_unstretched(config)
             opened = cls._of_transformers(
-                folder, config, lambda kind: kind.open(folder, device=device)
+                folder,
+                config,
+                lambda kind: kind.open(folder, device=device, dtype=getattr(torch, dtype)),
             )
         length = _trained_length(opened.model, opened.length or None, trained_length)
         name = str(hub or folder.resolve().name)
@@ -236,7 +239,8 @@ class Checkpoint:
         if sees:
             return ImageSource.of_checkpoint(self.folder, self.config, images)
         tokenizer = self.tokenizer()
-        return read_ids(text, encode=tokenizer.encode, training=training, special=tokenizer.special)
+        read = read_ids(text, encode=tokenizer.encode, training=training, special=tokenizer.special)
+        return replace(read, tokenizer=tokenizer)
 
     def write(self, model: LiveModel, out: Path, *, study: Study | None) -> bool:
         """Write the extended model, the files that go with it, and the report, atomically.

@@ -50,9 +50,10 @@ def headline(study: Study) -> str:
 
 def _alone(study: Study, at: str) -> str:
     """The verdict on a model measured as it is, with its values if they fit."""
-    (method,) = study.findings
-    reading, first = method.untuned, study.base_length
-    assert reading is not None  # all that was measured
+    name, effective = shortened(study.checkpoint, NAME), study.effective
+    if effective is not None and not effective.honest:
+        return sentence("overstated", name=name, study=study)
+    (method, reading), first = study.alone, study.base_length
     metrics = {study.deciding.name: study.deciding}
     if has_needles(study):
         metrics["recall"] = next(metric for metric in study.metrics if metric.key == "needles")
@@ -60,8 +61,9 @@ def _alone(study: Study, at: str) -> str:
         (noun, *(metric.shown(reading.of(metric)[length]) for length in (first, study.goal)))
         for noun, metric in metrics.items()
     ]
-    verdict = verdicts(study)[1][0][1][0] if study.goal > first else "learned"
-    return of_one(shortened(study.checkpoint, NAME), verdict, at, changes)
+    judged = {judged.key: words[0] for judged, words in verdicts(study)[1]}
+    verdict = judged[method.key] if study.goal > first else "learned"
+    return of_one(name, verdict, at, changes)
 
 
 def verdicts(study: Study) -> tuple[str, list[tuple[Findings, tuple[str, ...]]]]:

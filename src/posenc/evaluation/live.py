@@ -229,10 +229,12 @@ class LiveDecoder(LiveModel):
         )
 
     def forward(
-        self, tokens: Int[Tensor, "B L"], layout: Layout | None = None
-    ) -> Float[Tensor, "B L V"]:
-        """Logits of the next token."""
+        self, tokens: Int[Tensor, "B L"], layout: Layout | None = None, *, last: int = 0
+    ) -> Float[Tensor, "B M V"]:
+        """Logits of the next token, after all tokens or the ``last`` alone if the model can."""
         options = self._positions(tokens, layout)
+        if last and "logits_to_keep" in signature(self.model.forward).parameters:
+            options["logits_to_keep"] = last
         if self.window is not None:
             seen = torch.ones(2 * tokens.shape[1:], dtype=torch.bool, device=tokens.device).tril()
             seen = seen.triu(1 - self.window).expand(len(tokens), 1, -1, -1)

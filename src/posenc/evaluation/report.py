@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from statistics import fmean
 
 import pandas as pd
 
 from posenc.evaluation.headline import headline, remedies, verdicts
+from posenc.evaluation.questions import TASKS
 from posenc.evaluation.results import Findings, Study, StudyMetric, StudyReading
 from posenc.evaluation.verdict import answer, findings, setting
 from posenc.reporting.charts import Chart
@@ -90,6 +92,7 @@ def study_page(study: Study) -> Page:
         sections=[
             Words(key="findings", title="In words", lists=(("", answer(study)), *findings(study))),
             *(_table(study, tuned=tuned) for tuned in study.whens),
+            *([_answers(study)] if study.answers else []),
             *(_maps(study, tuned=tuned) for tuned in study.whens if study.depths),
             method,
             *([_claims(study)] if stretched else []),
@@ -230,6 +233,33 @@ def _table(study: Study, *, tuned: bool) -> Table:
     )
 
 
+def _answers(study: Study) -> Table:
+    """Shares of right answers by task and length, of a model measured as it is."""
+
+    def cell(share: float | None) -> Cell:
+        return Cell(text="—") if share is None else Cell(text=f"{share:.0%}", value=share)
+
+    names = {name: TASKS[name].summary for name in study.answers}
+    return Table(
+        key="answers",
+        title="Questions answered right, by task",
+        guide="Mean share of right answers. Tasks with hardly any at the trained length are not "
+        "asked at others.",
+        columns=(
+            Column(name="task", text=True),
+            *(Column(name=study.called(length), group="length") for length in study.asked_at),
+        ),
+        rows=tuple(
+            (
+                Cell(text=name, small=names[name], value=name, kind="name"),
+                *(cell(shares.get(length)) for length in study.asked_at),
+            )
+            for name, shares in study.answers.items()
+        ),
+        notes=tuple(study.left_out.items()),
+    )
+
+
 def _maps(study: Study, *, tuned: bool) -> Maps:
     """Shares of needles by depth and length."""
     metric = next(metric for metric in study.metrics if metric.key == "needles")
@@ -296,5 +326,8 @@ def _numbers(study: Study, reading: StudyReading) -> Iterator[tuple[str, int, ob
     for length, shares in reading.needles.items():
         for depth, share in zip(study.depths, shares, strict=True):
             yield "needles", length, depth, share
+    for name, by_length in reading.tasks.items():
+        for length, shares in by_length.items():
+            yield name, length, "", fmean(shares)
     yield f"{study.counted}_per_second", study.goal, "", reading.per_second
     yield "peak_memory_bytes", study.goal, "", reading.peak_memory_bytes

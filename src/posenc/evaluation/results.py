@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from posenc.codec import to_plain
@@ -73,7 +74,9 @@ class StudyReading:
         per_second: tokens (images) per second in a pass over the longest context (largest size).
         peak_memory_bytes: of that pass, beyond the process before it.
         steps, seconds: of fine-tuning.
-        windows: the deciding metric at the goal for each piece of text, document or image.
+        pieces: metric → length → its value for each piece of text, needle, document or image, the
+            deciding metric first; of a causal model also ``position``, with places instead.
+        tasks: task → length → share of the answers that are right, for each question.
         time_error: half the 95 % interval of the time of a pass, relative to it.
     """
 
@@ -88,8 +91,15 @@ class StudyReading:
     peak_memory_bytes: int
     steps: int = 0
     seconds: float = 0.0
-    windows: tuple[float, ...] = ()
+    pieces: Mapping[str, Mapping[int, tuple[float, ...]]] = field(default_factory=dict)
+    tasks: Mapping[str, Mapping[int, tuple[float, ...]]] = field(default_factory=dict)
     time_error: float = 0.0
+
+    @property
+    def windows(self) -> tuple[float, ...]:
+        """The deciding metric at the goal for each piece."""
+        deciding = next(iter(self.pieces.values()), {0: ()})
+        return [*deciding.values()][-1]
 
     @property
     def timed(self) -> bool:
@@ -160,6 +170,53 @@ class Findings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Effective:
+    """The effective length of a model; see ``effective_length``.
+
+    Args:
+        length: the longest up to which the model is within the margin of its own reference.
+        low: the longest up to which it surely is.
+        end: the first measured length at which it surely is not; None: there is none.
+        margin: share of the reference's value.
+        reference: length that the others are held to.
+        claimed: the trained length, as it is stated.
+        honest: no shorter context has surely far less loss.
+        limited_by: ability that first leaves the margin; "": none does.
+        abilities: that count.
+        unlearned: that do not: at chance at the reference, or not measured at every length.
+        ceiling: all that was asked for was found at every length.
+        cut: input length beyond which texts are cut; None: they are not.
+    """
+
+    length: int
+    low: int
+    end: int | None
+    margin: float
+    reference: int
+    claimed: int
+    honest: bool
+    limited_by: str = ""
+    abilities: tuple[str, ...] = ()
+    unlearned: tuple[str, ...] = ()
+    ceiling: bool = False
+    cut: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rise:
+    """Position before the stated length from which on the loss of the same tokens is higher.
+
+    Args:
+        position: the first of these.
+        before, after: the least mean loss at a place before it, and the mean from it on.
+    """
+
+    position: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Study:
     """Measurements of a checkpoint, as it is or extended by several methods.
 
@@ -184,6 +241,10 @@ class Study:
             unknown.
         trivial_rule: that predictor, in a phrase ("byte frequencies").
         gate: reason why nothing is concluded; "" if something is.
+        effective: the length that a model measured as it is reads; None: unknown.
+        rise: where its loss rises before the stated length; None: nowhere, or unknown.
+        style: of the questions of tasks, ``base`` or ``chat``; "" without questions.
+        left_out: length or task → why it was not measured.
         targets: number of tokens in each loss.
         asked: needles per depth and length.
         labels: length → its name, where that is not the number.
@@ -213,6 +274,10 @@ class Study:
     trivial: float | None = None
     trivial_rule: str = ""
     gate: str = ""
+    effective: Effective | None = None
+    rise: Rise | None = None
+    style: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
     targets: int = 0
     asked: int = 0
     labels: Mapping[int, str] = field(default_factory=dict)
@@ -260,6 +325,24 @@ class Study:
     def of(self, key: str) -> Findings | None:
         """Results of one method."""
         return next((method for method in self.findings if method.key == key), None)
+
+    @property
+    def alone(self) -> tuple[Findings, StudyReading]:
+        """The model of a study of one, as it is; a control may stand beside it."""
+        first = self.findings[0]
+        assert first.untuned is not None  # all that was measured
+        return first, first.untuned
+
+    @property
+    def answers(self) -> dict[str, dict[int, float]]:
+        """Task → length → share of right answers, of a model measured as it is."""
+        tasks = self.findings[0].untuned.tasks if self.findings[0].untuned else {}
+        return {name: {n: fmean(s) for n, s in values.items()} for name, values in tasks.items()}
+
+    @property
+    def asked_at(self) -> tuple[int, ...]:
+        """Lengths of questions."""
+        return tuple(sorted({length for shares in self.answers.values() for length in shares}))
 
     def ranked(self, *, tuned: bool = False) -> list[tuple[Findings, StudyReading]]:
         """All measured models, the best at the goal first."""

@@ -1,4 +1,4 @@
-"""Measure a checkpoint as it is, or extended by several methods before and after fine-tuning."""
+"""A checkpoint extended by several methods, measured before and after fine-tuning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from posenc.errors import ArgumentError, Interrupted
-from posenc.evaluation.candidates import CUT, Candidate, Method, cut, text_candidates
+from posenc.evaluation.candidates import Candidate, Method, text_candidates
 from posenc.evaluation.checkpoint import CAUSAL, Checkpoint
 from posenc.evaluation.choosing import choose, gate
 from posenc.evaluation.finetuning import finetuned
@@ -24,7 +24,7 @@ from posenc.evaluation.position_tables import goal_cells, image_candidates, tabl
 from posenc.evaluation.progress import MeasuredFile, Progress, silent
 from posenc.evaluation.results import Findings, Study
 from posenc.evaluation.settings import Tuning
-from posenc.evaluation.suites.images import BySize, ImageSuite, cells_of, sides
+from posenc.evaluation.suites.images import BySize, ImageSuite, sides
 from posenc.evaluation.suites.masked import MaskedSuite
 from posenc.evaluation.suites.needles import ByteNeedles
 from posenc.evaluation.suites.next_token import NextTokenSuite, Suite, lengths_to
@@ -46,55 +46,6 @@ class ExtensionResult:
     study: Study
     model: LiveModel | None
     method: Method | None
-
-
-def evaluate(
-    checkpoint: Checkpoint,
-    data: Text | ImageSource,
-    *,
-    lengths: Sequence[int] | None = None,
-    seed: int = 0,
-    progress: Progress = silent,
-) -> Study:
-    """Measure a model as it is.
-
-    Inputs of an encoder are cut to the length of its table. A model of images has its table
-    interpolated for larger ones, as transformers does on request.
-
-    Args:
-        checkpoint: to measure.
-        data: from ``Checkpoint.data``.
-        lengths: of contexts (of images, sides in pixels); by default half,
-            once and twice the trained length.
-        seed, progress: see ``extend_checkpoint``.
-
-    Raises:
-        DataError: if the text is too short, or images cannot be read.
-        ArgumentError: if the data do not fit the model, or a size cannot be shown to it.
-    """
-    began = time.perf_counter()
-    model, limit, key = checkpoint.model, None, "direct"
-    suite: Suite
-    measured: nn.Module | None
-    if isinstance(model, LiveImages):
-        cells = cells_of(model, lengths)
-        suite, measured = ImageSuite.of(model, _images(checkpoint, data), cells), model
-        if model.table is not None:
-            *_, candidate = image_candidates(model, [Method.parse("interpolate")], cells=cells)
-            measured, key = candidate.model, candidate.key
-    else:
-        chosen = tuple(sorted(set(lengths))) if lengths else lengths_to(checkpoint.length, 2.0)
-        suite, measured = _text_suite(checkpoint, data, chosen, seed=seed), model
-        if isinstance(model, LiveModel) and model.table is not None:
-            candidate = cut(model, checkpoint.length)
-            measured, limit, key = candidate.model, candidate.limit, CUT
-    assert measured is not None  # tables of images can always be interpolated
-    progress("measuring", 0, 1)
-    reading = suite.measure(measured, limit=limit)
-    progress("measured", 1, 1)
-    findings = Findings(key=key, role="baseline", untuned=reading)
-    study = _study(checkpoint, data, suite, (findings,), factor=1.0, seed=seed)
-    return replace(study, gate=gate(study), seconds=time.perf_counter() - began)
 
 
 def measure_extensions(
@@ -201,7 +152,7 @@ def measure_extensions(
                 remedy="Give the same command again to continue.",
             )
     progress("done", len(candidates), len(candidates))
-    study = _study(checkpoint, data, suite, tuple(findings), factor=factor, seed=seed)
+    study = study_of(checkpoint, data, suite, tuple(findings), factor=factor, seed=seed)
     if tuning.steps:
         width = next(checkpoint.model.parameters()).shape[-1]
         study = replace(study, finetune=tuning.described(width))
@@ -232,7 +183,7 @@ def _prepared(
     assert isinstance(model, LiveModel)  # others cannot be extended
     if isinstance(model, LiveImages):
         cells = sides(model.cells, goal_cells(model, methods, factor=factor))
-        suite = ImageSuite.of(model, _images(checkpoint, data), cells)
+        suite = ImageSuite.of(model, images_of(checkpoint, data), cells)
         return list(image_candidates(model, methods, cells=cells)), suite
     lengths = lengths_to(length, factor)
     context: dict[str, Any] = {"length": length, "strict": strict}
@@ -240,12 +191,18 @@ def _prepared(
         candidates = text_candidates(model, methods, factor=factor, **context)
     else:
         candidates = table_candidates(model, methods, goal=lengths[-1], **context)
-    return list(candidates), _text_suite(checkpoint, data, lengths, seed=seed)
+    return list(candidates), text_suite(checkpoint, data, lengths, seed=seed)
 
 
-def _text_suite(
+def text_suite(
     checkpoint: Checkpoint, data: Text | ImageSource, lengths: tuple[int, ...], *, seed: int
 ) -> Suite:
+    """The suite for a model of text.
+
+    Raises:
+        ArgumentError: if the data are images.
+        DataError: if the text is too short.
+    """
     if not isinstance(data, Text):
         raise _unfit(checkpoint, "images", data.path, "reads text", "Give a text.")
     if isinstance(checkpoint.model, LiveMaskedLM):
@@ -255,7 +212,12 @@ def _text_suite(
     return NextTokenSuite.of(data, lengths, seed=seed)
 
 
-def _images(checkpoint: Checkpoint, data: Text | ImageSource) -> ImageSource:
+def images_of(checkpoint: Checkpoint, data: Text | ImageSource) -> ImageSource:
+    """The images for a model of images.
+
+    Raises:
+        ArgumentError: if the data are a text.
+    """
     if not isinstance(data, ImageSource):
         raise _unfit(checkpoint, "text", "a text", "sees images", "Give images.")
     return data
@@ -274,7 +236,7 @@ def _source(suite: Suite, data: Text | ImageSource) -> Text | Images:
     return data
 
 
-def _study(
+def study_of(
     checkpoint: Checkpoint,
     data: Text | ImageSource,
     suite: Suite,
@@ -283,6 +245,7 @@ def _study(
     factor: float,
     seed: int,
 ) -> Study:
+    """The record of measurements by a suite."""
     source = _source(suite, data)
     unit = source.unit if isinstance(source, Text) else "pixel"
     if unit == "pixel" and factor != 1.0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -12,6 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from posenc.errors import ArgumentError, CheckpointError
+from posenc.evaluation.chat import read_template, text_of
 from posenc.evaluation.suites.needles import ByteNeedles, KeyNeedles, Needles, letters
 from posenc.experiments.corpus import read_corpus
 from posenc.experiments.pieces import Pieces
@@ -68,6 +70,25 @@ class SpecialTokens:
         return torch.cat([begin.to(rows.dtype), rows, end.to(rows.dtype)], dim=1)
 
 
+@dataclass(frozen=True)
+class TokenizerFile:
+    """The tokenizer of a checkpoint.
+
+    Args:
+        encode: text to ids, without special tokens; None: ids are bytes.
+        decode: ids to text, without special tokens.
+        special: tokens that it adds.
+        identity: hash of its file; "" for bytes.
+        chat: a user's message to the text up to the model's answer; None: no chat template.
+    """
+
+    encode: Encode | None
+    decode: Decode
+    special: SpecialTokens
+    identity: str = ""
+    chat: Callable[[str], str] | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Text:
     """A text to measure on, and one to train on.
@@ -81,6 +102,8 @@ class Text:
         name: description of the text.
         sha256: of its bytes.
         special: tokens that the tokenizer adds.
+        plain: what is measured on, as text.
+        tokenizer: of the ids; None: bytes, or unknown.
     """
 
     measured: Int[Tensor, " T"]
@@ -93,6 +116,8 @@ class Text:
     name: str
     sha256: str
     special: SpecialTokens = field(default_factory=SpecialTokens)
+    plain: str = ""
+    tokenizer: TokenizerFile | None = None
 
 
 def read_ids(
@@ -116,7 +141,8 @@ def read_ids(
     """
     corpus = read_corpus(path)
     whole = path is not None and not training
-    measured, measured_pieces = _ids((corpus.text,) if whole else corpus.held_out, encode)
+    read = (corpus.text,) if whole else corpus.held_out
+    measured, measured_pieces = _ids(read, encode)
     trained, trained_pieces = _ids(corpus.train if training else (), encode)
     return Text(
         measured=measured,
@@ -129,22 +155,8 @@ def read_ids(
         name=corpus.name,
         sha256=corpus.sha256,
         special=special or SpecialTokens(),
+        plain="\n".join(part.decode(errors="replace") for part in _parts(read)),
     )
-
-
-@dataclass(frozen=True)
-class TokenizerFile:
-    """The tokenizer of a checkpoint.
-
-    Args:
-        encode: text to ids, without special tokens; None: ids are bytes.
-        decode: ids to text, without special tokens.
-        special: tokens that it adds.
-    """
-
-    encode: Encode | None
-    decode: Decode
-    special: SpecialTokens
 
 
 def _of_bytes(ids: Sequence[int]) -> str:
@@ -185,10 +197,12 @@ def read_tokenizer(folder: Path, vocabulary: int) -> TokenizerFile:
         ) from error
     try:
         with panics_as_errors():
-            tokenizer = Tokenizer.from_buffer(read_bytes(path, most=MOST_TOKENIZER))
+            stored = read_bytes(path, most=MOST_TOKENIZER)
+            tokenizer = Tokenizer.from_buffer(stored)
             tokenizer.no_truncation()
             tokenizer.no_padding()
-            around = tokenizer.encode("").ids
+            content = tokenizer.encode("a", add_special_tokens=False).ids
+            around = tokenizer.encode("a").ids
     except Exception as error:  # the library raises nothing narrower
         raise _no_tokenizer(path, error) from error
 
@@ -207,13 +221,15 @@ def read_tokenizer(folder: Path, vocabulary: int) -> TokenizerFile:
             )
         return ids
 
-    named = read_object(folder / "tokenizer_config.json").get("mask_token")
-    named = named.get("content") if isinstance(named, dict) else named
+    named = text_of(read_object(folder / "tokenizer_config.json").get("mask_token"))
     masks = [tokenizer.token_to_id(name) for name in (named, *MASKS) if isinstance(name, str)]
     mask = next((number for number in masks if number is not None), None)
-    half = len(around) // 2
-    special = SpecialTokens(tuple(around[:half]), tuple(around[half:]), mask)
-    return TokenizerFile(encode, tokenizer.decode, special)
+    inside = (n for n, number in enumerate(around) if number in content)
+    begin = next(inside, len(around) // 2)
+    end = begin + len(content)
+    special = SpecialTokens(tuple(around[:begin]), tuple(around[end:]), mask)
+    identity = hashlib.sha256(stored).hexdigest()
+    return TokenizerFile(encode, tokenizer.decode, special, identity, read_template(folder))
 
 
 def _no_tokenizer(path: Path, error: Exception) -> CheckpointError:
@@ -225,9 +241,14 @@ def _ids(parts: Sequence[bytes], encode: Encode | None) -> tuple[Int[Tensor, " T
     if encode is None:
         text, pieces = Pieces.joined(parts)
         return text.long(), pieces
-    most = MOST_BYTES // max(1, len(parts))
-    ids = [encode(part[:most].decode(errors="replace")) for part in parts]
+    ids = [encode(part.decode(errors="replace")) for part in _parts(parts)]
     return torch.tensor([*chain(*ids)], dtype=torch.int64), Pieces(tuple(map(len, ids)))
+
+
+def _parts(parts: Sequence[bytes]) -> list[bytes]:
+    """An equal number of bytes of each part, ``MOST_BYTES`` in all."""
+    most = MOST_BYTES // max(1, len(parts))
+    return [part[:most] for part in parts]
 
 
 def _pool(ids: Int[Tensor, " T"]) -> Int[Tensor, " P"]:

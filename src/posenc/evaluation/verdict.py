@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from statistics import fmean
 
 from posenc.evaluation.candidates import CUT, SCALED, WINDOW
 from posenc.evaluation.choosing import (
@@ -21,7 +22,9 @@ from posenc.evaluation.choosing import (
 )
 from posenc.evaluation.results import Study, StudyReading
 from posenc.extension import EXTENSIONS
+from posenc.reporting.numbers import counted
 from posenc.reporting.sentences import sentence
+from posenc.reporting.verdicts import BREAKS
 
 SAME = 0.02
 """Largest deterioration at short contexts that is not reported (of losses, relative)."""
@@ -43,12 +46,42 @@ def answer(study: Study) -> list[str]:
     if study.gate:
         return [study.gate]
     if study.factor == 1.0:
-        (method,) = study.findings
-        facts = {"study": study, "key": method.key, "reading": method.untuned}
-        shown = [metric for metric in study.metrics if not metric.brief]
-        return [sentence("figures", **facts, metric=metric) for metric in shown]
+        return [*_read(study)]
     sentences = [*_advised(study, tuned=study.tuned), *_certainty(study)]
     return sentences or ["Nothing that a checkpoint can hold was measured: see below."]
+
+
+def _read(study: Study) -> Iterator[str]:
+    """How far a model measured as it is reads, and its figures."""
+    method, reading = study.alone
+    lengths: Iterable[int] = study.lengths
+    if study.effective is not None:
+        decisive = study.effective.reference, study.effective.length, study.effective.claimed
+        lengths = sorted({study.lengths[0], study.goal, *decisive} & set(study.lengths))
+        named = study.effective.abilities
+        abilities = [name for name in named if name not in reading.tasks]
+        tasks = len(named) - len(abilities)
+        abilities += [f"answers in {counted(tasks, 'task')}"] if tasks else []
+        names = [name for name in study.effective.unlearned if name not in study.left_out]
+        yield sentence("effective", study=study, abilities=abilities, names=names, breaks=BREAKS)
+        at = study.effective.reference
+        shares = [fmean(values[at]) for values in reading.tasks.values() if at in values]
+        if shares:
+            share, count = fmean(shares), len(shares)
+            yield sentence("answered", study=study, length=at, count=count, share=share)
+    for metric in study.metrics:
+        if not metric.brief:
+            facts = {"study": study, "key": method.key, "reading": reading, "metric": metric}
+            yield sentence("figures", **facts, lengths=lengths)
+    window = study.of(WINDOW)
+    if window is not None and window.untuned is not None:
+        yield sentence("control", study=study, reading=reading, window=window.untuned)
+    for reason in dict.fromkeys(study.left_out.values()):
+        names = [name for name, why in study.left_out.items() if why == reason]
+        if names[0].isdigit():
+            yield sentence("not_measured", study=study, reason=reason, lengths=names)
+        else:
+            yield sentence("not_asked", reason=reason, names=names)
 
 
 def findings(study: Study) -> list[tuple[str, list[str]]]:

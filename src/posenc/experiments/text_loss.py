@@ -123,7 +123,12 @@ class PositionProfile:
         return self.curve(lambda rows: losses(model, text[rows].long(), last=self.length))
 
     def curve(self, each: Each) -> list[tuple[float, float]]:
-        """(middle of the bin, mean) for every bin.
+        """(middle of the bin, mean of ``segments``) for every bin; NaN for none."""
+        means = self.segments(each).nanmean((0, 2)).tolist()
+        return list(zip(self.middles, means, strict=True))
+
+    def segments(self, each: Each) -> Float[Tensor, "S bins width"]:
+        """The values of every segment's tokens in every bin.
 
         Args:
             each: a value for each of the last ``length`` tokens of windows ``[W, length + 1]``,
@@ -135,11 +140,8 @@ class PositionProfile:
         binned = values.reshape(len(self.starts), len(slides), self.bins, self.width)
         # Segment s lies in bin ``index`` of the window that slid to s - index.
         first = range(self.bins - 1, -1, -1)
-        means = [
-            float(binned[:, begin : begin + self.run, index].nanmean())
-            for index, begin in enumerate(first)
-        ]
-        return list(zip(self.middles, means, strict=True))
+        segments = [binned[:, begin : begin + self.run, n] for n, begin in enumerate(first)]
+        return torch.stack(segments, 2).flatten(0, 1)
 
 
 @torch.inference_mode()

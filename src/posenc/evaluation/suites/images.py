@@ -114,18 +114,24 @@ class ImageSuite:
         last = limit or self.lengths[-1]
         batch = self._batch(last)
         spent = cost(model, self.images.pixels[self.sizes[last]][:batch], count=batch)
-        deciding = next(by_size for by_size in values.values() if by_size)[self.lengths[-1]]
         means = {
             key: {length: float(value.mean()) for length, value in by_size.items()}
             for key, by_size in values.items()
         }
-        windows = tuple(round(float(value), 5) for value in deciding)
+        pieces = {
+            key: {
+                length: tuple(round(number, 5) for number in value.tolist())
+                for length, value in by_size.items()
+            }
+            for key, by_size in values.items()
+            if by_size
+        }
         return StudyReading(
             right=means["right"],
             agreement=means["agreement"],
             cosine=means["cosine"],
             **spent._asdict(),
-            windows=windows,
+            pieces=pieces,
         )
 
     def facts(self, unit: str) -> dict[str, Any]:

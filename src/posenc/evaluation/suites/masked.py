@@ -77,12 +77,17 @@ class MaskedSuite:
         )
         inputs = self.special.around(self.text[self._middle(longest)[0][:1]])
         spent = cost(model, inputs, count=longest)
-        last = bits[longest].nanmean(1)
+        means = {length: bits[seen].nanmean(1) for length, seen in read.items()}
         return StudyReading(
             loss={length: float(bits[seen].nanmean()) for length, seen in read.items()},
             by_position=tuple((at + begins, bits) for at, bits in by_position if bits == bits),
             **spent._asdict(),
-            windows=tuple(round(float(value), 5) for value in last[~last.isnan()]),
+            pieces={
+                "loss": {
+                    length: tuple(round(value, 5) for value in each[~each.isnan()].tolist())
+                    for length, each in means.items()
+                }
+            },
         )
 
     def facts(self, unit: str) -> dict[str, Any]:

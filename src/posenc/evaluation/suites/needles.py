@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.experiments.tasks.common import needles
@@ -114,13 +114,16 @@ def copying(
 
 
 @torch.inference_mode()
-def share_right(
+def shares_right(
     model: Model, windows: Int[Tensor, "W L"], answers: Int[Tensor, "W n"], *, whole: bool
-) -> float:
-    """Share of answers that the model predicts, given windows that end in all but their last token.
+) -> Float[Tensor, " W"]:
+    """Share of each answer that the model predicts, given windows without its last token.
 
     Args:
-        whole: count an answer if all of its tokens are right, else each token.
+        model: tokens to logits.
+        windows: which end in all tokens of the answer but the last.
+        answers: ids.
+        whole: 1 if all tokens of the answer are right, else 0.
     """
     count = answers.shape[1]
     rows = rows_a_call(windows.shape[1])
@@ -128,8 +131,8 @@ def share_right(
     for begin in range(0, len(windows), rows):
         guessed = model(windows[begin : begin + rows])[:, -count:].argmax(-1).cpu()
         hit = guessed == answers[begin : begin + rows]
-        right.append(hit.all(1) if whole else hit.float().mean(1))
-    return float(torch.cat(right).double().mean())
+        right.append(hit.all(1).double() if whole else hit.double().mean(1))
+    return torch.cat(right)
 
 
 def letters() -> Int[Tensor, " P"]:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.errors import DataError
 from posenc.evaluation.results import StudyReading
-from posenc.evaluation.suites.needles import DEPTHS, Needles, copying, share_right
+from posenc.evaluation.suites.needles import DEPTHS, Needles, copying, shares_right
 from posenc.evaluation.suites.words import words
 from posenc.evaluation.texts import Text
 from posenc.experiments.pieces import Pieces
-from posenc.experiments.text_loss import PositionProfile, Targets, unigram_entropy
+from posenc.experiments.text_loss import PositionProfile, Targets, losses, unigram_entropy
 from posenc.training.machine import PeakMemory
 from posenc.training.seeding import generator
 
@@ -27,6 +27,9 @@ Model = Callable[[Tensor], Tensor]
 
 BUDGET = 1 << 16
 """Tokens read for one number."""
+
+POSITION = "position"
+"""Key of the loss of each segment of text by position, in ``StudyReading.pieces``."""
 
 FEWEST, MOST = 8, 256
 """Windows for one number."""
@@ -112,16 +115,46 @@ class NextTokenSuite:
 
         text = self.text
         spent = cost(model, self._windows(longest, 1), count=longest)
-        targets = self.targets
-        bits = {length: targets.each(run, text, length) for length in self.lengths}
         profile = profile_of(self.pieces, longest, self.windows)
-        return StudyReading(
-            loss={length: float(values.mean()) for length, values in bits.items()},
-            by_position=tuple(profile.loss(run, text)),
-            needles={length: self._needles(run, length) for length in self.lengths},
-            copied={length: self._copied(run, length) for length in self.lengths},
-            **spent._asdict(),
-            windows=tuple(round(float(value), 5) for value in bits[longest].mean(1)),
+        places = profile.segments(lambda rows: losses(run, text[rows], last=profile.length)).mean(2)
+        by_position = zip(profile.middles, places.mean(0).tolist(), strict=True)
+        reading = StudyReading(by_position=tuple(by_position), **spent._asdict())
+        for length in self.lengths:
+            reading = self._with(run, reading, length)
+        columns = enumerate(places.T.tolist())
+        at = {place * profile.width: _rounded(values) for place, values in columns}
+        return replace(reading, pieces={**reading.pieces, POSITION: at})
+
+    def further(
+        self, model: nn.Module, reading: StudyReading, length: int
+    ) -> tuple[NextTokenSuite, StudyReading]:
+        """The suite and a reading with one more length between its first and last."""
+        device = next(model.parameters()).device
+        lengths = tuple(sorted({*self.lengths, length}))
+        measured = self._with(lambda tokens: model(tokens.to(device)), reading, length)
+        return replace(self, lengths=lengths), measured
+
+    def _with(self, run: Model, reading: StudyReading, length: int) -> StudyReading:
+        """A reading with the measurements at one more length."""
+        bits = self.targets.each(run, self.text, length).mean(1)
+        found = self._needles(run, length)
+        pieces = {"loss": bits.tolist(), "needles": found.flatten().tolist()}
+
+        def added(known: Mapping[int, Any], value: Any) -> dict[int, Any]:
+            return dict(sorted({**known, length: value}.items()))
+
+        return replace(
+            reading,
+            loss=added(reading.loss, float(bits.mean())),
+            needles=added(reading.needles, tuple(found.mean(1).tolist())),
+            copied=added(reading.copied, self._copied(run, length)),
+            pieces={
+                **reading.pieces,
+                **{
+                    key: added(reading.pieces.get(key, {}), _rounded(values))
+                    for key, values in pieces.items()
+                },
+            },
         )
 
     @property
@@ -133,18 +166,19 @@ class NextTokenSuite:
         spread = Targets.spread(self.pieces, width=1, longest=self.lengths[-1], count=count)
         return spread.windows(self.text, length)[:, 1:]
 
-    def _needles(self, run: Model, length: int) -> tuple[float, ...]:
+    def _needles(self, run: Model, length: int) -> Float[Tensor, "D W"]:
+        """1 for each needle found, by depth."""
         windows = self._windows(length, self.asked)
-        shares = []
+        found = []
         for index, depth in enumerate(DEPTHS):
             hidden, answers = self.needles.hide(windows, depth, generator(self.seed, length, index))
-            shares.append(share_right(run, hidden, answers, whole=True))
-        return tuple(shares)
+            found.append(shares_right(run, hidden, answers, whole=True))
+        return torch.stack(found)
 
     def _copied(self, run: Model, length: int) -> float:
         windows = self._windows(length, self.windows)
         whole, answers = copying(windows, self.pool, generator(self.seed, length))
-        return share_right(run, whole, answers, whole=False)
+        return float(shares_right(run, whole, answers, whole=False).mean())
 
     def facts(self, unit: str) -> dict[str, Any]:
         """See ``Suite``."""
@@ -214,6 +248,10 @@ def _spread(times: Sequence[float]) -> float:
     ranked, count = sorted(times), len(times)
     cut = max(0, math.floor((count - 1.96 * math.sqrt(count)) / 2))
     return (ranked[count - 1 - cut] - ranked[cut]) / 2 / median(times)
+
+
+def _rounded(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(round(value, 5) for value in values)
 
 
 def require_text(size: int, longest: int, unit: str) -> None:

@@ -83,7 +83,9 @@ class RetrievalSuite:
         return StudyReading(
             needles={n: tuple(hit.double().mean(1).tolist()) for n, hit in hits.items()},
             **spent._asdict(),
-            windows=tuple(hits[longest].double().mean(0).tolist()),
+            pieces={
+                "needles": {n: tuple(hit.double().mean(0).tolist()) for n, hit in hits.items()}
+            },
         )
 
     def facts(self, unit: str) -> dict[str, Any]:

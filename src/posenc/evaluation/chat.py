@@ -1,0 +1,57 @@
+"""The chat template of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from posenc.errors import CheckpointError
+from posenc.integrations.transformers.checkpoints.fields import read_object
+
+FILE = "chat_template.jinja"
+
+
+def read_template(folder: Path) -> Callable[[str], str] | None:
+    """A user's message to the text up to the model's answer; None: the folder has no template.
+
+    The template runs in the sandbox of transformers.
+    """
+    fields = read_object(folder / "tokenizer_config.json")
+    template, path = fields.get("chat_template"), folder / FILE
+    if path.is_file():
+        template = path.read_text(encoding="utf-8")
+    if isinstance(template, list):  # by name
+        template = {item["name"]: item["template"] for item in template}.get("default")
+    if not isinstance(template, str):
+        return None
+    tokens = {
+        name: text_of(fields.get(name)) or ""
+        for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+    }
+
+    def rendered(message: str) -> str:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            texts, _ = render_jinja_template(
+                conversations=[[{"role": "user", "content": message}]],
+                chat_template=template,
+                add_generation_prompt=True,
+                **tokens,
+            )
+        except Exception as error:  # a template is a program
+            raise CheckpointError(
+                str(folder),
+                expected="a chat template for a message of a user",
+                got=f"{type(error).__name__}: {error}",
+                remedy="Mend it, or use --style base.",
+            ) from error
+        return str(texts[0])
+
+    return rendered
+
+
+def text_of(token: object) -> str | None:
+    """A special token as ``tokenizer_config.json`` has it, as text."""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None

@@ -1,0 +1,135 @@
+"""Questions made for a tokenizer and a length, and kept in the user's cache folder."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from posenc.attention.user_cache import cache_folder, opened_folder, read_file, write_file
+from posenc.codec import from_plain, to_plain
+from posenc.errors import UnknownNameError
+from posenc.evaluation.questions.documents import DOCUMENT_TASKS
+from posenc.evaluation.questions.needles import NEEDLE_TASKS
+from posenc.evaluation.questions.question import Question, Task, Unfit
+from posenc.evaluation.questions.source import Source
+from posenc.evaluation.questions.tracking import TRACKING_TASKS
+from posenc.training.seeding import fingerprint
+
+TASKS = {task.name: task for task in (*NEEDLE_TASKS, *TRACKING_TASKS, *DOCUMENT_TASKS)}
+"""All tasks by name."""
+
+ALL, NONE = "all", "none"
+
+FULL = 0.95
+"""A question that takes this share of the length is long enough."""
+
+MOST_TRIES, GROWTH = 24, 8
+"""Sizes tried for a question, and by how many times itself one may grow at once."""
+
+DAMAGED = (OSError, ValueError, EOFError, TypeError, zlib.error)
+"""Of files that are missing or not whole."""
+
+VERSION = 1
+"""Of the questions; another number makes all of them anew."""
+
+
+def task_names(listed: str) -> tuple[str, ...]:
+    """Names of tasks between commas; ``all`` or ``none`` of them.
+
+    Raises:
+        UnknownNameError: for an unknown one.
+    """
+    names = [name.strip() for name in listed.split(",") if name.strip()]
+    for name in names:
+        if name not in TASKS and name not in (ALL, NONE):
+            raise UnknownNameError.of("task", name, (*TASKS, ALL, NONE))
+    if ALL in names:
+        return tuple(TASKS)
+    return tuple(name for name in dict.fromkeys(names) if name != NONE)
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The content of a kept file."""
+
+    questions: tuple[Question, ...]
+
+
+@dataclass(frozen=True)
+class QuestionMaker:
+    """Makes questions that fill a length.
+
+    Args:
+        source: of sentences.
+        cost: tokens that a question takes with its answers.
+        seed: of all random choices.
+        identity: of the text, the tokenizer and the form of the questions, by which they are kept;
+            "" keeps nothing.
+    """
+
+    source: Source
+    cost: Callable[[Question], int]
+    seed: int = 0
+    identity: str = ""
+
+    def questions(self, name: str, *, length: int, count: int) -> Sequence[Question]:
+        """``count`` questions of a task, each of nearly ``length`` tokens and never more.
+
+        The n-th asks for the same at every length, in another amount of text.
+
+        Raises:
+            Unfit: if the smallest question is longer, or the text does not serve.
+        """
+        path = self._path(name, length, count)
+        if path is not None:
+            with suppress(*DAMAGED), opened_folder(path.parent) as at:
+                plain = json.loads(gzip.decompress(read_file(path, at)))
+                return from_plain(Questions, plain).questions
+        made = tuple(self._fitted(TASKS[name], length, number) for number in range(count))
+        if path is not None:
+            content = gzip.compress(json.dumps(to_plain(Questions(made))).encode(), mtime=0)
+            with suppress(OSError), opened_folder(path.parent, create=True) as at:
+                write_file(path, at, content)
+        return made
+
+    def _path(self, name: str, length: int, count: int) -> Path | None:
+        if not self.identity or os.name != "posix":
+            return None
+        digest = fingerprint(VERSION, self.identity, self.seed, name, length, count)[:32]
+        with suppress(OSError):
+            return cache_folder("questions") / f"{name}-{length}-{digest}.json.gz"
+        return None
+
+    def _fitted(self, task: Task, length: int, number: int) -> Question:
+        """The largest of a question's sizes that fits, found by its tokens a unit."""
+
+        def made(size: int) -> tuple[Question, int]:
+            draw = random.Random(f"{self.seed}/{task.name}/{number}")
+            question = task.make(self.source, draw, size)
+            return question, self.cost(question)
+
+        size = task.fewest
+        best, taken = made(size)
+        if taken > length:
+            raise Unfit(f"no question fits {length} tokens")
+        rate, above = taken / size, math.inf
+        for _ in range(MOST_TRIES):
+            if taken >= FULL * length or above == size + 1:
+                break
+            step = min(int((length - taken) / rate), GROWTH * size, (above - size) / 2)
+            tried = size + max(1, int(step))
+            question, tokens = made(tried)
+            rate = max(1.0, (tokens - taken) / (tried - size))
+            if tokens > length:
+                above = tried
+            else:
+                best, taken, size = question, tokens, tried
+        return best
