@@ -116,7 +116,7 @@ def test_after_a_stop_nothing_is_measured_again(
 ) -> None:
     done: list[str] = []
     state = tmp_path / "state.json"
-    with pytest.raises(Interrupted, match="a stop before fwe at 128"):
+    with pytest.raises(Interrupted, match="a stop before questions, step fwe at 128"):
         measured(
             model,
             text,
@@ -124,7 +124,8 @@ def test_after_a_stop_nothing_is_measured_again(
             progress=lambda stage, *_: done.append(stage),
             stop=lambda: len(done) == 4,
         )
-    assert done == ["loss and needles", "vt at 128", "vt at 256", "cwe at 128"]
+    asked = [f"questions, step {name}" for name in ("vt at 128", "vt at 256", "cwe at 128")]
+    assert done == ["loss and needles", *asked]
 
     def again(*_: object, **__: object) -> None:
         raise AssertionError("measured again")
@@ -132,7 +133,7 @@ def test_after_a_stop_nothing_is_measured_again(
     monkeypatch.setattr(NextTokenSuite, "measure", again)
     done.clear()
     resumed = measured(model, text, state=state, progress=lambda stage, *_: done.append(stage))
-    assert done == ["fwe at 128", "fwe at 256", "measured"]
+    assert done == [*(f"questions, step fwe at {n}" for n in (128, 256)), "measured"]
     with pytest.raises(AssertionError, match="measured again"):
         measured(model, text, state=state, margin=0.1)
     assert resumed.effective is not None

@@ -25,7 +25,7 @@ def evaluate(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure a checkpoint without extending it, and say how far it reads.
+    """Measure a checkpoint as it is, and say how far it reads.
 
     The effective length is the longest up to which loss, needles and answers (RULER's tasks and
     more, made for the tokenizer) are within --margin of their own values at the trained length,

@@ -270,7 +270,7 @@ class _Measurement:
         if self.deadline.left <= 0:
             self.left_out[name] = "minutes: there was no time left"
             return None
-        self._step(f"{name} at {length}")
+        self._step(f"questions, step {name} at {length}")
         try:
             return self.examination.ask(self.checkpoint.model, name, length)
         except Unfit as reason:
