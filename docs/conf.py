@@ -19,6 +19,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
+    "choices",
     "mathml",
 ]
 exclude_patterns = ["_ext", "examples", "**.ipynb_checkpoints", "gallery/*.py", "gallery/*.ipynb"]
@@ -54,7 +55,7 @@ sphinx_gallery_conf = {
 html_theme = "pydata_sphinx_theme"
 html_title = f"posenc {release}"
 html_static_path = ["_static"]
-html_css_files = ["site.css"]
+html_css_files, html_js_files = ["site.css"], ["choices.js"]
 html_math_renderer = "mathml"
 html_show_sourcelink = False
 html_copy_source = False
