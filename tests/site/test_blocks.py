@@ -93,5 +93,7 @@ def test_commands_and_options_exist(path: Path) -> None:
 
 
 def test_a_wrong_option_is_noticed(tmp_path: Path) -> None:
-    assert lines("$ posenc doctor x --sec 0\nprinted\n") == [["posenc", "doctor", "x", "--sec", "0"]]
+    assert lines("$ posenc doctor x --sec 0\nprinted\n") == [
+        ["posenc", "doctor", "x", "--sec", "0"]
+    ]
     assert lines("posenc compare --out x \\\n    --nodes 8  # eight\n")[0][-2:] == ["--nodes", "8"]
