@@ -27,7 +27,7 @@ CHECK = """async (rules) => {
   const only = rules ? { runOnly: { type: "rule", values: rules } } : {};
   const found = await axe.run({ resultTypes: ["violations"], ...only });
   return found.violations.filter((v) => ["serious", "critical"].includes(v.impact))
-    .flatMap((v) => v.nodes.map((n) => `${v.id}: ${n.html.slice(0, 160)} ${n.failureSummary}`)); }"""
+    .flatMap((v) => v.nodes.map((n) => `${v.id}: ${n.html.slice(0, 99)} ${n.failureSummary}`)); }"""
 
 
 @cache
