@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.site.pages import ROOT
-from tests.site.test_blocks import offline
+from tests.website.pages import ROOT
+from tests.website.test_blocks import offline
 
 __all__ = ["offline"]  # a fixture
 

@@ -16,7 +16,7 @@ import transformers
 from typer.main import get_command
 
 from posenc.cli.app import app
-from tests.site.pages import ROOT, SOURCES, blocks, name
+from tests.website.pages import ROOT, SOURCES, blocks, name
 from tests.support.tiny_models import tiny_model
 
 RUN = [path for path in SOURCES if blocks(path.read_text(), "python", "pycon")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.site.built import SITE, pages, site
+from tests.website.built import SITE, pages, site
 from tests.support.browsing import CHROMIUM, Visit, browser, playwright
 
 axe = pytest.importorskip("axe_playwright_python")

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.site.built import Page, pages, site
-from tests.site.questions import QUESTIONS
+from tests.website.built import Page, pages, site
+from tests.website.questions import QUESTIONS
 
 pytestmark = pytest.mark.long
 LARGEST = 1_000_000
