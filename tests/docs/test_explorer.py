@@ -28,8 +28,8 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path"),
 ]
 
-FOLDER = Path(__file__).parents[2] / "docs" / "explorer"
-PAGE = FOLDER / "index.html"
+FOLDER = Path(__file__).parents[2] / "docs" / "_extra" / "explorer"
+PAGE = FOLDER / "sliders.html"
 LENGTH, TRAINED, FACTOR, WIDTH, HEADS, CONTENT = 90, 32, 3, 16, 6, 4.0
 SIZES = {"length": LENGTH, "trained": TRAINED, "width": WIDTH, "heads": HEADS, "content": CONTENT}
 

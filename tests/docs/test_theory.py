@@ -1,0 +1,95 @@
+"""The pages of the theory: every number comes out, every picture is drawn and told in words."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+DOCS = Path(__file__).parents[2] / "docs"
+THEORY, CHINESE = DOCS / "theory", DOCS / "zh" / "theory"
+PAGES = sorted(path.stem for path in THEORY.glob("*.md") if path.stem != "index")
+PICTURE = re.compile(r"^:::\{picture\} (\S+)\n:alt: (.+)\n((?:.+\n)+):::$", re.MULTILINE)
+CODE = re.compile(r"```pycon\n(.*?)```", re.DOTALL)
+
+
+def failures(text: str) -> str:
+    """What the code of a page prints otherwise than it says, or nothing."""
+    torch.manual_seed(0)
+    parsed = doctest.DocTestParser().get_doctest("\n".join(CODE.findall(text)), {}, "page", None, 0)
+    assert parsed.examples
+    messages: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(parsed, out=messages.append)
+    return "".join(messages)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_number_comes_out(page: str) -> None:
+    assert failures((THEORY / f"{page}.md").read_text()) == ""
+
+
+def test_a_wrong_number_is_noticed() -> None:
+    text = (THEORY / "order.md").read_text()
+    assert "0.81" in failures(text.replace("0.80", "0.81"))
+
+
+@pytest.mark.parametrize("folder", [THEORY, CHINESE])
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_has_a_picture_in_words(folder: Path, page: str) -> None:
+    text = (folder / f"{page}.md").read_text()
+    pictures = PICTURE.findall(text)
+    assert len(pictures) == text.count("{picture}") >= 1
+    for _, alt, caption in pictures:
+        assert len(alt) > (30 if folder is CHINESE else 80)
+        assert alt != caption.strip()
+
+
+def test_pictures_are_drawn_in_both_languages(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sphinx")
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    import pictures
+    from theory_panels import CHINESE as WORDS
+    from theory_panels import PICTURES
+
+    used = {name for page in PAGES for name, *_ in PICTURE.findall(_read(page))}
+    assert used == {*PICTURES, "places"}
+    for name in used:
+        english, chinese = (pictures.rendered(name, "<a>", chinese=zh) for zh in (False, True))
+        assert english.startswith('<div class="picture" role="img" aria-label="&lt;a&gt;">')
+        assert english.count("<svg") == chinese.count("<svg") >= 1
+        assert "NaN" not in english
+        assert english != chinese
+        shown = re.findall(r"<(?:text|p)[^>]*>([^<]*[a-z]{3}[^<]*)</", chinese)
+        names = {"query_key", "embedding", "score", "value", "interpolate", "ntk", "ntk_by_parts"}
+        names |= {"yarn", "rerope", "leaky_rerope", "self_extend", "logit"}
+        assert {word for word in shown if word not in names} <= set(WORDS.values()), name
+
+
+def _read(page: str) -> str:
+    return (THEORY / f"{page}.md").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_chinese_pages_run_the_same_code(page: str) -> None:
+    """Only comments may differ: numbers of both languages are checked once."""
+    english, chinese = (
+        [re.sub(r"  # .*", "", code) for code in CODE.findall((folder / f"{page}.md").read_text())]
+        for folder in (THEORY, CHINESE)
+    )
+    assert english == chinese
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_chinese_pages_have_the_same_formulas_and_sources(page: str) -> None:
+    """Displayed formulas, without their words, and addresses."""
+
+    def marks(folder: Path) -> tuple[list[str], list[str]]:
+        text = (folder / f"{page}.md").read_text()
+        formulas = re.findall(r"^\$\$(.*?)\$\$", text, re.DOTALL | re.MULTILINE)
+        bare = [re.sub(r"\\text\{[^}]*\}|\s", "", formula) for formula in formulas]
+        return bare, re.findall(r"https?://[^\s>]+", text)
+
+    assert marks(THEORY) == marks(CHINESE)
