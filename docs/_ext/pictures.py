@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from html import escape
+from pathlib import Path
 from typing import Any, ClassVar
 
 import vl_convert
@@ -84,6 +85,12 @@ def styles() -> str:
     )
 
 
+def write_styles(app: Any) -> None:
+    folder = Path(app.outdir) / "_static"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pictures.css").write_text(styles())
+
+
 class Picture(SphinxDirective):
     """The directive."""
 
@@ -106,5 +113,6 @@ class Picture(SphinxDirective):
 
 def setup(app: Any) -> dict[str, bool]:
     app.add_directive("picture", Picture)
-    app.connect("builder-inited", lambda app: app.add_css_file(None, body=styles()))
+    app.add_css_file("pictures.css")
+    app.connect("builder-inited", write_styles)
     return {"parallel_read_safe": True}
