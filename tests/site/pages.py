@@ -1,0 +1,25 @@
+"""Sources of the site, and the blocks of code in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+SOURCES = sorted(
+    path for path in DOCS.rglob("*.md") if not {"gallery", "_ext"} & set(path.parts)
+) + [ROOT / "README.md"]
+
+BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+
+
+def name(path: Path) -> str:
+    """A page's path from the root of the repository."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks(text: str, *languages: str) -> list[tuple[str, str]]:
+    """Language and text of each block of code, in order."""
+    return [(kind, code) for _, kind, code in BLOCK.findall(text) if kind in languages]
