@@ -76,10 +76,12 @@ def styles() -> str:
     return "\n".join(
         [
             ".picture { display: flex; flex-wrap: wrap; gap: 1rem 1.5rem; align-items: flex-end; }",
-            ".picture .panel { flex: 0 1 auto; max-width: 100%; }",
+            ".picture .panel { flex: 1 1 16rem; max-width: min(100%, 26rem); }",
             ".picture .panel p { margin: 0 0 .3rem; font-size: .9rem; }",
             ".picture svg { display: block; max-width: 100%; height: auto; }",
             ".picture-caption { font-size: .9rem; color: var(--pst-color-text-muted); }",
+            ".picture .panel:only-child { flex-basis: 100%; max-width: 40rem; }",
+            "div.math { flex-direction: row; justify-content: safe center; margin-block: 1rem; }",
             *rules,
         ]
     )
