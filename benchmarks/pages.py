@@ -20,9 +20,6 @@ README = {
     "rope": "RoPE",
     "alibi": "ALiBi",
     "t5": "T5, learned",
-    "swin": "Swin, learned",
-    "shaw@scores": "Shaw, keys",
-    "fire": "FIRE",
     "deberta@buckets=256": "DeBERTa, 256 buckets",
 }
 """Encodings of the README's table."""

@@ -28,10 +28,11 @@ LENGTH, FAR = 2048, 16384
 """Tokens at which time and memory were measured."""
 
 WORDS = {
-    "holds": ("holds",),
+    "holds": ("holds", "to images of any size"),
     "degrades": ("degrades", "fair", "poorly"),
     "breaks": ("breaks",),
-    "ends": ("not at all", "to "),
+    "ends": ("not at all",),
+    "limited": ("to ",),
 }
 """What an entry says of inputs past the trained length, by how the sentence begins."""
 

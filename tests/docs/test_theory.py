@@ -1,39 +1,17 @@
-"""The pages of the theory: every number comes out, every picture is drawn and told in words."""
+"""The theory: every picture is drawn and told in words, and both languages say the same."""
 
 from __future__ import annotations
 
-import doctest
 import re
 from pathlib import Path
 
 import pytest
-import torch
 
 DOCS = Path(__file__).parents[2] / "docs"
 THEORY, CHINESE = DOCS / "theory", DOCS / "zh" / "theory"
 PAGES = sorted(path.stem for path in THEORY.glob("*.md") if path.stem != "index")
 PICTURE = re.compile(r"^:::\{picture\} (\S+)\n:alt: (.+)\n((?:.+\n)+):::$", re.MULTILINE)
 CODE = re.compile(r"```pycon\n(.*?)```", re.DOTALL)
-
-
-def failures(text: str) -> str:
-    """What the code of a page prints otherwise than it says, or nothing."""
-    torch.manual_seed(0)
-    parsed = doctest.DocTestParser().get_doctest("\n".join(CODE.findall(text)), {}, "page", None, 0)
-    assert parsed.examples
-    messages: list[str] = []
-    doctest.DocTestRunner(verbose=False).run(parsed, out=messages.append)
-    return "".join(messages)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_every_number_comes_out(page: str) -> None:
-    assert failures((THEORY / f"{page}.md").read_text()) == ""
-
-
-def test_a_wrong_number_is_noticed() -> None:
-    text = (THEORY / "order.md").read_text()
-    assert "0.81" in failures(text.replace("0.80", "0.81"))
 
 
 @pytest.mark.parametrize("folder", [THEORY, CHINESE])

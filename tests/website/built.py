@@ -12,7 +12,7 @@ from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
-from tests.site.pages import ROOT
+from tests.website.pages import ROOT
 
 BUILD = ROOT / "build"
 SITE = BUILD / "docs"

@@ -16,8 +16,8 @@ import transformers
 from typer.main import get_command
 
 from posenc.cli.app import app
-from tests.site.pages import ROOT, SOURCES, blocks, name
 from tests.support.tiny_models import tiny_model
+from tests.website.pages import ROOT, SOURCES, blocks, name
 
 RUN = [path for path in SOURCES if blocks(path.read_text(), "python", "pycon")]
 TYPED = [path for path in SOURCES if blocks(path.read_text(), "console", "bash")]
@@ -93,5 +93,7 @@ def test_commands_and_options_exist(path: Path) -> None:
 
 
 def test_a_wrong_option_is_noticed(tmp_path: Path) -> None:
-    assert lines("$ posenc doctor x --sec 0\nprinted\n") == [["posenc", "doctor", "x", "--sec", "0"]]
+    assert lines("$ posenc doctor x --sec 0\nprinted\n") == [
+        ["posenc", "doctor", "x", "--sec", "0"]
+    ]
     assert lines("posenc compare --out x \\\n    --nodes 8  # eight\n")[0][-2:] == ["--nodes", "8"]
