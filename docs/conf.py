@@ -23,7 +23,14 @@ extensions = [
     "mathml",
     "pictures",
 ]
-exclude_patterns = ["_ext", "_extra", "examples", "**.ipynb_checkpoints", "gallery/*.py", "gallery/*.ipynb"]
+exclude_patterns = [
+    "_ext",
+    "_extra",
+    "examples",
+    "**.ipynb_checkpoints",
+    "gallery/*.py",
+    "gallery/*.ipynb",
+]
 suppress_warnings = ["config.cache"]
 nitpicky = False
 

@@ -98,9 +98,7 @@ class Picture(SphinxDirective):
 
     required_arguments = 1
     has_content = True
-    option_spec: ClassVar[dict[str, Callable[[str], Any]]] = {
-        "alt": directives.unchanged_required
-    }
+    option_spec: ClassVar[dict[str, Callable[[str], Any]]] = {"alt": directives.unchanged_required}
 
     def run(self) -> list[nodes.Node]:
         alt = self.options.get("alt")

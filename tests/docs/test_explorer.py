@@ -107,8 +107,20 @@ def close(one: Tensor, other: Tensor) -> None:
 
 ROTATED = ["rope", "p_rope", "xpos"]
 BIASES = ["alibi", "t5", "kerple", "kerple_power", "sandwich", "fire"]
-CHANGES_OF_ROPE = """interpolate ntk ntk_by_parts yarn llama3 dynamic_ntk longrope rerope
-leaky_rerope self_extend string dual_chunk""".split()
+CHANGES_OF_ROPE = [
+    "interpolate",
+    "ntk",
+    "ntk_by_parts",
+    "yarn",
+    "llama3",
+    "dynamic_ntk",
+    "longrope",
+    "rerope",
+    "leaky_rerope",
+    "self_extend",
+    "string",
+    "dual_chunk",
+]
 
 
 def test_the_menu_has_the_methods_of_these_tests(formulas: playwright.Page) -> None:
