@@ -19,7 +19,7 @@ ROWS = [
 
 def prose(page: Path) -> str:
     """The page without code, formulas and addresses."""
-    text = re.sub(r"```pycon.*?```", "", page.read_text(), flags=re.DOTALL)
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     text = re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL)
     return re.sub(r"https?://\S+", "", text)
 
@@ -53,3 +53,17 @@ def test_pages_are_chinese(name: str) -> None:
 def test_every_page_of_the_theory_is_there() -> None:
     english = {page.name for page in (CHINESE.parent / "theory").glob("*.md")}
     assert {page.name for page in (CHINESE / "theory").glob("*.md")} == english
+
+
+CODE = re.compile(r"^```(?:python|pycon|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, page in zip(TEXTS, PAGES, strict=True) if CODE.search(page.read_text())]
+)
+def test_code_is_that_of_the_english_page(name: str) -> None:
+    """Its numbers are checked there."""
+    chinese, english = (
+        CODE.findall((folder / name).read_text()) for folder in (CHINESE, CHINESE.parent)
+    )
+    assert chinese == english

@@ -107,20 +107,9 @@ def close(one: Tensor, other: Tensor) -> None:
 
 ROTATED = ["rope", "p_rope", "xpos"]
 BIASES = ["alibi", "t5", "kerple", "kerple_power", "sandwich", "fire"]
-CHANGES_OF_ROPE = [
-    "interpolate",
-    "ntk",
-    "ntk_by_parts",
-    "yarn",
-    "llama3",
-    "dynamic_ntk",
-    "longrope",
-    "rerope",
-    "leaky_rerope",
-    "self_extend",
-    "string",
-    "dual_chunk",
-]
+OTHER_FREQUENCIES = ["interpolate", "ntk", "ntk_by_parts", "yarn", "llama3", "dynamic_ntk"]
+OTHER_DISTANCES = ["rerope", "leaky_rerope", "self_extend", "string", "dual_chunk"]
+CHANGES_OF_ROPE = [*OTHER_FREQUENCIES, "longrope", *OTHER_DISTANCES]
 
 
 def test_the_menu_has_the_methods_of_these_tests(formulas: playwright.Page) -> None:
