@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path"),
 ]
 
-FOLDER = Path(__file__).parents[2] / "docs" / "_extra" / "explorer"
+DOCS = Path(__file__).parents[2] / "docs"
+FOLDER = DOCS / "_extra" / "explorer"
 PAGE = FOLDER / "sliders.html"
 LENGTH, TRAINED, FACTOR, WIDTH, HEADS, CONTENT = 90, 32, 3, 16, 6, 4.0
 SIZES = {"length": LENGTH, "trained": TRAINED, "width": WIDTH, "heads": HEADS, "content": CONTENT}
@@ -305,6 +308,25 @@ def test_an_address_with_nonsense_is_mended(browser: playwright.Browser) -> None
     assert opened.page.locator("#row-distance output").inner_text() == "0 tokens"
     assert opened.troubles == []
     opened.page.close()
+
+
+def test_links_to_views_set_what_they_say(browser: playwright.Browser) -> None:
+    links = re.findall(r'href="sliders.html\?([^"]+)"', (DOCS / "explorer/index.md").read_text())
+    assert len(links) > 5
+    page = browser.new_page()
+    for link in map(unescape, links):
+        page.goto(f"{PAGE.as_uri()}?{link}")
+        page.wait_for_selector("#decay svg")
+        for setting in link.split("&"):
+            name, _, value = setting.partition("=")
+            control = page.locator(f"#{name}")
+            if control.get_attribute("type") == "checkbox":
+                assert control.is_checked() == (value == "true"), link
+            elif control.get_attribute("type") == "range":
+                assert control.get_attribute("aria-valuetext").split()[0] == value, link
+            else:
+                assert control.input_value() == value, link
+    page.close()
 
 
 def test_keyboard_alone(browser: playwright.Browser) -> None:

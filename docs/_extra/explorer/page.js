@@ -307,7 +307,7 @@
   } catch { /* no storage: the system's choice */ }
   build();
   listenToMap();
-  read(location.hash.slice(1));
+  read(location.hash.slice(1) || location.search); // links of other pages have no fragment
   changed();
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; changed(); } });
