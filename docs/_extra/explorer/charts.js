@@ -89,16 +89,16 @@ globalThis.Charts = (() => {
     node(box.svg, "text", { class: "label", x: box.right, y: box.up(y) - 5, "text-anchor": "end" }, text);
   }
 
-  // Values of rows and columns as blue above zero and red below; NaN is nothing.
-  function heat(canvas, values, side, largest, colours) {
+  // Values of rows and columns as blue above `base` and red below; NaN is nothing.
+  function heat(canvas, values, side, { base, largest }, colours) {
     canvas.width = canvas.height = side;
     const context = canvas.getContext("2d");
     const image = context.createImageData(side, side);
     for (let n = 0; n < values.length; n++) {
-      const v = values[n];
+      const v = values[n] - base;
       if (Number.isNaN(v)) continue;
       image.data.set(v >= 0 ? colours.rise : colours.fall, 4 * n);
-      image.data[4 * n + 3] = 255 * Math.min(1, Math.abs(v) / (largest || 1));
+      image.data[4 * n + 3] = 255 * Math.min(1, Math.abs(v) / (largest - base || 1));
     }
     context.putImageData(image, 0, 0);
     canvas.style.imageRendering = side < 200 ? "pixelated" : "auto";

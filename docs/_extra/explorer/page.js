@@ -159,27 +159,30 @@
     const side = Math.min(CELLS, state.length);
     const place = (n) => Math.round((n * (state.length - 1)) / (side - 1));
     const values = new Float64Array(side * side).fill(NaN);
-    let largest = 0;
+    let largest = 0, least = Infinity;
     for (let r = 0; r < side; r++)
       for (let c = 0; c <= r; c++) {
         const v = now.logit(place(r), place(c));
         values[r * side + c] = v;
         largest = Math.max(largest, Math.abs(v));
+        least = Math.min(least, v);
       }
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).split(",").map(Number);
     const colours = { rise: colour("--rise"), fall: colour("--fall") };
-    heat(by("map"), values, side, largest, colours);
+    // A scale from zero would hide values that lie close together, far from it.
+    const base = least > largest / 2 && largest - least > 1e-6 * largest ? least : 0;
+    heat(by("map"), values, side, { base, largest }, colours);
     cells = { values, side, place };
-    const falls = values.some((v) => v < 0);
+    const falls = least < 0;
     const [low, strip, high] = by("legend").children;
-    low.textContent = falls ? short(-largest) : "0";
+    low.textContent = short(falls ? -largest : base);
     high.textContent = short(largest);
     strip.style.background = `linear-gradient(90deg, ${falls ? `rgb(${colours.fall}), ` : ""}transparent, rgb(${colours.rise}))`;
     const skipped = side < state.length ? ` ${side} of the ${state.length} positions are drawn.` : "";
     by("skipped").textContent = skipped;
     by("map").setAttribute("aria-label",
-      `Map of the logits of ${state.length} queries and keys, from ${short(-largest)} to ${short(largest)}; empty above the diagonal.${skipped}`);
+      `Map of the logits of ${state.length} queries and keys, from ${short(least)} to ${short(largest)}; empty above the diagonal.${skipped}`);
     spot.row = Math.min(spot.row || side - 1, side - 1);
     spot.column = Math.min(spot.column, spot.row);
     if (by("cell").textContent) tellCell();
