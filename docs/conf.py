@@ -21,8 +21,16 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "choices",
     "mathml",
+    "pictures",
 ]
-exclude_patterns = ["_ext", "examples", "**.ipynb_checkpoints", "gallery/*.py", "gallery/*.ipynb"]
+exclude_patterns = [
+    "_ext",
+    "_extra",
+    "examples",
+    "**.ipynb_checkpoints",
+    "gallery/*.py",
+    "gallery/*.ipynb",
+]
 suppress_warnings = ["config.cache"]
 nitpicky = False
 
@@ -55,6 +63,7 @@ sphinx_gallery_conf = {
 html_theme = "pydata_sphinx_theme"
 html_title = f"posenc {release}"
 html_static_path = ["_static"]
+html_extra_path = ["_extra"]  # the explorer's page, as it is
 html_css_files = ["site.css"]
 html_js_files = [("choices.js", {"defer": "defer"})]
 html_context = {"default_mode": "auto"}
