@@ -86,9 +86,10 @@ check: $(VENV)/.installed-test ## format, lint and types
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy --no-error-summary
 
-docs: $(VENV)/.installed ## write the pages of docs/ that follow from the registry
+docs: $(VENV)/.installed-test ## write the pages of docs/ that follow from the registry, build the site in build/docs
 	$(BIN)/python scripts/docs.py
 	$(BIN)/python scripts/transformers_models.py
+	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
 
 format: $(VENV)/.installed-test ## format and fix what can be fixed
 	$(BIN)/ruff format .

@@ -40,7 +40,7 @@ def pages() -> dict[Path, str]:
             "other contenders": compared,
         },
         ROOT / "README.md": {"attention": short},
-        ROOT / "docs/results.md": tasks.parts(),
+        ROOT / "docs/results/tasks.md": tasks.parts(),
     }
     found = {page: filled(page.read_text(), texts) for page, texts in parts.items()}
     return found | {RESULTS / "kernels_static.md": kernels_static.page(kernels_static.kept())}

@@ -1,4 +1,4 @@
-"""Every lab task with its encodings, by the command line, and the tables of docs/results.md.
+"""Every lab task with its encodings, by the command line, and the tables of docs/results/tasks.md.
 
     python -m benchmarks.tasks [--runs copy scan ...] [--out posenc-tasks] [--workers 2]
 
@@ -27,7 +27,7 @@ from posenc.reporting.intervals import Bounds, Estimate, estimate
 
 ROOT = Path(__file__).parent
 KEPT = ROOT / "results" / "tasks"
-PAGE = ROOT.parent / "docs" / "results.md"
+PAGE = ROOT.parent / "docs" / "results" / "tasks.md"
 
 COLUMNS = ("subject", "role", "metric", "label", "unit", "length", "seeds", "mean", "half_width")
 
@@ -165,7 +165,7 @@ def keep(name: str, path: Path) -> None:
 
 
 def parts() -> dict[str, str]:
-    """The tables of docs/results.md, by run."""
+    """The tables of docs/results/tasks.md, by run."""
     return {name: tables(name) for name in RUNS if (KEPT / f"{name}.csv").exists()}
 
 

@@ -61,10 +61,10 @@ def _cell(row: Mapping[str, str], key: str, form: str) -> str:
 
 def main(folder: Path) -> None:
     """Copy the figures of a finished demo."""
-    shutil.copy(folder / "report/headline.png", ROOT / "docs/demo-headline.png")
-    shutil.copy(folder / "report/summary.csv", ROOT / "docs/demo-summary.csv")
+    shutil.copy(folder / "report/headline.png", ROOT / "docs/results/demo-headline.png")
+    shutil.copy(folder / "report/summary.csv", ROOT / "docs/results/demo-summary.csv")
     readme = ROOT / "README.md"
-    rows = read(ROOT / "docs/demo-summary.csv")
+    rows = read(ROOT / "docs/results/demo-summary.csv")
     readme.write_text(replaced(readme.read_text(), table(rows)))
 
 

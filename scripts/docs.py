@@ -21,7 +21,7 @@ from posenc.testing import LAWS
 from posenc.visualization.catalogue import SIZES, Sheet, group, sheet
 
 DOCS = Path(__file__).parent.parent / "docs"
-INDEX = DOCS / "README.md"
+INDEX = DOCS / "reference" / "names.md"
 BEGIN, END = "<!-- names: made by `make docs` -->\n", "<!-- end of names -->\n"
 SITES = {
     "embedding": "token vectors",
@@ -41,7 +41,7 @@ def pages() -> dict[str, str]:
     sheets = [sheet(name) for name in ENCODINGS]
     before, _, rest = INDEX.read_text().partition(BEGIN)
     index = f"{before}{BEGIN}\n{names()}\n\n{END}{rest.partition(END)[2]}"
-    return {"methods.md": overview(sheets), "README.md": index} | {
+    return {"methods/index.md": overview(sheets), "reference/names.md": index} | {
         f"methods/{told.name}.md": page(told) for told in sheets
     }
 
@@ -50,21 +50,21 @@ def names() -> str:
     """The table of all names there are."""
     written = [name for name, family in FAMILIES.items() if family.write is not None]
     groups = group(tuple(ENCODINGS))
-    first = f"[encodings](methods.md), {len(ENCODINGS)}"
+    first = f"[encodings](../methods/index.md), {len(ENCODINGS)}"
     rows = [
         ("" if i else first, f"{SITES[site]}: {listed(groups[site])}")
         for i, site in enumerate(groups)
     ]
     rows += [
-        (f"[extensions](extend.md), {len(EXTENSIONS)}", listed(EXTENSIONS)),
-        (f"[tasks](results.md), {len(TASKS)}", listed(TASKS)),
+        (f"[extensions](../extensions/index.md), {len(EXTENSIONS)}", listed(EXTENSIONS)),
+        (f"[tasks](../results/index.md), {len(TASKS)}", listed(TASKS)),
         (f"backends, {len(BACKENDS)}", listed(BACKENDS)),
         (
-            f"[checkpoints of transformers](transformers.md), {len(FAMILIES)}",
+            f"[checkpoints of transformers](../guides/accelerate.md), {len(FAMILIES)}",
             f"{listed(FAMILIES)}; written too: {listed(written)}",
         ),
         (
-            f"[accelerated models of transformers](transformers.md), {len(ACCELERATED)}",
+            f"[accelerated models of transformers](../guides/accelerate.md), {len(ACCELERATED)}",
             listed(ACCELERATED),
         ),
         (f"laws, {len(LAWS)}", listed(LAWS)),
@@ -113,6 +113,12 @@ and so has `fla`: flash-linear-attention's, where it is installed, for whole cau
 `posenc.explain` says which one `backend="auto"` takes for a call of yours, on your machine.
 
 {costs}
+
+```{{toctree}}
+:hidden:
+
+{chr(10).join(told.name for told in sheets)}
+```
 """
 
 
@@ -157,7 +163,7 @@ def page(told: Sheet) -> str:
     blocks += refusals(told)
     if citation is not None:
         blocks += ["## Source", document.reference]
-    blocks += ["## Example", f"```pycon\n{document.example}\n```", "[All methods](../methods.md)"]
+    blocks += ["## Example", f"```pycon\n{document.example}\n```", "[All methods](index.md)"]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -210,7 +216,7 @@ def table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def link(told: Sheet) -> str:
-    return f"[`{told.name}`](methods/{told.name}.md)"
+    return f"[`{told.name}`]({told.name}.md)"
 
 
 def mark(claimed: bool) -> str:

@@ -1,4 +1,4 @@
-"""Write docs/transformers-models.md: models with a bias, window, sink or cap, and what serves them.
+"""Write the page of models with a bias, window, sink or cap, and of what serves them.
 
 Read from the sources of the installed transformers; no model is made. ``make docs`` runs it.
 """
@@ -16,7 +16,7 @@ import transformers
 from posenc.integrations.transformers.accelerate import FAMILIES
 from posenc.integrations.transformers.accelerate.interface import IGNORED, attention
 
-PAGE = Path(__file__).parent.parent / "docs" / "transformers-models.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "transformers-models.md"
 
 SIGNS = {
     "bias": (
@@ -118,7 +118,7 @@ def page(models: Sequence[Model], version: str) -> str:
 
 transformers {version}: by their sources {len(models)} models have a bias, a window, sinks or a cap
 of logits; {yes} of them are served, and {part} in part. *By modules of its own*:
-`accelerate(model)` replaces its attention modules; [transformers.md](transformers.md) tells what
+`accelerate(model)` replaces its attention modules; [a guide](../guides/accelerate.md) tells what
 stays as it is. *By the interface*: `accelerate(model)` or `attn_implementation="posenc"`. *No* is
 followed by what is missing: an argument that posenc's attention refuses by name, or attention that
 is not on transformers' interface. All others of transformers have plain attention.

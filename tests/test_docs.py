@@ -18,8 +18,8 @@ from tests.support.tiny_models import tiny_model
 ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
 README = (ROOT / "README.md").read_text()
-INDEX = (ROOT / "docs" / "README.md").read_text()
-BUGS = (ROOT / "docs" / "bugs-others-had.md").read_text()
+INDEX = (ROOT / "docs" / "reference" / "names.md").read_text()
+BUGS = (ROOT / "docs" / "about" / "bugs.md").read_text()
 
 
 def rows(page: str) -> list[list[str]]:
@@ -114,7 +114,7 @@ def test_the_table_of_the_demo_is_made_from_its_numbers() -> None:
     demo = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(demo)
     readme = (ROOT / "README.md").read_text()
-    numbers = demo.read(ROOT / "docs/demo-summary.csv")
+    numbers = demo.read(ROOT / "docs/results/demo-summary.csv")
     assert demo.replaced(readme, demo.table(numbers)) == readme
     ends = {"recall@512_low": "0.0", "recall@512_high": "1.0"}
     recalled = numbers[0] | {"recall@512": "0.5400"} | ends

@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "transformers-models.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "transformers-models.md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-PAGE = Path(__file__).parent.parent / "docs" / "other-attention.md"
+PAGE = Path(__file__).parent.parent / "docs" / "guides" / "other-attention.md"
 
 
 def test_the_examples_run_as_they_stand() -> None:

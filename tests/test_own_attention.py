@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parent.parent / "docs" / "own-attention.md"
+PAGE = Path(__file__).parent.parent / "docs" / "guides" / "own-attention.md"
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-PAGE = Path(__file__).parent.parent / "docs" / "worked-examples.md"
+PAGE = Path(__file__).parent.parent / "docs" / "theory" / "worked-examples.md"
 
 
 def sections() -> dict[str, str]:

@@ -12,7 +12,7 @@ from posenc.evaluation.doctor.facts import UNKNOWN, Attention
 from posenc.evaluation.doctor.rotation import Rotation
 from posenc.evaluation.doctor.words import described, numbers_in_words, rotation_in_words
 
-PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "doctor.md"
 
 VISIBLE: dict[str, dict[str, object]] = {
     "sees all earlier tokens": {"causal": True, "ahead": 0},

@@ -6,7 +6,7 @@ import doctest
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[3] / "docs" / "stretching.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "stretch.md"
 
 
 def test_every_example_of_the_page() -> None:

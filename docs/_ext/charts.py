@@ -1,0 +1,20 @@
+"""Charts of gallery examples: what an example leaves in ``chart`` is its picture, ``alt`` in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+from sphinx_gallery.scrapers import figure_rst
+
+
+def scraper(block: tuple[Any, ...], variables: dict[str, Any], settings: dict[str, Any]) -> str:
+    """Write ``chart`` as PNG and return the directive that shows it; nothing where there is none."""
+    left = variables["example_globals"]
+    chart = left.pop("chart", None)
+    if chart is None:
+        return ""
+    path = Path(next(variables["image_path_iterator"]))
+    path.write_bytes(vl_convert.vegalite_to_png(chart.to_dict(), scale=2))
+    return str(figure_rst([str(path)], settings["src_dir"], left.pop("alt", "")))

@@ -1,0 +1,72 @@
+"""Settings of the site: ``make docs`` builds it into build/docs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_ext"))
+
+import posenc  # noqa: E402  (after the path of the site's own extensions)
+
+project, author, language = "posenc", "The posenc authors", "en"
+version = release = posenc.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+    "mathml",
+]
+exclude_patterns = ["_ext", "examples", "**.ipynb_checkpoints", "gallery/*.py", "gallery/*.ipynb"]
+suppress_warnings = ["config.cache"]
+nitpicky = False
+
+myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(HERE.parent / "build" / "notebooks")
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120
+nb_execution_show_tb = True
+
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "undoc-members": False}
+
+sphinx_gallery_conf = {
+    "examples_dirs": "examples",
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"\.py$",
+    "image_scrapers": ("charts.scraper",),
+    "reset_modules": (),
+    "show_memory": False,
+    "write_computation_times": False,
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "remove_config_comments": True,
+    "show_signature": False,
+}
+
+html_theme = "pydata_sphinx_theme"
+html_title = f"posenc {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_math_renderer = "mathml"
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "navbar_align": "left",
+    "header_links_before_dropdown": 9,
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
+copyright = "The posenc authors, Apache-2.0"  # noqa: A001  (Sphinx's name)
