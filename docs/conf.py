@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE / "_ext"))
+sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
 
 import posenc  # noqa: E402  (after the path of the site's own extensions)
+from scripts.docs.__main__ import write  # noqa: E402
+
+write()
 
 project, author, language = "posenc", "The posenc authors", "en"
 version = release = posenc.__version__
