@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def of_extension(name: str) -> list[str]:
     return list(_bullets(lambda words, tests: word.search(words) is not None))
 
 
-def _bullets(belongs) -> Iterator[str]:  # type: ignore[no-untyped-def]
+def _bullets(belongs: Callable[[str, str], bool]) -> Iterator[str]:
     for report, words, tests in reports():
         if belongs(words, tests):
             where = f"{report}: " if report else ""
