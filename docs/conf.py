@@ -8,8 +8,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
 
-import posenc  # noqa: E402  (after the path of the site's own extensions)
 from scripts.docs.__main__ import write  # noqa: E402
+
+import posenc  # noqa: E402  (after the path of the site's own extensions)
 
 write()
 
@@ -37,6 +38,7 @@ nb_execution_timeout = 120
 nb_execution_show_tb = True
 
 autodoc_typehints = "description"
+napoleon_use_ivar = True
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "undoc-members": False}
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 import transformers
 import typer
+from scripts.docs import measured, methods, pages, reference, snippets, sources
+from scripts.docs.markdown import paragraph, prose
 
 import posenc
 from posenc.cli.app import COMMANDS, app
@@ -17,8 +19,6 @@ from posenc.extension import EXTENSIONS
 from posenc.models import Decoder, DecoderConfig
 from posenc.registry import ENCODINGS
 from posenc.testing import LAWS
-from scripts.docs import measured, methods, pages, reference, snippets, sources
-from scripts.docs.markdown import paragraph, prose
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -55,7 +55,7 @@ def test_every_name_has_its_page(made: dict[str, str]) -> None:
 
 
 def test_every_public_name_is_described_once(made: dict[str, str]) -> None:
-    directive = re.compile(r"^\.\. auto\w+:: (\S+)$", re.MULTILINE)
+    directive = re.compile(r"^\.\. (?:auto\w+|py:data):: (\S+)$", re.MULTILINE)
     described = [name for page in made.values() for name in directive.findall(page)]
     assert len(described) == len(set(described))
     for name in posenc.__all__:
@@ -163,7 +163,9 @@ def test_models_that_use_an_encoding_have_it() -> None:
 
 def test_results_are_those_of_the_files() -> None:
     assert "| `t5`, posenc | 0.59 / 0.51 |" in "\n".join(measured.speed("t5"))
-    assert "| copy | `shaw` | Tokens of the answers right | 0.997" in "\n".join(measured.learned("shaw"))
+    assert "| copy | `shaw` | Tokens of the answers right | 0.997" in "\n".join(
+        measured.learned("shaw")
+    )
     assert measured.speed("lierope") == measured.learned("lierope") == []
 
 

@@ -29,7 +29,9 @@ for encoding in ("alibi", "sinusoidal"):
         length = int(torch.randint(2, 9, ()))
         text = copies(length, 64)
         logits = model(text[:, :-1])[:, length:]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), text[:, length + 1 :].flatten())
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), text[:, length + 1 :].flatten()
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -37,7 +39,9 @@ for encoding in ("alibi", "sinusoidal"):
         for length in range(2, 17, 2):
             text = copies(length, 200)
             right = model(text[:, :-1])[:, length:].argmax(-1) == text[:, length + 1 :]
-            rows.append({"encoding": encoding, "letters": length, "right": right.float().mean().item()})
+            rows.append(
+                {"encoding": encoding, "letters": length, "right": right.float().mean().item()}
+            )
 chart = altair.Chart(altair.Data(values=rows)).mark_line(point=True)
 chart = chart.encode(x="letters:Q", y="right:Q", color="encoding:N")
 alt = "The share of letters right, by length, for two encodings; both fall past 8 letters."

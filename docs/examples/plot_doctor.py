@@ -26,9 +26,14 @@ fields = {
 }
 rows = []
 for served in compare(fields):
-    print(f"{served.engine}: {served.difference or 'as transformers'}")
+    finding = served.difference or "as transformers"
     rows += [
-        {"engine": served.engine, "gain": rotation.gain} for rotation in served.rotations.values()
+        {"engine": served.engine, "gain": rotation.gain, "finding": finding}
+        for rotation in served.rotations.values()
     ]
-chart = altair.Chart(altair.Data(values=rows)).mark_bar().encode(x="gain:Q", y="engine:N")
+chart = (
+    altair.Chart(altair.Data(values=rows))
+    .mark_bar()
+    .encode(x="gain:Q", y="engine:N", color="finding:N")
+)
 alt = "The factor of rotated features in each engine; not all take the one in the config."

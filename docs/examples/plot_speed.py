@@ -16,7 +16,8 @@ rows = [
     {"encoding": row["encoding"], "contender": row["contender"], "times": row["forward_ratio"]}
     for name in ("attention_amd", "attention_amd_others")
     for row in json.loads((results / f"{name}.json").read_text())["readings"]
-    if (row["level"], row["length"], row["causal"], row["dtype"]) == ("call", 2048, False, "float32")
+    if (row["level"], row["length"], row["causal"], row["dtype"])
+    == ("call", 2048, False, "float32")
     and row["contender"] in ("posenc", "bias written out")
     and row["encoding"] in ("rope", "alibi", "t5", "swin", "deberta@buckets=256")
     and row["forward_ratio"]

@@ -25,4 +25,6 @@ rows = [
 ]
 chart = altair.Chart(altair.Data(values=rows)).mark_line(point=True)
 chart = chart.encode(x="pair:O", y="slower:Q", color="method:N")
-alt = "How many times slower each pair turns: 1 as trained, 4 by interpolation, in between by others."
+alt = (
+    "How many times slower each pair turns: 1 as trained, 4 by interpolation, in between by others."
+)

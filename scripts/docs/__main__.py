@@ -12,14 +12,19 @@ import hashlib
 import sys
 from pathlib import Path
 
-from posenc.registry import ENCODINGS
 from scripts.docs import pages, pictures
+
+from posenc.registry import ENCODINGS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 STAMP = DOCS / ".made"
 SOURCES = ("src/posenc/**/*.py", "scripts/docs/*", "benchmarks/results/**/*", "docs/about/bugs.md")
-DRAWN = ("src/posenc/encodings/**/*.py", "src/posenc/visualization/*.py", "scripts/docs/pictures.py")
+DRAWN = (
+    "src/posenc/encodings/**/*.py",
+    "src/posenc/visualization/*.py",
+    "scripts/docs/pictures.py",
+)
 
 
 def main() -> None:

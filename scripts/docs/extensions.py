@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from posenc.extension import EXTENSIONS, Extension
-from posenc.extension.entry import CONTEXT
-from posenc.visualization.catalogue import Document
 from scripts.docs import sources
 from scripts.docs.markdown import MADE, listed, paragraph, prose, table
 from scripts.docs.methods import section
+
+from posenc.extension import EXTENSIONS, Extension
+from posenc.extension.entry import CONTEXT
+from posenc.visualization.catalogue import Document
 
 TRAINING = {
     "none": "made to work without fine-tuning",
@@ -34,8 +35,8 @@ def index() -> str:
 
 # Extensions
 
-{len(EXTENSIONS)} methods stretch a trained encoding past its length. [Which one](which.md) is best for what, and
-what it costs, was measured; `posenc extend --method all` measures it on your model and text.
+{len(EXTENSIONS)} methods stretch a trained encoding past its length. [Which one](which.md) is best
+for what, and what it costs, was measured; `posenc extend --method all` measures it on your model and text.
 
 {table(heads, rows)}
 
@@ -67,16 +68,23 @@ def page(name: str, entry: Extension) -> str:
         for parameter, p in entry.parameters().items()
         if parameter not in ("encoding", "model")
     ]
-    blocks += section("Arguments", [table(("argument", "default", "meaning"), rows)] if rows else [])
+    blocks += section(
+        "Arguments", [table(("argument", "default", "meaning"), rows)] if rows else []
+    )
     traits = {
         "a factor of 1 changes nothing": claims.identity_at_one,
         "decoding with a cache across the trained length equals one pass": claims.decodes_as_whole,
         "nothing changes below the trained length": claims.short_unchanged,
     }
     rows = [(words, "yes" if holds else "no") for words, holds in traits.items()]
-    rows += [("fine-tuning", TRAINING[claims.training]), ("past the trained length", prose(claims.expect))]
+    rows += [
+        ("fine-tuning", TRAINING[claims.training]),
+        ("past the trained length", prose(claims.expect)),
+    ]
     rows += [("cost", prose(claims.cost)), ("encodings", listed(entry.on))]
-    rows += [("`rope_type` in transformers", f"`{claims.transformers}`")] * bool(claims.transformers)
+    rows += [("`rope_type` in transformers", f"`{claims.transformers}`")] * bool(
+        claims.transformers
+    )
     blocks += ["## Claims", table(("", ""), rows), "Measured beside all others: [which](which.md)."]
     kept_out = sources.of_extension(name)
     if kept_out:

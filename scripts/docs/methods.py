@@ -8,11 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from scripts.docs import measured, snippets, sources
+from scripts.docs.markdown import MADE, listed, paragraph, prose, table
+
 from posenc.entry import CONTEXT
 from posenc.visualization.catalogue import SIZES, Sheet
 from posenc.visualization.profile import make_profile
-from scripts.docs import measured, snippets, sources
-from scripts.docs.markdown import MADE, listed, paragraph, prose, table
 
 PLACES = {"cpu": "on the CPU", "cuda": "on CUDA"}
 OPTIONAL = ("fla",)
@@ -156,7 +157,9 @@ def users(name: str) -> list[str]:
     known = used_by().get(name, {})
     models = known.get("transformers", [])
     named = [f"transformers: {listed(models)}"] * bool(models)
-    return ["; ".join([*named, *([known["others"]] if "others" in known else [])]) + "."] * bool(known)
+    return ["; ".join([*named, *([known["others"]] if "others" in known else [])]) + "."] * bool(
+        known
+    )
 
 
 def source(told: Sheet) -> list[str]:

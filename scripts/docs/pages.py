@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from scripts.docs import extensions, methods, reference
+from scripts.docs.markdown import MADE, listed, table
+
 from posenc.attention import BACKENDS
 from posenc.experiments.tasks import TASKS
 from posenc.extension import EXTENSIONS
@@ -10,8 +13,6 @@ from posenc.integrations.transformers.accelerate import FAMILIES as ACCELERATED
 from posenc.registry import ENCODINGS
 from posenc.testing import LAWS
 from posenc.visualization.catalogue import group, sheet
-from scripts.docs import extensions, methods, reference
-from scripts.docs.markdown import MADE, listed, table
 
 SITES = {
     "embedding": "token vectors",

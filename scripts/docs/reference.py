@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import typer
-
-from posenc.cli.app import COMMANDS, app
 from scripts.docs.markdown import MADE, table
+
+import posenc
+from posenc.cli.app import COMMANDS, app
 
 MODULES = (
     "posenc",
@@ -34,9 +40,11 @@ MODULES = (
 """Public modules that export names; a name is described in the first that has it."""
 
 WHOLE = {
-    "posenc.errors": ("PosencError", "ArgumentError", "LengthError", "UnknownNameError")
-    + ("BackendRefusal", "DerivativeError", "RankError", "DataError", "CheckpointError")
-    + ("Interrupted", "OutputError"),
+    "posenc.errors": (
+        *("PosencError", "ArgumentError", "LengthError", "UnknownNameError", "BackendRefusal"),
+        *("DerivativeError", "RankError", "DataError", "CheckpointError"),
+        *("Interrupted", "OutputError"),
+    ),
     "posenc.entry": ("Entry", "Claims", "Citation"),
     "posenc.registration": ("Registry",),
     "posenc.experiments.compare": ("compare",),
@@ -85,7 +93,12 @@ def index(modules: dict[str, list[str]]) -> str:
 
 def first_line(documented: object) -> str:
     """The first sentence of a docstring."""
-    return (inspect.getdoc(documented) or "").partition("\n\n")[0].replace("\n", " ").replace("``", "`")
+    return (
+        (inspect.getdoc(documented) or "")
+        .partition("\n\n")[0]
+        .replace("\n", " ")
+        .replace("``", "`")
+    )
 
 
 def home(name: str, value: object) -> str:
@@ -120,13 +133,44 @@ def described(module: str, name: str, value: object) -> str:
         return f".. autoclass:: {module}.{name}\n"
     if inspect.isroutine(value):
         return f".. autofunction:: {module}.{name}\n"
-    return f".. autodata:: {module}.{name}\n   :no-value:\n"
+    return f".. py:data:: {module}.{name}\n\n   {constant(name, value)}\n"
+
+
+@cache
+def constants() -> dict[tuple[str, str], str]:
+    """Docstrings of constants, which stand below them, by module and name."""
+    found = {}
+    root = Path(posenc.__file__).parent
+    for file in root.rglob("*.py"):
+        module = ".".join(file.relative_to(root.parent).with_suffix("").parts)
+        for assigned, text in pairwise(ast.parse(file.read_text()).body):
+            target = getattr(assigned, "target", None) or getattr(assigned, "targets", [None])[0]
+            words = text.value if isinstance(text, ast.Expr) else None
+            if isinstance(target, ast.Name) and isinstance(words, ast.Constant):
+                found[module.removesuffix(".__init__"), target.id] = " ".join(
+                    str(words.value).split()
+                )
+    return found
+
+
+def constant(name: str, value: object) -> str:
+    """The docstring of a constant, from the module that defines it; a type without is shown."""
+    texts = (
+        text
+        for (module, known), text in constants().items()
+        if known == name and getattr(sys.modules.get(module), name, None) is value
+    )
+    return next(texts, f"``{value}``".replace("typing.", ""))
 
 
 def commands() -> str:
     """The page of the command line."""
     group: Any = typer.main.get_command(app)
-    blocks = [MADE, "# Command line", f"{group.help} `posenc COMMAND --help` shows the same as here."]
+    blocks = [
+        MADE,
+        "# Command line",
+        f"{group.help} `posenc COMMAND --help` shows the same as here.",
+    ]
     blocks.append(parameters(group))
     for name in COMMANDS:
         blocks += [f"## posenc {name}", *words(group.commands[name].help)]

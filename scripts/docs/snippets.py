@@ -72,7 +72,9 @@ def tensors(name: str) -> str:
     encoding, (where, causal) = make(name), layout(ENCODINGS[name])
     lines = [_embedded(encoding, name)]
     if _observes(encoding):
-        lines.append("layout = encoding.observe(x, layout)  # what it reads from the layer's input\n")
+        lines.append(
+            "layout = encoding.observe(x, layout)  # what it reads from the layer's input\n"
+        )
     lines.append(f"grid = Grid.of(layout, causal={causal})\n")
     lines.append(
         f"q, k, v = (x.unflatten(-1, ({HEADS}, -1)).transpose(1, 2) for _ in range(3))"
@@ -108,13 +110,14 @@ def _observes(encoding: Encoding) -> bool:
     return any(type(part).observe is not posenc.encoding.Part.observe for part in encoding.parts())
 
 
+SDPA = "scaled_dot_product_attention({query}, {key}, v, attn_mask={mask}, scale=scale)"
+
+
 def _attended(encoding: Encoding, query: str, key: str) -> str:
     """Attention from what the score and value parts give."""
     score, value = encoding.score, encoding.value
     if score is None and value is None:
-        return (
-            f"out = scaled_dot_product_attention({query}, {key}, v, attn_mask=grid.visible, scale=scale)\n"
-        )
+        return f"out = {SDPA.format(query=query, key=key, mask='grid.visible')}\n"
     if score is not None and score.replaces_softmax:
         return (
             f"weights = encoding.score({query}, {key}, grid, scale=scale).exp()\n"
@@ -123,13 +126,13 @@ def _attended(encoding: Encoding, query: str, key: str) -> str:
     if score is not None and score.by_position and value is None:
         return (
             "bias = encoding.bias(grid, scale=scale).masked_fill(~grid.visible, -torch.inf)\n"
-            f"out = scaled_dot_product_attention({query}, {key}, v, attn_mask=bias, scale=scale)\n"
+            f"out = {SDPA.format(query=query, key=key, mask='bias')}\n"
         )
     term = f"encoding.score({query}, {key}, grid, scale=scale)"
     if value is None and score is not None and not score.replaces_product:
         return (
             f"bias = {term}.masked_fill(~grid.visible, -torch.inf)\n"
-            f"out = scaled_dot_product_attention({query}, {key}, v, attn_mask=bias, scale=scale)\n"
+            f"out = {SDPA.format(query=query, key=key, mask='bias')}\n"
         )
     product = f"scale * {query} @ {key}.mT"
     if score is not None:
@@ -156,7 +159,7 @@ def transformers(name: str) -> str:
     return "".join(parts) + (RUN_IMAGES if image else RUN_TEXTS)
 
 
-TEXTS = f'''import torch
+TEXTS = f"""import torch
 import posenc
 from posenc import Grid, Layout
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
@@ -167,9 +170,9 @@ sizes |= {{"bos_token_id": None, "eos_token_id": None}}
 config = AutoConfig.for_model("smollm3", no_rope_layers=[0, 0], **sizes)  # without positions
 model = AutoModelForCausalLM.from_config(config)
 model.encoding = encoding = CREATED  # trained with it
-'''
+"""
 
-IMAGES = f'''import torch
+IMAGES = f"""import torch
 import posenc
 from posenc import Grid, Layout
 from transformers import AttentionInterface, AutoConfig, AutoModel
@@ -177,9 +180,10 @@ from transformers import AttentionInterface, AutoConfig, AutoModel
 sizes = {{"hidden_size": {DIM}, "num_attention_heads": {HEADS}, "num_hidden_layers": 2}}
 sizes |= {{"intermediate_size": 128, "image_size": 64, "patch_size": 16}}
 model = AutoModel.from_config(AutoConfig.for_model("vit", **sizes))
-torch.nn.init.zeros_(model.embeddings.position_embeddings).requires_grad_(False)  # without positions
+own = model.embeddings.position_embeddings
+torch.nn.init.zeros_(own).requires_grad_(False)  # without positions
 model.encoding = encoding = CREATED  # trained with it
-'''
+"""
 
 RUN_TEXTS = f"""
 ids = torch.randint(256, (2, {TOKENS}))
@@ -252,4 +256,3 @@ def attention(module, q, k, v, mask, **ignored):  # whole sequences, without pad
 AttentionInterface.register("{name}", attention)
 model.set_attn_implementation("{name}")
 """
-

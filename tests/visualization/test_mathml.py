@@ -1,4 +1,4 @@
-"""Formulas of docstrings as MathML: nothing is lost, and indices, powers and fractions are right."""
+"""Formulas of docstrings as MathML: nothing is lost; indices, powers and fractions."""
 
 from __future__ import annotations
 

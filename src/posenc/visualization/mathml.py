@@ -22,8 +22,18 @@ TOKEN = re.compile(
 SCRIPT = re.compile(r"-?\d+(?:/\d+)?|-?[A-Za-z0-9α-ω]+")
 """An index or power without brackets."""
 
-SIGNS = {"-": "−", "<=": "≤", ">=": "≥", "..": "…", "Σ": "∑", "Π": "∏", "²": "2", "ᵀ": "⊤", "'": "′"}
-BREAKING = frozenset("+ − = += < > ≤ ≥ , ; : … ~ ← →".split())
+SIGNS = {
+    "-": "−",
+    "<=": "≤",
+    ">=": "≥",
+    "..": "…",
+    "Σ": "∑",
+    "Π": "∏",
+    "²": "2",
+    "ᵀ": "⊤",
+    "'": "′",
+}
+BREAKING = frozenset(["+", "−", "=", "+=", "<", ">", "≤", "≥", ",", ";", ":", "…", "~", "←", "→"])
 """Operators that end a product, and with it the numerator or denominator of a fraction."""
 
 FUNCTIONS = ("ln", "log", "cos", "sin")
@@ -170,7 +180,9 @@ class _Parser:
             case "open":
                 inner = self.row()
                 ends = _bracket(text), _bracket(self._take())
-                return _Term(f"<mrow>{ends[0]}{inner}{ends[1]}</mrow>", inner if text == "(" else None)
+                return _Term(
+                    f"<mrow>{ends[0]}{inner}{ends[1]}</mrow>", inner if text == "(" else None
+                )
         return _Term(f"<mo>{sign}</mo>", operator=sign)
 
     def _name(self, word: str) -> _Term:
