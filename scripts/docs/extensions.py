@@ -36,7 +36,8 @@ def index() -> str:
 # Extensions
 
 {len(EXTENSIONS)} methods stretch a trained encoding past its length. [Which one](which.md) is best
-for what, and what it costs, was measured; `posenc extend --method all` measures it on your model and text.
+for what, and what it costs, was measured; `posenc extend --method all` measures it on your model
+and text.
 
 {table(heads, rows)}
 
