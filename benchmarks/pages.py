@@ -5,12 +5,12 @@ python -m benchmarks.pages          (make pages)
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks import kernels_static, tasks
+from benchmarks import evidence, kernels_static, tasks
 from benchmarks.attention.page import chosen, tables
+from benchmarks.evidence import read
 from benchmarks.measuring import RESULTS, filled
 
 ROOT = Path(__file__).parent.parent
@@ -20,9 +20,6 @@ README = {
     "rope": "RoPE",
     "alibi": "ALiBi",
     "t5": "T5, learned",
-    "swin": "Swin, learned",
-    "shaw@scores": "Shaw, keys",
-    "fire": "FIRE",
     "deberta@buckets=256": "DeBERTa, 256 buckets",
 }
 """Encodings of the README's table."""
@@ -39,17 +36,17 @@ def pages() -> dict[Path, str]:
             **tables(attention["readings"]),
             "other contenders": compared,
         },
-        ROOT / "README.md": {"attention": short},
-        ROOT / "docs/results/tasks.md": tasks.parts(),
+        ROOT / "README.md": {"attention": short, "demo": evidence.text()},
+        ROOT / "docs/results/language.md": {"demo": evidence.language()},
+        ROOT / "docs/choose/index.md": evidence.choosing(),
+        ROOT / "docs/guides/accelerate.md": {
+            "families": evidence.families(),
+            "windows": evidence.windows(),
+        },
+        **tasks.parts(),
     }
     found = {page: filled(page.read_text(), texts) for page, texts in parts.items()}
     return found | {RESULTS / "kernels_static.md": kernels_static.page(kernels_static.kept())}
-
-
-def read(name: str) -> dict[str, Any]:
-    """A file of results."""
-    results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return results
 
 
 def about(results: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Every lab task with its encodings, by the command line, and the tables of docs/results/tasks.md.
+"""Every lab task with its encodings, by the command line, and the tables of docs/results.
 
     python -m benchmarks.tasks [--runs copy scan ...] [--out posenc-tasks] [--workers 2]
 
@@ -27,7 +27,8 @@ from posenc.reporting.intervals import Bounds, Estimate, estimate
 
 ROOT = Path(__file__).parent
 KEPT = ROOT / "results" / "tasks"
-PAGE = ROOT.parent / "docs" / "results" / "tasks.md"
+PAGES = ROOT.parent / "docs" / "results"
+"""Folder of a page a task."""
 
 COLUMNS = ("subject", "role", "metric", "label", "unit", "length", "seeds", "mean", "half_width")
 
@@ -123,8 +124,9 @@ def main() -> None:
     for name in options.runs:
         compare(name, options.out, options.workers)
         keep(name, options.out / name / "report" / "comparison.json")
-    PAGE.write_text(filled(PAGE.read_text(), parts()))
-    print(f"Written to {PAGE}.")
+    for page, texts in parts().items():
+        page.write_text(filled(page.read_text(), texts))
+    print(f"Written to {PAGES}.")
 
 
 def compare(name: str, out: Path, workers: int) -> None:
@@ -164,9 +166,13 @@ def keep(name: str, path: Path) -> None:
     table.to_csv(KEPT / f"{name}.csv", index=False, float_format="%.5g")
 
 
-def parts() -> dict[str, str]:
-    """The tables of docs/results/tasks.md, by run."""
-    return {name: tables(name) for name in RUNS if (KEPT / f"{name}.csv").exists()}
+def parts() -> dict[Path, dict[str, str]]:
+    """The tables of each task's page, by run."""
+    found: dict[Path, dict[str, str]] = {}
+    for name, run in RUNS.items():
+        if (KEPT / f"{name}.csv").exists():
+            found.setdefault(PAGES / f"{run.task}.md", {})[name] = tables(name)
+    return found
 
 
 def tables(name: str) -> str:

@@ -23,6 +23,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
+    "choices",
     "mathml",
 ]
 exclude_patterns = ["_ext", "examples", "**.ipynb_checkpoints", "gallery/*.py", "gallery/*.ipynb"]
@@ -60,12 +61,15 @@ html_theme = "pydata_sphinx_theme"
 html_title = f"posenc {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = [("choices.js", {"defer": "defer"})]
+html_context = {"default_mode": "auto"}
 html_math_renderer = "mathml"
 html_show_sourcelink = False
 html_copy_source = False
+html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "choose/index")}
 html_theme_options = {
     "navbar_align": "left",
-    "header_links_before_dropdown": 9,
+    "header_links_before_dropdown": 12,
     "show_toc_level": 2,
     "navigation_with_keys": False,
     "pygments_light_style": "a11y-high-contrast-light",

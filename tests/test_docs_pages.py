@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -152,19 +153,18 @@ def test_the_model_of_transformers_runs_with_it(name: str) -> None:
         assert not torch.allclose(model(inputs)[0], positioned, atol=1e-6)
 
 
-def test_models_that_use_an_encoding_have_it() -> None:
-    package = Path(transformers.__file__).parent / "models"
-    for name, known in methods.used_by().items():
-        assert name in ENCODINGS
-        for model in known.get("transformers", []):
-            files = (package / model).glob("modeling_*.py")
-            assert known["sign"] in "".join(file.read_text() for file in files), (name, model)
+def test_users_are_of_encodings_there_are(made: dict[str, str]) -> None:
+    known = tomllib.loads(methods.USERS.read_text())
+    assert set(known) <= set(ENCODINGS)
+    for name, users in known.items():
+        assert f"## Used by\n\n{', '.join(users)}.\n" in made[f"methods/{name}.md"]
 
 
 def test_results_are_those_of_the_files() -> None:
     assert "| `t5`, posenc | 0.59 / 0.51 |" in "\n".join(measured.speed("t5"))
-    assert "| copy | `shaw` | Tokens of the answers right | 0.997" in "\n".join(
-        measured.learned("shaw")
+    assert (
+        "| [copy](../results/copy.md) | `shaw` | Tokens of the answers right | 0.997"
+        in "\n".join(measured.learned("shaw"))
     )
     assert measured.speed("lierope") == measured.learned("lierope") == []
 

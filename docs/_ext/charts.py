@@ -1,4 +1,4 @@
-"""Charts of gallery examples: what an example leaves in ``chart`` is its picture, ``alt`` in words."""
+"""Charts of the gallery: an example leaves its picture in ``chart``, its words in ``alt``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sphinx_gallery.scrapers import figure_rst
 
 
 def scraper(block: tuple[Any, ...], variables: dict[str, Any], settings: dict[str, Any]) -> str:
-    """Write ``chart`` as PNG and return the directive that shows it; nothing where there is none."""
+    """Write ``chart`` as PNG and return the directive that shows it; none without a chart."""
     left = variables["example_globals"]
     chart = left.pop("chart", None)
     if chart is None:

@@ -19,7 +19,10 @@ from posenc.registry import ENCODINGS
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 STAMP = DOCS / ".made"
-SOURCES = ("src/posenc/**/*.py", "scripts/docs/*", "benchmarks/results/**/*", "docs/about/bugs.md")
+SOURCES = (
+    *("src/posenc/**/*.py", "scripts/docs/*", "benchmarks/results/**/*"),
+    *("docs/about/bugs.md", "docs/used_by.toml"),
+)
 DRAWN = (
     "src/posenc/encodings/**/*.py",
     "src/posenc/visualization/*.py",
@@ -49,9 +52,9 @@ def write() -> None:
         if not current(name, text):
             (DOCS / name).parent.mkdir(parents=True, exist_ok=True)
             (DOCS / name).write_text(text)
-    for folder, kept in (("methods", ()), ("extensions", ("which.md",)), ("reference/api", ())):
+    for folder in ("methods", "extensions", "reference/api"):
         for path in (DOCS / folder).glob("*.md"):
-            if f"{folder}/{path.name}" not in made and path.name not in kept:
+            if f"{folder}/{path.name}" not in made:
                 path.unlink()
     for name in ENCODINGS:
         path = DOCS / "methods" / "pictures" / f"{name}.png"

@@ -6,9 +6,14 @@ from scripts.docs import sources
 from scripts.docs.markdown import MADE, listed, paragraph, prose, table
 from scripts.docs.methods import section
 
+from pathlib import Path
+
 from posenc.extension import EXTENSIONS, Extension
 from posenc.extension.entry import CONTEXT
 from posenc.visualization.catalogue import Document
+
+WHICH = Path(__file__).with_name("which.md")
+"""What to take, by what one has: written by hand from measured results."""
 
 TRAINING = {
     "none": "made to work without fine-tuning",
@@ -33,11 +38,12 @@ def index() -> str:
     names = "\n".join(EXTENSIONS)
     return f"""{MADE}
 
-# Extensions
+# Which extension
 
-{len(EXTENSIONS)} methods stretch a trained encoding past its length. [Which one](which.md) is best
-for what, and what it costs, was measured; `posenc extend --method all` measures it on your model
-and text.
+{WHICH.read_text()}
+## All
+
+{len(EXTENSIONS)} methods stretch a trained encoding past its length:
 
 {table(heads, rows)}
 
@@ -47,7 +53,6 @@ and text.
 ```{{toctree}}
 :hidden:
 
-which
 {names}
 ```
 """
@@ -86,7 +91,11 @@ def page(name: str, entry: Extension) -> str:
     rows += [("`rope_type` in transformers", f"`{claims.transformers}`")] * bool(
         claims.transformers
     )
-    blocks += ["## Claims", table(("", ""), rows), "Measured beside all others: [which](which.md)."]
+    blocks += [
+        "## Claims",
+        table(("", ""), rows),
+        "Measured beside all others: [stretching](../results/stretching.md).",
+    ]
     kept_out = sources.of_extension(name)
     if kept_out:
         text = "Reports and traps of other code, each held by a test ([all](../about/bugs.md)):"

@@ -110,7 +110,7 @@ def lab() -> tuple[tuple[str, str, str, list[dict[str, str]]], ...]:
 def learned(name: str) -> list[str]:
     """Blocks on what a method did in the lab, none if it was in no task."""
     lines = [
-        (task, f"`{subject}`", label, *_ends(rows))
+        (f"[{task}](../results/{task.partition('-')[0]}.md)", f"`{subject}`", label, *_ends(rows))
         for task, subject, label, rows in lab()
         if subject.partition("@")[0].partition(" ")[0] == name
     ]
@@ -119,7 +119,7 @@ def learned(name: str) -> list[str]:
     heads = ("task", "", "measure", "at the trained length", "at the longest")
     text = (
         "Small models, trained with equal budgets; mean and half width of the 95 % interval over "
-        "seeds. [All tasks and controls](../results/tasks.md)."
+        "seeds. [All tasks and controls](../results/index.md)."
     )
     return [text, table(heads, lines)]
 

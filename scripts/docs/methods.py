@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from scripts.docs import measured, snippets, sources
-from scripts.docs.markdown import MADE, listed, paragraph, prose, table
+from scripts.docs.markdown import MADE, paragraph, prose, table
 
 from posenc.entry import CONTEXT
 from posenc.visualization.catalogue import SIZES, Sheet
@@ -19,18 +17,15 @@ PLACES = {"cpu": "on the CPU", "cuda": "on CUDA"}
 OPTIONAL = ("fla",)
 """Backends of other packages' kernels for a few methods: pages do not say what these are not."""
 
+USERS = Path(__file__).parents[2] / "docs" / "used_by.toml"
+"""Models and libraries by encoding."""
+
 WAYS = (
     ("posenc's attention", snippets.layer),
     ("Your own attention", snippets.tensors),
     ("transformers", snippets.transformers),
 )
 """Code to paste: the name of a tab, and what writes it."""
-
-
-@cache
-def used_by() -> dict[str, dict[str, Any]]:
-    """Users of each encoding, from ``used_by.toml``."""
-    return tomllib.loads(Path(__file__).with_name("used_by.toml").read_text())
 
 
 def overview(sheets: Sequence[Sheet]) -> str:
@@ -154,12 +149,8 @@ def claimed(told: Sheet) -> list[str]:
 
 def users(name: str) -> list[str]:
     """Models and libraries with it."""
-    known = used_by().get(name, {})
-    models = known.get("transformers", [])
-    named = [f"transformers: {listed(models)}"] * bool(models)
-    return ["; ".join([*named, *([known["others"]] if "others" in known else [])]) + "."] * bool(
-        known
-    )
+    known = tomllib.loads(USERS.read_text()).get(name, [])
+    return [", ".join(known) + "."] if known else []
 
 
 def source(told: Sheet) -> list[str]:

@@ -49,8 +49,8 @@ def names() -> str:
         for i, site in enumerate(groups)
     ]
     rows += [
-        (f"[extensions](../extensions/which.md), {len(EXTENSIONS)}", listed(EXTENSIONS)),
-        (f"[tasks](../results/tasks.md), {len(TASKS)}", listed(TASKS)),
+        (f"[extensions](../extensions/index.md), {len(EXTENSIONS)}", listed(EXTENSIONS)),
+        (f"[tasks](../results/index.md), {len(TASKS)}", listed(TASKS)),
         (f"backends, {len(BACKENDS)}", listed(BACKENDS)),
         (
             f"[checkpoints of transformers](../guides/accelerate.md), {len(FAMILIES)}",

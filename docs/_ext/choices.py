@@ -1,0 +1,131 @@
+"""The table of all methods, to filter, from the registry and what was measured."""
+
+from __future__ import annotations
+
+import csv
+import html
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from sphinx.application import Sphinx
+
+from posenc.entry import Entry
+from posenc.registry import ENCODINGS
+
+ROOT = Path(__file__).parents[2]
+SITES = {
+    "embedding": "token vectors",
+    "query_key": "queries and keys",
+    "score": "scores",
+    "value": "values",
+}
+LENGTH, FAR = 2048, 16384
+"""Tokens at which time and memory were measured."""
+
+WORDS = {
+    "holds": ("holds", "to images of any size"),
+    "degrades": ("degrades", "fair", "poorly"),
+    "breaks": ("breaks",),
+    "ends": ("not at all",),
+    "limited": ("to ",),
+}
+"""What an entry says of inputs past the trained length, by how the sentence begins."""
+
+
+def measured(quantity: str, length: int) -> dict[str, float]:
+    """A quantity of attention in float32 by encoding, causal where it was measured so."""
+    readings = json.loads((ROOT / "benchmarks/results/attention_amd.json").read_text())["readings"]
+    chosen = [
+        row
+        for row in readings
+        if (row["level"], row["contender"], row["length"], row["dtype"], row["batch"])
+        == ("call", "posenc", length, "float32", 1)
+        and row[quantity] is not None
+    ]
+    chosen.sort(key=lambda row: row["causal"])
+    return {row["encoding"].partition("@")[0]: row[quantity] for row in chosen}
+
+
+def verdicts() -> dict[str, str]:
+    """Verdicts of the comparison on text."""
+    with (ROOT / "docs/results/demo-summary.csv").open() as file:
+        return {row["subject"]: row["verdict"] for row in csv.DictReader(file)}
+
+
+def extrapolation(entry: Entry) -> str:
+    """What an entry claims past the trained length, in one of four words, or "open"."""
+    claim = entry.claims.extrapolates.lower()
+    for word, beginnings in WORDS.items():
+        if claim.startswith(beginnings):
+            return word
+    return "open"
+
+
+def rows() -> Iterator[dict[str, str]]:
+    """A row a method: its values by column, and those that are filtered by."""
+    times = measured("both_ratio", LENGTH)
+    memory = measured("both_memory", FAR)
+    found = verdicts()
+    users: dict[str, list[str]] = tomllib.loads((ROOT / "docs/used_by.toml").read_text())
+    for name, entry in ENCODINGS.items():
+        claims = entry.claims
+        yield {
+            "name": name,
+            "site": ", ".join(SITES[site] for site in claims.sites) or "none",
+            "axes": "any" if claims.axes is None else ", ".join(map(str, claims.axes)),
+            "causal": "causal only" if claims.causal_only else "either",
+            "extrapolates": extrapolation(entry),
+            "claim": claims.extrapolates,
+            "verdict": found.get(name, ""),
+            "time": f"{times[name]:.2f}" if name in times else "",
+            "memory": f"{memory[name] / 1e6:,.0f}" if name in memory else "",
+            "used": ", ".join(users.get(name, [])),
+        }
+
+
+class Choices(Directive):
+    """``{choices}``: the table, above it filters, which a script shows."""
+
+    def run(self) -> list[nodes.Node]:
+        heads = {
+            "name": "method",
+            "site": "site",
+            "axes": "axes",
+            "causal": "mask",
+            "extrapolates": "past the trained length",
+            "verdict": "measured on text",
+            "time": "time",
+            "memory": "memory, MB",
+            "used": "used by",
+        }
+        head = "".join(f'<th scope="col">{text}</th>' for text in heads.values())
+        body = "".join(self.row(row, heads) for row in rows())
+        table = (
+            '<div class="choices" data-filters="site axes causal extrapolates used">'
+            '<div class="choices-table" tabindex="0" role="group" aria-label="All methods">'
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
+        )
+        return [nodes.raw("", table, format="html")]
+
+    def row(self, row: dict[str, str], columns: dict[str, str]) -> str:
+        """A row of the table."""
+        return f"<tr>{''.join(self.cell(row, column) for column in columns)}</tr>"
+
+    def cell(self, row: dict[str, str], column: str) -> str:
+        """A cell; the method is the row's head, and links to its page."""
+        text = html.escape(row[column])
+        if column == "name":
+            link = f'<a href="../methods/{text}.html"><code>{text}</code></a>'
+            return f'<th scope="row">{link}</th>'
+        note = f' title="{html.escape(row["claim"])}"' if column == "extrapolates" else ""
+        return f'<td data-column="{column}"{note}>{text}</td>'
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_directive("choices", Choices)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,1 @@
+"""The site: its sources, the built pages, and pages in a browser."""

@@ -1,0 +1,66 @@
+"""Questions that a newcomer asks, the links to click from the first page, and the answer."""
+
+QUESTIONS: dict[str, tuple[tuple[str, ...], str]] = {
+    # Asked in issue 32.
+    "Which encoding for a new language model?": (("Choose",), "a new language model"),
+    "What does breaks mean?": (("Start", "Glossary"), "breaks if by more than 25 %"),
+    "Half or adjacent pairs?": (("Start", "Glossary"), "pairs feature t with t + d/2 (Llama"),
+    "Does it reproduce Kazemnejad et al.?": (
+        ("Results", "Copy"),
+        "Does it reproduce Kazemnejad et al. (2023)? In part",
+    ),
+    "How to cite?": (("About", "Cite"), "@software{posenc"),
+    "Faster DeBERTa?": (("Speed up",), "DeBERTa-v3"),
+    "Stretch Qwen3 to 131k and serve it by vLLM?": (
+        ("Stretch",),
+        "vllm serve longer --max-model-len 131072",
+    ),
+    "How much memory does that take?": (("Stretch",), "take 14.0 GiB in Qwen3-0.6B"),
+    "Install, which systems and processors?": (("Start", "Install"), "AVX-512: Intel servers"),
+    "RoPE with a picture?": (("Methods", "rope"), "Rotates pairs of query and key features"),
+    "What is a Grid?": (("Start", "Glossary"), "The pairs of a query layout and a key layout"),
+    "What is a Layout?": (("Start", "Glossary"), "Where the tokens of a sequence are"),
+    # Written down before the site was built.
+    "How do I use only a bias in my own SDPA or FlexAttention call?": (
+        ("Guides", "Keep your own attention"),
+        "encoding.score_mod(grid)",
+    ),
+    "I use x-transformers: what is alibi_pos_bias here?": (
+        ("Guides", "Move from another library"),
+        "alibi_pos_bias=True",
+    ),
+    "Can I add a method without changing posenc?": (
+        ("Guides", "Add a method"),
+        '[project.entry-points."posenc.encodings"]',
+    ),
+    "Does it run on a GPU?": (("Start", "Install"), "On CUDA attention runs on Triton kernels"),
+    "How do I pack documents, or pad on the left?": (
+        ("Guides", "Your own model"),
+        'padded = Layout.padded([32, 20], side="left")',
+    ),
+    "Can a BERT with a learned table take longer texts?": (
+        ("Results", "stretching"),
+        "no longer table is of use before it is trained",
+    ),
+    "Why is YaRN worse for short texts?": (
+        ("Results", "stretching"),
+        "The pair that turns about once within L",
+    ),
+    "How do I train one long sequence over several GPUs?": (
+        ("Guides", "Over machines"),
+        "posenc.distributed.attend",
+    ),
+    "How do I undo it, and does save_pretrained still work?": (
+        ("Speed up",),
+        "restore(model) undoes it to the bit",
+    ),
+    "Which positions does this model use, and how far?": (
+        ("Guides", "Diagnose"),
+        "Limits are lengths beyond which outputs are undefined",
+    ),
+    "Where is the formula that all of them share?": (("Understand",), "four places"),
+    "Which bugs of other libraries does it not have?": (
+        ("About", "Bugs others had"),
+        "half and adjacent pairs mixed up",
+    ),
+}

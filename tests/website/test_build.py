@@ -1,0 +1,79 @@
+"""The built site: strict, whole, small, in order, and with an answer to each question."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.website.built import Page, pages, site
+from tests.website.questions import QUESTIONS
+
+pytestmark = pytest.mark.long
+LARGEST = 1_000_000
+"""Bytes of a page."""
+
+
+def test_every_link_and_file_is_there() -> None:
+    for name, page in pages().items():
+        for address in [*(address for _, address in page.links), *page.loaded]:
+            target = page.target(address)
+            assert target is None or target.exists(), f"{name}: {address}"
+            anchor = address.partition("#")[2]
+            if target is not None and target.suffix == ".html" and anchor:
+                built = target.relative_to(site()).as_posix()
+                assert built not in pages() or anchor in pages()[built].anchors, (
+                    f"{name}: {address}"
+                )
+
+
+def test_nothing_is_loaded_from_a_network() -> None:
+    for name, page in pages().items():
+        assert not [address for address in page.loaded if re.match("(https?:)?//", address)], name
+    for style in (site() / "_static").rglob("*.css"):
+        assert not re.search(r"(@import|url\()\s*['\"]?(https?:)?//", style.read_text()), style.name
+
+
+def test_pages_are_small() -> None:
+    sizes = {name: page.path.stat().st_size for name, page in pages().items()}
+    assert len(sizes) > 100
+    assert not {name: size for name, size in sizes.items() if size > LARGEST}
+
+
+def test_headings_are_in_order_and_pictures_have_words() -> None:
+    for name, page in pages().items():
+        assert page.headings.count(1) == 1, f"{name}: {page.headings}"
+        steps = zip(page.headings, page.headings[1:], strict=False)
+        assert all(after <= before + 1 for before, after in steps), f"{name}: {page.headings}"
+        assert None not in page.pictures, name
+
+
+def follow(page: Page, words: str) -> Page:
+    """The page behind the first link that begins with these words, or else has them."""
+    fits = [a for text, a in page.links if text.lower().startswith(words.lower())]
+    fits += [a for text, a in page.links if words.lower() in text.lower()]
+    targets = [target for address in fits if (target := page.target(address))]
+    assert targets, f"no link “{words}” on {page.path.name}"
+    return pages()[targets[0].relative_to(site()).as_posix()]
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_question_is_answered_within_three_clicks(question: str) -> None:
+    clicks, answer = QUESTIONS[question]
+    assert len(clicks) <= 3
+    page = pages()["index.html"]
+    for words in clicks:
+        page = follow(page, words)
+    assert answer.lower() in page.text.lower(), f"{page.path} does not say “{answer}”"
+
+
+def test_every_page_is_three_clicks_away() -> None:
+    near = {"index.html"}
+    for _ in range(3):
+        near |= {
+            target.relative_to(site()).as_posix()
+            for name in near & pages().keys()
+            for _, address in pages()[name].links
+            if (target := pages()[name].target(address)) and site() in target.parents
+        }
+    assert sorted(pages().keys() - near) == []
