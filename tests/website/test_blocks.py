@@ -16,8 +16,8 @@ import transformers
 from typer.main import get_command
 
 from posenc.cli.app import app
-from tests.website.pages import ROOT, SOURCES, blocks, name
 from tests.support.tiny_models import tiny_model
+from tests.website.pages import ROOT, SOURCES, blocks, name
 
 RUN = [path for path in SOURCES if blocks(path.read_text(), "python", "pycon")]
 TYPED = [path for path in SOURCES if blocks(path.read_text(), "console", "bash")]

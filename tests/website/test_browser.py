@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.website.built import SITE, pages, site
 from tests.support.browsing import CHROMIUM, Visit, browser, playwright
+from tests.website.built import SITE, pages, site
 
 axe = pytest.importorskip("axe_playwright_python")
 
