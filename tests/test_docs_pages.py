@@ -176,6 +176,15 @@ def test_reports_are_told_of_the_method_they_concern() -> None:
     assert all(sources.of_encoding(name) for name in ("rope", "t5", "deberta", "swin", "xpos"))
 
 
+def test_commands_on_pages_of_extensions_exist(made: dict[str, str]) -> None:
+    command: Any = typer.main.get_command(app)
+    known = {option for p in command.commands["extend"].params for option in p.opts}
+    for name in EXTENSIONS:
+        (line,) = re.findall(r"^posenc extend (.*)$", made[f"extensions/{name}.md"], re.MULTILINE)
+        assert f"--method '{name}" in line
+        assert set(re.findall(r"--\w+", line)) <= known
+
+
 def test_bibtex() -> None:
     citation = ENCODINGS["rope"].citation
     assert citation is not None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from scripts.docs import sources
 from scripts.docs.markdown import MADE, listed, paragraph, prose, table
 from scripts.docs.methods import section
-
-from pathlib import Path
 
 from posenc.extension import EXTENSIONS, Extension
 from posenc.extension.entry import CONTEXT
