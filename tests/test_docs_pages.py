@@ -205,7 +205,7 @@ def test_formulas_a_paragraph_begins_with_are_displayed() -> None:
     assert rest == "for b `[H, N]`."
     (whole,) = paragraph("Pair t is rotated by ``y · θ_t``.")
     assert whole.startswith("Pair t is rotated by <math>")
-    assert prose("a_b * ``max_length``") == "a\\_b \\* `max_length`"
+    assert prose("p_rope * W_K ``max_length``") == ("p&#95;rope &#42; W<sub>K</sub> `max_length`")
 
 
 def test_files_are_as_described(tmp_path: Path) -> None:

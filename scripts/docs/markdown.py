@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from posenc.visualization.formulas import prose as words
 from posenc.visualization.mathml import is_mathematics, mathml
 
 MADE = "<!-- made by `make docs` from the registry: edit the docstring and the entry instead -->"
@@ -51,7 +52,8 @@ def paragraph(text: str) -> list[str]:
         return [prose(text)]
     formulas = "".join(_entities(mathml(code, display=True)) for code in displayed)
     rest = prose("".join(f"``{p}``" if at % 2 else p for at, p in enumerate(pieces)))
-    return [f'<div class="math" tabindex="0" role="group">{formulas}</div>', rest.lstrip(" ,.;")]
+    frame = '<div class="formula" tabindex="0" role="group" aria-label="Formula">'
+    return [f"{frame}{formulas}</div>", rest.lstrip(" ,.;")]
 
 
 def _formula(code: str) -> str:
@@ -64,5 +66,5 @@ def _entities(html: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text without what Markdown reads as emphasis, HTML or a footnote."""
-    return re.sub(r"([\\*_<\[\]`~^])", r"\\\1", text)
+    """Text with its indices and powers, and without what Markdown reads as its own."""
+    return re.sub(r"[\\*_\[\]`~^|]", lambda sign: f"&#{ord(sign[0])};", words(text))

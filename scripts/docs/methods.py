@@ -95,12 +95,11 @@ def section(title: str, blocks: Sequence[str]) -> list[str]:
 
 
 def picture(told: Sheet) -> list[str]:
-    """The encoding's picture, and its panels in words."""
-    profile = make_profile(told.name)
-    titles = "; ".join(panel.title.removeprefix("… ") for panel in profile.panels)
-    notes = {panel.note: None for panel in profile.panels if panel.note}
-    alt = f"{told.name}: {titles}".replace("[", "(").replace("]", ")")
-    return [f"![{alt}](pictures/{told.name}.png)", *(f"*{prose(note)}*" for note in notes)]
+    """The encoding's picture, its panels in words for those who do not see it."""
+    panels = make_profile(told.name).panels
+    texts = (f"{p.title.removeprefix('… ')} ({p.note})" if p.note else p.title for p in panels)
+    alt = f"{told.name}: {'; '.join(texts)}".replace("[", "(").replace("]", ")")
+    return [f"![{alt}](pictures/{told.name}.png)"]
 
 
 def code(told: Sheet) -> list[str]:
