@@ -54,7 +54,7 @@ def write() -> None:
             (DOCS / name).write_text(text)
     for folder in ("methods", "extensions", "reference/api"):
         for path in (DOCS / folder).glob("*.md"):
-            if f"{folder}/{path.name}" not in made:
+            if f"{folder}/{path.name}" not in made and path.name != "which.md":
                 path.unlink()
     for name in ENCODINGS:
         path = DOCS / "methods" / "pictures" / f"{name}.png"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from scripts.docs import sources
 from scripts.docs.markdown import MADE, listed, paragraph, prose, table
 from scripts.docs.methods import section
@@ -11,9 +9,6 @@ from scripts.docs.methods import section
 from posenc.extension import EXTENSIONS, Extension
 from posenc.extension.entry import CONTEXT
 from posenc.visualization.catalogue import Document
-
-WHICH = Path(__file__).with_name("which.md")
-"""What to take, by what one has: written by hand from measured results."""
 
 TRAINING = {
     "none": "made to work without fine-tuning",
@@ -38,12 +33,10 @@ def index() -> str:
     names = "\n".join(EXTENSIONS)
     return f"""{MADE}
 
-# Which extension
+# Extensions
 
-{WHICH.read_text()}
-## All
-
-{len(EXTENSIONS)} methods stretch a trained encoding past its length:
+{len(EXTENSIONS)} methods stretch a trained encoding past its length. [Which extension](which.md) to take
+depends on what you have; [what each costs](../results/stretching.md) was measured.
 
 {table(heads, rows)}
 
@@ -53,6 +46,7 @@ def index() -> str:
 ```{{toctree}}
 :hidden:
 
+which
 {names}
 ```
 """
