@@ -2,8 +2,8 @@
 RoPE: queries and keys
 ======================
 
-The product of a rotated query and a rotated key depends on their distance only. Its mean over all
-directions of the key falls as the distance grows, in waves: slow pairs of features fall slowly.
+The product of a rotated query and a rotated key depends on their distance only. For two equal
+vectors it falls as the distance grows, in waves: slow pairs of features fall slowly.
 """
 
 import altair

@@ -35,8 +35,8 @@ def index() -> str:
 
 # Extensions
 
-{len(EXTENSIONS)} methods stretch a trained encoding past its length. [Which extension](which.md) to take
-depends on what you have; [what each costs](../results/stretching.md) was measured.
+{len(EXTENSIONS)} methods stretch a trained encoding past its length. [Which extension](which.md)
+to take depends on what you have; [what each costs](../results/stretching.md) was measured.
 
 {table(heads, rows)}
 
