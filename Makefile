@@ -87,7 +87,7 @@ check: $(VENV)/.installed-test ## format, lint and types
 	$(BIN)/mypy --no-error-summary
 
 docs: $(VENV)/.installed-test ## write the pages of docs/ that follow from the registry, build the site in build/docs
-	$(BIN)/python scripts/docs.py
+	$(BIN)/python -m scripts.docs
 	$(BIN)/python scripts/transformers_models.py
 	$(BIN)/python scripts/notebooks.py
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs

@@ -6,9 +6,13 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE / "_ext"))
+sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
+
+from scripts.docs.__main__ import write  # noqa: E402
 
 import posenc  # noqa: E402  (after the path of the site's own extensions)
+
+write()
 
 project, author, language = "posenc", "The posenc authors", "en"
 version = release = posenc.__version__
@@ -43,6 +47,7 @@ nb_execution_timeout = 120
 nb_execution_show_tb = True
 
 autodoc_typehints = "description"
+napoleon_use_ivar = True
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "undoc-members": False}
 

@@ -77,7 +77,7 @@ def test_show_fills_its_lines(name: str, columns: int) -> None:
     shown = posenc("show", name, columns=columns).stdout
     assert max(map(len, shown.splitlines())) <= columns
     printed = [" ".join(block.split()) for block in shown.split("\n\n")]
-    body = [part.replace("``", "") for part in Document.of(ENCODINGS[name]).body]
+    body = [part.replace("``", "") for part in Document.of(ENCODINGS[name].factory).body]
     for paragraph in body:
         if "\n" not in paragraph:
             assert paragraph in printed

@@ -110,3 +110,45 @@ def test_the_list_leads_to_each_method(browser: playwright.Browser, gallery: Pat
         assert visit.page.url.endswith(f"#{name}")
         visit.page.locator(f"article#{name} h3").wait_for(state="visible")
     visit.page.close()
+
+
+def test_the_filter_hides_what_does_not_fit(browser: playwright.Browser, gallery: Path) -> None:
+    visit = Visit(browser, gallery)
+
+    def shown() -> list[str]:
+        articles = visit.page.locator("article:visible").all()
+        return [str(article.get_attribute("id")) for article in articles]
+
+    everything = shown()
+    assert everything == ["sinusoidal", "alibi", "learned", "shaw", "nope"]
+    visit.page.get_by_label("Filter").fill("relative score")
+    assert shown() == ["alibi", "shaw"]
+    assert visit.page.locator("#found").inner_text() == "2 of 5"
+    assert visit.page.locator("nav li:visible").count() == 2
+    assert visit.page.locator("main > section:visible").count() == 2
+    visit.page.get_by_label("Filter").fill("")
+    assert shown() == everything
+    assert visit.troubles == []
+    visit.page.close()
+
+
+@pytest.mark.parametrize(("width", "columns"), [(1280, 3), (768, 2), (390, 1)])
+def test_the_list_has_columns(
+    browser: playwright.Browser, gallery: Path, width: int, columns: int
+) -> None:
+    visit = Visit(browser, gallery, viewport={"width": width, "height": 800})
+    script = "(e) => getComputedStyle(e).gridTemplateColumns.split(' ').length"
+    assert visit.page.locator("nav ul").first.evaluate(script) == columns
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+    visit.page.close()
+
+
+def test_formulas_are_drawn_with_indices_below(browser: playwright.Browser, gallery: Path) -> None:
+    visit = Visit(browser, gallery)
+    base, index = visit.page.locator("#alibi .formula msub").first.locator("> *").all()
+    upper, lower = base.bounding_box(), index.bounding_box()
+    assert upper is not None
+    assert lower is not None
+    assert lower["y"] + lower["height"] > upper["y"] + upper["height"]
+    assert lower["x"] >= upper["x"] + upper["width"] - 1
+    visit.page.close()

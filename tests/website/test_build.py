@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from posenc.experiments.tasks import TASKS
 from tests.website.built import Page, pages, site
+from tests.website.pages import ROOT
 from tests.website.questions import QUESTIONS
 
 pytestmark = pytest.mark.long
@@ -55,6 +57,18 @@ def test_headings_are_in_order_and_pictures_have_words() -> None:
         steps = zip(page.headings, page.headings[1:], strict=False)
         assert all(after <= before + 1 for before, after in steps), f"{name}: {page.headings}"
         assert None not in page.pictures, name
+
+
+def test_the_gallery_shows_a_picture_of_every_example() -> None:
+    examples = sorted(path.stem for path in (ROOT / "docs" / "examples").glob("plot_*.py"))
+    assert len(examples) >= 8
+    thumbnails = [Path(address).name for address in pages()["gallery/index.html"].loaded]
+    assert sorted(x for x in thumbnails if x.startswith("sphx")) == [
+        f"sphx_glr_{name}_thumb.png" for name in examples
+    ]
+    for name in examples:
+        pictures = [x for x in pages()[f"gallery/{name}.html"].loaded if "_images" in x]
+        assert pictures, name
 
 
 def follow(page: Page, words: str) -> Page:

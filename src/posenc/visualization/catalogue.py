@@ -45,7 +45,7 @@ SITES = {
 
 @dataclass(frozen=True)
 class Document:
-    """A docstring of a method in its sections.
+    """A docstring in its sections.
 
     Args:
         summary: its first sentence.
@@ -64,9 +64,9 @@ class Document:
     example: str
 
     @classmethod
-    def of(cls, entry: Entry) -> Document:
-        """The docstring of an entry's factory."""
-        docstring = Docstring(inspect.getdoc(entry.factory) or "")
+    def of(cls, method: object) -> Document:
+        """The docstring of a class or function."""
+        docstring = Docstring(inspect.getdoc(method) or "")
         sections = parse_google(docstring, warnings=False)
         values: defaultdict[Kind, list[Any]] = defaultdict(list)
         for section in sections:
@@ -153,7 +153,7 @@ def sheet(name: str) -> Sheet:
     return Sheet(
         name=name,
         entry=entry,
-        document=Document.of(entry),
+        document=Document.of(entry.factory),
         parameters=second - first,
         shared_parameters=2 * first - second,
         backends=backends,

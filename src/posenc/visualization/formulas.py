@@ -1,4 +1,4 @@
-"""Docstrings as HTML: code, formulas with indices and powers, and which paragraphs are formulas."""
+"""Docstrings as HTML: code, formulas, and which paragraphs are formulas."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ from html import escape as escape_html
 
 from markupsafe import Markup
 
+from posenc.visualization.mathml import is_mathematics, mathml
+
 
 def prose(text: str) -> Markup:
-    """A docstring's text, its ``code`` set as code, with indices and powers where they belong."""
+    """A docstring's text: formulas in ``code`` as MathML, other code as such, indices outside."""
     pieces = text.split("``")
-    done = [
-        Markup("<code>{}</code>").format(_formula(piece)) if number % 2 else _formula(piece)
-        for number, piece in enumerate(pieces)
-    ]
+    done = [_code(piece) if number % 2 else _formula(piece) for number, piece in enumerate(pieces)]
     return Markup("").join(done)
+
+
+def _code(piece: str) -> Markup:
+    if is_mathematics(piece):
+        return Markup(mathml(piece))
+    return Markup("<code>{}</code>").format(piece)
 
 
 FEW = 30

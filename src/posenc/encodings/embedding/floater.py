@@ -70,7 +70,7 @@ class Floater(EmbeddingEncoding):
     """FLOATER: a position's vector is the state of a learned differential equation at that time.
 
     ``x + p(t)`` in every block, ``dp/dt = h(t, p)``, ``p(0)`` trained (section 3), with
-    ``h(t, p) = R p + u · (W_2 [a(W_1 [p; ut] + b_1); ut] + b_2)``.
+    ``h(t, p) = R p + u · (W_2 [a(W_1 [p; u t] + b_1); u t] + b_2)``.
 
     ``t`` is the position ``[B|1, L]`` in tokens, any real; ``p(0)`` ``[C]``, one per block; ``W_1``
     ``[E, C+1]``, ``W_2`` ``[C, E+1]``, shared by all blocks; ``u`` the time per token. Claims:

@@ -1,4 +1,4 @@
-"""The page: one self-contained HTML file without scripts."""
+"""The page: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import vl_convert
 from markupsafe import Markup
 
 from posenc.registry import ENCODINGS
-from posenc.reporting.page import environment, styles
+from posenc.reporting.page import environment, source, styles
 from posenc.reporting.palette import LIGHT
 from posenc.storage import write_bytes
 from posenc.visualization.catalogue import SITES, SIZES, Sheet, group, sheet
@@ -23,6 +23,9 @@ from posenc.visualization.profile import make_profile
 
 PADDING = {"left": 3, "top": 6, "right": 8, "bottom": 3}
 """Pixels around a picture, for what labels reach beyond what Vega measures."""
+
+USUAL = ("sinusoidal", "rope", "alibi", "t5")
+"""Methods that the page begins with."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,13 @@ class Exhibit:
     sheet: Sheet
     figures: tuple[Figure, ...]
     note: str
+
+    @property
+    def words(self) -> str:
+        """Text that the filter looks in."""
+        entry = self.sheet.entry
+        words = (self.sheet.name, entry.summary, *self.sheet.traits, *entry.claims.sites)
+        return " ".join(words).lower().replace("_", " ") + f" {self.sheet.name}"
 
 
 def write_gallery(
@@ -81,14 +91,22 @@ def render_gallery(
         exhibits[name] = _exhibit(name)
     templates = environment("posenc.visualization.gallery")
     templates.filters["prose"], templates.tests["formula"] = prose, is_formula
+    sites = group(chosen)
+    usual = [exhibits[name] for name in USUAL if name in exhibits]
+    first = [("usual", "The usual", "What most models have.", usual)] if usual else []
+    others = {site: [n for n in names if n not in USUAL] for site, names in sites.items()}
     return templates.get_template("gallery.html.jinja").render(
-        groups=[
+        index=[(SITES[site][0], [exhibits[n] for n in names]) for site, names in sites.items()],
+        groups=first
+        + [
             (site or "none", *SITES[site], [exhibits[name] for name in methods])
-            for site, methods in group(chosen).items()
+            for site, methods in others.items()
+            if methods
         ],
         count=len(chosen),
         sizes=SIZES,
         version=version("posenc"),
+        script=source(templates, "filter.js"),
         styles=styles(templates, "style.css", "gallery.css") + _recoloured(".plot"),
     )
 

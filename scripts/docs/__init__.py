@@ -1,0 +1,1 @@
+"""Pages of docs/ that follow from the code."""

@@ -1,0 +1,131 @@
+"""Results of benchmarks and of the lab, by method."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from scripts.docs.markdown import table
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+FILES = ("attention_amd", "attention_amd_others")
+SIZES = ((False, 512), (False, 2048), (True, 512), (True, 2048))
+"""Causal or not, and tokens, of the times on a page."""
+
+
+@cache
+def readings() -> tuple[dict[str, Any], ...]:
+    """Timed calls of attention in float32, one batch row."""
+    rows = [
+        row
+        for name in FILES
+        for row in json.loads((RESULTS / f"{name}.json").read_text())["readings"]
+    ]
+    return tuple(
+        row
+        for row in rows
+        if (row["level"], row["dtype"], row["batch"]) == ("call", "float32", 1)
+        and (row["forward_ratio"] is not None or row["forward_memory"] is not None)
+    )
+
+
+@cache
+def machine() -> str:
+    """Processor, version and date of the times."""
+    found = json.loads((RESULTS / f"{FILES[0]}.json").read_text())
+    return f"{found['device']}, PyTorch {found['versions']['torch']}, {found['date']}"
+
+
+def timed(name: str) -> dict[tuple[str, str, bool, int], dict[str, Any]]:
+    """Times of a method by encoding with its options, contender, causal mask and tokens."""
+    found: dict[tuple[str, str, bool, int], dict[str, Any]] = {}
+    for row in readings():
+        if row["encoding"].partition("@")[0] == name:
+            case = (row["encoding"], row["contender"], row["causal"], row["length"])
+            found.setdefault(case, row)
+    return found
+
+
+def speed(name: str) -> list[str]:
+    """Blocks on the times and memory of a method, none if it was not timed."""
+    found = timed(name)
+    lines = []
+    for encoding, contender in dict.fromkeys(case[:2] for case in found):
+        if contender == "plain SDPA":
+            continue
+        cells = [_ratio(found.get((encoding, contender, *size)), "ratio") for size in SIZES]
+        lines.append((f"`{encoding}`, {contender}", *cells))
+    if not lines:
+        return []
+    heads = ("", *(f"{tokens:,} tokens{', causal' * causal}" for causal, tokens in SIZES))
+    text = (
+        "Time of attention, forward / forward and backward, in multiples of PyTorch's "
+        "`scaled_dot_product_attention` without an encoding; 8 heads of 64, float32, gradients of "
+        f"learned parts ({machine()})."
+    )
+    return [text, table(heads, lines), *_memory(name)]
+
+
+def _memory(name: str) -> list[str]:
+    """A sentence on each length whose memory was measured."""
+    plain = {case[2:]: row for case, row in timed("nope").items() if case[1] == "plain SDPA"}
+    return [
+        f"Memory beside the inputs over {length:,} tokens{', causal' * causal}: "
+        f"{_ratio(row, 'memory')} MiB; PyTorch's without an encoding "
+        f"{_ratio(plain.get((causal, length)), 'memory')} MiB (`{encoding}`, {contender})."
+        for (encoding, contender, causal, length), row in timed(name).items()
+        if row["forward_memory"] is not None and contender == "posenc"
+    ]
+
+
+def _ratio(row: dict[str, Any] | None, quantity: str) -> str:
+    if row is None:
+        return "–"
+    values = (row[f"{way}_{quantity}"] for way in ("forward", "both"))
+    unit, digits = (2**20, 0) if quantity == "memory" else (1, 2)
+    return " / ".join("–" if value is None else f"{value / unit:.{digits}f}" for value in values)
+
+
+@cache
+def lab() -> tuple[tuple[str, str, str, list[dict[str, str]]], ...]:
+    """Task, subject, label of its first metric, and rows by length."""
+    found = []
+    for path in sorted((RESULTS / "tasks").glob("*.csv")):
+        with path.open() as file:
+            rows = list(csv.DictReader(file))
+        first = rows[0]["metric"]
+        for subject in dict.fromkeys(row["subject"] for row in rows):
+            kept = [r for r in rows if (r["subject"], r["metric"]) == (subject, first)]
+            if kept:
+                kept.sort(key=lambda row: float(row["length"] or 0))
+                found.append((path.stem, subject, kept[0]["label"], kept))
+    return tuple(found)
+
+
+def learned(name: str) -> list[str]:
+    """Blocks on what a method did in the lab, none if it was in no task."""
+    lines = [
+        (f"[{task}](../results/{task.partition('-')[0]}.md)", f"`{subject}`", label, *_ends(rows))
+        for task, subject, label, rows in lab()
+        if subject.partition("@")[0].partition(" ")[0] == name
+    ]
+    if not lines:
+        return []
+    heads = ("task", "", "measure", "at the trained length", "at the longest")
+    text = (
+        "Small models, trained with equal budgets; mean and half width of the 95 % interval over "
+        "seeds. [All tasks and controls](../results/index.md)."
+    )
+    return [text, table(heads, lines)]
+
+
+def _ends(rows: list[dict[str, str]]) -> Iterator[str]:
+    for row in (rows[0], rows[-1]):
+        half = f" ± {float(row['half_width']):.3g}" if row["half_width"] else ""
+        mean = f"{float(row['mean']):.3g}{half}" if row["mean"] else "–"
+        yield f"{mean} ({row['length']})"

@@ -1,0 +1,208 @@
+"""Pages of encodings: the table of all, and one each."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from scripts.docs import measured, snippets, sources
+from scripts.docs.markdown import MADE, paragraph, prose, table
+
+from posenc.entry import CONTEXT
+from posenc.visualization.catalogue import SIZES, Sheet
+from posenc.visualization.profile import make_profile
+
+PLACES = {"cpu": "on the CPU", "cuda": "on CUDA"}
+OPTIONAL = ("fla",)
+"""Backends of other packages' kernels for a few methods: pages do not say what these are not."""
+
+USERS = Path(__file__).parents[2] / "docs" / "used_by.toml"
+"""Models and libraries by encoding."""
+
+WAYS = (
+    ("posenc's attention", snippets.layer),
+    ("Your own attention", snippets.tensors),
+    ("transformers", snippets.transformers),
+)
+"""Code to paste: the name of a tab, and what writes it."""
+
+
+def overview(sheets: Sequence[Sheet]) -> str:
+    """The tables of all methods."""
+    heads = ["method", "sites", "relative", "axes", "causal only", "trainable"]
+    heads += ["depends on the length", "past its training length"]
+    promises = table(heads, ([link(told), *promise(told)] for told in sheets))
+    costs = table(
+        ("method", "cost", "parameters", "on the CPU", "on CUDA", "source"),
+        ([link(told), *cost(told)] for told in sheets),
+    )
+    return f"""{MADE}
+
+# Methods
+
+The {len(sheets)} methods of `posenc.create`, from what the registry knows of them. `posenc gallery`
+draws them all; `posenc show NAME` draws one.
+
+## What each promises
+
+The laws in `posenc.testing` hold every method to these claims; the exceptions are on its own page.
+*Relative*: shifting all positions alike changes nothing. *Axes*: numbers that a position may have.
+*Causal only*: meaningless without a causal mask. *Depends on the length*: what happens between two
+tokens depends on how many others there are.
+
+{promises}
+
+## What each costs
+
+B batch, H heads, Q queries, K keys, L tokens, D head width, C model width, N buckets. *Cost* is
+work and memory beside plain attention's; *parameters* are those of {size()};
+what layers share is counted once.
+*On the CPU* and *on CUDA* are the backends that can serve it there, whatever machine made this
+page; a table that needs a gradient can go to fewer. `triton` and `flex` have kernels for CUDA only,
+and so has `fla`: flash-linear-attention's, where it is installed, for whole causal sequences of
+`forgetting`, `cable` and `path` in 16 bits.
+`posenc.explain` says which one `backend="auto"` takes for a call of yours, on your machine.
+
+{costs}
+
+```{{toctree}}
+:hidden:
+
+{chr(10).join(told.name for told in sheets)}
+```
+"""
+
+
+def page(told: Sheet) -> str:
+    """The page of one method."""
+    blocks = [MADE, f"# {told.name}", told.entry.summary, prose(told.document.summary)]
+    blocks += [block for text in told.document.body for block in paragraph(text)]
+    blocks += [*picture(told), "## Code", *code(told), *arguments(told), *claimed(told)]
+    blocks += section("Measured", measured.speed(told.name))
+    blocks += section("In the lab", measured.learned(told.name))
+    blocks += section("Used by", users(told.name))
+    kept_out = sources.of_encoding(told.name)
+    if kept_out:
+        text = "Reports and traps of other code, each held by a test ([all](../about/bugs.md)):"
+        blocks += section("What others got wrong", [text, "\n".join(kept_out)])
+    return "\n\n".join([*blocks, *source(told), "[All methods](index.md)"]) + "\n"
+
+
+def section(title: str, blocks: Sequence[str]) -> list[str]:
+    """Blocks under a heading, or none."""
+    return [f"## {title}", *blocks] if blocks else []
+
+
+def picture(told: Sheet) -> list[str]:
+    """The encoding's picture, its panels in words for those who do not see it."""
+    panels = make_profile(told.name).panels
+    texts = (f"{p.title.removeprefix('… ')} ({p.note})" if p.note else p.title for p in panels)
+    alt = f"{told.name}: {'; '.join(texts)}".replace("[", "(").replace("]", ")")
+    return [f"![{alt}](pictures/{told.name}.png)"]
+
+
+def code(told: Sheet) -> list[str]:
+    """The three ways to use it, in tabs."""
+    tabs = "\n".join(
+        f":::{{tab-item}} {title}\n```python\n{write(told.name)}```\n:::" for title, write in WAYS
+    )
+    return [f"::::{{tab-set}}\n{tabs}\n::::", f"```pycon\n{told.document.example}\n```"]
+
+
+def arguments(told: Sheet) -> list[str]:
+    """Arguments of ``create`` and errors."""
+    parameters = told.entry.parameters()
+    texts = {
+        name: text
+        for names, text in told.document.arguments
+        for name in names.replace(" ", "").split(",")
+    }
+    rows = [
+        (
+            f"`{name}`" + (" (of the model)" if name in CONTEXT else ""),
+            "" if p.default is p.empty else f"`{p.default!r}`",
+            prose(texts.get(name, "")),
+        )
+        for name, p in parameters.items()
+    ]
+    blocks = section("Arguments", [table(("argument", "default", "meaning"), rows)] if rows else [])
+    if told.document.raises:
+        raises = (f"- `{error}`: {prose(text)}" for error, text in told.document.raises)
+        blocks += ["Raises:", "\n".join(raises)]
+    return blocks
+
+
+def claimed(told: Sheet) -> list[str]:
+    """Claims in words, what they cost, and backends."""
+    claims = told.entry.claims
+    blocks = ["## Claims", "\n".join(f"- {trait}" for trait in told.traits)]
+    if claims.exceptions:
+        lines = (f"- `{law}`: {prose(reason)}" for law, reason in claims.exceptions.items())
+        blocks += ["Laws of `posenc.testing` that it does not keep:", "\n".join(lines)]
+    heads = ("cost", "parameters", "on the CPU", "on CUDA", "source")
+    rows = [("past its training length", claims.extrapolates)]
+    rows += list(zip(heads, cost(told), strict=True))[:-1]
+    return [*blocks, table(("", ""), rows), *refusals(told)]
+
+
+def users(name: str) -> list[str]:
+    """Models and libraries with it."""
+    known = tomllib.loads(USERS.read_text()).get(name, [])
+    return [", ".join(known) + "."] if known else []
+
+
+def source(told: Sheet) -> list[str]:
+    """Publication, and its BibTeX."""
+    if told.entry.citation is None:
+        return []
+    entry = f"```bibtex\n{sources.bibtex(told.entry.citation)}\n```"
+    return ["## Source", prose(told.document.reference), entry]
+
+
+def refusals(told: Sheet) -> list[str]:
+    """Why backends cannot serve it, but for those of another device."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for device, reasons in told.refusals.items():
+        for name, reason in reasons.items():
+            if name not in OPTIONAL and not reason.endswith(f"not on {device}"):
+                places.setdefault((name, reason), []).append(PLACES[device])
+    return [
+        f"Not `{name}` {' or '.join(devices)}: {reason}."
+        for (name, reason), devices in places.items()
+    ]
+
+
+def promise(told: Sheet) -> Iterable[str]:
+    claims = told.entry.claims
+    yield ", ".join(claims.sites).replace("_", "/") or "none"
+    yield mark(claims.relative)
+    yield "any" if claims.axes is None else ", ".join(map(str, claims.axes))
+    yield mark(claims.causal_only)
+    yield mark(claims.trainable)
+    yield mark(claims.length_dependent)
+    yield claims.extrapolates
+
+
+def cost(told: Sheet) -> Iterable[str]:
+    citation = told.entry.citation
+    yield told.entry.claims.cost
+    yield told.size
+    yield told.served("cpu")
+    yield told.served("cuda")
+    yield "" if citation is None else f"[{citation.authors} {citation.year}]({citation.url})"
+
+
+def size() -> str:
+    return (
+        f"a model of width {SIZES['dim']} with {SIZES['heads']} heads of {SIZES['head_dim']} and "
+        f"tables for {SIZES['max_length']} positions"
+    )
+
+
+def link(told: Sheet) -> str:
+    return f"[`{told.name}`]({told.name}.md)"
+
+
+def mark(claimed: bool) -> str:
+    return "yes" if claimed else ""

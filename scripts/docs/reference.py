@@ -1,0 +1,210 @@
+"""Pages of the reference that follow from the code: the API by module, and the command line."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import typer
+from scripts.docs.markdown import MADE, table
+
+import posenc
+from posenc.cli.app import COMMANDS, app
+
+MODULES = (
+    "posenc",
+    "posenc.layout",
+    "posenc.encoding",
+    "posenc.attention",
+    "posenc.attention.extra",
+    "posenc.extension",
+    "posenc.models",
+    "posenc.training",
+    "posenc.distributed",
+    "posenc.integrations.transformers",
+    "posenc.integrations.transformers.accelerate",
+    "posenc.integrations.transformers.stretching",
+    "posenc.evaluation.engines",
+    "posenc.experiments.tasks",
+    "posenc.testing",
+    "posenc.visualization.gallery",
+)
+"""Public modules that export names; a name is described in the first that has it."""
+
+WHOLE = {
+    "posenc.errors": (
+        *("PosencError", "ArgumentError", "LengthError", "UnknownNameError", "BackendRefusal"),
+        *("DerivativeError", "RankError", "DataError", "CheckpointError"),
+        *("Interrupted", "OutputError"),
+    ),
+    "posenc.entry": ("Entry", "Claims", "Citation"),
+    "posenc.registration": ("Registry",),
+    "posenc.experiments.compare": ("compare",),
+    "posenc.experiments.report": ("write_report",),
+    "posenc.experiments.settings": ("ComparisonSettings",),
+    "posenc.experiments.summary": ("summarise",),
+    "posenc.bench.run": ("Settings", "bench"),
+}
+"""Names of modules that export none by a list."""
+
+
+def pages() -> dict[str, str]:
+    """Every page."""
+    modules = {module: exported(module) for module in (*MODULES, *WHOLE)}
+    return {
+        "reference/api/index.md": index(modules),
+        **{f"reference/api/{module}.md": api(module, names) for module, names in modules.items()},
+        "reference/commands.md": commands(),
+    }
+
+
+def exported(module: str) -> list[str]:
+    """Public names of a module."""
+    return list(WHOLE.get(module) or importlib.import_module(module).__all__)
+
+
+def index(modules: dict[str, list[str]]) -> str:
+    """The page of all modules."""
+    rows = (
+        (f"[`{module}`]({module}.md)", first_line(importlib.import_module(module)))
+        for module in modules
+    )
+    return f"""{MADE}
+
+# API
+
+{table(("module", ""), rows)}
+
+```{{toctree}}
+:hidden:
+
+{chr(10).join(modules)}
+```
+"""
+
+
+def first_line(documented: object) -> str:
+    """The first sentence of a docstring."""
+    return (
+        (inspect.getdoc(documented) or "")
+        .partition("\n\n")[0]
+        .replace("\n", " ")
+        .replace("``", "`")
+    )
+
+
+def home(name: str, value: object) -> str:
+    """The first module that exports the object."""
+    for module in (*MODULES, *WHOLE):
+        if name in exported(module) and getattr(importlib.import_module(module), name) is value:
+            return module
+    raise LookupError(name)
+
+
+def api(module: str, names: list[str]) -> str:
+    """The page of a module."""
+    imported = importlib.import_module(module)
+    own, elsewhere = [], []
+    for name in names:
+        value = getattr(imported, name)
+        place = home(name, value)
+        if place == module:
+            own.append(described(module, name, value))
+        else:
+            elsewhere.append(f"- `{name}`: see [`{place}`]({place}.md)")
+    rst = "\n".join(own)
+    more = ["Also here:\n\n" + "\n".join(elsewhere)] if elsewhere else []
+    text = (inspect.getdoc(imported) or "").replace("``", "`").replace("::\n", ":\n")
+    blocks = [MADE, f"# {module}", text, *more, f"```{{eval-rst}}\n{rst}\n```"]
+    return "\n\n".join(blocks) + "\n"
+
+
+def described(module: str, name: str, value: object) -> str:
+    """The directive of autodoc for a name."""
+    if inspect.isclass(value):
+        return f".. autoclass:: {module}.{name}\n"
+    if inspect.isroutine(value):
+        return f".. autofunction:: {module}.{name}\n"
+    return f".. py:data:: {module}.{name}\n\n   {constant(name, value)}\n"
+
+
+@cache
+def constants() -> dict[tuple[str, str], str]:
+    """Docstrings of constants, which stand below them, by module and name."""
+    found = {}
+    root = Path(posenc.__file__).parent
+    for file in root.rglob("*.py"):
+        module = ".".join(file.relative_to(root.parent).with_suffix("").parts)
+        for assigned, text in pairwise(ast.parse(file.read_text()).body):
+            target = getattr(assigned, "target", None) or getattr(assigned, "targets", [None])[0]
+            words = text.value if isinstance(text, ast.Expr) else None
+            if isinstance(target, ast.Name) and isinstance(words, ast.Constant):
+                found[module.removesuffix(".__init__"), target.id] = " ".join(
+                    str(words.value).split()
+                )
+    return found
+
+
+def constant(name: str, value: object) -> str:
+    """The docstring of a constant, from the module that defines it; a type without is shown."""
+    texts = (
+        text
+        for (module, known), text in constants().items()
+        if known == name and getattr(sys.modules.get(module), name, None) is value
+    )
+    return next(texts, f"``{value}``".replace("typing.", ""))
+
+
+def commands() -> str:
+    """The page of the command line."""
+    group: Any = typer.main.get_command(app)
+    blocks = [
+        MADE,
+        "# Command line",
+        f"{group.help} `posenc COMMAND --help` shows the same as here.",
+    ]
+    blocks.append(parameters(group))
+    for name in COMMANDS:
+        blocks += [f"## posenc {name}", *words(group.commands[name].help)]
+        blocks.append(parameters(group.commands[name]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def words(text: str) -> Iterator[str]:
+    """The help of a command, its examples as blocks of code."""
+    lines: list[str] = []
+    for part in inspect.cleandoc(text).split("\n\n"):
+        if part.startswith("  "):
+            lines.append(textwrap.dedent(part))
+            continue
+        if lines:
+            yield "```console\n" + "\n".join(lines) + "\n```"
+            lines = []
+        yield part.replace("<", "\\<").replace("*", "\\*")
+    if lines:
+        yield "```console\n" + "\n".join(lines) + "\n```"
+
+
+def parameters(command: Any) -> str:
+    """The table of a command's arguments and options."""
+    rows = []
+    for parameter in command.params:
+        if parameter.name in ("install_completion", "show_completion", "help"):
+            continue
+        record = getattr(parameter, "help", "") or ""
+        option = parameter.param_type_name == "option"
+        names = [*parameter.opts, *parameter.secondary_opts] if option else [parameter.name.upper()]
+        shown = getattr(parameter, "show_default", None)
+        default = shown if isinstance(shown, str) else parameter.default
+        flag = getattr(parameter, "is_flag", False)
+        value = "" if flag or default is None or parameter.required else f"`{default}`"
+        rows.append((", ".join(f"`{name}`" for name in names), value, record.replace("<", "\\<")))
+    return table(("option", "default", "meaning"), rows)
