@@ -89,7 +89,7 @@ def parallelize(
 
 
 def _require_layouts(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Hook by which a model of posenc refuses tokens whose places it would have to guess."""
+    """Hook by which a model of posenc refuses tokens without a layout."""
     arguments = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
     for name in inspect.signature(model.forward).parameters:
         if name.endswith("layout") and arguments.get(name) is None:

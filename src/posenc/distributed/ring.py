@@ -1,4 +1,4 @@
-"""The ring form: keys and values travel, and every rank attends to one block of them at a time.
+"""The ring form: keys and values circulate, and every rank attends to one block at a time.
 
 Outputs over blocks are joined by their LSE. In the backward pass the blocks travel once more, with
 their gradients; gradients through a block follow from the output and LSE over all keys.

@@ -144,7 +144,7 @@ def _draw_heat(heat: Heat) -> dict[str, Any]:
 
 
 def _draw_map(values: torch.Tensor, name: str, heat: Heat, scale: Scale, side: int) -> Any:
-    """Cells as pixels of an image, with axes around it and, unseen, a point for its legend."""
+    """Cells as pixels of an image, with axes around it and an invisible point for its legend."""
     height, width = values.shape
     down, over = (max(1, round(side / n)) for n in (height, width))
     place = {"x": 0, "y": 0, "x2": width, "y2": height, "value": scale.domain[0]}
