@@ -143,10 +143,11 @@ def extend_checkpoint(
             model, method = result.model, result.method
         else:
             study, method = None, _unmeasured(chosen, settings.tuning)
-            model = extended_by(
+            candidate = extended_by(
                 checkpoint.model, method, factor=factor, length=checkpoint.length
-            ).model
-            assert isinstance(model, LiveModel)  # not a method of models
+            )
+            assert isinstance(candidate.model, LiveModel)  # not a method of models
+            model = candidate.model
         if model is None or method is None:
             from posenc.evaluation.report import write_study
 
