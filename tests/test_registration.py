@@ -17,7 +17,8 @@ from posenc.models import MODELS, SavedModel
 from posenc.registration import Registry
 from posenc.registry import ENCODINGS
 
-TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 MODULES = re.findall(r"<!-- (outside/\w+\.py) -->\n```python\n(.*?)```", TEXT, re.DOTALL)
 POINTS = """
 [posenc.encodings]
@@ -130,6 +131,15 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(POINTS)
     return folder
+
+
+def test_files_it_names_are_there() -> None:
+    named = set(re.findall(r"`([\w/]+\.(?:py|h|jinja|md|toml))`", TEXT))
+    assert "registry.py" in named
+    folders = (ROOT / name for name in ("src", "tests", "scripts", "benchmarks", "docs"))
+    paths = [*ROOT.iterdir(), *(path for folder in folders for path in folder.rglob("*"))]
+    files = [f"/{path.relative_to(ROOT).as_posix()}" for path in paths]
+    assert not {name for name in named if not any(file.endswith(f"/{name}") for file in files)}
 
 
 def test_every_entry_point_is_shown() -> None:

@@ -25,7 +25,7 @@ from posenc.evaluation.texts import SpecialTokens, Text, read_ids
 from posenc.evaluation.verdict import answer, findings, setting
 from posenc.experiments.pieces import Pieces
 from posenc.experiments.text_loss import restored
-from posenc.extension import Misfit
+from posenc.extension import NotApplicable
 from posenc.models import Encoder, EncoderConfig, MaskedLM
 from tests.support.live_models import live
 
@@ -245,7 +245,7 @@ def test_bad_input(text: Text, arguments: dict[str, Any], message: str) -> None:
     tiny = subject(Encoder)
     methods = [Method.parse(arguments["methods"])]
     material = ImageSource(Path("photos")) if "images" in arguments else text
-    with pytest.raises((ArgumentError, Misfit), match=message):
+    with pytest.raises((ArgumentError, NotApplicable), match=message):
         measure_extensions(
             tiny,
             material,

@@ -25,7 +25,7 @@ from posenc.evaluation.study import ExtensionResult, measure_extensions
 from posenc.evaluation.suites.next_token import NextTokenSuite, lengths_to
 from posenc.evaluation.texts import Text, read_ids
 from posenc.evaluation.verdict import answer, findings
-from posenc.extension import Misfit
+from posenc.extension import NotApplicable
 from posenc.models import Decoder, DecoderConfig
 from tests.support.live_models import live
 
@@ -129,7 +129,7 @@ def test_the_chosen_can_be_written_and_is_fine_tuned(
 
 def test_one_method_that_does_not_fit_is_an_error(model: LiveModel, text: Text) -> None:
     subject = Checkpoint("tiny", "llama", model, LENGTH)
-    with pytest.raises(Misfit, match="hierarchical") as caught:
+    with pytest.raises(NotApplicable, match="hierarchical") as caught:
         measure_extensions(
             subject, text, [Method.parse("hierarchical")], factor=2, tuning=Tuning(steps=0)
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 from posenc import Encoding, Grid, Layout, attend, create, explain
 from posenc.attention import LayerCache
 from posenc.errors import ArgumentError, BackendRefusal
-from posenc.extension import Misfit, extend
+from posenc.extension import NotApplicable, extend
 from posenc.extension.banded import BandedRope
 from posenc.extension.methods.self_extend import SelfExtend
 from posenc.testing.oracles import attention_by_loops
@@ -216,7 +216,7 @@ def test_no_bias_of_queries_by_keys(method: str) -> None:
 @pytest.mark.parametrize("method", CASES)
 def test_a_score_part_is_in_the_way(method: str) -> None:
     both = create("rope", head_dim=8) + create("alibi", heads=4)
-    with pytest.raises(Misfit, match="without a score part"):
+    with pytest.raises(NotApplicable, match="without a score part"):
         made(method, original=both)
 
 

@@ -11,7 +11,7 @@ import torch
 from posenc import Encoding, Grid, Layout, attend, create
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
-from posenc.extension import EXTENSIONS, Misfit, advice, extend
+from posenc.extension import EXTENSIONS, NotApplicable, advice, extend
 from posenc.testing.oracles import attention_by_loops
 
 FIXED = ("interpolate", "llama3", "ntk", "ntk_by_parts", "yarn")
@@ -242,7 +242,7 @@ def test_bad_arguments(method: str, options: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize("method", ["dynamic_ntk", "llama3", "longrope", "ntk", "yarn"])
 def test_stretching_what_is_stretched_is_refused(method: str) -> None:
     once = extend(rope(), "yarn", factor=2, length=64)
-    with pytest.raises(Misfit, match="stretched already"):
+    with pytest.raises(NotApplicable, match="stretched already"):
         extend(once, method, factor=2, length=64)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend, create, explain
 from posenc.errors import ArgumentError
-from posenc.extension import Misfit, extend
+from posenc.extension import NotApplicable, extend
 from posenc.testing.oracles import attention_by_loops
 
 L = 6
@@ -122,7 +122,7 @@ def test_joined_to_rerope_the_factor_counts_once() -> None:
 
 
 def test_weights_without_a_softmax_are_refused() -> None:
-    with pytest.raises(Misfit, match="softmax"):
+    with pytest.raises(NotApplicable, match="softmax"):
         scaled(create("stick_breaking"))
 
 

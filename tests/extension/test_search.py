@@ -12,7 +12,7 @@ import pytest
 
 from posenc import create
 from posenc.errors import ArgumentError, CheckpointError
-from posenc.extension import Found, Misfit, SearchSettings, extend, search_factors
+from posenc.extension import Found, NotApplicable, SearchSettings, extend, search_factors
 
 ROPE = create("rope", head_dim=16)
 BEST = (1.0, 1.0, 1.2, 1.8, 2.5, 3.1, 3.9, 4.4)
@@ -161,5 +161,5 @@ def test_bad_arguments() -> None:
         SearchSettings(population=0)
     with pytest.raises(ArgumentError, match="probability"):
         SearchSettings(probability=0.0)
-    with pytest.raises(Misfit):
+    with pytest.raises(NotApplicable):
         search_factors(create("alibi", heads=2), lambda _: 0.0, factor=2, length=64)

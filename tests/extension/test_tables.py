@@ -19,7 +19,7 @@ from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.encodings.embedding.radix import Radix
 from posenc.encodings.score.swin import Swin
 from posenc.errors import ArgumentError, LengthError, UnknownNameError
-from posenc.extension import Misfit, extend
+from posenc.extension import NotApplicable, extend
 
 
 def learned(rows: int = 10, **options: Any) -> Encoding:
@@ -322,5 +322,5 @@ def test_bad_names() -> None:
 
 @pytest.mark.parametrize("method", ["hierarchical", "random_tail", "radix_base"])
 def test_other_encodings_are_refused(method: str) -> None:
-    with pytest.raises(Misfit, match="got Alibi"):
+    with pytest.raises(NotApplicable, match="got Alibi"):
         extend(create("alibi", heads=2), method, factor=2)

@@ -15,7 +15,7 @@ from torch import nn
 from posenc.errors import ArgumentError, CheckpointError, OutputError
 from posenc.models import Decoder, DecoderConfig
 from posenc.models.checkpoint import stored_tensors
-from posenc.models.unfilled import unfilled
+from posenc.models.meta_init import meta_init
 from posenc.storage import save_tensors
 from tests.models.text_encodings import TEXT_ENCODINGS
 
@@ -129,7 +129,7 @@ def test_every_encoding_is_made_without_memory(encoding: str) -> None:
         return make(encoding)
 
     shapes = {name: tuple(tensor.shape) for name, tensor in stored_tensors(made()).items()}
-    empty = stored_tensors(unfilled(made, shapes.values()))
+    empty = stored_tensors(meta_init(made, shapes.values()))
     assert {name: tuple(tensor.shape) for name, tensor in empty.items()} == shapes
     assert all(tensor.is_meta for tensor in empty.values())
 
@@ -181,6 +181,6 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_models_larger_than_their_file_are_given_up() -> None:
-    unfilled(lambda: nn.Linear(2**13, 2**13), [(2**12, 2**13)])
+    meta_init(lambda: nn.Linear(2**13, 2**13), [(2**12, 2**13)])
     with pytest.raises(ValueError, match="larger than its weights"):
-        unfilled(lambda: nn.Linear(2**13, 2**13), [(30,)])
+        meta_init(lambda: nn.Linear(2**13, 2**13), [(30,)])

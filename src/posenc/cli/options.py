@@ -60,28 +60,28 @@ def with_settings(
         return parse_option(declared[name][1].name, usual, text)
 
     def parameter(name: str) -> Parameter:
-        (hint, told), default = declared[name], defaults[name]
-        shown: dict[str, Any] = {"help": told.help, "rich_help_panel": told.group}
+        (hint, spec), default = declared[name], defaults[name]
+        shown: dict[str, Any] = {"help": spec.help, "rich_help_panel": spec.group}
         if isinstance(default, bool):
-            flag = f"--{told.name}/--no-{told.name}" if default else f"--{told.name}"
+            flag = f"--{spec.name}/--no-{spec.name}" if default else f"--{spec.name}"
             annotation: Any = Annotated[bool, typer.Option(flag, **shown)]
-            return Parameter(told.name, KEYWORD, default=default, annotation=annotation)
-        shown |= {"show_default": told.default or str(default), "metavar": _metavar(hint)}
+            return Parameter(spec.name, KEYWORD, default=default, annotation=annotation)
+        shown |= {"show_default": spec.default or str(default), "metavar": _metavar(hint)}
         annotation = Annotated[
             str | None, typer.Option(**shown, autocompletion=(complete or {}).get(name))
         ]
-        return Parameter(told.name, KEYWORD, default=None, annotation=annotation)
+        return Parameter(spec.name, KEYWORD, default=None, annotation=annotation)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
-        def call(**given: Any) -> None:
-            values = {name: given.pop(told.name) for name, (_, told) in declared.items()}
+        def call(**options: Any) -> None:
+            values = {name: options.pop(spec.name) for name, (_, spec) in declared.items()}
             known = {
                 name: read(name, value) if isinstance(value, str) else value
                 for name, value in values.items()
                 if value is not None and value is not defaults[name]
             }
-            command(**{to: known}, **given)
+            command(**{to: known}, **options)
 
         own = dict(signature(command, eval_str=True).parameters)
         del own[to]
@@ -96,12 +96,12 @@ def configurable(command: Callable[..., None]) -> Callable[..., None]:
     own = signature(command, eval_str=True).parameters
 
     @functools.wraps(command)
-    def call(*, config: Path | None, dump_config: bool, **given: Any) -> None:
+    def call(*, config: Path | None, dump_config: bool, **options: Any) -> None:
         if dump_config:
-            changed = {n: value for n, value in given.items() if value != own[n].default}
+            changed = {n: value for n, value in options.items() if value != own[n].default}
             typer.echo(_toml(changed), nl=False)
         else:
-            command(**given)
+            command(**options)
 
     file = typer.Option(
         help="TOML file of options by name; those on the command line come first.",

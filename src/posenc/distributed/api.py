@@ -122,8 +122,10 @@ class ContextParallel:
 
         Raises: as ``attend``.
         """
-        given = AttentionCall(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
-        call = self._call(given, backend)
+        attention = AttentionCall(
+            q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap
+        )
+        call = self._call(attention, backend)
         with without_autocast(q.device):
             return FORMS[self._choose(call).form].attend(call)
 
@@ -145,19 +147,21 @@ class ContextParallel:
 
         Raises: as ``attend``.
         """
-        given = AttentionCall(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
-        return self._choose(self._call(given, backend))
+        attention = AttentionCall(
+            q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap
+        )
+        return self._choose(self._call(attention, backend))
 
-    def _call(self, given: AttentionCall, backend: str | Backend) -> ShardedCall:
-        validate(given)
-        if given.grid.intervals is not None:
+    def _call(self, attention: AttentionCall, backend: str | Backend) -> ShardedCall:
+        validate(attention)
+        if attention.grid.intervals is not None:
             raise ArgumentError(
                 "grid",
                 expected="no intervals, whose queries are on one rank",
-                got=given.grid,
+                got=attention.grid,
                 remedy="Use Layout.packed, or a window, where one says the same.",
             )
-        x = given.autocast()
+        x = attention.autocast()
         session = Session.of(Group.of(self.mesh, self.axis))
         settings = (self.form, x.grid.causal, x.grid.window, x.dropout, x.scale, x.softcap)
         shapes = (x.q.shape[:2], x.q.shape[3:], x.k.shape[1:2], x.v.shape[1:2], x.v.shape[3:])

@@ -87,7 +87,7 @@ class Placing:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         names = [*inspect.signature(module.forward).parameters, *kwargs]
         by_place = sorted(kwargs, key=names.index)
-        given = (*args, *(kwargs[name] for name in by_place))
-        layouts = [x for x in given if isinstance(x, Layout)]
+        arguments = (*args, *(kwargs[name] for name in by_place))
+        layouts = [x for x in arguments if isinstance(x, Layout)]
         for dropout in self.dropouts:
             dropout.layouts = layouts[: self.most]

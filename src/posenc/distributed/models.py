@@ -89,10 +89,10 @@ def parallelize(
 
 
 def _require_layouts(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Hook by which a model of posenc refuses tokens whose places it would have to guess."""
-    given = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+    """Hook by which a model of posenc refuses tokens without a layout."""
+    arguments = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
     for name in inspect.signature(model.forward).parameters:
-        if name.endswith("layout") and given.get(name) is None:
+        if name.endswith("layout") and arguments.get(name) is None:
             raise ArgumentError(
                 name,
                 expected="the layout of this rank's tokens, of a model over ranks",

@@ -1,4 +1,4 @@
-"""The ring form: keys and values travel, and every rank attends to one block of them at a time.
+"""The ring form: keys and values circulate, and every rank attends to one block at a time.
 
 Outputs over blocks are joined by their LSE. In the backward pass the blocks travel once more, with
 their gradients; gradients through a block follow from the output and LSE over all keys.
@@ -106,14 +106,14 @@ class Ring:
     call: ShardedCall
 
     def queries(self) -> list[Piece]:
-        """Stretches of this rank's queries."""
+        """Runs of this rank's queries."""
         same = self.grid.query.order is self.call.grid.key.order
         return self.shards.blocks[self.group.rank] if same else pieces(self.grid.query)
 
     def pairs(
         self, block: int, query_signal: Tensor | None, key_signal: Tensor | None
     ) -> Iterator[tuple[slice, slice, Grid]]:
-        """Stretches of queries and of the block's keys that may see each other, and their grids."""
+        """Runs of queries and of the block's keys that may see each other, and their grids."""
         for own in self.queries():
             for other in self.shards.blocks[block]:
                 if own.may_see(other, self.grid.band):
@@ -131,7 +131,7 @@ class Ring:
             softcap=call.softcap,
         )
 
-    def turns(self) -> list[int]:
+    def schedule(self) -> list[int]:
         """The blocks in the order in which this rank gets them: its own, then the previous ones."""
         return [(self.group.rank - step) % self.group.size for step in range(self.group.size)]
 
@@ -169,9 +169,9 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         *saved, sinks = ctx.saved_tensors
         with without_autocast(gradient.device):
-            found = _backward(ctx.ring, ctx.parameters, gradient, *saved)
+            gradients = _backward(ctx.ring, ctx.parameters, gradient, *saved)
         of_sinks = None if sinks is None else _of_sinks(sinks, gradient, *saved[-2:])
-        return None, *found[:3], of_sinks, *found[3:]
+        return None, *gradients[:3], of_sinks, *gradients[3:]
 
 
 def _of_sinks(sinks: Tensor, gradient: Tensor, output: Tensor, lse: Tensor) -> Tensor:
@@ -193,17 +193,17 @@ def _forward(
     output = q.new_zeros(*q.shape[:3], v.shape[3], dtype=wide)
     lse = q.new_full(q.shape[:3], -torch.inf, dtype=widest(q.device))
     held = [k, v] if key_signal is None else [k, v, key_signal]
-    turns = ring.turns()
-    for step, block in enumerate(turns):
+    schedule = ring.schedule()
+    for step, block in enumerate(schedule):
         arrive = None
-        if step + 1 < len(turns):
-            arrive = ring.group.shift(held, ring.like(held, turns[step + 1]))
+        if step + 1 < len(schedule):
+            arrive = ring.group.shift(held, ring.like(held, schedule[step + 1]))
         for rows, columns, grid in ring.pairs(block, query_signal, _signal(held)):
             keys, values = (x[:, :, columns] for x in held[:2])
             part = ring.part(q[:, :, rows], keys, values, grid)
-            found = attend_block(part, ring.call.backend, return_lse=True)
-            _join(output[:, :, rows], lse[:, :, rows], *found)
-            del found  # before the next is computed
+            result = attend_block(part, ring.call.backend, return_lse=True)
+            _join(output[:, :, rows], lse[:, :, rows], *result)
+            del result  # before the next is computed
         if arrive is not None:
             held = arrive()
     return output, lse
@@ -235,23 +235,23 @@ def _backward(
     dq, dquery = _zeros(q), None if query_signal is None else _zeros(query_signal)
     of_parameters = [_zeros(parameter) for parameter in parameters]
     held = [k, v] if key_signal is None else [k, v, key_signal]
-    turns, summed = ring.turns(), None
-    for step, block in enumerate(turns):
-        last = step + 1 == len(turns)
-        arrive = None if last else ring.group.shift(held, ring.like(held, turns[step + 1]))
-        found = [_zeros(x) for x in held]
+    schedule, summed = ring.schedule(), None
+    for step, block in enumerate(schedule):
+        last = step + 1 == len(schedule)
+        arrive = None if last else ring.group.shift(held, ring.like(held, schedule[step + 1]))
+        sums = [_zeros(x) for x in held]
         for rows, columns, grid in ring.pairs(block, query_signal, _signal(held)):
             whole = Whole(output[:, :, rows], lse[:, :, rows])
             operands = (q[:, :, rows], *(x[:, :, columns] for x in held[:2]))
-            into = [dq[:, :, rows], *(x[:, :, columns] for x in found[:2])]
+            into = [dq[:, :, rows], *(x[:, :, columns] for x in sums[:2])]
             if dquery is not None:
-                into += [dquery[:, rows], found[2][:, columns]]
+                into += [dquery[:, rows], sums[2][:, columns]]
             into += of_parameters
             _add_part(ring, operands, grid, whole, gradient[:, :, rows], parameters, into)
         if summed is not None:
-            _add(found, summed())
+            _add(sums, summed())
         # The sums go on with their block; those that come are of the block that comes.
-        summed = ring.group.shift(found, ring.like(found, turns[(step + 1) % len(turns)]))
+        summed = ring.group.shift(sums, ring.like(sums, schedule[(step + 1) % len(schedule)]))
         if arrive is not None:
             held = arrive()
     assert summed is not None  # there is at least one rank
@@ -273,17 +273,17 @@ def _add_part(
     """Add the gradients through one block, of q, k, v, the signals and the parameters."""
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in operands)
-        signals = [side.signal for side in (grid.query, grid.key)]
-        given = [x.detach().requires_grad_() for x in signals if x is not None]
-        if given:
+        sides = [side.signal for side in (grid.query, grid.key)]
+        signals = [x.detach().requires_grad_() for x in sides if x is not None]
+        if signals:
             query, key = (
                 replace(side, signal=signal)
-                for side, signal in zip((grid.query, grid.key), given, strict=True)
+                for side, signal in zip((grid.query, grid.key), signals, strict=True)
             )
             grid = replace(grid, query=query, key=key)
         call = replace(ring.part(q, k, v, grid), whole=whole)
         output = attend_part(call, ring.call.backend)
-        inputs = [q, k, v, *given, *parameters]
+        inputs = [q, k, v, *signals, *parameters]
         _add(into, torch.autograd.grad(output, inputs, gradient, allow_unused=True))
 
 

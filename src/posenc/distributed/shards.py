@@ -24,11 +24,11 @@ KEPT = 4
 """Layouts whose shards are kept: those of a model's layers, and of a source that it reads."""
 
 MOST_PIECES = 8
-"""Stretches of consecutive tokens up to which a shard is taken apart."""
+"""Runs of consecutive tokens up to which a shard is taken apart."""
 
 
 def contiguous(length: int, ranks: int, rank: int) -> Int[Tensor, " n"]:
-    """Tokens of a rank that has one stretch of the sequence, in order.
+    """Tokens of a rank that has one run of the sequence, in order.
 
     Lengths of ranks differ by one token at most.
 
@@ -178,7 +178,7 @@ class Shards:
 
     @cached_property
     def blocks(self) -> list[list[Piece]]:
-        """The stretches of consecutive tokens of every rank."""
+        """The runs of consecutive tokens of every rank."""
         ends = list(accumulate(self.lengths, initial=0))
         return [pieces(self.layout.slice(a, b)) for a, b in pairwise(ends)]
 
@@ -209,7 +209,7 @@ class Layouts:
 
 
 def pieces(layout: Layout) -> list[Piece]:
-    """The layout's stretches of consecutive tokens; the whole where there are many or none.
+    """The layout's runs of consecutive tokens; the whole where there are many or none.
 
     Reads the layout's values, once a layout.
     """

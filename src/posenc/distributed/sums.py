@@ -19,7 +19,7 @@ def running_sums(group: Group, shards: Shards, layout: Layout) -> Float[Tensor, 
     """Sums of this rank's and others' signals up to each token of this rank, in float64.
 
     Over the real tokens of the token's document, by order. The sorted tokens of a row are in
-    stretches that one rank has; a rank sums its own, and only a total a stretch is exchanged.
+    runs that one rank has; a rank sums its own, and only a total a run is exchanged.
 
     Args:
         shards: layouts of all ranks.
@@ -33,8 +33,8 @@ def running_sums(group: Group, shards: Shards, layout: Layout) -> Float[Tensor, 
             got="none",
             remedy="Use Attention, or encoding.observe(x, layout) before attend.",
         )
-    stretches, begins = _stretches(shards)
-    own = stretches[:, sum(shards.lengths[: group.rank]) :][:, : layout.length]
+    runs, begins = _runs(shards)
+    own = runs[:, sum(shards.lengths[: group.rank]) :][:, : layout.length]
     rows, count = len(signal), begins.shape[1]
     index = own.expand(rows, -1).unsqueeze(-1).expand(-1, -1, signal.shape[-1])
     steps = signal.double()
@@ -80,8 +80,8 @@ def _documents(layout: Layout) -> Int[Tensor, "b K"]:
 
 
 @lru_cache(maxsize=KEPT)
-def _stretches(shards: Shards) -> tuple[Int[Tensor, "b K"], Int[Tensor, "b N"]]:
-    """The stretch of every token (as ranks hold them), and the first of each stretch's document."""
+def _runs(shards: Shards) -> tuple[Int[Tensor, "b K"], Int[Tensor, "b N"]]:
+    """The run of every token (as ranks hold them), and the first of each run's document."""
     owner, _, document = _sorted(shards)
     changes = (owner.diff() != 0) | (document.diff() != 0)
     numbers = torch.nn.functional.pad(changes.long().cumsum(1), (1, 0))
@@ -93,35 +93,35 @@ def _stretches(shards: Shards) -> tuple[Int[Tensor, "b K"], Int[Tensor, "b N"]]:
     )
     begins = torch.zeros(len(numbers), count, dtype=torch.int64, device=numbers.device)
     begins.scatter_(1, numbers, of_document)
-    stretches = torch.empty_like(numbers).scatter_(1, _sorting(shards.layout), numbers)
-    return stretches, begins
+    runs = torch.empty_like(numbers).scatter_(1, _sorting(shards.layout), numbers)
+    return runs, begins
 
 
 def _exclusive(
     totals: Float[Tensor, "B N S"], begins: Int[Tensor, "B N"]
 ) -> Float[Tensor, "B N S"]:
-    """Sums of the totals before each stretch, from the first of its document."""
+    """Sums of the totals before each run, from the first of its document."""
     sums = torch.nn.functional.pad(totals.cumsum(1), (0, 0, 1, 0))[:, :-1]
     return sums - sums.gather(1, begins.unsqueeze(-1).expand_as(sums))
 
 
 def _within(
-    steps: Float[Tensor, "B L S"], stretches: Int[Tensor, "b L"], layout: Layout
+    steps: Float[Tensor, "B L S"], runs: Int[Tensor, "b L"], layout: Layout
 ) -> Float[Tensor, "B L S"]:
-    """Sums of a rank's steps up to each of its tokens, from the first of its stretch."""
+    """Sums of a rank's steps up to each of its tokens, from the first of its run."""
     rows = len(steps)
     order = layout.order.expand(rows, -1)
-    stretches = stretches.expand(rows, -1)
+    runs = runs.expand(rows, -1)
     index = order.argsort(dim=1, stable=True)
-    index = index.gather(1, stretches.gather(1, index).argsort(dim=1, stable=True))
+    index = index.gather(1, runs.gather(1, index).argsort(dim=1, stable=True))
     wide = index.unsqueeze(-1).expand_as(steps)
     sums = torch.nn.functional.pad(steps.gather(1, wide).cumsum(1), (0, 0, 1, 0))
-    ordered, numbers = order.gather(1, index), stretches.gather(1, index)
+    ordered, numbers = order.gather(1, index), runs.gather(1, index)
     fresh = torch.nn.functional.pad(numbers.diff() != 0, (1, 0), value=True)
     places = torch.arange(steps.shape[1], device=steps.device).expand(rows, -1)
     first = places.where(fresh, 0).cummax(1).values
     # Tokens of equal order have the sum up to the last of them.
     ends = torch.nn.functional.pad(fresh[:, 1:] | (ordered.diff() != 0), (0, 1), value=True)
     last = places.where(ends, steps.shape[1]).flip(1).cummin(1).values.flip(1)
-    found = [sums.gather(1, at.unsqueeze(-1).expand_as(steps)) for at in (last + 1, first)]
-    return torch.empty_like(steps).scatter(1, wide, found[0] - found[1])
+    upto, before = (sums.gather(1, at.unsqueeze(-1).expand_as(steps)) for at in (last + 1, first))
+    return torch.empty_like(steps).scatter(1, wide, upto - before)

@@ -54,8 +54,8 @@ class Encoding(Standalone, nn.Module):
         value: ValueTerm | None = None,
     ) -> None:
         super().__init__()
-        given = {"embedding": embedding, "query_key": query_key, "score": score, "value": value}
-        for site, part in given.items():
+        parts = {"embedding": embedding, "query_key": query_key, "score": score, "value": value}
+        for site, part in parts.items():
             if part is not None and not isinstance(part, self.SITES[site]):
                 raise ArgumentError(
                     site,

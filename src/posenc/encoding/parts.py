@@ -103,8 +103,8 @@ class Part(Hooked):
     an error for others."""
 
     def extra_repr(self) -> str:
-        given = {n: v for n, v in self.given.items() if not isinstance(v, nn.Module)}
-        return ", ".join(f"{name}={reprlib.repr(value)}" for name, value in given.items())
+        arguments = {n: v for n, v in self.given.items() if not isinstance(v, nn.Module)}
+        return ", ".join(f"{name}={reprlib.repr(value)}" for name, value in arguments.items())
 
     def observe(self, x: Features, layout: Layout) -> Layout:
         """The layout with a per-token signal computed from the layer's input; unchanged by default.

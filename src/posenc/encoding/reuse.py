@@ -57,16 +57,16 @@ def reused(
     if is_transformed() or needs_dispatch(*weights):
         return None
     results: dict[Hashable, _Result] = _RESULTS.setdefault(weights[0], {})  # type: ignore[no-untyped-call]
-    found = results.pop((kind, _autocast()), None)
-    if found is None or not found.holds(weights):
-        found = _Result(weights)
+    result = results.pop((kind, _autocast()), None)
+    if result is None or not result.holds(weights):
+        result = _Result(weights)
         while len(results) >= MOST:
             del results[next(iter(results))]
-    elif found.value is None:
+    elif result.value is None:
         with torch.inference_mode(False), torch.no_grad():
-            found.value = compute()
-    results[kind, _autocast()] = found  # the last used is the last to go
-    return cast(T | None, found.value)
+            result.value = compute()
+    results[kind, _autocast()] = result  # the last used is the last to go
+    return cast(T | None, result.value)
 
 
 class TensorStates:

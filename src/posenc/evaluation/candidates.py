@@ -14,7 +14,7 @@ from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.errors import ArgumentError
 from posenc.evaluation.live import LiveDecoder, LiveModel
 from posenc.evaluation.results import Claimed, Findings
-from posenc.extension import EXTENSIONS, Extension, Misfit, advice, applicable, segments
+from posenc.extension import EXTENSIONS, Extension, NotApplicable, advice, applicable, segments
 from posenc.registration import parse_name
 
 ALL = "all"
@@ -196,7 +196,7 @@ def candidates_by(
         try:
             yield make(method)
         except ArgumentError as error:
-            if isinstance(error, Misfit):
+            if isinstance(error, NotApplicable):
                 fitting = ", ".join(applicable(model.trained_encoding()))
                 error.remedy = f"These fit: {fitting}."
             if strict:

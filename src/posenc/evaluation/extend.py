@@ -88,8 +88,7 @@ def extend_checkpoint(
     """
     require_unused(out)
     settings = replace(settings or ExtensionSettings(), **fields)
-    factor, search, tuning = settings.factor, settings.search, settings.tuning
-    length = settings.trained_length
+    factor, length = settings.factor, settings.trained_length
     asked = None if engine is None else engine_named(engine)
     if isinstance(source, Path | str):
         checkpoint = Checkpoint.open(
@@ -104,104 +103,97 @@ def extend_checkpoint(
         chosen, left_out = served_methods(
             chosen, checkpoint.model, asked, factor=factor, length=checkpoint.length
         )
-    require_search(search, chosen)
-    if not settings.report:
-        written = _write_unmeasured(checkpoint, chosen, tuning, factor=factor, out=out)
-        return _told(written, asked, left_out, checkpoint, factor=factor, tuned=False)
-    data = checkpoint.data(
-        text=settings.text, images=settings.images, training=bool(tuning.steps or search)
-    )
-    if search:
-        assert isinstance(data, Text)  # only decoders have factors to search
-        state = out.with_name(f"{out.name}-search.json")
-        with kept(state, command):
-            chosen = searched(
-                checkpoint,
-                data,
-                chosen,
-                factor=factor,
-                budget=search,
-                state=state,
-                progress=progress,
-                stop=stop,
-            )
+    require_search(settings.search, chosen)
     state = out.with_name(f"{out.name}-measured.json")
     try:
-        with kept(state, command):
-            result = measure_extensions(
-                checkpoint,
-                data,
-                chosen,
-                factor=factor,
-                tuning=tuning,
-                seed=settings.seed,
-                always=settings.always,
-                progress=progress,
-                state=state,
-                stop=stop,
+        if settings.report:
+            data = checkpoint.data(
+                text=settings.text,
+                images=settings.images,
+                training=bool(settings.tuning.steps or settings.search),
             )
-        study = replace(result.study, command=command)
-        if result.model is None or result.method is None:
+            if settings.search:
+                assert isinstance(data, Text)  # only decoders have factors to search
+                found = out.with_name(f"{out.name}-search.json")
+                with kept(found, command):
+                    chosen = searched(
+                        checkpoint,
+                        data,
+                        chosen,
+                        factor=factor,
+                        budget=settings.search,
+                        state=found,
+                        progress=progress,
+                        stop=stop,
+                    )
+            with kept(state, command):
+                result = measure_extensions(
+                    checkpoint,
+                    data,
+                    chosen,
+                    factor=factor,
+                    tuning=settings.tuning,
+                    seed=settings.seed,
+                    always=settings.always,
+                    progress=progress,
+                    state=state,
+                    stop=stop,
+                )
+            study = replace(result.study, command=command)
+            model, method = result.model, result.method
+        else:
+            study, method = None, _unmeasured(chosen, settings.tuning)
+            candidate = extended_by(
+                checkpoint.model, method, factor=factor, length=checkpoint.length
+            )
+            assert isinstance(candidate.model, LiveModel)  # not a method of models
+            model = candidate.model
+        if model is None or method is None:
             from posenc.evaluation.report import write_study
 
+            assert study is not None  # none was good enough
             with output_folder(out) as partial:
                 write_study(study, partial / "report")
-            written = Extended(out, study, None, native=False)
+            extended = Extended(out, study, None, native=False, left_out=left_out)
         else:
-            native = checkpoint.write(result.model, out, study=study)
-            written = _written(out, study, result.method, checkpoint, native=native)
+            native = checkpoint.write(model, out, study=study)
+            extended = Extended(out, study, method.spec, native, left_out=left_out)
     except Interrupted:
         raise
     except Exception:
         state.unlink(missing_ok=True)
         raise
     state.unlink(missing_ok=True)
-    return _told(written, asked, left_out, checkpoint, factor=factor, tuned=bool(tuning.steps))
+    return extended if extended.method is None else _served(extended, asked, checkpoint, settings)
 
 
-def _told(
-    written: Extended,
-    engine: Engine | None,
-    left_out: dict[str, str],
-    checkpoint: Checkpoint,
-    *,
-    factor: float,
-    tuned: bool,
-) -> Extended:
-    """The result with the commands of an engine."""
-    if engine is None or written.method is None:
-        return replace(written, left_out=left_out)
-    found = serving(
-        engine,
-        Fields.read(written.out).values,
-        written.out,
-        "" if tuned else checkpoint.words,
-        round(factor * checkpoint.length),
+def _unmeasured(methods: Sequence[Method], tuning: Tuning) -> Method:
+    """The only method, if it can be written without measuring.
+
+    Raises:
+        ArgumentError: if it cannot.
+    """
+    if len(methods) == 1 and not methods[0].of_model and not tuning.steps:
+        return methods[0]
+    steps = [f"{tuning.steps} steps"] if tuning.steps else []
+    raise ArgumentError(
+        "report",
+        expected="one method that a checkpoint can hold, and no fine-tuning",
+        got=" and ".join([", ".join(method.spec for method in methods), *steps]),
+        remedy="Without measuring none can be chosen.",
     )
-    return replace(written, serving=found, left_out=left_out)
 
 
-def _write_unmeasured(
-    checkpoint: Checkpoint, methods: Sequence[Method], tuning: Tuning, *, factor: float, out: Path
+def _served(
+    extended: Extended, engine: Engine | None, checkpoint: Checkpoint, settings: ExtensionSettings
 ) -> Extended:
-    if len(methods) != 1 or methods[0].of_model or tuning.steps:
-        steps = [f"{tuning.steps} steps"] if tuning.steps else []
-        raise ArgumentError(
-            "report",
-            expected="one method that a checkpoint can hold, and no fine-tuning",
-            got=" and ".join([", ".join(method.spec for method in methods), *steps]),
-            remedy="Without measuring none can be chosen.",
-        )
-    assert isinstance(checkpoint.model, LiveModel)  # as above
-    candidate = extended_by(checkpoint.model, methods[0], factor=factor, length=checkpoint.length)
-    assert isinstance(candidate.model, LiveModel)  # not a method of models
-    native = checkpoint.write(candidate.model, out, study=None)
-    return _written(out, None, methods[0], checkpoint, native=native)
-
-
-def _written(
-    out: Path, study: Study | None, method: Method, checkpoint: Checkpoint, *, native: bool
-) -> Extended:
-    config = Fields.read(out).values
-    engines = differences(config, length=checkpoint.length) if native else {}
-    return Extended(out, study, method.spec, native, engines)
+    """The result with what engines make of the written folder."""
+    config = Fields.read(extended.out).values
+    length = checkpoint.length
+    if extended.native:
+        extended = replace(extended, engines=differences(config, length=length))
+    if engine is None:
+        return extended
+    original = "" if settings.tuning.steps else checkpoint.words
+    goal = round(settings.factor * length)
+    return replace(extended, serving=serving(engine, config, extended.out, original, goal))

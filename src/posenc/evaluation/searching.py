@@ -63,7 +63,7 @@ def searched(
         factor, progress, stop: see ``extend_checkpoint``.
 
     Raises:
-        Misfit: if there is no RoPE as trained.
+        NotApplicable: if there is no RoPE as trained.
         DataError: if the text is too short.
         CheckpointError: if ``state`` is damaged, or of another search, model or text.
         Interrupted: on ``stop``, after saving.

@@ -43,7 +43,7 @@ HELD = re.compile(r"\.([^/@]+)@[^/\s]+-\d+-[0-9a-f]{8}")
 
 @dataclass
 class _Sight:
-    """A heartbeat as it was last seen, ``still`` for so many seconds."""
+    """The last observed heartbeat, unchanged for ``still`` seconds."""
 
     beat: bytes
     looked: float

@@ -238,11 +238,11 @@ def _run(job: TrainingJob, trained: Trained, subject: str) -> TrainedRun:
 
 
 def _curve(job: TrainingJob, task: Task, trained: Trained) -> list[Measurement | Refusal]:
-    """The training loss, as means over equal stretches."""
-    stretch = max(1, -(-job.steps // CURVE_POINTS))
+    """The training loss, as means over equal parts."""
+    size = max(1, -(-job.steps // CURVE_POINTS))
     points: list[Measurement | Refusal] = []
-    for begin in range(0, job.steps, stretch):
-        part = trained.losses[begin : begin + stretch]
+    for begin in range(0, job.steps, size):
+        part = trained.losses[begin : begin + size]
         if trained.diverged is not None and begin + len(part) > trained.diverged:
             break
         points.append(

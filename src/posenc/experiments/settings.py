@@ -113,12 +113,12 @@ class ComparisonSettings(ComparisonOptions):
 
     def _fill_lengths(self) -> None:
         if self.test_lengths is None:
-            given = tuple(self.entry.defaults.test_lengths(self.train_length))
+            lengths = tuple(self.entry.defaults.test_lengths(self.train_length))
         else:
             longer = Sequence[Annotated[int, Interval(self.train_length, EXACT)]]
-            given = check("test_lengths", longer, self.test_lengths, None)
-        lengths = tuple(sorted({self.train_length, *given}))
-        object.__setattr__(self, "test_lengths", lengths)
+            lengths = check("test_lengths", longer, self.test_lengths, None)
+        ascending = tuple(sorted({self.train_length, *lengths}))
+        object.__setattr__(self, "test_lengths", ascending)
 
     @property
     def entry(self) -> TaskEntry:

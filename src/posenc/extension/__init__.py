@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from posenc.extension.entry import Extension, ExtensionClaims
-from posenc.extension.fitting import Misfit
+from posenc.extension.fitting import NotApplicable
 from posenc.extension.registry import EXTENSIONS, advice, applicable, extend, extend_layers
 from posenc.extension.search import Found, SearchSettings, Tried, search_factors
 
@@ -16,7 +16,7 @@ __all__ = [
     "Extension",
     "ExtensionClaims",
     "Found",
-    "Misfit",
+    "NotApplicable",
     "SearchSettings",
     "Tried",
     "advice",

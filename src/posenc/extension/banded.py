@@ -121,12 +121,12 @@ class BandedRope(ScoreTerm, ABC):
         bands = []
         for band, (query, key) in enumerate(moved):
             pairs = index == band
-            found = pairs.any(1).any(0).nonzero()
+            seen = pairs.any(1).any(0).nonzero()
             if key is not None and id(key) not in rotations:
                 turned = self._turned(key[:, begin:], new, self.rope.gain)
                 rotations[id(key)] = len(rotations), turned
-            if len(found):
-                keys = slice(int(found[0]), int(found[-1]) + 1)
+            if len(seen):
+                keys = slice(int(seen[0]), int(seen[-1]) + 1)
                 inside = pairs[:, None, :, keys]
                 number = None if key is None else rotations[id(key)][0]
                 gain = self.rope.gain ** (2 if key is None else 1)

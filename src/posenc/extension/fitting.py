@@ -14,11 +14,11 @@ from posenc.errors import ArgumentError
 AnyPart = TypeVar("AnyPart", bound=Part)
 
 
-class Misfit(ArgumentError):
+class NotApplicable(ArgumentError):
     """The method does not fit the encoding."""
 
     @classmethod
-    def of(cls, method: str, expected: str, encoding: Encoding) -> Misfit:
+    def of(cls, method: str, expected: str, encoding: Encoding) -> NotApplicable:
         """The error of a method that needs ``expected``."""
         parts = " and ".join(type(part).__name__ for part in encoding.parts()) or "no encoding"
         return cls(
@@ -33,12 +33,12 @@ def require_part(encoding: Encoding, kind: type[AnyPart], method: str, expected:
     """The encoding's part of exactly this class.
 
     Raises:
-        Misfit: if there is none.
+        NotApplicable: if there is none.
     """
     for part in check("encoding", Encoding, encoding).parts():
         if type(part) is kind:
             return part
-    raise Misfit.of(method, expected, encoding)
+    raise NotApplicable.of(method, expected, encoding)
 
 
 def require_rope(
@@ -53,18 +53,18 @@ def require_rope(
         free_score: refuse encodings with a score part.
 
     Raises:
-        Misfit: if there is no such RoPE.
+        NotApplicable: if there is no such RoPE.
     """
     rope = require_part(encoding, Rope, method, "rope")
     if as_trained and (rope.divisors is not None or rope.gain != 1):
-        raise Misfit(
+        raise NotApplicable(
             "encoding",
             expected=f"the rope of training, from which {method} begins",
             got="one that is stretched already",
             remedy="Begin from the original encoding, or use rerope or self_extend.",
         )
     if free_score and encoding.score is not None:
-        raise Misfit.of(method, "rope without a score part", encoding)
+        raise NotApplicable.of(method, "rope without a score part", encoding)
     return rope
 
 

@@ -10,7 +10,7 @@ from posenc.arguments import check
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.extension.entry import CONTEXT, Extension
-from posenc.extension.fitting import Misfit, require_factor, require_length
+from posenc.extension.fitting import NotApplicable, require_factor, require_length
 from posenc.registration import Registry, assign_options, parse_name
 
 EXTENSIONS: Registry[Extension] = Registry(
@@ -140,7 +140,7 @@ def _fits(method: Extension, encoding: Encoding) -> bool:
     known: dict[str, Any] = {"factor": 1.0, "length": 64.0}
     try:
         method.function(encoding, **{n: v for n, v in known.items() if n in method.parameters()})
-    except Misfit:
+    except NotApplicable:
         return False
     return True
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import ArgumentError, CheckpointError
+from posenc.models.meta_init import meta_init
 from posenc.models.sharing import state_by_layer
-from posenc.models.unfilled import unfilled
 from posenc.registration import Registry
 from posenc.storage import (
     Shapes,
@@ -101,7 +101,7 @@ class SavedModel(nn.Module):
                 )
             _require_counts(described["config"], shapes, folder / CONFIG)
             empty = made(
-                lambda: unfilled(lambda: cls._of_fields(described["config"]), shapes.values())
+                lambda: meta_init(lambda: cls._of_fields(described["config"]), shapes.values())
             )
             _require_shapes(empty, shapes, folder / TENSORS)
 

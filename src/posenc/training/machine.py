@@ -24,7 +24,7 @@ def cores() -> int:
 
 
 def available_memory(device: torch.device) -> int | None:
-    """Bytes that could be allocated on a device now; None where the system does not tell."""
+    """Bytes that could be allocated on a device now; None where that is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type == "mps":

@@ -88,5 +88,5 @@ def require_step(needed: int, available: int, *, rows: int, length: int) -> None
 
 
 def gigabytes(count: int) -> str:
-    """A number of bytes for people."""
+    """Bytes as text, in GB."""
     return f"{count / 1e9:.1f} GB"

@@ -169,9 +169,9 @@ class Ranks:
             model.set_requires_gradient_sync(last)
         yield
 
-    def any(self, *wishes: bool) -> list[bool]:
-        """For each wish, True if some rank has it."""
-        return self.sum(torch.tensor(wishes, dtype=torch.float32, device=self.device)).tolist()
+    def any(self, *flags: bool) -> list[bool]:
+        """For each flag, True if it is set on any rank."""
+        return self.sum(torch.tensor(flags, dtype=torch.float32, device=self.device)).tolist()
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over all ranks, in place."""
@@ -180,7 +180,7 @@ class Ranks:
         return x
 
     def wait(self) -> None:
-        """Wait until all ranks have come here."""
+        """Barrier: wait for all ranks."""
         self.any(True)
 
 

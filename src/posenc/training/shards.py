@@ -102,9 +102,9 @@ def newest(folder: Path, ranks: Ranks) -> Path | None:
         OutputError: if the ranks do not share the folder.
     """
     require_shared(folder, ranks)
-    found: list[str | None] = [max((p.name for p in folder.glob(f"{PREFIX}*")), default=None)]
-    dist.broadcast_object_list(found, group=ranks.group, group_src=0)
-    return None if found[0] is None else folder / found[0]
+    latest: list[str | None] = [max((p.name for p in folder.glob(f"{PREFIX}*")), default=None)]
+    dist.broadcast_object_list(latest, group=ranks.group, group_src=0)
+    return None if latest[0] is None else folder / latest[0]
 
 
 def load_shards(

@@ -144,7 +144,7 @@ def _draw_heat(heat: Heat) -> dict[str, Any]:
 
 
 def _draw_map(values: torch.Tensor, name: str, heat: Heat, scale: Scale, side: int) -> Any:
-    """Cells as pixels of an image, with axes around it and, unseen, a point for its legend."""
+    """Cells as pixels of an image, with axes around it and an invisible point for its legend."""
     height, width = values.shape
     down, over = (max(1, round(side / n)) for n in (height, width))
     place = {"x": 0, "y": 0, "x2": width, "y2": height, "value": scale.domain[0]}
@@ -188,18 +188,18 @@ def _gradient(scale: Scale | None = None) -> alt.Legend:
 
 def _draw_trail(trail: Trail) -> Any:
     """A line through the points, coloured by position, with some positions named."""
-    middle, reach = _frame(trail.points)
-    named = _named(trail.points, 2 * reach * APART)
+    middle, half = _frame(trail.points)
+    named = _named(trail.points, 2 * half * APART)
     rows = [
         {"position": n, "x": x, "y": y, "name": str(n) if n in named else ""}
         for n, (x, y) in enumerate(trail.points.tolist())
     ]
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         x=alt.X("x:Q", title=trail.x_label).scale(
-            domain=[middle[0] - reach, middle[0] + reach], nice=False
+            domain=[middle[0] - half, middle[0] + half], nice=False
         ),
         y=alt.Y("y:Q", title=trail.y_label).scale(
-            domain=[middle[1] - reach, middle[1] + reach], nice=False
+            domain=[middle[1] - half, middle[1] + half], nice=False
         ),
         order="position:Q",
     )
@@ -226,9 +226,9 @@ def _named(points: torch.Tensor, apart: float) -> set[int]:
 def _frame(points: torch.Tensor) -> tuple[list[float], float]:
     """Centre and half side of the square around all points, so that directions keep their scale."""
     low, high = points.amin(0), points.amax(0)
-    reach = 0.54 * (high - low).max().item()
+    half = 0.54 * (high - low).max().item()
     middle: list[float] = ((low + high) / 2).tolist()
-    return middle, max(reach, 1e-6)
+    return middle, max(half, 1e-6)
 
 
 def _draw_curves(curves: Curves) -> Any:

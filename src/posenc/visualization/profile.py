@@ -43,7 +43,7 @@ def make_profile(
     causal: bool = True,
     options: Mapping[str, object] | None = None,
 ) -> Profile:
-    """Look at an encoding of the registry. The same call gives the same profile.
+    """The profile of an encoding of the registry; deterministic.
 
     Args:
         name: one name, or several joined by ``+``.
@@ -112,7 +112,7 @@ def _has_axes(name: str) -> bool:
 def _axes(
     name: str, options: Mapping[str, object], make: Callable[[int], Encoding]
 ) -> tuple[int, ...]:
-    """The numbers of axes to look at it on: a sequence, an image if it is made for images too."""
+    """Numbers of position axes to plot: 1 for a sequence, 2 for an image where it serves both."""
     if _has_axes(name):
         given = options.get("axes")
         served = [n for n in (1, 2) if ENCODINGS[name].claims.serves(n)]
@@ -125,7 +125,7 @@ def _axes(
 
 
 def _attach(encoding: Encoding, dim: int) -> None:
-    """Tell the parts of projections that leave everything as it is."""
+    """Attach identity projections to the parts."""
     projection = nn.Linear(dim, dim, bias=False)
     nn.init.eye_(projection.weight)
     for part in encoding.parts():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import ArgumentError
-from posenc.experiments.placement import Placed
+from posenc.experiments.random_positions import RandomlyPlacedDecoder
 from posenc.experiments.results import Measurement, Refusal
 from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks import TASKS, dyck, parity
@@ -238,7 +238,7 @@ def test_positions_are_drawn_by_the_batch() -> None:
     assert torch.equal(plain(tokens, one), plain(tokens, two))
     for encoding in ("sinusoidal@randomized", "sinusoidal@unsorted"):
         model = seeded_model(task, encoding, 0)
-        assert isinstance(model, Placed)
+        assert isinstance(model, RandomlyPlacedDecoder)
         assert torch.equal(model(tokens, one), model(tokens, one))
         assert not torch.allclose(model(tokens, one), model(tokens, two))
 

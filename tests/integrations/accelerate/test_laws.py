@@ -25,6 +25,8 @@ from tests.integrations.accelerate.cases import CASES
 
 API = "posenc.integrations.transformers.accelerate.api"
 
+WITHOUT = [name for name in FAMILIES if not any(key.startswith(f"{name}-") for key in CASES)]
+assert not WITHOUT, f"no CASES in tests/integrations/accelerate/cases/ for {', '.join(WITHOUT)}"
 FIRST = [next(key for key in CASES if key.startswith(f"{name}-")) for name in FAMILIES]
 """One case of every family."""
 

@@ -24,7 +24,7 @@ from transformers.models.falcon import modeling_falcon
 from transformers.models.mpt import modeling_mpt
 
 from posenc.errors import ArgumentError
-from posenc.extension import Misfit
+from posenc.extension import NotApplicable
 from posenc.integrations.transformers import restore, stretch
 from posenc.integrations.transformers.accelerate import accelerate
 
@@ -144,7 +144,7 @@ def test_accelerated_after_it() -> None:
 
 def test_what_no_method_stretches_is_named() -> None:
     model = made("bloom")
-    with pytest.raises(Misfit, match="rope"):
+    with pytest.raises(NotApplicable, match="rope"):
         stretch(model, "yarn", factor=2, length=16)
     with pytest.raises(ArgumentError, match="one that divides slopes"):
         stretch(model, "log_n", factor=2, length=16)

@@ -205,8 +205,8 @@ class LanguageModelling(Task):
             description=f"In windows of {longest} bytes that slide over held-out text, so "
             "that every position is scored on the same bytes.",
         )
-        found = [recall] if self._needle_rows else []
-        return [loss, *found, by_position, training, on_seen]
+        recalls = [recall] if self._needle_rows else []
+        return [loss, *recalls, by_position, training, on_seen]
 
 
 def _through(model: Decoder, variant: Variant) -> Decoder:

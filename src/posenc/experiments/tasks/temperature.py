@@ -33,7 +33,7 @@ HOURS = 3
 HIDDEN = 0.25
 """Share of the readings that are hidden and predicted."""
 
-STRETCH, EVERY = 480, 4
+PART, EVERY = 480, 4
 """The year is cut into parts of so many hours; each fourth is held out."""
 
 SPANS, ROWS = 512, 64
@@ -58,14 +58,14 @@ class Temperatures(Task):
     def __init__(self, settings: TaskSettings) -> None:
         place, length = settings.options["place"], settings.train_length
         series, dates = _readings(place)
-        if HOURS * settings.lengths[-1] > STRETCH:
+        if HOURS * settings.lengths[-1] > PART:
             raise DataError(
                 "test_lengths",
-                expected=f"at most {STRETCH // HOURS} readings",
+                expected=f"at most {PART // HOURS} readings",
                 got=settings.lengths[-1],
-                remedy=f"Held-out stretches have {STRETCH} hours.",
+                remedy=f"Held-out parts have {PART} hours.",
             )
-        parts = series[: len(series) // STRETCH * STRETCH].view(-1, STRETCH)
+        parts = series[: len(series) // PART * PART].view(-1, PART)
         kept = torch.arange(len(parts)) % EVERY != EVERY - 1
         self._deviation = parts[kept].std()
         normal = (parts - parts[kept].mean()) / self._deviation

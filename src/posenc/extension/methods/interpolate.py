@@ -20,7 +20,7 @@ from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.swin import Swin
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
-from posenc.extension.fitting import Misfit, replaced, require_factor
+from posenc.extension.fitting import NotApplicable, replaced, require_factor
 from posenc.extension.resampling import (
     Align,
     Mode,
@@ -88,7 +88,7 @@ def interpolate(
         if changed is not None:
             extended = replaced(extended, part, changed)
     if extended is encoding:
-        raise Misfit.of("interpolate", "rope, alibi, sinusoidal, radix or a table", encoding)
+        raise NotApplicable.of("interpolate", "rope, alibi, sinusoidal, radix or a table", encoding)
     return extended
 
 

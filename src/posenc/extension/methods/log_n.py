@@ -21,7 +21,7 @@ from posenc.encoding import (
 from posenc.encoding.parts import Projection
 from posenc.extension.banded import BandedRope
 from posenc.extension.entry import Extension, ExtensionClaims
-from posenc.extension.fitting import Misfit, require_length
+from posenc.extension.fitting import NotApplicable, require_length
 from posenc.extension.lengths import seen_lengths
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -62,7 +62,7 @@ def log_n(encoding: Encoding, *, length: float) -> Encoding:
     length = require_length(length)
     score = encoding.score
     if score is not None and score.replaces_softmax:
-        raise Misfit.of("log_n", "weights that are a softmax", encoding)
+        raise NotApplicable.of("log_n", "weights that are a softmax", encoding)
     linear = isinstance(score, BandedRope)  # its logits are, in the queries
     whole = score is not None and score.replaces_product and not linear
     return Encoding(

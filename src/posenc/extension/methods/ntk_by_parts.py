@@ -58,8 +58,8 @@ def ntk_by_parts(
 def rotations(rope: Rope, length: float) -> list[float]:
     """Rotations of each pair within ``length`` tokens."""
     theta = rope.frequencies(like=torch.empty((), dtype=torch.float64, device="cpu"))
-    turns: list[float] = (theta.detach() * (length / (2 * math.pi))).tolist()
-    return turns
+    counts: list[float] = (theta.detach() * (length / (2 * math.pi))).tolist()
+    return counts
 
 
 def blended(kept: list[float], factor: float) -> list[float]:
@@ -87,17 +87,17 @@ def ramp_advice(
 ) -> tuple[str, ...]:
     """Effect of the ramp on the pairs of a rope trained at ``length``, with warnings."""
     rope = require_rope(encoding, "the ramp")
-    turns = rotations(rope, require_length(length))
+    counts = rotations(rope, require_length(length))
     require_ramp(alpha, beta)
-    slow = sum(rotated <= alpha for rotated in turns)
-    fast = sum(rotated >= beta for rotated in turns)
+    slow = sum(count <= alpha for count in counts)
+    fast = sum(count >= beta for count in counts)
     notes = [
-        f"Of {len(turns)} pairs {fast} turn {beta:g} times or more within {length:g} tokens and "
+        f"Of {len(counts)} pairs {fast} turn {beta:g} times or more within {length:g} tokens and "
         f"are meant to stay, {slow} turn at most {alpha:g} times and are meant to be interpolated, "
-        f"{len(turns) - fast - slow} to be blended."
+        f"{len(counts) - fast - slow} to be blended."
     ]
     if not fast:
-        most = max(turns)
+        most = max(counts)
         notes.append(
             f"beta={beta:g} is out of reach: within {length:g} tokens the fastest pair turns "
             f"{most:.3g} times, so that even neighbours are told apart less well than in training."

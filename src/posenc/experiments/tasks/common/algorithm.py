@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from posenc.errors import ArgumentError
 from posenc.experiments.fitting import fitted_options
-from posenc.experiments.placement import Placed
+from posenc.experiments.random_positions import RandomlyPlacedDecoder
 from posenc.experiments.recipe import Positions, Recipe
 from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.tasks.common.task import (
@@ -134,13 +134,15 @@ class AlgorithmTask(Task):
             keys = ("token_accuracy", "accuracy")
             self.add_probe(keys, length, run, rows=rows_a_call(tokens), length=tokens)
 
-    def make_model(self, recipe: Recipe) -> Placed:
+    def make_model(self, recipe: Recipe) -> RandomlyPlacedDecoder:
         """A ``Decoder``; a learned table ends where training ends."""
         max_length = self.example_length if recipe.positions == "plain" else self._longest
         arguments = self.model_arguments(recipe)
         arguments |= {"options": fitted_options(recipe, max_length), "max_length": max_length}
         config = DecoderConfig(vocabulary=self._algorithm.vocabulary, **arguments)
-        return Placed(Decoder(config), positions=recipe.positions, max_length=max_length)
+        return RandomlyPlacedDecoder(
+            Decoder(config), positions=recipe.positions, max_length=max_length
+        )
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:
         """``inputs`` and ``targets`` ``[batch, L]``, padded on the right, and a ``draw``."""
@@ -165,7 +167,7 @@ class AlgorithmTask(Task):
 
     def saved_model(self, model: nn.Module) -> Decoder:
         """The decoder."""
-        return cast(Placed, model).decoder
+        return cast(RandomlyPlacedDecoder, model).decoder
 
     def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
         """By the decoder's backends."""

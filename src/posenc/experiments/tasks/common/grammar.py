@@ -1,4 +1,4 @@
-"""Sentences in pairs that have the same words and differ in who does it to whom."""
+"""Sentences in pairs of the same words, with agent and patient exchanged."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class PairTask(Task):
 @torch.inference_mode()
 def _decoded(model: Transformer, sources: Sequence[Sequence[int]], *, most: int) -> list[list[int]]:
     """Output of greedy decoding for each source, without begin and end."""
-    given = read_source(model, sources)
+    decoder = read_source(model, sources)
     begin = torch.full((len(sources), 1), BEGIN, device=model.source_embedding.weight.device)
-    rows = generate(given, begin, max_new_tokens=most, stop_token=END)[:, 1:].tolist()
+    rows = generate(decoder, begin, max_new_tokens=most, stop_token=END)[:, 1:].tolist()
     return [row[: row.index(END)] if END in row else row for row in rows]

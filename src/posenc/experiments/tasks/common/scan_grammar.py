@@ -1,4 +1,4 @@
-"""SCAN's commands and what they mean, from its grammar (Lake and Baroni 2018, figures 6 and 7).
+"""SCAN's commands and their actions, from its grammar (Lake and Baroni 2018, figures 6 and 7).
 
 A command is a phrase, or two joined by "and" or "after"; a phrase is an action with its direction,
 once, twice or thrice::

@@ -18,8 +18,8 @@ from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.mapping import Match, fits, join, match
 from posenc.integrations.transformers.checkpoints.stored import INDEX, WHOLE, StoredTensors
 from posenc.models.checkpoint import stored_tensors
+from posenc.models.meta_init import meta_init
 from posenc.models.stack import StackConfig
-from posenc.models.unfilled import unfilled
 from posenc.storage import as_path, output_folder, write_bytes, write_json
 
 
@@ -45,11 +45,11 @@ def load(
     with StoredTensors(fields.path.parent) as stored:
         described = Fields(fields.values, fields.path, stored.shapes)
         empty = _made(
-            lambda: unfilled(lambda: family.make(described), stored.shapes.values()), fields
+            lambda: meta_init(lambda: family.make(described), stored.shapes.values()), fields
         )
         matches, spelled = _matched(empty, family, stored)
         # shapes are compared before memory is allocated
-        unfilled(lambda: extended(empty, fields), stored.shapes.values())
+        meta_init(lambda: extended(empty, fields), stored.shapes.values())
         with torch.random.fork_rng(devices=[]):
             model = _made(lambda: family.make(described), fields).to(dtype)
         _fill(model, matches, spelled, stored)

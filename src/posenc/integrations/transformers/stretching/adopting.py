@@ -30,7 +30,7 @@ from posenc.integrations.transformers.stretching.attention import (
 )
 from posenc.integrations.transformers.stretching.changes import Change, Undoable, undo
 from posenc.integrations.transformers.stretching.frequencies import INNER, Frequencies, SineTable
-from posenc.integrations.transformers.stretching.placement import PLACED, Adoption, Switch
+from posenc.integrations.transformers.stretching.positions import PLACED, Adoption, Switch
 from posenc.integrations.transformers.stretching.probing import Calls, quiet, run
 from posenc.integrations.transformers.stretching.words import configs_of
 from posenc.layout import Layout

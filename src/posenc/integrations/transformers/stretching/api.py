@@ -10,7 +10,7 @@ from torch import nn
 from posenc.arguments import check
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
-from posenc.extension import EXTENSIONS, Misfit, extend
+from posenc.extension import EXTENSIONS, NotApplicable, extend
 from posenc.integrations.transformers.accelerate.api import restore as unaccelerate
 from posenc.integrations.transformers.checkpoints.extended import FIELD
 from posenc.integrations.transformers.stretching import rotary, words
@@ -127,7 +127,7 @@ class Request:
                 length=self.trained(length),
                 **{**defaults, **self.options},
             )
-        except Misfit as error:
+        except NotApplicable as error:
             if self.of == "theta" or "already" not in error.got:
                 raise
             raise ArgumentError(
@@ -153,7 +153,7 @@ def _stretch_frequencies(model: Any, found: list[Frequencies], request: Request)
     place = "attention"
     if all(map(rotary.divides_frequencies, stretched.values())):
         try:
-            changes: list[Undoable] = [*rotary.write(stretched, calls, request.factor)]
+            changes: list[Undoable] = [*rotary.set_ropes(stretched, calls, request.factor)]
             parts, place = rotary.rows(found, stretched, used), "frequencies"
         except ArgumentError:  # a gain that the rotary module does not read
             pass
@@ -183,7 +183,7 @@ def _stretch_tables(model: Any, found: list[Table], request: Request) -> Stretch
             prefix = {"prefix": table.prefix} if table.cells is None and has_prefix else {}
             encoding = request.extend(table.encoding(), None, **prefix)
             before = len(table.rows)
-            written, rows = table.write(model, encoding)
+            written, rows = table.set_encoding(model, encoding)
             changes += written
             kind = type(table.module).__name__
             parts.append(StretchedPart(table.path, kind, True, f"{rows} rows instead of {before}"))
@@ -205,7 +205,7 @@ def _stretch_biases(model: Any, found: list[LinearBias], request: Request) -> St
     parts: list[StretchedPart] = []
     try:
         for bias in found:
-            written, factor = bias.write(request.extend(bias.encoding(), None))
+            written, factor = bias.set_encoding(request.extend(bias.encoding(), None))
             changes.append(written)
             kind = type(bias.layer).__name__
             parts.append(StretchedPart(bias.path, kind, True, f"{bias.name} divided by {factor:g}"))

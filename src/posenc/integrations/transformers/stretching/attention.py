@@ -24,7 +24,7 @@ from posenc.integrations.transformers.accelerate.interface import mask, wants_we
 from posenc.integrations.transformers.accelerate.lazy_mask import pairs_behind, written_out
 from posenc.integrations.transformers.stretching.decoding import Past, attend_last
 from posenc.integrations.transformers.stretching.frequencies import Frequencies, Of
-from posenc.integrations.transformers.stretching.placement import Adoption, Placement, placement_in
+from posenc.integrations.transformers.stretching.positions import Adoption, Placement, placement_in
 from posenc.runtime import is_transformed
 
 NAME = "posenc_stretched"

@@ -52,7 +52,7 @@ class LinearBias:
             )
         return Encoding.of(Alibi(heads=self.heads))
 
-    def write(self, encoding: Encoding) -> tuple[Undoable, float]:
+    def set_encoding(self, encoding: Encoding) -> tuple[Undoable, float]:
         """Divide it as an extended encoding does; also returns the factor.
 
         Raises:

@@ -138,7 +138,7 @@ class Frequencies:
             tolerance=max(1e-4, 8 * torch.finfo(self.value.dtype).eps),
         )
 
-    def write(self, rope: Rope) -> list[Change]:
+    def set_rope(self, rope: Rope) -> list[Change]:
         """Replace the frequencies of the pairs that are rotated, and the gain."""
         before = self.value
         theta = self.theta()
@@ -170,7 +170,7 @@ class SineTable(Frequencies):
     def trained(self, of: Of) -> int | None:
         return len(self.value)
 
-    def write(self, rope: Rope, rows: int | None = None) -> list[Change]:
+    def set_rope(self, rope: Rope, rows: int | None = None) -> list[Change]:
         """Replace the table by one of ``rows`` positions."""
         before = self.value
         positions = torch.arange(rows or len(before), dtype=torch.float64, device=before.device)

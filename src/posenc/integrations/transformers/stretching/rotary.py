@@ -40,7 +40,7 @@ def called(model: Any, found: list[Frequencies]) -> tuple[list[Frequencies], Cal
     return used, calls
 
 
-def write(
+def set_ropes(
     stretched: Mapping[Frequencies, Encoding], calls: Calls, factor: float | None
 ) -> list[Change]:
     """Replace frequencies.
@@ -55,9 +55,9 @@ def write(
             assert isinstance(rope, Rope)
             if isinstance(frequencies, SineTable):
                 rows = round(len(frequencies.value) * (factor or 1))
-                changes += frequencies.write(rope, rows)
+                changes += frequencies.set_rope(rope, rows)
                 continue
-            changes += frequencies.write(rope)
+            changes += frequencies.set_rope(rope)
             _require_gain(frequencies, rope, calls)
     except BaseException:
         undo(changes)

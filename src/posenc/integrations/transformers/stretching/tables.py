@@ -65,7 +65,7 @@ class Table:
             part.table = nn.Parameter(rows[self.prefix :].view(*self.cells, -1))
         return Encoding.of(part)
 
-    def write(self, model: nn.Module, encoding: Encoding) -> tuple[list[Change], int]:
+    def set_encoding(self, model: nn.Module, encoding: Encoding) -> tuple[list[Change], int]:
         """Replace the table, and the sizes that follow from it; also returns its new length.
 
         Raises:

@@ -18,10 +18,6 @@ from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import wants_weights
 
 
-class AcceleratedBeitBias(ImageBiasTable, BeitRelativePositionBias):
-    """A bias of one layer or of all."""
-
-
 class AcceleratedBeitAttention(Accelerated, BeitAttention):
     """Attention that takes an ``ImageBias``; with others, and with dropout, it runs as it did."""
 
@@ -43,9 +39,6 @@ class AcceleratedBeitAttention(Accelerated, BeitAttention):
 
 ENTRY = AcceleratedFamily(
     title="BEiT",
-    classes={
-        BeitRelativePositionBias: AcceleratedBeitBias,
-        BeitAttention: AcceleratedBeitAttention,
-    },
+    classes={BeitRelativePositionBias: ImageBiasTable, BeitAttention: AcceleratedBeitAttention},
     limits="without dropout of weights",
 )

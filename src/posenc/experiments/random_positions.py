@@ -13,7 +13,7 @@ from posenc.training.seeding import generator
 from posenc.transforms import randomized
 
 
-class Placed(nn.Module):
+class RandomlyPlacedDecoder(nn.Module):
     """A decoder with tokens at 0, 1, 2, …, or at random positions in a range of ``max_length``."""
 
     def __init__(self, decoder: Decoder, *, positions: Positions, max_length: int) -> None:
@@ -26,7 +26,7 @@ class Placed(nn.Module):
         """Logits after each token; ``draw`` seeds the positions."""
         layout = None
         if self.positions != "plain":
-            drawn = place(
+            drawn = random_layout(
                 tokens.shape[1], self.positions, max_length=self.max_length, seed=int(draw)
             )
             layout = drawn.to(tokens.device)
@@ -34,7 +34,7 @@ class Placed(nn.Module):
         return logits
 
 
-def place(length: int, positions: Positions, *, max_length: int, seed: int) -> Layout:
+def random_layout(length: int, positions: Positions, *, max_length: int, seed: int) -> Layout:
     """Layout of ``length`` tokens, at positions in a range of ``max_length`` (or ``length``)."""
     layout = Layout.sequence(length)
     if positions in ("plain", "index"):

@@ -23,7 +23,7 @@ IN_PLACE = ("normal_", "uniform_", "copy_", "fill_", "zero_", "clamp_")
 some of them, and ``arange``, import PyTorch's compiler."""
 
 
-def unfilled(make: Callable[[], Model], shapes: Iterable[tuple[int, ...]]) -> Model:
+def meta_init(make: Callable[[], Model], shapes: Iterable[tuple[int, ...]]) -> Model:
     """A model on the meta device, without memory for its weights.
 
     Stops early if the model is larger than the file, so an implausible configuration costs little
