@@ -16,10 +16,13 @@ import transformers
 from typer.main import get_command
 
 from posenc.cli.app import app
-from tests.site.pages import ROOT, SOURCES, blocks, name
+from tests.site.pages import CHINESE, DOCS, ROOT, SOURCES, TRANSLATED, blocks, name
 from tests.support.tiny_models import tiny_model
 
-RUN = [path for path in SOURCES if blocks(path.read_text(), "python", "pycon")]
+SAME = [CHINESE / path.relative_to(DOCS) for path in TRANSLATED]
+"""Chinese pages with the code of English ones."""
+
+RUN = [path for path in SOURCES if path not in SAME and blocks(path.read_text(), "python", "pycon")]
 TYPED = [path for path in SOURCES if blocks(path.read_text(), "console", "bash")]
 MADE = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
@@ -93,5 +96,7 @@ def test_commands_and_options_exist(path: Path) -> None:
 
 
 def test_a_wrong_option_is_noticed(tmp_path: Path) -> None:
-    assert lines("$ posenc doctor x --sec 0\nprinted\n") == [["posenc", "doctor", "x", "--sec", "0"]]
+    assert lines("$ posenc doctor x --sec 0\nprinted\n") == [
+        ["posenc", "doctor", "x", "--sec", "0"]
+    ]
     assert lines("posenc compare --out x \\\n    --nodes 8  # eight\n")[0][-2:] == ["--nodes", "8"]
