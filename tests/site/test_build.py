@@ -22,9 +22,7 @@ def test_every_link_and_file_is_there() -> None:
             anchor = address.partition("#")[2]
             if target is not None and target.suffix == ".html" and anchor:
                 built = target.relative_to(site()).as_posix()
-                assert built not in pages() or anchor in pages()[built].anchors, (
-                    f"{name}: {address}"
-                )
+                assert built not in pages() or anchor in pages()[built].anchors, f"{name}: {address}"
 
 
 def test_nothing_is_loaded_from_a_network() -> None:
