@@ -89,6 +89,7 @@ check: $(VENV)/.installed-test ## format, lint and types
 docs: $(VENV)/.installed-test ## write the pages of docs/ that follow from the registry, build the site in build/docs
 	$(BIN)/python scripts/docs.py
 	$(BIN)/python scripts/transformers_models.py
+	$(BIN)/python scripts/notebooks.py
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
 
 format: $(VENV)/.installed-test ## format and fix what can be fixed

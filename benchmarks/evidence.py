@@ -118,7 +118,10 @@ def families() -> str:
     times = {
         (row["model"], row["size"], row["pass"]): row["transformers_s"] / row["engine_s"]
         for row in rows
-        if row["engine"] == "posenc" and row.get("layers", 1) == 1 and row["transformers_s"] and row["engine_s"]
+        if row["engine"] == "posenc"
+        and row.get("layers", 1) == 1
+        and row["transformers_s"]
+        and row["engine_s"]
     }
     sizes = [128, 512, 2048, 8192]
     head = ("tokens", *FAMILIES.values())
@@ -146,7 +149,8 @@ def pair(times: Mapping[tuple[str, int, str], float], model: str, size: int) -> 
         return "–"
     forms = (".2f" if value is not None and value < 10 else ".1f" for value in found)
     return " / ".join(
-        "–" if value is None else f"{value:{form}}" for value, form in zip(found, forms, strict=True)
+        "–" if value is None else f"{value:{form}}"
+        for value, form in zip(found, forms, strict=True)
     )
 
 

@@ -22,16 +22,18 @@ extensions = [
     "choices",
     "languages",
     "mathml",
+    "pictures",
 ]
-templates_path = ["_templates"]
 exclude_patterns = [
     "_ext",
+    "_extra",
     "_templates",
     "examples",
     "**.ipynb_checkpoints",
     "gallery/*.py",
     "gallery/*.ipynb",
 ]
+templates_path = ["_templates"]
 suppress_warnings = ["config.cache"]
 nitpicky = False
 
@@ -64,7 +66,10 @@ sphinx_gallery_conf = {
 html_theme = "pydata_sphinx_theme"
 html_title = f"posenc {release}"
 html_static_path = ["_static"]
-html_css_files, html_js_files = ["site.css"], ["choices.js"]
+html_extra_path = ["_extra"]  # the explorer's page, as it is
+html_css_files = ["site.css"]
+html_js_files = [("choices.js", {"defer": "defer"})]
+html_context = {"default_mode": "auto"}
 html_math_renderer = "mathml"
 html_show_sourcelink = False
 html_copy_source = False

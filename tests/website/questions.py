@@ -1,4 +1,4 @@
-"""Questions that a newcomer asks, the links to click from the first page, and words of the answer."""
+"""Questions that a newcomer asks, the links to click from the first page, and the answer."""
 
 QUESTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     # Asked in issue 32.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from tests.site.pages import CHINESE, DOCS, TRANSLATED, blocks
+from tests.website.pages import CHINESE, DOCS, TRANSLATED, blocks
 
 INCLUDE = re.compile(r"^```\{include\} (\S+)\n((?::.*\n)*)```", re.MULTILINE)
 GLOSSARY = DOCS / "zh" / "glossary.md"

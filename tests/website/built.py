@@ -12,7 +12,7 @@ from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
-from tests.site.pages import ROOT
+from tests.website.pages import ROOT
 
 BUILD = ROOT / "build"
 SITE = BUILD / "docs"
@@ -40,7 +40,11 @@ def site() -> Path:
             name = page.relative_to(SITE)
             source = ROOT / "docs" / name
             if not name.as_posix().startswith(OTHERS) and not any(
-                source.with_suffix(end).exists() for end in (".md", ".rst", ".ipynb")
+                path.exists()
+                for path in (
+                    *(source.with_suffix(end) for end in (".md", ".rst", ".ipynb")),
+                    ROOT / "docs" / "_extra" / name,
+                )
             ):
                 page.unlink()
     return SITE

@@ -8,9 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
-SOURCES = sorted(
-    path for path in DOCS.rglob("*.md") if not {"gallery", "_ext"} & set(path.parts)
-) + [ROOT / "README.md"]
+NO_PAGES = {"gallery", "_ext"}
+SOURCES = [path for path in sorted(DOCS.rglob("*.md")) if not NO_PAGES & set(path.parts)]
+SOURCES.append(ROOT / "README.md")
 
 CHINESE = DOCS / "zh"
 TRANSLATED = [

@@ -16,8 +16,8 @@ import transformers
 from typer.main import get_command
 
 from posenc.cli.app import app
-from tests.site.pages import CHINESE, DOCS, ROOT, SOURCES, TRANSLATED, blocks, name
 from tests.support.tiny_models import tiny_model
+from tests.website.pages import CHINESE, DOCS, ROOT, SOURCES, TRANSLATED, blocks, name
 
 SAME = [CHINESE / path.relative_to(DOCS) for path in TRANSLATED]
 """Chinese pages with the code of English ones."""

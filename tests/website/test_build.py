@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.site.built import Page, pages, site
-from tests.site.questions import QUESTIONS
+from tests.website.built import Page, pages, site
+from tests.website.questions import QUESTIONS
 
 pytestmark = pytest.mark.long
 LARGEST = 1_000_000
@@ -22,7 +22,9 @@ def test_every_link_and_file_is_there() -> None:
             anchor = address.partition("#")[2]
             if target is not None and target.suffix == ".html" and anchor:
                 built = target.relative_to(site()).as_posix()
-                assert built not in pages() or anchor in pages()[built].anchors, f"{name}: {address}"
+                assert built not in pages() or anchor in pages()[built].anchors, (
+                    f"{name}: {address}"
+                )
 
 
 def test_nothing_is_loaded_from_a_network() -> None:

@@ -1,0 +1,118 @@
+"""Pictures of the theory: a directive that draws panels computed by the library into the page.
+
+``{picture} NAME`` puts the panels of ``PICTURES[NAME]`` side by side as SVG that follows the
+scheme of the page. ``:alt:`` is required; the content is the caption. Pages below ``zh/`` get the
+labels of ``CHINESE``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import fields, replace
+from html import escape
+from pathlib import Path
+from typing import Any, ClassVar
+
+import vl_convert
+from docutils import nodes
+from docutils.parsers.rst import directives
+from sphinx.util.docutils import SphinxDirective
+from theory_panels import CHINESE, PICTURES, places
+
+from posenc.reporting.palette import DARK, LIGHT
+from posenc.visualization.panels import Panel
+from posenc.visualization.pictures import CONFIG, draw_panel
+
+ROOM = {"left": 3, "top": 6, "right": 8, "bottom": 3}
+
+
+def translated(panel: Panel, words: dict[str, str]) -> Panel:
+    """A panel whose labels are those of another language, where there are any."""
+
+    def word(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(word, value))
+        return words.get(value, value) if isinstance(value, str) else value
+
+    return replace(panel, **{f.name: word(getattr(panel, f.name)) for f in fields(panel)})
+
+
+def svg_of(panel: Panel, key: str) -> str:
+    """A panel as SVG, with names of its own among those of a page."""
+    chart = draw_panel(panel)
+    del chart["title"]
+    config = CONFIG | {"background": "transparent", "padding": ROOM, "aria": False}
+    config["axis"] = CONFIG["axis"] | {"labelFontSize": 12, "titleFontSize": 12.5}
+    svg = vl_convert.vegalite_to_svg(chart | {"config": config})
+    return re.sub(r'(\bid="|url\(#)', rf"\g<1>{key}-", svg)
+
+
+def rendered(name: str, alt: str, *, chinese: bool) -> str:
+    """The panels of a picture as HTML."""
+    words = CHINESE if chinese else {}
+    if name == "places":
+        drawn = [("", places(words))]
+    else:
+        panels = [translated(panel, words) for panel in PICTURES[name]()]
+        drawn = [
+            (panel.title, svg_of(panel, f"{name}-{number}")) for number, panel in enumerate(panels)
+        ]
+    parts = "".join(
+        f'<div class="panel"><p aria-hidden="true">{escape(title)}</p>{svg}</div>'
+        for title, svg in drawn
+    )
+    return f'<div class="picture" role="img" aria-label="{escape(alt, quote=True)}">{parts}</div>'
+
+
+def styles() -> str:
+    """Styles of pictures, whose colours for light paper have a twin for dark paper."""
+    rules = [
+        f'html[data-theme="dark"] .picture [{part}="{colour}"] {{ {part}: {DARK[name]}; }}'
+        for name, colour in LIGHT.items()
+        for part in ("stroke", "fill")
+        if name != "--paper"
+    ]
+    return "\n".join(
+        [
+            ".picture { display: flex; flex-wrap: wrap; gap: 1rem 1.5rem; align-items: flex-end; }",
+            ".picture .panel { flex: 1 1 16rem; max-width: min(100%, 26rem); }",
+            ".picture .panel p { margin: 0 0 .3rem; font-size: .9rem; }",
+            ".picture svg { display: block; max-width: 100%; height: auto; }",
+            ".picture-caption { font-size: .9rem; color: var(--pst-color-text-muted); }",
+            ".picture .panel:only-child { flex-basis: 100%; max-width: 40rem; }",
+            "div.math { flex-direction: row; justify-content: safe center; margin-block: 1rem; }",
+            *rules,
+        ]
+    )
+
+
+def write_styles(app: Any) -> None:
+    folder = Path(app.outdir) / "_static"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pictures.css").write_text(styles())
+
+
+class Picture(SphinxDirective):
+    """The directive."""
+
+    required_arguments = 1
+    has_content = True
+    option_spec: ClassVar[dict[str, Callable[[str], Any]]] = {"alt": directives.unchanged_required}
+
+    def run(self) -> list[nodes.Node]:
+        alt = self.options.get("alt")
+        if not alt:
+            raise self.error("A picture needs :alt:, the same in words.")
+        chinese = self.env.docname.startswith("zh/")
+        html = rendered(self.arguments[0], " ".join(alt.split()), chinese=chinese)
+        caption = nodes.container(classes=["picture-caption"])
+        self.state.nested_parse(self.content, self.content_offset, caption)
+        return [nodes.raw("", html, format="html"), caption]
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.add_directive("picture", Picture)
+    app.add_css_file("pictures.css")
+    app.connect("builder-inited", write_styles)
+    return {"parallel_read_safe": True}

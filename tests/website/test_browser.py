@@ -1,0 +1,87 @@
+"""Pages of each kind in Chromium: accessible, in both schemes, and no wider than a phone."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.support.browsing import CHROMIUM, Visit, browser, playwright
+from tests.website.built import SITE, pages, site
+
+axe = pytest.importorskip("axe_playwright_python")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium"),
+]
+
+__all__ = ["browser"]  # a fixture
+
+FOLDERS = ("start", "choose", "guides", "results", "about")
+"""Whose pages are looked at one by one; of other folders two."""
+
+CHECK = """async (rules) => {
+  const only = rules ? { runOnly: { type: "rule", values: rules } } : {};
+  const found = await axe.run({ resultTypes: ["violations"], ...only });
+  return found.violations.filter((v) => ["serious", "critical"].includes(v.impact))
+    .flatMap((v) => v.nodes.map((n) => `${v.id}: ${n.html.slice(0, 99)} ${n.failureSummary}`)); }"""
+
+
+@cache
+def kinds(*, all_of: tuple[str, ...] = ()) -> list[str]:
+    """The first page of every folder and the next, or all of those of a folder."""
+    folders: dict[str, list[str]] = {}
+    for name in sorted(pages(), key=lambda name: (not name.endswith("index.html"), name)):
+        folders.setdefault(name.rpartition("/")[0], []).append(name)
+    chosen = ((names if folder in all_of else names[:2]) for folder, names in folders.items())
+    return [name for names in chosen for name in names]
+
+
+@pytest.mark.parametrize(("scheme", "rules"), [("light", None), ("dark", ["color-contrast"])])
+def test_no_serious_violation_of_accessibility(
+    browser: playwright.Browser, scheme: str, rules: list[str] | None
+) -> None:
+    script = (Path(axe.__file__).parent / "axe.min.js").read_text()
+    found = {}
+    for name in kinds():
+        visit = Visit(browser, site() / name, color_scheme=scheme)
+        visit.page.evaluate(script)
+        violations = visit.page.evaluate(CHECK, rules)
+        if violations:
+            found[name] = violations
+        visit.page.close()
+    assert not found
+
+
+def test_no_page_is_wider_than_a_phone(browser: playwright.Browser) -> None:
+    view = browser.new_page(viewport={"width": 390, "height": 844})
+    wide = {}
+    for name in kinds(all_of=FOLDERS):
+        view.goto((SITE / name).as_uri(), wait_until="domcontentloaded")
+        beyond = view.evaluate("document.documentElement.scrollWidth - innerWidth")
+        if beyond > 0:
+            wide[name] = beyond
+    assert not wide
+
+
+def test_nothing_goes_wrong_or_out(browser: playwright.Browser) -> None:
+    for name in kinds():
+        visit = Visit(browser, site() / name)
+        assert not visit.troubles, name
+        assert all(url.startswith(("file:", "data:")) for url in visit.requests), name
+        visit.page.close()
+
+
+def test_methods_are_filtered(browser: playwright.Browser) -> None:
+    page = Visit(browser, site() / "choose/index.html").page
+    rows = page.locator(".choices tbody tr:visible")
+    every = rows.count()
+    page.get_by_label("mask").select_option("causal only")
+    assert 0 < rows.count() < every
+    page.get_by_label("mask").select_option("")
+    page.get_by_label("words").fill("gpt-oss")
+    assert rows.all_inner_texts()[0].startswith("rope")
+    assert page.locator(".choices output").inner_text() == f"1 of {every} methods"
