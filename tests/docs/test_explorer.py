@@ -344,9 +344,9 @@ def test_keyboard_alone(browser: playwright.Browser) -> None:
     assert page.locator("#row-distance output").inner_text() == "129 tokens"
     page.locator("#map").focus()
     page.keyboard.press("ArrowUp")
-    assert "Query 2040, key 0, distance 2040" in page.locator("#cell").inner_text()
+    assert "Query 2039, key 0, distance 2039" in page.locator("#cell").inner_text()
     page.keyboard.press("ArrowRight")
-    assert "key 8, distance 2032" in page.locator("#cell").inner_text()
+    assert "key 8, distance 2031" in page.locator("#cell").inner_text()
     page.close()
 
 
