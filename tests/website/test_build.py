@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from posenc.experiments.tasks import TASKS
 from tests.website.built import Page, pages, site
 from tests.website.questions import QUESTIONS
 
@@ -38,6 +39,14 @@ def test_pages_are_small() -> None:
     sizes = {name: page.path.stat().st_size for name, page in pages().items()}
     assert len(sizes) > 100
     assert not {name: size for name, size in sizes.items() if size > LARGEST}
+
+
+def test_every_task_has_its_page() -> None:
+    for name in TASKS:
+        assert f"posenc compare --task {name}" in pages()[f"results/{name}.html"].text or (
+            name == "language"
+        ), name
+    assert "make demo" in pages()["results/language.html"].text
 
 
 def test_headings_are_in_order_and_pictures_have_words() -> None:
