@@ -24,17 +24,20 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     "choices",
+    "languages",
     "mathml",
     "pictures",
 ]
 exclude_patterns = [
     "_ext",
     "_extra",
+    "_templates",
     "examples",
     "**.ipynb_checkpoints",
     "gallery/*.py",
     "gallery/*.ipynb",
 ]
+templates_path = ["_templates"]
 suppress_warnings = ["config.cache"]
 nitpicky = False
 
@@ -75,7 +78,9 @@ html_context = {"default_mode": "auto"}
 html_math_renderer = "mathml"
 html_show_sourcelink = False
 html_copy_source = False
-html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "choose/index")}
+html_sidebars: dict[str, list[str]] = {
+    page: [] for page in ("index", "choose/index", "zh/index", "zh/choose/index")
+}
 html_theme_options = {
     "navbar_align": "left",
     "header_links_before_dropdown": 12,
@@ -83,6 +88,7 @@ html_theme_options = {
     "navigation_with_keys": False,
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
+    "article_header_end": ["translation"],
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],

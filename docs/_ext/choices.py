@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
-from docutils.parsers.rst import Directive
+from languages import translate
 from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
 
 from posenc.entry import Entry
 from posenc.registry import ENCODINGS
@@ -88,42 +89,53 @@ def rows() -> Iterator[dict[str, str]]:
         }
 
 
-class Choices(Directive):
-    """``{choices}``: the table, above it filters, which a script shows."""
+HEADS = {
+    "name": "method",
+    "site": "site",
+    "axes": "axes",
+    "causal": "mask",
+    "extrapolates": "past the trained length",
+    "verdict": "measured on text",
+    "time": "time",
+    "memory": "memory, MB",
+    "used": "used by",
+}
+CONTROLS = ("any", "a released model", "words", "# of # methods")
+"""Words of the filters, which the script writes."""
+
+
+class Choices(SphinxDirective):
+    """``{choices}``: the table in the page's language, above it filters, which a script shows."""
 
     def run(self) -> list[nodes.Node]:
-        heads = {
-            "name": "method",
-            "site": "site",
-            "axes": "axes",
-            "causal": "mask",
-            "extrapolates": "past the trained length",
-            "verdict": "measured on text",
-            "time": "time",
-            "memory": "memory, MB",
-            "used": "used by",
-        }
-        head = "".join(f'<th scope="col">{text}</th>' for text in heads.values())
-        body = "".join(self.row(row, heads) for row in rows())
+        head = "".join(f'<th scope="col">{self.word(text)}</th>' for text in HEADS.values())
+        body = "".join(
+            f"<tr>{''.join(self.cell(row, column) for column in HEADS)}</tr>" for row in rows()
+        )
+        words = html.escape(json.dumps({text: self.word(text) for text in CONTROLS}))
         table = (
-            '<div class="choices" data-filters="site axes causal extrapolates used">'
-            '<div class="choices-table" tabindex="0" role="group" aria-label="All methods">'
+            f'<div class="choices" data-filters="site axes causal extrapolates used"'
+            f' data-words="{words}"><div class="choices-table" tabindex="0" role="group"'
+            f' aria-label="{self.word("All methods")}">'
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
         )
         return [nodes.raw("", table, format="html")]
 
-    def row(self, row: dict[str, str], columns: dict[str, str]) -> str:
-        """A row of the table."""
-        return f"<tr>{''.join(self.cell(row, column) for column in columns)}</tr>"
+    def word(self, text: str) -> str:
+        """A word of the table in the language of the page."""
+        return translate(text, self.env.docname)
 
     def cell(self, row: dict[str, str], column: str) -> str:
         """A cell; the method is the row's head, and links to its page."""
         text = html.escape(row[column])
         if column == "name":
-            link = f'<a href="../methods/{text}.html"><code>{text}</code></a>'
+            root = "../" * self.env.docname.count("/")
+            link = f'<a href="{root}methods/{text}.html"><code>{text}</code></a>'
             return f'<th scope="row">{link}</th>'
-        note = f' title="{html.escape(row["claim"])}"' if column == "extrapolates" else ""
-        return f'<td data-column="{column}"{note}>{text}</td>'
+        notes = f' title="{html.escape(row["claim"])}"' if column == "extrapolates" else ""
+        notes += " data-any" if text in ("any", "either") else ""
+        shown = ", ".join(self.word(part) for part in text.split(", "))
+        return f'<td data-column="{column}"{notes}>{shown}</td>'
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -4,7 +4,9 @@
 for (const box of document.querySelectorAll(".choices")) {
   const rows = [...box.querySelectorAll("tbody tr")];
   const columns = box.dataset.filters.split(" ");
-  const value = (row, column) => row.querySelector(`[data-column="${column}"]`).textContent;
+  const words = JSON.parse(box.dataset.words);
+  const cell = (row, column) => row.querySelector(`[data-column="${column}"]`);
+  const value = (row, column) => cell(row, column).textContent;
   const heads = [...box.querySelectorAll("thead th")].map((head) => head.textContent);
   const cells = [...rows[0].children].map((cell) => cell.dataset.column);
   const controls = document.createElement("form");
@@ -21,19 +23,19 @@ for (const box of document.querySelectorAll(".choices")) {
   for (const column of columns) {
     const select = document.createElement("select");
     const parts = column === "used"
-      ? ["a released model"]
+      ? [words["a released model"]]
       : [...new Set(rows.flatMap((row) => value(row, column).split(", ")))].sort();
-    for (const part of ["any", ...parts]) {
+    for (const part of [words.any, ...parts.filter((part) => part !== words.any)]) {
       const option = document.createElement("option");
-      option.value = part === "any" ? "" : part;
+      option.value = part === words.any ? "" : part;
       option.textContent = part;
       select.append(option);
     }
     fields.push([column, add(heads[cells.indexOf(column)], select)]);
   }
-  const words = document.createElement("input");
-  words.type = "search";
-  add("words", words);
+  const search = document.createElement("input");
+  search.type = "search";
+  add(words.words, search);
   const count = document.createElement("output");
   controls.append(count);
   controls.addEventListener("submit", (event) => event.preventDefault());
@@ -43,15 +45,15 @@ for (const box of document.querySelectorAll(".choices")) {
     const fits = (row) => fields.every(([column, select]) => {
       const parts = value(row, column).split(", ");
       if (column === "used") return !select.value || parts[0] !== "";
-      const any = column === "axes" || column === "causal";
-      return !select.value || parts.includes(select.value) || (any && /^(any|either)$/.test(parts[0]));
-    }) && row.textContent.toLowerCase().includes(words.value.toLowerCase());
+      return !select.value || parts.includes(select.value) || "any" in cell(row, column).dataset;
+    }) && row.textContent.toLowerCase().includes(search.value.toLowerCase());
     let shown = 0;
     for (const row of rows) {
       row.hidden = !fits(row);
       shown += row.hidden ? 0 : 1;
     }
-    count.textContent = `${shown} of ${rows.length} methods`;
+    const numbers = [shown, rows.length];
+    count.textContent = words["# of # methods"].replace(/#/g, () => numbers.shift());
   }
   update();
 }

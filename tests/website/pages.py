@@ -18,6 +18,14 @@ SOURCES = [
 ]
 SOURCES.append(ROOT / "README.md")
 
+CHINESE = DOCS / "zh"
+TRANSLATED = [
+    path
+    for folder in ("start", "choose", "guides")
+    for path in sorted((DOCS / folder).glob("*.md"))
+]
+"""English pages with a Chinese one, whose code is the same (test_chinese.py)."""
+
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 
 

@@ -17,9 +17,12 @@ from typer.main import get_command
 
 from posenc.cli.app import app
 from tests.support.tiny_models import tiny_model
-from tests.website.pages import ROOT, SOURCES, blocks, name
+from tests.website.pages import CHINESE, DOCS, ROOT, SOURCES, TRANSLATED, blocks, name
 
-RUN = [path for path in SOURCES if blocks(path.read_text(), "python", "pycon")]
+SAME = [CHINESE / path.relative_to(DOCS) for path in TRANSLATED]
+"""Chinese pages with the code of English ones."""
+
+RUN = [path for path in SOURCES if path not in SAME and blocks(path.read_text(), "python", "pycon")]
 TYPED = [path for path in SOURCES if blocks(path.read_text(), "console", "bash")]
 MADE = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 

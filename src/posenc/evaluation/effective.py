@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -180,8 +179,8 @@ def rise(places: Mapping[int, Sequence[float]], *, claimed: int) -> Rise | None:
     Returns:
         None if it is nowhere before ``claimed`` higher by more than ``BREAKS``.
     """
-    ends = pairwise([*sorted(places), math.inf])
-    begins = [begin for begin, end in ends if end <= claimed]
+    starts = sorted(places)
+    begins = [begin for begin, end in pairwise(starts) if end <= claimed]
     bits = [places[begin] for begin in begins]
     means = [fmean(values) for values in bits]
     for place in range(1, len(bits)):

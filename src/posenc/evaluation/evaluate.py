@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from posenc.errors import Interrupted
 from posenc.evaluation.candidates import CUT, WINDOW, Method, cut
 from posenc.evaluation.checkpoint import CAUSAL, Checkpoint
@@ -94,7 +96,8 @@ def _of_images(checkpoint: Checkpoint, data: ImageSource, settings: EvaluationSe
     model = checkpoint.model
     assert isinstance(model, LiveImages)
     cells = cells_of(model, settings.lengths)
-    suite, measured, key = ImageSuite.of(model, data, cells), model, "direct"
+    suite, key = ImageSuite.of(model, data, cells), "direct"
+    measured: nn.Module = model
     if model.table is not None:
         *_, candidate = image_candidates(model, [Method.parse("interpolate")], cells=cells)
         assert candidate.model is not None  # tables of images can always be interpolated
