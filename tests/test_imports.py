@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "experiments": MODELS | {"codec", "transforms", "models", "training", "reporting"},
     "evaluation": MODELS
     | {"codec", "transforms", "models", "integrations", "training", "experiments", "reporting"},
-    "bench": MODELS | {"codec", "training", "experiments"},
+    "bench": MODELS | {"codec", "training", "experiments", "reporting"},
     "__main__": {"cli"},
     "cli": MODELS
     | {"codec", "models", "integrations", "training", "experiments", "evaluation", "bench"}

@@ -10,7 +10,7 @@ import torch
 from posenc.bench import passes
 from posenc.bench.case import Case
 from posenc.bench.options import METHODS
-from posenc.bench.passes import Pass, interleaved, median_ratio, timed
+from posenc.bench.passes import Pass, interleaved, timed
 from posenc.bench.run import PLAIN, Report, Settings, bench
 from posenc.errors import ArgumentError, UnknownNameError
 
@@ -31,10 +31,6 @@ def test_short_calls_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "LEAST_SECONDS", 1000.0)
     interleaved({"a": (lambda: ran.append("a"), 1)}, "cpu", repeated=True)
     assert len(ran) == 1 + passes.MOST_CALLS
-
-
-def test_ratio_is_the_median_over_the_rounds_both_took_part_in() -> None:
-    assert median_ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0, 100.0]) == 2.0
 
 
 def test_times_are_of_a_token_and_relative_to_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

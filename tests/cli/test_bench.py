@@ -22,20 +22,21 @@ TINY = [
 
 
 def test_bench_prints_ratios_and_writes_results(tmp_path: Path) -> None:
-    out = tmp_path / "bench.json"
+    out = tmp_path / "bench"
     done = CliRunner().invoke(app, [*TINY, "--out", str(out)], catch_exceptions=False)
     assert done.exit_code == 0
     assert "cope, 16 causal" in done.stdout
     assert "plain SDPA" in done.stdout
     assert "1.00" in done.stdout
     assert "t5, 16 tokens" in done.stderr
-    assert json.loads(out.read_text())["settings"]["rounds"] == 1
+    assert json.loads((out / "bench.json").read_text())["settings"]["rounds"] == 1
 
 
 def test_bench_as_json_prints_nothing_else() -> None:
     done = CliRunner().invoke(app, [*TINY, "--json"], catch_exceptions=False)
     assert done.stderr == ""
     printed = json.loads(done.stdout)
+    assert set(printed["verdicts"]) == {"t5", "cope"}
     assert {r["contender"] for r in printed["readings"]} == {"plain SDPA", "posenc"}
 
 

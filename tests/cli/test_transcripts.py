@@ -31,7 +31,11 @@ MASKS = {
         (r"(?<=%) +(≈ )?[\d,]+$", "  #"),  # tokens a second
     ),
     "show": ((r"^(on (?:the CPU|CUDA) +).*", r"\1BACKENDS"),),
-    "bench": ((r"^cpu \([^.]*(\.[^.]+)*?minutes\.", "MACHINE"), (r" *\d+\.\d+|\de-\d\d", " #")),
+    "bench": (
+        (r"^cpu \([^.]*(\.[^.]+)*?minutes\.", "MACHINE"),
+        (r" *\d+\.\d+|\de-\d\d", " #"),
+        (r"^nope .*|.*(?:plain attention|28 rounds).*", "VERDICT"),
+    ),
 }
 """Patterns of text that differs between machines and runs, and their replacements: in all
 transcripts, and in those of a command."""
@@ -54,7 +58,7 @@ TRANSCRIPTS: dict[str, Sequence[str]] = {
     ],
     "doctor": ["model --seconds 0", "stretched --seconds 0"],
     "generate": ["saved --prompt def --max-new 9"],
-    "bench": [f"--lengths 16 --out out.json {SIZES}"],
+    "bench": [f"--lengths 16 --out out {SIZES}"],
     "wrong": [
         "shwo alibi",
         "show alibbi",

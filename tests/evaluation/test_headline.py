@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from posenc.evaluation.choosing import missing_gain
-from posenc.evaluation.headline import headline, remedies, verdicts
+from posenc.evaluation.headline import headline, opening, remedies, verdicts
 from posenc.evaluation.results import Study
 from posenc.reporting.headlines import LONGEST
 from tests.evaluation.test_choosing import BASE, reading, study
 
 
 def words(found: Study) -> dict[str, tuple[str, ...]]:
-    return {method.key: each for method, each in verdicts(found)[1]}
+    return {method.key: each for method, each in verdicts(found)}
 
 
 def test_the_best_method_is_named_with_its_verdict_and_loss() -> None:
@@ -76,6 +76,8 @@ def test_a_model_measured_as_it_is() -> None:
     assert headline(replace(found, factor=1.0)) == (
         "tiny degrades at 2 × the trained length: loss 2.000 → 2.500, recall 90% → 20%"
     )
+    assert [row.reference for row in opening(found).verdicts.rows] == [True]
+    assert [row.reference for row in opening(replace(found, factor=1.0)).verdicts.rows] == [False]
     short = replace(found, factor=1.0, lengths=(16,))
     assert headline(short) == "tiny at the trained length: loss 2.000, recall 90%"
 
@@ -86,7 +88,7 @@ def test_lengths_without_the_trained_one() -> None:
     assert headline(found) == (
         "tiny degrades at 4 × the trained length: loss 2.000 → 2.500, recall 90% → 20%"
     )
-    assert "is at 16;" in verdicts(found)[0]
+    assert "is at 16;" in opening(found).verdicts.guide
 
 
 def test_without_chance_nothing_found_is_nothing_learned() -> None:
@@ -111,6 +113,44 @@ def test_what_is_level_with_the_best_is_open() -> None:
     (remedy,) = remedies(found)
     assert remedy.text == (
         "Undecided: ntk cannot be told from yarn by its loss on 64 stretches of text. "
-        "A longer text may settle it."
+        "Another text may settle it:"
     )
+    assert remedy.command == ""
+    command = "posenc extend tiny --out=a --method all --text 'a b' --factor 2"
+    (remedy,) = remedies(replace(found, command=command))
+    assert remedy.command == (
+        "posenc extend tiny --method all --factor 2 --text ANOTHER.txt --out a-again"
+    )
+    (remedy,) = remedies(replace(found, command="posenc extend --method all"))
+    assert remedy.command.endswith("--method all --text ANOTHER.txt --out posenc-extend-again")
     assert remedies(study(**BASE, yarn=reading(2.05), ntk=reading(2.5))) == ()
+
+
+def test_other_needles_settle_recall() -> None:
+    found = study(direct=reading(2.0, 0.9), yarn=reading(2.05, 0.75), ntk=reading(9.0, 0.1))
+    remedy = remedies(replace(found, command="posenc extend tiny", seed=4))[-1]
+    assert remedy.text == (
+        "Undecided: how much yarn finds, of 64 needles a depth. Other needles may settle it:"
+    )
+    assert remedy.command == "posenc extend tiny --seed 5 --out posenc-extend-again"
+    alone = replace(study(direct=reading(2.5, 0.75)), factor=1.0)
+    (remedy,) = remedies(alone)
+    assert "how much direct finds" in remedy.text
+    assert remedies(replace(alone, gate="Nothing.")) == ()
+
+
+def test_definitions_of_words_that_occur() -> None:
+    found = opening(study(**BASE, yarn=reading(2.05)))
+    assert found.verdicts.meanings["holds"] == (
+        "at most 5% worse than the model as trained is at 16"
+    )
+    blind = {
+        key: replace(each, needles={16: (0.06,), 32: (0.9,)})
+        for key, each in (BASE | {"yarn": reading(2.05)}).items()
+    }
+    words = opening(study(**blind)).verdicts.meanings
+    assert words["unlearned"].startswith("the model as trained finds hardly more needles")
+    gated = replace(study(**BASE), gate="Nothing.", trivial=3.0, trivial_rule="frequencies")
+    assert opening(gated).verdicts.meanings == {
+        "unlearned": "no model beats frequencies alone (3.000)"
+    }

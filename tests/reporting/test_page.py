@@ -5,21 +5,24 @@ from __future__ import annotations
 import re
 
 from posenc.reporting.drawing import Look
-from posenc.reporting.page import Cell, Column, Maps, Page, Remedy, Table, Verdict, Verdicts, Words
+from posenc.reporting.opening import Remedy, Verdict, Verdicts
+from posenc.reporting.page import Cell, Column, Maps, Page, Table, Words
 
 
-def page(**changes: object) -> Page:
+def page(remedies: tuple[Remedy, ...] = (), **changes: object) -> Page:
     facts: dict[str, object] = {
         "facts": ("posenc try", "<one>"),
-        "headline": "a < b",
         "charts": (),
         "looks": {"a": Look("--series-0", [1, 0], "circle")},
-        "verdicts": Verdicts(
-            title="Verdicts",
-            columns=("loss", "recall"),
-            rows=(Verdict(name="a", words=("holds", ""), why="Because."),),
-        ),
     }
+    judged = Verdicts(
+        title="Verdicts",
+        columns=("loss", "recall"),
+        rows=(Verdict(name="a", words=("holds", ""), why="Because."),),
+        guide="Holds: well.",
+        meanings={"holds": "at < most"},
+    )
+    facts["opening"] = Opening(headline="a < b", verdicts=judged, remedies=remedies)
     return Page(**(facts | changes))  # type: ignore[arg-type]
 
 
@@ -31,7 +34,10 @@ def test_words_of_users_are_escaped() -> None:
     text = own(page().render())
     assert "<h1>a &lt; b</h1>" in text
     assert "posenc try · &lt;one&gt;" in text
-    assert '<span class="verdict holds" title="Because.">holds</span>' in text
+    title = "holds: at &lt; most. Because."
+    assert f'<span class="verdict good" title="{title}">holds</span>' in text
+    assert "<summary>Holds: well.</summary>" in text
+    assert '<dt class="good">holds</dt><dd>at &lt; most</dd>' in text
     assert "<td>—</td>" in text, "no word on recall"
 
 

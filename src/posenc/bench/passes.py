@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.attention import Backend, attend, explain
 from posenc.bench.case import Call
+from posenc.reporting.intervals import Bounds, Estimate, estimate
 
 LEAST_SECONDS = 0.02
 """Shortest round; short calls are repeated."""
@@ -80,6 +81,7 @@ class Times:
         forward_seconds, both_seconds: medians; ``both`` is forward and backward, None if there is
             no backward pass.
         forward_ratio, both_ratio: medians of ratios to the reference in the same round.
+        forward_spread, both_spread: half the 95 % interval of the mean of these ratios.
     """
 
     rounds: tuple[int, int] = (0, 0)
@@ -87,6 +89,8 @@ class Times:
     both_seconds: float | None = None
     forward_ratio: float | None = None
     both_ratio: float | None = None
+    forward_spread: float | None = None
+    both_spread: float | None = None
 
 
 def timed(
@@ -109,12 +113,15 @@ def timed(
     times = {}
     for name, one in passes.items():
         ahead, back = forward[name], both.get(name)
+        alone, trained = ratio(ahead, forward[base]), ratio(back, both[base]) if back else None
         times[name] = Times(
             rounds=(len(ahead), len(back or ())),
             forward_seconds=statistics.median(ahead) / one.tokens,
-            forward_ratio=median_ratio(ahead, forward[base]),
+            forward_ratio=alone.mean,
+            forward_spread=alone.half_width,
             both_seconds=statistics.median(back) if back else None,
-            both_ratio=median_ratio(back, both[base]) if back else None,
+            both_ratio=None if trained is None else trained.mean,
+            both_spread=None if trained is None else trained.half_width,
         )
     return times
 
@@ -142,9 +149,12 @@ def interleaved(
     return seconds
 
 
-def median_ratio(mine: list[float], base: list[float]) -> float:
-    """Median over rounds of the ratio of times in the same round."""
-    return statistics.median(a / b for a, b in zip(mine, base, strict=False))
+def ratio(mine: list[float], base: list[float]) -> Estimate:
+    """Median over rounds of the ratio of times in the same round, with the interval of its mean."""
+    ratios = [a / b for a, b in zip(mine, base, strict=False)]
+    found = estimate(ratios, Bounds(0.0))
+    assert found is not None  # a pass has at least one round
+    return replace(found, mean=statistics.median(ratios))
 
 
 def _seconds(run: Callable[[], object], calls: int, device: str) -> float:

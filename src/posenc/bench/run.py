@@ -20,6 +20,7 @@ from posenc.bench.options import BenchOptions
 from posenc.bench.passes import Pass, Times, attending, plain, timed
 from posenc.codec import to_plain
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
+from posenc.reporting.intervals import Bounds, Estimate
 from posenc.training.machine import (
     available_memory,
     cores,
@@ -134,6 +135,13 @@ class Reading:
     times: Times
     served_by: str = ""
     refusal: str = ""
+
+    def ratio(self, *, both: bool) -> Estimate | None:
+        """Time relative to the reference, forward alone or forward and backward."""
+        times = self.times
+        mean = times.both_ratio if both else times.forward_ratio
+        spread = times.both_spread if both else times.forward_spread
+        return None if mean is None else Estimate(mean, spread, times.rounds[both], Bounds(0.0))
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values, those of ``times`` among them."""

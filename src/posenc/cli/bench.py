@@ -11,7 +11,16 @@ from rich.text import Text
 
 from posenc.bench.options import BenchOptions
 from posenc.cli.completion import complete_encodings
-from posenc.cli.console import OUT, Display, Words, new_table, print_json
+from posenc.cli.console import (
+    OUT,
+    Display,
+    Words,
+    command_line,
+    new_table,
+    print_json,
+    print_opening,
+    print_report,
+)
 from posenc.cli.options import Json, Quiet, option, with_settings
 
 if TYPE_CHECKING:
@@ -31,7 +40,7 @@ def bench(
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
-    out: Annotated[Path | None, option("JSON file to write the report to.", "none")] = None,
+    out: Annotated[Path | None, option("Output folder for the report.", "none")] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -42,7 +51,7 @@ def bench(
 
     Examples:
 
-        posenc bench --quick
+        posenc bench --quick --out speeds
 
         posenc bench --encodings t5 --lengths 1024,4096 --backends auto,blockwise
 
@@ -50,25 +59,31 @@ def bench(
     """
     import torch
 
+    from posenc.bench.report import opening, write_bench
     from posenc.bench.run import Settings
     from posenc.bench.run import bench as run_benchmark
-    from posenc.storage import write_json
+    from posenc.storage import output_folder, require_unused
     from posenc.training.machine import cores
 
+    if out is not None:
+        require_unused(out)
     usual = {"threads": cores()} | ({"rounds": QUICK_ROUNDS} if quick else {})
     settings = Settings(causal=causal, **(usual | fields))
     torch.set_num_threads(settings.threads or 1)
     with BenchDisplay(shown=not quiet and not json) as display:
         report = run_benchmark(settings, progress=display)
+    opened = opening(report)
     if out is not None:
-        write_json(out, report.to_json())
+        with output_folder(out) as partial:
+            write_bench(report, partial, command=command_line())
     if json:
-        print_json(report.to_json())
+        print_json(opened.to_json() | report.to_json())
         return
     _print_readings(report)
     OUT.print(Text(f"\n{_about(report)}", "dim"))
+    print_opening(opened)
     if out is not None:
-        OUT.print(f"Written: {out}", soft_wrap=True)
+        print_report(out / "index.html")
 
 
 class BenchDisplay(Display):

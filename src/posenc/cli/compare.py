@@ -20,8 +20,8 @@ from posenc.cli.console import (
     OUT,
     command_line,
     new_table,
-    print_headline,
     print_json,
+    print_opening,
     print_report,
 )
 from posenc.cli.options import Json, Quiet, option, with_settings
@@ -34,20 +34,6 @@ if TYPE_CHECKING:
     from posenc.experiments.settings import ComparisonSettings
     from posenc.experiments.summary import Summary
     from posenc.reporting.intervals import Estimate
-
-
-VERDICT_STYLES = {
-    "holds": "green",
-    "degrades": "yellow",
-    "breaks": "red",
-    "unsure": "yellow",
-    "learned": "green",
-    "tied": "magenta",
-    "unlearned": "magenta",
-    "overfitted": "magenta",
-    "untestable": "dim",
-    "unfinished": "dim",
-}
 
 
 def _seeds(text: str) -> tuple[int, ...]:
@@ -134,6 +120,7 @@ def compare(
         return
     from posenc.experiments.compare import compare as carry_out
     from posenc.experiments.json_summary import numbers as numbers_of
+    from posenc.experiments.page import opening
     from posenc.experiments.report import LiveReport, write_report
     from posenc.experiments.summary import summarise
 
@@ -142,12 +129,12 @@ def compare(
         comparison = carry_out(settings, command=command_line(), progress=display, interim=live)
     page = write_report(comparison, out / "report", overwrite=True)
     summary, metric = summarise(comparison), comparison.headline
+    opened = opening(comparison, summary)
     if json:
         print_json(
             {
                 "complete": comparison.complete,
-                "headline": summary.headline,
-                "remedies": [dataclasses.asdict(remedy) for remedy in summary.remedies],
+                **opened.to_json(),
                 "answer": list(summary.answer),
                 "report": str(page),
                 "comparison": str(page.with_name("comparison.json")),
@@ -158,7 +145,7 @@ def compare(
     else:
         _print_summary(comparison, summary)
         _print_models(comparison, out)
-        print_headline(summary.headline, summary.remedies if comparison.complete else ())
+        print_opening(opened if comparison.complete else dataclasses.replace(opened, remedies=()))
         print_report(page, gap="")
     if not comparison.complete:
         ERRORS.print(f"Interrupted. To continue: {display.resume}", style="yellow", soft_wrap=True)
@@ -238,7 +225,6 @@ def _table(comparison: Comparison, summary: Summary, *, between: str) -> Table:
     table = new_table()
     table.add_column("#", justify="right", vertical="top")
     table.add_column("encoding", style="bold", overflow="fold")
-    table.add_column("verdict", no_wrap=True)
     headings = [f"at{between}{n}" for n in lengths]
     for heading in (*headings, *(f"recall{between}at {length}" for length in recalled)):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -249,8 +235,7 @@ def _table(comparison: Comparison, summary: Summary, *, between: str) -> Table:
             for n in lengths
         ]
         cells += [_shown(row.recall.get(n), between, share=True, digits=0) for n in recalled]
-        verdict = Text(row.verdict, VERDICT_STYLES[row.verdict])
-        table.add_row(str(row.rank or "–"), row.subject.label, verdict, *cells)
+        table.add_row(str(row.rank or "–"), row.subject.label, *cells)
     return table
 
 

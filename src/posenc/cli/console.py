@@ -28,7 +28,7 @@ from posenc.errors import (
 )
 
 if TYPE_CHECKING:
-    from posenc.reporting.page import Remedy
+    from posenc.reporting.opening import Opening
 
 CONTROLS = {
     code: "\N{REPLACEMENT CHARACTER}"
@@ -71,6 +71,9 @@ class Words(TextColumn):
         super().__init__(text_format, style=style, markup=False)
 
 
+STYLES = {"good": "green", "fair": "yellow", "bad": "red", "none": "dim"}
+"""Of the tones of verdicts."""
+
 OUT = Terminal()
 ERRORS = Terminal(stderr=True)
 
@@ -104,10 +107,23 @@ def print_report(page: Path, *, gap: str = "\n") -> None:
     OUT.print(Text.assemble(f"{gap}Report: ", (str(page.resolve()), "bold")), soft_wrap=True)
 
 
-def print_headline(headline: str, remedies: Iterable[Remedy] = ()) -> None:
-    """Print the finding in a line, and the commands that settle what is open."""
-    OUT.print(Text(f"\n{headline}", "bold"), soft_wrap=True)
-    for remedy in remedies:
+def print_opening(opening: Opening) -> None:
+    """Print the verdicts in a table, the finding in a line, and ways to settle what is open."""
+    from posenc.reporting.verdicts import TONES
+
+    verdicts = opening.verdicts
+    OUT.print(Text(f"\n{verdicts.title}", "dim"))
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for column in ("", *verdicts.columns):
+        table.add_column(column, overflow="fold")
+    for row in sorted(verdicts.rows, key=lambda row: row.reference):
+        words = (Text(word or "—", STYLES[TONES.get(word, "none")]) for word in row.words)
+        table.add_row(Text(row.name, "" if row.reference else "bold"), *words)
+    OUT.print(table)
+    if verdicts.guide:
+        OUT.print(Text(verdicts.guide, "dim"))
+    OUT.print(Text(f"\n{opening.headline}", "bold"), soft_wrap=True)
+    for remedy in opening.remedies:
         OUT.print(Text(f"{remedy.text} {remedy.command}".rstrip(": ")), soft_wrap=True)
 
 

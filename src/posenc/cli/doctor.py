@@ -10,9 +10,9 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from posenc.cli.console import OUT, new_table, print_json
-from posenc.cli.engines import print_served, require_engine, served_json
-from posenc.cli.options import Json
+from posenc.cli.console import OUT, command_line, new_table, print_json, print_opening, print_report
+from posenc.cli.engines import print_engines, require_engine
+from posenc.cli.options import Json, option
 
 if TYPE_CHECKING:
     from posenc.evaluation.doctor.diagnosis import Diagnosis
@@ -42,6 +42,7 @@ def doctor(
             "--live", help="Load the weights too, and compare its frequencies with its config."
         ),
     ] = False,
+    out: Annotated[Path | None, option("Output folder for a report.", "none")] = None,
     json: Json = False,
 ) -> None:
     """Diagnose a transformers model: layers, the lengths they hold, costs, ignored settings.
@@ -55,44 +56,52 @@ def doctor(
 
         posenc doctor llama-folder --seconds 0 --json
 
-        posenc doctor llama-folder --seconds 0 --engine all
+        posenc doctor llama-folder --engine all --out report
 
         posenc doctor Qwen/Qwen3-8B@main --seconds 0 --live
     """
     from posenc.evaluation.doctor.diagnosis import diagnose
+    from posenc.evaluation.doctor.engines import Engines
     from posenc.evaluation.doctor.loading import check_source
+    from posenc.evaluation.doctor.report import opening, write_diagnosis
+    from posenc.storage import output_folder, require_unused
 
     require_engine(engine)
+    if out is not None:
+        require_unused(out)
     diagnosis = diagnose(model, budget=seconds)
+    engines = None if engine is None else Engines.of(model, engine)
     checked = check_source(model) if live else ()
+    opened = opening(diagnosis, model, engines)
+    if out is not None:
+        with output_folder(out) as partial:
+            write_diagnosis(diagnosis, model, partial, engines=engines, command=command_line())
     if json:
-        served = {} if engine is None else served_json(model, engine)
+        told = {} if engines is None else engines.to_json()
         loaded = {"live": [asdict(one) for one in checked]} if live else {}
-        print_json(diagnosis.to_json() | served | loaded)
+        print_json(opened.to_json() | diagnosis.to_json() | told | loaded)
         return
     _print(diagnosis)
-    if engine is not None:
-        print_served(model, engine, diagnosis.reading)
+    if engines is not None:
+        print_engines(engines, diagnosis.reading)
     if live:
         _print_checked(checked)
+    print_opening(opened)
+    if out is not None:
+        print_report(out / "index.html")
 
 
 def _print(diagnosis: Diagnosis) -> None:
-    from posenc.evaluation.doctor.words import described, numbers_in_words
+    from posenc.evaluation.doctor.advice import config_lines
+    from posenc.evaluation.doctor.report import cost_rows, length_sentences, setting_sentences
+    from posenc.evaluation.doctor.words import described, titles
 
     reading = diagnosis.reading
     by = "read by running its code" if reading.by == "run" else "not run, read from its config"
     _line(f"{diagnosis.model_type or 'unknown'} model, {by}", style="bold")
     if reading.reason:
         _line(f"{reading.reason.rstrip('.')}.", indent=2, style="yellow")
-    stacks = {layers.attention.module.partition(".*")[0] for layers in reading.layers}
-    for layers in reading.layers:
-        count, numbers = len(layers.numbers), numbers_in_words(layers.numbers)
-        title = f"{count or 1} layer{'s' * (count > 1)}" + (f": {numbers}" if numbers else "")
-        if len(reading.layers) == 1:
-            title = f"all {count} layers" if count > 1 else "the layer"
-        if len(stacks) > 1:
-            title += f" of {layers.attention.module.partition('.*')[0]}"
+    for title, layers in zip(titles(reading), reading.layers, strict=True):
         _line(title, indent=2)
         for line in described(layers.attention):
             _line(line, indent=4)
@@ -101,16 +110,26 @@ def _print(diagnosis: Diagnosis) -> None:
     if not reading.layers:
         _line("The config does not tell how positions enter this model.", indent=2)
     OUT.print()
-    _print_length(diagnosis)
+    for text in length_sentences(diagnosis):
+        _line(text)
+    lines = config_lines(diagnosis.advice)
+    if lines:
+        _line("in config.json, for transformers:", indent=2)
+        for line in lines:
+            _line(line, indent=2)
     OUT.print()
-    for finding in diagnosis.findings:
-        _line(f"{finding.field} {finding.problem}.", style="yellow")
-        _line(f"Write {finding.change}.", indent=2)
-    if not diagnosis.findings:
-        _line("No setting without effect was found.")
+    for problem, change in setting_sentences(diagnosis):
+        _line(problem, style="yellow" if change else "")
+        if change:
+            _line(change, indent=2)
     OUT.print()
     if diagnosis.costs:
-        _print_costs(diagnosis)
+        costs = new_table("tokens", "transformers", "", "with posenc", "")
+        for row in cost_rows(diagnosis):
+            costs.add_row(*row)
+        _line("One layer, forward, one row, this machine (≈ computed from shorter inputs):")
+        OUT.print(costs)
+        _line(f"posenc's CPU kernels: {diagnosis.kernels}.")
         OUT.print()
     _line(diagnosis.acceleration)
 
@@ -135,49 +154,5 @@ def _print_checked(checked: tuple[Checked, ...]) -> None:
         _line("No rotary frequencies were found.", indent=2)
 
 
-def _print_length(diagnosis: Diagnosis) -> None:
-    from posenc.evaluation.doctor.advice import config_lines
-
-    for limit in diagnosis.limits:
-        _line(f"Breaks beyond {limit.tokens:,} tokens: {limit.why}.")
-    advice = diagnosis.advice
-    if not advice.method:
-        _line(f"Advice: no extension, {advice.why}.")
-        return
-    _line(f"Advice: {advice.method}, {advice.why}.")
-    if advice.command:
-        OUT.print(Padding(Text(advice.command, style="bold"), (0, 0, 0, 2)), soft_wrap=True)
-    lines = config_lines(advice)
-    if lines:
-        beside = "or in config.json" if advice.command else "in config.json"
-        _line(f"{beside}, for transformers:", indent=2)
-        for line in lines:
-            _line(line, indent=2)
-
-
 def _line(text: str, *, indent: int = 0, style: str = "") -> None:
     OUT.print(Padding(Text(text, style=style), (0, 0, 0, indent)))
-
-
-def _print_costs(diagnosis: Diagnosis) -> None:
-    from posenc.reporting.numbers import size_in_words
-
-    table = new_table("tokens", "transformers", "", "with posenc", "")
-    for cost in diagnosis.costs:
-        sign = "" if cost.measured else "≈ "
-        table.add_row(
-            f"{cost.length:,}",
-            sign + _time(cost.seconds),
-            size_in_words(cost.bytes),
-            _time(cost.accelerated_seconds),
-            size_in_words(cost.accelerated_bytes),
-        )
-    _line("One layer, forward, one row, this machine (≈ computed from shorter inputs):")
-    OUT.print(table)
-    _line(f"posenc's CPU kernels: {diagnosis.kernels}.")
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "—"
-    return f"{1e3 * seconds:,.1f} ms" if seconds < 1 else f"{seconds:,.1f} s"

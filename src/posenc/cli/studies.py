@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, TimeElapsedColumn
 from rich.text import Text
 
-from posenc.cli.console import OUT, Countdown, Display, Words, new_table, print_headline
+from posenc.cli.console import OUT, Countdown, Display, Words, new_table, print_opening
 
 if TYPE_CHECKING:
     from posenc.evaluation.results import Study, StudyMetric
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def print_study(study: Study) -> None:
     """The verdict and a table, the best at the longest context first."""
-    from posenc.evaluation.headline import headline, remedies
+    from posenc.evaluation.headline import opening
     from posenc.evaluation.verdict import answer, findings
 
     OUT.print()
@@ -51,7 +51,7 @@ def print_study(study: Study) -> None:
     for method in study.findings:
         if method.refusal:
             OUT.print(Text(f"{method.key} does not go: {method.refusal}.", "dim"))
-    print_headline(headline(study), remedies(study))
+    print_opening(opening(study))
 
 
 def _print_answers(study: Study) -> None:
@@ -72,12 +72,10 @@ def _print_answers(study: Study) -> None:
 
 def study_json(study: Study) -> dict[str, Any]:
     """The numbers of a study, with its findings in words."""
-    from posenc.evaluation.headline import headline, verdicts
+    from posenc.evaluation.headline import opening
     from posenc.evaluation.verdict import answer
 
-    judged = {method.key: words for method, words in verdicts(study)[1]}
-    words = {"headline": headline(study), "answer": answer(study), "verdicts": judged}
-    return words | study.to_json()
+    return opening(study).to_json() | {"answer": answer(study)} | study.to_json()
 
 
 def _shown(study: Study, metric: StudyMetric) -> tuple[int, ...]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Iterator, Mapping
 
 from posenc.evaluation.candidates import CUT
 from posenc.evaluation.choosing import QUANTILE, best, gaps, has_needles, missing_gain, readings_of
 from posenc.evaluation.results import Findings, Study, StudyReading
 from posenc.reporting.headlines import at_times, fitting, of_one, shortened
 from posenc.reporting.intervals import Estimate
-from posenc.reporting.page import Remedy
+from posenc.reporting.opening import Opening, Remedy, Verdict, Verdicts, meanings
 from posenc.reporting.sentences import sentence
 from posenc.reporting.verdicts import BREAKS, HOLDS, deterioration, word
 
@@ -41,7 +43,7 @@ def headline(study: Study) -> str:
         if name in readings:
             figures += f", {words} {metric.shown(readings[name].of(metric)[goal])}"
             break
-    judged = {method.key: words[0] for method, words in verdicts(study)[1]}
+    judged = {method.key: words[0] for method, words in verdicts(study)}
     facts = {"key": shortened(key, NAME), "at": at, "steps": steps}
     forms = ((judged[key], figures), (judged[key], ""), ("", ""))
     texts = (sentence("use", verdict=verdict, figures=shown, **facts) for verdict, shown in forms)
@@ -61,13 +63,49 @@ def _alone(study: Study, at: str) -> str:
         (noun, *(metric.shown(reading.of(metric)[length]) for length in (first, study.goal)))
         for noun, metric in metrics.items()
     ]
-    judged = {judged.key: words[0] for judged, words in verdicts(study)[1]}
+    judged = {judged.key: words[0] for judged, words in verdicts(study)}
     verdict = judged[method.key] if study.goal > first else "learned"
     return of_one(name, verdict, at, changes)
 
 
-def verdicts(study: Study) -> tuple[str, list[tuple[Findings, tuple[str, ...]]]]:
-    """The meaning of the words, and a word on loss and one on recall of each model, best first.
+def opening(study: Study) -> Opening:
+    """The headline, verdicts on loss and recall, and ways to settle what is open."""
+    judged = verdicts(study)
+    than = f"the model as trained is at {study.called(study.base_length)}"
+    facts = {"holds": HOLDS, "breaks": BREAKS, "than": than}
+
+    def meaning(word: str) -> str:
+        if word == "unlearned":
+            return sentence("means_unlearned_here", study=study)
+        return sentence(f"means_{word}", **facts)
+
+    return Opening(
+        headline=headline(study),
+        verdicts=Verdicts(
+            title=f"Verdicts at {study.at(study.goal)}{when(study, tuned=study.tuned)}",
+            columns=(study.deciding.name, *(["recall"] if study.causal else [])),
+            rows=tuple(
+                Verdict(
+                    name=method.key,
+                    words=words,
+                    reference=method.role != "method" and study.factor != 1.0,
+                )
+                for method, words in judged
+            ),
+            guide=sentence("length_words", **facts),
+            meanings=meanings((word for _, words in judged for word in words), meaning),
+        ),
+        remedies=remedies(study),
+    )
+
+
+def when(study: Study, *, tuned: bool) -> str:
+    """The end of a title, where something was fine-tuned."""
+    return (" after fine-tuning" if tuned else " without training") if study.tuned else ""
+
+
+def verdicts(study: Study) -> list[tuple[Findings, tuple[str, ...]]]:
+    """A word on loss and one on recall of each model, best first.
 
     Values at the requested length are held to those of the original at the trained one. Recall has
     the interval of a share; it is ``unlearned`` where the original does not find needles, and all
@@ -87,8 +125,7 @@ def verdicts(study: Study) -> tuple[str, list[tuple[Findings, tuple[str, ...]]]]
             learned = has_needles(study) and not study.gate
             words.append(_recall(study, plain.found(first), reading) if learned else "unlearned")
         rows.append((method, tuple(words)))
-    than = f"the model as trained is at {study.called(first)}"
-    return sentence("study_words", study=study, holds=HOLDS, breaks=BREAKS, than=than), rows
+    return rows
 
 
 def _recall(study: Study, base: float, reading: StudyReading) -> str:
@@ -99,13 +136,39 @@ def _recall(study: Study, base: float, reading: StudyReading) -> str:
 
 
 def remedies(study: Study) -> tuple[Remedy, ...]:
-    """Ways to tell the recommended method from those that are level with it."""
-    key = best(study, tuned=study.tuned)
-    if study.gate or study.factor == 1.0 or key is None:
-        return ()
-    same = [name for name, deficit in gaps(study, key).items() if not deficit.sure]
-    if not same:
-        return ()
-    pieces = len(readings_of(study, tuned=study.tuned)[key].windows)
-    facts = {"same": same, "key": key, "study": study, "pieces": pieces}
-    return (Remedy(text=sentence("settled_by_more_data", **facts)),)
+    """Ways to tell methods level with the recommended one from it, and to sharpen recall."""
+    return () if study.gate else tuple(_remedies(study))
+
+
+def _remedies(study: Study) -> Iterator[Remedy]:
+    key = None if study.factor == 1.0 else best(study, tuned=study.tuned)
+    same = [name for name, deficit in gaps(study, key).items() if not deficit.sure] if key else []
+    if key is not None and same:
+        pieces = len(readings_of(study, tuned=study.tuned)[key].windows)
+        facts = {"same": same, "key": key, "study": study, "pieces": pieces}
+        data = {"--images": "OTHERS"} if study.unit == "pixel" else {"--text": "ANOTHER.txt"}
+        command = _again(study.command, data)
+        yield Remedy(text=sentence("settled_by_other_data", **facts), command=command)
+    unsure = [method.key for method, words in verdicts(study) if words[1:] == ("unsure",)]
+    if unsure:
+        text = sentence("settled_by_other_needles", unsure=unsure, asked=study.asked)
+        again = _again(study.command, {"--seed": str(study.seed + 1)})
+        yield Remedy(text=text, command=again)
+
+
+def _again(command: str, options: Mapping[str, str]) -> str:
+    """A command line with these options, and with another folder for its report; "" for none."""
+    words = shlex.split(command)
+    if not words:
+        return ""
+    kept, out = [], f"posenc-{words[1]}"
+    following = iter(words)
+    for part in following:
+        name, equals, value = part.partition("=")
+        if name not in ("--out", *options):
+            kept.append(part)
+            continue
+        value = value if equals else next(following, "")
+        out = value if name == "--out" else out
+    changed = [*options.items(), ("--out", f"{out}-again")]
+    return shlex.join([*kept, *(part for pair in changed for part in pair)])

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pandas as pd
 
-from posenc.evaluation.headline import headline, remedies, verdicts
+from posenc.evaluation.headline import opening, when
 from posenc.evaluation.questions import TASKS
 from posenc.evaluation.results import Findings, Study, StudyMetric, StudyReading
 from posenc.evaluation.verdict import answer, findings, setting
@@ -17,20 +17,7 @@ from posenc.reporting.charts import Chart
 from posenc.reporting.drawing import Across, Drawing, Point, Up, looks
 from posenc.reporting.intervals import SHARES, Bounds, Estimate
 from posenc.reporting.numbers import counted, size_in_words
-from posenc.reporting.page import (
-    Cell,
-    Column,
-    Maps,
-    Page,
-    Table,
-    Term,
-    Verdict,
-    Verdicts,
-    Words,
-    write_files,
-)
-from posenc.reporting.sentences import sentence
-from posenc.reporting.verdicts import BREAKS, HOLDS
+from posenc.reporting.page import Cell, Column, Maps, Page, Table, Term, Words, write_files
 from posenc.storage import make_folder
 
 
@@ -58,25 +45,7 @@ def study_page(study: Study) -> Page:
     }
     styles = looks(roles)
     drawing = Drawing(list(roles), styles, "method")
-    judged_by, rows = verdicts(study)
-    judged = Verdicts(
-        title=f"Verdicts at {study.at(study.goal)}{_when(study, tuned=study.tuned)}",
-        columns=(study.deciding.name, *(["recall"] if study.causal else [])),
-        rows=tuple(
-            Verdict(name=method.key, words=words, reference=_role(method) != "candidate")
-            for method, words in rows
-        ),
-        guide=judged_by,
-    )
-    method = Words(
-        key="method",
-        title="How this was measured",
-        paragraphs=(
-            setting(study),
-            judged_by,
-            sentence("how_study_judged", study=study, holds=HOLDS, breaks=BREAKS),
-        ),
-    )
+    method = Words(key="method", title="How this was measured", paragraphs=(setting(study),))
     measured = "pixels" if study.unit == "pixel" else "text"
     return Page(
         facts=(
@@ -84,11 +53,9 @@ def study_page(study: Study) -> Page:
             f"trained at {study.at(study.length)}, measured at up to {study.called(study.goal)}",
             study.text,
         ),
-        headline=headline(study),
+        opening=opening(study),
         charts=list(_charts(study, drawing)),
         looks=styles,
-        verdicts=judged,
-        remedies=remedies(study),
         sections=[
             Words(key="findings", title="In words", lists=(("", answer(study)), *findings(study))),
             *(_table(study, tuned=tuned) for tuned in study.whens),
@@ -119,11 +86,6 @@ def _role(method: Findings) -> str:
     return "control" if method.key == "direct" else "baseline"
 
 
-def _when(study: Study, *, tuned: bool) -> str:
-    """The end of a title, where something was fine-tuned."""
-    return (" after fine-tuning" if tuned else " without training") if study.tuned else ""
-
-
 def _charts(study: Study, drawing: Drawing) -> Iterator[Chart]:
     """All charts, the deciding one first."""
     title = f"{'context' if study.causal else 'text'} length ({study.unit}s)"
@@ -137,7 +99,7 @@ def _charts(study: Study, drawing: Drawing) -> Iterator[Chart]:
         "falling uses the farther context."
     )
     for tuned in study.whens:
-        end, when = "-tuned" if tuned else "", _when(study, tuned=tuned)
+        end, ending = "-tuned" if tuned else "", when(study, tuned=tuned)
         readings = {method.key: reading for method, reading in study.ranked(tuned=tuned)}
 
         def points(
@@ -167,7 +129,7 @@ def _charts(study: Study, drawing: Drawing) -> Iterator[Chart]:
                 along = points(metric, lambda reading, metric=metric: reading.of(metric).items())  # type: ignore[misc]
                 yield drawing.lines(
                     f"{metric.key}{end}",
-                    f"{metric.title}{when}",
+                    f"{metric.title}{ending}",
                     metric.guide,
                     along,
                     (by_length, up),
@@ -175,7 +137,7 @@ def _charts(study: Study, drawing: Drawing) -> Iterator[Chart]:
                 )
             if metric.key == "loss":
                 along = points(metric, lambda reading: reading.by_position)
-                chart = f"position{end}", f"Loss by position{when}", at_position
+                chart = f"position{end}", f"Loss by position{ending}", at_position
                 if along:  # masked tokens are measured by length alone
                     yield drawing.lines(*chart, along, (by_position, up))
 
@@ -205,7 +167,7 @@ def _table(study: Study, *, tuned: bool) -> Table:
 
     return Table(
         key=f"table{'-tuned' if tuned else ''}",
-        title=f"All results{_when(study, tuned=tuned)}",
+        title=f"All results{when(study, tuned=tuned)}",
         guide=study.guide,
         columns=(
             Column(name="method", text=True),
@@ -265,7 +227,7 @@ def _maps(study: Study, *, tuned: bool) -> Maps:
     metric = next(metric for metric in study.metrics if metric.key == "needles")
     return Maps(
         key=f"needles-maps{'-tuned' if tuned else ''}",
-        title=f"{metric.name.capitalize()} by depth and length{_when(study, tuned=tuned)}",
+        title=f"{metric.name.capitalize()} by depth and length{when(study, tuned=tuned)}",
         guide=f"Each cell is the share found of {study.asked}: {study.needles}. Down: where it "
         f"stood, from the beginning to the end. Across: length in {study.unit}s. A guess finds "
         f"{100 * study.chance:.2g} %.",

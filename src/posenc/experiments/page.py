@@ -10,9 +10,10 @@ from posenc.experiments.results import Comparison
 from posenc.experiments.summary import Summary
 from posenc.experiments.verdicts import Row, longest_measured
 from posenc.reporting.numbers import count_in_words, counted, size_in_words
-from posenc.reporting.page import Cell, Column, Page, Table, Term, Verdict, Verdicts, Words
+from posenc.reporting.opening import Opening, Verdict, Verdicts, meanings
+from posenc.reporting.page import Cell, Column, Page, Table, Term, Words
 from posenc.reporting.sentences import sentence
-from posenc.reporting.verdicts import BREAKS, HOLDS
+from posenc.reporting.verdicts import BREAKS, HOLDS, SEVERITY
 
 
 def comparison_page(comparison: Comparison, summary: Summary) -> Page:
@@ -22,15 +23,11 @@ def comparison_page(comparison: Comparison, summary: Summary) -> Page:
     lists = [("", summary.answer)]
     if comparison.expectation:
         lists.append(("Expected from the literature", (comparison.expectation,)))
-    judged = {"noun": metric.noun, "recall": recall, "holds": HOLDS, "breaks": BREAKS}
+    judged = sentence("how_judged", noun=metric.noun, recall=recall) if recall else None
     method = Words(
         key="method",
         title="How this was measured",
-        paragraphs=(
-            sentence("how_compared"),
-            sentence("how_judged", **judged),
-            sentence("how_gated", metric=metric),
-        ),
+        paragraphs=(sentence("how_compared"), *([judged] if judged else [])),
         terms=(
             *(Term(name=m.label, note=m.unit, text=(m.description,)) for m in comparison.metrics),
             *(
@@ -42,11 +39,9 @@ def comparison_page(comparison: Comparison, summary: Summary) -> Page:
     )
     return Page(
         facts=tuple(_facts(comparison)),
-        headline=summary.headline,
+        opening=opening(comparison, summary),
         charts=draw_charts(comparison, summary),
         looks=subject_looks(comparison),
-        verdicts=_verdicts(comparison, summary),
-        remedies=summary.remedies,
         sections=(
             _table(comparison, summary),
             Words(key="findings", title="In words", lists=tuple(lists)),
@@ -64,6 +59,42 @@ def comparison_page(comparison: Comparison, summary: Summary) -> Page:
         },
         note="Beside this page: every chart as PNG and SVG, comparison.json, measurements.csv, "
         "summary.csv.",
+    )
+
+
+def opening(comparison: Comparison, summary: Summary) -> Opening:
+    """The headline, verdicts by loss and by recall, and ways to settle what is open."""
+    metric, recall = comparison.headline, comparison.metric("recall")
+    longest = longest_measured(comparison, summary.rows)
+    rows = [
+        Verdict(
+            name=row.subject.label,
+            words=(row.predicts, row.finds or "") if recall else (row.predicts,),
+            why=reason(comparison, row),
+            note=row.subject.note,
+            reference=row.subject.role != "candidate",
+        )
+        for row in summary.rows
+    ]
+    shares = {"holds": HOLDS, "breaks": BREAKS, "than": f"at {comparison.train_length}"}
+    facts: dict[str, dict[str, object]] = dict.fromkeys(SEVERITY, shares)
+    facts |= {"overfitted": {"metric": metric}}
+    facts |= {
+        "unlearned": {
+            "metrics": [m for m in (metric, recall) if m and (m.learned, m.trivial) != (None, None)]
+        }
+    }
+    words = (word for row in summary.rows for word in (row.predicts, row.finds or "", row.verdict))
+    return Opening(
+        headline=summary.headline,
+        verdicts=Verdicts(
+            title=f"Verdicts at {longest} {comparison.length_unit}",
+            columns=(metric.noun, *([recall.noun] if recall else [])),
+            rows=tuple(rows),
+            guide=sentence("length_words", **shares) if len(comparison.test_lengths) > 1 else "",
+            meanings=meanings(words, lambda word: sentence(f"means_{word}", **facts.get(word, {}))),
+        ),
+        remedies=summary.remedies,
     )
 
 
@@ -88,29 +119,6 @@ def _corpus(comparison: Comparison) -> str:
         text += f", {corpus.train_bytes:,} {corpus.unit} to train on"
         text += f", {corpus.held_out_bytes:,} held out"
     return text
-
-
-def _verdicts(comparison: Comparison, summary: Summary) -> Verdicts:
-    recall, lengths = comparison.metric("recall"), comparison.test_lengths
-    longest = longest_measured(comparison, summary.rows)
-    guide = f"Holds: at most {HOLDS:.0%} worse than at {comparison.train_length}; "
-    guide += f"breaks: more than {BREAKS:.0%}."
-    rows = [
-        Verdict(
-            name=row.subject.label,
-            words=(row.predicts, row.finds or "") if recall else (row.predicts,),
-            why=reason(comparison, row),
-            note=row.subject.note,
-            reference=row.subject.role != "candidate",
-        )
-        for row in summary.rows
-    ]
-    return Verdicts(
-        title=f"Verdicts at {longest} {comparison.length_unit}",
-        columns=(comparison.headline.noun, *([recall.noun] if recall else [])),
-        rows=tuple(rows),
-        guide=guide if len(lengths) > 1 else "",
-    )
 
 
 def _table(comparison: Comparison, summary: Summary) -> Table:

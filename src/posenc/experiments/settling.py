@@ -17,7 +17,7 @@ from posenc.experiments.statistics import change
 from posenc.experiments.tasks import TASKS
 from posenc.experiments.verdicts import Row
 from posenc.reporting.intervals import Estimate, quantile
-from posenc.reporting.page import Remedy
+from posenc.reporting.opening import Remedy
 from posenc.reporting.sentences import sentence
 from posenc.reporting.verdicts import BREAKS, HOLDS
 

@@ -13,7 +13,7 @@ from posenc.experiments.settling import remedies
 from posenc.experiments.statistics import compared, held
 from posenc.experiments.verdicts import LEARNED_NOTHING, Row, judged, longest_measured
 from posenc.reporting.intervals import Bounds, Estimate, paired_difference
-from posenc.reporting.page import Remedy
+from posenc.reporting.opening import Remedy
 from posenc.reporting.sentences import amount, sentence
 
 MANIFOLD = 3.0

@@ -28,6 +28,7 @@ def value_axis(
     signed: bool = False,
     zero: bool = False,
     bounds: Bounds | None = None,
+    log: bool = False,
 ) -> alt.Y:
     """A vertical axis around ``values``, whose ticks have as many digits as tell them apart.
 
@@ -38,7 +39,15 @@ def value_axis(
         signed: whether positive values have a plus.
         zero: whether it begins at zero, or ends there.
         bounds: what it does not go beyond.
+        log: whether it is logarithmic, of positive values, with a tick a power of ten.
     """
+    if log:
+        seen = [value for value in values if 0 < value < math.inf] or [1.0]
+        first, last = math.floor(math.log10(min(seen))), math.ceil(math.log10(max(seen)))
+        powers = [10.0**n for n in range(first, max(last, first + 1) + 1)]
+        axis = alt.Axis(values=powers, format="~s")
+        scale = alt.Scale(type="log", domain=[powers[0], powers[-1]], nice=False)
+        return alt.Y("mean:Q", title=title, axis=axis, scale=scale)
     limits = bounds or Bounds()
     seen = [value for value in values if math.isfinite(value)] + ([0.0] if zero else [])
     low, high = (min(seen), max(seen)) if seen else (0.0, 1.0)

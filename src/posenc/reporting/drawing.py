@@ -14,7 +14,7 @@ import pandas as pd
 from posenc.reporting.axes import of_field, rule, shade, value_axis
 from posenc.reporting.charts import PICTURE_WIDTH, Chart, text_of
 from posenc.reporting.intervals import UNBOUNDED, Bounds, Estimate
-from posenc.reporting.line_names import LINE_HEIGHT, MANY, line_names
+from posenc.reporting.line_names import LINE_HEIGHT, MANY, TIGHT, line_names
 from posenc.reporting.palette import CONTROL, SERIES, SHAPES
 
 FEW = 90
@@ -92,11 +92,12 @@ class Across:
 
     def axis(self) -> tuple[alt.X, float]:
         """The axis, and where it begins: of lengths, before the trained one."""
-        if not self.lengths or self.trained is None:
+        if not self.lengths:
             axis = alt.Axis(tickCount=5, grid=False)
             scale = alt.Scale(zero=True, nice=False)
             return alt.X("x:Q", title=self.title, axis=axis, scale=scale), 0.0
-        trained, first, last = self.trained, self.lengths[0], self.lengths[-1]
+        first, last = self.lengths[0], self.lengths[-1]
+        trained = first if self.trained is None else self.trained
         if first == last:
             scale, low = alt.Scale(domain=[0, 2 * last]), float(last)
         elif self.log:
@@ -105,7 +106,7 @@ class Across:
         else:
             low = min(first, trained - (last - trained) * BEFORE / (1 - BEFORE))
             scale = alt.Scale(domain=[low, last], nice=False, zero=False)
-        times = f"format(datum.value / {trained}, '.3~g') + ' ×'"
+        times = f"format(datum.value / {trained}, '.3~g') + ' ×'" if self.trained else "''"
         label = f"[format(datum.value, 'd'), {times}]"
         axis = alt.Axis(values=list(self.lengths), labelExpr=label, grid=False)
         return alt.X("x:Q", title=self.title, axis=axis, scale=scale), low
@@ -122,6 +123,7 @@ class Up:
         signed: positive values have a plus.
         zero: the axis begins at zero.
         bounds: of possible values.
+        log: on a log scale, of positive values.
         level, level_name: a value that is ruled, unless it is far above all others.
     """
 
@@ -131,6 +133,7 @@ class Up:
     signed: bool = False
     zero: bool = False
     bounds: Bounds = UNBOUNDED
+    log: bool = False
     level: float | None = None
     level_name: str = ""
 
@@ -201,6 +204,7 @@ class Drawing:
             signed=up.signed,
             zero=up.zero,
             bounds=up.bounds,
+            log=up.log,
         )
         layers = self._layers(data, dots, x, y, first=first)
         if level is not None:
@@ -211,7 +215,7 @@ class Drawing:
         shown = set(data.subject)
         drawn = [name for name in self.names if name in shown]
         many = len(drawn) > MANY
-        narrow = HEIGHT if many else NARROW_HEIGHT
+        narrow = HEIGHT if len(drawn) * TIGHT > NARROW_HEIGHT else NARROW_HEIGHT
         ends = data.sort_values("x").groupby("subject", sort=False).tail(1)
         if not first:  # names of points on the axis have no room, nor have many
             ends = ends[(ends.x > data.x.min()) & (not many)]
@@ -269,7 +273,14 @@ class Drawing:
         return [*layers, line, point]
 
     def amounts(
-        self, key: str, titles: tuple[str, str], guide: str, rows: Sequence[Mapping[str, Any]]
+        self,
+        key: str,
+        titles: tuple[str, str],
+        guide: str,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        first: bool = False,
+        level: float | None = None,
     ) -> Chart:
         """A row a name, the largest amount first: names need no room of their own on an axis.
 
@@ -278,6 +289,8 @@ class Drawing:
             titles: of the chart, and of the amount with its unit.
             guide: of the chart.
             rows: ``subject``, ``amount``, and further facts in words for the tooltip.
+            first: larger than the others.
+            level: an amount that is ruled.
         """
         title, across = titles
         data = pd.DataFrame(rows)
@@ -293,7 +306,7 @@ class Drawing:
         facts = [name for name in data.columns if name not in ("subject", "amount")]
         tooltip = [
             alt.Tooltip("subject", title=self.noun),
-            alt.Tooltip("amount", title=across, format=",.0f"),
+            alt.Tooltip("amount", title=across, format=",.3~r"),
             *(alt.Tooltip(fact) for fact in facts),
         ]
         stems = base.mark_rule(strokeWidth=2).encode(x2=alt.datum(0), strokeDash=self.dash)
@@ -301,12 +314,16 @@ class Drawing:
             shape=self.shape, tooltip=tooltip
         )
         series = [(row["subject"], [(row["amount"], row[facts[0]])]) for row in rows]
+        ruled: list[Any] = []
+        if level is not None:
+            at = alt.Chart(pd.DataFrame({"amount": [level]})).encode(x="amount:Q")
+            ruled = [at.mark_rule(strokeDash=[5, 4], color=CONTROL, strokeWidth=1.2)]
         return Chart.of(
             key,
             title,
             guide,
-            alt.layer(stems, points).add_params(self.picked),
+            alt.layer(*ruled, stems, points).add_params(self.picked),
             text_of(title, (across, facts[0]), series),
-            width=SMALL_WIDTH,
+            width=PICTURE_WIDTH if first else SMALL_WIDTH,
             height=max(SMALL_HEIGHT, round(LINE_HEIGHT * len(names))),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -64,12 +65,16 @@ def line_names(
         colour, opacity: of the lines.
     """
     height_axis: Any = y.to_dict()
-    low, high = height_axis["scale"]["domain"]
+    scale = height_axis["scale"]
+    log = scale.get("type") == "log"
+    low, high = map(math.log10, scale["domain"]) if log else scale["domain"]
     many = len(ends) > MANY
     gap, size, away = (TIGHT, 11, 24) if many else (LINE_HEIGHT, 12, 10)
     rows: list[pd.DataFrame] = []
     for _, group in ends.groupby("x", sort=True):
-        placed = apart(list(group["mean"]), gap * (high - low) / height, low, high)
+        wanted = [math.log10(mean) if log else mean for mean in group["mean"]]
+        placed = apart(wanted, gap * (high - low) / height, low, high)
+        placed = [10.0**at for at in placed] if log else placed
         names = [n if len(n) <= LONGEST else f"{n[: LONGEST - 1]}…" for n in group.subject]
         rows.append(group.assign(at=placed, name=names))
     data = pd.concat(rows) if rows else ends.assign(at=[], name=[])

@@ -16,6 +16,13 @@ def size_in_words(size: float | None) -> str:
     return f"{size:,.1f} GiB"
 
 
+def time_in_words(seconds: float | None) -> str:
+    """``1.3 ms``, ``2.0 s``; a dash for None."""
+    if seconds is None:
+        return "—"
+    return f"{1e3 * seconds:,.1f} ms" if seconds < 1 else f"{seconds:,.1f} s"
+
+
 def count_in_words(count: float | None) -> str:
     """``147 k``: three digits are enough to compare by; a dash for None."""
     if count is None:

@@ -17,58 +17,13 @@ from posenc.reporting.charts import THEME, Chart, picture_files
 from posenc.reporting.drawing import Look
 from posenc.reporting.intervals import Estimate
 from posenc.reporting.numbers import setting_in_words
+from posenc.reporting.opening import Opening
 from posenc.reporting.palette import DARK, LIGHT, OUTLINES
+from posenc.reporting.verdicts import TONES
 from posenc.storage import write_bytes
 
 DENSE = 10
 """More verdicts than these are set tight."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """A row of the table of verdicts.
-
-    Args:
-        name: of what is judged, as in the charts.
-        words: a word a column; "" where there is none.
-        why: the reason for the words.
-        note: on what is judged.
-        reference: set apart, for comparison.
-    """
-
-    name: str
-    words: tuple[str, ...]
-    why: str = ""
-    note: str = ""
-    reference: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdicts:
-    """The table of verdicts.
-
-    Args:
-        title: with the length that they are on.
-        columns: what is judged.
-        rows: the best first.
-        guide: definition of the words.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[Verdict, ...]
-    guide: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Remedy:
-    """A way to settle verdicts: ``text`` says which and how, ``command`` is the command line.
-
-    The command is empty where there is none, or it is not known.
-    """
-
-    text: str
-    command: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +133,7 @@ class Words:
         key, title: of the section.
         paragraphs: first.
         lists: titles ("" for none), and the sentences under each.
+        code: lines to copy, as they are.
         terms: last.
     """
 
@@ -185,6 +141,7 @@ class Words:
     title: str
     paragraphs: tuple[str, ...] = ()
     lists: tuple[tuple[str, Sequence[str]], ...] = ()
+    code: str = ""
     terms: tuple[Term, ...] = ()
 
 
@@ -194,11 +151,9 @@ class Page:
 
     Args:
         facts: on what was done, for one small line.
-        headline: the finding in at most 90 characters.
+        opening: the answer.
         charts: the one that shows it first.
         looks: of the names in charts and verdicts.
-        verdicts: a word or two a name.
-        remedies: ways to settle what is open.
         sections: tables, maps and words, in order.
         command: that does it again.
         settings: everything else that it takes to do it again, by name.
@@ -206,11 +161,9 @@ class Page:
     """
 
     facts: tuple[str, ...]
-    headline: str
+    opening: Opening
     charts: Sequence[Chart]
     looks: Mapping[str, Look]
-    verdicts: Verdicts
-    remedies: tuple[Remedy, ...] = ()
     sections: Sequence[Table | Maps | Words] = ()
     command: str = ""
     settings: Mapping[str, object] = field(default_factory=dict)
@@ -222,7 +175,8 @@ class Page:
         libraries = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub is wrong
         return templates.get_template("page.html.jinja").render(
             page=self,
-            dense=len(self.verdicts.rows) > DENSE,
+            opening=self.opening,
+            dense=len(self.opening.verdicts.rows) > DENSE,
             outlines=OUTLINES,
             specs={"theme": THEME, "specs": {chart.key: chart.spec for chart in self.charts}},
             settings={name: setting_in_words(value) for name, value in self.settings.items()},
@@ -248,6 +202,7 @@ def environment(*packages: str) -> Environment:
         lstrip_blocks=True,
     )
     made.filters["json"] = _inline_json
+    made.filters["tone"] = TONES.get
     made.tests["of"] = lambda value, kind: type(value).__name__ == kind
     return made
 

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from posenc.reporting.intervals import Estimate
 from posenc.reporting.numbers import size_in_words
 
-TEMPLATES = ("sentences.jinja", "study.jinja")
+TEMPLATES = ("sentences.jinja", "study.jinja", "bench.jinja", "doctor.jinja")
 """Files of ``posenc.reporting.templates`` that have the sentences."""
 
 

@@ -14,6 +14,14 @@ it breaks; in between it degrades."""
 Word = Literal["holds", "unsure", "degrades", "breaks"]
 """Unsure where the interval of the change reaches from ``HOLDS`` to beyond ``BREAKS``."""
 
+TONES = {
+    **dict.fromkeys(("holds", "learned", "fast", "same"), "good"),
+    **dict.fromkeys(("degrades", "unsure", "tied", "slower"), "fair"),
+    **dict.fromkeys(("breaks", "unlearned", "overfitted", "slow", "differs", "refuses"), "bad"),
+    **dict.fromkeys(("untestable", "unfinished", "unknown"), "none"),
+}
+"""Word → colour on pages and terminals."""
+
 SEVERITY: tuple[Word, ...] = ("holds", "unsure", "degrades", "breaks")
 
 
@@ -30,10 +38,16 @@ def deterioration(value: float, base: float, *, lower: bool) -> float:
     return difference / abs(base) if base else math.copysign(math.inf, difference)
 
 
-def word(change: Estimate) -> Word:
-    """The verdict on a deterioration."""
-    if change.low <= HOLDS and change.high > BREAKS:
+def word(change: Estimate, limits: tuple[float, float] = (HOLDS, BREAKS)) -> Word:
+    """The verdict on a deterioration.
+
+    Args:
+        change: for the worse, positive.
+        limits: up to which a value holds, and beyond which it breaks.
+    """
+    holds, breaks = limits
+    if change.low <= holds and change.high > breaks:
         return "unsure"
-    if change.mean <= HOLDS:
+    if change.mean <= holds:
         return "holds"
-    return "breaks" if change.mean > BREAKS else "degrades"
+    return "breaks" if change.mean > breaks else "degrades"

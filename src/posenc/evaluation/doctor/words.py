@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from posenc.evaluation.doctor.facts import UNKNOWN, Attention
+from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Reading
 from posenc.evaluation.doctor.rotation import Rotation
 from posenc.reporting.numbers import counted
 
@@ -30,6 +30,19 @@ def numbers_in_words(numbers: Sequence[int]) -> str:
     if len(parts) > SHOWN:
         parts = [*parts[:2], f"… {parts[-1]}"]
     return ", ".join(parts).replace(", …", " …")
+
+
+def titles(reading: Reading) -> list[str]:
+    """Names of the kinds of layers: their numbers, and their modules where kinds are alike."""
+    stacks = [layers.attention.module.partition(".*")[0] for layers in reading.layers]
+    names = []
+    for layers, stack in zip(reading.layers, stacks, strict=True):
+        count, numbers = len(layers.numbers), numbers_in_words(layers.numbers)
+        name = counted(count or 1, "layer") + (f": {numbers}" if numbers else "")
+        if len(reading.layers) == 1:
+            name = f"all {count} layers" if count > 1 else "the layer"
+        names.append(name + (f" of {stack}" if len(set(stacks)) > 1 else ""))
+    return names
 
 
 def described(facts: Attention) -> list[str]:

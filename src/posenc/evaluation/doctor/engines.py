@@ -1,0 +1,116 @@
+"""Engines that would serve a folder, in words: how each rotates, and the lines right in all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from posenc.evaluation.doctor.facts import Reading
+from posenc.evaluation.engines import Remedy, Rotation, Served, compare, right_in_all
+from posenc.evaluation.engines.comparison import AS_LONGER, engine_named
+from posenc.evaluation.engines.transformers import TRANSFORMERS
+from posenc.evaluation.engines.truth import unlike_rules
+from posenc.evaluation.hub import model_folder
+from posenc.integrations.transformers.checkpoints.fields import Fields
+from posenc.reporting.sentences import sentence
+
+ALL = "all"
+ENGINE_COLUMNS = ("engine", "slowest pair", "gain", "longest text")
+
+
+@dataclass(frozen=True)
+class Engines:
+    """A config in the engines that were asked for.
+
+    Args:
+        served: transformers first; empty for models without RoPE.
+        remedy: lines by which more engines rotate as transformers does; None: none needed or known.
+    """
+
+    served: tuple[Served, ...]
+    remedy: Remedy | None
+
+    @classmethod
+    def of(cls, folder: Path, engine: str) -> Engines:
+        """The config of a folder, or of a name on the hub, in one engine or ``all``.
+
+        Raises:
+            CheckpointError: if there is no such file, or it is not a JSON object.
+        """
+        fields = Fields.read(model_folder(folder, weights=False)).values
+        served = compare(fields)
+        if engine != ALL:
+            names = {TRANSFORMERS.name, engine_named(engine).name}
+            served = tuple(one for one in served if one.engine in names)
+        differ = any(one.difference for one in served)
+        return cls(served, right_in_all(fields) if differ else None)
+
+    @property
+    def unlike(self) -> list[str]:
+        """Engines that do not rotate as transformers does."""
+        return [one.engine for one in self.served if one.difference]
+
+    def words(self) -> dict[str, tuple[str, str]]:
+        """A word on texts up to the trained length and one on longer ones, by engine."""
+        return {
+            one.engine: ("differs", "same")
+            if one.difference.startswith(AS_LONGER)
+            else (_word(one), _word(one))
+            for one in self.served[1:]
+        }
+
+    def sentences(self, reading: Reading) -> Iterator[str]:
+        """Sentences on how the engines rotate, beside transformers and the layers as they ran."""
+        if not self.served:
+            yield sentence("engines_not_compared")
+            return
+        numbers = unlike_rules(self.served[0], reading)
+        if numbers:
+            yield sentence("engines_unlike_code", count=len(numbers))
+        alike = [one.engine for one in self.served[1:] if not one.difference]
+        if alike:
+            yield sentence("engines_alike", names=alike)
+        stated = self.served[0].longest
+        for one in self.served[1:]:
+            if one.difference:
+                yield sentence("engine_differs", served=one)
+        for one in self.served[1:]:
+            if one.longest is not None and stated is not None and one.longest != stated:
+                yield sentence("engine_shorter", served=one, stated=stated)
+        if self.unlike and self.remedy is None:
+            yield sentence("engines_beyond_remedy")
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """The slowest rotation, gain and longest text of each, by ``ENGINE_COLUMNS``."""
+        for place, one in enumerate(self.served):
+            longest = "no limit" if one.longest is None else f"{one.longest:,}"
+            if not one.rotations:
+                yield one.engine, "—", "—", "—"
+            elif place and not one.difference:
+                yield one.engine, "as transformers", "", longest
+            else:
+                for kind, rotation in one.rotations.items():
+                    name = f"{one.engine}, {kind}" if kind else one.engine
+                    yield name, _period(rotation), f"{rotation.gain:.5g}", longest
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {
+            "engines": [asdict(one) for one in self.served],
+            "right_in_all": None if self.remedy is None else asdict(self.remedy),
+        }
+
+
+def _period(rotation: Rotation) -> str:
+    """Tokens in which the slowest pair turns once."""
+    slowest = min((theta for theta in rotation.frequencies if theta), default=0.0)
+    return f"{2 * math.pi / slowest:,.0f} tokens" if slowest else "at rest"
+
+
+def _word(served: Served) -> str:
+    if not served.difference:
+        return "same"
+    return "differs" if served.rotations else "refuses"

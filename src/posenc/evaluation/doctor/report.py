@@ -1,0 +1,356 @@
+"""The report of a diagnosis: a page, its charts as pictures, and all of it as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from posenc.evaluation.doctor.advice import FACTOR, Advice, config_lines
+from posenc.evaluation.doctor.costs import Cost
+from posenc.evaluation.doctor.diagnosis import Diagnosis
+from posenc.evaluation.doctor.engines import ENGINE_COLUMNS, Engines
+from posenc.evaluation.doctor.facts import UNKNOWN, Attention
+from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.doctor.words import described, titles
+from posenc.evaluation.engines.config import ModelConfig
+from posenc.evaluation.engines.engine import NotServedError
+from posenc.evaluation.engines.transformers import TRANSFORMERS
+from posenc.evaluation.hub import model_folder
+from posenc.integrations.transformers.checkpoints.fields import Fields
+from posenc.reporting.charts import Chart
+from posenc.reporting.drawing import Across, Drawing, Point, Up, looks
+from posenc.reporting.headlines import fitting, shortened
+from posenc.reporting.intervals import Estimate
+from posenc.reporting.numbers import size_in_words, time_in_words
+from posenc.reporting.opening import Opening, Remedy, Verdict, Verdicts, meanings
+from posenc.reporting.page import Cell, Column, Page, Table, Term, Words, write_files
+from posenc.reporting.sentences import sentence
+
+NAME = 24
+"""Characters of a name in a headline, at most."""
+
+COSTS = {"transformers": "baseline", "with posenc": "candidate"}
+"""Lines of the charts of costs, and their roles."""
+
+COST_COLUMNS = ("tokens", "transformers", "memory", "with posenc", "memory")
+COST_GUIDE = "One layer, forward, one row, this machine (≈ computed from shorter inputs)."
+
+Line = tuple[str, Sequence[float]]
+"""A name, and frequencies in radians a token."""
+
+
+def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) -> Opening:
+    """A word on each kind of layer up to the limit and beyond it, and on each engine."""
+    limits, reading = diagnosis.limits, diagnosis.reading
+    spans = {
+        title: _span(layers.attention, limited=bool(limits))
+        for title, layers in zip(titles(reading), reading.layers, strict=True)
+    }
+    spans |= {table.module: ("holds", "breaks") for table in reading.tables}
+    beside = engines.words() if engines is not None else {}
+    columns: tuple[str, ...] = ("at any length",)
+    if limits:
+        columns = (f"to {limits[0].tokens:,} tokens", "beyond")
+    differences = {one.engine: one for one in engines.served} if engines is not None else {}
+    rows = [Verdict(name=name, words=words[: len(columns)]) for name, words in spans.items()]
+    rows += [
+        Verdict(
+            name=name,
+            words=words[: len(columns)],
+            why=sentence("engine_differs", served=differences[name]) if words[0] != "same" else "",
+            reference=True,
+        )
+        for name, words in beside.items()
+    ]
+    return Opening(
+        headline=_headline(
+            diagnosis, folder, engines, [word for words in spans.values() for word in words]
+        ),
+        verdicts=Verdicts(
+            title="Verdicts by layer" + (" and engine" if beside else ""),
+            columns=columns,
+            rows=tuple(rows),
+            guide=sentence("span_words", limited=bool(limits)),
+            meanings=meanings(
+                (word for row in rows for word in row.words), lambda word: sentence(f"span_{word}")
+            ),
+        ),
+        remedies=tuple(_remedies(diagnosis.advice, engines)),
+    )
+
+
+def _span(facts: Attention, *, limited: bool) -> tuple[str, str]:
+    """A word on texts up to the limit, and one on longer ones."""
+    if facts.rotation == UNKNOWN:
+        return "unknown", "unknown"
+    if not isinstance(facts.rotation, Rotation) or facts.unlimited is False:
+        return "holds", "holds"
+    return "holds", "degrades" if limited and facts.unlimited is True else "unknown"
+
+
+def _headline(
+    diagnosis: Diagnosis, folder: Path, engines: Engines | None, words: Sequence[str]
+) -> str:
+    name = shortened(folder.resolve().name, NAME)
+    if diagnosis.limits:
+        tokens, method = diagnosis.limits[0].tokens, diagnosis.advice.method
+        text = sentence("take_to", name=name, tokens=tokens, method=method)
+    elif not words or "unknown" in words:
+        text = sentence("take_unknown", name=name)
+    else:
+        text = sentence("take_any", name=name)
+    count, unlike = len(diagnosis.findings), engines.unlike if engines is not None else []
+    mend = sentence("mend_first", count=count) if count else ""
+    endings = [sentence(form, names=unlike) for form in ("unlike", "unlike_count") if unlike]
+    return fitting(text + end for end in (*(mend + end for end in endings), mend, *endings, ""))
+
+
+def _remedies(advice: Advice, engines: Engines | None) -> Iterator[Remedy]:
+    if engines is not None and engines.remedy is not None:
+        yield Remedy(text=sentence("to_serve", names=engines.unlike, left=engines.remedy.left))
+    if advice.command:
+        yield Remedy(text=sentence("to_extend", advice=advice), command=advice.command)
+    elif advice.config:
+        yield Remedy(text=sentence("to_write", advice=advice))
+
+
+def length_sentences(diagnosis: Diagnosis) -> list[str]:
+    """The limits, and the advice for longer texts."""
+    limits = [sentence("limit", limit=limit) for limit in diagnosis.limits]
+    return [*limits, sentence("advice", advice=diagnosis.advice)]
+
+
+def setting_sentences(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """Settings without effect, and what to write instead of each."""
+    return [
+        (sentence("setting_problem", finding=one), sentence("setting_change", finding=one))
+        for one in diagnosis.findings
+    ] or [(sentence("no_problem"), "")]
+
+
+def write_diagnosis(
+    diagnosis: Diagnosis, folder: Path, out: Path, *, engines: Engines | None, command: str = ""
+) -> None:
+    """Write ``index.html``, charts and ``doctor.json`` into a folder that exists.
+
+    Args:
+        diagnosis: of ``folder``.
+        folder: of the model.
+        out: of the report.
+        engines: to compare with; None: none.
+        command: that made it.
+
+    Raises:
+        OutputError: if a file cannot be written.
+    """
+    facts = diagnosis.to_json() | ({} if engines is None else engines.to_json())
+    page = diagnosis_page(diagnosis, folder, engines=engines, command=command)
+    write_files(out, page, {"doctor.json": json.dumps(facts, indent=1) + "\n"})
+
+
+def diagnosis_page(
+    diagnosis: Diagnosis, folder: Path, *, engines: Engines | None, command: str
+) -> Page:
+    """The page with its charts."""
+    opened, reading = opening(diagnosis, folder, engines), diagnosis.reading
+    lines = list(_lines(diagnosis, folder))
+    beside = [] if engines is None else list(_engine_lines(engines))
+    names = [row.name for row in opened.verdicts.rows]
+    roles = dict.fromkeys([*names, *(name for name, _ in lines)], "candidate")
+    roles |= dict.fromkeys(
+        [*(engines.words() if engines else ()), *(n for n, _ in beside)], "baseline"
+    )
+    styles = looks(roles | COSTS)
+    drawing = Drawing(list(styles), styles, "rotation")
+    shown = [_turns(drawing, [*lines, *beside], diagnosis)] if lines else []
+    layers = Words(
+        key="layers",
+        title="What the layers do",
+        terms=tuple(
+            Term(name=title, text=tuple(described(one.attention)))
+            for title, one in zip(titles(reading), reading.layers, strict=True)
+        ),
+    )
+    lengths = Words(
+        key="lengths",
+        title="Longer texts",
+        lists=(("", length_sentences(diagnosis)),),
+        code="\n".join(config_lines(diagnosis.advice)),
+    )
+    settings = Words(
+        key="settings",
+        title="Settings",
+        lists=(("", [" ".join(pair).strip() for pair in setting_sentences(diagnosis)]),),
+    )
+    how = Words(
+        key="method", title="How this was read", paragraphs=(sentence("how_read", reading=reading),)
+    )
+    return Page(
+        facts=(
+            f"posenc doctor · {folder.resolve().name} · {diagnosis.model_type or 'unknown'}",
+            "read by running its code" if reading.by == "run" else "read from its config",
+        ),
+        opening=opened,
+        charts=[*shown, *_cost_charts(drawing, diagnosis.costs)],
+        looks=styles,
+        sections=[
+            lengths,
+            settings,
+            layers,
+            *(_engine_sections(engines, diagnosis) if engines is not None else ()),
+            *(
+                [
+                    _table(
+                        "costs", "Costs of a layer", COST_GUIDE, COST_COLUMNS, cost_rows(diagnosis)
+                    )
+                ]
+                if diagnosis.costs
+                else []
+            ),
+            how,
+        ],
+        command=command,
+        settings={
+            "model": diagnosis.model_type,
+            "kernels of posenc": diagnosis.kernels,
+            "acceleration": diagnosis.acceleration,
+        },
+        note="Beside this page: every chart as PNG and SVG, doctor.json.",
+    )
+
+
+def _lines(diagnosis: Diagnosis, folder: Path) -> Iterator[Line]:
+    """Frequencies of the layers, and of the advised method."""
+    reading, advice = diagnosis.reading, diagnosis.advice
+    for title, layers in zip(titles(reading), reading.layers, strict=True):
+        rotation = layers.attention.rotation
+        if isinstance(rotation, Rotation) and rotation.frequencies:
+            yield title, rotation.frequencies
+    if not advice.config:
+        return
+    fields = dict(Fields.read(model_folder(folder, weights=False)).values)
+    config = ModelConfig.of(fields)
+    changed = {**config.written, **advice.config}
+    changed = fields | {config.nested: changed} if config.nested else changed
+    with_advice = ModelConfig.of(changed)
+    try:
+        rotations = TRANSFORMERS.rotations(
+            with_advice, int(advice.config["max_position_embeddings"])
+        )
+    except NotServedError:
+        return
+    before = TRANSFORMERS.rotations(config, diagnosis.limits[0].tokens)
+    for kind, stretched in rotations.items():
+        if not stretched.like(before[kind]):
+            name = f"{advice.method} × {FACTOR}" + (f", {kind}" if len(rotations) > 1 else "")
+            yield name, stretched.frequencies
+
+
+def _engine_lines(engines: Engines) -> Iterator[Line]:
+    """Frequencies of engines that are not those of transformers."""
+    for one in engines.served[1:]:
+        for kind, rotation in one.rotations.items():
+            right = engines.served[0].rotations.get(kind)
+            if right is None or not rotation.like(replace(right, gain=rotation.gain)):
+                yield f"{one.engine}, {kind}" if kind else one.engine, rotation.frequencies
+
+
+def _turns(drawing: Drawing, lines: Sequence[Line], diagnosis: Diagnosis) -> Chart:
+    """Tokens that each pair turns once in."""
+    points = [
+        Point(name, pair, Estimate(period, None, 1), f"{period:,.0f} tokens")
+        for name, frequencies in lines
+        for pair, theta in enumerate(frequencies)
+        if theta and (period := 2 * math.pi / abs(theta))
+    ]
+    level = float(diagnosis.limits[0].tokens) if diagnosis.limits else None
+    up = Up(
+        title="tokens for a whole turn",
+        log=True,
+        level=level,
+        level_name=f"trained: {level:,.0f} tokens" if level else "",
+    )
+    guide = (
+        "Above the dashed line a pair never turned once in training: angles of longer texts are "
+        "new to it."
+    )
+    return drawing.lines(
+        "turns",
+        "How slowly each pair turns",
+        guide if level else "Fast pairs tell near tokens apart, slow ones far ones.",
+        points,
+        (Across(title="pair of features"), up),
+        first=True,
+    )
+
+
+def _cost_charts(drawing: Drawing, costs: Sequence[Cost]) -> Iterator[Chart]:
+    """Time and memory of a layer by length."""
+    lengths = tuple(cost.length for cost in costs)
+    for key, title, unit, names, form in (
+        (
+            "seconds",
+            "Time of a layer",
+            "seconds",
+            ("seconds", "accelerated_seconds"),
+            time_in_words,
+        ),
+        ("bytes", "Memory of a layer", "bytes", ("bytes", "accelerated_bytes"), size_in_words),
+    ):
+        points = [
+            Point(name, cost.length, Estimate(value, None, 1), form(value))
+            for name, field in zip(COSTS, names, strict=True)
+            for cost in costs
+            if (value := getattr(cost, field))
+        ]
+        if points:
+            axes = Across(title="tokens", lengths=lengths, log=True), Up(title=unit, log=True)
+            yield drawing.lines(key, title, COST_GUIDE, points, axes)
+
+
+def _engine_sections(engines: Engines, diagnosis: Diagnosis) -> Iterator[Table | Words]:
+    if engines.served:
+        guide = f"By the rules of the engines, as read in {engines.served[0].read}."
+        yield _table("engines", "Engines", guide, ENGINE_COLUMNS, engines.rows())
+    remedy = engines.remedy
+    found = list(engines.sentences(diagnosis.reading))
+    if remedy is not None:
+        found += [sentence("right_in", remedy=remedy)]
+    code = "" if remedy is None else json.dumps(remedy.changes, indent=2)[2:-2]
+    left = (sentence("still_left", remedy=remedy),) if remedy is not None and remedy.left else ()
+    yield Words(
+        key="serving", title="What the engines do", lists=(("", [*found, *left]),), code=code
+    )
+
+
+def cost_rows(diagnosis: Diagnosis) -> list[tuple[str, ...]]:
+    """Length, time and memory in transformers, and both with posenc, in words."""
+    return [
+        (
+            f"{cost.length:,}",
+            ("" if cost.measured else "≈ ") + time_in_words(cost.seconds),
+            size_in_words(cost.bytes),
+            time_in_words(cost.accelerated_seconds),
+            size_in_words(cost.accelerated_bytes),
+        )
+        for cost in diagnosis.costs
+    ]
+
+
+def _table(
+    key: str, title: str, guide: str, columns: Sequence[str], rows: Iterable[tuple[str, ...]]
+) -> Table:
+    """A table of rows in words."""
+    return Table(
+        key=key,
+        title=title,
+        guide=guide,
+        columns=tuple(Column(name=name, text=not place) for place, name in enumerate(columns)),
+        rows=tuple(
+            (Cell(text=name, kind="name"), *(Cell(text=text) for text in texts))
+            for name, *texts in rows
+        ),
+    )
