@@ -172,7 +172,7 @@ def test_the_answer_is_on_the_first_screen(
         assert chart["x"] + chart["width"] <= verdicts["x"]
     for command in visit.page.locator("#settle code").all():
         assert command.inner_text().startswith("posenc ")
-    assert visit.page.locator("#settle code").count() >= (found not in ("comparison", "study"))
+    assert visit.page.locator("#settle code").count() >= (found in ("undecided", "benched"))
     assert visit.page.locator(".verdicts tbody .verdict").count() >= 6
     assert settle["y"] + settle["height"] <= box(".multiples")["y"] < box("#method")["y"]
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
@@ -224,6 +224,7 @@ def test_without_scripts_charts_are_pictures(browser: playwright.Browser, page: 
 def test_legible_in_both_schemes(browser: playwright.Browser, page: Path, scheme: str) -> None:
     visit = Visit(browser, page, "html[data-drawn]", color_scheme=scheme)
     assert visit.page.evaluate("document.documentElement.dataset.drawn") == scheme
+    rows = visit.page.locator(".mark-line").count() == 0  # of amounts, whose names are ticks
     for selector in (
         "p",
         "td",
@@ -233,12 +234,12 @@ def test_legible_in_both_schemes(browser: playwright.Browser, page: Path, scheme
         ".mark-text text:not([stroke])",
     ):
         ratios = visit.page.evaluate(CONTRAST, selector)
-        assert ratios
-        assert min(ratios) >= 4.5, (selector, min(ratios))
+        assert ratios or (rows and selector.startswith(".mark-text"))
+        assert min(ratios, default=21) >= 4.5, (selector, min(ratios))
     for selector in (".mark-line path", ".mark-rule.role-mark line", ".role-axis-domain line"):
         ratios = visit.page.evaluate(STROKES, selector)
-        assert ratios
-        assert min(ratios) >= 3, (selector, min(ratios))
+        assert ratios or rows
+        assert min(ratios, default=21) >= 3, (selector, min(ratios))
     visit.page.close()
 
 
