@@ -39,13 +39,9 @@ def site() -> Path:
         for page in SITE.rglob("*.html"):  # of sources that are gone
             name = page.relative_to(SITE)
             source = ROOT / "docs" / name
-            if not name.as_posix().startswith(OTHERS) and not any(
-                path.exists()
-                for path in (
-                    *(source.with_suffix(end) for end in (".md", ".rst", ".ipynb")),
-                    ROOT / "docs" / "_extra" / name,
-                )
-            ):
+            made_of = [source.with_suffix(end) for end in (".md", ".rst", ".ipynb")]
+            made_of.append(ROOT / "docs/_extra" / name)
+            if not name.as_posix().startswith(OTHERS) and not any(map(Path.exists, made_of)):
                 page.unlink()
     return SITE
 

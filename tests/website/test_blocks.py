@@ -72,8 +72,8 @@ def test_blocks_run_one_after_the_other(path: Path) -> None:
 
 def lines(text: str) -> list[list[str]]:
     """Words of the commands in a block, without prompts, comments and what they print."""
-    prompted = re.findall(r"^\$ (.*)$", text, re.MULTILINE)
-    typed = prompted or re.sub(r"\\\n\s*", "", text).splitlines()
+    joined = re.sub(r"\\\n\s*", "", text)
+    typed = re.findall(r"^\$ (.*)$", joined, re.MULTILINE) or joined.splitlines()
     return [shlex.split(line, comments=True) for line in typed if line.strip()]
 
 
