@@ -20,16 +20,18 @@ README = {
     "rope": "RoPE",
     "alibi": "ALiBi",
     "t5": "T5, learned",
+    "shaw@scores": "Shaw, keys",
     "deberta@buckets=256": "DeBERTa, 256 buckets",
 }
-"""Encodings of the README's table."""
+"""Encodings of the README's table: python -m benchmarks.attention --what calls rows --alone
+--dtypes float32 --lengths 128 512 2048 --encodings …"""
 
 
 def pages() -> dict[Path, str]:
     """Every page that shows results, as it follows from them."""
     attention, others = read("attention_amd"), read("attention_amd_others")
     compared = tables(others["readings"])["other contenders"]
-    short = chosen([*attention["readings"], *others["readings"]], README)
+    short = chosen(read("attention_icelake")["readings"], README)
     parts = {
         RESULTS / "README.md": {
             "measured": about(attention),

@@ -82,22 +82,22 @@ def _times(rows: Sequence[Row], dtype: str, over: Set[tuple[object, ...]]) -> st
 
 
 def chosen(rows: Sequence[Row], names: Mapping[str, str]) -> str:
-    """A table of these encodings, under other names, at a few lengths."""
-    found: dict[tuple[object, ...], Row] = {}
-    for row in _timed(rows):
-        found.setdefault((row["contender"], *_case(row)), row)
+    """A table of these encodings, under other names, by size."""
+    found = {_case(row): row for row in _timed(rows) if row["contender"] == POSENC}
 
-    def cell(name: str, length: int, causal: bool, contender: str = POSENC) -> str:
-        case = (contender, name, length, causal, "float32", 1)
+    def cell(name: str, length: int, causal: bool, batch: int) -> str:
+        case = (name, length, causal, "float32", batch)
         return _ratios(found[case]) if case in found else ""
 
-    sizes = ((512, False), (2048, False), (2048, True))
-    lines = [
-        (label, *(cell(name, *size) for size in sizes), cell(name, 2048, False, WRITTEN_OUT))
-        for name, label in names.items()
-    ]
-    head = ("encoding", *(_size(*size) for size in sizes), f"2,048, {WRITTEN_OUT}")
-    return table(head, lines)
+    sizes = {
+        "128": (128, False, 1),
+        "128, 16 rows of 12 heads": (128, False, 16),
+        "512": (512, False, 1),
+        "2,048": (2048, False, 1),
+        "2,048, causal": (2048, True, 1),
+    }
+    lines = [(label, *(cell(name, *size) for name in names)) for label, size in sizes.items()]
+    return table(("tokens", *names.values()), lines)
 
 
 def _short_rows(rows: Sequence[Row], over: Set[tuple[object, ...]]) -> str:
