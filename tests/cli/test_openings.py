@@ -44,8 +44,11 @@ class Shown(HTMLParser):
             self.verdicts[str(given["data-subject"])] = []
         if tag in ("p", "code") and self.inside("id", "settle"):
             self.remedies.append("")
-        if tag in ("meta", "path", "img"):
+        if tag in ("meta", "img"):
             self.open.pop()
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Nothing is in such an element."""
 
     def handle_endtag(self, tag: str) -> None:
         while self.open and self.open.pop()[0] != tag:
