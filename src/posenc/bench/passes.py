@@ -120,8 +120,8 @@ def timed(
             forward_ratio=alone.mean,
             forward_spread=alone.half_width,
             both_seconds=statistics.median(back) if back else None,
-            both_ratio=trained and trained.mean,
-            both_spread=trained and trained.half_width,
+            both_ratio=trained.mean if trained else None,
+            both_spread=trained.half_width if trained else None,
         )
     return times
 

@@ -104,11 +104,11 @@ def _print(diagnosis: Diagnosis) -> None:
             _line(change, indent=2)
     OUT.print()
     if diagnosis.costs:
-        table = new_table("tokens", "transformers", "", "with posenc", "")
+        costs = new_table("tokens", "transformers", "", "with posenc", "")
         for row in cost_rows(diagnosis):
-            table.add_row(*row)
+            costs.add_row(*row)
         _line("One layer, forward, one row, this machine (≈ computed from shorter inputs):")
-        OUT.print(table)
+        OUT.print(costs)
         _line(f"posenc's CPU kernels: {diagnosis.kernels}.")
         OUT.print()
     _line(diagnosis.acceleration)

@@ -141,7 +141,7 @@ def remedies(study: Study) -> tuple[Remedy, ...]:
 def _remedies(study: Study) -> Iterator[Remedy]:
     key = None if study.factor == 1.0 else best(study, tuned=study.tuned)
     same = [name for name, deficit in gaps(study, key).items() if not deficit.sure] if key else []
-    if same:
+    if key and same:
         pieces = len(readings_of(study, tuned=study.tuned)[key].windows)
         facts = {"same": same, "key": key, "study": study, "pieces": pieces}
         data = {"--images": "OTHERS"} if study.unit == "pixel" else {"--text": "ANOTHER.txt"}

@@ -50,7 +50,7 @@ def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) 
     }
     spans |= {table.module: ("holds", "breaks") for table in reading.tables}
     beside = engines.words() if engines is not None else {}
-    columns = ("at any length",)
+    columns: tuple[str, ...] = ("at any length",)
     if limits:
         columns = (f"to {limits[0].tokens:,} tokens", "beyond")
     differences = {one.engine: one for one in engines.served} if engines is not None else {}
@@ -234,19 +234,17 @@ def _lines(diagnosis: Diagnosis, folder: Path) -> Iterator[Line]:
     config = ModelConfig.of(fields)
     changed = {**config.written, **advice.config}
     changed = fields | {config.nested: changed} if config.nested else changed
-    with_advice = ModelConfig.of(changed)
+    goal = int(advice.config["max_position_embeddings"])
     try:
-        rotations = TRANSFORMERS.rotations(
-            with_advice, int(advice.config["max_position_embeddings"])
-        )
+        before = TRANSFORMERS.rotations(config, diagnosis.limits[0].tokens)
+        rotations = TRANSFORMERS.rotations(ModelConfig.of(changed), goal)
     except NotServedError:
         return
-    before = TRANSFORMERS.rotations(config, diagnosis.limits[0].tokens)
-    for kind, rotation in rotations.items():
-        if not rotation.like(before[kind]):
+    for kind, after in rotations.items():
+        if not after.like(before[kind]):
             yield (
                 f"{advice.method} × {FACTOR}" + (f", {kind}" if len(rotations) > 1 else ""),
-                rotation.frequencies,
+                after.frequencies,
             )
 
 
