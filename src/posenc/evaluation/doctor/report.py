@@ -235,14 +235,12 @@ def _lines(diagnosis: Diagnosis, folder: Path) -> Iterator[Line]:
     config = ModelConfig.of(fields)
     changed = {**config.written, **advice.config}
     changed = fields | {config.nested: changed} if config.nested else changed
-    with_advice = ModelConfig.of(changed)
+    goal = int(advice.config["max_position_embeddings"])
     try:
-        rotations = TRANSFORMERS.rotations(
-            with_advice, int(advice.config["max_position_embeddings"])
-        )
+        before = TRANSFORMERS.rotations(config, diagnosis.limits[0].tokens)
+        rotations = TRANSFORMERS.rotations(ModelConfig.of(changed), goal)
     except NotServedError:
         return
-    before = TRANSFORMERS.rotations(config, diagnosis.limits[0].tokens)
     for kind, stretched in rotations.items():
         if not stretched.like(before[kind]):
             name = f"{advice.method} × {FACTOR}" + (f", {kind}" if len(rotations) > 1 else "")
