@@ -118,7 +118,8 @@ def pins(file: str) -> dict[str, str]:
         if line.startswith(("#", "-r ")):
             continue
         requirement = Requirement(line)
-        if requirement.name == "triton":
+        elsewhere = requirement.marker is not None and not requirement.marker.evaluate()
+        if requirement.name == "triton" or elsewhere:
             continue
         exact = re.fullmatch(r"==([0-9][0-9a-z.]*)", str(requirement.specifier))
         assert exact, f"{file}: {line}"
