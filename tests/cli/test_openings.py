@@ -138,7 +138,7 @@ def test_the_terminal_says_what_the_page_says(run: Callable[..., tuple[str, Show
     told = [part.rstrip(":.") for part in page.remedies]
     assert all(any(part in line for line in opening) for part in told)
     cells = " ".join(page.cells)
-    starts = tuple(f"{name}  " for name in page.verdicts) + ("posenc (",)
+    starts = (*(f"{name}  " for name in page.verdicts), "posenc (")
     rows = [line for line in lines[:start] if line.lstrip(" #–0123456789").startswith(starts)]
     numbers = [number for line in rows for number in re.findall(r"\d+\.\d+", line)]
     assert numbers or told[0].startswith("To extend it"), "but for the doctor's"
