@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from posenc.reporting.drawing import Look
-from posenc.reporting.opening import Remedy, Verdict, Verdicts
+from posenc.reporting.opening import Opening, Remedy, Verdict, Verdicts
 from posenc.reporting.page import Cell, Column, Maps, Page, Table, Words
 
 
