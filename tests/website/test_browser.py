@@ -85,3 +85,10 @@ def test_methods_are_filtered(browser: playwright.Browser) -> None:
     page.get_by_label("words").fill("gpt-oss")
     assert rows.all_inner_texts()[0].startswith("rope")
     assert page.locator(".choices output").inner_text() == f"1 of {every} methods"
+
+
+def test_formulas_are_written_along_the_line(browser: playwright.Browser) -> None:
+    page = Visit(browser, site() / "methods/rope.html").page
+    sizes = [formula.bounding_box() for formula in page.locator(".formula math").all()]
+    assert sizes
+    assert all(size is not None and size["width"] > 2 * size["height"] for size in sizes)
