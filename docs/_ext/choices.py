@@ -133,7 +133,7 @@ class Choices(SphinxDirective):
             link = f'<a href="{root}methods/{text}.html"><code>{text}</code></a>'
             return f'<th scope="row">{link}</th>'
         notes = f' title="{html.escape(row["claim"])}"' if column == "extrapolates" else ""
-        notes += " data-any" if text in ("any", "either") else ""
+        notes += " data-any" if text == "any" else ""
         shown = ", ".join(self.word(part) for part in text.split(", "))
         return f'<td data-column="{column}"{notes}>{shown}</td>'
 

@@ -33,6 +33,7 @@ MODULES = (
     "posenc.integrations.transformers.accelerate",
     "posenc.integrations.transformers.stretching",
     "posenc.evaluation.engines",
+    "posenc.evaluation.questions",
     "posenc.experiments.tasks",
     "posenc.testing",
     "posenc.visualization.gallery",

@@ -123,7 +123,7 @@ def test_a_folder_of_another_kind_is_not_to_be_deleted(posenc: Command, tmp_path
         ("runs/rpe/model", "no folder runs/rpe/model", "Did you mean runs/rope?"),
         ("runs", "no config.json in runs", "Did you mean runs/rope/model?"),
         ("runs/rope/model/config.json", "which is a file", "Name the folder that it lies in"),
-        ("meta-llama/Llama-3", "no folder", "hf download meta-llama/Llama-3 --local-dir FOLDER"),
+        ("meta-llama/Llama-3", "no such folder", "hf download meta-llama/Llama-3"),
         ("gpt2", "no folder gpt2", "this folder has no gpt2. A name on the Hugging Face Hub"),
         ("/no/such/folder", "no folder", "Check the path: / has no no."),
         ("cut", "invalid JSON", "Download or write it again"),

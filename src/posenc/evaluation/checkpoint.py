@@ -83,8 +83,10 @@ class Checkpoint:
                 (``extendable``) it cannot be written; or as ``HubName.folder``.
             ArgumentError: if the trained length is unknown, or not that of the position table.
         """
-        hub = HubName.of(source)
-        folder = hub.folder(weights=True) if hub else as_path(source)
+        folder = source if isinstance(source, Path) else as_path(source)
+        hub = None if folder.exists() else HubName.of(folder)
+        if hub is not None:
+            folder = hub.folder(weights=True)
         if (folder / "model" / "config.json").is_file():
             folder = folder / "model"
         config = Fields.read(folder)

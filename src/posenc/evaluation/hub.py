@@ -63,9 +63,9 @@ class HubName:
     @classmethod
     def of(cls, source: Path | str) -> HubName | None:
         """The name that is meant; None for anything that exists, or can only be a folder."""
-        path = as_path(source)
-        found = NAME.fullmatch(path.as_posix())
-        return None if found is None or path.exists() else cls(**found.groupdict())
+        path = Path(source)
+        found = None if path.exists() else NAME.fullmatch(path.as_posix())
+        return None if found is None else cls(**found.groupdict())
 
     def __str__(self) -> str:
         return f"{self.repo}@{self.revision}" if self.revision else self.repo

@@ -141,7 +141,7 @@ def test_methods_without_words_in_a_config_are_named_for_every_engine(
     methods |= {"yarn+log_n"}
     assert {"rerope", "self_extend", "drope"} < methods
     parsed = [Method.parse(name) for name in (*sorted(methods), "yarn")]
-    kept, left = served_methods(parsed, model, ENGINES[engine], factor=2.0, length=LENGTH)
+    kept, left = served_methods(parsed, model, ENGINES[engine], factor=1.5, length=LENGTH)
     assert [method.spec for method in kept] == ["yarn"]
     assert left == dict.fromkeys(methods, "is known to no engine")
 

@@ -28,6 +28,6 @@ def check_source(source: Path | str) -> tuple[Checked, ...]:
             f"model_type in {config.path}",
             expected="a model of text or images that transformers loads",
             got=repr(config.values.get("model_type", "none")),
-            remedy="Load it by yourself, and call posenc.evaluation.engines.check(model).",
+            remedy="Read its config alone: leave out --live.",
         )
     return check(kind.open(folder, device="cpu", dtype="auto").model)
