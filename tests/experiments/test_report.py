@@ -96,7 +96,7 @@ def test_page_adapts_to_accuracies_and_generated_data() -> None:
         "<li>T5 holds (Kazemnejad et al. 2023).</li>",
         '<span class="verdict bad" title="unlearned: at the training length',
         "Not learned, so no verdict: ",
-        "does not reach 80%",
+        "does not reach 80.0%",
         "<dd>symbols, generated</dd>",
         "symbols = 64",
     ):
