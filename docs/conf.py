@@ -84,6 +84,7 @@ html_sidebars: dict[str, list[str]] = {
 html_theme_options = {
     "navbar_align": "left",
     "header_links_before_dropdown": 8,
+    "navigation_depth": 2,  # deeper ones get toggles without a name
     "show_toc_level": 2,
     "navigation_with_keys": False,
     "pygments_light_style": "a11y-high-contrast-light",
