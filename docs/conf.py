@@ -73,7 +73,7 @@ html_title = f"posenc {release}"
 html_static_path = ["_static"]
 html_extra_path = ["_extra"]  # the explorer's page, as it is
 html_css_files = ["site.css"]
-html_js_files = [("choices.js", {"defer": "defer"})]
+html_js_files = [(name, {"defer": "defer"}) for name in ("choices.js", "sidebar.js")]
 html_context = {"default_mode": "auto"}
 html_math_renderer = "mathml"
 html_show_sourcelink = False
@@ -84,7 +84,6 @@ html_sidebars: dict[str, list[str]] = {
 html_theme_options = {
     "navbar_align": "left",
     "header_links_before_dropdown": 8,
-    "navigation_depth": 2,  # deeper ones get toggles without a name
     "show_toc_level": 2,
     "navigation_with_keys": False,
     "pygments_light_style": "a11y-high-contrast-light",
