@@ -45,6 +45,7 @@ def svg_of(panel: Panel, key: str) -> str:
     config = CONFIG | {"background": "transparent", "padding": ROOM, "aria": False}
     config["axis"] = CONFIG["axis"] | {"labelFontSize": 12, "titleFontSize": 12.5}
     svg = vl_convert.vegalite_to_svg(chart | {"config": config})
+    svg = re.sub(r' (role|aria-[a-z]+)="[^"]*"', "", svg)  # the picture around it is named
     return re.sub(r'(\bid="|url\(#)', rf"\g<1>{key}-", svg)
 
 
