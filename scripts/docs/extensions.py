@@ -75,6 +75,7 @@ def page(name: str, entry: Extension) -> str:
         "a factor of 1 changes nothing": claims.identity_at_one,
         "decoding with a cache across the trained length equals one pass": claims.decodes_as_whole,
         "nothing changes below the trained length": claims.short_unchanged,
+        "relative encodings stay relative": claims.stays_relative,
     }
     rows = [(words, "yes" if holds else "no") for words, holds in traits.items()]
     rows += [

@@ -14,11 +14,18 @@ from posenc.errors import ArgumentError
 from posenc.extension import EXTENSIONS, NotApplicable, advice, extend
 from posenc.testing.oracles import attention_by_loops
 
-FIXED = ("interpolate", "llama3", "ntk", "ntk_by_parts", "yarn")
-
 
 def rope(**options: Any) -> Encoding:
     return create("rope", **({"head_dim": 16} | options))
+
+
+FIXED = [
+    name
+    for name, entry in EXTENSIONS.items()
+    if entry.level == "encoding" and "rope" in entry.on
+    if type(extend(rope(), name, factor=1.5, length=64).query_key) is Rope
+]
+"""Methods that only divide the frequencies of a rope, by the same at every length."""
 
 
 def stretched(method: str, *, factor: float = 4, length: float = 64, **options: Any) -> Rope:

@@ -25,6 +25,7 @@ class ExtensionClaims:
         identity_at_one: a factor of 1 changes nothing.
         decodes_as_whole: decoding with a cache across the trained length equals one pass.
         short_unchanged: nothing changes below the trained length.
+        stays_relative: an encoding of offsets alone remains one.
         training: fine-tuning that it is meant for: ``"none"``, ``"helps"`` or ``"needed"``.
         expect: expected behaviour past the trained length, in a sentence.
         cost: extra work and memory, in Q, K, D, H.
@@ -36,6 +37,7 @@ class ExtensionClaims:
     identity_at_one: bool = True
     decodes_as_whole: bool = True
     short_unchanged: bool = False
+    stays_relative: bool = True
     training: Literal["none", "helps", "needed"]
     expect: str
     cost: str = "none"

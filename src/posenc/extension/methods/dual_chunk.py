@@ -107,6 +107,7 @@ ENTRY = Extension(
     on=("rope",),
     claims=ExtensionClaims(
         identity_at_one=False,
+        stays_relative=False,
         training="none",
         expect="Stays usable without training at many times the length; order among chunks "
         "farther back than one is lost.",

@@ -73,6 +73,7 @@ ENTRY = Extension(
         identity_at_one=False,
         decodes_as_whole=False,
         short_unchanged=True,
+        stays_relative=False,
         training="none",
         expect="As NTK at each length; identical to the original up to the trained length.",
         cost="(Q + K)·D·H, for all keys at each call",

@@ -208,6 +208,7 @@ ENTRY = Extension(
     on=("any",),
     claims=ExtensionClaims(
         short_unchanged=True,
+        stays_relative=False,
         training="none",
         expect="A little better than the same without it, since attention stays as sharp.",
         cost="Q·D·H",

@@ -116,6 +116,7 @@ ENTRY = Extension(
     on=("rope",),
     claims=ExtensionClaims(
         decodes_as_whole=False,
+        stays_relative=False,
         training="helps",
         expect="As good as its factors; searched ones beat the formulas, by little without "
         "training.",

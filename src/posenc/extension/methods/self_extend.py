@@ -91,6 +91,7 @@ ENTRY = Extension(
     summary="Keeps the distances of near tokens and counts those of far ones in groups.",
     on=("rope",),
     claims=ExtensionClaims(
+        stays_relative=False,
         training="none",
         at_twice=4,
         expect="The best without training, to (L - w)·G + w tokens.",
