@@ -10,7 +10,7 @@ from posenc.evaluation.choosing import missing_gain
 from posenc.evaluation.headline import headline, opening, remedies, verdicts
 from posenc.evaluation.results import Study
 from posenc.reporting.headlines import LONGEST
-from tests.evaluation.test_choosing import BASE, reading, study
+from tests.evaluation.studies import BASE, reading, study
 
 
 def words(found: Study) -> dict[str, tuple[str, ...]]:
