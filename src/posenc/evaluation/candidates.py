@@ -174,6 +174,25 @@ def text_candidates(
     yield from candidates_by(model, methods, make, strict=strict)
 
 
+def table_candidates(
+    model: LiveModel, methods: Sequence[Method], *, goal: int, length: int, strict: bool
+) -> Iterator[Candidate]:
+    """A model of text limited to its trained length, and with tables of ``goal`` rows.
+
+    Args and Raises: as ``text_candidates``.
+    """
+    yield cut(model, length)
+
+    def make(method: Method) -> Candidate:
+        if method.of_model:
+            return extended_by(model, method, factor=1.0, length=length)
+        prefix = int(method.options.get("prefix", 0))
+        factor = (goal - prefix) / (length - prefix)
+        return extended_by(model, method, factor=factor, length=length)
+
+    yield from candidates_by(model, methods, make, strict=strict)
+
+
 def cut(model: LiveModel, length: int) -> Candidate:
     """A model as trained, on texts of its trained length: causal ones in segments."""
     note = f"The model as trained, given {length} tokens and no more."

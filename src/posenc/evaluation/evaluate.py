@@ -16,11 +16,11 @@ from posenc.evaluation.checkpoint import CAUSAL, Checkpoint
 from posenc.evaluation.choosing import gate
 from posenc.evaluation.effective import Series, effective_length, next_length, rise
 from posenc.evaluation.examination import Examination
+from posenc.evaluation.image_candidates import image_candidates
 from posenc.evaluation.images import ImageSource
 from posenc.evaluation.limits import affordable
 from posenc.evaluation.live import LiveDecoder, LiveModel
 from posenc.evaluation.live_images import LiveImages
-from posenc.evaluation.position_tables import image_candidates
 from posenc.evaluation.progress import MeasuredFile, Progress, silent
 from posenc.evaluation.questions import Unfit, task_names
 from posenc.evaluation.results import Effective, Findings, Rise, Study, StudyReading

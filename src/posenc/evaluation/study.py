@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from posenc.errors import ArgumentError, Interrupted
-from posenc.evaluation.candidates import Candidate, Method, text_candidates
+from posenc.evaluation.candidates import Candidate, Method, table_candidates, text_candidates
 from posenc.evaluation.checkpoint import CAUSAL, Checkpoint
 from posenc.evaluation.choosing import choose, gate
 from posenc.evaluation.finetuning import finetuned
+from posenc.evaluation.image_candidates import goal_cells, image_candidates
 from posenc.evaluation.images import Images, ImageSource
 from posenc.evaluation.live import LiveEncoder, LiveMaskedLM, LiveModel
 from posenc.evaluation.live_images import LiveImages
-from posenc.evaluation.position_tables import goal_cells, image_candidates, table_candidates
 from posenc.evaluation.progress import MeasuredFile, Progress, silent
 from posenc.evaluation.results import Findings, Study
 from posenc.evaluation.settings import Tuning

@@ -1,4 +1,4 @@
-"""Candidates for models with a learned table of positions."""
+"""Candidates for models of images, whose tables of positions are for a size."""
 
 from __future__ import annotations
 
@@ -6,31 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.errors import ArgumentError
-from posenc.evaluation.candidates import SCALED, Candidate, Method, candidates_by, cut, extended_by
+from posenc.evaluation.candidates import SCALED, Candidate, Method, candidates_by
 from posenc.evaluation.images import Size
-from posenc.evaluation.live import LiveModel
 from posenc.evaluation.live_images import LiveImages
 from posenc.evaluation.suites.images import BySize
 from posenc.extension import extend
-
-
-def table_candidates(
-    model: LiveModel, methods: Sequence[Method], *, goal: int, length: int, strict: bool
-) -> Iterator[Candidate]:
-    """A model of text limited to its trained length, and with tables of ``goal`` rows.
-
-    Args and Raises: as ``text_candidates``.
-    """
-    yield cut(model, length)
-
-    def make(method: Method) -> Candidate:
-        if method.of_model:
-            return extended_by(model, method, factor=1.0, length=length)
-        prefix = int(method.options.get("prefix", 0))
-        factor = (goal - prefix) / (length - prefix)
-        return extended_by(model, method, factor=factor, length=length)
-
-    yield from candidates_by(model, methods, make, strict=strict)
 
 
 def image_candidates(
