@@ -1,4 +1,4 @@
-"""Intervals, verdicts, ranks and the answer in words."""
+"""Verdicts and ranks of a comparison, and its answer in words."""
 
 from __future__ import annotations
 
@@ -9,34 +9,11 @@ import pytest
 
 from posenc.experiments.results import Measurement, Refusal
 from posenc.experiments.summary import Summary, summarise
-from posenc.reporting.intervals import estimate, paired_difference
 from tests.support.samples import ACCURACY, LOSS, sample
 
 
 def row_of(summary: Summary, name: str):  # type: ignore[no-untyped-def]
     return next(row for row in summary.rows if row.subject.name == name)
-
-
-def test_interval_by_hand() -> None:
-    # Student's t at 97.5 % with 2 degrees of freedom is 4.302653; sd 1, n 3.
-    found = estimate([1.0, 2.0, 3.0])
-    assert found is not None
-    assert found.mean == 2.0
-    assert found.half_width == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
-    assert estimate([]) is None
-    single = estimate([5.0])
-    assert single is not None
-    assert single.half_width is None
-    assert not single.sure
-
-
-def test_pairs_cancel_what_seeds_share() -> None:
-    a, b = {0: 1.0, 1: 5.0, 2: 9.0}, {0: 0.9, 1: 4.91, 2: 8.89, 7: 0.0}
-    found = paired_difference(a, b)
-    assert found is not None
-    assert found.n == 3
-    assert found.mean == pytest.approx(0.1, abs=1e-9)
-    assert found.sure
 
 
 def test_verdicts_and_order() -> None:
