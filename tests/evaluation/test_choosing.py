@@ -9,7 +9,7 @@ import pytest
 from posenc.errors import CheckpointError
 from posenc.evaluation.choosing import choose, gap, gate, require_learned
 from posenc.evaluation.results import StudyReading
-from posenc.evaluation.verdict import answer, findings
+from posenc.evaluation.summary import answer, findings
 from tests.evaluation.studies import BASE, reading, study
 
 

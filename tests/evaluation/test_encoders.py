@@ -21,8 +21,8 @@ from posenc.evaluation.settings import Tuning
 from posenc.evaluation.study import ExtensionResult, measure_extensions
 from posenc.evaluation.suites.masked import MaskedSuite
 from posenc.evaluation.suites.retrieval import RetrievalSuite
+from posenc.evaluation.summary import answer, findings, setting
 from posenc.evaluation.texts import SpecialTokens, Text, read_ids
-from posenc.evaluation.verdict import answer, findings, setting
 from posenc.experiments.pieces import Pieces
 from posenc.experiments.text_loss import restored
 from posenc.extension import NotApplicable

@@ -19,8 +19,8 @@ from posenc.evaluation.limits import affordable
 from posenc.evaluation.report import study_page, write_study
 from posenc.evaluation.results import Study
 from posenc.evaluation.suites.next_token import NextTokenSuite
+from posenc.evaluation.summary import answer
 from posenc.evaluation.texts import Text, read_ids
-from posenc.evaluation.verdict import answer
 from posenc.models import Decoder
 from tests.support.known_lengths import unlearned
 from tests.support.samples import next_token_model

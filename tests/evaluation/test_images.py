@@ -20,7 +20,7 @@ from posenc.evaluation.report import write_study
 from posenc.evaluation.settings import Tuning
 from posenc.evaluation.study import ExtensionResult, measure_extensions
 from posenc.evaluation.suites.images import images_for, sides
-from posenc.evaluation.verdict import answer, findings, setting
+from posenc.evaluation.summary import answer, findings, setting
 from posenc.models import ImageConfig, ImageEncoder, VisionTransformer
 from tests.support.live_models import live
 

@@ -19,8 +19,8 @@ from posenc.evaluation.choosing import require_learned
 from posenc.evaluation.evaluate import evaluate
 from posenc.evaluation.headline import headline
 from posenc.evaluation.results import Study
+from posenc.evaluation.summary import answer
 from posenc.evaluation.texts import Text, read_ids
-from posenc.evaluation.verdict import answer
 from tests.support.known_lengths import TRAINED, breaking, holding, unlearned, words_text
 
 CLAIMED = 2 * TRAINED

@@ -23,8 +23,8 @@ from posenc.evaluation.results import StudyReading
 from posenc.evaluation.settings import EvaluationSettings, ExtensionSettings, Tuning
 from posenc.evaluation.study import ExtensionResult, measure_extensions
 from posenc.evaluation.suites.next_token import NextTokenSuite, lengths_to
+from posenc.evaluation.summary import answer, findings
 from posenc.evaluation.texts import Text, read_ids
-from posenc.evaluation.verdict import answer, findings
 from posenc.extension import NotApplicable
 from posenc.models import Decoder, DecoderConfig
 from tests.support.live_models import live

@@ -1,4 +1,8 @@
-"""Options that several commands have, and parsing of comma-separated values."""
+"""Options of commands: declared by the fields of settings, read from the command line or a file.
+
+``with_settings`` gives a command an option for each field, and the values read to its body, which
+makes the settings of a run from them.
+"""
 
 from __future__ import annotations
 

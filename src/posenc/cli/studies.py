@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def print_study(study: Study) -> None:
     """The verdict and a table, the best at the longest context first."""
     from posenc.evaluation.headline import opening
-    from posenc.evaluation.verdict import answer, findings
+    from posenc.evaluation.summary import answer, findings
 
     OUT.print()
     for sentence in answer(study):
@@ -73,7 +73,7 @@ def _print_answers(study: Study) -> None:
 def study_json(study: Study) -> dict[str, Any]:
     """The numbers of a study, with its findings in words."""
     from posenc.evaluation.headline import opening
-    from posenc.evaluation.verdict import answer
+    from posenc.evaluation.summary import answer
 
     return opening(study).to_json() | {"answer": answer(study)} | study.to_json()
 

@@ -12,7 +12,7 @@ import pandas as pd
 from posenc.evaluation.headline import opening, when
 from posenc.evaluation.questions import TASKS
 from posenc.evaluation.results import Findings, Study, StudyMetric, StudyReading
-from posenc.evaluation.verdict import answer, findings, setting
+from posenc.evaluation.summary import answer, findings, setting
 from posenc.reporting.charts import Chart
 from posenc.reporting.drawing import Across, Drawing, Point, Up, looks
 from posenc.reporting.intervals import SHARES, Bounds, Estimate

@@ -1,4 +1,7 @@
-"""Verdicts on the subjects of a comparison, and the gates that come before a verdict."""
+"""Verdicts on the subjects of a comparison, and the gates that come before a verdict.
+
+That a subject holds, degrades or breaks is decided by ``reporting/verdicts.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentences of all reports, from the macros of one template."""
+"""Sentences of all reports, from macros of templates."""
 
 from __future__ import annotations
 

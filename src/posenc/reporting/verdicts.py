@@ -1,4 +1,8 @@
-"""Verdicts in a word, by how much a value changes from the trained length to a longer one."""
+"""Verdicts in a word, by how much a value changes from the trained length to a longer one.
+
+``word`` decides whether a value holds, degrades or breaks; the sentences that say so are in
+``templates/sentences.jinja``.
+"""
 
 from __future__ import annotations
 

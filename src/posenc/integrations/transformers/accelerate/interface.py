@@ -1,4 +1,8 @@
-"""``attn_implementation="posenc"``: posenc in the attention interface of transformers."""
+"""``attn_implementation="posenc"``: posenc in the attention interface of transformers.
+
+A layer's window (Gemma's, say) comes as a mask function: ``mask`` keeps it instead of writing out
+all pairs, and ``attention`` calls ``attend`` with the grid that ``patterns`` reads from it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grids from the mask functions of transformers.
+"""Grids from the mask functions of transformers: of windows, chunks, prefixes and documents.
 
 Those that transformers composes masks of are read; all others are evaluated, a block of queries at
 a time, and served if each query sees one interval of keys.

@@ -1,4 +1,4 @@
-"""Positions of queries and of cached keys in passes through a model."""
+"""Positions of queries and of cached keys in passes through a stretched model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings of a study in sentences."""
+"""The outcome of a study, in sentences."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from posenc.evaluation.candidates import Method
 from posenc.evaluation.results import StudyReading
-from posenc.evaluation.verdict import answer, expectation, findings
+from posenc.evaluation.summary import answer, expectation, findings
 from posenc.extension import EXTENSIONS
 from tests.evaluation.studies import BASE, reading, study
 
