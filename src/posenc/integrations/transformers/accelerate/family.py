@@ -26,7 +26,9 @@ class AcceleratedFamily:
         classes: the accelerated class for each class of transformers, or a mixin that makes one.
         configured: classes that get a config that names posenc's attention, since they make the
             masks; so do the classes above where there are any.
-        masks: the attention implementation whose masks they make.
+        masks: the attention implementation whose masks they make: ``views.NAME``, those that
+            ``attention`` takes, for models on transformers' interface alone; ``views.KEYS`` or
+            ``CAUSAL_KEYS``, of keys, for modules that see all keys or are causal by themselves.
         shortest: number of keys below which the modules' own attention was measured to be as fast.
         refusal: the reason why a module of either stays as it is, or None.
         unserved: reasons by class, for classes that always stay as they are.
