@@ -11,9 +11,9 @@ from posenc.errors import ArgumentError, Interrupted
 from posenc.evaluation.candidates import Method, extended_by, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.engines import differences
-from posenc.evaluation.engines.choosing import served_methods
 from posenc.evaluation.engines.comparison import engine_named
 from posenc.evaluation.engines.engine import Engine
+from posenc.evaluation.engines.served import served_methods
 from posenc.evaluation.engines.serving import Serving, serving
 from posenc.evaluation.live import LiveModel
 from posenc.evaluation.progress import Progress, kept, silent

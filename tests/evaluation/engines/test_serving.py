@@ -12,8 +12,8 @@ import pytest
 from posenc.errors import ArgumentError
 from posenc.evaluation.candidates import Method
 from posenc.evaluation.engines import ENGINES, ModelConfig, differences
-from posenc.evaluation.engines.choosing import served_methods
 from posenc.evaluation.engines.comparison import engine_named
+from posenc.evaluation.engines.served import served_methods
 from posenc.evaluation.engines.serving import gguf_keys, overrides
 from posenc.evaluation.extend import Extended, extend_checkpoint
 from posenc.evaluation.live import LiveDecoder
