@@ -15,8 +15,6 @@ from posenc.errors import ArgumentError, UnknownNameError
 from posenc.extension import EXTENSIONS, advice, applicable, extend, extend_layers
 from posenc.registry import ENCODINGS
 
-ON_ROPE = sorted(name for name, method in EXTENSIONS.items() if {"rope", "any"} & set(method.on))
-
 
 def test_names_are_sorted_and_are_those_of_functions() -> None:
     assert list(EXTENSIONS) == sorted(EXTENSIONS)
@@ -37,20 +35,17 @@ def test_all_but_the_first_parameter_are_named(name: str) -> None:
     assert all(f"{each.name}:" in documented for each in others)
 
 
-def test_what_is_applicable() -> None:
-    assert applicable(create("rope", head_dim=8)) == ON_ROPE
-    learned = create("learned", dim=4, max_length=8)
-    assert applicable(learned) == [
-        "direct",
-        "hierarchical",
-        "interpolate",
-        "log_n",
-        "random_tail",
-        "segments",
-    ]
-    assert applicable(create("alibi", heads=2)) == ["direct", "interpolate", "log_n", "segments"]
+@pytest.mark.parametrize("on", ["alibi", "learned", "rope", "swin"])
+def test_what_is_applicable(on: str) -> None:
+    fitting = applicable(create(on, dim=8, heads=2, head_dim=8, max_length=8))
+    assert fitting == [name for name, entry in EXTENSIONS.items() if {on, "any"} & set(entry.on)]
+    assert {"direct", "log_n", "segments"} < set(fitting)
+    assert ("yarn" in fitting) == (on == "rope")
+    assert ("hierarchical" in fitting) == (on == "learned")
+
+
+def test_what_attends_without_softmax_has_no_logits_to_scale() -> None:
     assert "log_n" not in applicable(create("stick_breaking"))
-    assert applicable(create("swin", heads=2)) == ["direct", "interpolate", "log_n", "segments"]
 
 
 @pytest.mark.parametrize("name", EXTENSIONS)
