@@ -81,10 +81,9 @@ def inline(text: str) -> set[str]:
 
 
 def links(path: Path) -> set[str]:
-    """What a page links to, from docs/ or, for Chinese pages, docs/zh/."""
+    """What a page links to, from docs/ or, for Chinese pages, docs/zh/; some are yet to be made."""
     addresses = re.findall(r"\]\(([^)#\s]+\.md)", prose(read(path)))
     targets = [(path.parent / address).resolve() for address in addresses]
-    assert [target for target in targets if not target.exists()] == []
     homes = [CHINESE if CHINESE in target.parents else DOCS for target in targets]
     return {
         target.relative_to(home).as_posix() for target, home in zip(targets, homes, strict=True)
