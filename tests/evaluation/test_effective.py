@@ -123,6 +123,98 @@ def test_the_interval_is_halved_until_it_is_narrow() -> None:
     assert next_length(held, LENGTHS) is None
 
 
+def bits(name: str = "loss", **values: tuple[float, float]) -> Series:
+    """Losses by mean and by how far half of the pieces lie above and below it; ``n64=(2, 1)``."""
+    pieces = {
+        int(n[1:]): [mean + spread * (-1) ** k for k in range(60)]
+        for n, (mean, spread) in values.items()
+    }
+    return Series(name, name, pieces, lower=True)
+
+
+def test_what_may_have_been_outside_is_not_within_further_on() -> None:
+    found = effective_length(
+        [bits(n32=(2.0, 0), n64=(2.15, 1), n128=(2.0, 0))], claimed=32, margin=0.05
+    )
+    assert (found.length, found.low, found.end) == (32, 32, None)
+
+
+def test_the_first_ability_that_left_is_named() -> None:
+    two = [
+        bits("a", n32=(2.0, 0), n64=(2.15, 1), n128=(2.0, 0), n256=(2.0, 0)),
+        bits("b", n32=(2.0, 0), n64=(2.0, 0), n128=(2.3, 1), n256=(4.0, 0)),
+    ]
+    found = effective_length(two, claimed=32, margin=0.05)
+    assert (found.length, found.end, found.limited_by) == (32, 256, "a")
+    unsure = effective_length(
+        [
+            Series(one.name, one.group, {n: one.values[n] for n in (32, 64, 128)}, True)
+            for one in two
+        ],
+        claimed=32,
+        margin=0.05,
+    )
+    assert (unsure.end, unsure.limited_by) == (None, "a")
+
+
+def test_one_that_is_surely_outside_counts_beside_one_that_may_be_further() -> None:
+    sure = bits("a", n32=(2.0, 0), n64=(2.4, 0))
+    unsure = bits("b", n32=(2.0, 0), n64=(2.7, 3))
+    found = effective_length([unsure, sure], claimed=32, margin=0.05)
+    assert (found.end, found.limited_by) == (64, "a")
+
+
+def test_the_margin_is_a_share_of_the_value() -> None:
+    found = effective_length(
+        [shares(0.5, 0.5, 0.43, 0.43, 0.43, count=2000)], claimed=32, margin=0.1
+    )
+    assert found.end == 64
+
+
+def test_two_of_eight_are_more_than_by_chance_and_one_is_not() -> None:
+    for right, learned in ((2, ("recall",)), (1, ())):
+        values = {n: [1.0] * right + [0.0] * (8 - right) for n in (32, 64)}
+        found = effective_length([Series("recall", "recall", values)], claimed=32, margin=0.05)
+        assert found.abilities == learned
+
+
+def test_everything_must_be_right_for_a_ceiling() -> None:
+    two = [shares(1, 1, 1, 1, 1, name="a"), shares(1, 1, 1, 1, 0.98, name="b")]
+    assert not effective_length(two, claimed=32, margin=0.05).ceiling
+
+
+def test_without_a_length_up_to_the_claimed_one_the_shortest_is_the_reference() -> None:
+    found = effective_length([losses(2, 2, 2, 2, 2)], claimed=8, margin=0.05)
+    assert (found.reference, found.honest, found.length) == (16, True, 256)
+
+
+def test_a_task_that_lacks_shorter_lengths_is_joined_to_the_others() -> None:
+    values = shares(1, 1, 1, 1, 0.2).values
+    whole = Series("vt", "questions", values)
+    partial = Series("cwe", "questions", {n: v for n, v in values.items() if n > 16})
+    found = effective_length([whole, partial], claimed=32, margin=0.05)
+    assert (found.length, found.end, found.abilities) == (128, 256, ("vt", "cwe"))
+
+
+def test_an_overstated_length_shows_in_losses_and_surely() -> None:
+    recall = shares(1, 0.5, 0.5, 0.5, 0.5)
+    assert effective_length([recall], claimed=32, margin=0.05).honest
+    unsure = effective_length([bits(n16=(2.0, 0), n32=(2.6, 3))], claimed=32, margin=0.05)
+    assert (unsure.honest, unsure.reference) == (True, 32)
+    found = effective_length([losses(2, 2.1, 4, 4, 4)], claimed=64, margin=0.2)
+    assert (found.honest, found.reference) == (False, 16), "the shorter length of least loss"
+
+
+def test_the_next_length_is_above_all_that_were_measured_below() -> None:
+    found = effective_length(
+        [bits(n32=(2.0, 0), n64=(2.15, 1), n128=(3.0, 0))], claimed=32, margin=0.05
+    )
+    assert (found.length, found.end) == (32, 128)
+    assert next_length(found, (32, 64, 128)) == 91
+    near = effective_length([bits(n2=(2.0, 0), n3=(3.0, 0))], claimed=2, margin=0.05)
+    assert next_length(near, (2, 3)) is None, "no whole number is between"
+
+
 def places(*means: float) -> Mapping[int, Sequence[float]]:
     return {16 * n: [mean + noise for noise in NOISE] for n, mean in enumerate(means)}
 
@@ -136,6 +228,13 @@ def test_where_the_loss_rises() -> None:
     assert rise(places(2.5, 2, 4, 2, 2, 2), claimed=64) is None, "a bump, no rise"
     assert rise(places(2.5, 2, 2.2, 2.2, 2.2), claimed=64) is None, "too little"
     assert rise({}, claimed=64) is None
+    assert rise(places(2.5, 2, 2, 4, 4), claimed=56) is None, "the place ends beyond it"
+    steps = rise(places(2, 2.3, 2.7, 2.7, 2.7), claimed=64)
+    assert steps is not None, "held to the least loss before it"
+    assert (steps.position, steps.before) == (32, pytest.approx(2, abs=0.01))
+    more = rise(places(2.5, 2, 2, 4, 5, 5), claimed=80)
+    assert more is not None
+    assert more.after == pytest.approx(4.5, abs=0.01), "the mean of all that follows"
 
 
 @pytest.mark.parametrize(("share", "after"), [(0.9, 0.9), (0.9, 0.7), (1.0, 1.0), (0.6, 0.2)])

@@ -120,13 +120,17 @@ def test_a_copy_without_weights_is_diagnosed_and_not_loaded(cache: Path, folder:
 
 def test_what_is_fetched(cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A diagnosis fetches no weights, and nothing fetches pickle; what is there is not fetched."""
+    (folder / "vocab.json").write_text("{}")
+    (folder / "original").mkdir()
+    (folder / "original/tokenizer.model").write_bytes(b"of another program")
     with served("org/name", folder) as (address, asked):
         hub_at(address, monkeypatch)
         diagnose("org/name", budget=0, run_seconds=0)
         assert set(asked) == {"config.json", "tokenizer_config.json"}
         asked.clear()
         opened = Checkpoint.open("org/name")
-        assert "model.safetensors" in asked
+        assert {"model.safetensors", "vocab.json"} <= set(asked)
+        assert "original/tokenizer.model" not in asked
         assert not {"config.json", "pytorch_model.bin"} & set(asked)
         asked.clear()
         Checkpoint.open(f"org/name@{COMMIT}")
@@ -150,8 +154,9 @@ def test_a_diagnosis_alone_does_not_make_a_model(
 
 def test_without_huggingface_hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(CheckpointError, match="huggingface_hub is not installed"):
+    with pytest.raises(CheckpointError, match="huggingface_hub is not installed") as caught:
         model_folder("org/name", weights=False)
+    assert caught.value.remedy == "Install it: pip install 'posenc[transformers]'."
 
 
 def test_a_command_takes_names(folder: Path, tmp_path: Path) -> None:

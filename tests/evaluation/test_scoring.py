@@ -113,12 +113,23 @@ def test_what_is_generated_after_the_template_is_searched_for_the_answers() -> N
 
 def test_equal_lengths_are_generated_in_one_call_and_keep_their_places() -> None:
     model = Writing(" abc")
-    asked = [question("abc"), question("q", head="Another head, longer.\n"), question("nop")]
-    assert by_generation().scores(model, asked) == [1.0, 0.0, 0.0]
+    asked = [question("q", head="Another head, longer.\n"), question("abc"), question("nop")]
+    assert by_generation().scores(model, asked) == [0.0, 1.0, 0.0]
     assert model.calls == 2
 
 
-@pytest.mark.parametrize("place", ["config", "list", "file"])
+def test_answers_count_in_any_case_and_not_those_of_the_prompt() -> None:
+    asked = question("Abc", "once")
+    assert by_generation().scores(Writing(" aBC"), [asked]) == [0.5]
+
+
+def test_the_longest_answers_of_a_call_may_be_written() -> None:
+    text = " one, two, three, four, five, six"
+    asked = [question("one"), question("one", "two", "three", "four", "five", "six")]
+    assert by_generation().scores(Writing(text), asked) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("place", ["config", "list", "file", "both"])
 def test_a_template_is_read_wherever_it_is_kept(place: str, tmp_path: Path) -> None:
     template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
     template += "{% if add_generation_prompt %}[model]{% endif %}"
@@ -130,6 +141,8 @@ def test_a_template_is_read_wherever_it_is_kept(place: str, tmp_path: Path) -> N
         fields["chat_template"] += [{"name": "default", "template": template}]  # type: ignore[operator]
     else:
         (tmp_path / "chat_template.jinja").write_text(template)
+    if place == "both":  # the file comes first
+        fields["chat_template"] = "an older one"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
     rendered = read_template(tmp_path)
     assert rendered is not None

@@ -33,7 +33,11 @@ def cached(cache: Path, repo: str, source: Path, *, revision: str = "main") -> P
 def served(repo: str, source: Path) -> Iterator[tuple[str, list[str]]]:
     """A hub with one model: its address, and the files that were asked for, as they come."""
     asked: list[str] = []
-    files = {file.name: file.read_bytes() for file in source.iterdir()}
+    files = {
+        file.relative_to(source).as_posix(): file.read_bytes()
+        for file in source.rglob("*")
+        if file.is_file()
+    }
 
     class Hub(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -47,7 +51,7 @@ def served(repo: str, source: Path) -> Iterator[tuple[str, list[str]]]:
                 ]
                 self.answer(json.dumps(listed).encode())
             elif path.startswith(f"/{repo}/resolve/{COMMIT}/"):
-                name = path.rpartition("/")[2]
+                name = path.removeprefix(f"/{repo}/resolve/{COMMIT}/")
                 asked.append(name)
                 self.answer(files[name])
             else:

@@ -96,7 +96,7 @@ def effective_length(
     low = point = reference
     limited, end = "", None
     within = sure = True
-    for length in longer:
+    for length in longer if groups else ():
         excesses = {group.name: group.excess(length, reference, margin) for group in groups}
         worst = max(excesses, key=lambda name: excesses[name].low)
         if excesses[worst].low > 0:

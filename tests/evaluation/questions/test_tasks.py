@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from posenc.errors import UnknownNameError
-from posenc.evaluation.questions import TASKS, Question, QuestionMaker, Unfit, making, task_names
+from posenc.evaluation.questions import (
+    TASKS,
+    Question,
+    QuestionMaker,
+    Unfit,
+    documents,
+    making,
+    needles,
+    task_names,
+    tracking,
+)
 from posenc.evaluation.questions.needles import FACTS, PEOPLE
 from posenc.evaluation.questions.source import NAMES, Source, name, names
 
@@ -173,6 +183,60 @@ def test_the_object_is_json_and_holds_the_answer() -> None:
     key = re.findall(r'"([\w-]+)"', question.tail)[0]
     assert held[key] == question.answers[0]
     assert question.answered(1).endswith(f'"{key}": "{held[key]}')
+
+
+def numbered(draw: random.Random, count: int) -> list[str]:
+    """Names of which few differ, so that those drawn again meet those drawn before."""
+    return [f"name-{n}" for n in draw.sample(range(max(count, 12)), count)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_names_that_are_drawn_again_are_not_used_twice(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (needles, tracking, documents):
+        monkeypatch.setattr(module, "names", numbered)
+    maker = QuestionMaker(Source(TEXT), cost, seed)
+    (needle,) = maker.questions("niah_multikey_2", length=1500, count=1)
+    keys = re.findall(r"The secret number of ([\w-]+) is", needle.head)
+    assert len(set(keys)) == len(keys) > 12
+    (common,) = maker.questions("cwe", length=1500, count=1)
+    counts = Counter(re.findall(r"\d+\. (\S+)", common.head.splitlines()[-1]))
+    assert sorted(set(counts.values())) == [1, 6]
+    (second,) = maker.questions("qa_2", length=1500, count=1)
+    titles = re.findall(r"Document ([\w-]+):", second.head)
+    assert len(set(titles)) == len(titles)
+
+
+def test_each_task_draws_for_itself() -> None:
+    keys = {
+        re.findall(r"of ([\w-]+)\?", asked(task).tail)[0]
+        for task in ("niah_single_1", "niah_single_2", "niah_multikey_1")
+    }
+    assert len(keys) == 3
+
+
+def test_a_question_may_fill_the_length_to_the_last_token() -> None:
+    maker = QuestionMaker(Source(TEXT), lambda question: question.head.count("The field is quiet"))
+    (question,) = maker.questions("niah_single_1", length=10, count=1)
+    assert question.head.count("The field is quiet") == 10
+
+
+def test_frequencies_of_coded_words_fall_by_the_square() -> None:
+    counts = Counter(asked("fwe", 8000).head.splitlines()[-1].split())
+    (_, dots), (_, second), (_, third), *_ = counts.most_common(4)
+    assert dots / second == pytest.approx(4, rel=0.05)
+    assert dots / third == pytest.approx(9, rel=0.05)
+
+
+def test_a_missing_word_is_missing_once() -> None:
+    text = " ".join(
+        f"Gardens {number} behind other gardens hold {name(7 * number)} flowers here."
+        for number in range(40)
+    )
+    maker = QuestionMaker(Source(text.replace("Gardens", "gardens")), cost)
+    for question in maker.questions("qa_1", length=400, count=20):
+        assert question.answers != ("gardens",)
 
 
 def test_what_does_not_fit_says_so() -> None:
