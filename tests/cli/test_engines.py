@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ DOCTOR = ("--seconds", "0", "--engine")
 SMALL = {"num_hidden_layers": 2, "intermediate_size": 8, "vocab_size": 16}
 
 
-def folder_of(name: str, at: Path) -> Path:
+def folder_of(name: str, at: Path, **scaling: Any) -> Path:
     fields = RELEASED[name] | SMALL
+    if scaling:
+        fields["rope_scaling"] = fields["rope_scaling"] | scaling
     (at / "config.json").write_text(json.dumps(fields))
     return at
 
@@ -47,15 +50,16 @@ def test_a_scaling_that_one_engine_ignores(posenc: Run, tmp_path: Path) -> None:
 
 
 def test_the_same_as_json(posenc: Run, tmp_path: Path) -> None:
-    folder = folder_of("Olmo-3-7B", tmp_path)
+    folder = folder_of("Qwen3-8B, YaRN of its card", tmp_path, attention_factor=1.0)
     code, printed, said = posenc("doctor", folder, *DOCTOR, "llama.cpp", "--json")
     assert code == 0, said
     found = json.loads(printed)
     assert [one["engine"] for one in found["engines"]] == ["transformers", "llama.cpp"]
-    gains = [one["rotations"]["full_attention"]["gain"] for one in found["engines"]]
-    assert gains[1] == pytest.approx(gains[0] ** 2)
-    assert found["engines"][1]["source"].startswith("llama.cpp master")
-    assert set(found["right_in_all"]["changes"]) == {"rope_scaling"}
+    gains = [one["rotations"][""]["gain"] for one in found["engines"]]
+    assert gains == pytest.approx([1.0, 0.1 * math.log(4) + 1])
+    assert found["engines"][1]["source"].startswith("llama.cpp ")
+    assert set(found["right_in_all"]["changes"]) == {"rope_scaling", "rope_parameters"}
+    assert set(found["right_in_all"]["left"]) == {"llama.cpp"}
 
 
 def test_longest_texts_and_differences_without_a_remedy(posenc: Run, tmp_path: Path) -> None:

@@ -67,15 +67,17 @@ def benched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def diagnosed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that engines rotate differently, with costs."""
-    model, folder = (tmp_path_factory.mktemp(name) for name in ("olmo", "browser"))
-    (model / "config.json").write_text(json.dumps(RELEASED["Olmo-3-7B"]))
+    model, folder = (tmp_path_factory.mktemp(name) for name in ("qwen", "browser"))
+    fields = RELEASED["Qwen3-8B, YaRN of its card"]
+    scaling = fields["rope_scaling"] | {"attention_factor": 1.0}
+    (model / "config.json").write_text(json.dumps(fields | {"rope_scaling": scaling}))
     costs = tuple(
         Cost(n, 1e-9 * n * n, 4e3 * n, 5e-10 * n * n, 1e3 * n, measured=n < 9000)
         for n in (128, 2048, 32768)
     )
     found = replace(diagnose(model, budget=0, run_seconds=0), costs=costs)
     engines = Engines.of(model, "all")
-    write_diagnosis(found, model, folder, engines=engines, command="posenc doctor olmo")
+    write_diagnosis(found, model, folder, engines=engines, command="posenc doctor qwen")
     return folder / "index.html"
 
 

@@ -1,9 +1,7 @@
-"""RoPE's fields of released models.
+"""RoPE's fields of released models, and where each was confirmed (``SOURCES``).
 
-Written down from model cards and ``config.json`` files; those of Qwen 2.5, 3 and 3.5, Llama 3.1 and
-3.3, DeepSeek V3, Gemma 4, Command R and R7B, Ministral 3 and Olmo 3 were compared with copies of
-2026. The others serve as shapes of configs that exist. LongRoPE's factors are made up
-(``_factors``), of the released number.
+LongRoPE's factors are made up (``_factors``), of the released number. Of a config that is
+confirmed, the base, the rotated width, the scaling and the longest text are the released ones.
 """
 
 from __future__ import annotations
@@ -85,16 +83,16 @@ RELEASED: dict[str, dict[str, Any]] = {
     "Qwen3-30B-A3B, YaRN": _of(
         "qwen3_moe", 32, 128, 131072, 1e6, hidden_size=2048, **_yarn(4.0, 32768)
     ),
-    "Qwen3-235B-A22B-2507": _of("qwen3_moe", 64, 128, 262144, 5e6, hidden_size=4096),
+    "Qwen3-235B-A22B-Instruct-2507": _of("qwen3_moe", 64, 128, 262144, 5e6, hidden_size=4096),
     "Qwen3-Next-80B-A3B": _of(
         "qwen3_next", 16, 256, 262144, 1e7, hidden_size=2048, partial_rotary_factor=0.25
     ),
     "Qwen3.5": _of("qwen3_5_text", 16, 256, 262144, rope_parameters=QWEN35),
-    "Qwen2.5-7B": _of("qwen2", 28, 128, 32768, 1e6, head_dim="no"),
-    "Qwen2.5-72B, YaRN of its card": _of(
+    "Qwen2.5-7B-Instruct": _of("qwen2", 28, 128, 32768, 1e6, head_dim="no"),
+    "Qwen2.5-72B-Instruct, YaRN of its card": _of(
         "qwen2", 64, 128, 32768, 1e6, head_dim="no", **_yarn(4.0, 32768, "type")
     ),
-    "Qwen2.5-7B-1M": _of("qwen2", 28, 128, 1010000, 1e7, head_dim="no"),
+    "Qwen2.5-7B-Instruct-1M": _of("qwen2", 28, 128, 1010000, 1e7, head_dim="no"),
     "Qwen1.5-MoE-A2.7B": _of("qwen2_moe", 16, 128, 8192, 1e6, head_dim="no"),
     "DeepSeek-R1-Distill-Qwen-7B": _of("qwen2", 28, 128, 131072, 1e4, head_dim="no"),
     "Llama-2-7B": _of("llama", 32, 128, 4096, head_dim="no"),
@@ -177,7 +175,7 @@ RELEASED: dict[str, dict[str, Any]] = {
     ),
     "OLMo-2-7B": _of("olmo2", 32, 128, 4096, 5e5, head_dim="no"),
     "Olmo-3-7B": _of("olmo3", 32, 128, 65536, 5e5, head_dim="no", **OLMO3),
-    "granite-3.1-8b": _of("granite", 32, 128, 131072, 1e7, head_dim="no"),
+    "granite-3.3-8b": _of("granite", 32, 128, 131072, 1e7, head_dim="no"),
     "EXAONE-4.0-32B": _of("exaone4", 40, 128, 131072, 1e6, **_llama3(16.0)),
     "Command R": _of("cohere", 64, 128, 8192, 8e6, head_dim="no", model_max_length=131072),
     "Command R7B": _of("cohere2", 32, 128, 132096, 5e4),
@@ -194,3 +192,34 @@ RELEASED: dict[str, dict[str, Any]] = {
     "LFM2-1.2B": _of("lfm2", 32, 64, 128000, 1e6, head_dim="no"),
     "Apertus-8B": _of("apertus", 32, 128, 65536, 12e6, head_dim="no", **_llama3(8.0)),
 }
+
+SOURCES: dict[str, frozenset[str]] = {
+    "litgpt 0.5.13, config.py": frozenset(
+        {"Qwen3-0.6B", "Qwen3-8B", "Qwen3-30B-A3B", "Qwen3-235B-A22B-Instruct-2507"}
+        | {"Qwen2.5-7B-Instruct-1M", "Llama-2-7B", "Llama-3-8B", "Llama-3.1-8B", "Llama-3.2-1B"}
+        | {"Llama-3.2-3B", "Llama-3.3-70B", "Falcon3-7B", "SmolLM2-1.7B", "Mistral-7B-v0.3"}
+        | {"Mixtral-8x7B", "Phi-2", "Phi-3-mini-4k", "Phi-3-mini-128k", "Phi-4", "Phi-4-mini"}
+        | {"Gemma-2B", "Gemma-2-9B", "Gemma-3-4B", "OLMo-2-7B", "Pythia-6.9B"}
+    ),
+    "transformers 5.23, defaults of the model's configuration": frozenset(
+        {"gpt-oss-20b", "gpt-oss-120b", "Apertus-8B", "Ministral-3-8B", "LFM2-1.2B"}
+        | {"ERNIE-4.5-0.3B", "GLM-4.7-Flash"}
+    ),
+    "config.json as public repositories quoted it in 2026": frozenset(
+        {"Qwen2.5-7B-Instruct", "Qwen3.5", "DeepSeek-V3", "DeepSeek-V2-Lite", "Kimi-K2"}
+        | {"Gemma-3-1B", "Gemma-4", "Command R", "Command R7B", "Olmo-3-7B", "SmolLM3-3B"}
+        | {"Phi-3.5-mini", "granite-3.3-8b", "StableLM-2-1.6B", "StarCoder2-3B", "Seed-OSS-36B"}
+        | {"Llama-4-Scout", "DeepSeek-R1-Distill-Qwen-7B", "GLM-4.5-Air"}
+    ),
+    "TensorRT-LLM, tests of EXAONE 4": frozenset({"EXAONE-4.0-32B"}),
+    "the scaling that the model's card recommends": frozenset(
+        {"Qwen3-8B, YaRN of its card", "Qwen3-30B-A3B, YaRN"}
+        | {"Qwen2.5-72B-Instruct, YaRN of its card"}
+    ),
+    "": frozenset(
+        {"Qwen3-Next-80B-A3B", "Qwen1.5-MoE-A2.7B", "Yarn-Llama-2-7B-128k", "Llama-4-Maverick"}
+        | {"DeepSeek-Coder-6.7B", "Mistral-7B-v0.1", "Mistral-Nemo-12B", "Nemotron-Mini-4B"}
+        | {"GLM-4-9B", "GLM-4-9B-0414"}
+    ),
+}
+"""Models by source; those of "" are written from memory and serve as shapes of configs."""

@@ -30,8 +30,8 @@ IGNORED = "ignores the scaling"
 BASE_TOO = "ignores base and scaling"
 AS_LONGER = "rotates texts up to the trained length as longer ones"
 OTHER = "rotates by other frequencies"
-TWICE = "scales logits by "
-"""Start of the words for a gain that is applied beside another."""
+GAIN = "scales logits by "
+"""Start of the words for another gain."""
 
 METHODS: list[tuple[str, dict[str, Any], dict[str, str]]] = [
     ("interpolate", {}, {}),
@@ -42,9 +42,9 @@ METHODS: list[tuple[str, dict[str, Any], dict[str, str]]] = [
     ("llama3", {}, {}),
     ("llama3", {"low": 0.0}, {"llama.cpp": IGNORED}),
     ("yarn", {}, {}),
-    ("yarn", {"alpha": 0.5, "beta": 4.0}, {}),
-    ("yarn", {"temperature": 1.0}, {"SGLang": TWICE}),
-    ("yarn", {"temperature": 1.4}, {"SGLang": TWICE}),
+    ("yarn", {"alpha": 0.5, "beta": 4.0}, {"llama.cpp": OTHER}),
+    ("yarn", {"temperature": 1.0}, {"SGLang": GAIN, "llama.cpp": GAIN}),
+    ("yarn", {"temperature": 1.4}, {"SGLang": GAIN, "llama.cpp": GAIN}),
     ("yarn", {"truncate": False}, {"llama.cpp": OTHER, "mlx-lm": OTHER}),
     ("longrope", {}, {"vLLM": AS_LONGER, "mlx-lm": AS_LONGER, "llama.cpp": IGNORED}),
     ("dynamic_ntk", {}, {"vLLM": IGNORED, "SGLang": OTHER, "llama.cpp": IGNORED}),
@@ -166,9 +166,10 @@ def test_every_engine_rotates_alike_or_is_named(
     expected = expected_of(family, method, told)
     read = ModelConfig.of(config)
     found = differences(read, length=LENGTH)
-    if expected["SGLang"] == TWICE:
-        gain = options["temperature"] ** 2 / (0.1 * math.log(factor) + 1)
-        expected["SGLang"] += f"{gain**2:.3g} instead of {options['temperature'] ** 2:.3g}"
+    usual, given = 0.1 * math.log(factor) + 1, options.get("temperature", 0.0)
+    for engine, gain in (("SGLang", given**2 / usual), ("llama.cpp", usual)):  # twice, and lost
+        if expected[engine] == GAIN:
+            expected[engine] += f"{gain**2:.3g} instead of {given**2:.3g}"
     assert found == expected
     for length in (LENGTH, LENGTH + 1, int(factor * LENGTH)):
         right = rotation(part, length)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from posenc.evaluation.engines import ENGINES, ModelConfig, Rotation, compare, differences
-from tests.evaluation.engines.released import RELEASED
+from tests.evaluation.engines.released import RELEASED, SOURCES
 
 transformers = pytest.importorskip("transformers")
 
@@ -27,13 +27,14 @@ DIFFERENT: dict[str, dict[str, str]] = {
     "gpt-oss-20b": WHOLE_PAIRS,
     "gpt-oss-120b": WHOLE_PAIRS,
     "GLM-4-9B": {"mlx-lm": "rotates 128 features of a head instead of 64"},
-    "Olmo-3-7B": {"llama.cpp": "scales logits by 2.13 instead of 1.46 in layers of full_attention"},
+    "Kimi-K2": {"llama.cpp": "rotates by other frequencies"},
 }
 """Engines that rotate these otherwise than transformers does; no others differ."""
 
 OTHER_LENGTHS: dict[str, dict[str, int]] = {
     "Command R": dict.fromkeys(("vLLM", "SGLang", "llama.cpp"), 131072),
     "DeepSeek-Coder-6.7B": {"vLLM": 65536, "SGLang": 65536},
+    "GLM-4-9B": {"llama.cpp": 4096},
     **{name: {"vLLM": 4096} for name in ("Phi-3-mini-128k", "Phi-3.5-mini", "Phi-4-mini")},
 }
 """Longest texts that are not those of ``max_position_embeddings``."""
@@ -57,6 +58,12 @@ def rotary(fields: dict[str, Any]) -> Any:
 def test_there_are_sixty() -> None:
     assert len(RELEASED) >= 60
     assert set(DIFFERENT) | set(OTHER_LENGTHS) <= set(RELEASED)
+
+
+def test_every_config_has_one_source_or_is_told_to_have_none() -> None:
+    named = [name for names in SOURCES.values() for name in names]
+    assert sorted(named) == sorted(RELEASED)
+    assert len(SOURCES[""]) <= 10
 
 
 @pytest.mark.parametrize("name", RELEASED)

@@ -14,6 +14,7 @@ from tests.evaluation.engines.released import RELEASED, TRAINED
 pytest.importorskip("transformers")
 
 IGNORED = "ignores the scaling"
+OTHER = "rotates by other frequencies"
 
 
 def served(fields: dict[str, Any], engine: str) -> Rotation:
@@ -65,17 +66,14 @@ def test_vllm_56446_and_53634_the_longest_text_was_multiplied_again() -> None:
 
 @pytest.mark.parametrize("given", [1.0, 1.5])
 def test_vllm_48351_and_mlx_lm_1507_attention_factor(given: float) -> None:
-    """Laguna's 1.0 turns the gain off; llama.cpp multiplies by it, two engines do not read it."""
+    """Laguna's 1.0 turns the gain off; three engines do not read it.
+
+    The converter of llama.cpp writes it as ``yarn_attn_factor``, which only Grok's graph reads.
+    """
     usual = 0.1 * math.log(4) + 1
     gains = {engine: served(qwen3(attention_factor=given), engine).gain for engine in ENGINES}
     assert gains == pytest.approx(
-        {
-            "transformers": given,
-            "vLLM": given,
-            "SGLang": usual,
-            "llama.cpp": given * usual,
-            "mlx-lm": usual,
-        }
+        {"transformers": given, "vLLM": given, "SGLang": usual, "llama.cpp": usual, "mlx-lm": usual}
     )
     assert set(told(qwen3(attention_factor=given))) == {"SGLang", "llama.cpp", "mlx-lm"}
 
@@ -177,22 +175,62 @@ def test_vllm_41277_and_sglang_have_one_base_for_all_lengths() -> None:
     assert served(fields, "SGLang").frequencies[-1] == pytest.approx(base ** (-63 / 64))
 
 
-def test_llama_cpp_reads_llama_3s_trained_length_beside_the_parameters() -> None:
+def test_llama_cpp_reads_llama_3s_trained_length_in_the_parameters() -> None:
+    """Until 2026 beside them alone, and 8,192 for those in them."""
     fields = RELEASED["Llama-3.1-8B"]
     fields = fields | {"rope_scaling": fields["rope_scaling"] | {TRAINED: 4096}}
-    assert told(fields) == {"llama.cpp": "rotates by other frequencies"}
-    remedy = right_in_all(fields)
-    assert remedy is not None
-    assert remedy.changes[TRAINED] == 4096
-    assert told(fields | dict(remedy.changes)) == {}
+    assert told(fields) == {}
+    assert not served(fields, "llama.cpp").like(served(RELEASED["Llama-3.1-8B"], "llama.cpp"))
 
 
-def test_a_gain_that_is_the_usual_one_need_not_be_written() -> None:
-    remedy = right_in_all(RELEASED["Olmo-3-7B"])
-    assert remedy is not None
-    assert remedy.left == {}
-    assert set(remedy.changes) == {"rope_scaling"}
-    assert "attention_factor" not in remedy.changes["rope_scaling"]
+def test_the_gain_that_is_the_usual_one_changes_nothing() -> None:
+    assert right_in_all(RELEASED["Olmo-3-7B"]) is None
+
+
+@pytest.mark.parametrize("family", ["stablelm", "glm", "falcon"])
+def test_llama_cpp_converts_no_base_of_these(family: str) -> None:
+    fields = RELEASED["Llama-2-7B"] | {"model_type": family, "rope_theta": 5e6}
+    assert told(fields)["llama.cpp"] == "ignores base and scaling"
+    longest = {one.engine: one.longest for one in compare(fields)}["llama.cpp"]
+    assert longest == {"stablelm": 4096, "glm": 4096, "falcon": 2048}[family]
+
+
+@pytest.mark.parametrize(
+    ("family", "scaling", "expected"),
+    [
+        ("bitnet", {"rope_type": "linear", "factor": 2.0}, IGNORED),
+        ("nemotron", {"rope_type": "linear", "factor": 2.0}, ""),
+        (
+            "nemotron",
+            {"rope_type": "yarn", "factor": 2.0, TRAINED: 4096},
+            "scales logits by 1 instead of 1.14",
+        ),
+        ("qwen3", {"rope_type": "yarn", "factor": 2.0, TRAINED: 4096, "beta_fast": 8.0}, OTHER),
+        ("ministral3", {"rope_type": "linear", "factor": 2.0}, "does not start"),
+        ("cohere", {"rope_type": "linear", "factor": 2.0}, IGNORED),
+    ],
+)
+def test_what_the_converter_of_llama_cpp_makes_of_a_scaling(
+    family: str, scaling: dict[str, Any], expected: str
+) -> None:
+    fields = RELEASED["Llama-2-7B"] | {"model_type": family, "rope_theta": 1e4}
+    found = told(fields | {"rope_scaling": scaling}).get("llama.cpp", "")
+    assert found.partition(":")[0] == expected
+
+
+def test_llama_cpp_serves_the_short_factors_of_minicpm3_alone() -> None:
+    """Its files tell no trained length; the released models were trained at their longest."""
+    short, long = ([by] * 16 for by in (1.0, 4.0))
+    scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    fields = {
+        **RELEASED["Llama-2-7B"],
+        "model_type": "minicpm3",
+        "qk_rope_head_dim": 32,
+        "rope_scaling": scaling | {TRAINED: 4096},
+    }
+    found = served(fields, "llama.cpp")
+    assert found.frequencies == pytest.approx([1e4 ** (-t / 16) for t in range(16)])
+    assert found.gain == 1
 
 
 def test_lines_go_where_the_model_of_text_is_described() -> None:

@@ -3,40 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from posenc.evaluation.engines.config import FULL, ModelConfig
-from posenc.evaluation.engines.engine import Engine
+from posenc.evaluation.engines.config import FULL, ModelConfig, first
+from posenc.evaluation.engines.engine import Engine, NotServedError
 from posenc.evaluation.engines.rotation import Rope, Rotation, linear, llama3, plain
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
-BARE = frozenset({"gpt_neox", "phi", "gemma", "gemma2", "minicpm3"})
+BARE = frozenset({"gpt_neox", "phi", "gemma", "gemma2", "minicpm3", "stablelm", "falcon", "glm"})
 """Families of which neither base nor scaling is converted."""
 
-UNSCALED = frozenset({"cohere", "cohere2", "deepseek", "exaone_moe", "phi3", "phimoe"})
+UNSCALED = frozenset(
+    {"cohere", "cohere2", "deepseek", "exaone_moe", "phi3", "phimoe", "bitnet", "nemotron-nas"}
+)
 """Families of which YaRN and linear scaling are not converted."""
 
-LLAMA3 = {
-    **dict.fromkeys(
-        (
-            *("llama", "mistral", "mixtral", "granite", "granitemoe", "arcee", "smollm3"),
-            *("apertus", "nemotron-nas", "llama4_text", "ministral3", "granitemoehybrid"),
-        ),
-        "beside",
-    ),
-    **dict.fromkeys(("exaone", "exaone4", "exaone_moe"), "in"),
-}
-"""Families of which llama3's factors are converted; the trained length is read beside the
-parameters, and is 8,192 where it is not there, or read in them."""
+LINEAR = frozenset({"nemotron"})
+"""Families of which any factor is converted as that of linear scaling."""
 
-LONG = frozenset({"phi3", "phimoe"})
+LLAMA3 = frozenset(
+    {"llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "arcee", "smollm3"}
+    | {"apertus", "nemotron-nas", "llama4_text", "granitemoehybrid", "iquestcoder", "granite_swa"}
+    | {"exaone", "exaone4", "exaone_moe"}
+)
+"""Families of which llama3's factors are converted."""
+
+LONG = frozenset({"phi3", "phimoe", "minicpm3"})
 """Families of which LongRoPE's factors are converted."""
 
-LOGARITHM = {"ministral3": 1.0, "mistral4": 1.0}
+YARN_ALONE = frozenset({"ministral3"})
+"""Families of which nothing else is converted."""
+
+RAMPS = frozenset({"ministral3"})
+"""Families that read the ends of YaRN's ramp; the others' are 32 and 1 turns."""
+
+LOGARITHM = {"ministral3": 1.0, "mistral4": 1.0, "deepseek_v32": 1.0}
 """Families with a gain by ``mscale_all_dim``, and ``mscale``; with latent attention the two are
 taken as equal."""
 
 UNTOLD = 8192
 """The trained length of llama3 where it finds none."""
+
+FALCON = 2048
+"""Longest text of every Falcon."""
 
 NAMES = {
     **{name: name for name in ("llama", "qwen2", "qwen3", "gemma", "gemma2", "olmo", "olmo2")},
@@ -45,9 +54,13 @@ NAMES = {
     **{name: name for name in ("nemotron", "nemotron_h", "arcee", "apertus", "lfm2", "falcon")},
     **{name: name for name in ("phi3", "phimoe", "ernie4_5", "mistral4", "minicpm3", "bitnet")},
     **{name: name for name in ("afmoe", "deepseek", "dots1", "jais2")},
-    **dict.fromkeys(("mistral", "mixtral"), "llama"),
+    **{name: name for name in ("granite_swa", "laguna", "mellum", "hy_v3")},
+    **dict.fromkeys(("mistral", "mixtral", "iquestcoder", "internlm3"), "llama"),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek2"),
+    **dict.fromkeys(("kimi_k2", "kimi_k25"), "deepseek2"),
     "cohere": "command-r",
+    "cohere2_moe": "cohere2moe",
+    "deepseek_v32": "deepseek32",
     "ernie4_5_moe": "ernie4_5-moe",
     "exaone_moe": "exaone-moe",
     "falcon_h1": "falcon-h1",
@@ -60,6 +73,7 @@ NAMES = {
     "gpt_neox": "gptneox",
     "gpt_oss": "gpt-oss",
     "granitemoehybrid": "granitehybrid",
+    "granitemoeshared": "granitemoe",
     "hunyuan_v1_dense": "hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan-moe",
     "lfm2_moe": "lfm2moe",
@@ -77,17 +91,17 @@ NAMES = {
     "qwen3_next": "qwen3next",
     "qwen3_vl_text": "qwen3vl",
     "qwen3_vl_moe_text": "qwen3vlmoe",
+    "solar_open": "glm4moe",
 }
 """Architectures of GGUF by ``model_type``."""
 
 
 def _yarn(rope: Rope, length: int) -> Rotation:
-    """``attention_factor`` is relative; the ramp's ends are whole pairs."""
+    """No ``attention_factor`` is read; the ramp's ends are whole pairs."""
     given = rope.parameters
-    relative = given.get("attention_factor", given.get("attn_factor"))
     every = given.get("logarithm")
     gain = rope.usual_gain() if every is None else rope.quotient_gain(given["one"], every)
-    return rope.yarn(gain * (1.0 if relative is None else float(relative)), truncate=True)
+    return rope.yarn(gain, truncate=True)
 
 
 def _longrope(rope: Rope, length: int) -> Rotation:
@@ -103,31 +117,52 @@ def _converted(config: ModelConfig, layer_type: str, rope: Rope) -> Rope:
     family, given = config.family, dict(rope.parameters)
     none = replace(rope, parameters={})
     if family in BARE:
-        return replace(none, base=10000.0)
+        none = replace(none, base=10000.0)
+    if family in YARN_ALONE and rope.kind != "yarn":
+        raise NotServedError("its converter takes this model with YaRN alone")
     sliding = layer_type not in ("", FULL)
     if rope.kind == "default" or sliding:  # only the base of windows is converted
         return none
+    if family in LINEAR:
+        return replace(none, parameters={**given, "rope_type": "linear"})
     if rope.kind == "llama3":
-        place = LLAMA3.get(family)
-        if place is None:
-            return none
-        trained = given.get(TRAINED) if place == "in" else config.completed.get(TRAINED)
-        return replace(rope, trained=trained or UNTOLD)
+        trained = given.get(TRAINED) or rope.trained or UNTOLD
+        return replace(rope, trained=trained) if family in LLAMA3 else none
     if rope.kind == "longrope":
-        return rope if family in LONG else none
+        # of a family without a trained length, the short factors serve all texts
+        short = replace(none, parameters=given, trained=rope.longest)
+        return short if family in BARE & LONG else rope if family in LONG else none
     if rope.kind == "proportional":
         return rope if family == "gemma4_text" else none
-    if rope.kind not in ("linear", "yarn") or family in UNSCALED or not given.get("factor"):
+    scaled = rope.kind in ("linear", "yarn") and given.get("factor")
+    if not scaled or family in UNSCALED | BARE:
         return none
+    return replace(
+        rope, parameters=_read(config, given), trained=given.get(TRAINED) or rope.trained
+    )
+
+
+def _read(config: ModelConfig, given: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of YaRN as the program reads those of its files."""
+    family, every = config.family, given.get("mscale_all_dim")
+    if family not in RAMPS:
+        given = {k: v for k, v in given.items() if not k.startswith("beta_")}
     latent = config.completed.get("qk_rope_head_dim")
-    every = given.get("mscale_all_dim")
     if every is not None and (latent or family in LOGARITHM):
         given |= {"logarithm": float(every), "one": LOGARITHM.get(family, float(every))}
-    return replace(rope, parameters=given)
+    return given
 
 
 def _longest(config: ModelConfig) -> int | None:
-    """Of Command R the length of its tokenizer, which is the trained one."""
+    """Of Command R the length of its tokenizer, which is the trained one; of GLM that of its width.
+
+    ``-c`` gives another one.
+    """
+    if config.family == "falcon":
+        return FALCON
+    if config.family == "glm":
+        found = first(config.completed, ("seq_length", "hidden_size"))
+        return None if found is None else int(found)
     told = config.completed.get("model_max_length") if config.family == "cohere" else None
     return told or config.longest
 
@@ -135,7 +170,7 @@ def _longest(config: ModelConfig) -> int | None:
 LLAMA_CPP = Engine(
     name="llama.cpp",
     option="llama.cpp",
-    source="llama.cpp master, conversion, gguf 0.19.0, src/llama-context.cpp, ggml's rope_yarn",
+    source="llama.cpp 0c1e57098, conversion, src/llama-context.cpp, src/models, ggml's rope_yarn",
     read="2026-11",
     kinds={
         "default": plain,

@@ -121,9 +121,7 @@ def _gains(
     bare = {k: v for k, v in parameters.items() if k not in GAINS}
     if rope.kind == "longrope":
         yield {**bare, "attention_factor": gain, "long_mscale": gain, "short_mscale": gain}
-    if rope.kind == "yarn" and math.isclose(gain, rope.usual_gain(), rel_tol=1e-6):
-        yield bare
-    elif rope.kind == "yarn":
+    if rope.kind == "yarn" and not math.isclose(gain, rope.usual_gain(), rel_tol=1e-6):
         every = yarn_gain(rope.factor, gain)
         yield {**bare, **every}
         yield {**bare, **{k: v for k, v in every.items() if k != "attn_factor"}}

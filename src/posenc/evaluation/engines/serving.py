@@ -17,23 +17,14 @@ from posenc.integrations.transformers.checkpoints.rope import TRAINED
 KEYS = {
     "default": {},
     "linear": {"factor": "float32"},
-    "yarn": {
-        "factor": "float32",
-        "original_context_length": "uint32",
-        "attn_factor": "float32",
-        "yarn_beta_fast": "float32",
-        "yarn_beta_slow": "float32",
-    },
+    "yarn": {"factor": "float32", "original_context_length": "uint32"},
 }
-"""Scalings that keys of GGUF can say, with the types of their values."""
+"""Scalings that keys of GGUF can say, with the types of their values.
 
-FROM = {
-    "factor": "factor",
-    "original_context_length": TRAINED,
-    "attn_factor": "attn_factor",
-    "yarn_beta_fast": "beta_fast",
-    "yarn_beta_slow": "beta_slow",
-}
+Keys of YaRN's gain and ramp exist, but hardly a model reads them.
+"""
+
+FROM = {"factor": "factor", "original_context_length": TRAINED}
 """Parameters of ``config.json`` by keys of GGUF."""
 
 

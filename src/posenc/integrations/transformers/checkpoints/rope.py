@@ -196,15 +196,16 @@ def _arguments(kind: str, parameters: Fields, fields: Fields) -> dict[str, Any]:
 def yarn_gain(factor: float, temperature: float | None) -> dict[str, float]:
     """Parameters of YaRN by which every program scales rotated features by ``temperature``.
 
-    A quotient of ``mscale`` in transformers, vLLM and mlx-lm; in llama.cpp and older vLLM
-    ``attn_factor``, relative to the default. They disagree about ``attention_factor``.
+    A quotient of ``mscale`` in transformers, vLLM and mlx-lm; in SGLang and older vLLM
+    ``attn_factor``, relative to the default. They disagree about ``attention_factor``; files of
+    llama.cpp keep none of these.
     """
     usual = 0.1 * math.log(factor) + 1
     if temperature is None or temperature == usual:
         return {}
     if factor == 1:
         return {"attention_factor": temperature}
-    every = (usual / temperature - 1) / math.log(factor) * 10
+    every = float(f"{(usual / temperature - 1) / math.log(factor) * 10:.12g}")
     return {"mscale": 1.0, "mscale_all_dim": every, "attn_factor": temperature / usual}
 
 
