@@ -173,8 +173,9 @@ def test_lengths_beyond_a_limit_are_left_out(
     assert run == [16, 32], "4 GiB at 64 are foreseen, so that it is not run"
     assert left == dict.fromkeys(("64", "128"), "memory: a pass would take more than 2 GiB")
     Memory.used_by = iter([2**40])
-    with pytest.raises(ArgumentError, match="memory: expected enough for contexts of 32"):
+    with pytest.raises(ArgumentError, match="memory: expected enough for contexts of 32") as caught:
         affordable(Model(1, 1), text.measured, lengths, memory=2.0, minutes=None, **few)
+    assert caught.value.remedy.startswith("A pass takes more than 2 GiB; raise the limit")
     Memory.used_by = iter([0] * 4)
     with pytest.raises(ArgumentError, match="minutes: expected enough for contexts of 32"):
         affordable(Model(1, 1), text.measured, lengths, memory=None, minutes=1e-9, **few)

@@ -27,12 +27,16 @@ from posenc.integrations.transformers.checkpoints.folder import save
 from posenc.models import Decoder
 from posenc.models import load as load_saved
 from posenc.storage import as_path, output_folder, write_bytes, write_json
+from posenc.training.machine import require_device
 
 OWN_FAMILY = "llama"
 """``model_type`` that models of ``posenc compare`` are written as."""
 
 LONGEST = "max_position_embeddings"
 """Field of ``config.json`` with the trained length."""
+
+SHORTEST = 2
+"""Tokens of the shortest trained length."""
 
 CAUSAL = (Decoder, LiveDecoder)
 
@@ -81,8 +85,10 @@ class Checkpoint:
         Raises:
             CheckpointError: if the folder is incomplete, its family is not supported, or
                 (``extendable``) it cannot be written; or as ``HubName.folder``.
-            ArgumentError: if the trained length is unknown, or not that of the position table.
+            ArgumentError: if the trained length is unknown, or not that of the position table, or
+                this machine has no such device.
         """
+        require_device(device)
         folder = source if isinstance(source, Path) else as_path(source)
         hub = None if folder.exists() else HubName.of(folder)
         if hub is not None:
@@ -314,11 +320,12 @@ def _trained_length(model: nn.Module, stated: int | None, given: int | None) -> 
             remedy="Leave it out.",
         )
     length = held or given or stated
-    if length is None:
+    if length is None or length < SHORTEST:
+        got = "no max_position_embeddings" if length is None else f"{LONGEST} {length}"
         raise ArgumentError(
             "trained_length",
-            expected="the length it was trained at",
-            got="none, and no max_position_embeddings in config.json",
+            expected=f"the length it was trained at, {SHORTEST} or more",
+            got=str(given) if given is not None else f"{got} in config.json",
             remedy="Give it in tokens.",
         )
     return length

@@ -74,6 +74,6 @@ def affordable(
             name,
             expected=f"enough for contexts of {needed}, the trained length",
             got=f"{memory:g} GiB" if name == "memory" else f"{minutes:g}",
-            remedy=f"{rest.capitalize()}; raise the limit, or measure on another device.",
+            remedy=f"{rest[0].upper()}{rest[1:]}; raise the limit, or measure on another device.",
         )
     return tuple(kept), left_out

@@ -18,7 +18,10 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, CheckpointError
+from posenc.evaluation.engines.config import ModelConfig
+from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.integrations.transformers.checkpoints.extended import FIELD
+from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.stored import StoredTensors
 from posenc.layout import Layout
 from posenc.models import Greedy, Sample
@@ -81,8 +84,9 @@ class LiveModel(nn.Module):
             raise CheckpointError(
                 str(folder),
                 expected=f"{cls.words} that transformers loads",
-                got=f"{type(error).__name__}: {error}",
-                remedy="Name a folder written by save_pretrained.",
+                got=_unknown_scaling(folder)
+                or " ".join(f"{type(error).__name__}: {error}".split()),
+                remedy="Correct its config.json, or name a folder written by save_pretrained.",
             ) from error
         if hasattr(model.config, FIELD):
             from posenc.integrations.transformers import stretch
@@ -321,3 +325,10 @@ def quiet_transformers() -> Iterator[None]:
         logger.setLevel(level)
         if bars:
             library.enable_progress_bar()
+
+
+def _unknown_scaling(folder: Path) -> str:
+    """The kind of RoPE that transformers does not know, in words; "" if there is none."""
+    ropes = ModelConfig.of(Fields.read(folder).values).ropes().values()
+    names = sorted({rope.kind for rope in ropes} - set(TRANSFORMERS.kinds))
+    return f"rope_type {names[0]!r}, which transformers does not know" if names else ""

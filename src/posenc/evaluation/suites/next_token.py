@@ -265,7 +265,7 @@ def require_text(size: int, longest: int, unit: str) -> None:
             "text",
             expected=f"at least {4 * longest} {unit}s, to test contexts of {longest}",
             got=size,
-            remedy="Give a longer text, or a smaller factor.",
+            remedy="Give a longer text, or ask for shorter contexts.",
         )
 
 

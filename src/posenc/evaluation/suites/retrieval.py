@@ -65,7 +65,7 @@ class RetrievalSuite:
                 expected=f"at least {FEWEST * size} {text.unit}s, for {FEWEST} documents of "
                 f"{lengths[-1]}",
                 got=len(ids),
-                remedy="Give a longer text, or a smaller factor.",
+                remedy="Give a longer text, or ask for shorter contexts.",
             )
         count = min(MOST, max(FEWEST, READ // lengths[-1]), len(ids) // size)
         pieces = text.measured_pieces

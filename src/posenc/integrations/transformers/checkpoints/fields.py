@@ -46,6 +46,8 @@ class Fields:
             CheckpointError: if it is missing or not a JSON object.
         """
         path = folder / "config.json"
+        if not path.exists():
+            _refuse_other_kinds(folder)
         values = read_json(path)
         if not isinstance(values, dict):
             raise CheckpointError(
@@ -178,6 +180,27 @@ def read_json(path: Path) -> Any:
         path,
         expected="a JSON file of a checkpoint",
         remedy="Download or write it again; nothing was loaded.",
+    )
+
+
+def _refuse_other_kinds(folder: Path) -> None:
+    """Refuse adapters and GGUF files by name.
+
+    Raises:
+        CheckpointError: saying what to name instead.
+    """
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file():
+        base = read_object(adapter).get("base_model_name_or_path")
+        got = f"an adapter of {base or 'another model'}"
+        remedy = "Name that model; or merge the adapter into it and save it whole: "
+        remedy += "model.merge_and_unload().save_pretrained(FOLDER)"
+    elif folder.suffix == ".gguf" or any(folder.glob("*.gguf")):
+        got, remedy = "a GGUF file", "Name the folder that the file was converted from."
+    else:
+        return
+    raise CheckpointError(
+        str(folder), expected="a folder with the config.json of a model", got=got, remedy=remedy
     )
 
 
