@@ -58,7 +58,8 @@ def test_the_same_as_json(posenc: Run, tmp_path: Path) -> None:
     gains = [one["rotations"][""]["gain"] for one in found["engines"]]
     assert gains == pytest.approx([1.0, 0.1 * math.log(4) + 1])
     assert found["engines"][1]["source"].startswith("llama.cpp ")
-    assert set(found["right_in_all"]["changes"]) == {"rope_scaling", "rope_parameters"}
+    changes = found["right_in_all"]["changes"]
+    assert changes["rope_parameters"]["mscale_all_dim"] == changes["rope_scaling"]["mscale"] == 1
     assert set(found["right_in_all"]["left"]) == {"llama.cpp"}
 
 
@@ -77,6 +78,16 @@ def test_layers_that_rotate_by_no_rule_are_named(posenc: Run, tmp_path: Path) ->
     code, printed, said = posenc("doctor", tmp_path, *DOCTOR, "all")
     assert code == 0, said
     assert "Engines: not compared, the config states no rotation." in printed
+
+
+@pytest.mark.parametrize(("engine", "ending"), [("vllm", " --for vllm"), ("all", "")])
+def test_the_command_that_extends_it_is_for_the_engine(
+    engine: str, ending: str, posenc: Run, tmp_path: Path
+) -> None:
+    code, printed, said = posenc("doctor", folder_of("Qwen3-8B", tmp_path), *DOCTOR, engine)
+    assert code == 0, said
+    command = f"posenc extend {tmp_path} --method yarn --factor 4{ending}"
+    assert "".join(printed.split()).endswith("".join(command.split()))
 
 
 @pytest.mark.parametrize("command", [("doctor", "--engine"), ("extend", "--for")])

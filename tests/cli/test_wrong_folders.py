@@ -106,3 +106,8 @@ def test_heads_that_are_none_end_in_a_line(posenc: Run, folder: Path) -> None:
     said = refused(posenc, COMMANDS[1], changed(folder, num_attention_heads=0))
     assert "got ZeroDivisionError: " in said
     assert "Correct its config.json, or name a folder written by save_pretrained." in said
+
+
+def test_a_factor_that_no_method_reaches(posenc: Run, folder: Path) -> None:
+    said = refused(posenc, COMMANDS[2], folder, "--factor", "1e12")
+    assert "--factor: expected a finite number, 1 or more, at most 1000000, got" in said

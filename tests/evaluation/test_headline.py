@@ -63,6 +63,26 @@ def test_verdicts_hold_values_to_those_of_the_original_at_the_trained_length() -
     }
 
 
+def test_needles_of_all_depths_count() -> None:
+    """64 a depth: of one, 75 % after 90 % may be a matter of chance; of three, not."""
+    found = study(direct=reading(4.0, 0.1), yarn=reading(2.05, 0.75))
+    assert words(found)["yarn"] == ("holds", "unsure")
+    three = {
+        method.key: replace(
+            method.untuned, needles={n: 3 * shares for n, shares in method.untuned.needles.items()}
+        )
+        for method in found.findings
+        if method.untuned is not None
+    }
+    deep = replace(study(**three), depths=(0.0, 0.5, 1.0))
+    assert words(deep)["yarn"] == ("holds", "degrades")
+
+
+def test_values_are_held_to_the_original_and_not_to_the_best() -> None:
+    best = replace(reading(2.09), loss={16: 1.0, 32: 2.09})
+    assert words(study(direct=reading(4.0), yarn=best))["yarn"][0] == "holds"
+
+
 def test_recall_is_not_judged_where_the_original_finds_nothing() -> None:
     blind = {
         key: replace(each, needles={16: (0.06,), 32: (0.9,)})

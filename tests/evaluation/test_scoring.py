@@ -62,6 +62,12 @@ def test_all_tokens_of_an_answer_must_be_the_likeliest() -> None:
     assert base.scores(Reciting("nothing"), [right]) == [0.0]
 
 
+def test_an_answer_begins_with_its_gap() -> None:
+    asked = question("12", "34")
+    assert asked.answered(0) == "Question? Answer:"
+    assert asked.answered(2) == "Question? Answer: 12, 34"
+
+
 def test_questions_of_other_lengths_are_asked_together() -> None:
     asked = [
         question("77"),

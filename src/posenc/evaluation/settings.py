@@ -178,7 +178,7 @@ class ExtensionSettings(MeasuringSettings):
     ] = "yarn"
     factor: Annotated[
         float,
-        Interval(1, EXACT, remedy="4 stretches 512 positions to 2048; 1 changes nothing."),
+        Interval(1, 1_000_000, remedy="4 stretches 512 positions to 2048; 1 changes nothing."),
         Option("New length as a multiple of the trained length."),
     ] = 4.0
     report: Annotated[bool, Option("Measure, or write one method unmeasured.")] = True

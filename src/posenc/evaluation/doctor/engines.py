@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.evaluation.doctor.facts import Reading
-from posenc.evaluation.engines import Remedy, Rotation, Served, compare, right_in_all
+from posenc.evaluation.engines import ENGINES, Remedy, Rotation, Served, compare, right_in_all
 from posenc.evaluation.engines.comparison import AS_LONGER, engine_named
 from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.evaluation.engines.truth import unlike_rules
@@ -52,6 +52,12 @@ class Engines:
     def unlike(self) -> list[str]:
         """Engines that do not rotate as transformers does."""
         return [one.engine for one in self.served if one.difference]
+
+    @property
+    def alone(self) -> str:
+        """The option of ``posenc extend --for`` for a single other engine; "" for more, or none."""
+        others = [ENGINES[one.engine].option for one in self.served[1:]]
+        return others[0] if len(others) == 1 else ""
 
     def words(self) -> dict[str, tuple[str, str]]:
         """A word on texts up to the trained length and one on longer ones, by engine."""

@@ -112,7 +112,9 @@ def _remedies(advice: Advice, engines: Engines | None) -> Iterator[Remedy]:
     if engines is not None and engines.remedy is not None:
         yield Remedy(text=sentence("to_serve", names=engines.unlike, left=engines.remedy.left))
     if advice.command:
-        yield Remedy(text=sentence("to_extend", advice=advice), command=advice.command)
+        served = f" --for {engines.alone}" if engines is not None and engines.alone else ""
+        command = advice.command + served * bool(advice.config)
+        yield Remedy(text=sentence("to_extend", advice=advice), command=command)
     elif advice.config:
         yield Remedy(text=sentence("to_write", advice=advice))
 
