@@ -196,13 +196,13 @@ def test_the_time_of_all_passes_is_foreseen(text: Text, monkeypatch: pytest.Monk
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr("posenc.evaluation.limits.time.perf_counter", lambda: next(clock))
     monkeypatch.setattr("posenc.evaluation.limits.rows_a_call", lambda length: 2)
-    lengths, few = (16, 32, 64, 128), {"needed": 32, "passes": 6, "memory": None}
-    kept, left = affordable(Model(1, 1), text.measured, lengths, minutes=1.2, **few)
+    lengths, few = (16, 32, 64, 128), {"needed": 32, "passes": 6}
+    kept, left = affordable(Model(1, 1), text.measured, lengths, memory=None, minutes=1.2, **few)
     assert kept == (16, 32)
     assert left == dict.fromkeys(("64", "128"), "minutes: measuring would take more than 1.2")
     assert shapes == [(2, 16), (2, 32), (2, 64)]
     with pytest.raises(ArgumentError, match=r"minutes: expected .* 32, the trained length"):
-        affordable(Model(1, 1), text.measured, lengths, minutes=0.75, **few)
+        affordable(Model(1, 1), text.measured, lengths, memory=None, minutes=0.75, **few)
 
 
 def test_tasks_that_time_does_not_reach_are_named(
