@@ -15,6 +15,8 @@ from tests.integrations.accelerate.case import Case
 from tests.integrations.accelerate.cases.funnel import CASES, make, segments, three_types
 from tests.integrations.accelerate.test_laws import accelerated, put_under, require_near
 
+ATTEND = "posenc.integrations.transformers.accelerate.accelerated.attend"
+
 
 @pytest.mark.parametrize("left", ["types", "weights"])
 def test_what_posenc_has_no_form_for_runs_as_it_did(
@@ -29,7 +31,7 @@ def test_what_posenc_has_no_form_for_runs_as_it_did(
     model = case.model()
     outputs = case.outputs(model, **options)
     put_under(model)
-    monkeypatch.delattr(funnel, "attend")
+    monkeypatch.delattr(ATTEND)
     for a, b in zip(case.outputs(model, **options), outputs, strict=True):
         assert torch.equal(a, b)
 
@@ -45,7 +47,7 @@ def test_pooled_blocks_too_short_to_gain_run_as_they_did(monkeypatch: pytest.Mon
     model = case.model()
     outputs = case.outputs(model)
     accelerate(model, shortest=24)
-    monkeypatch.setattr(funnel, "attend", counted)
+    monkeypatch.setattr(ATTEND, counted)
     require_near(case.outputs(model), outputs)
     assert set(keys) == {24}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from posenc.integrations.transformers.accelerate.families import xlnet
+from posenc.integrations.transformers.accelerate import accelerated
 from tests.integrations.accelerate.case import Case, texts, whole_texts
 from tests.integrations.accelerate.cases.xlnet import CASES, make, memories, segments
 from tests.integrations.accelerate.test_laws import put_under, require_near
@@ -63,7 +63,7 @@ def test_what_posenc_has_no_form_for_runs_as_it_did(
     model = case.model()
     outputs = case.outputs(model, **options)
     put_under(model)
-    monkeypatch.delattr(xlnet, "attend")
+    monkeypatch.delattr(accelerated, "attend")
     for a, b in zip(case.outputs(model, **options), outputs, strict=True):
         assert torch.equal(a, b)
 

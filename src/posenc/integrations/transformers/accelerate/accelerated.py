@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers.utils.output_capturing import _active_collector
 
+from posenc.attention import attend
 from posenc.attention.backends.common.base import Backend
+from posenc.encoding import StructuredScore
 from posenc.errors import ArgumentError
+from posenc.grid import Grid
+from posenc.integrations.transformers.accelerate.terms import encoding_of
 from posenc.runtime import is_scripted
 
 SETTINGS = "_posenc_settings"
@@ -67,6 +73,33 @@ class Accelerated(nn.Module):
         copied.__dict__.update(deepcopy(self.__dict__, memo))
         return copied
 
+    @property
+    def shortest(self) -> int:
+        """Number of keys below which the module's own attention runs."""
+        return settings_of(self).shortest
+
+    @staticmethod
+    def in_heads(
+        x: Float[Tensor, "B L C"], heads: int, *projections: nn.Module
+    ) -> Iterator[Float[Tensor, "B H L D"]]:
+        """Projections of tokens, by head."""
+        return (layer(x).unflatten(-1, (heads, -1)).transpose(1, 2) for layer in projections)
+
+    def attend(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B G K D"],
+        v: Float[Tensor, "B G K E"],
+        grid: Grid,
+        *terms: StructuredScore,
+        dropout: float,
+        scale: float | None = None,
+    ) -> Float[Tensor, "B H Q E"]:
+        """``posenc.attend`` with score terms; drops nothing in evaluation mode."""
+        given: dict[str, Any] = {"dropout": dropout if self.training else 0.0, "scale": scale}
+        backend = settings_of(self).backend
+        return attend(q, k, v, grid, encoding_of(*terms), backend=backend, **given)
+
 
 def settings_of(module: nn.Module) -> Settings:
     """Settings of an accelerated module; the defaults for others.
@@ -79,11 +112,13 @@ def settings_of(module: nn.Module) -> Settings:
     return cast(Settings, module.__dict__.get(SETTINGS, DEFAULT))
 
 
-def in_heads(
-    x: Float[Tensor, "B L C"], heads: int, *projections: nn.Module
-) -> Iterator[Float[Tensor, "B H L D"]]:
-    """Projections of tokens, by head."""
-    return (projection(x).unflatten(-1, (heads, -1)).transpose(1, 2) for projection in projections)
+def wants_weights(module: nn.Module, options: Mapping[str, Any]) -> bool:
+    """True if a call asks for attention weights: by options, config or the model's call."""
+    if options.get("output_attentions"):
+        return True
+    if getattr(getattr(module, "config", None), "output_attentions", False):
+        return True
+    return not torch.compiler.is_compiling() and "attentions" in (_active_collector.get() or ())
 
 
 def parameter_of(module: nn.Module, name: str) -> Tensor:

@@ -6,7 +6,7 @@ all pairs, and ``attention`` calls ``attend`` with the grid that ``patterns`` re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -21,13 +21,12 @@ from transformers.masking_utils import (
     prepare_padding_mask,
     sdpa_mask,
 )
-from transformers.utils.output_capturing import _active_collector
 
 from posenc.attention import attend
 from posenc.encoding import BucketedTerms
 from posenc.errors import ArgumentError
 from posenc.grid import FARTHEST, Grid
-from posenc.integrations.transformers.accelerate.accelerated import settings_of
+from posenc.integrations.transformers.accelerate.accelerated import settings_of, wants_weights
 from posenc.integrations.transformers.accelerate.dense import dense_attention
 from posenc.integrations.transformers.accelerate.lazy_mask import (
     Pairs,
@@ -175,15 +174,6 @@ def attention(
         sinks=s_aux,
     )
     return output.transpose(1, 2).contiguous(), weights
-
-
-def wants_weights(module: nn.Module, options: Mapping[str, Any]) -> bool:
-    """True if a call asks for attention weights: by options, config or the model's call."""
-    if options.get("output_attentions"):
-        return True
-    if getattr(getattr(module, "config", None), "output_attentions", False):
-        return True
-    return not torch.compiler.is_compiling() and "attentions" in (_active_collector.get() or ())
 
 
 def mask(

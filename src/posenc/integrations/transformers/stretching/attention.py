@@ -18,9 +18,10 @@ from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
+from posenc.integrations.transformers.accelerate.accelerated import wants_weights
 from posenc.integrations.transformers.accelerate.dense import attend_by_logits
 from posenc.integrations.transformers.accelerate.growing import Growing
-from posenc.integrations.transformers.accelerate.interface import mask, wants_weights
+from posenc.integrations.transformers.accelerate.interface import mask
 from posenc.integrations.transformers.accelerate.lazy_mask import pairs_behind, written_out
 from posenc.integrations.transformers.stretching.decoding import Past, attend_last
 from posenc.integrations.transformers.stretching.frequencies import Frequencies, Of

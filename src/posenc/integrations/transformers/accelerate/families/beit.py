@@ -8,14 +8,13 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.models.beit.modeling_beit import BeitAttention, BeitRelativePositionBias
 
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated, in_heads
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
 from posenc.integrations.transformers.accelerate.families.common.image_bias import (
     ImageBias,
     ImageBiasTable,
     attend_images,
 )
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
-from posenc.integrations.transformers.accelerate.interface import wants_weights
 
 
 class AcceleratedBeitAttention(Accelerated, BeitAttention):
@@ -31,9 +30,8 @@ class AcceleratedBeitAttention(Accelerated, BeitAttention):
         if not isinstance(bias, ImageBias) or dropped or wants_weights(self, options):
             mask = bias.dense if isinstance(bias, ImageBias) else bias
             return super().forward(hidden_states, mask, **options)
-        q, k, v = in_heads(
-            hidden_states, self.num_attention_heads, self.q_proj, self.k_proj, self.v_proj
-        )
+        layers = self.q_proj, self.k_proj, self.v_proj
+        q, k, v = self.in_heads(hidden_states, self.num_attention_heads, *layers)
         return self.o_proj(attend_images(self, q, k, v, bias, self.scaling)), None
 
 

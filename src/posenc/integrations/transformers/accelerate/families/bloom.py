@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel
 
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
 from posenc.integrations.transformers.accelerate.families.common.alibi import attend_alibi
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.masks import added_causal_mask
@@ -26,37 +26,22 @@ class BloomAlibi(Accelerated, BloomAttention):
         alibi: Float[Tensor, "BH 1 K"],
         attention_mask: Tensor | None,
         layer_past: Any = None,
-        use_cache: bool = False,
-        output_attentions: bool = False,
+        *rest: Any,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         queries, keys = hidden_states.shape[1], alibi.shape[-1]
         pairs = attention_mask is not None and attention_mask.dim() > 2
-        if output_attentions or pairs or keys < settings_of(self).shortest:
+        if rest or pairs or keys < self.shortest or wants_weights(self, options):
             mask = added_causal_mask(attention_mask, queries, keys, like=hidden_states)
             return super().forward(
-                hidden_states,
-                residual,
-                alibi,
-                mask,
-                layer_past,
-                use_cache,
-                output_attentions,
-                **options,
+                hidden_states, residual, alibi, mask, layer_past, *rest, **options
             )
         q, k, v = self._reshape(self.query_key_value(hidden_states))
         if layer_past is not None:
             k, v = layer_past.update(k, v, self.layer_idx)
-        output = attend_alibi(
-            self,
-            q,
-            k,
-            v,
-            alibi.reshape(-1, self.num_heads, keys),
-            attention_mask,
-            dropout=self.attention_dropout.p,
-            scale=self.inv_norm_factor,
-        )
+        bias = alibi.reshape(-1, self.num_heads, keys)
+        dropped, scale = self.attention_dropout.p, self.inv_norm_factor
+        output = attend_alibi(self, q, k, v, bias, attention_mask, dropout=dropped, scale=scale)
         output = dropout(self.dense(output), self.hidden_dropout, self.training)
         return residual + output, None
 

@@ -10,18 +10,13 @@ from transformers.models.data2vec.modeling_data2vec_vision import (
     Data2VecVisionSelfAttention,
 )
 
-from posenc.integrations.transformers.accelerate.accelerated import (
-    Accelerated,
-    in_heads,
-    settings_of,
-)
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
 from posenc.integrations.transformers.accelerate.families.common.image_bias import (
     ImageBias,
     ImageBiasTable,
     attend_images,
 )
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
-from posenc.integrations.transformers.accelerate.interface import wants_weights
 
 
 class PatchAttention(Accelerated):
@@ -39,23 +34,17 @@ class PatchAttention(Accelerated):
         weights = wants_weights(self, {"output_attentions": output_attentions})
         dropped = self.training and self.dropout.p > 0
         bias = None
-        if not (weights or dropped or length <= settings_of(self).shortest):
+        if not (weights or dropped or length <= self.shortest):
             bias = relative_position_bias
             if self.has_relative_position_bias:
                 size = tuple(side // self.config.patch_size for side in resolution or ())
                 own = self.relative_position_bias(size, interpolate_pos_encoding, dim_size=length)
                 bias = own if bias is None else own + bias
         if not isinstance(bias, ImageBias):
-            return super().forward(
-                hidden_states,
-                output_attentions,
-                relative_position_bias,
-                interpolate_pos_encoding,
-                resolution,
-            )
-        q, k, v = in_heads(
-            hidden_states, self.num_attention_heads, self.query, self.key, self.value
-        )
+            rest = relative_position_bias, interpolate_pos_encoding, resolution
+            return super().forward(hidden_states, output_attentions, *rest)
+        layers = self.query, self.key, self.value
+        q, k, v = self.in_heads(hidden_states, self.num_attention_heads, *layers)
         return (attend_images(self, q, k, v, bias, self.attention_head_size**-0.5),)
 
 

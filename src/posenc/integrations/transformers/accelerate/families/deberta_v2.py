@@ -25,9 +25,8 @@ class DebertaV2Attention(DisentangledAttention, DisentangledSelfAttention):
     """Self-attention."""
 
     def split(self, hidden_states: Float[Tensor, "B L C"]) -> tuple[Tensor, Tensor, Tensor]:
-        projections = (self.query_proj, self.key_proj, self.value_proj)
-        heads = self.num_attention_heads
-        q, k, v = (x(hidden_states).unflatten(-1, (heads, -1)).transpose(1, 2) for x in projections)
+        layers = self.query_proj, self.key_proj, self.value_proj
+        q, k, v = self.in_heads(hidden_states, self.num_attention_heads, *layers)
         return q, k, v
 
     def summands(self) -> int:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.models.falcon.modeling_falcon import FalconAttention, FalconModel
 
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
 from posenc.integrations.transformers.accelerate.families.common.alibi import attend_alibi
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.masks import added_causal_mask
@@ -29,15 +29,13 @@ class FalconAlibi(Accelerated, FalconAttention):
         attention_mask: Tensor | None,
         position_ids: Tensor | None = None,
         layer_past: Any = None,
-        use_cache: bool = False,
-        output_attentions: bool = False,
-        *arguments: Any,
+        *rest: Any,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         batch, queries = hidden_states.shape[:2]
         bias = alibi.reshape(batch, self.num_heads, -1) * self.inv_norm_factor
         pairs = attention_mask is not None and attention_mask.dim() > 2
-        if output_attentions or pairs or bias.shape[-1] < settings_of(self).shortest:
+        if rest or pairs or bias.shape[-1] < self.shortest or wants_weights(self, options):
             if not pairs:  # the model has the bias in its masks
                 mask = added_causal_mask(
                     attention_mask, queries, bias.shape[-1], like=hidden_states
@@ -45,33 +43,16 @@ class FalconAlibi(Accelerated, FalconAttention):
                 lowest = torch.finfo(mask.dtype).min
                 attention_mask = bias.unsqueeze(2).masked_fill(mask < 0, lowest)
             return super().forward(
-                hidden_states,
-                alibi,
-                attention_mask,
-                position_ids,
-                layer_past,
-                use_cache,
-                output_attentions,
-                *arguments,
-                **options,
+                hidden_states, alibi, attention_mask, position_ids, layer_past, *rest, **options
             )
-        q, k, v = (
-            x.transpose(1, 2) for x in self._split_heads(self.query_key_value(hidden_states))
-        )
+        qkv = self._split_heads(self.query_key_value(hidden_states))
+        q, k, v = (x.transpose(1, 2) for x in qkv)
         if layer_past is not None:
             k, v = layer_past.update(k, v, self.layer_idx)
         # Eager attention adds the bias to the logits and the mask, which has it already.
         times = 1 if self.config._attn_implementation == "sdpa" else 2
-        output = attend_alibi(
-            self,
-            q,
-            k,
-            v,
-            bias * times,
-            attention_mask,
-            dropout=self.attention_dropout.p,
-            scale=self.inv_norm_factor,
-        )
+        bias, dropped, scale = bias * times, self.attention_dropout.p, self.inv_norm_factor
+        output = attend_alibi(self, q, k, v, bias, attention_mask, dropout=dropped, scale=scale)
         return self.dense(output), None
 
 

@@ -15,17 +15,12 @@ from transformers.models.funnel.modeling_funnel import (
     FunnelRelMultiheadAttention,
 )
 
-from posenc.attention import attend
 from posenc.encoding import LowRank, StructuredScore
 from posenc.grid import Grid
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.masks import all_attended
-from posenc.integrations.transformers.accelerate.terms import (
-    Movable,
-    encoding_of,
-    products_by_offset,
-)
+from posenc.integrations.transformers.accelerate.terms import Movable, products_by_offset
 from posenc.layout import Layout
 from posenc.runtime import has_values
 
@@ -81,7 +76,7 @@ class FunnelStructure(Accelerated, FunnelAttentionStructure):
         token_type_ids: Int[Tensor, "B L"] | None = None,
     ) -> tuple[Any, ...]:
         types = None
-        if inputs_embeds.shape[1] >= settings_of(self).shortest and token_type_ids is not None:
+        if inputs_embeds.shape[1] >= self.shortest and token_type_ids is not None:
             types = _types(token_type_ids)
         if types is None:
             return super().init_attention_inputs(inputs_embeds, attention_mask, token_type_ids)
@@ -119,7 +114,7 @@ class FunnelAttention(Accelerated, FunnelRelMultiheadAttention):
         if isinstance(types, TokenTypes):
             rows = embeddings[self.block_index][stride - 1]
             fits = rows is not None and len(rows) == stride * queries + keys
-            if not output_attentions and keys >= settings_of(self).shortest and fits:
+            if not output_attentions and keys >= self.shortest and fits:
                 attended = None if attention_mask is None else attention_mask >= 1
                 output = self._attend(query, key, value, rows, types, attended, stride)
                 output = self.hidden_dropout(self.post_proj(output))
@@ -171,16 +166,8 @@ class FunnelAttention(Accelerated, FunnelRelMultiheadAttention):
         of_queries, of_keys = (Layout.sequence(x.shape[2], device=q.device) for x in (biased, k))
         if not all_attended(attended):
             of_keys = replace(of_keys, valid=attended)
-        output = attend(
-            biased,
-            k,
-            v,
-            Grid(of_queries, of_keys),
-            encoding_of(*terms),
-            backend=settings_of(self).backend,
-            dropout=self.attention_dropout.p if self.training else 0.0,
-            scale=self.scale,
-        )
+        grid, dropped = Grid(of_queries, of_keys), self.attention_dropout.p
+        output = self.attend(biased, k, v, grid, *terms, dropout=dropped, scale=self.scale)
         return output[:, :, ::stride].transpose(1, 2).flatten(2)
 
 

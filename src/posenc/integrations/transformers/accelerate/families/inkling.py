@@ -19,7 +19,7 @@ from transformers.models.inkling.modeling_inkling import (
 
 from posenc.encoding import TokenTableProduct
 from posenc.encodings.common.buckets import gather_rows
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import PositionBias, mask
 from posenc.integrations.transformers.accelerate.terms import products_by_offset
@@ -64,7 +64,7 @@ class AcceleratedRelativeLogits(Accelerated, InklingRelativeLogits):
         key_positions: Int[Tensor, " K"],
     ) -> Float[Tensor, "B H Q K"] | RelativeLogits:
         # A tensor for one query is as small as its factors.
-        if len(query_positions) == 1 or len(key_positions) < settings_of(self).shortest:
+        if len(query_positions) == 1 or len(key_positions) < self.shortest:
             return super().forward(relative_states, query_positions, key_positions)
         tokens = relative_states.transpose(1, 2)
         # By offsets from -extent to 1, of which the first and the last have no bias.

@@ -11,11 +11,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetSelfAtte
 
 from posenc.encoding import BucketedTerms
 from posenc.encoding.tensors import BucketIndex, Offsets
-from posenc.integrations.transformers.accelerate.accelerated import (
-    Accelerated,
-    in_heads,
-    settings_of,
-)
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import PositionBias, attention
 from posenc.integrations.transformers.accelerate.masks import attended_keys
@@ -36,17 +32,11 @@ class MPNetAttention(Accelerated, MPNetSelfAttention):
             return super().forward(
                 hidden_states, attention_mask, position_bias, output_attentions, **options
             )
-        q, k, v = in_heads(hidden_states, self.num_attention_heads, self.q, self.k, self.v)
-        output, weights = attention(
-            self,
-            q,
-            k,
-            v,
-            attention_mask,
-            dropout=self.dropout.p if self.training else 0.0,
-            position_bias=position_bias,
-            output_attentions=output_attentions,
-        )
+        q, k, v = self.in_heads(hidden_states, self.num_attention_heads, self.q, self.k, self.v)
+        dropout = self.dropout.p if self.training else 0.0
+        given: dict[str, Any] = {"position_bias": position_bias}
+        given["output_attentions"] = output_attentions
+        output, weights = attention(self, q, k, v, attention_mask, dropout, **given)
         output = self.o(output.flatten(2))
         return (output, weights) if output_attentions else (output,)
 
@@ -61,7 +51,7 @@ class MPNetEncoding(Accelerated, MPNetEncoder):
         *arguments: Any,
         **options: Any,
     ) -> Any:
-        if hidden_states.shape[1] >= settings_of(self).shortest:
+        if hidden_states.shape[1] >= self.shortest:
             attention_mask = attended_keys(attention_mask)
         return super().forward(hidden_states, attention_mask, *arguments, **options)
 
@@ -69,7 +59,7 @@ class MPNetEncoding(Accelerated, MPNetEncoder):
         self, x: Tensor, position_ids: Tensor | None = None, num_buckets: int = 32
     ) -> Tensor | PositionBias:
         dense = super().compute_position_bias
-        if position_ids is not None or x.shape[1] < settings_of(self).shortest:
+        if position_ids is not None or x.shape[1] < self.shortest:
             return dense(x, position_ids, num_buckets)
 
         def bucket(offset: Offsets) -> BucketIndex:

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AttentionMaskInterface
 from transformers.models.mpt.modeling_mpt import MptAttention, MptBlock, MptModel
 
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
 from posenc.integrations.transformers.accelerate.families.common.alibi import attend_alibi
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import keys_mask
@@ -46,7 +46,7 @@ class MptAlibi(Accelerated, MptAttention):
     ) -> tuple[Tensor, Tensor | None]:
         queries, past = hidden_states.shape[1], past_key_values
         keys = queries + (0 if past is None else int(past.get_seq_length(self.layer_idx)))
-        unserved = keys < settings_of(self).shortest or keys > position_bias.shape[-1]
+        unserved = keys < self.shortest or keys > position_bias.shape[-1]
         if unserved or attention_mask is None or attention_mask.dim() > 2:
             if attention_mask is not None:
                 attention_mask = hidden_pairs(attention_mask, queries, keys)
@@ -57,16 +57,10 @@ class MptAlibi(Accelerated, MptAttention):
         q, k, v = qkv.unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
         if past is not None:
             k, v = past.update(k, v, self.layer_idx)
-        output = attend_alibi(
-            self,
-            q,
-            k,
-            v,
-            position_bias[:, 0, -keys:].unsqueeze(0),
-            ~attention_mask if attention_mask.dim() == 2 else None,
-            dropout=self.attn_dropout_p,
-            scale=self.softmax_scale,
-        )
+        bias = position_bias[:, 0, -keys:].unsqueeze(0)
+        attended = ~attention_mask if attention_mask.dim() == 2 else None
+        dropped, scale = self.attn_dropout_p, self.softmax_scale
+        output = attend_alibi(self, q, k, v, bias, attended, dropout=dropped, scale=scale)
         return self.out_proj(output), None
 
 
@@ -79,22 +73,15 @@ class AcceleratedMptBlock(Accelerated, MptBlock):
         position_bias: Float[Tensor, "H 1 L"],
         attention_mask: Tensor,
         layer_past: Any = None,
-        use_cache: bool = False,
-        output_attentions: bool = False,
+        *rest: Any,
         **options: Any,
     ) -> Any:
-        if output_attentions:
+        if rest or wants_weights(self, options):
             queries, index = hidden_states.shape[1], self.attn.layer_idx
             keys = queries + (0 if layer_past is None else int(layer_past.get_seq_length(index)))
             attention_mask = hidden_pairs(attention_mask, queries, keys)
         return super().forward(
-            hidden_states,
-            position_bias,
-            attention_mask,
-            layer_past,
-            use_cache,
-            output_attentions,
-            **options,
+            hidden_states, position_bias, attention_mask, layer_past, *rest, **options
         )
 
 

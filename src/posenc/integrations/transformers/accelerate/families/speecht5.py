@@ -16,17 +16,9 @@ from transformers.models.speecht5.modeling_speecht5 import (
     SpeechT5RelativePositionalEncoding,
 )
 
-from posenc.integrations.transformers.accelerate.accelerated import (
-    Accelerated,
-    in_heads,
-    settings_of,
-)
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
-from posenc.integrations.transformers.accelerate.interface import (
-    PositionBias,
-    attention,
-    wants_weights,
-)
+from posenc.integrations.transformers.accelerate.interface import PositionBias, attention
 from posenc.integrations.transformers.accelerate.masks import added_mask
 from posenc.integrations.transformers.accelerate.terms import ComputedOnce, products_by_offset
 from posenc.integrations.transformers.accelerate.views import KEYS
@@ -59,34 +51,20 @@ class AcceleratedSpeechT5Attention(Accelerated, SpeechT5Attention):
         past_key_values: Any = None,
         attention_mask: Tensor | None = None,
         position_bias: Tensor | RelativeKeys | None = None,
-        output_attentions: bool = False,
+        *rest: Any,
         **options: Any,
     ) -> Any:
         relative = position_bias if isinstance(position_bias, RelativeKeys) else None
         dense = attention_mask is not None and attention_mask.dim() > 2
-        weights = wants_weights(self, {"output_attentions": output_attentions})
-        if relative is None or dense or weights:
-            return super().forward(
-                hidden_states,
-                key_value_states,
-                past_key_values,
-                added_mask(attention_mask, hidden_states),
-                position_bias if relative is None else relative.dense,
-                output_attentions,
-                **options,
-            )
-        q, k, v = in_heads(hidden_states, self.num_heads, self.q_proj, self.k_proj, self.v_proj)
-        terms = products_by_offset(q * self.scaling, relative.rows, relative.behind)
-        output, _ = attention(
-            self,
-            q,
-            k,
-            v,
-            attention_mask,
-            dropout=self.dropout if self.training else 0.0,
-            scaling=self.scaling,
-            position_bias=PositionBias((terms,)),
-        )
+        if relative is None or dense or rest or wants_weights(self, options):
+            own = position_bias if relative is None else relative.dense
+            given = key_value_states, past_key_values, added_mask(attention_mask, hidden_states)
+            return super().forward(hidden_states, *given, own, *rest, **options)
+        layers = self.q_proj, self.k_proj, self.v_proj
+        q, k, v = self.in_heads(hidden_states, self.num_heads, *layers)
+        bias = PositionBias((products_by_offset(q * self.scaling, relative.rows, relative.behind),))
+        dropped = self.dropout if self.training else 0.0
+        output, _ = attention(self, q, k, v, attention_mask, dropped, self.scaling, None, bias)
         return self.out_proj(output.flatten(2)), None
 
 
@@ -96,7 +74,7 @@ class AcceleratedSpeechT5Positions(Accelerated, SpeechT5RelativePositionalEncodi
     def forward(self, hidden_states: Float[Tensor, "B L C"]) -> Tensor | RelativeKeys:
         length = hidden_states.shape[1]
         dense: Callable[[Tensor], Tensor] = super().forward
-        if length < settings_of(self).shortest:
+        if length < self.shortest:
             return dense(hidden_states)
         # The embedding's rows are for query less key, -M … M - 1.
         behind, ahead = min(self.max_length, length) - 1, min(self.max_length, length - 1)

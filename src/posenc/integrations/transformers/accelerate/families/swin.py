@@ -11,13 +11,11 @@ from transformers.models.swin.modeling_swin import SwinAttention
 
 from posenc.integrations.transformers.accelerate.accelerated import (
     Accelerated,
-    in_heads,
     parameter_of,
-    settings_of,
+    wants_weights,
 )
 from posenc.integrations.transformers.accelerate.families.common.windows import attend_windows
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
-from posenc.integrations.transformers.accelerate.interface import wants_weights
 from posenc.runtime import has_values
 
 FUSED_TO = 4
@@ -36,23 +34,15 @@ class AcceleratedSwinAttention(Accelerated, SwinAttention):
     ) -> tuple[Tensor, Tensor | None]:
         table = parameter_of(self.relative_position_bias, "relative_position_bias_table")
         trained = torch.is_grad_enabled() and table.requires_grad
-        shortest = settings_of(self).shortest * (1 if trained else FUSED_TO)
+        shortest = self.shortest * (1 if trained else FUSED_TO)
         traced = attention_mask is not None and not has_values(attention_mask)
         if hidden_states.shape[1] < shortest or traced or wants_weights(self, options):
             return super().forward(hidden_states, attention_mask, **options)
-        q, k, v = in_heads(
-            hidden_states, self.num_attention_heads, self.q_proj, self.k_proj, self.v_proj
-        )
+        layers = self.q_proj, self.k_proj, self.v_proj
+        qkv = self.in_heads(hidden_states, self.num_attention_heads, *layers)
+        size, dropped = self.relative_position_bias.window_size, self.attention_dropout
         output = attend_windows(
-            self,
-            q,
-            k,
-            v,
-            table.T,
-            attention_mask,
-            self.relative_position_bias.window_size,
-            scale=self.scaling,
-            dropout=self.attention_dropout if self.training else 0.0,
+            self, *qkv, table.T, attention_mask, size, scale=self.scaling, dropout=dropped
         )
         return self.o_proj(output), None
 

@@ -10,11 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers.models.swinv2.modeling_swinv2 import Swinv2SelfAttention
 
-from posenc.integrations.transformers.accelerate.accelerated import (
-    Accelerated,
-    in_heads,
-    settings_of,
-)
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated
 from posenc.integrations.transformers.accelerate.families.common.windows import attend_windows
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.runtime import has_values
@@ -30,11 +26,10 @@ class AcceleratedSwinv2Attention(Accelerated, Swinv2SelfAttention):
         output_attentions: bool | None = False,
     ) -> tuple[Tensor, ...]:
         traced = attention_mask is not None and not has_values(attention_mask)
-        if output_attentions or traced or hidden_states.shape[1] < settings_of(self).shortest:
+        if output_attentions or traced or hidden_states.shape[1] < self.shortest:
             return super().forward(hidden_states, attention_mask, output_attentions)
-        q, k, v = in_heads(
-            hidden_states, self.num_attention_heads, self.query, self.key, self.value
-        )
+        layers = self.query, self.key, self.value
+        q, k, v = self.in_heads(hidden_states, self.num_attention_heads, *layers)
         factor = torch.clamp(self.logit_scale, max=math.log(1.0 / 0.01)).exp()  # [H, 1, 1]
         table = self.continuous_position_bias_mlp(self.relative_coords_table).flatten(0, 2)
         output = attend_windows(
@@ -46,7 +41,7 @@ class AcceleratedSwinv2Attention(Accelerated, Swinv2SelfAttention):
             None if attention_mask is None else 2 * attention_mask,  # as transformers adds it
             tuple(self.window_size),
             scale=1.0,
-            dropout=self.dropout.p if self.training else 0.0,
+            dropout=self.dropout.p,
         )
         return (output,)
 

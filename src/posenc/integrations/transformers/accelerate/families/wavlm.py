@@ -11,17 +11,9 @@ from transformers.models.wavlm.modeling_wavlm import WavLMAttention
 
 from posenc.encoding import BucketedTerms, TokenTableProduct
 from posenc.encoding.tensors import BucketIndex, Offsets
-from posenc.integrations.transformers.accelerate.accelerated import (
-    Accelerated,
-    in_heads,
-    settings_of,
-)
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
-from posenc.integrations.transformers.accelerate.interface import (
-    PositionBias,
-    attention,
-    wants_weights,
-)
+from posenc.integrations.transformers.accelerate.interface import PositionBias, attention
 from posenc.integrations.transformers.accelerate.masks import all_attended
 
 
@@ -37,7 +29,7 @@ class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
         **options: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | PositionBias | None]:
         length = hidden_states.shape[1]
-        if position_bias is None and length >= settings_of(self).shortest:
+        if position_bias is None and length >= self.shortest:
             position_bias = self._bias(hidden_states)
         if not isinstance(position_bias, PositionBias) or wants_weights(self, options):
             own = position_bias
@@ -47,18 +39,15 @@ class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
                 hidden_states, attention_mask, own, index, **options
             )
             return output, weights, own if position_bias is None else position_bias
-        q, k, v = in_heads(hidden_states, self.num_heads, self.q_proj, self.k_proj, self.v_proj)
+        layers = self.q_proj, self.k_proj, self.v_proj
+        q, k, v = self.in_heads(hidden_states, self.num_heads, *layers)
         attended = None if attention_mask is None else attention_mask.eq(1)
+        attended = None if all_attended(attended) else attended
         (shared,) = position_bias.terms
+        bias = PositionBias((self._gated(shared, hidden_states),))
+        dropout = self.dropout if self.training else 0.0
         output, weights = attention(
-            self,
-            q,
-            k,
-            v,
-            None if all_attended(attended) else attended,
-            dropout=self.dropout if self.training else 0.0,
-            scaling=self.scaling,
-            position_bias=PositionBias((self._gated(shared, hidden_states),)),
+            self, q, k, v, attended, dropout, self.scaling, position_bias=bias
         )
         return self.out_proj(output.flatten(2)), weights, position_bias
 

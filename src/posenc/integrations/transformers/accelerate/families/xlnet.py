@@ -10,16 +10,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
-from posenc.attention import attend
 from posenc.encoding import LowRank, StructuredScore
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.masks import all_attended, grid_of
-from posenc.integrations.transformers.accelerate.terms import (
-    Movable,
-    encoding_of,
-    products_by_offset,
-)
+from posenc.integrations.transformers.accelerate.terms import Movable, products_by_offset
 from posenc.runtime import has_values
 
 MOST_SEGMENTS = 16
@@ -165,16 +160,8 @@ class XLNetAttention(Accelerated, XLNetRelativeAttention):
         if segments is not None:
             terms.append(LowRank(of_query, segments))
         grid = grid_of(queries, keys, attended, causal=memory.causal, device=q.device)
-        output = attend(
-            biased,
-            k,
-            v,
-            replace(grid, window=memory.window),
-            encoding_of(*terms),
-            backend=settings_of(self).backend,
-            dropout=self.dropout.p if self.training else 0.0,
-            scale=self.scale,
-        )
+        grid, dropped = replace(grid, window=memory.window), self.dropout.p
+        output = self.attend(biased, k, v, grid, *terms, dropout=dropped, scale=self.scale)
         if slot is None:
             return output
         return output[..., :-1] + output[..., -1:] * own
@@ -191,37 +178,20 @@ class XLNetStreams(Accelerated, XLNetModel):
         perm_mask: Tensor | None = None,
         target_mapping: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        input_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_mems: bool | None = None,
-        output_attentions: bool | None = None,
-        *arguments: Any,
+        *rest: Any,
         **options: Any,
     ) -> Any:
-        masks = (attention_mask, input_mask)
-        tokens = inputs_embeds if input_ids is None else input_ids
-        memories = None
-        weights = self.config.output_attentions if output_attentions is None else output_attentions
-        if not (weights or tokens is None or perm_mask is not None or None not in masks):
+        masks = (attention_mask, options.get("input_mask"))
+        tokens = options.get("inputs_embeds") if input_ids is None else input_ids
+        memories, own = None, rest or perm_mask is not None or wants_weights(self, options)
+        if not (own or tokens is None or None not in masks):
             queried = target_mapping is not None
             memories = self._memories(tokens, masks, mems, token_type_ids, queried=queried)
         if memories is not None:
-            attention_mask = input_mask = token_type_ids = None
+            options["input_mask"] = attention_mask = token_type_ids = None
             mems = memories
-        return super().forward(
-            input_ids,
-            attention_mask,
-            mems,
-            perm_mask,
-            target_mapping,
-            token_type_ids,
-            input_mask,
-            inputs_embeds,
-            use_mems,
-            output_attentions,
-            *arguments,
-            **options,
-        )
+        given = input_ids, attention_mask, mems, perm_mask, target_mapping, token_type_ids
+        return super().forward(*given, *rest, **options)
 
     def cache_mem(self, curr_out: Tensor, prev_mem: Tensor | Memory | None) -> Tensor:
         states = prev_mem.states if isinstance(prev_mem, Memory) else prev_mem
@@ -245,7 +215,7 @@ class XLNetStreams(Accelerated, XLNetModel):
         states = [None] * len(self.layer) if mems is None else list(mems)
         past = 0 if states[0] is None else states[0].shape[0]
         batch, length = tokens.shape[:2]
-        if past + length < settings_of(self).shortest:
+        if past + length < self.shortest:
             return None
         attention_mask, input_mask = masks
         attended = None

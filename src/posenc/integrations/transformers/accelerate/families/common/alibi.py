@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from posenc.attention import attend
 from posenc.encoding import BucketedTerms
-from posenc.integrations.transformers.accelerate.accelerated import settings_of
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated
 from posenc.integrations.transformers.accelerate.masks import grid_of
-from posenc.integrations.transformers.accelerate.terms import encoding_of
 
 
 def attend_alibi(
-    module: nn.Module,
+    module: Accelerated,
     q: Float[Tensor, "B H Q D"],
     k: Float[Tensor, "B G K D"],
     v: Float[Tensor, "B G K D"],
@@ -33,16 +31,8 @@ def attend_alibi(
             a mask that adds the lowest number.
     """
     term = BucketedTerms(lambda offset: torch.zeros_like(offset[..., 0].long()), column=bias)
-    output = attend(
-        q,
-        k,
-        v,
-        grid_of(q.shape[2], k.shape[2], attended, causal=True, device=q.device),
-        encoding_of(term),
-        backend=settings_of(module).backend,
-        dropout=dropout if module.training else 0.0,
-        scale=scale,
-    )
+    grid = grid_of(q.shape[2], k.shape[2], attended, causal=True, device=q.device)
+    output = module.attend(q, k, v, grid, term, dropout=dropout, scale=scale)
     if attended is not None:
         seen = attended.cumsum(1)[:, -q.shape[2] :] > 0
         output = torch.where(seen[:, None, :, None], output, v.mean(dim=2, keepdim=True))

@@ -8,17 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.integrations.transformers.accelerate.accelerated import (
-    Accelerated,
-    in_heads,
-    settings_of,
-)
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
-from posenc.integrations.transformers.accelerate.interface import (
-    PositionBias,
-    attention,
-    wants_weights,
-)
+from posenc.integrations.transformers.accelerate.interface import PositionBias, attention
 from posenc.integrations.transformers.accelerate.terms import products_by_offset
 from posenc.integrations.transformers.accelerate.views import KEYS
 
@@ -33,15 +25,14 @@ class ConformerAttention(Accelerated):
         relative_position_embeddings: Float[Tensor, "1 N C"] | None = None,
         **options: Any,
     ) -> Any:
-        short = hidden_states.shape[1] < settings_of(self).shortest
+        short = hidden_states.shape[1] < self.shortest
         dense = attention_mask is not None and attention_mask.dim() > 2
         if short or dense or wants_weights(self, options):
             if relative_position_embeddings is not None:
                 options["relative_position_embeddings"] = relative_position_embeddings
             return super().forward(hidden_states, attention_mask, **options)
-        q, k, v = in_heads(
-            hidden_states, self.num_heads, self.linear_q, self.linear_k, self.linear_v
-        )
+        layers = self.linear_q, self.linear_k, self.linear_v
+        q, k, v = self.in_heads(hidden_states, self.num_heads, *layers)
         tokens, behind = q, q.shape[2] - 1
         if self.position_embeddings_type == "relative":
             rows = self.linear_pos(relative_position_embeddings)[0]
@@ -52,17 +43,10 @@ class ConformerAttention(Accelerated):
             ahead, behind = min(right, behind), min(left, behind)
             index = torch.arange(left - behind, left + ahead + 1, device=q.device)
             rows = self.distance_embedding(index).unsqueeze(0)  # [1, N, D]
-        terms = products_by_offset(tokens * self.scaling, rows, behind)
+        bias = PositionBias((products_by_offset(tokens * self.scaling, rows, behind),))
+        dropout = self.dropout.p if self.training else 0.0
         output, weights = attention(
-            self,
-            q,
-            k,
-            v,
-            attention_mask,
-            dropout=self.dropout.p if self.training else 0.0,
-            scaling=self.scaling,
-            position_bias=PositionBias((terms,)),
-            **options,
+            self, q, k, v, attention_mask, dropout, self.scaling, position_bias=bias, **options
         )
         return self.linear_out(output.flatten(2)), weights
 

@@ -9,14 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.attention import attend
 from posenc.encoding import BucketedTerms, TokenTableProduct
 from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.grid import Grid
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
-from posenc.integrations.transformers.accelerate.interface import wants_weights
-from posenc.integrations.transformers.accelerate.terms import encoding_of
 from posenc.layout import Layout
 
 
@@ -30,7 +27,7 @@ class DecomposedAttention(Accelerated):
         self, hidden_states: Float[Tensor, "B Y X C"], output_attentions: bool | None = False
     ) -> Any:
         height, width = hidden_states.shape[1:3]
-        short = height * width < settings_of(self).shortest
+        short = height * width < self.shortest
         if short or wants_weights(self, {"output_attentions": output_attentions}):
             return super().forward(hidden_states, output_attentions)
         heads = self.num_attention_heads
@@ -41,15 +38,7 @@ class DecomposedAttention(Accelerated):
             tables = (height, self.rel_pos_h), (width, self.rel_pos_w)
             terms = [self._along(axis, q, *table) for axis, table in enumerate(tables)]
         cells = Layout.image(height, width, device=q.device)
-        output = attend(
-            q,
-            k,
-            v,
-            Grid(cells, cells),
-            encoding_of(*terms),
-            backend=settings_of(self).backend,
-            dropout=self.weight_dropout if self.training else 0.0,
-        )
+        output = self.attend(q, k, v, Grid(cells, cells), *terms, dropout=self.weight_dropout)
         output = output.transpose(1, 2).reshape(*hidden_states.shape[:3], -1)
         return self.proj(output), None
 

@@ -8,13 +8,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from posenc.attention import attend
 from posenc.encoding import BucketedTerms, TokenTableProduct
 from posenc.encoding.reuse import reused
 from posenc.encoding.tensors import BucketIndex, Offsets
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated
 from posenc.integrations.transformers.accelerate.masks import all_attended, grid_of
-from posenc.integrations.transformers.accelerate.terms import encoding_of
 
 
 class DisentangledAttention(Accelerated):
@@ -44,16 +42,8 @@ class DisentangledAttention(Accelerated):
         if self.relative_attention and {"c2p", "p2c"} & set(self.pos_att_type):
             embeddings = self.pos_dropout(rel_embeddings)
             terms.append(self._terms(q * scale, k * scale, embeddings))
-        output = attend(
-            q,
-            k,
-            v,
-            grid_of(length, length, attention_mask, device=q.device),
-            encoding_of(*terms),
-            backend=settings_of(self).backend,
-            dropout=self.dropout.p if self.training else 0.0,
-            scale=scale,
-        )
+        grid = grid_of(length, length, attention_mask, device=q.device)
+        output = self.attend(q, k, v, grid, *terms, dropout=self.dropout.p, scale=scale)
         if attention_mask is not None:  # the weights of a padded query are all the same
             mean = v.mean(dim=2, keepdim=True)
             output = torch.where(attention_mask[:, None, :, None], output, mean)
@@ -122,7 +112,7 @@ class DisentangledEncoder(Accelerated):
     """The encoder, without masks and relative positions of all pairs for long inputs."""
 
     def get_attention_mask(self, attention_mask: Tensor) -> Tensor | None:
-        if attention_mask.dim() > 2 or attention_mask.shape[-1] < settings_of(self).shortest:
+        if attention_mask.dim() > 2 or attention_mask.shape[-1] < self.shortest:
             return super().get_attention_mask(attention_mask)  # type: ignore[misc]
         attended: Bool[Tensor, "B K"] = attention_mask.bool()
         return None if all_attended(attended) else attended
@@ -133,7 +123,7 @@ class DisentangledEncoder(Accelerated):
         query_states: Tensor | None = None,
         relative_pos: Tensor | None = None,
     ) -> Tensor | None:
-        short = hidden_states.shape[1] < settings_of(self).shortest
+        short = hidden_states.shape[1] < self.shortest
         if short or query_states is not None or relative_pos is not None:
             return super().get_rel_pos(  # type: ignore[misc]
                 hidden_states, query_states, relative_pos

@@ -78,7 +78,7 @@ class ImageBiasTable(Accelerated):
         rows, columns = window_size
         dense = partial(super().forward, window_size, interpolate_pos_encoding, dim_size)
         resized = interpolate_pos_encoding and dim_size != rows * columns + 1
-        if rows * columns < settings_of(self).shortest or resized:
+        if rows * columns < self.shortest or resized:
             return dense()
         height, width = (2 * side - 1 for side in self.window_size)
         table = self.relative_position_bias_table.T  # [H, N + 3]

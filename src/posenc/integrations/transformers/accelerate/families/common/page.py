@@ -15,10 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
 from posenc.integrations.transformers.accelerate.checking import fitting_length
 from posenc.integrations.transformers.accelerate.dense import dense_attention
-from posenc.integrations.transformers.accelerate.interface import wants_weights
 from posenc.runtime import has_values
 
 
@@ -67,15 +66,11 @@ class PageAttention(Accelerated):
         size = (*hidden_states.shape[:2], self.num_attention_heads, -1)
         q, k, v = (x.view(size).transpose(1, 2) for x in self.projected(hidden_states))
         dropout = self.dropout.p if self.training else 0.0
+        bias = attention_mask.summed(lambda mask: self.summed(biases, mask))
+        scale = self.attention_head_size**-0.5
+        written = dropout > 0 or wants_weights(self, options)  # no dropout in the kernel
         output, weights = dense_attention(
-            q,
-            k,
-            v,
-            attention_mask.summed(lambda mask: self.summed(biases, mask)),
-            None,
-            dropout=dropout,
-            scale=self.attention_head_size**-0.5,
-            with_weights=dropout > 0 or wants_weights(self, options),  # no dropout in the kernel
+            q, k, v, bias, None, dropout=dropout, scale=scale, with_weights=written
         )
         return output.transpose(1, 2).flatten(2), weights
 
@@ -97,7 +92,7 @@ class PageEncoder(Accelerated):
         self, mask: Tensor | None, hidden_states: Float[Tensor, "B L C"]
     ) -> Tensor | Page | None:
         """The mask that layers get."""
-        short = hidden_states.shape[1] < settings_of(self).shortest
+        short = hidden_states.shape[1] < self.shortest
         return mask if short else Page(mask, hidden_states.device)
 
     def _cal_1d_pos_emb(self, position_ids: Int[Tensor, "B L"]) -> Float[Tensor, "b H L L"]:

@@ -6,20 +6,18 @@ from functools import partial
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from posenc.attention import attend
 from posenc.encoding import BucketedTerms
 from posenc.grid import Grid
-from posenc.integrations.transformers.accelerate.accelerated import settings_of
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated
 from posenc.integrations.transformers.accelerate.dense import dense_attention
 from posenc.integrations.transformers.accelerate.families.common.image_bias import cell_bucket
-from posenc.integrations.transformers.accelerate.terms import encoding_of
 from posenc.layout import Layout
 
 
 def attend_windows(
-    module: nn.Module,
+    module: Accelerated,
     q: Float[Tensor, "N H L D"],
     k: Float[Tensor, "N H L D"],
     v: Float[Tensor, "N H L D"],
@@ -47,9 +45,8 @@ def attend_windows(
     bucket = partial(cell_bucket, size=size)
 
     def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        encoding = encoding_of(BucketedTerms(bucket, table=table))
-        backend = settings_of(module).backend
-        return attend(q, k, v, grid, encoding, backend=backend, dropout=dropout, scale=scale)
+        terms = BucketedTerms(bucket, table=table)
+        return module.attend(q, k, v, grid, terms, dropout=dropout, scale=scale)
 
     if mask is None:
         return whole(q, k, v).transpose(1, 2).flatten(2)
@@ -62,15 +59,8 @@ def attend_windows(
     if len(others):
         bias = table[:, bucket(grid.offset)[0]].unsqueeze(0)  # [1, H, L, L]
         masks = mask[~free].repeat(len(q) // len(mask), 1, 1).unsqueeze(1).to(bias.dtype)
-        part, _ = dense_attention(
-            q[others],
-            k[others],
-            v[others],
-            bias,
-            masks,
-            dropout=dropout,
-            scale=scale,
-            with_weights=False,
-        )
+        rows = (x[others] for x in (q, k, v))
+        dropped = dropout if module.training else 0.0
+        part, _ = dense_attention(*rows, bias, masks, dropout=dropped, scale=scale)
         output = output.index_copy(0, others, part.to(v.dtype))
     return output.transpose(1, 2).flatten(2)
