@@ -21,7 +21,7 @@ BEFORE = "_posenc_before"
 path of the attribute. Plain, so that copies and pickles of the model have it."""
 
 INTERNAL = "_attn_implementation_internal"
-"""Attribute of a config, which transformers does not save."""
+"""Attribute of a config, which transformers does not save; its setter refuses other models."""
 
 _SETTINGS: WeakKeyDictionary[nn.Module, Settings] = WeakKeyDictionary()
 

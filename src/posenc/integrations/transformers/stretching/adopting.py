@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,19 +20,21 @@ from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.checking import PRECISIONS, tensors_in
 from posenc.integrations.transformers.accelerate.interface import mask
 from posenc.integrations.transformers.accelerate.lazy_mask import written_out
+from posenc.integrations.transformers.accelerate.switching import INTERNAL
 from posenc.integrations.transformers.accelerate.views import is_on_interface
 from posenc.integrations.transformers.recording import Call, record_call, recorded_calls
 from posenc.integrations.transformers.stretching.attention import (
     LAYER,
     NAME,
-    InnerAttention,
     StretchedLayer,
     attention,
+    inner_attention,
 )
 from posenc.integrations.transformers.stretching.changes import Change, Undoable, undo
 from posenc.integrations.transformers.stretching.frequencies import INNER, Frequencies, SineTable
 from posenc.integrations.transformers.stretching.positions import PLACED, Adoption, Switch
-from posenc.integrations.transformers.stretching.probing import Calls, quiet, run
+from posenc.integrations.transformers.stretching.probing import quiet, run
+from posenc.integrations.transformers.stretching.rotary import Calls
 from posenc.integrations.transformers.stretching.words import configs_of
 from posenc.layout import Layout
 
@@ -39,9 +42,6 @@ PAIRINGS: tuple[Pairing, ...] = ("half", "adjacent")
 
 RECORDING = "posenc_recording"
 """Name of the attention implementation that records its arguments."""
-
-IMPLEMENTATION = "_attn_implementation_internal"
-"""Attribute of configs; its public setter refuses models that are not on the interface."""
 
 HARMLESS = frozenset({"s_aux", "position_bias", "position_ids", "cache_position"})
 """Tensors in the options of attention that do not choose its keys."""
@@ -71,8 +71,8 @@ def _recorded(model: Any, inner: Collection[nn.Module]) -> dict[nn.Module, Call]
         ArgumentError: for keys that something else chooses, such as an indexer.
     """
     configs = [] if inner else configs_of(model)
-    changes: list[Change] = [Change.of(x, IMPLEMENTATION, RECORDING) for x in configs]
-    changes += [Change.of(module, INNER, InnerAttention(module, record_call)) for module in inner]
+    changes: list[Change] = [Change.of(x, INTERNAL, RECORDING) for x in configs]
+    changes += [Change.of(m, INNER, partial(inner_attention, m, record_call)) for m in inner]
     try:
         with recorded_calls() as calls:
             run(model)
@@ -127,12 +127,15 @@ class Readers(TorchFunctionMode):
 
 
 def adopt(
-    model: Any, used: list[Frequencies], calls: Calls
-) -> tuple[dict[str, StretchedLayer], list[Undoable]]:
+    model: Any, used: list[Frequencies], calls: Calls, changes: list[Undoable]
+) -> dict[str, StretchedLayer]:
     """Take over the rotation of a model's layers, with the encodings that they have.
 
+    Args:
+        changes: to which what is changed is added, also before an error.
+
     Returns:
-        The layers by path, those without a rotation too, and the way back.
+        The layers by path, those without a rotation too.
 
     Raises:
         ArgumentError: for a model whose rotation cannot be taken over.
@@ -143,43 +146,38 @@ def adopt(
         raise refusal("attention that is not on the interface")
     name = model.config._attn_implementation if inner else NAME
     adoption = Adoption(Switch(), name if inner else RECORDING)
-    changes: list[Undoable] = []
     with quiet(model):
-        try:
-            expected = run(model)
-            rotated = _recorded(model, inner)
-            changes += _hooked(model, used, adoption)
-            with Readers() as readers:
-                plain = _recorded(model, inner)
-            for module in readers.modules:
-                if not any(m in plain for m in module.modules()):
-                    raise refusal(f"{type(module).__name__}, which rotates too")
-            assert adoption.latest is not None
-            layout = Layout.at(adoption.latest.queries[0].float())
-            layers = {
-                path: _identified(module, plain[module], rotated[module], layout, used, adoption)
-                for path, module in model.named_modules()
-                if module in plain
-            }
-            if not any(layer.encoding.parts() for layer in layers.values()):
-                raise refusal("no layer that the rotary module turns")
-            if not inner:
-                _name(model, layers, plain, adoption, calls)
-            adoption.attention = name
-            for path, layer in layers.items():
-                module = model.get_submodule(path)
-                changes.append(Change.of(module, LAYER, layer))
-                changes.append(module.register_forward_pre_hook(layer.place, with_kwargs=True))
-                changes.append(module.register_forward_hook(layer.leave))
-            for module in inner:
-                changes.append(Change.of(module, INNER, InnerAttention(module, attention)))
-            changes += [] if inner else _implement(model, plain)
-            _require_equal(expected, run(model))
-        except BaseException:
-            undo(changes)
-            raise
+        expected = run(model)
+        rotated = _recorded(model, inner)
+        changes += _hooked(model, used, adoption)
+        with Readers() as readers:
+            plain = _recorded(model, inner)
+        for module in readers.modules:
+            if not any(m in plain for m in module.modules()):
+                raise refusal(f"{type(module).__name__}, which rotates too")
+        assert adoption.latest is not None
+        layout = Layout.at(adoption.latest.queries[0].float())
+        layers = {
+            path: _identified(module, plain[module], rotated[module], layout, used, adoption)
+            for path, module in model.named_modules()
+            if module in plain
+        }
+        if not any(layer.encoding.parts() for layer in layers.values()):
+            raise refusal("no layer that the rotary module turns")
+        if not inner:
+            _name(model, layers, plain, adoption, calls)
+        adoption.attention = name
+        for path, layer in layers.items():
+            module = model.get_submodule(path)
+            changes.append(Change.of(module, LAYER, layer))
+            changes.append(module.register_forward_pre_hook(layer.place, with_kwargs=True))
+            changes.append(module.register_forward_hook(layer.leave))
+        for module in inner:
+            changes.append(Change.of(module, INNER, partial(inner_attention, module, attention)))
+        changes += [] if inner else _implement(model, plain)
+        _require_equal(expected, run(model))
     changes.append(Change(adoption.switch, "on", False))  # caches that it filled are refused then
-    return layers, changes
+    return layers
 
 
 def _require_equal(expected: Any, got: Any) -> None:
@@ -201,7 +199,7 @@ def _implement(model: nn.Module, layers: dict[nn.Module, Call]) -> list[Change]:
     for module in layers:
         configs += [holder.config for holder in holders_of(model, module)]
     unique = {id(config): config for config in configs if config is not None}
-    return [Change.of(c, IMPLEMENTATION, NAME) for c in unique.values()]
+    return [Change.of(c, INTERNAL, NAME) for c in unique.values()]
 
 
 def holders_of(model: nn.Module, module: nn.Module) -> list[Any]:
@@ -212,8 +210,8 @@ def holders_of(model: nn.Module, module: nn.Module) -> list[Any]:
 
 def _hooked(model: nn.Module, used: list[Frequencies], adoption: Adoption) -> list[RemovableHandle]:
     """Hooks of rotary modules and of the models that hold them."""
-    rotary = {id(f.module): f.module for f in used}.values()
-    holders = {id(h): h for h in (holders_of(model, module)[-1] for module in rotary)}.values()
+    rotary = dict.fromkeys(f.module for f in used)
+    holders = dict.fromkeys(holders_of(model, module)[-1] for module in rotary)
     handles = []
     for holder in holders:
         handles.append(holder.register_forward_pre_hook(adoption.begin, with_kwargs=True))
@@ -306,7 +304,7 @@ def _name(
     rotated = {path: layer for path, layer in layers.items() if layer.encoding.parts()}
     for layer in rotated.values():
         layer.keeps_gain = False
-    for call in calls.seen:
+    for call in calls:
         adoption.factors[call] = 2.0
         louder = _recorded(model, ())
         for path, layer in rotated.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -10,17 +10,23 @@ from torch import nn
 from posenc.arguments import check
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
-from posenc.extension import EXTENSIONS, NotApplicable, extend
+from posenc.extension import EXTENSIONS
 from posenc.integrations.transformers.accelerate.api import restore as unaccelerate
 from posenc.integrations.transformers.checkpoints.extended import FIELD
 from posenc.integrations.transformers.stretching import rotary, words
 from posenc.integrations.transformers.stretching.adopting import adopt
 from posenc.integrations.transformers.stretching.attention import StretchedLayer
 from posenc.integrations.transformers.stretching.biases import LinearBias, biases_in
-from posenc.integrations.transformers.stretching.changes import Change, Undoable, undo
+from posenc.integrations.transformers.stretching.changes import (
+    Change,
+    Undoable,
+    undo,
+    undone_on_error,
+)
 from posenc.integrations.transformers.stretching.frequencies import Frequencies, Of, frequencies_in
 from posenc.integrations.transformers.stretching.probing import quiet, run, transformers_model
 from posenc.integrations.transformers.stretching.report import StretchedPart, StretchReport
+from posenc.integrations.transformers.stretching.request import Request
 from posenc.integrations.transformers.stretching.tables import Table, tables_in
 
 STRETCHED = "_posenc_stretched"
@@ -32,7 +38,7 @@ class Stretched:
     """Changes made to a model, with the way back."""
 
     report: StretchReport
-    changes: list[Undoable] = field(default_factory=list)
+    changes: list[Undoable]
 
 
 def stretch(
@@ -83,148 +89,90 @@ def stretch(
         return stretch(model, **_saved(inner))
     found, biases = list(frequencies_in(inner)), biases_in(inner)
     request = Request(method, factor, length, of, windows, options)
-    if any(bias.linear for bias in biases):  # a rotary module beside it does nothing
-        stretched = _stretch_biases(inner, biases, request)
-    elif found:
-        stretched = _stretch_frequencies(inner, found, request)
-    elif tables := tables_in(inner):
-        stretched = _stretch_tables(inner, tables, request)
-    else:
-        stretched = _stretch_biases(inner, biases, request)
-    inner.__dict__[STRETCHED] = stretched
-    return stretched.report
+    with undone_on_error() as changes:
+        if any(bias.linear for bias in biases):  # a rotary module beside it does nothing
+            made = _stretch_biases(inner, biases, request, changes)
+        elif found:
+            made = _stretch_frequencies(inner, found, request, changes)
+        elif tables := tables_in(inner):
+            made = _stretch_tables(inner, tables, request, changes)
+        else:
+            made = _stretch_biases(inner, biases, request, changes)
+    report = StretchReport(type(inner).__name__, method, *made)
+    inner.__dict__[STRETCHED] = Stretched(report, changes)
+    return report
 
 
-@dataclass(frozen=True)
-class Request:
-    """Arguments of ``stretch``."""
-
-    method: str
-    factor: float | None
-    length: int | None
-    of: Of
-    windows: bool
-    options: dict[str, Any]
-
-    def trained(self, known: int | None) -> int | None:
-        return known if self.length is None else self.length
-
-    def extend(self, encoding: Encoding, length: int | None, **defaults: int) -> Encoding:
-        """The encoding as the method stretches it.
-
-        Args:
-            length: of training, if none was given.
-            defaults: of options.
-
-        Raises:
-            ArgumentError: as ``posenc.extension.extend``.
-        """
-        try:
-            return extend(
-                encoding,
-                self.method,
-                factor=self.factor,
-                length=self.trained(length),
-                **{**defaults, **self.options},
-            )
-        except NotApplicable as error:
-            if self.of == "theta" or "already" not in error.got:
-                raise
-            raise ArgumentError(
-                "model",
-                expected=error.expected,
-                got=error.got,
-                remedy="of='theta' begins from the frequencies before that extension.",
-            ) from error
-
-    def saved(self) -> dict[str, Any]:
-        """Options for the config."""
-        extra: dict[str, Any] = {"windows": True} if self.windows else {}
-        return self.options | extra | ({} if self.of == "frequencies" else {"of": self.of})
+Made = tuple[str, tuple[StretchedPart, ...], str]
+"""Where a method acts, on which parts, and what is saved: see ``StretchReport``."""
 
 
-def _stretch_frequencies(model: Any, found: list[Frequencies], request: Request) -> Stretched:
+def _stretch_frequencies(
+    model: Any, found: list[Frequencies], request: Request, changes: list[Undoable]
+) -> Made:
     used, calls = rotary.called(model, found)
     chosen = [f for f in used if request.windows or not rotary.windowed(f.layer_type)]
     if not chosen:
         raise _no_layer(model, windows=bool(used))
     stretched = {f: request.extend(f.encoding(request.of), f.trained(request.of)) for f in chosen}
-    length = request.trained(chosen[0].trained(request.of))
+    if request.length is None:
+        request = replace(request, length=chosen[0].trained(request.of))
     place = "attention"
     if all(map(rotary.divides_frequencies, stretched.values())):
         try:
-            changes: list[Undoable] = [*rotary.set_ropes(stretched, calls, request.factor)]
+            changes += rotary.set_ropes(stretched, calls, request.factor)
             parts, place = rotary.rows(found, stretched, used), "frequencies"
         except ArgumentError:  # a gain that the rotary module does not read
             pass
     if place == "attention":
-        layers, changes = adopt(model, used, calls)
-        try:
-            parts = _stretch_layers(layers, request, model, length)
-        except BaseException:
-            undo(changes)
-            raise
-    applied = words.Extended(request.method, request.factor, length, request.options)
-    described = words.describe(model, stretched, applied)
-    saved_as = "transformers" if described else "posenc"
-    changes += described or words.field(model, replace(applied, options=request.saved()))
-    report = StretchReport(type(model).__name__, request.method, place, parts, saved_as)
-    return Stretched(report, changes)
+        parts = _stretch_layers(adopt(model, used, calls, changes), request, model)
+    described = words.describe(model, stretched, request)
+    changes += described or words.field(model, request)
+    return place, parts, "transformers" if described else "posenc"
 
 
-def _stretch_tables(model: Any, found: list[Table], request: Request) -> Stretched:
+def _stretch_tables(
+    model: Any, found: list[Table], request: Request, changes: list[Undoable]
+) -> Made:
     """Resize learned tables."""
-    changes: list[Undoable] = []
     parts: list[StretchedPart] = []
     method = EXTENSIONS.get(request.method)
     has_prefix = method is not None and "prefix" in method.options()
-    try:
-        for table in found:
-            prefix = {"prefix": table.prefix} if table.cells is None and has_prefix else {}
-            encoding = request.extend(table.encoding(), None, **prefix)
-            before = len(table.rows)
-            written, rows = table.set_encoding(model, encoding)
-            changes += written
-            kind = type(table.module).__name__
-            parts.append(StretchedPart(table.path, kind, True, f"{rows} rows instead of {before}"))
-        with quiet(model):
-            run(model, max(len(table.rows) - table.prefix for table in found))
-    except BaseException:
-        undo(changes)
-        raise
-    name = type(model).__name__
-    report = StretchReport(name, request.method, "tables", tuple(parts), "transformers")
-    return Stretched(report, changes)
+    for table in found:
+        prefix = {"prefix": table.prefix} if table.cells is None and has_prefix else {}
+        before = len(table.rows)
+        written, rows = table.set_encoding(model, request.extend(table.encoding(), **prefix))
+        changes += written
+        kind = type(table.module).__name__
+        parts.append(StretchedPart(table.path, kind, True, f"{rows} rows instead of {before}"))
+    with quiet(model):
+        run(model, max(len(table.rows) - table.prefix for table in found))
+    return "tables", tuple(parts), "transformers"
 
 
-def _stretch_biases(model: Any, found: list[LinearBias], request: Request) -> Stretched:
+def _stretch_biases(
+    model: Any, found: list[LinearBias], request: Request, changes: list[Undoable]
+) -> Made:
     """Divide biases that are linear in the distance."""
     if not found:
         raise _no_layer(model, windows=False)
-    changes: list[Undoable] = []
     parts: list[StretchedPart] = []
-    try:
-        for bias in found:
-            written, factor = bias.set_encoding(request.extend(bias.encoding(), None))
-            changes.append(written)
-            kind = type(bias.layer).__name__
-            parts.append(StretchedPart(bias.path, kind, True, f"{bias.name} divided by {factor:g}"))
-        longest = getattr(model.config, "max_seq_len", None)  # of biases that are made for it
-        if longest is not None and "max_seq_len" in model.config.to_dict():
-            length = request.trained(longest) or longest
-            changes.append(Change.of(model.config, "max_seq_len", round(length * factor)))
-            request = replace(request, length=length)
-    except BaseException:
-        undo(changes)
-        raise
-    applied = words.Extended(request.method, request.factor, request.length, request.saved())
-    changes += words.field(model, applied)
-    name = type(model).__name__
-    return Stretched(StretchReport(name, request.method, "biases", tuple(parts), "posenc"), changes)
+    for bias in found:
+        written, factor = bias.set_encoding(request.extend(bias.encoding()))
+        changes.append(written)
+        kind = type(bias.layer).__name__
+        parts.append(StretchedPart(bias.path, kind, True, f"{bias.name} divided by {factor:g}"))
+    longest = getattr(model.config, "max_seq_len", None)  # of biases that are made for it
+    if longest is not None and "max_seq_len" in model.config.to_dict():
+        length = request.length or longest
+        changes.append(Change.of(model.config, "max_seq_len", round(length * factor)))
+        request = replace(request, length=length)
+    changes += words.field(model, request)
+    return "biases", tuple(parts), "posenc"
 
 
 def _stretch_layers(
-    layers: dict[str, StretchedLayer], request: Request, model: nn.Module, length: int | None
+    layers: dict[str, StretchedLayer], request: Request, model: nn.Module
 ) -> tuple[StretchedPart, ...]:
     """Give attention layers their stretched encodings; equal ones are shared."""
     shared: dict[tuple[object, ...], Encoding] = {}
@@ -240,7 +188,7 @@ def _stretch_layers(
             continue
         key = repr(before), layer.keeps_gain, layer.causal
         if key not in shared:
-            shared[key] = _stretched(before, layer, request, length)
+            shared[key] = _stretched(before, layer, request)
         layer.encoding = shared[key]
         parts.append(StretchedPart(path, kind, True, rotary.describe(layer.encoding)))
     if not any(part.stretched for part in parts):
@@ -256,15 +204,13 @@ def _sees_window(module: Any, layer_type: str) -> bool:
     return rotary.windowed(layer_type) or isinstance(getattr(module, "sliding_window", None), int)
 
 
-def _stretched(
-    before: Encoding, layer: StretchedLayer, request: Request, length: int | None
-) -> Encoding:
+def _stretched(before: Encoding, layer: StretchedLayer, request: Request) -> Encoding:
     """An encoding of a layer, stretched.
 
     Raises:
         ArgumentError: also for a method of causal attention only in another one.
     """
-    encoding = request.extend(before, length)
+    encoding = request.extend(before)
     for part in encoding.parts():
         if getattr(part, "causal_only", False) and not layer.causal:
             raise ArgumentError(

@@ -199,31 +199,24 @@ def _logits(
     return logits if bias is None else logits + bias
 
 
-@dataclass(eq=False)
-class InnerAttention:
+def inner_attention(
+    module: nn.Module,
+    function: Callable[..., tuple[Tensor, Tensor | None]],
+    query: Float[Tensor, "B H Q D"],
+    key: Float[Tensor, "B H K D"],
+    value: Float[Tensor, "B H K D"],
+    attention_mask: Tensor | None = None,
+) -> tuple[Float[Tensor, "B H Q D"], Tensor | None]:
     """In place of the method by which a module off the attention interface computes attention.
 
     Args:
         module: that rotates by itself.
         function: of the interface.
     """
-
-    module: nn.Module
-    function: Callable[..., tuple[Tensor, Tensor | None]]
-
-    def __call__(
-        self,
-        query: Float[Tensor, "B H Q D"],
-        key: Float[Tensor, "B H K D"],
-        value: Float[Tensor, "B H K D"],
-        attention_mask: Tensor | None = None,
-    ) -> tuple[Float[Tensor, "B H Q D"], Tensor | None]:
-        dropped = getattr(self.module, "attn_dropout", None) if self.module.training else None
-        dropout = 0.0 if dropped is None else dropped.p
-        output, weights = self.function(
-            self.module, query, key, value, attention_mask, dropout=dropout
-        )
-        return output.transpose(1, 2), weights
+    dropped = getattr(module, "attn_dropout", None) if module.training else None
+    dropout = 0.0 if dropped is None else dropped.p
+    output, weights = function(module, query, key, value, attention_mask, dropout=dropout)
+    return output.transpose(1, 2), weights
 
 
 AttentionInterface.register(NAME, attention)

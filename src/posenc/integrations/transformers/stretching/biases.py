@@ -13,7 +13,7 @@ from posenc.encodings.score.alibi import Alibi
 from posenc.errors import ArgumentError
 from posenc.extension.methods.interpolate import SqueezedAlibi
 from posenc.integrations.transformers.stretching.changes import Undoable
-from posenc.integrations.transformers.stretching.probing import quiet, run
+from posenc.integrations.transformers.stretching.probing import watch
 
 NAMES = ("alibi", "position_bias")
 """Arguments of layers with the bias of each key, ``[…, K]``."""
@@ -102,11 +102,5 @@ def biases_in(model: Any) -> list[LinearBias]:
                 linear = bool(torch.isclose(steps, steps[..., :1], rtol=2e-2).all())
                 found.append(LinearBias(paths[module], module, name, bias.shape[0], linear))
 
-    hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in paths]
-    try:
-        with quiet(model):
-            run(model)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    watch(model, paths, note)
     return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,3 +57,14 @@ def undo(changes: Sequence[Undoable]) -> None:
             change.undo()
         else:
             change.remove()
+
+
+@contextmanager
+def undone_on_error() -> Iterator[list[Undoable]]:
+    """A list of changes, which are undone if an error leaves the context."""
+    changes: list[Undoable] = []
+    try:
+        yield changes
+    except BaseException:
+        undo(changes)
+        raise

@@ -95,17 +95,53 @@ class Frequencies:
         original = self.parameters.get(TRAINED) or getattr(config, TRAINED, None)
         return original or longest
 
-    def rope(self, *, pairing: Pairing = "half", head_dim: int | None = None) -> Rope:
-        """The rotation as it is.
+    def rotates(self, module: nn.Module, layer_type: str) -> bool:
+        """True if layers of a type for which a module is called are rotated by these."""
+        return module is self.module and self.layer_type in ("", layer_type)
+
+    def rope(
+        self,
+        *,
+        pairing: Pairing = "half",
+        head_dim: int | None = None,
+        theta: Float[Tensor, " T"] | None = None,
+    ) -> Rope:
+        """The rotation as it is, or RoPE with the frequencies above 0 in ``theta``, without a gain.
 
         Args:
             pairing: of features.
             head_dim: width of a head; by default that of the rotated features.
+            theta: other frequencies.
 
         Raises:
-            ArgumentError: for frequencies of several axes.
+            ArgumentError: for frequencies that do not fall, as those of several axes.
         """
-        return self._rope(self.theta(), self.gain, pairing, head_dim)
+        gain = self.gain if theta is None else 1.0
+        theta = self.theta() if theta is None else theta
+        moving = theta[theta > 0]
+        pairs = len(moving)
+        if pairs == 0 or not bool((moving.diff() < 0).all()):
+            raise ArgumentError(
+                "model",
+                expected="rotary frequencies of one axis, each lower than the one before",
+                got=f"{pairs} above 0 in another order",
+                remedy="Only rotations by a token's index are stretched.",
+            )
+        steps = torch.arange(pairs, dtype=theta.dtype, device=theta.device) / pairs
+        read = float(moving[0] / moving[-1]) ** (pairs / max(1, pairs - 1)) if pairs > 1 else 1e4
+        bases = [float(x) for x in (self.parameters.get("rope_theta"), read) if x is not None]
+        off = {base: moving * base**steps for base in bases}
+        tolerance = max(1e-4, 8 * torch.finfo(self.value.dtype).eps)
+        plain = [base for base in bases if bool(((off[base] - 1).abs() < tolerance).all())]
+        width = head_dim or 2 * pairs
+        return Rope(
+            head_dim=width,
+            base=[*plain, *bases][0],
+            pairing=pairing,
+            fraction=2 * pairs / width,
+            divisors=None if plain else off[bases[0]].reciprocal().tolist(),
+            gain=gain,
+        )
 
     def encoding(
         self, of: Of, *, pairing: Pairing = "half", head_dim: int | None = None
@@ -118,7 +154,7 @@ class Frequencies:
         base, width = self.parameters.get("rope_theta"), len(self.theta())
         if of == "theta" and base is not None and self.rope_type not in ("default", "proportional"):
             theta = float(base) ** -(torch.arange(width, dtype=torch.float64) / width)
-            return Encoding.of(self._rope(theta, 1.0, pairing, head_dim))
+            return Encoding.of(self.rope(pairing=pairing, head_dim=head_dim, theta=theta))
         if varies(self.rope_type):
             raise ArgumentError(
                 "model",
@@ -127,16 +163,6 @@ class Frequencies:
                 remedy="of='theta' begins from the frequencies before that extension.",
             )
         return Encoding.of(self.rope(pairing=pairing, head_dim=head_dim))
-
-    def _rope(self, theta: Tensor, gain: float, pairing: Pairing, head_dim: int | None) -> Rope:
-        return rope_of(
-            theta,
-            gain,
-            self.parameters.get("rope_theta"),
-            pairing=pairing,
-            head_dim=head_dim,
-            tolerance=max(1e-4, 8 * torch.finfo(self.value.dtype).eps),
-        )
 
     def set_rope(self, rope: Rope) -> list[Change]:
         """Replace the frequencies of the pairs that are rotated, and the gain."""
@@ -195,50 +221,3 @@ def _holds_sines(buffer: Tensor) -> bool:
         return False
     sine, cosine = buffer[0].chunk(2)
     return bool((sine == 0).all() and (cosine == 1).all())
-
-
-def rope_of(
-    theta: Float[Tensor, " T"],
-    gain: float,
-    base: float | None,
-    *,
-    pairing: Pairing,
-    head_dim: int | None,
-    tolerance: float = 1e-4,
-) -> Rope:
-    """RoPE with the frequencies above 0.
-
-    Args:
-        base: of the config, if it has one.
-        tolerance: relative precision of the frequencies.
-
-    Raises:
-        ArgumentError: for frequencies that do not fall, as those of several axes.
-    """
-    moving = theta[theta > 0]
-    pairs = len(moving)
-    if pairs == 0 or not bool((moving.diff() < 0).all()):
-        raise ArgumentError(
-            "model",
-            expected="rotary frequencies of one axis, each lower than the one before",
-            got=f"{pairs} above 0 in another order",
-            remedy="Only rotations by a token's index are stretched.",
-        )
-    steps = torch.arange(pairs, dtype=theta.dtype, device=theta.device) / pairs
-    read = float(moving[0] / moving[-1]) ** (pairs / max(1, pairs - 1))
-    bases = [float(x) for x in (base, read if pairs > 1 else 10000.0) if x is not None]
-    off = [moving * known**steps for known in bases]
-    plain = [known for known, x in zip(bases, off, strict=True) if _near_one(x, tolerance)]
-    rotated = 2 * pairs
-    return Rope(
-        head_dim=head_dim or rotated,
-        base=plain[0] if plain else bases[0],
-        pairing=pairing,
-        fraction=rotated / (head_dim or rotated),
-        divisors=None if plain else off[0].reciprocal().tolist(),
-        gain=gain,
-    )
-
-
-def _near_one(x: Tensor, tolerance: float) -> bool:
-    return bool(((x - 1).abs() < tolerance).all())

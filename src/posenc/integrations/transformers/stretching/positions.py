@@ -199,21 +199,20 @@ class Adoption:
         ids = given.get("position_ids")
         if ids is None:
             ids = torch.arange(given["x"].shape[1], device=given["x"].device).unsqueeze(0)
-        if ids.is_floating_point() or not isinstance(output, (tuple, Tensor)):
-            raise _unknown_form(module)
+        pair = isinstance(output, tuple) and len(output) == 2
+        known = pair or (isinstance(output, Tensor) and output.is_complex())
+        if ids.is_floating_point() or not known:
+            raise ArgumentError(
+                "model",
+                expected="rotary modules that make cosines and sines of position_ids",
+                got=type(module).__name__,
+                remedy="Methods that only divide frequencies may serve it.",
+            )
         self.latest = self.placement(ids)
         factor = self.factors.get((module, layer_type_of(arguments, options)), 1.0)
-        if isinstance(output, Tensor):
-            if not output.is_complex():
-                raise _unknown_form(module)
-            still: Any = torch.full_like(output, factor)
-            setattr(still, PLACED, self.latest)
-            return still
-        if len(output) != 2:
-            raise _unknown_form(module)
-        still = torch.full_like(output[0], factor), torch.zeros_like(output[1])
-        setattr(still[0], PLACED, self.latest)
-        return still
+        still = torch.full_like(output[0] if pair else output, factor)
+        setattr(still, PLACED, self.latest)
+        return (still, torch.zeros_like(output[1])) if pair else still
 
     def still(
         self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
@@ -278,13 +277,4 @@ def _foreign_cache(got: str) -> ArgumentError:
         expected="a cache that this model filled as it is now",
         got=got,
         remedy="Begin with an empty cache.",
-    )
-
-
-def _unknown_form(module: nn.Module) -> ArgumentError:
-    return ArgumentError(
-        "model",
-        expected="rotary modules that make cosines and sines of position_ids",
-        got=type(module).__name__,
-        remedy="Methods that only divide frequencies may serve it.",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any
@@ -17,6 +17,7 @@ from posenc.integrations.transformers.accelerate.checking import (
     evaluating,
     fitting_length,
 )
+from posenc.integrations.transformers.stretching.changes import undo
 from posenc.runtime import without_autocast
 
 TOKENS = 9
@@ -105,24 +106,11 @@ def layer_type_of(arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
     return next((x for x in (*arguments, *options.values()) if isinstance(x, str)), "")
 
 
-class Calls:
-    """Calls of rotary modules in passes.
-
-    Args:
-        modules: to watch.
-    """
-
-    def __init__(self, modules: list[nn.Module]) -> None:
-        self.seen: list[tuple[nn.Module, str]] = []
-        self.arguments: dict[tuple[nn.Module, str], tuple[Any, Any]] = {}
-        self.handles = [m.register_forward_pre_hook(self._note, with_kwargs=True) for m in modules]
-
-    def _note(self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        call = module, layer_type_of(arguments, options)
-        if call not in self.arguments:
-            self.seen.append(call)
-            self.arguments[call] = arguments, options
-
-    def remove(self) -> None:
-        for handle in self.handles:
-            handle.remove()
+def watch(model: Any, modules: Iterable[nn.Module], note: Callable[..., None]) -> None:
+    """One quiet pass with a hook before each of some modules."""
+    hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in modules]
+    try:
+        with quiet(model):
+            run(model)
+    finally:
+        undo(hooks)

@@ -7,14 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.stretching.changes import Change, undo
+from posenc.integrations.transformers.stretching.changes import Undoable, undone_on_error
 from posenc.integrations.transformers.stretching.frequencies import Frequencies, SineTable
-from posenc.integrations.transformers.stretching.probing import Calls, quiet, run
+from posenc.integrations.transformers.stretching.probing import layer_type_of, watch
 from posenc.integrations.transformers.stretching.report import StretchedPart
+
+Calls = dict[tuple[nn.Module, str], tuple[Any, Any]]
+"""Arguments of the first call of each rotary module for each type of layers."""
 
 
 def divides_frequencies(encoding: Encoding) -> bool:
@@ -29,27 +33,25 @@ def windowed(layer_type: str) -> bool:
 
 def called(model: Any, found: list[Frequencies]) -> tuple[list[Frequencies], Calls]:
     """Frequencies that a text is rotated by, and the calls of their modules."""
-    calls = Calls(list({id(f.module): f.module for f in found}.values()))
-    try:
-        with quiet(model):
-            run(model)
-    finally:
-        calls.remove()
-    seen = {module: {kind for m, kind in calls.seen if m is module} for module, _ in calls.seen}
-    used = [f for f in found if f.module in seen and f.layer_type in {"", *seen[f.module]}]
+    calls: Calls = {}
+
+    def note(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        calls.setdefault((module, layer_type_of(arguments, options)), (arguments, options))
+
+    watch(model, dict.fromkeys(f.module for f in found), note)
+    used = [f for f in found if any(f.rotates(*call) for call in calls)]
     return used, calls
 
 
 def set_ropes(
     stretched: Mapping[Frequencies, Encoding], calls: Calls, factor: float | None
-) -> list[Change]:
+) -> list[Undoable]:
     """Replace frequencies.
 
     Raises:
         ArgumentError: if a module does not read its gain.
     """
-    changes: list[Change] = []
-    try:
+    with undone_on_error() as changes:
         for frequencies, encoding in stretched.items():
             rope = encoding.query_key
             assert isinstance(rope, Rope)
@@ -59,15 +61,12 @@ def set_ropes(
                 continue
             changes += frequencies.set_rope(rope)
             _require_gain(frequencies, rope, calls)
-    except BaseException:
-        undo(changes)
-        raise
     return changes
 
 
 def _require_gain(frequencies: Frequencies, rope: Rope, calls: Calls) -> None:
-    for (module, kind), (arguments, options) in calls.arguments.items():
-        if module is not frequencies.module or frequencies.layer_type not in ("", kind):
+    for (module, kind), (arguments, options) in calls.items():
+        if not frequencies.rotates(module, kind):
             continue
         with torch.no_grad():
             gain = _gain(module(*arguments, **options))

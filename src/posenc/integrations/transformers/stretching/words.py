@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from posenc.integrations.transformers.checkpoints.rope import (
 )
 from posenc.integrations.transformers.stretching.changes import Change, undo
 from posenc.integrations.transformers.stretching.frequencies import Frequencies
+from posenc.integrations.transformers.stretching.request import Request
 
 SCALED = frozenset(
     {"rope_type", "type", "factor", "attention_factor", "attn_factor", TRAINED}
@@ -48,30 +48,8 @@ def configs_of(model: nn.Module) -> list[PreTrainedConfig]:
     return list(found.values())
 
 
-@dataclass(frozen=True)
-class Extended:
-    """An extension as it was applied.
-
-    Args:
-        method, factor, length: as for ``posenc.extension.extend``.
-        options: of the method.
-    """
-
-    method: str
-    factor: float | None
-    length: int | None
-    options: Mapping[str, Any]
-
-    @property
-    def longest(self) -> int | None:
-        """The new length, if it is known."""
-        if self.factor is None or self.length is None:
-            return None
-        return round(self.factor * self.length)
-
-
 def describe(
-    model: nn.Module, stretched: Mapping[Frequencies, Encoding], extension: Extended
+    model: nn.Module, stretched: Mapping[Frequencies, Encoding], request: Request
 ) -> list[Change]:
     """Write an extension into the configs of a model, if transformers can read it there.
 
@@ -86,48 +64,48 @@ def describe(
     for module in {id(f.module): f.module for f in stretched}.values():
         own = {f: encoding for f, encoding in stretched.items() if f.module is module}
         config: Any = getattr(module, "config", None)
-        written = _written(config, module, own, extension)
+        written = _written(config, module, own, request)
         if written is None:
             undo(changes)
             return []
         before = config.rope_parameters
         for other in configs_of(model):
             if type(other) is type(config) and other.rope_parameters == before:
-                changes += _change(other, written, extension)
+                changes += _change(other, written, request)
         if config.rope_parameters == before:  # of the module alone
-            changes += _change(config, written, extension)
+            changes += _change(config, written, request)
     return changes
 
 
 def _written(
-    config: Any, module: nn.Module, stretched: Mapping[Frequencies, Encoding], extension: Extended
+    config: Any, module: nn.Module, stretched: Mapping[Frequencies, Encoding], request: Request
 ) -> Any:
     """A copy of a config with the extension; None if transformers would read another."""
     if getattr(config, "rope_parameters", None) is None:
         return None
-    for parameters in _candidates(stretched, extension):
+    for parameters in _candidates(stretched, request):
         written = deepcopy(config)
         written.rope_parameters = parameters
-        if extension.length is not None and getattr(written, TRAINED, None) is not None:
-            setattr(written, TRAINED, extension.length)
+        if request.length is not None and getattr(written, TRAINED, None) is not None:
+            setattr(written, TRAINED, request.length)
         if _same(module, written, stretched):
             return written
     return None
 
 
-def _change(config: Any, written: Any, extension: Extended) -> list[Change]:
+def _change(config: Any, written: Any, request: Request) -> list[Change]:
     changes = [Change.of(config, "rope_parameters", written.rope_parameters)]
     if getattr(config, TRAINED, None) != getattr(written, TRAINED, None):
         changes.append(Change.of(config, TRAINED, getattr(written, TRAINED)))
-    if extension.longest is None or extension.method == "dynamic_ntk":
+    if request.longest is None or request.method == "dynamic_ntk":
         return changes  # which begins at the trained length
     if getattr(config, "max_position_embeddings", None):
-        changes.append(Change.of(config, "max_position_embeddings", extension.longest))
+        changes.append(Change.of(config, "max_position_embeddings", request.longest))
     return changes
 
 
 def _candidates(
-    stretched: Mapping[Frequencies, Encoding], extension: Extended
+    stretched: Mapping[Frequencies, Encoding], request: Request
 ) -> Iterator[dict[str, Any]]:
     """Rope parameters that may have these frequencies: in the method's words, or in any."""
     for by_name in (True, False):
@@ -137,9 +115,9 @@ def _candidates(
         try:
             for frequencies, encoding in stretched.items():
                 words = (
-                    _by_name(encoding, extension)
+                    _by_name(encoding, request)
                     if by_name
-                    else parameters_of(encoding, extension.longest)
+                    else parameters_of(encoding, request.longest)
                 )
                 kept = {k: v for k, v in frequencies.parameters.items() if k not in SCALED}
                 if "rope_theta" in words:
@@ -155,33 +133,33 @@ def _candidates(
         yield parameters
 
 
-def _by_name(encoding: Encoding, extension: Extended) -> dict[str, Any]:
+def _by_name(encoding: Encoding, request: Request) -> dict[str, Any]:
     """Rope parameters of a method that transformers has.
 
     Raises:
         ArgumentError: if it has not.
     """
     kinds = {ours: kind for kind, (ours, _) in SCALINGS.items()}
-    method, options = extension.method, extension.options
+    method, options = request.method, request.options
     if method == "ntk_by_parts":  # Llama 3's ramp with other ends
         options = {RAMP.get(name, name): value for name, value in options.items()}
         method, options = "llama3", {"low": 1.0, "high": 32.0, **options}
     kind = kinds.get(method)
     names = SCALINGS[kind][1] if kind else {}
     if kind is None or set(options) - set(names):
-        raise ArgumentError("method", expected=", ".join(kinds), got=extension.method, remedy="")
+        raise ArgumentError("method", expected=", ".join(kinds), got=request.method, remedy="")
     words = {theirs: options.get(ours, default) for ours, (theirs, default) in names.items()}
     part: Any = encoding.query_key
     if kind == "longrope":
         words |= {"long_factor": list(part.long), "short_factor": list(part.short)}
     if kind == "yarn":
         given = words.pop("attention_factor") is not None
-        words |= yarn_gain(extension.factor or 1.0, part.gain if given else None)
+        words |= yarn_gain(request.factor or 1.0, part.gain if given else None)
     elif "attention_factor" in words:
         words["attention_factor"] = part.gain
     if kind not in ("linear", "dynamic"):
-        words[TRAINED] = extension.length
-    return {"rope_type": kind, "factor": extension.factor, **words}
+        words[TRAINED] = request.length
+    return {"rope_type": kind, "factor": request.factor, **words}
 
 
 def _same(
@@ -209,6 +187,6 @@ def _same(
     return True
 
 
-def field(model: Any, extension: Extended) -> list[Change]:
+def field(model: Any, request: Request) -> list[Change]:
     """Write an extension into the model's config for ``stretch(model)``."""
-    return [Change.of(model.config, FIELD, asdict(extension))]
+    return [Change.of(model.config, FIELD, request.saved())]
