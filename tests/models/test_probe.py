@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from torch import Tensor
 
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.models import ConvFeatures, probe_positions
-from posenc.models.probe import PADDINGS, Padding, position_maps, spearman
+from posenc.models.probe import Padding, position_maps, spearman
 
 SIDE = 12
 
@@ -46,7 +48,7 @@ def test_deeper_layers_see_zeros_from_farther_away() -> None:
     assert deep["horizontal"] > 0.3
 
 
-@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("padding", get_args(Padding))
 def test_features_are_those_of_torch(padding: Padding) -> None:
     features = ConvFeatures(channels=1, width=4, layers=1, padding=padding)
     (given,) = features.convolutions

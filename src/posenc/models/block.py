@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -18,6 +20,18 @@ from posenc.models.complex_layers import ComplexAttention, ComplexFeedForward
 from posenc.models.norm import Norm, make_norm, normalize
 
 Activation = Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu"]
+
+GATED = ("swiglu", "geglu")
+
+_gelu_tanh = partial(nn.functional.gelu, approximate="tanh")
+
+FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "swiglu": nn.functional.silu,
+    "geglu": _gelu_tanh,
+    "gelu": nn.functional.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": torch.relu,
+}
 
 
 class FeedForward(nn.Module):
@@ -39,24 +53,17 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.activation: Activation = check("activation", Activation, activation)
-        gates = 2 if activation in ("swiglu", "geglu") else 1
+        gates = 2 if activation in GATED else 1
         self.input = nn.Linear(dim, gates * hidden, bias=bias)
         self.output = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Features) -> Features:
-        x = self.input(x)
-        if self.activation == "swiglu":
+        x, function = self.input(x), FUNCTIONS[self.activation]
+        if self.activation in GATED:
             gate, value = x.chunk(2, dim=-1)
-            x = nn.functional.silu(gate) * value
-        elif self.activation == "geglu":
-            gate, value = x.chunk(2, dim=-1)
-            x = nn.functional.gelu(gate, approximate="tanh") * value
-        elif self.activation == "gelu":
-            x = nn.functional.gelu(x)
-        elif self.activation == "gelu_tanh":
-            x = nn.functional.gelu(x, approximate="tanh")
+            x = function(gate) * value
         else:
-            x = torch.relu(x)
+            x = function(x)
         projected: Tensor = self.output(x)
         return projected
 

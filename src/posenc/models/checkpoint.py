@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from posenc.storage import (
 )
 
 TENSORS, CONFIG = "model.safetensors", "config.json"
+MISMATCH = f"{TENSORS} and {CONFIG} do not match."
+
+Config = TypeVar("Config")
 
 
 class SavedModel(nn.Module):
@@ -47,13 +50,14 @@ class SavedModel(nn.Module):
             MODELS.register(cls.kind, cls)
 
     @classmethod
-    def require_config(cls, config: object) -> None:
-        """ArgumentError unless it is the configuration of this kind of model."""
+    def require_config(cls, config: Config) -> Config:
+        """The configuration; ArgumentError unless it is of this kind of model."""
         kind: Any = cls.made_from
         if not isinstance(config, kind):
             expected, got = kind.__name__, type(config).__name__
             remedy = f"Use {cls.__name__}({expected}(…))."
             raise ArgumentError("config", expected=f"a {expected}", got=got, remedy=remedy)
+        return config
 
     def save(self, folder: Path | str) -> None:
         """Write ``model.safetensors`` and ``config.json`` into ``folder``, each atomically.
@@ -199,7 +203,7 @@ def _require_counts(config: object, stored: Shapes, path: Path) -> None:
                     f"{name} in {path}",
                     expected=f"at most {limit}, for weights of this size",
                     got=count,
-                    remedy="model.safetensors and config.json do not match.",
+                    remedy=MISMATCH,
                 )
 
 
@@ -208,16 +212,10 @@ def _require_shapes(model: nn.Module, stored: Shapes, path: Path) -> None:
     expected = stored_tensors(model)
     for name in sorted(expected.keys() | stored.keys()):
         if name not in stored or name not in expected:
-            raise CheckpointError(
-                str(path),
-                expected="exactly the tensors of its configuration",
-                got=f"{'no' if name in expected else 'an unknown'} {name}",
-                remedy="model.safetensors and config.json do not match.",
-            )
-        if stored[name] != tuple(expected[name].shape):
-            raise CheckpointError(
-                str(path),
-                expected=f"{name} of shape {list(expected[name].shape)}",
-                got=list(stored[name]),
-                remedy="model.safetensors and config.json do not match.",
-            )
+            wanted = "exactly the tensors of its configuration"
+            got = f"{'no' if name in expected else 'an unknown'} {name}"
+        elif stored[name] != tuple(expected[name].shape):
+            wanted, got = f"{name} of shape {list(expected[name].shape)}", str(list(stored[name]))
+        else:
+            continue
+        raise CheckpointError(str(path), expected=wanted, got=got, remedy=MISMATCH)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Interval, check
 from posenc.encoding.tensors import TokenIds
-from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.checkpoint import SavedModel
 from posenc.models.encoder import Encoder, EncoderConfig
@@ -38,11 +38,7 @@ class TextClassifier(SavedModel):
 
     def __init__(self, config: EncoderConfig, *, classes: int) -> None:
         super().__init__()
-        if classes < 2:
-            raise ArgumentError(
-                "classes", expected="2 or more", got=classes, remedy="Give at least two labels."
-            )
-        self.classes = classes
+        self.classes = check("classes", Annotated[int, Interval(2, 2**16)], classes)
         self.encoder = Encoder(config)
         self.output = nn.Linear(config.dim, classes)
         nn.init.normal_(self.output.weight, std=config.dim**-0.5)

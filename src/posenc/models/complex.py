@@ -20,6 +20,7 @@ from posenc.encoding import Encoding
 from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
+from posenc.models import stack
 from posenc.models.block import Block
 from posenc.models.checkpoint import SavedModel
 from posenc.models.complex_layers import (
@@ -32,15 +33,7 @@ from posenc.models.complex_layers import (
 )
 from posenc.models.norm import make_norm, normalize
 from posenc.models.sharing import share_encodings
-from posenc.models.stack import (
-    StackConfig,
-    draw_blocks,
-    draw_embedding,
-    embed,
-    make_blocks,
-    make_encodings,
-    token_layout,
-)
+from posenc.models.stack import StackConfig
 from posenc.models.vision import mean_of_real
 
 Numbers = Literal["complex", "real"]
@@ -163,8 +156,7 @@ class SequenceClassifier(SavedModel):
 
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()
-        self.require_config(config)
-        self.config = config
+        self.config = self.require_config(config)
         shape = StackConfig(
             dim=config.reals,
             heads=config.heads,
@@ -176,12 +168,12 @@ class SequenceClassifier(SavedModel):
             max_length=config.max_length,
         )
         layers = config.layers if config.body == "transformer" else 1
-        encodings = make_encodings(
+        encodings = stack.make_encodings(
             shape, config.encoding, config.options, layers=layers, causal=False
         )
         self.encoding = encodings[0]
         self.embedding = nn.Embedding(config.vocabulary, config.reals)
-        draw_embedding(self.embedding)
+        stack.draw_embedding(self.embedding)
         if config.body == "transformer":
             self.body: nn.Module = Stack(config, shape, encodings)
             features = config.dim
@@ -207,9 +199,9 @@ class SequenceClassifier(SavedModel):
 
     def forward(self, tokens: TokenIds, layout: Layout | None = None) -> Float[Tensor, "B N"]:
         """Logits ``[B, classes]``; the arguments are those of ``Encoder.forward``."""
-        layout = token_layout("tokens", tokens, layout)
+        layout = stack.token_layout("tokens", tokens, layout)
         x = self.embedding(tokens) * self.embedding.embedding_dim**0.5
-        x = embed(self.encoding, x, layout, tokens)
+        x = stack.embed(self.encoding, x, layout, tokens)
         x = self.body(folded(x) if self.config.numbers == "complex" else x, layout)
         logits: Tensor = self.readout(side_by_side(x) if x.is_complex() else x)
         return logits
@@ -296,8 +288,8 @@ class Stack(nn.Module):
                 for encoding in encodings
             )
         else:
-            self.blocks = make_blocks(shape, encodings, causal=False)
-            draw_blocks(self.blocks)
+            self.blocks = stack.make_blocks(shape, encodings, causal=False)
+            stack.draw_blocks(self.blocks)
         self.norm = make_norm("complex" if config.numbers == "complex" else "layer", config.dim)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:

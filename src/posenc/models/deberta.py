@@ -73,8 +73,7 @@ class Deberta(SavedModel):
 
     def __init__(self, config: DebertaConfig) -> None:
         super().__init__()
-        self.require_config(config)
-        self.config = config
+        self.config = self.require_config(config)
         self.encoder = Encoder(config.encoder)
         (self.absolute,) = make_encodings(
             config,

@@ -15,21 +15,12 @@ from posenc.attention import Cache
 from posenc.encoding import Encoding
 from posenc.encoding.tensors import TokenIds
 from posenc.layout import Layout
+from posenc.models import stack
 from posenc.models.block import Block
 from posenc.models.checkpoint import SavedModel
 from posenc.models.norm import normalize
 from posenc.models.sharing import share_encodings
-from posenc.models.stack import (
-    LayersConfig,
-    draw_blocks,
-    draw_embedding,
-    embed,
-    make_blocks,
-    make_encodings,
-    require_position,
-    stack_norm,
-    token_layout,
-)
+from posenc.models.stack import LayersConfig
 from posenc.models.token_embedding import TokenEmbedding, tied_logits
 
 
@@ -78,18 +69,17 @@ class Decoder(SavedModel):
         self, config: DecoderConfig, *, encodings: Sequence[Encoding] | None = None
     ) -> None:
         super().__init__()
-        self.require_config(config)
-        self.config = config
+        self.config = self.require_config(config)
         self.named = encodings is None
-        encodings = make_encodings(
+        encodings = stack.make_encodings(
             config, config.encoding, config.options, encodings, layers=config.layers, causal=True
         )
         self.embedding = TokenEmbedding(config.vocabulary, config.dim)
-        self.embedding_norm = stack_norm(config) if config.embedding_norm else None
+        self.embedding_norm = stack.norm(config) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = make_blocks(config, encodings, causal=True, window=config.window)
+        self.blocks = stack.make_blocks(config, encodings, causal=True, window=config.window)
         self.shared_encodings = share_encodings(self)
-        self.norm = stack_norm(config)
+        self.norm = stack.norm(config)
         self.output = None
         if not config.tied:
             self.output = nn.Linear(config.dim, config.vocabulary, bias=False)
@@ -97,8 +87,8 @@ class Decoder(SavedModel):
 
     def reset_parameters(self) -> None:
         """Initialise all weights except the encodings'; see ``draw_blocks``."""
-        draw_embedding(self.embedding)
-        draw_blocks(self.blocks)
+        stack.draw_embedding(self.embedding)
+        stack.draw_blocks(self.blocks)
         if self.output is not None:
             nn.init.normal_(self.output.weight, std=self.config.dim**-0.5)
 
@@ -124,9 +114,9 @@ class Decoder(SavedModel):
         """
         check("cache", Cache | None, cache, None)
         past = None if cache is None else cache[0]
-        layout = token_layout("tokens", tokens, layout, past)
+        layout = stack.token_layout("tokens", tokens, layout, past)
         x = self.embedding(tokens) * self.config.embedding_factor
-        x = embed(self.encodings[0], x, layout, tokens, past)
+        x = stack.embed(self.encodings[0], x, layout, tokens, past)
         if self.embedding_norm is not None:
             x = normalize(self.embedding_norm, x, layout)
         x = self.dropout(x)
@@ -148,4 +138,4 @@ class Decoder(SavedModel):
 
     def require_position(self, position: int, *, device: torch.device | None = None) -> None:
         """Require that the encoding can represent a position; see ``stack.require_position``."""
-        require_position(self.encodings[0], self.embedding, position, device=device)
+        stack.require_position(self.encodings[0], self.embedding, position, device=device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -15,20 +14,12 @@ from posenc.encoding import Encoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
-from posenc.models.block import Activation, Block
+from posenc.models import stack
+from posenc.models.block import Activation
 from posenc.models.checkpoint import SavedModel
 from posenc.models.norm import Norm, normalize
 from posenc.models.sharing import share_encodings
-from posenc.models.stack import (
-    LayersConfig,
-    draw_blocks,
-    draw_embedding,
-    embed,
-    make_blocks,
-    make_encodings,
-    stack_norm,
-    token_layout,
-)
+from posenc.models.stack import LayersConfig
 from posenc.models.token_embedding import TokenEmbedding, tied_logits
 
 
@@ -80,26 +71,25 @@ class Encoder(SavedModel):
         self, config: EncoderConfig, *, encodings: Sequence[Encoding] | None = None
     ) -> None:
         super().__init__()
-        self.require_config(config)
-        self.config = config
+        self.config = self.require_config(config)
         self.named = encodings is None
-        encodings = make_encodings(
+        encodings = stack.make_encodings(
             config, config.encoding, config.options, encodings, layers=config.layers, causal=False
         )
         self.embedding = TokenEmbedding(config.vocabulary, config.dim)
         self.types = nn.Embedding(config.types, config.dim) if config.types else None
-        self.norm = stack_norm(config) if config.norm_first or config.embedding_norm else None
+        self.norm = stack.norm(config) if config.norm_first or config.embedding_norm else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = make_blocks(config, encodings, causal=False)
+        self.blocks = stack.make_blocks(config, encodings, causal=False)
         self.shared_encodings = share_encodings(self)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Initialise all weights except the encodings'; see ``draw_blocks``."""
-        draw_embedding(self.embedding)
+        stack.draw_embedding(self.embedding)
         if self.types is not None:
-            draw_embedding(self.types)
-        draw_blocks(self.blocks)
+            stack.draw_embedding(self.types)
+        stack.draw_blocks(self.blocks)
 
     def forward(
         self, tokens: TokenIds, layout: Layout | None = None, *, types: TokenIds | None = None
@@ -114,7 +104,7 @@ class Encoder(SavedModel):
         Raises:
             ArgumentError: for tokens of another rank or dtype, or types that the model lacks.
         """
-        layout = token_layout("tokens", tokens, layout)
+        layout = stack.token_layout("tokens", tokens, layout)
         x = self.embed(tokens, layout, types=types)
         for block in self.blocks:
             x = block(x, layout)
@@ -134,8 +124,7 @@ class Encoder(SavedModel):
             raise ArgumentError(
                 "types", expected="none, as config.types is 0", got="some", remedy="Omit types."
             )
-        first = cast(Block, self.blocks[0]).attention.encoding
-        x = embed(first, x, layout, tokens)
+        x = stack.embed(stack.first_encoding(self.blocks), x, layout, tokens)
         if self.norm is not None and not self.config.norm_first:
             x = normalize(self.norm, x, layout)
         embedded: Tensor = self.dropout(x)
@@ -200,8 +189,7 @@ class MaskedLM(SavedModel):
         self, config: EncoderConfig, *, encodings: Sequence[Encoding] | None = None
     ) -> None:
         super().__init__()
-        self.require_config(config)
-        self.config = config
+        self.config = self.require_config(config)
         self.encoder = Encoder(config, encodings=encodings)
         self.head = MaskedLMHead(config)
 

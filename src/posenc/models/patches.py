@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from posenc.arguments import Length, check
 from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError
 from posenc.layout.dense import require_dense
@@ -111,10 +112,7 @@ def pad_images(
             got=", ".join(f"{image.dtype} {list(image.shape)}" for image in images) or "none",
             remedy="Convert them to the same number of channels and dtype.",
         )
-    if multiple < 1:
-        raise ArgumentError(
-            "multiple", expected="1 or more", got=multiple, remedy="Use the model's patch."
-        )
+    check("multiple", Length, multiple)
     sides = [
         -(-max(image.shape[axis] for image in images) // multiple) * multiple for axis in (1, 2)
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -19,8 +19,6 @@ from posenc.arguments import Count, Width, checked
 from posenc.errors import ArgumentError
 
 Padding = Literal["zeros", "circular", "reflect", "none"]
-
-PADDINGS: tuple[Padding, ...] = get_args(Padding)
 
 TARGETS = ("horizontal", "vertical", "gaussian")
 

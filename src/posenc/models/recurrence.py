@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import Length, Natural, check
 from posenc.attention import Cache
 from posenc.encoding.tensors import TokenIds
-from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.decoder import Decoder
 
@@ -51,10 +51,8 @@ def in_segments(
     Raises:
         ArgumentError: if ``segment`` is below 1 or ``memory`` below 0.
     """
-    if segment < 1:
-        raise ArgumentError("segment", expected="1 or more", got=segment, remedy="Raise it.")
-    if memory < 0:
-        raise ArgumentError("memory", expected="0 or more", got=memory, remedy="Use 0 for none.")
+    check("segment", Length, segment)
+    check("memory", Natural, memory)
     kept = cache or model.new_cache()
 
     def segments() -> Iterator[Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.layout.dense import require_dense
 from posenc.layout.features import require_token_ids
-from posenc.models.block import Activation, Block, FeedForward
+from posenc.models.block import GATED, Activation, Block, FeedForward
 from posenc.models.norm import Norm, make_norm
 from posenc.registry import create_layers
 
@@ -84,7 +84,7 @@ class StackConfig:
         """``hidden``, or its default."""
         if self.hidden is not None:
             return self.hidden
-        if self.activation in ("swiglu", "geglu"):
+        if self.activation in GATED:
             return 8 * math.ceil(self.dim / 3)
         return 4 * self.dim
 
@@ -172,7 +172,7 @@ def make_encodings(
     return records
 
 
-def stack_norm(config: StackConfig) -> nn.Module:
+def norm(config: StackConfig) -> nn.Module:
     """A norm of the kind and width of the blocks'."""
     return make_norm(config.norm, config.dim, eps=config.norm_eps)
 
@@ -239,6 +239,11 @@ def make_blocks(
         )
 
     return nn.ModuleList(block(index) for index in range(len(encodings)))
+
+
+def first_encoding(blocks: nn.ModuleList) -> Encoding:
+    """The encoding of the first block, whose embedding part enters before it."""
+    return cast(Block, blocks[0]).attention.encoding
 
 
 def draw_blocks(blocks: nn.ModuleList) -> None:

@@ -168,8 +168,7 @@ class Swin(SavedModel):
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__()
-        self.require_config(config)
-        self.config = config
+        self.config = self.require_config(config)
         self.patches = Patches(channels=config.channels, dim=config.dim, patch=config.patch)
         self.patch_norm = nn.LayerNorm(config.dim)
         self.stages, self.merging = nn.ModuleList(), nn.ModuleList()

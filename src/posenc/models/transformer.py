@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -15,21 +15,12 @@ from posenc.attention import Cache, Context
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
-from posenc.models.block import Activation, Block, SourceContext
+from posenc.models import stack
+from posenc.models.block import Activation, SourceContext
 from posenc.models.checkpoint import SavedModel
 from posenc.models.norm import Norm, normalize
 from posenc.models.sharing import share_encodings
-from posenc.models.stack import (
-    StackConfig,
-    draw_blocks,
-    draw_embedding,
-    embed,
-    make_blocks,
-    make_encodings,
-    require_position,
-    stack_norm,
-    token_layout,
-)
+from posenc.models.stack import StackConfig
 from posenc.models.token_embedding import TokenEmbedding, tied_logits
 
 
@@ -114,12 +105,11 @@ class Transformer(SavedModel):
         cross_encodings: Sequence[Encoding] | None = None,
     ) -> None:
         super().__init__()
-        self.require_config(config)
-        self.config = config
+        self.config = self.require_config(config)
         given = (encoder_encodings, decoder_encodings, cross_encodings)
         self.named = all(records is None for records in given)
         encoder, decoder, cross = (
-            make_encodings(
+            stack.make_encodings(
                 config,
                 getattr(config, f"{site}_encoding"),
                 getattr(config, f"{site}_options"),
@@ -135,12 +125,12 @@ class Transformer(SavedModel):
         if not config.shared:
             self.target_embedding = TokenEmbedding(config.target_vocabulary, config.dim)
         self.dropout = nn.Dropout(config.dropout)
-        self.encoder = make_blocks(config, encoder, causal=False)
-        self.decoder = make_blocks(config, decoder, causal=True, cross=cross)
+        self.encoder = stack.make_blocks(config, encoder, causal=False)
+        self.decoder = stack.make_blocks(config, decoder, causal=True, cross=cross)
         self.shared_encodings = share_encodings(self)
         # output of post-norm blocks is normalised already
         self.encoder_norm, self.decoder_norm = (
-            stack_norm(config) if config.norm_first else None for _ in range(2)
+            stack.norm(config) if config.norm_first else None for _ in range(2)
         )
         self.output = None
         if not config.tied:
@@ -149,11 +139,11 @@ class Transformer(SavedModel):
 
     def reset_parameters(self) -> None:
         """Initialise all weights except the encodings'; see ``draw_blocks``."""
-        draw_embedding(self.source_embedding)
+        stack.draw_embedding(self.source_embedding)
         if not self.config.shared:
-            draw_embedding(self.target_embedding)
-        draw_blocks(self.encoder)
-        draw_blocks(self.decoder)
+            stack.draw_embedding(self.target_embedding)
+        stack.draw_blocks(self.encoder)
+        stack.draw_blocks(self.decoder)
         if self.output is not None:
             nn.init.normal_(self.output.weight, std=self.config.dim**-0.5)
 
@@ -184,16 +174,16 @@ class Transformer(SavedModel):
         Raises:
             ArgumentError: for tokens of another rank or dtype.
         """
-        layout = token_layout("source", source, layout)
+        layout = stack.token_layout("source", source, layout)
         x = self.source_embedding(source) * self.config.embedding_factor
-        x = self.dropout(embed(_first(self.encoder), x, layout, source))
+        x = self.dropout(stack.embed(stack.first_encoding(self.encoder), x, layout, source))
         for block in self.encoder:
             x = block(x, layout)
         return x if self.encoder_norm is None else normalize(self.encoder_norm, x, layout)
 
     def given(self, source: Int[Tensor, "B S"], layout: Layout | None = None) -> Given:
         """The decoder conditioned on this source, as ``encode``: a model for ``generate``."""
-        layout = token_layout("source", source, layout)
+        layout = stack.token_layout("source", source, layout)
         encoded = self.encode(source, layout)
         return Given(self, [SourceContext(encoded, layout) for _ in self.decoder])
 
@@ -207,9 +197,9 @@ class Transformer(SavedModel):
     ) -> Float[Tensor, "B T V"]:
         """Logits of the next token, given the context of each block's cross-attention."""
         past = None if cache is None else cache[0]
-        layout = token_layout("target", target, layout, past)
+        layout = stack.token_layout("target", target, layout, past)
         x = self.target_embedding(target) * self.config.embedding_factor
-        x = self.dropout(embed(_first(self.decoder), x, layout, target, past))
+        x = self.dropout(stack.embed(stack.first_encoding(self.decoder), x, layout, target, past))
         for index, block in enumerate(self.decoder):
             own = None if cache is None else cache[index]
             x = block(x, layout, cache=own, context=contexts[index])
@@ -250,14 +240,9 @@ class Given:
 
     def require_position(self, position: int, *, device: torch.device | None = None) -> None:
         """Require that the decoder's encoding can represent a target position; as ``Decoder``."""
-        encoding, embedding = _first(self.model.decoder), self.model.target_embedding
-        require_position(encoding, embedding, position, device=device)
+        encoding, embedding = stack.first_encoding(self.model.decoder), self.model.target_embedding
+        stack.require_position(encoding, embedding, position, device=device)
 
     def select(self, rows: Int[Tensor, " rows"]) -> Given:
         """The decoder conditioned on the given source rows, possibly repeated."""
         return Given(self.model, [context.select(rows) for context in self.contexts])
-
-
-def _first(blocks: nn.ModuleList) -> Encoding:
-    first = cast(Block, blocks[0])
-    return first.attention.encoding

@@ -15,20 +15,14 @@ from posenc.encoding import Encoding
 from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
+from posenc.models import stack
 from posenc.models.block import Activation
 from posenc.models.checkpoint import SavedModel
 from posenc.models.detr import at_attention
 from posenc.models.norm import Norm, normalize
 from posenc.models.patches import Patches
 from posenc.models.sharing import share_encodings
-from posenc.models.stack import (
-    LayersConfig,
-    draw_blocks,
-    embed,
-    make_blocks,
-    make_encodings,
-    stack_norm,
-)
+from posenc.models.stack import LayersConfig
 from posenc.registration import parse_name
 from posenc.registry import ENCODINGS
 
@@ -115,7 +109,7 @@ class ImageEncoder(nn.Module):
     def __init__(self, config: ImageConfig, *, encodings: Sequence[Encoding] | None = None) -> None:
         super().__init__()
         self.config = config
-        encodings = make_encodings(
+        encodings = stack.make_encodings(
             config,
             config.encoding,
             fit_image(config.encoding, config.options, config.cells, special=config.special),
@@ -131,16 +125,16 @@ class ImageEncoder(nn.Module):
         self.special = nn.Parameter(torch.empty(config.special, config.dim))
         self.dropout = nn.Dropout(config.dropout)
         self.encoding = encodings[0]
-        self.blocks = make_blocks(config, encodings, causal=False)
+        self.blocks = stack.make_blocks(config, encodings, causal=False)
         self.shared_encodings = share_encodings(self)
-        self.norm = stack_norm(config) if config.norm_first else None
+        self.norm = stack.norm(config) if config.norm_first else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Initialise all weights except the encodings'; see ``draw_blocks``."""
         self.patches.reset_parameters()
         nn.init.normal_(self.special, std=0.02)
-        draw_blocks(self.blocks)
+        stack.draw_blocks(self.blocks)
 
     def layout(
         self, height: int, width: int, *, valid: Bool[Tensor, "b h w"] | None = None
@@ -181,7 +175,7 @@ class ImageEncoder(nn.Module):
                 remedy="Use model.layout(rows, columns, valid=…).",
             )
         x = torch.cat([self.special.expand(x.shape[0], -1, -1), x], dim=1)
-        x = self.dropout(embed(self.encoding, x, layout, None))
+        x = self.dropout(stack.embed(self.encoding, x, layout, None))
         for block in self.blocks:
             x = block(x, layout)
         return (x if self.norm is None else normalize(self.norm, x, layout)), layout
@@ -213,7 +207,7 @@ class VisionTransformer(SavedModel):
 
     def __init__(self, config: ImageConfig, *, encodings: Sequence[Encoding] | None = None) -> None:
         super().__init__()
-        self.require_config(config)
+        self.config = self.require_config(config)
         if config.classes is None:
             raise ArgumentError(
                 "classes", expected="1 or more", got=None, remedy="Give their number."
@@ -227,11 +221,6 @@ class VisionTransformer(SavedModel):
         """Initialise the classifier with zeros (the encoder initialises itself)."""
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-
-    @property
-    def config(self) -> ImageConfig:
-        """Configuration of the encoder."""
-        return self.encoder.config
 
     def forward(
         self,
