@@ -6,6 +6,7 @@ to one vector, and a linear readout. Bodies work on complex and real numbers.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
@@ -114,14 +115,9 @@ class ClassifierConfig:
                 got=self.hidden,
                 remedy="Raise hidden, or use another encoding for the real model.",
             )
-        low, high = 1, 4 * max(self.hidden, target // max(self.dim, 1))
-        while low < high:
-            middle = (low + high + 1) // 2
-            if replace(real, hidden=middle).parameters() <= target:
-                low = middle
-            else:
-                high = middle - 1
-        around = [replace(real, hidden=hidden) for hidden in (low, low + 1)]
+        hidden = range(1, 1 + 4 * max(self.hidden, target // max(self.dim, 1)))
+        low = bisect(hidden, target, key=lambda width: replace(real, hidden=width).parameters())
+        around = [replace(real, hidden=width) for width in (low, low + 1)]
         return min(around, key=lambda config: abs(config.parameters() - target))
 
     def parameters(self) -> int:

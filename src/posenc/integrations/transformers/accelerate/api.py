@@ -92,16 +92,14 @@ def accelerate(
             comparison, reason = _comparison(model, served, models)
             notes += [reason] if reason else []
     try:
-        switch(model, Settings(backend, 0))
-        _change(found, Settings(backend))
+        _change(model, found, Settings(backend))
         if comparison is not None:
             with recorded() as calls:
                 off = comparison.difference()
             if not comparison.near(off):
                 restore(model)
                 comparison.require_explained(off)
-                switch(model, Settings(backend, 0))
-                _change(found, Settings(backend))
+                _change(model, found, Settings(backend))
         for _, module, family in found:
             if isinstance(module, Accelerated):
                 least = family.shortest if shortest is None else shortest
@@ -165,7 +163,8 @@ def _accelerated(model: nn.Module) -> list[Accelerated]:
     return [module for module in model.modules() if isinstance(module, Accelerated)]
 
 
-def _change(found: Sequence[Found], settings: Settings) -> None:
+def _change(model: nn.Module, found: Sequence[Found], settings: Settings) -> None:
+    switch(model, settings)
     for _, module, family in found:
         if family.reason(module) is not None:
             continue

@@ -39,8 +39,9 @@ def dense_attention(
     if with_weights or exported or softcap is not None or sinks is not None:
         if causal:
             mask = mask_of_causality(query, key)
-        output, weights = _by_definition(
-            query, key, value, bias, mask, dropout, scale, softcap, sinks
+        logits = logits_of(query, key, bias, scale)
+        output, weights = attend_by_logits(
+            logits, value, mask, dropout=dropout, softcap=softcap, sinks=sinks
         )
         return output, weights if with_weights else None
     if bias is not None and mask is not None:
@@ -55,7 +56,7 @@ def dense_attention(
 
     def definition(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
         seen = masks[0] if masks else mask_of_causality(q, k) if causal else None
-        return _by_definition(q, k, v, None, seen, 0.0, scale)[0]
+        return attend_by_logits(logits_of(q, k, None, scale), v, seen, dropout=0.0)[0]
 
     tensors = (query, key, value) if mask is None else (query, key, value, mask)
     return with_definition((output,), definition, tensors)[0], None
@@ -67,23 +68,16 @@ def mask_of_causality(query: Tensor, key: Tensor) -> Tensor:
     return torch.ones(pairs, dtype=torch.bool, device=query.device).tril()[None, None]
 
 
-def _by_definition(
+def logits_of(
     query: Float[Tensor, "B H Q D"],
     key: Float[Tensor, "B G K D"],
-    value: Float[Tensor, "B G K D"],
     bias: Float[Tensor, "B H Q K"] | None,
-    mask: Tensor | None,
-    dropout: float,
     scale: float | None,
-    softcap: float | None = None,
-    sinks: Float[Tensor, " H"] | None = None,
-) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B H Q K"]]:
-    """The output and the weights."""
+) -> Float[Tensor, "B H Q K"]:
+    """Logits by their definition."""
     key = repeat_heads(key, query.shape[1])
     logits = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if bias is not None:
-        logits = logits + bias
-    return attend_by_logits(logits, value, mask, dropout=dropout, softcap=softcap, sinks=sinks)
+    return logits if bias is None else logits + bias
 
 
 def attend_by_logits(

@@ -12,11 +12,6 @@ from posenc.integrations.transformers.accelerate.views import NAME
 from posenc.registration import Registry
 
 
-def served(module: nn.Module) -> str | None:
-    """No reason to leave a module as it is."""
-    return None
-
-
 @dataclass(frozen=True)
 class AcceleratedFamily:
     """Modules of one modeling file of transformers, and the classes that take their places.
@@ -42,7 +37,7 @@ class AcceleratedFamily:
     configured: tuple[type[nn.Module], ...] = ()
     masks: str = NAME
     shortest: int = 384
-    refusal: Callable[[nn.Module], str | None] = field(default=served)
+    refusal: Callable[[nn.Module], str | None] = lambda module: None
     unserved: Mapping[type[nn.Module], str] = field(default_factory=dict)
     inputs: Callable[[nn.Module], Mapping[str, Tensor]] | None = None
     limits: str = ""

@@ -140,8 +140,8 @@ def attention(
     with_weights = wants_weights(module, options)
     fast = not with_weights and keys >= settings.shortest and not isinstance(position_bias, Tensor)
     terms = position_bias.terms if fast and isinstance(position_bias, PositionBias) else ()
+    given: dict[str, Any] = {"dropout": dropout, "scale": scaling}
     if fast and grid is not None:
-        given: dict[str, Any] = {"dropout": dropout, "scale": scaling}
         output = None
         options = {"a bias": terms or None, "sinks": s_aux, "a soft cap": softcap}
         changes = [name for name, option in options.items() if option is not None]
@@ -161,18 +161,8 @@ def attention(
         mask = mask[:, None, None]
     elif mask is not None and mask.is_floating_point():
         mask = mask.to(query.dtype)  # which autocast has made another
-    output, weights = dense_attention(
-        query,
-        key,
-        value,
-        bias,
-        mask,
-        dropout=dropout,
-        scale=scaling,
-        with_weights=with_weights,
-        softcap=softcap,
-        sinks=s_aux,
-    )
+    given |= {"with_weights": with_weights, "sinks": s_aux, "softcap": softcap}
+    output, weights = dense_attention(query, key, value, bias, mask, **given)
     return output.transpose(1, 2).contiguous(), weights
 
 
@@ -220,34 +210,26 @@ def pairs_of(
     models. While a graph is made, those of causal and full masks are known alone.
     """
 
+    sizes = batch_size, q_length, kv_length
+
     def visible() -> Tensor:
         skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        made: Any = sdpa_mask(
-            batch_size,
-            q_length,
-            kv_length,
-            q_offset,
-            kv_offset,
-            mask_function,
-            attention_mask,
-            device=device,
-            **options | skips,
-        )
+        given = (*sizes, q_offset, kv_offset, mask_function, attention_mask)
+        made: Any = sdpa_mask(*given, device=device, **options | skips)
         return cast(Tensor, made)
 
     if not (is_scripted() or torch.compiler.is_compiling() or torch.device(device).type == "meta"):
-        place = Place(
-            *(batch_size, q_length, kv_length, int(q_offset), kv_offset), torch.device(device)
-        )
+        place = Place(*sizes, int(q_offset), kv_offset, torch.device(device))
         use_vmap = bool(options.get("use_vmap"))
         find = partial(grid_of_function, mask_function, place, attention_mask, use_vmap=use_vmap)
         if not use_vmap:
             return Pairs(find, visible)
         # PyTorch maps no function while an operator reads a mask.
-        grid = find()
-        if grid is None:
+        found = find()
+        if found is None:
             return _written(visible())
-        return Pairs(lambda: grid, partial(_shown, grid, (batch_size, 1, q_length, kv_length)))
+        known_grid, shape = found, (batch_size, 1, q_length, kv_length)
+        return Pairs(lambda: known_grid, lambda: known_grid.visible.expand(shape))
     causal = mask_function is causal_mask_function
     known = causal or mask_function is bidirectional_mask_function
     if is_scripted() or not known or isinstance(q_offset, Tensor):  # as of a static cache
@@ -262,10 +244,6 @@ def pairs_of(
 
 def _written(pairs: Bool[Tensor, "B 1 Q K"]) -> Pairs:
     return Pairs(lambda: None, lambda: pairs)
-
-
-def _shown(grid: Grid, shape: tuple[int, int, int, int]) -> Tensor:
-    return grid.visible.expand(shape)
 
 
 def keys_mask(causal: bool) -> Callable[..., Bool[Tensor, "B *pairs"] | None]:

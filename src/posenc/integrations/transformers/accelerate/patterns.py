@@ -180,10 +180,6 @@ def _padding(cells: Cells, place: Place) -> Pattern:
     return Pattern(valid=cells["padding_mask"][:, place.key_index[0]].bool())
 
 
-def _window(cells: Cells, place: Place) -> Pattern:
-    return Pattern(low=1 - cells["sliding_window"])
-
-
 def _two_sided_window(cells: Cells, place: Place) -> Pattern:
     return Pattern(-cells["sliding_window"], cells["sliding_window"])
 
@@ -191,7 +187,7 @@ def _two_sided_window(cells: Cells, place: Place) -> Pattern:
 LEAVES: Mapping[str, tuple[Reader, tuple[Any, ...] | None]] = {
     "causal_mask_function": (lambda cells, place: Pattern(high=0), None),
     "bidirectional_mask_function": (lambda cells, place: Pattern(), None),
-    "sliding_window_overlay": (_window, (3,)),
+    "sliding_window_overlay": (lambda cells, place: Pattern(1 - cells["sliding_window"]), (3,)),
     "sliding_window_bidirectional_overlay": (_two_sided_window, (2,)),
     "chunked_overlay": (_chunks, (4, torch.tensor([0, 3]))),
     "packed_sequence_mask_function": (_packed, (torch.arange(18).view(2, 9) // 4,)),
@@ -203,9 +199,8 @@ those that are mask functions themselves."""
 
 def _checked_readers() -> Mapping[CodeType | None, Reader]:
     """Readers by the code of functions, of those that compute what the reader makes of them."""
-    composed = (("and_masks", _all_of), ("or_masks", _any_of))
-    makers: list[tuple[str, Reader]] = [*composed]
-    readers = {_code(getattr(masking_utils, name)(_nothing)): reader for name, reader in makers}
+    composed: dict[str, Reader] = {"and_masks": _all_of, "or_masks": _any_of}
+    readers = {_code(getattr(masking_utils, name)(_nothing)): composed[name] for name in composed}
     place = Place(2, 9, 9, 0, 0, torch.device("cpu"))
     for name, (reader, arguments) in LEAVES.items():
         function = getattr(masking_utils, name, None)

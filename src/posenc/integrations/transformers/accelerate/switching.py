@@ -42,12 +42,8 @@ def is_switched(model: nn.Module) -> bool:
     return any(BEFORE in part.__dict__ for part in model.modules())
 
 
-def switch(model: nn.Module, settings: Settings) -> list[PreTrainedModel]:
-    """Name posenc's attention in the configs of models on the interface.
-
-    Returns:
-        The models, without those that run what was chosen for another reason already.
-    """
+def switch(model: nn.Module, settings: Settings) -> None:
+    """Name posenc's attention in the configs of models on the interface."""
     models = on_interface(model)
     owned = {id(part.config) for part in model.modules() if isinstance(part, PreTrainedModel)}
     own = {id(part.config) for part in models}
@@ -61,7 +57,6 @@ def switch(model: nn.Module, settings: Settings) -> list[PreTrainedModel]:
         part.__dict__[BEFORE] = before
         part.register_forward_pre_hook(grow, with_kwargs=True)
     switch_settings(model, settings)
-    return models
 
 
 def switch_settings(model: nn.Module, settings: Settings) -> None:

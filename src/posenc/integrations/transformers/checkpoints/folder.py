@@ -17,6 +17,7 @@ from posenc.integrations.transformers.checkpoints.family import Family, family_n
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.mapping import Match, fits, join, match
 from posenc.integrations.transformers.checkpoints.stored import INDEX, WHOLE, StoredTensors
+from posenc.models.block import GATED
 from posenc.models.checkpoint import stored_tensors
 from posenc.models.meta_init import meta_init
 from posenc.models.stack import StackConfig
@@ -174,7 +175,7 @@ def _heads(model: nn.Module) -> int:
 
 def _gated(model: nn.Module) -> bool:
     config = model.config
-    return isinstance(config, StackConfig) and config.activation in ("swiglu", "geglu")
+    return isinstance(config, StackConfig) and config.activation in GATED
 
 
 def _matched(
@@ -223,10 +224,7 @@ def _matched(
 def _is_bare(name: str, family: Family, stored: StoredTensors) -> bool:
     """True if a missing tensor is of the head and the checkpoint has no head at all."""
     prefix = family.prefix
-    headed = name.startswith(prefix) or any(
-        stored_name.startswith(prefix) for stored_name in stored.shapes
-    )
-    return bool(prefix) and not headed
+    return bool(prefix) and not any(s.startswith(prefix) for s in (name, *stored.shapes))
 
 
 @torch.no_grad()

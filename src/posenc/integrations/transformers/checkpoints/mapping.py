@@ -107,13 +107,15 @@ def heads_first(name: str) -> Rule:
 Table = Mapping[str, str | Rule]
 """Pattern of the model's names → pattern of the checkpoint's names, or a rule.
 
-``{layer}`` and ``{block}`` match numbers, ``{kind}`` matches ``weight`` or ``bias``.
+``{layer}`` and ``{block}`` match numbers, ``{kind}`` matches ``weight`` or ``bias``, ``{input}``
+``query``, ``key`` or ``value``.
 """
 
 HOLES = {
     "{layer}": r"(?P<layer>\d+)",
     "{block}": r"(?P<block>\d+)",
     "{kind}": r"(?P<kind>weight|bias)",
+    "{input}": r"(?P<input>query|key|value)",
 }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.errors import CheckpointError
 from posenc.integrations.transformers.checkpoints.fields import read_json
-from posenc.storage import Shapes, open_tensors
+from posenc.storage import open_tensors
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -20,7 +20,7 @@ READABLE = ("F64", "F32", "F16", "BF16")
 
 
 class StoredTensors:
-    """Tensors by name, read one at a time without executing code.
+    """Tensors by name, read one at a time without executing code, with all ``shapes``.
 
     Raises:
         CheckpointError: for entering, when there are no safetensors, or a shard is missing, damaged
@@ -32,7 +32,7 @@ class StoredTensors:
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
 
     def __enter__(self) -> StoredTensors:
         try:
@@ -48,11 +48,6 @@ class StoredTensors:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    @property
-    def shapes(self) -> Shapes:
-        """Shapes of all tensors."""
-        return self._shapes
-
     def path(self, name: str) -> Path:
         """The file of a tensor."""
         return self.folder / self._file_of[name]
@@ -63,11 +58,11 @@ class StoredTensors:
         Raises:
             CheckpointError: for another shape or dtype.
         """
-        if self._shapes[name] != tuple(shape):
+        if self.shapes[name] != tuple(shape):
             raise CheckpointError(
                 str(self.path(name)),
                 expected=f"{name} of shape {list(shape)}",
-                got=list(self._shapes[name]),
+                got=list(self.shapes[name]),
                 remedy="Weights and config.json do not match; nothing was loaded.",
             )
         dtype = self._files[self._file_of[name]].get_slice(name).get_dtype()
@@ -131,7 +126,7 @@ class StoredTensors:
                     remedy="Download this shard again; nothing was loaded.",
                 )
         self._file_of = weights
-        self._shapes = {name: self._shapes[name] for name in weights}
+        self.shapes = {name: self.shapes[name] for name in weights}
 
     def _open(self, file: str) -> set[str]:
         path = self.folder / file
@@ -141,5 +136,5 @@ class StoredTensors:
         )
         self._files[file] = opened
         names = set(opened.keys())
-        self._shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in names}
+        self.shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in names}
         return names

@@ -19,7 +19,7 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.accelerated import wants_weights
-from posenc.integrations.transformers.accelerate.dense import attend_by_logits
+from posenc.integrations.transformers.accelerate.dense import attend_by_logits, logits_of
 from posenc.integrations.transformers.accelerate.growing import Growing
 from posenc.integrations.transformers.accelerate.interface import mask
 from posenc.integrations.transformers.accelerate.lazy_mask import pairs_behind, written_out
@@ -190,12 +190,10 @@ def _logits(
     """Logits by their definition."""
     if grid is not None and encoding.query_key is not None:
         query, key = encoding.query_key(query, key, grid)
-    key = repeat_heads(key, query.shape[1])
     score = encoding.score
     if grid is None or score is None or not score.replaces_product:
-        logits = query @ key.mT * scale
-    else:
-        logits = score(query, key, grid, scale=scale)
+        return logits_of(query, key, bias, scale)
+    logits = score(query, repeat_heads(key, query.shape[1]), grid, scale=scale)
     return logits if bias is None else logits + bias
 
 

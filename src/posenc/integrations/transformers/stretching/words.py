@@ -109,16 +109,14 @@ def _candidates(
 ) -> Iterator[dict[str, Any]]:
     """Rope parameters that may have these frequencies: in the method's words, or in any."""
     for by_name in (True, False):
-        parameters = deepcopy(
-            dict(getattr(next(iter(stretched)).module.config, "rope_parameters", {}))
-        )
+        config = next(iter(stretched)).module.config
+        parameters = deepcopy(dict(getattr(config, "rope_parameters", {})))
         try:
             for frequencies, encoding in stretched.items():
-                words = (
-                    _by_name(encoding, request)
-                    if by_name
-                    else parameters_of(encoding, request.longest)
-                )
+                if by_name:
+                    words = _by_name(encoding, request)
+                else:
+                    words = parameters_of(encoding, request.longest)
                 kept = {k: v for k, v in frequencies.parameters.items() if k not in SCALED}
                 if "rope_theta" in words:
                     kept["rope_theta"] = words.pop("rope_theta")
@@ -174,15 +172,12 @@ def _same(
         new = Frequencies(frequencies.path, made, frequencies.buffer)
         part = encoding.query_key
         if not isinstance(part, Rope):
-            if SCALINGS.get(new.rope_type, ("",))[0] == "" or new.gain != getattr(
-                part, "gain", 1.0
-            ):
+            if new.rope_type not in SCALINGS or new.gain != getattr(part, "gain", 1.0):
                 return False
             continue
         theta, own = new.theta(), frequencies.theta().cpu()
-        if theta.shape != own.shape or not torch.allclose(theta, own, rtol=1e-5):
-            return False
-        if abs(new.gain - part.gain) > 1e-6:
+        near = theta.shape == own.shape and torch.allclose(theta, own, rtol=1e-5)
+        if not near or abs(new.gain - part.gain) > 1e-6:
             return False
     return True
 

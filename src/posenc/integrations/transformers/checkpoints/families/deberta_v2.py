@@ -21,9 +21,7 @@ SCORE = "blocks.{layer}.attention.encoding.score"
 
 ENCODER: Table = {
     **encoder_table("deberta."),
-    "blocks.{layer}.attention.query.{kind}": LAYER + ".query_proj.{kind}",
-    "blocks.{layer}.attention.key.{kind}": LAYER + ".key_proj.{kind}",
-    "blocks.{layer}.attention.value.{kind}": LAYER + ".value_proj.{kind}",
+    "blocks.{layer}.attention.{input}.{kind}": LAYER + ".{input}_proj.{kind}",
     "blocks.0.attention.encoding.score.relative.rows": "deberta.encoder.rel_embeddings.weight",
     "blocks.0.attention.encoding.score.relative.norm.{kind}": "deberta.encoder.LayerNorm.{kind}",
     SCORE + ".query.{kind}": LAYER + ".pos_query_proj.{kind}",

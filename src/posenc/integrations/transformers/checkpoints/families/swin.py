@@ -18,9 +18,7 @@ TABLE: Table = {
         THEIRS + ".attention.self.relative_position_bias_table"
     ),
     OURS + ".attention_norm.{kind}": THEIRS + ".layernorm_before.{kind}",
-    OURS + ".attention.query.{kind}": THEIRS + ".attention.self.query.{kind}",
-    OURS + ".attention.key.{kind}": THEIRS + ".attention.self.key.{kind}",
-    OURS + ".attention.value.{kind}": THEIRS + ".attention.self.value.{kind}",
+    OURS + ".attention.{input}.{kind}": THEIRS + ".attention.self.{input}.{kind}",
     OURS + ".attention.output.{kind}": THEIRS + ".attention.output.dense.{kind}",
     OURS + ".feed_forward_norm.{kind}": THEIRS + ".layernorm_after.{kind}",
     OURS + ".feed_forward.input.{kind}": THEIRS + ".intermediate.dense.{kind}",
