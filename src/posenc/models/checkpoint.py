@@ -11,19 +11,11 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from posenc import storage
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.models.meta_init import meta_init
 from posenc.models.sharing import state_by_layer
 from posenc.registration import Registry
-from posenc.storage import (
-    Shapes,
-    as_path,
-    load_tensors,
-    make_folder,
-    read_json,
-    save_tensors,
-    write_json,
-)
 
 TENSORS, CONFIG = "model.safetensors", "config.json"
 MISMATCH = f"{TENSORS} and {CONFIG} do not match."
@@ -76,11 +68,11 @@ class SavedModel(nn.Module):
                 got="records, which config.json cannot hold",
                 remedy="Make the model from names and options, or save its state_dict() yourself.",
             )
-        folder = as_path(folder)
-        make_folder(folder)
+        folder = storage.as_path(folder)
+        storage.make_folder(folder)
         described = {"kind": self.kind, "config": self._fields()}
-        save_tensors(folder / TENSORS, stored_tensors(self), described)
-        write_json(folder / CONFIG, described)
+        storage.save_tensors(folder / TENSORS, stored_tensors(self), described)
+        storage.write_json(folder / CONFIG, described)
 
     @classmethod
     def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Self:
@@ -90,12 +82,12 @@ class SavedModel(nn.Module):
             CheckpointError: if a file is missing, damaged or of another kind, or a tensor is
                 missing, unknown or of another shape.
         """
-        folder = as_path(folder)
-        described = read_json(folder / CONFIG)
+        folder = storage.as_path(folder)
+        described = storage.read_json(folder / CONFIG)
         if _kind(described) != cls.kind:
             raise _of_another_kind(folder / CONFIG, described, f"the configuration of a {cls.kind}")
 
-        def fits(shapes: Shapes, meta: dict[str, Any]) -> None:
+        def fits(shapes: storage.Shapes, meta: dict[str, Any]) -> None:
             if meta != described:
                 raise CheckpointError(
                     str(folder / CONFIG),
@@ -120,7 +112,7 @@ class SavedModel(nn.Module):
                     remedy="It was changed, or written by another version of posenc.",
                 ) from error
 
-        tensors, _ = load_tensors(folder / TENSORS, fits=fits)
+        tensors, _ = storage.load_tensors(folder / TENSORS, fits=fits)
         model = made(lambda: cls._of_fields(described["config"]))
         expected = stored_tensors(model)
         with torch.no_grad():
@@ -148,8 +140,8 @@ def load(folder: Path | str, *, device: torch.device | str = "cpu") -> SavedMode
     Raises:
         CheckpointError: when its kind is unknown, or as ``SavedModel.load``.
     """
-    folder = as_path(folder)
-    described = read_json(folder / CONFIG)
+    folder = storage.as_path(folder)
+    described = storage.read_json(folder / CONFIG)
     kind = _kind(described)
     if kind is None or kind not in MODELS:
         expected = f"a model of a kind among {', '.join(MODELS)}"
@@ -185,7 +177,7 @@ def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
     return dict(distinct.values())
 
 
-def _require_counts(config: object, stored: Shapes, path: Path) -> None:
+def _require_counts(config: object, stored: storage.Shapes, path: Path) -> None:
     """Limit layers by the number of tensors, and heads by the number of weights.
 
     Other sizes are compared after creating the model, which these would make slow.
@@ -207,7 +199,7 @@ def _require_counts(config: object, stored: Shapes, path: Path) -> None:
                 )
 
 
-def _require_shapes(model: nn.Module, stored: Shapes, path: Path) -> None:
+def _require_shapes(model: nn.Module, stored: storage.Shapes, path: Path) -> None:
     """Require exactly the model's tensors."""
     expected = stored_tensors(model)
     for name in sorted(expected.keys() | stored.keys()):

@@ -9,6 +9,7 @@ from torch import nn
 from posenc.attention.backends.common.base import Backend
 from posenc.attention.dispatch import BACKENDS
 from posenc.errors import ArgumentError, UnknownNameError
+from posenc.integrations.transformers.accelerate import switching
 from posenc.integrations.transformers.accelerate.accelerated import (
     Accelerated,
     Settings,
@@ -25,13 +26,6 @@ from posenc.integrations.transformers.accelerate.family import (
 )
 from posenc.integrations.transformers.accelerate.report import Report, ReportedModule
 from posenc.integrations.transformers.accelerate.routing import POSENC, Record, recorded
-from posenc.integrations.transformers.accelerate.switching import (
-    is_switched,
-    on_interface,
-    switch,
-    switch_back,
-    switch_settings,
-)
 from posenc.integrations.transformers.accelerate.views import config_behind, with_posenc
 
 SHORTEST = 256
@@ -77,10 +71,10 @@ def accelerate(
     if isinstance(backend, str) and backend != "auto" and backend not in BACKENDS:
         raise UnknownNameError.of("backend", backend, ["auto", *BACKENDS])
     found = list(_modules(model))
-    if is_switched(model) or any(isinstance(module, Accelerated) for _, module, _ in found):
+    if switching.is_switched(model) or _accelerated(model):
         return _report(model, found)
     served = [module for _, module, family in found if family.reason(module) is None]
-    models = on_interface(model)
+    models = switching.on_interface(model)
     if not found and not models:
         raise _unknown(model)
     comparison, off, notes = None, None, []
@@ -105,7 +99,7 @@ def accelerate(
                 least = family.shortest if shortest is None else shortest
                 take_over(module, type(module), Settings(backend, least))
         least = SHORTEST if shortest is None else shortest
-        switch_settings(model, Settings(backend, least))
+        switching.switch_settings(model, Settings(backend, least))
     except BaseException:
         restore(model)
         raise
@@ -150,7 +144,7 @@ def restore(model: nn.Module) -> None:
     """
     for module in _accelerated(model):
         require_untouched(module)
-    switch_back(model)
+    switching.switch_back(model)
     for module in _accelerated(model):
         put_back(module)
     for part in model.modules():
@@ -164,7 +158,7 @@ def _accelerated(model: nn.Module) -> list[Accelerated]:
 
 
 def _change(model: nn.Module, found: Sequence[Found], settings: Settings) -> None:
-    switch(model, settings)
+    switching.switch(model, settings)
     for _, module, family in found:
         if family.reason(module) is not None:
             continue

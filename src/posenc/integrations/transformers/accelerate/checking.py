@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from transformers import PreTrainedModel
 
 from posenc.errors import ArgumentError
@@ -302,15 +302,8 @@ def _pair(size: int | Sequence[int]) -> tuple[int, ...]:
 
 def tensors_in(output: Any) -> Iterator[Tensor]:
     """Floating-point tensors in an output of transformers, in order."""
-    if isinstance(output, Tensor):
-        if output.is_floating_point():
-            yield output
-    elif isinstance(output, dict):
-        for value in output.values():
-            yield from tensors_in(value)
-    elif isinstance(output, (list, tuple)):
-        for value in output:
-            yield from tensors_in(value)
+    tensors = (x for x in tree_leaves(output) if isinstance(x, Tensor))
+    return (x for x in tensors if x.is_floating_point())
 
 
 @contextmanager

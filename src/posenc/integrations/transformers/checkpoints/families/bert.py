@@ -5,15 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from posenc.encodings.embedding.learned import Learned
-from posenc.integrations.transformers.checkpoints.families.common import (
-    TRANSFORM,
-    absolute_encoder,
-    encoder_table,
-    require_part_alone,
-    with_head,
-    write_shape,
-    wrong_model,
-)
+from posenc.integrations.transformers.checkpoints.families import common
 from posenc.integrations.transformers.checkpoints.family import Family, Written, require_config
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.models import Encoder, MaskedLM
@@ -26,7 +18,7 @@ OLD_ENDINGS = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNo
 
 def make(fields: Fields) -> Encoder | MaskedLM:
     """The encoder of a configuration, with a head if the checkpoint has one."""
-    model = absolute_encoder(fields, "cls.predictions.")
+    model = common.absolute_encoder(fields, "cls.predictions.")
     if isinstance(model, MaskedLM):
         fields.require("hidden_act", "gelu")
     return model
@@ -35,7 +27,7 @@ def make(fields: Fields) -> Encoder | MaskedLM:
 def write(model: nn.Module, like: Fields) -> Written:
     """Configuration and tensors of an encoder shaped like BERT."""
     if not isinstance(model, Encoder | MaskedLM):
-        raise wrong_model(model, "an Encoder or a MaskedLM")
+        raise common.wrong_model(model, "an Encoder or a MaskedLM")
     config = model.config
     require_config(
         config,
@@ -51,10 +43,10 @@ def write(model: nn.Module, like: Fields) -> Written:
     if config.types < 1:
         require_config(config, types=2)
     encodings = encodings_of(model)
-    require_part_alone(encodings, Learned, "learned")
+    common.require_part_alone(encodings, Learned, "learned")
     table = encodings[0].embedding
     assert isinstance(table, Learned)
-    fields = write_shape(config) | {
+    fields = common.write_shape(config) | {
         "type_vocab_size": config.types,
         "max_position_embeddings": table.max_length,
     }
@@ -64,7 +56,7 @@ def write(model: nn.Module, like: Fields) -> Written:
 
 ENTRY = Family(
     make=make,
-    table=with_head(encoder_table("bert."), TRANSFORM),
+    table=common.with_head(common.encoder_table("bert."), common.TRANSFORM),
     prefix="bert.",
     aliases=OLD_ENDINGS,
     ignored=(

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from posenc.integrations.transformers.checkpoints.families.common import (
-    TRANSFORM,
-    encoder_table,
-    masked_if_headed,
-    read_shape,
-    with_head,
-)
+from posenc.integrations.transformers.checkpoints.families import common
 from posenc.integrations.transformers.checkpoints.family import Family
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.mapping import Table
@@ -20,7 +14,7 @@ LAYER = "deberta.encoder.layer.{layer}.attention.self"
 SCORE = "blocks.{layer}.attention.encoding.score"
 
 ENCODER: Table = {
-    **encoder_table("deberta."),
+    **common.encoder_table("deberta."),
     "blocks.{layer}.attention.{input}.{kind}": LAYER + ".{input}_proj.{kind}",
     "blocks.0.attention.encoding.score.relative.rows": "deberta.encoder.rel_embeddings.weight",
     "blocks.0.attention.encoding.score.relative.norm.{kind}": "deberta.encoder.LayerNorm.{kind}",
@@ -37,7 +31,7 @@ def make(fields: Fields) -> Encoder | MaskedLM:
     Without the Enhanced Mask Decoder, which transformers lacks.
     """
     fields.require("conv_kernel_size", 0)
-    shape = read_shape(fields, eps=1e-7)
+    shape = common.read_shape(fields, eps=1e-7)
     fields.require("embedding_size", shape["dim"])
     names = []
     options: dict[str, Any] = {}
@@ -55,7 +49,7 @@ def make(fields: Fields) -> Encoder | MaskedLM:
         options=options,
         max_length=fields.count("max_position_embeddings", 512),
     )
-    model = masked_if_headed(config, fields, "cls.predictions.", "lm_predictions.")
+    model = common.masked_if_headed(config, fields, "cls.predictions.", "lm_predictions.")
     if isinstance(model, MaskedLM):
         fields.require("hidden_act", "gelu")
     return model
@@ -86,7 +80,7 @@ def _options(fields: Fields) -> dict[str, Any]:
 
 ENTRY = Family(
     make=make,
-    table=with_head(ENCODER, TRANSFORM),
+    table=common.with_head(ENCODER, common.TRANSFORM),
     prefix="deberta.",
     aliases={
         **{

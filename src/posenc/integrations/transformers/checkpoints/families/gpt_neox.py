@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from posenc.integrations.transformers.checkpoints.families.common import ACTIVATIONS as COMMON
-from posenc.integrations.transformers.checkpoints.families.common import (
-    read_shape,
-    write_shape,
-    wrong_model,
-)
+from posenc.integrations.transformers.checkpoints.families import common
 from posenc.integrations.transformers.checkpoints.family import Family, Written, require_config
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.mapping import Table, split_by_head
@@ -36,12 +31,12 @@ TABLE: Table = {
 
 ROPE = RopeFields(base="rotary_emb_base", fraction="rotary_pct", rotated=0.25, partial=True)
 
-ACTIVATIONS: dict[str, Activation] = {**COMMON, "gelu_fast": "gelu_tanh"}
+ACTIVATIONS: dict[str, Activation] = {**common.ACTIVATIONS, "gelu_fast": "gelu_tanh"}
 
 
 def make(fields: Fields) -> Decoder:
     """The decoder of a configuration."""
-    shape = read_shape(fields, eps=1e-5, activations=ACTIVATIONS)
+    shape = common.read_shape(fields, eps=1e-5, activations=ACTIVATIONS)
     return rope_decoder(
         ROPE.read(fields, head_dim=shape["dim"] // shape["heads"]),
         **shape,
@@ -59,7 +54,7 @@ def make(fields: Fields) -> Decoder:
 def write(model: nn.Module, like: Fields) -> Written:
     """Configuration and tensors of a decoder shaped like GPT-NeoX."""
     if not isinstance(model, Decoder):
-        raise wrong_model(model, "a Decoder")
+        raise common.wrong_model(model, "a Decoder")
     config = model.config
     require_config(
         config,
@@ -74,7 +69,7 @@ def write(model: nn.Module, like: Fields) -> Written:
     )
     if config.biases == "inputs":
         require_config(config, biases="all")
-    fields = write_shape(config, activations=ACTIVATIONS) | {
+    fields = common.write_shape(config, activations=ACTIVATIONS) | {
         "use_parallel_residual": config.parallel,
         "attention_bias": config.biases == "all",
         "tie_word_embeddings": config.tied,

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from posenc.integrations.transformers.checkpoints.families.common import (
-    absolute_encoder,
-    encoder_table,
-    with_head,
-)
+from posenc.integrations.transformers.checkpoints.families import common
 from posenc.integrations.transformers.checkpoints.family import Family
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.mapping import Table, rows_from
@@ -16,7 +12,7 @@ FIRST = 2
 """Row of the first position: one past the padding id 1."""
 
 ENCODER: Table = {
-    **encoder_table("roberta."),
+    **common.encoder_table("roberta."),
     "blocks.0.attention.encoding.embedding.table": rows_from(
         "roberta.embeddings.position_embeddings.weight", FIRST
     ),
@@ -38,12 +34,12 @@ def make(fields: Fields) -> Encoder | MaskedLM:
             raise fields.wrong("max_position_embeddings", f"more than {FIRST}", rows)
         return rows - FIRST
 
-    return absolute_encoder(fields, "lm_head.", length)
+    return common.absolute_encoder(fields, "lm_head.", length)
 
 
 ENTRY = Family(
     make=make,
-    table=with_head(ENCODER, HEAD),
+    table=common.with_head(ENCODER, HEAD),
     prefix="roberta.",
     ignored=(
         "roberta.embeddings.position_ids",

@@ -5,14 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from posenc.encodings.embedding.learned2d import Learned2d
-from posenc.integrations.transformers.checkpoints.families.common import (
-    BLOCK_SIZES,
-    read_shape,
-    require_part_alone,
-    with_head,
-    write_shape,
-    wrong_model,
-)
+from posenc.integrations.transformers.checkpoints.families import common
 from posenc.integrations.transformers.checkpoints.family import Family, Written, require_config
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.mapping import Table, piece
@@ -44,7 +37,7 @@ def make(fields: Fields) -> ImageEncoder | VisionTransformer:
     fields.require("qkv_bias", True)
     classified = "classifier.weight" in fields.tensors
     config = ImageConfig(
-        **read_shape(fields, eps=1e-12, sizes=BLOCK_SIZES),
+        **common.read_shape(fields, eps=1e-12, sizes=common.BLOCK_SIZES),
         size=fields.sides("image_size", 224),
         patch=fields.square("patch_size", 16),
         channels=fields.count("num_channels", 3),
@@ -60,7 +53,7 @@ def write(model: nn.Module, like: Fields) -> Written:
     The image size is that of its position table, which may have been resampled.
     """
     if not isinstance(model, ImageEncoder | VisionTransformer):
-        raise wrong_model(model, "an ImageEncoder or a VisionTransformer")
+        raise common.wrong_model(model, "an ImageEncoder or a VisionTransformer")
     config = model.config
     require_config(
         config,
@@ -76,10 +69,10 @@ def write(model: nn.Module, like: Fields) -> Written:
         scale=None,
     )
     encoding = encodings_of(model)[0]
-    require_part_alone([encoding], Learned2d, "learned2d")
+    common.require_part_alone([encoding], Learned2d, "learned2d")
     table = encoding.embedding
     assert isinstance(table, Learned2d)
-    fields = write_shape(config, sizes=BLOCK_SIZES) | {
+    fields = common.write_shape(config, sizes=common.BLOCK_SIZES) | {
         "image_size": [config.patch * side for side in table.table.shape[:2]],
         "patch_size": config.patch,
         "num_channels": config.channels,
@@ -97,7 +90,7 @@ def write(model: nn.Module, like: Fields) -> Written:
 
 ENTRY = Family(
     make=make,
-    table=with_head(ENCODER, {"head.{kind}": "classifier.{kind}"}),
+    table=common.with_head(ENCODER, {"head.{kind}": "classifier.{kind}"}),
     prefix="vit.",
     ignored=("vit.pooler.dense.{kind}",),
     write=write,
