@@ -14,26 +14,15 @@ from typing import Any, cast
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
-from transformers.masking_utils import (
-    bidirectional_mask_function,
-    causal_mask_function,
-    prepare_padding_mask,
-    sdpa_mask,
-)
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, masking_utils
 
 from posenc.attention import attend
 from posenc.encoding import BucketedTerms
 from posenc.errors import ArgumentError
 from posenc.grid import FARTHEST, Grid
+from posenc.integrations.transformers.accelerate import lazy_mask
 from posenc.integrations.transformers.accelerate.accelerated import settings_of, wants_weights
 from posenc.integrations.transformers.accelerate.dense import dense_attention
-from posenc.integrations.transformers.accelerate.lazy_mask import (
-    Pairs,
-    carrying,
-    pairs_behind,
-    written_out,
-)
 from posenc.integrations.transformers.accelerate.masks import grid_of
 from posenc.integrations.transformers.accelerate.patterns import Place, grid_of_function
 from posenc.integrations.transformers.accelerate.routing import (
@@ -134,7 +123,7 @@ def attention(
     if attention_mask is None or attention_mask.dim() == 2:
         grid = grid_of(queries, keys, attention_mask, device=query.device)
     elif attention_mask.shape[2:] == (queries, keys):
-        pairs = pairs_behind(attention_mask)
+        pairs = lazy_mask.pairs_behind(attention_mask)
         grid = None if pairs is None else pairs.grid
     settings = switched_settings(module) or settings_of(module)
     with_weights = wants_weights(module, options)
@@ -156,7 +145,7 @@ def attention(
         return output.transpose(1, 2).contiguous(), None
     note(module, OWN, "weights are asked for" if with_weights else "a mask of all pairs")
     bias = position_bias.dense if isinstance(position_bias, PositionBias) else position_bias
-    mask = written_out(attention_mask)
+    mask = lazy_mask.written_out(attention_mask)
     if mask is not None and mask.dim() == 2:
         mask = mask[:, None, None]
     elif mask is not None and mask.is_floating_point():
@@ -189,7 +178,7 @@ def mask(
         dtype = torch.bool
     pairs = pairs_of(batch_size, q_length, kv_length, *arguments, device=device, **options)
     shape = batch_size, 1, q_length, kv_length
-    return carrying(pairs, shape, dtype, torch.device(device))
+    return lazy_mask.carrying(pairs, shape, dtype, torch.device(device))
 
 
 def pairs_of(
@@ -198,12 +187,12 @@ def pairs_of(
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
-    mask_function: Callable[..., Any] = causal_mask_function,
+    mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
     attention_mask: Bool[Tensor, "B L"] | None = None,
     *,
     device: torch.device | str = "cpu",
     **options: Any,
-) -> Pairs:
+) -> lazy_mask.Pairs:
     """The pairs that a mask of transformers lets through.
 
     Their grid follows from the mask's function, since layers and options say otherwise in some
@@ -215,7 +204,7 @@ def pairs_of(
     def visible() -> Tensor:
         skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         given = (*sizes, q_offset, kv_offset, mask_function, attention_mask)
-        made: Any = sdpa_mask(*given, device=device, **options | skips)
+        made: Any = masking_utils.sdpa_mask(*given, device=device, **options | skips)
         return cast(Tensor, made)
 
     if not (is_scripted() or torch.compiler.is_compiling() or torch.device(device).type == "meta"):
@@ -223,27 +212,27 @@ def pairs_of(
         use_vmap = bool(options.get("use_vmap"))
         find = partial(grid_of_function, mask_function, place, attention_mask, use_vmap=use_vmap)
         if not use_vmap:
-            return Pairs(find, visible)
+            return lazy_mask.Pairs(find, visible)
         # PyTorch maps no function while an operator reads a mask.
         found = find()
         if found is None:
             return _written(visible())
         known_grid, shape = found, (batch_size, 1, q_length, kv_length)
-        return Pairs(lambda: known_grid, lambda: known_grid.visible.expand(shape))
-    causal = mask_function is causal_mask_function
-    known = causal or mask_function is bidirectional_mask_function
+        return lazy_mask.Pairs(lambda: known_grid, lambda: known_grid.visible.expand(shape))
+    causal = mask_function is masking_utils.causal_mask_function
+    known = causal or mask_function is masking_utils.bidirectional_mask_function
     if is_scripted() or not known or isinstance(q_offset, Tensor):  # as of a static cache
         return _written(visible())
-    padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:
         padding = padding[:, kv_offset : kv_offset + kv_length].bool()
     starts = (q_offset, kv_offset)
     grid = grid_of(q_length, kv_length, padding, causal=causal, device=device, starts=starts)
-    return Pairs(lambda: grid, visible)
+    return lazy_mask.Pairs(lambda: grid, visible)
 
 
-def _written(pairs: Bool[Tensor, "B 1 Q K"]) -> Pairs:
-    return Pairs(lambda: None, lambda: pairs)
+def _written(pairs: Bool[Tensor, "B 1 Q K"]) -> lazy_mask.Pairs:
+    return lazy_mask.Pairs(lambda: None, lambda: pairs)
 
 
 def keys_mask(causal: bool) -> Callable[..., Bool[Tensor, "B *pairs"] | None]:

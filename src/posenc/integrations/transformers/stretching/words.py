@@ -13,21 +13,16 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
+from posenc.integrations.transformers.checkpoints import rope
 from posenc.integrations.transformers.checkpoints.extended import FIELD
-from posenc.integrations.transformers.checkpoints.rope import (
-    SCALINGS,
-    TRAINED,
-    parameters_of,
-    yarn_gain,
-)
 from posenc.integrations.transformers.stretching.changes import Change, undo
 from posenc.integrations.transformers.stretching.frequencies import Frequencies
 from posenc.integrations.transformers.stretching.request import Request
 
 SCALED = frozenset(
-    {"rope_type", "type", "factor", "attention_factor", "attn_factor", TRAINED}
+    {"rope_type", "type", "factor", "attention_factor", "attn_factor", rope.TRAINED}
 ).union(
-    *({theirs for theirs, _ in options.values()} for _, options in SCALINGS.values()),
+    *({theirs for theirs, _ in options.values()} for _, options in rope.SCALINGS.values()),
     {"mscale", "mscale_all_dim", "long_mscale", "short_mscale"},
 )
 """Rope parameters of an extension, which another one replaces."""
@@ -86,8 +81,8 @@ def _written(
     for parameters in _candidates(stretched, request):
         written = deepcopy(config)
         written.rope_parameters = parameters
-        if request.length is not None and getattr(written, TRAINED, None) is not None:
-            setattr(written, TRAINED, request.length)
+        if request.length is not None and getattr(written, rope.TRAINED, None) is not None:
+            setattr(written, rope.TRAINED, request.length)
         if _same(module, written, stretched):
             return written
     return None
@@ -95,8 +90,8 @@ def _written(
 
 def _change(config: Any, written: Any, request: Request) -> list[Change]:
     changes = [Change.of(config, "rope_parameters", written.rope_parameters)]
-    if getattr(config, TRAINED, None) != getattr(written, TRAINED, None):
-        changes.append(Change.of(config, TRAINED, getattr(written, TRAINED)))
+    if getattr(config, rope.TRAINED, None) != getattr(written, rope.TRAINED, None):
+        changes.append(Change.of(config, rope.TRAINED, getattr(written, rope.TRAINED)))
     if request.longest is None or request.method == "dynamic_ntk":
         return changes  # which begins at the trained length
     if getattr(config, "max_position_embeddings", None):
@@ -116,7 +111,7 @@ def _candidates(
                 if by_name:
                     words = _by_name(encoding, request)
                 else:
-                    words = parameters_of(encoding, request.longest)
+                    words = rope.parameters_of(encoding, request.longest)
                 kept = {k: v for k, v in frequencies.parameters.items() if k not in SCALED}
                 if "rope_theta" in words:
                     kept["rope_theta"] = words.pop("rope_theta")
@@ -137,13 +132,13 @@ def _by_name(encoding: Encoding, request: Request) -> dict[str, Any]:
     Raises:
         ArgumentError: if it has not.
     """
-    kinds = {ours: kind for kind, (ours, _) in SCALINGS.items()}
+    kinds = {ours: kind for kind, (ours, _) in rope.SCALINGS.items()}
     method, options = request.method, request.options
     if method == "ntk_by_parts":  # Llama 3's ramp with other ends
         options = {RAMP.get(name, name): value for name, value in options.items()}
         method, options = "llama3", {"low": 1.0, "high": 32.0, **options}
     kind = kinds.get(method)
-    names = SCALINGS[kind][1] if kind else {}
+    names = rope.SCALINGS[kind][1] if kind else {}
     if kind is None or set(options) - set(names):
         raise ArgumentError("method", expected=", ".join(kinds), got=request.method, remedy="")
     words = {theirs: options.get(ours, default) for ours, (theirs, default) in names.items()}
@@ -152,11 +147,11 @@ def _by_name(encoding: Encoding, request: Request) -> dict[str, Any]:
         words |= {"long_factor": list(part.long), "short_factor": list(part.short)}
     if kind == "yarn":
         given = words.pop("attention_factor") is not None
-        words |= yarn_gain(request.factor or 1.0, part.gain if given else None)
+        words |= rope.yarn_gain(request.factor or 1.0, part.gain if given else None)
     elif "attention_factor" in words:
         words["attention_factor"] = part.gain
     if kind not in ("linear", "dynamic"):
-        words[TRAINED] = request.length
+        words[rope.TRAINED] = request.length
     return {"rope_type": kind, "factor": request.factor, **words}
 
 
@@ -172,7 +167,7 @@ def _same(
         new = Frequencies(frequencies.path, made, frequencies.buffer)
         part = encoding.query_key
         if not isinstance(part, Rope):
-            if new.rope_type not in SCALINGS or new.gain != getattr(part, "gain", 1.0):
+            if new.rope_type not in rope.SCALINGS or new.gain != getattr(part, "gain", 1.0):
                 return False
             continue
         theta, own = new.theta(), frequencies.theta().cpu()
