@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from posenc.attention import attend
 from posenc.encoding import BucketedTerms
 from posenc.errors import ArgumentError
-from posenc.grid import FARTHEST, Grid
+from posenc.grid import FARTHEST
 from posenc.integrations.transformers.accelerate import lazy_mask
 from posenc.integrations.transformers.accelerate.accelerated import settings_of, wants_weights
 from posenc.integrations.transformers.accelerate.dense import dense_attention
@@ -119,12 +119,9 @@ def attention(
             got=None,
             remedy="Make one by transformers' create_causal_mask.",
         )
-    grid: Grid | None = None
+    grid = lazy_mask.grid_behind(attention_mask, queries, keys)
     if attention_mask is None or attention_mask.dim() == 2:
         grid = grid_of(queries, keys, attention_mask, device=query.device)
-    elif attention_mask.shape[2:] == (queries, keys):
-        pairs = lazy_mask.pairs_behind(attention_mask)
-        grid = None if pairs is None else pairs.grid
     settings = switched_settings(module) or settings_of(module)
     with_weights = wants_weights(module, options)
     fast = not with_weights and keys >= settings.shortest and not isinstance(position_bias, Tensor)

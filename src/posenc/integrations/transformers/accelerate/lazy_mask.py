@@ -108,6 +108,14 @@ def pairs_behind(mask: Tensor | None) -> Pairs | None:
     return getattr(mask, CARRIED, None)
 
 
+def grid_behind(mask: Tensor | None, queries: int, keys: int) -> Grid | None:
+    """The grid of queries and keys that a mask stands for; None if it is not known."""
+    pairs = pairs_behind(mask)
+    if mask is None or pairs is None or mask.shape[2:] != (queries, keys):
+        return None
+    return pairs.grid
+
+
 def written_out(mask: Tensor | None) -> Tensor | None:
     """A mask as a tensor with storage: bool if it carries its pairs, else as it is."""
     pairs = pairs_behind(mask)

@@ -22,7 +22,7 @@ from posenc.integrations.transformers.accelerate.accelerated import wants_weight
 from posenc.integrations.transformers.accelerate.dense import attend_by_logits, logits_of
 from posenc.integrations.transformers.accelerate.growing import Growing
 from posenc.integrations.transformers.accelerate.interface import mask
-from posenc.integrations.transformers.accelerate.lazy_mask import pairs_behind, written_out
+from posenc.integrations.transformers.accelerate.lazy_mask import grid_behind, written_out
 from posenc.integrations.transformers.stretching.decoding import Past, attend_last
 from posenc.integrations.transformers.stretching.frequencies import Frequencies, Of
 from posenc.integrations.transformers.stretching.positions import Adoption, Placement, placement_in
@@ -144,11 +144,7 @@ def attention(
     queries, keys = query.shape[2], key.shape[2]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     encoding = Encoding() if layer is None else layer.encoding
-    grid: Grid | None = None
-    if attention_mask is not None and attention_mask.shape[2:] == (queries, keys):
-        pairs = pairs_behind(attention_mask)
-        grid = None if pairs is None else pairs.grid
-    placed = grid
+    grid = placed = grid_behind(attention_mask, queries, keys)
     past = None
     if layer is not None and encoding.parts():
         past = layer.past(module, key) if queries == 1 else None

@@ -39,10 +39,10 @@ class AcceleratedSwinAttention(Accelerated, SwinAttention):
         if hidden_states.shape[1] < shortest or traced or wants_weights(self, options):
             return super().forward(hidden_states, attention_mask, **options)
         layers = self.q_proj, self.k_proj, self.v_proj
-        qkv = self.in_heads(hidden_states, self.num_attention_heads, *layers)
+        q, k, v = self.in_heads(hidden_states, self.num_attention_heads, *layers)
         size, dropped = self.relative_position_bias.window_size, self.attention_dropout
         output = attend_windows(
-            self, *qkv, table.T, attention_mask, size, scale=self.scaling, dropout=dropped
+            self, q, k, v, table.T, attention_mask, size, scale=self.scaling, dropout=dropped
         )
         return self.o_proj(output), None
 

@@ -59,8 +59,8 @@ def attend_windows(
     if len(others):
         bias = table[:, bucket(grid.offset)[0]].unsqueeze(0)  # [1, H, L, L]
         masks = mask[~free].repeat(len(q) // len(mask), 1, 1).unsqueeze(1).to(bias.dtype)
-        rows = (x[others] for x in (q, k, v))
+        q, k, v = (x[others] for x in (q, k, v))
         dropped = dropout if module.training else 0.0
-        part, _ = dense_attention(*rows, bias, masks, dropout=dropped, scale=scale)
+        part, _ = dense_attention(q, k, v, bias, masks, dropout=dropped, scale=scale)
         output = output.index_copy(0, others, part.to(v.dtype))
     return output.transpose(1, 2).flatten(2)
