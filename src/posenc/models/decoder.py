@@ -80,9 +80,7 @@ class Decoder(SavedModel):
         self.blocks = stack.make_blocks(config, encodings, causal=True, window=config.window)
         self.shared_encodings = share_encodings(self)
         self.norm = stack.norm(config)
-        self.output = None
-        if not config.tied:
-            self.output = nn.Linear(config.dim, config.vocabulary, bias=False)
+        self.output = None if config.tied else nn.Linear(config.dim, config.vocabulary, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

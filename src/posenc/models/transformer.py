@@ -132,9 +132,8 @@ class Transformer(SavedModel):
         self.encoder_norm, self.decoder_norm = (
             stack.norm(config) if config.norm_first else None for _ in range(2)
         )
-        self.output = None
-        if not config.tied:
-            self.output = nn.Linear(config.dim, config.target_vocabulary, bias=False)
+        vocabulary = config.target_vocabulary
+        self.output = None if config.tied else nn.Linear(config.dim, vocabulary, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -85,7 +85,8 @@ class RopeFields:
         if any(_traits(other) != _traits(encoding) for other in model.encodings):
             raise _unknown("one encoding for all layers", "several")
         head_dim = model.config.head_dim or model.config.dim // model.config.heads
-        if self._named(like) and _alike(self.read(like, head_dim=head_dim), encoding):
+        named = not {"rope_parameters", "rope_scaling", self.base}.isdisjoint(like.values)
+        if named and _alike(self.read(like, head_dim=head_dim), encoding):
             return {}
         longest = like.optional_count("max_position_embeddings") or model.config.max_length
         changes = self.described(parameters_of(encoding, longest))
@@ -119,10 +120,6 @@ class RopeFields:
         if TRAINED in parameters:
             changes[TRAINED] = parameters[TRAINED]
         return changes
-
-    def _named(self, like: Fields) -> bool:
-        """True if a config has RoPE's parameters by any name."""
-        return not {"rope_parameters", "rope_scaling", self.base}.isdisjoint(like.values)
 
 
 def rope_decoder(encoding: Encoding, **fields: Any) -> Decoder:
@@ -175,8 +172,7 @@ def _arguments(kind: str, parameters: Fields, fields: Fields) -> dict[str, Any]:
     if kind == "dynamic":
         arguments["length"] = fields.count("max_position_embeddings")
     elif kind != "linear":
-        places = [place.optional_count(TRAINED) for place in (fields, parameters)]
-        known = next((length for length in places if length is not None), None)
+        known = fields.optional_count(TRAINED) or parameters.optional_count(TRAINED)
         arguments["length"] = known or fields.count("max_position_embeddings")
     if kind in ("longrope", "yarn") and parameters.values.get("factor") is None:
         arguments["factor"] = fields.count("max_position_embeddings") / arguments["length"]
