@@ -13,6 +13,8 @@ from posenc.visualization.pictures import CONFIG
 
 STYLE = CONFIG | {"range": {"category": list(COLOURS)}}
 STYLE |= {part: CONFIG[part] | {"labelLimit": 300} for part in ("axis", "legend")}
+STYLE |= {"mark": {"color": COLOURS[0]}}
+del STYLE["legend"]["symbolType"]  # bars have no stroke to show
 """Colours that colour-blind readers tell apart, as in reports."""
 
 
