@@ -19,9 +19,9 @@ TASKS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "counting": ("dyck", "token_accuracy", (16, 64)),
     "images": ("digits-apart", "scaled", (8, 12, 16)),
     "times": ("temperature", "error", (32, 64, 128)),
-    "translating": ("translation", "bleu", ()),
+    "translating": ("translation", "bleu", (24, 36)),
 }
-"""Tables of ``choose/``: run, metric, lengths; no lengths: all."""
+"""Tables of ``choose/``: run, metric, lengths."""
 
 FAMILIES = {
     "deberta_v2": "DeBERTa-v3",
@@ -103,7 +103,7 @@ def task(run: str, metric: str, lengths: Sequence[int]) -> str:
     """A metric of a run of ``benchmarks.tasks``, a row an encoding."""
     with (KEPT / f"{run}.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["metric"] == metric]
-    kept = [row for row in rows if not lengths or int(row["length"]) in lengths]
+    kept = [row for row in rows if int(row["length"]) in lengths]
     shown = list(dict.fromkeys(row["length"] for row in kept))
     lines = [
         (f"`{subject}`", *(cell(row) for row in kept if row["subject"] == subject))

@@ -23,6 +23,7 @@ from benchmarks.measuring import filled
 from benchmarks.number_words import write_numbers
 
 from posenc.experiments.results import Comparison
+from posenc.experiments.statistics import HIGHEST
 from posenc.reporting.intervals import Bounds, Estimate, estimate
 
 ROOT = Path(__file__).parent
@@ -202,7 +203,7 @@ def cell(row: dict[str, str]) -> str:
     share = row["unit"].startswith("share")
     half_width = float(row["half_width"]) if row["half_width"] else None
     correct = share and row["metric"] not in ERROR_SHARES
-    bounds = Bounds(0.0, 1.0 if correct else math.inf)
+    bounds = Bounds(0.0, 1.0 if correct else HIGHEST.get(row["unit"], math.inf))
     found = Estimate(float(row["mean"]), half_width, int(row["seeds"]), bounds)
     return found.shown(".1%" if share else ".2f" if found.mean < 10 else ".1f")
 

@@ -37,7 +37,6 @@ def test_committed_pages_are_current(made: dict[str, str]) -> None:
 def test_every_name_has_its_page(made: dict[str, str]) -> None:
     for name, entry in ENCODINGS.items():
         page = made[f"methods/{name}.md"]
-        assert entry.summary in page
         assert entry.citation is not None
         assert f"@misc{{{re.sub('[^a-z]', '', entry.citation.authors.split()[0].lower())}" in page
         assert entry.citation.title in page
@@ -163,7 +162,7 @@ def test_users_are_of_encodings_there_are(made: dict[str, str]) -> None:
 def test_results_are_those_of_the_files() -> None:
     assert "| `t5`, posenc | 0.59 / 0.51 |" in "\n".join(measured.speed("t5"))
     assert (
-        "| [copy](../results/copy.md) | `shaw` | Tokens of the answers right | 0.997"
+        "| [copy](../results/copy.md) | `shaw` | Tokens of the answers right | 16: 99.7% ("
         in "\n".join(measured.learned("shaw"))
     )
     assert measured.speed("lierope") == measured.learned("lierope") == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 
 from benchmarks.attention.limits import LIMITS, MEMORY, PASSES, Limit, Readings, Row
@@ -181,16 +182,14 @@ def _memory(rows: Sequence[Row]) -> str:
 
 
 def _limits(rows: Sequence[Row], device: str) -> str:
-    """How many limits are met, and which are not."""
+    """How many limits are met, and how many of each encoding are not."""
     readings = Readings(rows)
     values = [(limit, readings.value(limit)) for limit in LIMITS[device]]
     measured = [(limit, value) for limit, value in values if value is not None]
     if not measured:
         return ""
     over = [limit for limit, value in measured if not limit.met(value)]
-    groups: dict[str, list[str]] = {}
-    for limit in over:
-        case = f"{limit.quantity} at {_size(limit.length, limit.causal)} in {limit.dtype}"
-        groups.setdefault(limit.encoding, []).append(case)
-    missed = "".join(f"; not `{name}` {', '.join(cases)}" for name, cases in groups.items())
-    return f"{len(measured) - len(over)} of {len(measured)} limits are met{missed}.\n"
+    groups = Counter(limit.encoding for limit in over)
+    missed = ", ".join(f"`{name}` {count}" for name, count in groups.items())
+    met = f"{len(measured) - len(over)} of {len(measured)} limits are met"
+    return f"{met}; missed: {missed}.\n" if over else f"{met}.\n"

@@ -241,7 +241,9 @@ def places(words: dict[str, str]) -> str:
 <style>.places rect {{ fill: none; stroke: currentColor; }}
 .places line {{ stroke: currentColor; }} .places #places-tip path {{ fill: currentColor; }}
 .places text {{ fill: currentColor; text-anchor: middle; font-size: 14px; }}
-.places .place {{ font-weight: 600; fill: var(--pst-color-primary, #0a65f5); }}</style>
+.places .place {{ font-weight: 600; fill: var(--pst-color-primary, #0a65f5); }}
+.places {{ overflow: visible; }}
+@media (max-width: 36rem) {{ .places text {{ font-size: 18px; }} }}</style>
 <defs><marker id="places-tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8"
  markerHeight="8" orient="auto"><path d="M0,0L8,4L0,8z"/></marker></defs>
 {"".join(parts)}</svg>"""

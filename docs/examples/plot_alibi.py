@@ -18,5 +18,9 @@ rows = [
     for key in range(64)
 ]
 chart = altair.Chart(altair.Data(values=rows)).mark_line()
-chart = chart.encode(x="distance:Q", y="bias:Q", color="head:N")
+chart = chart.encode(
+    x=altair.X("distance:Q", title="distance in tokens"),
+    y=altair.Y("bias:Q", title="added to the logit"),
+    color="head:N",
+)
 alt = "Straight lines that fall with the distance, one slope a head."

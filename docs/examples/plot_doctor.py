@@ -34,6 +34,10 @@ for served in compare(fields):
 chart = (
     altair.Chart(altair.Data(values=rows))
     .mark_bar()
-    .encode(x="gain:Q", y="engine:N", color="finding:N")
+    .encode(
+        x=altair.X("gain:Q", title="gain: factor of rotated features"),
+        y=altair.Y("engine:N", title=None),
+        color=altair.Color("finding:N", legend=altair.Legend(orient="bottom", columns=1)),
+    )
 )
 alt = "The factor of rotated features in each engine; not all take the one in the config."

@@ -23,5 +23,9 @@ for base in (100.0, 10_000.0, 500_000.0):
         for distance, product in enumerate(products.tolist())
     ]
 chart = altair.Chart(altair.Data(values=rows)).mark_line()
-chart = chart.encode(x="distance:Q", y="product:Q", color="base:N")
+chart = chart.encode(
+    x=altair.X("distance:Q", title="distance in tokens"),
+    y=altair.Y("product:Q", title="product, relative to distance 0"),
+    color=altair.Color("base:N", sort=None),
+)
 alt = "Three curves that fall from 1 with the distance, the larger the base the more slowly."

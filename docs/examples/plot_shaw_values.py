@@ -3,7 +3,7 @@ Shaw: values
 ============
 
 Besides keys, values get a vector by clipped offset: what a token receives tells from how far away
-it came. Here the lengths of the vectors that are added, for random tables.
+it came. The bars are the lengths of the vectors that are added, for random tables.
 """
 
 import altair
@@ -22,5 +22,12 @@ for distance in range(12):
     later = Grid(grid.query.slice(distance, 24), grid.key, causal=True)
     added = shaw.value(seen, later)
     rows.append({"distance": distance, "length": added.norm(dim=-1).mean().item()})
-chart = altair.Chart(altair.Data(values=rows)).mark_bar().encode(x="distance:O", y="length:Q")
+chart = (
+    altair.Chart(altair.Data(values=rows))
+    .mark_bar()
+    .encode(
+        x=altair.X("distance:O", title="distance in tokens", axis=altair.Axis(labelAngle=0)),
+        y=altair.Y("length:Q", title="length of the added vector"),
+    )
+)
 alt = "Bars of different heights up to distance 4, and of one height beyond: offsets are clipped."

@@ -21,5 +21,11 @@ rows = [
     for j in range(40)
 ]
 chart = altair.Chart(altair.Data(values=rows)).mark_rect()
-chart = chart.encode(x="other:O", y="position:O", color="product:Q")
+every_fifth = altair.Axis(values=list(range(0, 40, 5)), labelAngle=0)
+chart = chart.encode(
+    x=altair.X("other:O", title="position", axis=every_fifth),
+    y=altair.Y("position:O", axis=every_fifth),
+    color=altair.Color("product:Q", scale=altair.Scale(scheme="blues")),
+)
+chart = chart.properties(width=320, height=320)
 alt = "A square of 40 by 40 positions, darkest along the diagonal, with stripes parallel to it."

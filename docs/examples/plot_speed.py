@@ -25,5 +25,10 @@ rows = [
     and contender in ("posenc", "bias written out")
 ]
 chart = altair.Chart(altair.Data(values=rows)).mark_bar()
-chart = chart.encode(x="times:Q", y="encoding:N", yOffset="contender:N", color="contender:N")
+chart = chart.encode(
+    x=altair.X("times:Q", title="time, in multiples of plain attention"),
+    y=altair.Y("encoding:N", title=None),
+    yOffset="contender:N",
+    color=altair.Color("contender:N", title="computed by"),
+)
 alt = "Bars of five encodings: posenc's are below 1, those with a bias written out above."

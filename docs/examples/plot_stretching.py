@@ -24,7 +24,13 @@ rows = [
     for pair, divisor in enumerate(encoding.query_key.divisors or [1.0] * 16)
 ]
 chart = altair.Chart(altair.Data(values=rows)).mark_line(point=True)
-chart = chart.encode(x="pair:O", y="slower:Q", color="method:N")
+chart = chart.encode(
+    x=altair.X(
+        "pair:O", title="pair of features, the fastest first", axis=altair.Axis(labelAngle=0)
+    ),
+    y=altair.Y("slower:Q", title="times slower than trained"),
+    color="method:N",
+)
 alt = (
     "How many times slower each pair turns: 1 as trained, 4 by interpolation, in between by others."
 )

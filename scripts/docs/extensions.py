@@ -55,7 +55,7 @@ which
 def page(name: str, entry: Extension) -> str:
     """The page of one method."""
     document, claims = Document.of(entry.function), entry.claims
-    blocks = [MADE, f"# {name}", entry.summary, prose(document.summary)]
+    blocks = [MADE, f"# {name}", prose(f"{document.summary} {entry.summary}")]
     blocks += [block for text in document.body for block in paragraph(text)]
     blocks += ["## Code", f"```pycon\n{document.example}\n```", *used(name, entry)]
     texts = {n: text for names, text in document.arguments for n in names.split(", ")}

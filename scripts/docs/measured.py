@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tasks import cell
 from scripts.docs.markdown import table
 
 ROOT = Path(__file__).parents[2]
@@ -116,16 +117,14 @@ def learned(name: str) -> list[str]:
     ]
     if not lines:
         return []
-    heads = ("task", "", "measure", "at the trained length", "at the longest")
+    heads = ("task", "with", "measure", "at the trained length", "at the longest")
     text = (
-        "Small models, trained with equal budgets; mean and half width of the 95 % interval over "
-        "seeds. [All tasks and controls](../results/index.md)."
+        "Small models, trained with equal budgets; means over seeds with 95 % intervals, each "
+        "after its length. [All tasks and controls](../results/index.md)."
     )
     return [text, table(heads, lines)]
 
 
 def _ends(rows: list[dict[str, str]]) -> Iterator[str]:
     for row in (rows[0], rows[-1]):
-        half = f" ± {float(row['half_width']):.3g}" if row["half_width"] else ""
-        mean = f"{float(row['mean']):.3g}{half}" if row["mean"] else "–"
-        yield f"{mean} ({row['length']})"
+        yield f"{row['length']}: {cell(row)}"

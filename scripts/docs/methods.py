@@ -76,7 +76,7 @@ and so has `fla`: flash-linear-attention's, where it is installed, for whole cau
 
 def page(told: Sheet) -> str:
     """The page of one method."""
-    blocks = [MADE, f"# {told.name}", told.entry.summary, prose(told.document.summary)]
+    blocks = [MADE, f"# {told.name}", prose(told.document.summary)]
     blocks += [block for text in told.document.body for block in paragraph(text)]
     blocks += [*picture(told), "## Code", *code(told), *arguments(told), *claimed(told)]
     blocks += section("Measured", measured.speed(told.name))

@@ -281,7 +281,7 @@ def test_values_over_their_limits_are_bold() -> None:
     found = tables(rows)
     assert "| `t5` | **1.13** / 0.90 |" in found["times in float32"]
     assert "| `t5`, 2,048 | 1.13 / 0.90 | 3.00 / – |" in found["other contenders"]
-    assert found["limits"] == "1 of 2 limits are met; not `t5` forward at 2,048 in float32.\n"
+    assert found["limits"] == "1 of 2 limits are met; missed: `t5` 1.\n"
     assert set(found) == {"times in float32", "other contenders", "limits"}
 
 

@@ -24,6 +24,12 @@ def prose(page: Path) -> str:
     return re.sub(r"https?://\S+", "", text)
 
 
+def comments(page: Path) -> str:
+    """Comments of the page's code, which are in English where the code is tested with them."""
+    blocks = re.findall(r"^ *```\w+\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
+    return "\n".join(re.findall(r"# (.*)", "\n".join(blocks)))
+
+
 TEXTS = {page.relative_to(CHINESE).as_posix(): prose(page) for page in PAGES}
 
 
@@ -39,6 +45,13 @@ def test_terms_are_used_as_the_glossary_says(term: str, chinese: str, avoided: s
         assert word in whole, f"{word} ({term}) is in no page"
     for word in avoided.split("、"):
         assert [name for name, text in TEXTS.items() if word in text] == [], (word, chinese)
+        assert [page.name for page in PAGES if word in comments(page)] == [], (word, chinese)
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name.startswith("theory/")])
+def test_words_in_formulas_are_chinese(name: str) -> None:
+    said = re.findall(r"\\text\{([^}]*)\}", (CHINESE / name).read_text())
+    assert [word for word in said if not re.search(r"[一-鿿]", word)] == []
 
 
 @pytest.mark.parametrize("name", TEXTS)

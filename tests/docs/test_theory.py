@@ -60,3 +60,15 @@ def test_chinese_pages_have_the_same_formulas_and_sources(page: str) -> None:
         return bare, re.findall(r"https?://[^\s>]+", text)
 
     assert marks(THEORY) == marks(CHINESE)
+
+
+def test_functions_and_bars_of_formulas_have_their_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sphinx")
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    from mathml import THIN, mathml
+
+    assert THIN in mathml(r"\arg q")
+    assert THIN not in mathml(r"\ln(2)")
+    bars = re.findall(r"<mo ([^>]*)>[|‖]</mo>", mathml(r"\lvert q \rvert\,\lVert k \rVert"))
+    assert [re.findall('form="([a-z]+)"', bar) for bar in bars] == [["prefix"], ["postfix"]] * 2
+    assert all('rspace="0"' in bar for bar in bars)

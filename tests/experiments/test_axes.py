@@ -73,6 +73,9 @@ def test_intervals_are_of_what_is_possible() -> None:
     narrow = estimate([0.5, 0.51, 0.52], bounds_of(ACCURACY))
     assert narrow is not None
     assert narrow.shown(".1%") == "51.0% (48.5 to 53.5)"
+    bleu = estimate([22.5, 38.7], bounds_of(replace(ACCURACY, unit="BLEU")))
+    assert bleu is not None
+    assert bleu.shown(".1f") == "30.6 (0.0 to 100.0)"
     loss = estimate([0.1, 2.0], bounds_of(LOSS))
     assert loss is not None
     assert loss.shown(".1f").startswith("1.1 (0.0 to ")

@@ -152,3 +152,12 @@ def test_formulas_are_drawn_with_indices_below(browser: playwright.Browser, gall
     assert lower["y"] + lower["height"] > upper["y"] + upper["height"]
     assert lower["x"] >= upper["x"] + upper["width"] - 1
     visit.page.close()
+
+
+def test_a_long_formula_in_a_line_keeps_to_a_phone(
+    browser: playwright.Browser, tmp_path: Path
+) -> None:
+    write_gallery(tmp_path / "t5.html", names=["t5"])
+    visit = Visit(browser, tmp_path / "t5.html", viewport={"width": 360, "height": 800})
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= 360
+    visit.page.close()

@@ -20,6 +20,7 @@ ELSEWHERE = {
     "holds": "the verb",
     "in place": "in place of",
     "learned": "the verb",
+    "part": "of other things than encodings",
     "relative": "of other things than positions",
     "site": "these pages",
     "stretch": "of tokens",

@@ -276,7 +276,7 @@
   function reading(now, trained) {
     const last = state.length - 1, key = last - state.distance;
     const parts = [`${METHODS[state.method].label}${state.stretch ? ` stretched by ${STRETCHES[state.stretch]}` : ""}: ` +
-      `at distance ${state.distance} the logit is ${short(now.logit(last, key))}, at distance 0 ${short(now.logit(last, last))}.`];
+      `at distance ${state.distance} the logit is ${short(now.logit(last, key))}, at distance 0 it is ${short(now.logit(last, last))}.`];
     if (trained) parts.push(`As trained it would be ${short(trained.logit(last, key))}.`);
     const rotated = now.distance(last, key);
     if (Math.abs(rotated - state.distance) > 1e-9) parts.push(`The pair is rotated by a distance of ${short(rotated)}.`);

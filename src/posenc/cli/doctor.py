@@ -47,8 +47,8 @@ def doctor(
 ) -> None:
     """Diagnose a transformers model: layers, the lengths they hold, costs, ignored settings.
 
-    The model's code is run without its weights, in a process of its own, and each layer is told as
-    it computed. Where it cannot be run, the config is read instead.
+    The model's code is run without its weights, in a process of its own, and each layer is
+    described as it computed. Where it cannot be run, the config is read instead.
 
     Examples:
 

@@ -13,6 +13,9 @@ from posenc.reporting.verdicts import HOLDS, deterioration
 MARGIN = 0.02
 """With one seed, values that differ by at most this share of the larger count as the same."""
 
+HIGHEST = {"BLEU": 100.0, "chrF": 100.0}
+"""Units of scores that end somewhere, and where."""
+
 
 def compared(
     metric: Metric, a: Mapping[int, float], b: Mapping[int, float]
@@ -75,9 +78,12 @@ def held(values: Mapping[int, Estimate], metric: Metric, train: int) -> int:
 def bounds_of(metric: Metric, *, changed: bool = False) -> Bounds:
     """Range of a metric, or of its change from the training length.
 
-    Shares of what is right end at 1; errors, which may be shares too, are only positive. Changes
-    of shares are differences, of other metrics parts of the value at the training length.
+    Shares of what is right end at 1, scores where their unit does; errors, which may be shares
+    too, are only positive. Changes of shares are differences, of other metrics parts of the value
+    at the training length.
     """
     if metric.is_share and not metric.lower_is_better:
         return Bounds(-1.0, 1.0) if changed else SHARES
-    return Bounds(-math.inf if metric.is_share else -1.0) if changed else Bounds(0.0)
+    if changed:
+        return Bounds(-math.inf if metric.is_share else -1.0)
+    return Bounds(0.0, HIGHEST.get(metric.unit, math.inf))

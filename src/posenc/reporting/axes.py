@@ -80,16 +80,17 @@ def of_field(axis: alt.X | alt.Y, field: str) -> Any:
     return other
 
 
-def rule(axis: alt.Y, at: float, label: str) -> list[Any]:
-    """A dashed rule at a value of a vertical axis, labelled at its end."""
+def rule(axis: alt.Y, at: float, label: str, *, left: bool = False) -> list[Any]:
+    """A dashed rule at a value of a vertical axis, labelled at its end, or at its left one."""
     base = alt.Chart(pd.DataFrame({"at": [at], "label": [label]})).encode(y=of_field(axis, "at:Q"))
     line = base.mark_rule(strokeDash=[5, 4], color=CONTROL, strokeWidth=1.2)
-    text = base.mark_text(align="right", baseline="bottom", dy=-3, color="--soft")
-    return [line, text.encode(x=alt.value("width"), text="label:N")]
+    align, dx, x = ("left", 5, 0) if left else ("right", 0, "width")
+    text = base.mark_text(align=align, baseline="bottom", dx=dx, dy=-3, color="--soft")
+    return [line, text.encode(x=alt.value(x), text="label:N")]
 
 
 def shade(axis: alt.X, begin: float, end: float, label: str, *, top: bool = False) -> list[Any]:
-    """A shaded range of a horizontal axis over the whole height, named at its end.
+    """A shaded range of a horizontal axis over the whole height, named at its beginning.
 
     Args:
         top: write the name above rather than below.
@@ -101,11 +102,7 @@ def shade(axis: alt.X, begin: float, end: float, label: str, *, top: bool = Fals
         .encode(x=of_field(axis, "begin:Q"), x2="end:Q", y=alt.value(0), y2=alt.value("height"))
     )
     text = alt.Chart(data).mark_text(
-        align="right",
-        baseline="top" if top else "bottom",
-        dx=-5,
-        dy=5 if top else -5,
-        color="--soft",
+        align="left", baseline="top" if top else "bottom", dx=4, dy=5 if top else -5, color="--soft"
     )
     at = alt.value(0 if top else "height")
-    return [area, text.encode(x=of_field(axis, "end:Q"), y=at, text="label:N")]
+    return [area, text.encode(x=of_field(axis, "begin:Q"), y=at, text="label:N")]

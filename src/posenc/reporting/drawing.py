@@ -208,7 +208,8 @@ class Drawing:
         )
         layers = self._layers(data, dots, x, y, first=first)
         if level is not None:
-            layers = rule(y, level, up.level_name) + layers
+            # Lines by length begin close together; those by pair rise from the left corner.
+            layers = rule(y, level, up.level_name, left=not across.lengths) + layers
         end = across.trained
         if end is not None and start < end:
             layers = shade(x, start, end, "trained" if first else "", top=up.lower) + layers

@@ -76,6 +76,14 @@ def test_words_on_layers_up_to_the_limit_and_beyond() -> None:
     ]
 
 
+def test_kinds_are_named_by_what_they_see() -> None:
+    """Numbers of layers are long; they are the name where kinds see the same."""
+    told = opening(diagnosis(layers(rotating(back=7), rotating())), FOLDER).verdicts.rows
+    assert [row.name for row in told] == ["window 8 (1 layer)", "full (1 layer)"]
+    alike = opening(diagnosis(layers(rotating(), rotating())), FOLDER).verdicts.rows
+    assert [row.name for row in alike] == ["1 layer: 0", "1 layer: 1"]
+
+
 def test_without_a_limit_there_is_one_column() -> None:
     found = diagnosis(layers(rotating(back=7)), limits=(), advice=NONE)
     assert words(found) == [("holds",)]

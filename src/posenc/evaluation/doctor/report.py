@@ -14,7 +14,7 @@ from posenc.evaluation.doctor.diagnosis import Diagnosis
 from posenc.evaluation.doctor.engines import ENGINE_COLUMNS, Engines
 from posenc.evaluation.doctor.facts import UNKNOWN, Attention
 from posenc.evaluation.doctor.rotation import Rotation
-from posenc.evaluation.doctor.words import described, titles
+from posenc.evaluation.doctor.words import described, short_titles, titles
 from posenc.evaluation.engines.config import ModelConfig
 from posenc.evaluation.engines.engine import NotServedError
 from posenc.evaluation.engines.transformers import TRANSFORMERS
@@ -47,7 +47,7 @@ def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) 
     limits, reading = diagnosis.limits, diagnosis.reading
     spans = {
         title: _span(layers.attention, limited=bool(limits))
-        for title, layers in zip(titles(reading), reading.layers, strict=True)
+        for title, layers in zip(short_titles(reading), reading.layers, strict=True)
     }
     spans |= {table.module: ("holds", "breaks") for table in reading.tables}
     beside = engines.words() if engines is not None else {}
@@ -172,8 +172,12 @@ def diagnosis_page(
         key="layers",
         title="What the layers do",
         terms=tuple(
-            Term(name=title, text=tuple(described(one.attention)))
-            for title, one in zip(titles(reading), reading.layers, strict=True)
+            Term(
+                name=name, note="" if name == title else title, text=tuple(described(one.attention))
+            )
+            for name, title, one in zip(
+                short_titles(reading), titles(reading), reading.layers, strict=True
+            )
         ),
     )
     lengths = Words(
@@ -227,7 +231,7 @@ def diagnosis_page(
 def _lines(diagnosis: Diagnosis, folder: Path) -> Iterator[Line]:
     """Frequencies of the layers, and of the advised method."""
     reading, advice = diagnosis.reading, diagnosis.advice
-    for title, layers in zip(titles(reading), reading.layers, strict=True):
+    for title, layers in zip(short_titles(reading), reading.layers, strict=True):
         rotation = layers.attention.rotation
         if isinstance(rotation, Rotation) and rotation.frequencies:
             yield title, rotation.frequencies

@@ -45,6 +45,21 @@ def titles(reading: Reading) -> list[str]:
     return names
 
 
+def short_titles(reading: Reading) -> list[str]:
+    """Names of the kinds of layers by what they see, or ``titles`` where kinds see the same."""
+    names = []
+    for layers in reading.layers:
+        facts, count = layers.attention, counted(len(layers.numbers) or 1, "layer")
+        plain = facts.kind == "self" and facts.causal is True
+        plain = plain and not facts.chunk and not facts.exceptions
+        if plain and isinstance(facts.back, int):
+            names.append(f"window {facts.back + 1:,} ({count})")
+        elif plain and facts.back is None:
+            names.append(f"full ({count})")
+    several = 1 < len(set(names)) == len(reading.layers)
+    return names if several else titles(reading)
+
+
 def described(facts: Attention) -> list[str]:
     """Lines on what attention computes: heads, visible tokens, positions, and what is unknown."""
     if facts.kind == "none":
