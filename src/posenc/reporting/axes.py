@@ -84,9 +84,14 @@ def rule(axis: alt.Y, at: float, label: str, *, left: bool = False) -> list[Any]
     """A dashed rule at a value of a vertical axis, labelled at its end, or at its left one."""
     base = alt.Chart(pd.DataFrame({"at": [at], "label": [label]})).encode(y=of_field(axis, "at:Q"))
     line = base.mark_rule(strokeDash=[5, 4], color=CONTROL, strokeWidth=1.2)
-    align, dx, x = ("left", 5, 0) if left else ("right", 0, "width")
-    text = base.mark_text(align=align, baseline="bottom", dx=dx, dy=-3, color="--soft")
-    return [line, text.encode(x=alt.value(x), text="label:N")]
+    text = base.mark_text(
+        align="left" if left else "right",
+        baseline="bottom",
+        dx=5 if left else 0,
+        dy=-3,
+        color="--soft",
+    )
+    return [line, text.encode(x=alt.value(0 if left else "width"), text="label:N")]
 
 
 def shade(axis: alt.X, begin: float, end: float, label: str, *, top: bool = False) -> list[Any]:
