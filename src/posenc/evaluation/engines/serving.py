@@ -21,7 +21,8 @@ KEYS = {
 }
 """Scalings that keys of GGUF can say, with the types of their values.
 
-Keys of YaRN's gain and ramp exist, but hardly a model reads them.
+That of a gain, ``attn_factor``, is read by every model and written by no conversion of YaRN; those
+of its ramp are read by hardly one.
 """
 
 FROM = {"factor": "factor", "original_context_length": TRAINED}
