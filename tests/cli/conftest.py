@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from posenc.evaluation.doctor import diagnosis, process
+from posenc.evaluation.doctor.facts import Reading
 from tests.support.commands import forked_workers, run_command
 
 __all__ = ["forked_workers"]
@@ -18,6 +21,19 @@ def _threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _inspected_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process imports transformers for seconds; test_process.py starts one."""
+
+    def read(folder: Path, *, seconds: float) -> Reading:
+        answer = process._inspected(folder)
+        if isinstance(answer, str):
+            raise process.NotRunError(answer)
+        return answer
+
+    monkeypatch.setattr(diagnosis, "read_by_running", read)
 
 
 @pytest.fixture
