@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-onnx check docs format pages bench gpu-test gpu-bench wheel wheels test-wheel check-locks lock clean
+.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-onnx check docs site format pages bench gpu-test gpu-bench wheel wheels test-wheel check-locks lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -67,9 +67,9 @@ demo-extend: $(VENV)/.installed ## stretch a small model by every method; prints
 test-sanitized: $(VENV)/.installed-test ## each variant of the CPU kernels by each compiler under sanitizers
 	OMP_NUM_THREADS=2 $(BIN)/python scripts/sanitized_kernels.py
 
-# Types are checked by one process and kernels are built by two, so these run at the same time.
+# Types and the site keep one process each, so these run at the same time, and no test waits.
 test: $(VENV)/.installed-test ## run format, lint, types and the whole suite
-	@$(MAKE) --no-print-directory --jobs=2 check $(VENV)/.kernels
+	@$(MAKE) --no-print-directory --jobs=2 check site
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not onnx" --durations=10
 
 sweep-doctor: $(VENV)/.installed-test ## diagnose every causal language model of transformers (some 15 minutes)
@@ -90,7 +90,12 @@ docs: $(VENV)/.installed-test ## write the pages of docs/ that follow from the r
 	$(BIN)/python -m scripts.docs
 	$(BIN)/python scripts/transformers_models.py
 	$(BIN)/python scripts/notebooks.py
-	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
+	@$(MAKE) --no-print-directory site
+
+# What Sphinx has read it does not warn of again.
+site: $(VENV)/.installed-test $(VENV)/.kernels
+	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs || \
+		{ rm -rf build/doctrees; exit 1; }
 
 format: $(VENV)/.installed-test ## format and fix what can be fixed
 	$(BIN)/ruff format .

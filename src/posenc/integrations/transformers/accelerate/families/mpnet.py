@@ -72,5 +72,7 @@ class MPNetEncoding(Accelerated, MPNetEncoder):
 
 
 ENTRY = AcceleratedFamily(
-    title="MPNet", classes={MPNetSelfAttention: MPNetAttention, MPNetEncoder: MPNetEncoding}
+    title="MPNet",
+    classes={MPNetSelfAttention: MPNetAttention, MPNetEncoder: MPNetEncoding},
+    shortest=256,
 )

@@ -5,4 +5,4 @@ from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 from posenc.integrations.transformers.accelerate.families.common.t5_bias import T5Bias
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 
-ENTRY = AcceleratedFamily("T5", {T5Attention: T5Bias}, configured=(T5Stack,))
+ENTRY = AcceleratedFamily("T5", {T5Attention: T5Bias}, configured=(T5Stack,), shortest=256)
