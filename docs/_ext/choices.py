@@ -59,7 +59,7 @@ def verdicts() -> dict[str, str]:
 
 
 def extrapolation(entry: Entry) -> str:
-    """What an entry claims past the trained length, in one of four words, or "open"."""
+    """Claims of an entry past the trained length, in one of four words, or "open"."""
     claim = entry.claims.extrapolates.lower()
     for word, beginnings in WORDS.items():
         if claim.startswith(beginnings):

@@ -68,7 +68,7 @@ x = torch.randn(1, {TOKENS}, {DIM})
 
 
 def tensors(name: str) -> str:
-    """What PyTorch's own attention takes from the encoding."""
+    """Arguments of PyTorch's own attention, from the encoding."""
     encoding, (where, causal) = make(name), layout(ENCODINGS[name])
     lines = [_embedded(encoding, name)]
     if _observes(encoding):

@@ -22,7 +22,7 @@ COMMANDS = (
 
 
 def refused(posenc: Run, command: tuple[str, ...], folder: Path, *options: str) -> str:
-    """What a command says that refuses a folder."""
+    """The words of a command that refuses a folder."""
     name, *given = command
     out = () if name == "doctor" else ("--out", folder.parent / "out")
     code, printed, said = posenc(name, folder, *given, *options, *out)

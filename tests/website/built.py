@@ -47,7 +47,7 @@ def site() -> Path:
 
 
 class Page(HTMLParser):
-    """What the tests ask of a page.
+    """Facts of a page that the tests ask for.
 
     Attributes:
         links: (text, address) of every link, in order.

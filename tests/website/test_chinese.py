@@ -82,7 +82,7 @@ def inline(text: str) -> set[str]:
 
 
 def links(path: Path) -> set[str]:
-    """What a page links to, from docs/ or, for Chinese pages, docs/zh/; some are yet to be made."""
+    """Pages that one links to, from docs/ or docs/zh/; some are yet to be made."""
     addresses = re.findall(r"\]\(([^)#\s]+\.md)", prose(read(path)))
     targets = [(path.parent / address).resolve() for address in addresses]
     homes = [CHINESE if CHINESE in target.parents else DOCS for target in targets]

@@ -1,4 +1,4 @@
-"""What ``stretch`` was asked for."""
+"""The arguments of ``stretch``, and the encoding that they make."""
 
 from __future__ import annotations
 
