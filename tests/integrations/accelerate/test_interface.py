@@ -36,6 +36,7 @@ from transformers.masking_utils import (
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.accelerate import accelerate, interface, lazy_mask
 from posenc.integrations.transformers.accelerate.accelerated import SETTINGS, Settings
+from posenc.integrations.transformers.accelerate.dense import dense_attention
 from posenc.integrations.transformers.accelerate.interface import (
     IGNORED,
     attention,
@@ -319,6 +320,29 @@ def test_masks_that_no_layer_reads_cost_nothing() -> None:
     first = len(calls)
     assert made.grid is made.grid
     assert first == len(calls) > 0
+
+
+@pytest.mark.parametrize(("padded", "causal"), [(False, False), (True, False), (False, True)])
+def test_masks_that_hide_nothing_are_not_added_to_biases(
+    padded: bool, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a bias each layer would write one out for all pairs of all rows."""
+    masks = []
+
+    def recorded(*given: Any, **options: Any) -> Any:
+        masks.append(given[4])
+        return dense_attention(*given, **options)
+
+    monkeypatch.setattr(interface, "dense_attention", recorded)
+    function = causal_mask_function if causal else bidirectional_mask_function
+    q, k, v = heads(12, 12)
+    bias = torch.randn(1, 4, 12, 12)
+    given = (2, 12, 12, 0, 0, function, PADDING if padded else None)
+    got, _ = attention(nn.Identity(), q, k, v, mask(*given), position_bias=bias)
+    assert (masks[0] is None) == (not padded and not causal)
+    seen = written_out(mask(*given))
+    expected, _ = dense_attention(q, k, v, bias, seen, dropout=0.0, scale=None)
+    torch.testing.assert_close(got.transpose(1, 2), expected)
 
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.float32, "keys"])

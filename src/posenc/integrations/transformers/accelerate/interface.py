@@ -142,7 +142,9 @@ def attention(
         return output.transpose(1, 2).contiguous(), None
     note(module, OWN, "weights are asked for" if with_weights else "a mask of all pairs")
     bias = position_bias.dense if isinstance(position_bias, PositionBias) else position_bias
-    mask = lazy_mask.written_out(attention_mask)
+    pairs = lazy_mask.pairs_behind(attention_mask)
+    hides = pairs is None or not pairs.hide_nothing
+    mask = lazy_mask.written_out(attention_mask) if hides else None
     if mask is not None and mask.dim() == 2:
         mask = mask[:, None, None]
     elif mask is not None and mask.is_floating_point():

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.terms import ComputedOnce
+from posenc.runtime import has_values
 
 CARRIED = "_posenc_pairs"
 
@@ -32,6 +33,7 @@ class Pairs(ComputedOnce):
     compute: Callable[[], Bool[Tensor, "B 1 Q K"]]
     _grid: Grid | None = None
     _made: bool = False
+    _hide_nothing: bool | None = None
 
     @property
     def grid(self) -> Grid | None:
@@ -39,6 +41,14 @@ class Pairs(ComputedOnce):
         if not self._made:
             self._grid, self._made = self.make_grid(), True
         return self._grid
+
+    @property
+    def hide_nothing(self) -> bool:
+        """True if every query is known to attend to every key; read once for all layers."""
+        if self._hide_nothing is None:
+            visible = cast(Tensor, self.dense)
+            self._hide_nothing = has_values(visible) and bool(visible.all())
+        return self._hide_nothing
 
     def written(self, dtype: torch.dtype) -> Shaped[Tensor, "B 1 Q K"]:
         """The mask as bool, or as numbers to add to the logits: 0 or the lowest."""
