@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -40,7 +39,7 @@ class MatrixRotary(QueryKeyTransform, ABC):
     heads: int
     head_dim: int
 
-    axes: ClassVar[tuple[int, ...] | None] = (2,)
+    axes = (2,)
 
     @checked
     def __init__(self, *, heads: Count, head_dim: Width, block: Width, span: Positive) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from posenc.arguments import Factor, Width, checked
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation, apply_rotation
 from posenc.encoding.tensors import Keys, Queries
+from posenc.encodings.common.special_tokens import zero_special
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -90,7 +91,7 @@ class PairProducts(QueryKeyTransform, ABC):
     def __init__(self, *, head_dim: Width, pairing: Pairing) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.pairing: Pairing = pairing
+        self.pairing = pairing
 
     @abstractmethod
     def factors(self, layout: Layout) -> Factors:
@@ -134,12 +135,12 @@ class Rotary(PairProducts, ABC):
     def angles(self, layout: Layout) -> Float[Tensor, "b *h L T"]:
         """Angle of every token and pair in radians modulo 2π, in the positions' dtype.
 
-        ``[B|1, L, T]``, or ``[B|1, H, L, T]`` with angles per head; 0 for special tokens. Computed
-        by ``angles_at``, exact at any integer position.
+        ``[B|1, L, T]``, or ``[B|1, H, L, T]`` with angles per head. Computed by ``angles_at``,
+        exact at any integer position. Special tokens, which have none, are not rotated by them.
         """
 
     def factors(self, layout: Layout) -> Factors:
-        return cos_sin(self.angles(layout), gain=self.gain)
+        return cos_sin(zero_special(self.angles(layout), layout), gain=self.gain)
 
     def rotation(
         self, layout: Layout

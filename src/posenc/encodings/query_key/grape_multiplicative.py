@@ -12,7 +12,6 @@ from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import at_least_single, wider
 from posenc.encodings.common.rotation import Rotary
-from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -74,9 +73,7 @@ class GrapeMultiplicative(Rotary):
         return planes
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
-        positions = layout.positions[..., :1]
-        theta = wider(self.log_frequencies).exp()
-        return zero_special(angles_at(positions, theta), layout)
+        return angles_at(layout.positions, wider(self.log_frequencies).exp())
 
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         wide = at_least_single(q)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -61,8 +60,8 @@ class Xpos(QueryKeyTransform):
 
     head_dim: int
 
-    causal_only: ClassVar[bool] = True
-    tokenwise: ClassVar[bool] = False
+    causal_only = True
+    tokenwise = False
 
     @checked
     def __init__(

@@ -54,7 +54,7 @@ class Kerple(OffsetBias):
     def __init__(self, *, heads: Count, kernel: Kernel = "log") -> None:
         super().__init__()
         self.heads = heads
-        self.kernel: Kernel = kernel
+        self.kernel = kernel
         self.raw_scale = nn.Parameter(torch.empty(heads))
         self.raw_shape = nn.Parameter(torch.empty(heads))
         self.reset_parameters()

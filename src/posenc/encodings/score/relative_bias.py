@@ -52,7 +52,7 @@ class RelativeBias(ScoreTerm):
     ) -> None:
         super().__init__()
         self.heads, self.max_distance = heads, max_distance
-        self.placement: Placement = placement
+        self.placement = placement
         self.table = nn.Parameter(torch.empty(heads, 2 * max_distance + 1))
         self.reset_parameters()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -51,7 +50,7 @@ class T5(ScoreTerm):
     [0, 23, 24, 26, 10, 31]
     """
 
-    by_position: ClassVar[bool] = True
+    by_position = True
 
     heads: int
 

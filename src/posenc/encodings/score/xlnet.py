@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from posenc.arguments import Base, Count, Width, checked
-from posenc.encodings.score.transformer_xl import GlobalBiases, TransformerXL
+from posenc.encodings.score.transformer_xl import TransformerXL, transformer_xl
 from posenc.entry import Claims, Entry
 
 
@@ -33,8 +33,7 @@ def xlnet(*, dim: Width, heads: Count, head_dim: Width, base: Base = 10000.0) ->
     >>> first.score.biases is second.score.biases
     False
     """
-    biases = GlobalBiases(heads=heads, head_dim=head_dim)
-    return TransformerXL(dim=dim, biases=biases, base=base)
+    return transformer_xl(dim=dim, heads=heads, head_dim=head_dim, base=base)
 
 
 ENTRY = Entry(
