@@ -136,6 +136,31 @@ def assign_options(
     return chosen
 
 
+def with_context(
+    options: Mapping[str, object],
+    parameters: Mapping[str, Parameter],
+    context: Mapping[str, object],
+    name: str,
+    *,
+    remedy: str,
+) -> dict[str, Any]:
+    """Options, and what the parameters of ``name`` take from the context.
+
+    Raises:
+        ArgumentError: if one without a default is missing; ``{}`` in ``remedy`` is its name.
+    """
+    arguments = dict(options)
+    for parameter, description in parameters.items():
+        if context.get(parameter) is not None:
+            arguments[parameter] = context[parameter]
+        if parameter not in arguments and description.default is description.empty:
+            needed = f"a value, which {name} needs"
+            raise ArgumentError(
+                parameter, expected=needed, got="none", remedy=remedy.format(parameter)
+            )
+    return arguments
+
+
 class Registry(Mapping[str, E], Generic[E]):
     """A sorted mapping from names to entries, which are imported on first access.
 

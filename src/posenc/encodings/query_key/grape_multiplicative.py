@@ -56,9 +56,8 @@ class GrapeMultiplicative(Rotary):
 
     def reset_parameters(self) -> None:
         """Set RoPE's frequencies and planes."""
-        theta = geometric_frequencies(
-            self.head_dim // 2, self.head_dim, self.base, like=self.log_frequencies
-        )
+        like, pairs = self.log_frequencies, self.head_dim // 2
+        theta = geometric_frequencies(pairs, self.head_dim, self.base, like=like)
         with torch.no_grad():
             self.log_frequencies.copy_(theta.log())
             self.skew.zero_()

@@ -237,9 +237,7 @@ class Deberta(ScoreTerm):
     ) -> None:
         super().__init__()
         self.heads, self.head_dim = heads, head_dim
-        self.projections = projections
-        self.lookup = lookup
-        self.relative = relative
+        self.relative, self.projections, self.lookup = relative, projections, lookup
         dim, own = relative.rows.shape[1], projections == "own"
         self.query = nn.Linear(dim, heads * head_dim) if own else None
         # A key bias adds the same to all keys of a query, which softmax ignores.

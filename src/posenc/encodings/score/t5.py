@@ -52,8 +52,6 @@ class T5(ScoreTerm):
 
     by_position = True
 
-    heads: int
-
     @checked
     def __init__(
         self,
@@ -78,8 +76,7 @@ class T5(ScoreTerm):
                 got=max_distance,
                 remedy="Raise it or use fewer buckets.",
             )
-        self.heads, self.causal = heads, causal
-        self.max_distance = max_distance
+        self.heads, self.causal, self.max_distance = heads, causal, max_distance
         self.std = (64 * heads if dim is None else dim) ** -0.5
         self.boundaries = log_boundaries(one_way, max_distance)
         self.table = nn.Parameter(torch.empty(heads, buckets))

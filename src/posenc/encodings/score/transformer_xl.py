@@ -125,8 +125,7 @@ class TransformerXL(ScoreTerm):
     @checked
     def __init__(self, *, dim: EvenWidth, biases: GlobalBiases, base: Base = 10000.0) -> None:
         super().__init__()
-        self.dim, self.base = dim, base
-        self.biases = biases
+        self.dim, self.base, self.biases = dim, base, biases
         self.heads, self.head_dim = biases.content.shape
         self.weight = nn.Parameter(torch.empty(self.heads, self.head_dim, dim))
         self.reset_parameters()
