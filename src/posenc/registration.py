@@ -82,12 +82,7 @@ def parse_name(
         ArgumentError: for an entry that is named twice, or a value outside its option's domain.
     """
     if not isinstance(text, str):
-        raise ArgumentError(
-            registry.noun,
-            expected="a name",
-            got=repr(text),
-            remedy="Names are strings, such as those of its registry.",
-        )
+        registry.require(text)  # which raises
     joined, *changes = text.split("@")
     parts = [part.strip() for part in joined.split("+")]
     entries = {name: registry.require(name, names) for name in parts}

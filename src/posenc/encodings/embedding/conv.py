@@ -189,7 +189,7 @@ def _neighbours(
 
 
 def _at(marks: Int[Tensor, "b L"], index: Int[Tensor, "1 L"]) -> Int[Tensor, "b L"]:
-    return marks.gather(1, index.expand(len(marks), -1))
+    return marks.gather(1, index.expand(marks.shape[0], -1))
 
 
 def _runs(

@@ -132,7 +132,8 @@ class Seqpe(EmbeddingEncoding):
         if self.axis is not None:
             vectors = vectors + self.axis.repeat_interleave(self.digits, dim=0)
         vectors = vectors.flatten(0, -3)
-        vectors = torch.cat([vectors, self.summary.expand(len(vectors), 1, -1)], dim=1)
+        summary = self.summary.expand(vectors.shape[0], 1, -1)
+        vectors = torch.cat([vectors, summary], dim=1)
         seen = nn.functional.pad(written, (0, 1), value=True).flatten(0, -2).unsqueeze(1)
         length = vectors.shape[1]
         ones = torch.ones(length, length, dtype=torch.bool, device=positions.device)
