@@ -28,7 +28,6 @@ class WithOptions(Protocol):
 
     def options(self) -> Mapping[str, Parameter]:
         """Parameters by name."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -37,15 +37,12 @@ class BoundaryStates(Protocol):
 
     def last(self, sign: int, segment: int) -> int:
         """The largest stored segment number up to ``segment``; -1 if there is none."""
-        ...
 
     def get(self, sign: int, segment: int) -> Tensor | None:
         """The stored state or None."""
-        ...
 
     def put(self, sign: int, segment: int, states: Tensor) -> None:
         """Store a state."""
-        ...
 
 
 def load_solvers() -> Any:
