@@ -16,7 +16,7 @@ from posenc.layout.checks import require_fields, require_tensor, require_truth, 
 from posenc.layout.display import grid_html, grid_line
 from posenc.layout.features import require_layout
 from posenc.layout.integers import exact_dtype
-from posenc.layout.padding import zero_invalid
+from posenc.layout.padding import documents_of, zero_invalid
 from posenc.layout.pytree import register
 
 Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -184,7 +184,7 @@ class Grid:
             order = key.order.unsqueeze(1)
             visible = visible & (order >= first) & (order < end)
         if query.document is not None or key.document is not None:
-            visible = visible & (_documents(query).unsqueeze(2) == _documents(key).unsqueeze(1))
+            visible = visible & (documents_of(query).unsqueeze(2) == documents_of(key).unsqueeze(1))
         if key.valid is not None:
             visible = visible & key.valid.unsqueeze(1)
         if query.valid is not None:
@@ -201,10 +201,7 @@ class Grid:
         query_order, key_order = _reader(query.order), _reader(key.order)
         documents = None
         if query.document is not None or key.document is not None:
-            documents = tuple(
-                _reader(torch.zeros_like(side.order) if side.document is None else side.document)
-                for side in (query, key)
-            )
+            documents = tuple(_reader(documents_of(side)) for side in (query, key))
         query_valid, key_valid = (
             None if side.valid is None else _reader(side.valid) for side in (query, key)
         )
@@ -314,10 +311,6 @@ def _zero_signal(layout: Layout) -> Layout:
     if layout.signal is None or layout.valid is None:
         return layout
     return replace(layout, signal=zero_invalid(layout.signal, layout))
-
-
-def _documents(layout: Layout) -> Tensor:
-    return torch.zeros_like(layout.order) if layout.document is None else layout.document
 
 
 def _reader(x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:

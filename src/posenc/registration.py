@@ -28,7 +28,6 @@ class WithOptions(Protocol):
 
     def options(self) -> Mapping[str, Parameter]:
         """Parameters by name."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -82,12 +81,7 @@ def parse_name(
         ArgumentError: for an entry that is named twice, or a value outside its option's domain.
     """
     if not isinstance(text, str):
-        raise ArgumentError(
-            registry.noun,
-            expected="a name",
-            got=repr(text),
-            remedy="Names are strings, such as those of its registry.",
-        )
+        registry.require(text)  # which raises
     joined, *changes = text.split("@")
     parts = [part.strip() for part in joined.split("+")]
     entries = {name: registry.require(name, names) for name in parts}
@@ -134,6 +128,31 @@ def assign_options(
             )
         chosen[owners[0]][option] = value
     return chosen
+
+
+def with_context(
+    options: Mapping[str, object],
+    parameters: Mapping[str, Parameter],
+    context: Mapping[str, object],
+    name: str,
+    *,
+    remedy: str,
+) -> dict[str, Any]:
+    """Options, and what the parameters of ``name`` take from the context.
+
+    Raises:
+        ArgumentError: if one without a default is missing; ``{}`` in ``remedy`` is its name.
+    """
+    arguments = dict(options)
+    for parameter, description in parameters.items():
+        if context.get(parameter) is not None:
+            arguments[parameter] = context[parameter]
+        if parameter not in arguments and description.default is description.empty:
+            needed = f"a value, which {name} needs"
+            raise ArgumentError(
+                parameter, expected=needed, got="none", remedy=remedy.format(parameter)
+            )
+    return arguments
 
 
 class Registry(Mapping[str, E], Generic[E]):

@@ -10,7 +10,7 @@ from posenc.arguments import Count, Length, Width, check
 from posenc.encoding import Encoding
 from posenc.entry import Entry
 from posenc.errors import ArgumentError
-from posenc.registration import Registry, assign_options, parse_name
+from posenc.registration import Registry, assign_options, parse_name, with_context
 
 ENCODINGS: Registry[Entry] = Registry(
     Entry,
@@ -113,17 +113,8 @@ def _stack(
     context: Mapping[str, int | None],
     options: Mapping[str, object],
 ) -> list[Encoding]:
-    arguments = dict(options)
-    for parameter, description in entry.parameters().items():
-        if context.get(parameter) is not None:
-            arguments[parameter] = context[parameter]
-        if parameter not in arguments and description.default is description.empty:
-            raise ArgumentError(
-                parameter,
-                expected=f"a value, which {name} needs",
-                got="none",
-                remedy=f"Pass {parameter}=… to create.",
-            )
+    remedy = "Pass {}=… to create."
+    arguments = with_context(options, entry.parameters(), context, name, remedy=remedy)
     if callable(entry.sharing):
         return entry.sharing(layers, arguments)
     parts = [entry.factory(**arguments) for _ in range(1 if entry.sharing == "layers" else layers)]

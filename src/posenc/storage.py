@@ -125,12 +125,7 @@ def _rename(partial: Path, final: Path, argument: str) -> None:
         else:
             old.unlink(missing_ok=True)
     except OSError as error:
-        raise OutputError(
-            argument,
-            expected=f"to write {final}",
-            got=error.strerror or error,
-            remedy="Choose a folder you may write to.",
-        ) from error
+        raise unwritable(final, error, argument) from error
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -331,7 +326,7 @@ def _opened(path: Path | str) -> int:
     return handle
 
 
-def unwritable(path: Path, error: OSError) -> OutputError:
+def unwritable(path: Path, error: OSError, argument: str = "out") -> OutputError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "Free some space and run it again; files written before are intact."
     elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
@@ -339,7 +334,7 @@ def unwritable(path: Path, error: OSError) -> OutputError:
     else:
         remedy = "Choose another folder."
     reason = error.strerror or str(error)
-    return OutputError("out", expected=f"to write {path}", got=reason, remedy=remedy)
+    return OutputError(argument, expected=f"to write {path}", got=reason, remedy=remedy)
 
 
 def _unread(path: Path, error: OSError, expected: str, remedy: str) -> CheckpointError:

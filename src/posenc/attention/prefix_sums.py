@@ -13,6 +13,7 @@ from torch import Tensor
 
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.layout.padding import documents_of
 
 NOTHING = -1e30
 """The level of what nobody may see: its weight is 0, and no infinity meets another."""
@@ -160,7 +161,7 @@ def _scan_events(
 
 
 def _groups(layout: Layout) -> Int[Tensor, "b L"]:
-    document = torch.zeros_like(layout.order) if layout.document is None else layout.document
+    document = documents_of(layout)
     return document if layout.valid is None else document.where(layout.valid, PADDING)
 
 

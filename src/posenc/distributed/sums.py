@@ -13,6 +13,7 @@ from posenc.distributed.group import Group
 from posenc.distributed.shards import KEPT, Shards
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
+from posenc.layout.padding import documents_of
 
 
 def running_sums(group: Group, shards: Shards, layout: Layout) -> Float[Tensor, "B L S"]:
@@ -74,8 +75,7 @@ def _sorting(layout: Layout) -> Int[Tensor, "b K"]:
 
 
 def _documents(layout: Layout) -> Int[Tensor, "b K"]:
-    document = torch.zeros_like(layout.order) if layout.document is None else layout.document
-    document = document.expand(layout.batch, -1)
+    document = documents_of(layout).expand(layout.batch, -1)
     return document if layout.valid is None else document.where(layout.valid, _PADDING)
 
 

@@ -184,9 +184,7 @@ class QueryKeyTransform(Part, ABC):
         """
         return None
 
-    def rotation(
-        self, layout: Layout
-    ) -> tuple[Float[Tensor, "b h L T"], Float[Tensor, "b h L T"], Pairing] | None:
+    def rotation(self, layout: Layout) -> tuple[Tensor, Tensor, Pairing] | None:
         """Cosines and sines, each ``[B|1, H|1, L, T]``, and the pairing; None if not a rotation.
 
         The same for queries and keys; a gain multiplies both.

@@ -13,6 +13,10 @@ Pairing = Literal["half", "adjacent"]
 """Pair t is features (t, t + T) of T pairs (``"half"``), or (2t, 2t + 1)."""
 
 
+Factors = tuple[Float[Tensor, "b h L T"], Float[Tensor, "b h L T"]]
+"""Cosine and sine of each pair's angle, or other real and imaginary parts."""
+
+
 def apply_rotation(
     x: Float[Tensor, "B H L D"],
     cosine: Float[Tensor, "b h L T"],
@@ -38,6 +42,13 @@ def apply_rotation(
     return joined if width == x.shape[-1] else torch.cat([joined, x[..., width:]], dim=-1)
 
 
+def both_features(of_pairs: Float[Tensor, "*dims T"], pairing: Pairing) -> Float[Tensor, "*dims R"]:
+    """A number of each pair for both of its features."""
+    if pairing == "half":
+        return torch.cat([of_pairs, of_pairs], dim=-1)
+    return of_pairs.repeat_interleave(2, dim=-1)
+
+
 @dataclass(frozen=True, eq=False)
 class Rotation:
     """Pairs of features as complex numbers, each times a factor of its token.
@@ -51,8 +62,8 @@ class Rotation:
         pairing: of the first 2T features.
     """
 
-    query: tuple[Float[Tensor, "b h Q T"], Float[Tensor, "b h Q T"]]
-    key: tuple[Float[Tensor, "b g K T"], Float[Tensor, "b g K T"]]
+    query: Factors
+    key: Factors
     pairing: Pairing
 
     @property
@@ -64,9 +75,8 @@ class Rotation:
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"]
     ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
         """Rotated queries and keys."""
-        return apply_rotation(q, *self.query, self.pairing), apply_rotation(
-            k, *self.key, self.pairing
-        )
+        rotated = apply_rotation(q, *self.query, self.pairing)
+        return rotated, apply_rotation(k, *self.key, self.pairing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +91,8 @@ class RotatedBand:
         intervals: ``[b, Q, 2]``, as of ``Grid``; None: none but those of the grid.
     """
 
-    query: tuple[Float[Tensor, "b h Q T"], Float[Tensor, "b h Q T"]]
-    key: tuple[Float[Tensor, "b g K T"], Float[Tensor, "b g K T"]] | None
+    query: Factors
+    key: Factors | None
     pairing: Pairing
     window: tuple[int, int]
     intervals: Int[Tensor, "b Q 2"] | None = None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding.parts import Part, QueryKeyTransform, ScoreTerm, ValueTerm
+from posenc.encoding.rotation import both_features
 from posenc.encoding.tensors import Scores
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -60,9 +60,7 @@ class Standalone:
             )
         return bias
 
-    def cos_sin(
-        self, layout: Layout
-    ) -> tuple[Float[Tensor, "b *h L R"], Float[Tensor, "b *h L R"]]:
+    def cos_sin(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Cosines and sines that rotate queries or keys: ``x * cos + rotate_half(x) * sin``.
 
         Each ``[B|1, L, R]`` float32 or float64, or ``[B|1, H, L, R]`` if heads differ, R the number
@@ -84,13 +82,8 @@ class Standalone:
                 remedy="Use encoding.query_key(q, k, grid), which transforms both.",
             )
         cosine, sine, pairing = factors
-        if pairing == "half":
-            full = [torch.cat([x, x], dim=-1) for x in (cosine, sine)]
-        else:
-            full = [x.repeat_interleave(2, dim=-1) for x in (cosine, sine)]
-        if cosine.shape[1] == 1:
-            full = [x.squeeze(1) for x in full]
-        return full[0], full[1]
+        full = both_features(cosine, pairing), both_features(sine, pairing)
+        return (full[0].squeeze(1), full[1].squeeze(1)) if cosine.shape[1] == 1 else full
 
     def score_mod(self, grid: Grid, *, scale: float | None = None) -> ScoreMod:
         """``bias`` as a FlexAttention ``score_mod``, for use with ``grid.mask_mod()``.

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from posenc.encoding import RotatedBand, ScoreTerm, apply_rotation
+from posenc.encoding.rotation import Factors
+from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.precision import wider
-from posenc.encodings.common.rotation import Factors, cos_sin, require_width
+from posenc.encodings.common.rotation import cos_sin, require_width
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.query_key.rope import Rope
 from posenc.grid import FARTHEST, Grid
@@ -58,7 +60,7 @@ class BandedRope(ScoreTerm, ABC):
         rope: as trained.
     """
 
-    replaces_product: ClassVar[bool] = True
+    replaces_product = True
 
     def __init__(self, *, rope: Rope) -> None:
         super().__init__()
@@ -77,9 +79,7 @@ class BandedRope(ScoreTerm, ABC):
     def edges(self, grid: Grid) -> Sequence[int | Int[Tensor, "b Q"]] | None:
         """Least offset of each band but the first, of all queries or each; None if not whole."""
 
-    def forward(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B H K D"], grid: Grid, *, scale: float
-    ) -> Float[Tensor, "B H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         require_width(q, self.rope.head_dim)
         index, pairing = self.band_of(grid).unsqueeze(1), self.rope.pairing
         products = []
@@ -106,9 +106,8 @@ class BandedRope(ScoreTerm, ABC):
                 order = grid.query.order
                 seen = grid.within(torch.stack([order + first, order + end], dim=-1))
             if lowest <= highest:
-                factors = self._factors(positions, grid)
-                band = RotatedBand(*factors, self.rope.pairing, (lowest, highest), seen.intervals)
-                bands.append(band)
+                factors, window = self._factors(positions, grid), (lowest, highest)
+                bands.append(RotatedBand(*factors, self.rope.pairing, window, seen.intervals))
         return bands
 
     def of_last(self, grid: Grid, begin: int) -> tuple[list[Factors], list[BandOfQuery]]:
@@ -131,9 +130,8 @@ class BandedRope(ScoreTerm, ABC):
                 number = None if key is None else rotations[id(key)][0]
                 gain = self.rope.gain ** (2 if key is None else 1)
                 factors = self._turned(query, grid.query, gain)
-                bands.append(
-                    BandOfQuery(factors, number, keys, None if bool(inside.all()) else inside)
-                )
+                some = None if bool(inside.all()) else inside
+                bands.append(BandOfQuery(factors, number, keys, some))
         return [turned for _, turned in rotations.values()], bands
 
     def _factors(self, moved: Moved, grid: Grid) -> tuple[Factors, Factors | None]:

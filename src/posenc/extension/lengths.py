@@ -8,6 +8,7 @@ from torch import Tensor
 
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.layout.padding import documents_of, hidden_tokens
 
 
 def seen_lengths(grid: Grid) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b k"]]:
@@ -25,7 +26,7 @@ def seen_lengths(grid: Grid) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b k"]
         positions.shape[0], *(d.shape[0] for d in (query.document, key.document) if d is not None)
     )
     positions = positions.expand(rows, -1)
-    documents = _documents(key).expand(rows, -1).contiguous()
+    documents = documents_of(key).expand(rows, -1).contiguous()
     ordered, order = documents.sort(dim=1)
     begins = torch.zeros_like(ordered)
     begins[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).long()
@@ -39,18 +40,10 @@ def seen_lengths(grid: Grid) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b k"]
         known = ordered.gather(1, at) == wanted
         return longest.gather(1, group.gather(1, at)).masked_fill(~known, -torch.inf)
 
-    return of(_documents(query)), of(documents)
+    return of(documents_of(query)), of(documents)
 
 
 def _counted(layout: Layout) -> Float[Tensor, "b L"]:
     """Positions, −∞ for padding and special tokens."""
-    positions = layout.positions[..., 0]
-    if layout.valid is not None:
-        positions = positions.masked_fill(~layout.valid, -torch.inf)
-    if layout.special is not None:
-        positions = positions.masked_fill(layout.special, -torch.inf)
-    return positions
-
-
-def _documents(layout: Layout) -> Int[Tensor, "b L"]:
-    return torch.zeros_like(layout.order) if layout.document is None else layout.document
+    positions, hidden = layout.positions[..., 0], hidden_tokens(layout)
+    return positions if hidden is None else positions.masked_fill(hidden, -torch.inf)

@@ -9,9 +9,9 @@ from typing import Any, cast
 from posenc.arguments import check
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
-from posenc.extension.entry import CONTEXT, Extension
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import NotApplicable, require_factor, require_length
-from posenc.registration import Registry, assign_options, parse_name
+from posenc.registration import Registry, assign_options, parse_name, with_context
 
 EXTENSIONS: Registry[Extension] = Registry(
     Extension, "method", "posenc.extension.methods", group="posenc.extensions"
@@ -161,15 +161,5 @@ def _calls(
     remedy = "Apply one after the other: extend(extend(…), …)."
     chosen = assign_options(parsed.options_with(options), parsed.entries, remedy=remedy)
     for name, method in parsed.entries.items():
-        arguments = chosen[name]
-        for parameter, description in method.parameters().items():
-            if parameter in CONTEXT and context[parameter] is not None:
-                arguments[parameter] = context[parameter]
-            if parameter not in arguments and description.default is description.empty:
-                raise ArgumentError(
-                    parameter,
-                    expected=f"a value, which {name} needs",
-                    got="none",
-                    remedy="factor says how far to stretch, length at what length it was trained.",
-                )
-        yield method, arguments
+        remedy = "factor says how far to stretch, length at what length it was trained."
+        yield method, with_context(chosen[name], method.parameters(), context, name, remedy=remedy)

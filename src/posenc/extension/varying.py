@@ -8,9 +8,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding import QueryKeyTransform, Rotation
+from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.precision import wider
-from posenc.encodings.common.rotation import cos_sin, require_width, rotate
+from posenc.encodings.common.rotation import cos_sin, require_width
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.query_key.rope import Rope
 from posenc.extension.lengths import seen_lengths
@@ -45,20 +46,13 @@ class VaryingRope(QueryKeyTransform, ABC):
     def divisors(self, lengths: Float[Tensor, "b l"]) -> Float[Tensor, "b l T"]:
         """Divisors of each pair's frequency at these lengths."""
 
-    def forward(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
-    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
-        require_width(q, self.rope.head_dim)
-        query_lengths, key_lengths = seen_lengths(grid)
-        rotated = rotate(
-            q, self._angles(grid.query, query_lengths), self.rope.pairing, gain=self.gain
-        )
-        others = rotate(k, self._angles(grid.key, key_lengths), self.rope.pairing, gain=self.gain)
-        return rotated, others
+    def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
+        return self._rotation(q, grid).apply(q, k)
 
-    def lower(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
-    ) -> Rotation | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation | None:
+        return self._rotation(q, grid)
+
+    def _rotation(self, q: Queries, grid: Grid) -> Rotation:
         require_width(q, self.rope.head_dim)
         sides = zip((grid.query, grid.key), seen_lengths(grid), strict=True)
         query, key = (cos_sin(self._angles(*side), gain=self.gain) for side in sides)

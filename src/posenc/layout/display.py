@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
 CELLS = 64
 """Most tokens drawn along an axis; of more, evenly spaced ones are drawn."""
@@ -29,40 +28,10 @@ EDGE = 14
 """Margin in pixels, for labels."""
 
 
-class ShownLayout(Protocol):
-    """The attributes of ``Layout`` that are shown."""
-
-    @property
-    def positions(self) -> Tensor: ...
-    @property
-    def batch(self) -> int: ...
-    @property
-    def start(self) -> int | None: ...
-    @property
-    def extent(self) -> tuple[int, int] | None: ...
-
-
-class ShownGrid(Protocol):
-    """The attributes of ``Grid`` that are shown."""
-
-    @property
-    def query(self) -> ShownLayout: ...
-    @property
-    def key(self) -> ShownLayout: ...
-    @property
-    def causal(self) -> bool: ...
-    @property
-    def window(self) -> int | tuple[int | None, int | None] | None: ...
-    @property
-    def intervals(self) -> Tensor | None: ...
-    @property
-    def visible(self) -> Tensor: ...
-
-
 OPTIONAL_TENSORS = ("document", "valid", "special", "signal")
 
 
-def layout_line(layout: ShownLayout) -> str:
+def layout_line(layout: Any) -> str:
     """``Layout(length=1024, batch=1, axes=1, document=…)``; ``…`` abbreviates a tensor."""
     _, length, axes = layout.positions.shape
     items = [f"length={length}", f"batch={layout.batch}", f"axes={axes}"]
@@ -75,7 +44,7 @@ def layout_line(layout: ShownLayout) -> str:
     return f"Layout({', '.join(items)})"
 
 
-def grid_line(grid: ShownGrid) -> str:
+def grid_line(grid: Any) -> str:
     """Both layouts (or the one for both), the causal flag, the window and the intervals."""
     same = grid.query is grid.key
     sides = f"of({grid.query}" if same else f"query={grid.query}, key={grid.key}"
@@ -84,7 +53,7 @@ def grid_line(grid: ShownGrid) -> str:
     return f"Grid{'.' if same else '('}{sides}, causal={grid.causal}{window}{intervals})"
 
 
-def layout_html(layout: ShownLayout) -> str:
+def layout_html(layout: Any) -> str:
     """Positions of the first row, of at most ``CELLS`` tokens (``DOTS`` of an image).
 
     Over the index for one axis, else as rows and columns; one colour per document, padding grey.
@@ -93,10 +62,8 @@ def layout_html(layout: ShownLayout) -> str:
     most = CELLS if axes == 1 else DOTS
     at = _evenly(length, most)
     rows = layout.positions[0, at].detach().cpu().tolist()
-    document, valid = (
-        None if mark is None else mark[0, at].tolist()
-        for mark in (getattr(layout, name) for name in ("document", "valid"))
-    )
+    marks = (layout.document, layout.valid)
+    document, valid = (None if mark is None else mark[0, at].tolist() for mark in marks)
     down = [float(row[0]) for row in rows]
     across = [float(n) for n in at] if axes == 1 else [float(row[1]) for row in rows]
     numbers = list(dict.fromkeys(document or []))
@@ -109,29 +76,23 @@ def layout_html(layout: ShownLayout) -> str:
         # Rows of an image count downwards, positions in a text upwards.
         height = y if axes > 1 else SIDE - y
         dots.append(f'<circle cx="{EDGE + x:.1f}" cy="{EDGE + height:.1f}" r="2" fill="{fill}"/>')
-    if axes == 1:
-        labels = [
-            _text(EDGE, EDGE - 4, f"position {_ends(down)} ↑"),
-            _text(EDGE, EDGE + SIDE + 11, f"token {_ends(across)} →"),
-        ]
-    else:
-        labels = [
-            _text(EDGE, EDGE - 4, f"columns {_ends(across)} →"),
-            _rotated_text(f"rows {_ends(down)} →"),
-        ]
+    above = f"position {_ends(down)} ↑" if axes == 1 else f"columns {_ends(across)} →"
+    across_below = _text(EDGE, EDGE + SIDE + 11, f"token {_ends(across)} →")
+    beside = across_below if axes == 1 else _rotated_text(f"rows {_ends(down)} →")
     frame = (
         f'<path d="M{EDGE} {EDGE}V{EDGE + SIDE}H{EDGE + width}" fill="none" '
         'stroke="currentColor" stroke-opacity="0.4"/>'
     )
     note = _omitted([(length, "tokens")], layout.batch, most)
-    return _picture(repr(layout), note, [frame, *labels, *dots], width, SIDE)
+    return _picture(
+        repr(layout), note, [frame, _text(EDGE, EDGE - 4, above), beside, *dots], width, SIDE
+    )
 
 
-def grid_html(grid: ShownGrid) -> str:
+def grid_html(grid: Any) -> str:
     """Mask of the first row, of at most ``CELLS`` queries (down) and keys (across)."""
     lengths = grid.query.positions.shape[1], grid.key.positions.shape[1]
-    sampled: Any = grid
-    sampled = replace(sampled, query=_sampled(grid.query), key=_sampled(grid.key))
+    sampled = replace(grid, query=_sampled(grid.query), key=_sampled(grid.key))
     visible = sampled.visible[0, 0]
     rows, columns = visible.shape
     size = SIDE / max(rows, columns, 1)
@@ -157,11 +118,10 @@ def grid_html(grid: ShownGrid) -> str:
 def _sampled(layout: Any) -> Any:
     """The layout of at most ``CELLS`` evenly spaced tokens."""
     at = _evenly(layout.length)
-    names = ("positions", "order", "document", "valid")
-    parts = {n: getattr(layout, n) for n in names}
+    parts = {n: getattr(layout, n) for n in ("positions", "order", "document", "valid")}
     chosen = {n: None if part is None else part[:, at] for n, part in parts.items()}
-    chosen |= dict.fromkeys(("special", "signal", "start", "extent"))
-    return replace(layout, **chosen, consecutive=False)
+    others = dict.fromkeys(("special", "signal", "start", "extent"))
+    return replace(layout, **chosen, **others, consecutive=False)
 
 
 def _evenly(length: int, most: int = CELLS) -> list[int]:

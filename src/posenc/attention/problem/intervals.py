@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.layout.padding import documents_of
 from posenc.runtime import has_values
 
 
@@ -55,8 +56,7 @@ def _documents(layout: Layout) -> list[dict[int, Document]] | None:
     rows = layout.batch
     positions = layout.positions[..., 0].detach().expand(rows, -1)
     order = layout.order.expand(rows, -1)
-    document = torch.zeros_like(order) if layout.document is None else layout.document
-    document = document.expand(rows, -1)
+    document = documents_of(layout).expand(rows, -1)
     valid = torch.ones_like(order, dtype=torch.bool) if layout.valid is None else layout.valid
     valid = valid.expand(rows, -1)
     joined = (positions.diff() == 1) & (order.diff() == 1) & (document.diff() == 0)

@@ -14,6 +14,7 @@ from posenc.attention.problem.problem import Problem
 from posenc.encoding import StructuredScore
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.layout.padding import documents_of
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,6 @@ def nearest_origin(smallest: int, largest: int) -> int:
     sign, which tells whether a key is before the query's own, after it, or that one.
     """
     return min(max(0, smallest - 1), largest + 1)
-
-
-def document_numbers(layout: Layout) -> Tensor:
-    """The document of each token, ``[B|1, L]``; 0 where there are none."""
-    return torch.zeros_like(layout.order) if layout.document is None else layout.document
 
 
 def find_spacing(grid: Grid) -> Spacing | str:
@@ -121,7 +117,7 @@ def _leads(layout: Layout, rows: int) -> tuple[Tensor, Tensor]:
     """Row and document of each real token ``[n, 2]``; its position and order less its place."""
     size = (rows, layout.length)
     row = torch.arange(rows, device=layout.device).unsqueeze(1).expand(size)
-    numbers = torch.stack([row, document_numbers(layout).expand(size)], dim=-1)
+    numbers = torch.stack([row, documents_of(layout).expand(size)], dim=-1)
     seen = torch.stack([layout.positions[..., 0].double(), layout.order.double()], dim=-1)
     place = torch.arange(layout.length, device=layout.device).unsqueeze(1)
     leads = (seen.detach() - place).expand(*size, 2)

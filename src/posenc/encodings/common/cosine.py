@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -31,8 +30,8 @@ class CosineLogits(QueryKeyTransform):
     Reference: Liu et al. 2022, "Swin Transformer V2: Scaling Up Capacity and Resolution".
     """
 
-    axes: ClassVar[tuple[int, ...] | None] = None
-    scale: ClassVar[float | None] = 1.0
+    axes = None
+    scale = 1.0
 
     INITIAL, MAXIMUM = 10.0, 100.0
     """Initial and largest τ."""

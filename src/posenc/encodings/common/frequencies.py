@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.encodings.common.precision import wider
 from posenc.runtime import widest
 
 TURN = 2 * math.pi
@@ -24,6 +25,18 @@ def geometric_frequencies(
     device = like.device if widest(like.device) == torch.float64 else torch.device("cpu")
     steps = torch.arange(count, dtype=torch.float64, device=device)
     return torch.pow(base, -2.0 * steps / width).to(like)
+
+
+def geometric_angles(
+    positions: Float[Tensor, "*dims"], count: int, width: float, base: float
+) -> Float[Tensor, "*dims"]:
+    """``positions · base^(-2t/width)`` for t = 0 … count-1, as ``angles_at``.
+
+    Args:
+        positions: ``[…, 1]``, the frequencies' axis last; or of ``count`` frequencies each its own.
+    """
+    frequencies = geometric_frequencies(count, width, base, like=wider(positions))
+    return angles_at(positions, frequencies)
 
 
 def angles_at(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding.tensors import Features
-from posenc.errors import ArgumentError
+from posenc.encodings.common.checks import require_dim
+from posenc.encodings.common.precision import at_least_single
 
 Fusion = Literal["add", "multiply"]
 
@@ -20,13 +20,6 @@ def fuse(x: Features, vectors: Float[Tensor, "b L C"], fusion: Fusion) -> Featur
     Raises:
         ArgumentError: when the widths differ.
     """
-    if x.shape[-1] != vectors.shape[-1]:
-        raise ArgumentError(
-            "x",
-            expected=f"width {vectors.shape[-1]}, the encoding's dim",
-            got=x.shape[-1],
-            remedy="Create the encoding with the model's width.",
-        )
-    wide = torch.promote_types(x.dtype, torch.float32)
-    fused = x.to(wide) + vectors if fusion == "add" else x.to(wide) * vectors
-    return fused.to(x.dtype)
+    require_dim(x, vectors.shape[-1])
+    wide = at_least_single(x)
+    return (wide + vectors if fusion == "add" else wide * vectors).to(x.dtype)

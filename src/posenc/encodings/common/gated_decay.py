@@ -27,7 +27,29 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 
 
-class GatedDecay(ScoreTerm, ABC):
+class SumDifference(ScoreTerm, ABC):
+    """``s_ij += c_i - c_j``; a subclass defines ``sums``, which are c."""
+
+    causal_only = True
+    axes = None
+
+    @abstractmethod
+    def sums(self, grid: Grid) -> tuple[Float[Tensor, "b H Q"], Float[Tensor, "b H K"]]:
+        """c at each query and each key."""
+
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+        row, column = self.sums(grid)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        return (row.unsqueeze(-1) - column.unsqueeze(-2)).to(wide)
+
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
+        row, column = self.sums(grid)
+        # Relative to the first query, sums near the diagonal are small and keep their precision.
+        start = row[..., :1].detach()
+        return (BucketedTerms(_one_bucket, row=row - start, column=start - column, max_distance=0),)
+
+
+class GatedDecay(SumDifference):
     """``s_ij += c_i - c_j``, where c is the running sum of one step per token and head, by order.
 
     A subclass defines ``steps`` of ``gate(x)``, a linear map of the layer's input. Steps are stored
@@ -42,9 +64,7 @@ class GatedDecay(ScoreTerm, ABC):
         ArgumentError: when an argument is below 1.
     """
 
-    causal_only = True
     pairwise = False
-    axes = None
 
     @checked
     def __init__(self, *, dim: Width, heads: Count) -> None:
@@ -66,59 +86,29 @@ class GatedDecay(ScoreTerm, ABC):
         return replace(layout, signal=self.steps(self.gate(at_least_single(x))))
 
     def sums(self, grid: Grid) -> tuple[Float[Tensor, "b H Q"], Float[Tensor, "b H K"]]:
-        """c at each query and each key, in float64."""
         steps = require_signal(grid.key, type(self).__name__, self.gate.out_features).mT
         if grid.key.valid is not None:
             steps = steps.masked_fill(~grid.key.valid.unsqueeze(1), 0.0)
         return Ranks.of(grid).running(steps)
 
-    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        return _difference(*self.sums(grid), like=q)
-
-    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        return _lowered(*self.sums(grid))
-
     def of_sums(self) -> ScoreTerm:
-        return SumDifference(self.gate.out_features)
+        return SignalDifference(self.gate.out_features)
 
 
-class SumDifference(ScoreTerm):
+class SignalDifference(SumDifference):
     """``s_ij += c_i - c_j``, where c are the signals.
 
     Args:
         heads: H.
     """
 
-    axes = None
-    causal_only = True
-
     def __init__(self, heads: int) -> None:
         super().__init__()
         self.heads = heads
 
     def sums(self, grid: Grid) -> tuple[Float[Tensor, "b H Q"], Float[Tensor, "b H K"]]:
-        """c at each query and each key."""
         name, heads = type(self).__name__, self.heads or 0
         return require_signal(grid.query, name, heads).mT, require_signal(grid.key, name, heads).mT
-
-    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        return _difference(*self.sums(grid), like=q)
-
-    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        return _lowered(*self.sums(grid))
-
-
-def _difference(
-    row: Float[Tensor, "b H Q"], column: Float[Tensor, "b H K"], like: Tensor
-) -> Scores:
-    wide = torch.promote_types(like.dtype, torch.float32)
-    return (row.unsqueeze(-1) - column.unsqueeze(-2)).to(wide)
-
-
-def _lowered(row: Float[Tensor, "b H Q"], column: Float[Tensor, "b H K"]) -> StructuredTerms:
-    # Relative to the first query, sums near the diagonal are small and keep their precision.
-    start = row[..., :1].detach()
-    return (BucketedTerms(_one_bucket, row=row - start, column=start - column, max_distance=0),)
 
 
 def _one_bucket(offset: Offsets) -> BucketIndex:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -14,6 +13,7 @@ from posenc.encoding import QueryKeyTransform
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.rotation import repeat_keys, require_width
+from posenc.encodings.common.special_tokens import zero_special
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -40,7 +40,7 @@ class MatrixRotary(QueryKeyTransform, ABC):
     heads: int
     head_dim: int
 
-    axes: ClassVar[tuple[int, ...] | None] = (2,)
+    axes = (2,)
 
     @checked
     def __init__(self, *, heads: Count, head_dim: Width, block: Width, span: Positive) -> None:
@@ -60,9 +60,7 @@ class MatrixRotary(QueryKeyTransform, ABC):
 
     def rotations(self, layout: Layout) -> Float[Tensor, "b H L N b b"]:
         """The rotation of every token and block, in the positions' float32 or float64."""
-        positions = wider(layout.positions) / self.span
-        if layout.special is not None:
-            positions = positions.masked_fill(layout.special.unsqueeze(-1), 0.0)
+        positions = zero_special(wider(layout.positions) / self.span, layout)
         generators = self.generators(dtype=positions.dtype)
         skew = generators - generators.mT
         exponents = torch.einsum("bla,ahnij->bhlnij", positions, skew).contiguous()

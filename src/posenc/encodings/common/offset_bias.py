@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -22,7 +21,7 @@ class OffsetBias(ScoreTerm, ABC):
     every offset.
     """
 
-    by_position: ClassVar[bool] = True
+    by_position = True
 
     @abstractmethod
     def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, H * dims]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding.tensors import BucketIndex, Offsets
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 
 Method = Literal["product", "cross", "euclidean", "quantised"]
 
-METHODS: tuple[Method, ...] = ("product", "cross", "euclidean", "quantised")
+METHODS: tuple[Method, ...] = get_args(Method)
 
 
 @dataclass(frozen=True)
@@ -161,12 +162,11 @@ def buckets_of(method: Method, piecewise: Piecewise) -> tuple[Buckets, ...]:
     Raises:
         UnknownNameError: for another method.
     """
-    if method == "product":
-        return (PairedAxes(piecewise),)
     if method == "cross":
-        return (Along(piecewise, 0), Along(piecewise, 1))
-    if method == "euclidean":
-        return (Radial(piecewise),)
-    if method == "quantised":
-        return (Ranked(piecewise),)
-    raise UnknownNameError.of("method", method, METHODS)
+        return Along(piecewise, 0), Along(piecewise, 1)
+    kinds: dict[str, Callable[[Piecewise], Buckets]] = {
+        "product": PairedAxes,
+        "euclidean": Radial,
+        "quantised": Ranked,
+    }
+    return (kinds[method](piecewise),)

@@ -89,7 +89,7 @@ def _read(
     positions: Float[Tensor, "b L"],
     weights: Sequence[Tensor],
     orbit: Orbit,
-    sparse: Callable[[Sequence[Tensor], Tensor], Tensor] | None,
+    sparse: Callable[[Sequence[Tensor], Tensor], Tensor] | None = None,
 ) -> Float[Tensor, "b L C"]:
     """Vectors at real positions; fractional ones are interpolated linearly."""
     if not positions.numel():

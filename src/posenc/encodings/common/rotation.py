@@ -9,34 +9,28 @@ from torch import Tensor
 
 from posenc.arguments import Factor, Width, checked
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation, apply_rotation
+from posenc.encoding.rotation import Factors
 from posenc.encoding.tensors import Keys, Queries
+from posenc.encodings.common.special_tokens import zero_special
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-Factors = tuple[Tensor, Tensor]
-
 
 def rotate(
-    x: Float[Tensor, "B H L D"],
-    angles: Float[Tensor, "b h L T"],
-    pairing: Pairing,
-    *,
-    gain: float = 1.0,
+    x: Float[Tensor, "B H L D"], angles: Float[Tensor, "b h L T"], pairing: Pairing
 ) -> Float[Tensor, "B H L D"]:
     """Rotate the first 2T features of each head by ``angles`` in radians; copy the rest.
 
     Angles are ``[B|1, H|1, L, T]``, or ``[B|1, L, T]`` for all heads. Pair t is features
     (t, t + T) with pairing ``"half"`` and (2t, 2t + 1) with ``"adjacent"``;
-    ``(a, b) → (a cos φ - b sin φ, a sin φ + b cos φ)``, times ``gain``. Computed in the angles'
+    ``(a, b) → (a cos φ - b sin φ, a sin φ + b cos φ)``. Computed in the angles'
     precision and returned in ``x``'s dtype.
     """
-    return apply_rotation(x, *cos_sin(angles, gain=gain), pairing)
+    return apply_rotation(x, *cos_sin(angles), pairing)
 
 
-def cos_sin(
-    angles: Float[Tensor, "b *h L T"], *, gain: float = 1.0
-) -> tuple[Float[Tensor, "b h L T"], Float[Tensor, "b h L T"]]:
+def cos_sin(angles: Float[Tensor, "b *h L T"], *, gain: float = 1.0) -> Factors:
     """``gain · cos φ`` and ``gain · sin φ`` of angles as ``rotate`` takes them."""
     angles = angles.unsqueeze(1) if angles.dim() == 3 else angles
     cosine, sine = angles.cos(), angles.sin()
@@ -90,7 +84,7 @@ class PairProducts(QueryKeyTransform, ABC):
     def __init__(self, *, head_dim: Width, pairing: Pairing) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.pairing: Pairing = pairing
+        self.pairing = pairing
 
     @abstractmethod
     def factors(self, layout: Layout) -> Factors:
@@ -134,14 +128,12 @@ class Rotary(PairProducts, ABC):
     def angles(self, layout: Layout) -> Float[Tensor, "b *h L T"]:
         """Angle of every token and pair in radians modulo 2π, in the positions' dtype.
 
-        ``[B|1, L, T]``, or ``[B|1, H, L, T]`` with angles per head; 0 for special tokens. Computed
-        by ``angles_at``, exact at any integer position.
+        ``[B|1, L, T]``, or ``[B|1, H, L, T]`` with angles per head. Computed by ``angles_at``,
+        exact at any integer position. Special tokens, which have none, are not rotated by them.
         """
 
     def factors(self, layout: Layout) -> Factors:
-        return cos_sin(self.angles(layout), gain=self.gain)
+        return cos_sin(zero_special(self.angles(layout), layout), gain=self.gain)
 
-    def rotation(
-        self, layout: Layout
-    ) -> tuple[Float[Tensor, "b h L T"], Float[Tensor, "b h L T"], Pairing] | None:
+    def rotation(self, layout: Layout) -> tuple[Tensor, Tensor, Pairing] | None:
         return *self.factors(layout), self.pairing

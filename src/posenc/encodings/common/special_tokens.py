@@ -20,10 +20,11 @@ def special_pairs(grid: Grid) -> Bool[Tensor, "b Q K"] | None:
     """Pairs with a special token, which have no offset; None without special tokens."""
     if not has_special(grid):
         return None
-    return _special_mask(grid.query).unsqueeze(2) | _special_mask(grid.key).unsqueeze(1)
+    return special_mask(grid.query).unsqueeze(2) | special_mask(grid.key).unsqueeze(1)
 
 
-def _special_mask(layout: Layout) -> Bool[Tensor, "b L"]:
+def special_mask(layout: Layout) -> Bool[Tensor, "b L"]:
+    """Special tokens, False for all where a layout has none."""
     if layout.special is None:
         return torch.zeros_like(layout.order, dtype=torch.bool)
     return layout.special

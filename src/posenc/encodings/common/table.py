@@ -8,7 +8,10 @@ from torch import Tensor, nn
 
 from posenc.errors import LengthError
 from posenc.layout import Layout
+from posenc.layout.padding import hidden_tokens
 from posenc.runtime import has_values
+
+LARGER = "Create it with a larger max_length."
 
 
 def draw_rows(table: Tensor, *, mean: float = 0.0, std: float) -> None:
@@ -19,7 +22,9 @@ def draw_rows(table: Tensor, *, mean: float = 0.0, std: float) -> None:
         nn.init.constant_(table, mean)
 
 
-def require_inside(layout: Layout, count: int, *, holder: str, remedy: str, axis: int = 0) -> None:
+def require_inside(
+    layout: Layout, count: int, holder: str, *, remedy: str = LARGER, axis: int = 0
+) -> None:
     """Refuse a layout whose real tokens are not all at 0 … count - 1 on an axis.
 
     Inside a compiled graph only regular layouts are checked.
@@ -27,8 +32,7 @@ def require_inside(layout: Layout, count: int, *, holder: str, remedy: str, axis
     Raises:
         LengthError: naming ``holder``, whose positions these are, and ``remedy``.
     """
-    first: float
-    last: float
+    first, last = 0.0, 0.0
     if layout.start is not None:
         first, last = layout.start, layout.start + layout.length - 1
     elif layout.extent is not None and layout.valid is None:
@@ -49,12 +53,8 @@ def require_inside(layout: Layout, count: int, *, holder: str, remedy: str, axis
 
 def real_positions(layout: Layout, axis: int = 0) -> Float[Tensor, "b L"]:
     """Positions on an axis, 0 for padding and special tokens."""
-    positions = layout.positions[..., axis]
-    if layout.valid is not None:
-        positions = positions.masked_fill(~layout.valid, 0.0)
-    if layout.special is not None:
-        positions = positions.masked_fill(layout.special, 0.0)
-    return positions
+    positions, hidden = layout.positions[..., axis], hidden_tokens(layout)
+    return positions if hidden is None else positions.masked_fill(hidden, 0.0)
 
 
 def read_rows(table: Float[Tensor, "N C"], layout: Layout, axis: int = 0) -> Float[Tensor, "b L C"]:

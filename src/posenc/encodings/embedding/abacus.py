@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from posenc.arguments import Count, Magnitude, Natural, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
+from posenc.encodings.common.checks import require_tokens
 from posenc.encodings.common.fusion import fuse
 from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError, LengthError
 from posenc.layout import Layout
+from posenc.layout.padding import hidden_tokens
 from posenc.runtime import has_values
 
 ASCII_DIGITS = tuple(range(48, 58))
@@ -67,7 +69,6 @@ class Abacus(EmbeddingEncoding):
         std: Magnitude = 1.0,
     ) -> None:
         super().__init__()
-        self.dim = dim
         if not digits or min(digits) < 0:
             raise ArgumentError(
                 "digits",
@@ -75,7 +76,7 @@ class Abacus(EmbeddingEncoding):
                 got=list(digits),
                 remedy="Pass the tokenizer's ids of 0 to 9.",
             )
-        self.digits = tuple(digits)
+        self.dim, self.digits = dim, tuple(digits)
         self.places, self.offset, self.std = places, offset, std
         self.lookback = places
         self.table = nn.Parameter(torch.empty(1 + places + offset, dim))
@@ -86,13 +87,7 @@ class Abacus(EmbeddingEncoding):
         nn.init.normal_(self.table, std=self.std)
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
-        if tokens is None:
-            raise ArgumentError(
-                "tokens",
-                expected="token ids, which abacus reads",
-                got="none",
-                remedy="Pass tokens=… to embed.",
-            )
+        tokens = require_tokens(tokens, "abacus", remedy="Pass tokens=… to embed.")
         place = self.place(tokens, layout)
         if has_values(place):
             longest = int(place.max()) if place.numel() else 0
@@ -112,9 +107,8 @@ class Abacus(EmbeddingEncoding):
         """Each digit's place in its number, from 1; 0 for all other tokens."""
         digits = torch.tensor(self.digits, device=tokens.device)
         digit = (tokens.unsqueeze(-1) == digits).any(-1)
-        for hidden in (layout.special, None if layout.valid is None else ~layout.valid):
-            if hidden is not None:
-                digit = digit & ~hidden
+        hidden = hidden_tokens(layout)
+        digit = digit if hidden is None else digit & ~hidden
         column = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
         begins = digit & ~_continues(digit, layout)
         first = torch.where(begins, column, 0).cummax(1).values

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from posenc.arguments import Base, EvenWidth, Length, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
+from posenc.encodings.common.checks import require_tokens
 from posenc.encodings.common.frequencies import angles_at
-from posenc.encodings.common.precision import wider
+from posenc.encodings.common.precision import at_least_single, wider
 from posenc.encodings.common.table import real_positions
 from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
@@ -79,20 +80,15 @@ class ComplexOrder(EmbeddingEncoding):
         base: Base = 10000.0,
     ) -> None:
         super().__init__()
-        self.dim = dim
-        if shared == "words":
-            rows = 1
-        elif vocabulary is None or vocabulary < 1:
+        rows = 1 if shared == "words" else vocabulary
+        if rows is None:
             raise ArgumentError(
                 "vocabulary",
                 expected=f"1 or more, which shared={shared!r} needs",
                 got=vocabulary,
                 remedy="Give the number of token ids, or use shared='words'.",
             )
-        else:
-            rows = vocabulary
-        self.shared: Shared = shared
-        self.width, self.base = dim // 2, base
+        self.dim, self.shared, self.width, self.base = dim, shared, dim // 2, base
         columns = 1 if shared == "dimensions" else self.width
         self.departure = nn.Parameter(torch.empty(rows, columns))
         self.phase = nn.Parameter(torch.empty(rows, columns)) if phase else None
@@ -124,8 +120,7 @@ class ComplexOrder(EmbeddingEncoding):
         cosine, sine = angles.cos(), angles.sin()
         if x.is_complex():
             return (x * torch.complex(cosine, sine)).to(x.dtype)
-        wide = torch.promote_types(x.dtype, torch.float32)
-        real, imaginary = x.to(wide).chunk(2, dim=-1)
+        real, imaginary = at_least_single(x).chunk(2, dim=-1)
         rotated = [real * cosine - imaginary * sine, real * sine + imaginary * cosine]
         return torch.cat(rotated, dim=-1).to(x.dtype)
 
@@ -145,13 +140,8 @@ class ComplexOrder(EmbeddingEncoding):
         device = self.departure.device
         if self.shared == "words":
             return torch.zeros(1, 1, dtype=torch.int64, device=device)
-        if tokens is None:
-            raise ArgumentError(
-                "tokens",
-                expected=f"token ids, which shared={self.shared!r} reads",
-                got=None,
-                remedy="Pass tokens=…, or create it with shared='words'.",
-            )
+        remedy = "Pass tokens=…, or create it with shared='words'."
+        tokens = require_tokens(tokens, f"shared={self.shared!r}", remedy)
         count = len(self.departure)
         if has_values(tokens) and device.type == "cpu" and tokens.numel():
             low, high = int(tokens.min()), int(tokens.max())

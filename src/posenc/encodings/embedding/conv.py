@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from posenc.arguments import Count, Interval, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
+from posenc.encodings.common.checks import require_dim
 from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
+from posenc.layout.padding import hidden_tokens
 
 Padding = Literal["zeros", "circular"]
 
@@ -70,13 +72,9 @@ class Conv(EmbeddingEncoding):
         padding: Padding = "zeros",
     ) -> None:
         super().__init__()
-        self.dim = dim
-        if kernel < 1 or (not causal and kernel % 2 == 0):
+        if not causal and kernel % 2 == 0:
             raise ArgumentError(
-                "kernel",
-                expected="1 or more" if causal else "an odd number from 1",
-                got=kernel,
-                remedy="3 is the paper's.",
+                "kernel", expected="an odd number from 1", got=kernel, remedy="3 is the paper's."
             )
         if causal and axes == 2:
             raise ArgumentError(
@@ -92,8 +90,7 @@ class Conv(EmbeddingEncoding):
                 got=padding,
                 remedy="Circular padding reads later tokens; use zeros.",
             )
-        self.kernel, self.causal = kernel, causal
-        self.padding: Padding = padding
+        self.dim, self.kernel, self.causal, self.padding = dim, kernel, causal, padding
         self.lookback = kernel - 1 if causal else 0
         self.weight = nn.Parameter(torch.empty(dim, 1, *[kernel] * axes))
         self.bias = nn.Parameter(torch.empty(dim))
@@ -106,13 +103,7 @@ class Conv(EmbeddingEncoding):
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         axes = self.weight.dim() - 2
-        if x.shape[-1] != self.weight.shape[0]:
-            raise ArgumentError(
-                "x",
-                expected=f"width {self.weight.shape[0]}, the encoding's dim",
-                got=x.shape[-1],
-                remedy="Create the encoding with the model's width.",
-            )
+        require_dim(x, len(self.weight))
         extent = layout.extent
         if layout.axes != axes or (axes == 2 and extent is None):
             raise ArgumentError(
@@ -123,7 +114,7 @@ class Conv(EmbeddingEncoding):
             )
         wide = torch.promote_types(x.dtype, self.weight.dtype)
         # Padding may contain NaN, so it is replaced rather than multiplied by 0.
-        hidden = _hidden(layout)
+        hidden = hidden_tokens(layout)
         real = x.to(wide) if hidden is None else x.to(wide).masked_fill(hidden.unsqueeze(-1), 0)
         if extent is not None:
             mixed = self._image(real, extent)
@@ -181,13 +172,6 @@ class Conv(EmbeddingEncoding):
         return nn.functional.pad(mixed.flatten(2).mT, (0, 0, prefix, 0))
 
 
-def _hidden(layout: Layout) -> Bool[Tensor, "b L"] | None:
-    """Padding and special tokens, which are excluded from the convolution."""
-    if layout.valid is None:
-        return layout.special
-    return ~layout.valid if layout.special is None else ~layout.valid | layout.special
-
-
 def _neighbours(
     layout: Layout, step: int, *, ring: bool
 ) -> tuple[Int[Tensor, "b L"], Bool[Tensor, "b L"]]:
@@ -198,14 +182,14 @@ def _neighbours(
         index = first + (column - first + step) % count
         return index, torch.ones_like(index, dtype=torch.bool)
     index = (column + step).clamp(0, layout.length - 1)
-    order = layout.order
-    known = (index - column == step) & (
-        order.gather(1, index.expand(order.shape[0], -1)) - order == step
-    )
+    known = (index - column == step) & (_at(layout.order, index) - layout.order == step)
     if layout.document is not None:
-        document = layout.document
-        known = known & (document.gather(1, index.expand(document.shape[0], -1)) == document)
+        known = known & (_at(layout.document, index) == layout.document)
     return index, known
+
+
+def _at(marks: Int[Tensor, "b L"], index: Int[Tensor, "1 L"]) -> Int[Tensor, "b L"]:
+    return marks.gather(1, index.expand(marks.shape[0], -1))
 
 
 def _runs(
@@ -213,7 +197,7 @@ def _runs(
 ) -> tuple[Int[Tensor, "b L"], Int[Tensor, "b L"]]:
     """First index and length of the run of one document, or of padding, around each token."""
     begins = column == 0
-    for mark in (layout.document, _hidden(layout)):
+    for mark in (layout.document, hidden_tokens(layout)):
         if mark is not None:
             changes = nn.functional.pad(mark[:, 1:] != mark[:, :-1], (1, 0), value=True)
             begins = begins | changes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -118,7 +118,7 @@ class Floater(EmbeddingEncoding):
     [0.0, 1.0, 0.0, 1.0]
     """
 
-    every_layer: ClassVar[bool] = True
+    every_layer = True
 
     @checked
     def __init__(

@@ -53,12 +53,7 @@ class Hierarchical(EmbeddingEncoding):
         self, *, dim: Width, max_length: Length, alpha: Share = PAPER_ALPHA, std: Magnitude = 0.02
     ) -> None:
         super().__init__()
-        self.dim = dim
-        if not 0 < alpha < 1 or alpha == 0.5:
-            raise ArgumentError(
-                "alpha", expected="0 < α < 1, not 0.5", got=alpha, remedy="0.4 is the source's."
-            )
-        self.alpha, self.std = alpha, std
+        self.dim, self.alpha, self.std = dim, require_alpha(alpha), std
         self.table = nn.Parameter(torch.empty(max_length, dim))
         self.reset_parameters()
 
@@ -68,16 +63,19 @@ class Hierarchical(EmbeddingEncoding):
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         count = self.table.shape[0]
-        require_inside(
-            layout,
-            count**2,
-            holder=f"a hierarchical table of {count} rows",
-            remedy="Train it with a larger max_length.",
-        )
-        if layout.start is not None and layout.start + layout.length <= count:
-            return fuse(x, read_rows(self.table, layout), "add")
-        rows = hierarchical_rows(self.table, self.alpha)
+        require_inside(layout, count**2, f"a hierarchical table of {count} rows")
+        trained = layout.start is not None and layout.start + layout.length <= count
+        rows = self.table if trained else hierarchical_rows(self.table, self.alpha)
         return fuse(x, read_rows(rows, layout), "add")
+
+
+def require_alpha(alpha: float) -> float:
+    """ArgumentError unless the decomposition exists for ``alpha``."""
+    if not 0 < alpha < 1 or alpha == 0.5:
+        raise ArgumentError(
+            "alpha", expected="0 < α < 1, not 0.5", got=alpha, remedy="0.4 is the source's."
+        )
+    return alpha
 
 
 def hierarchical_rows(

@@ -48,16 +48,13 @@ class Learned(EmbeddingEncoding):
         self, *, dim: Width, max_length: Length, fusion: Fusion = "add", std: Magnitude = 0.02
     ) -> None:
         super().__init__()
-        self.dim = dim
-        self.fusion: Fusion = fusion
-        self.std = std
+        self.dim, self.fusion, self.std = dim, fusion, std
         self.table = nn.Parameter(torch.empty(max_length, dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the initial values."""
-        mean = 1.0 if self.fusion == "multiply" else 0.0
-        draw_rows(self.table, mean=mean, std=self.std)
+        draw_rows(self.table, mean=1.0 if self.fusion == "multiply" else 0.0, std=self.std)
 
     @property
     def max_length(self) -> int:
@@ -68,7 +65,7 @@ class Learned(EmbeddingEncoding):
         require_inside(
             layout,
             self.max_length,
-            holder="the learned table",
+            "the learned table",
             remedy="Extend the table first (posenc.extension: interpolate, hierarchical, "
             "random_tail), or create it with a larger max_length.",
         )

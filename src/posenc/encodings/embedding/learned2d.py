@@ -63,8 +63,7 @@ class Learned2d(EmbeddingEncoding):
         std: Magnitude = 0.02,
     ) -> None:
         super().__init__()
-        self.dim = dim
-        self.std = std
+        self.dim, self.std = dim, std
         self.table = nn.Parameter(torch.empty(*size, dim))
         self.special = nn.Parameter(torch.empty(special, dim))
         self.reset_parameters()
@@ -81,8 +80,8 @@ class Learned2d(EmbeddingEncoding):
         if layout.special is None:
             vectors = with_zero_gradient(vectors, self.special)
         else:
-            special = self._special(layout.special)
-            vectors = torch.where(layout.special.unsqueeze(-1), special, vectors)
+            special = layout.special.unsqueeze(-1)
+            vectors = torch.where(special, self._special(layout.special), vectors)
         return fuse(x, vectors, "add")
 
     def _cells(self, layout: Layout) -> Float[Tensor, "b L C"]:
@@ -127,14 +126,8 @@ def require_grid(layout: Layout, size: tuple[int, int], *, holder: str) -> None:
         LengthError: for a cell outside, naming ``holder``.
     """
     require_axes(layout, 2, remedy="Use Layout.image, or learned for text.")
-    for axis, count in enumerate(size):
-        require_inside(
-            layout,
-            count,
-            holder=f"{holder} ({'row' if axis == 0 else 'column'}s)",
-            remedy=REMEDY,
-            axis=axis,
-        )
+    for axis, side in enumerate(("rows", "columns")):
+        require_inside(layout, size[axis], f"{holder} ({side})", remedy=REMEDY, axis=axis)
 
 
 ENTRY = Entry(

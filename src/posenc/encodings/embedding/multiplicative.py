@@ -46,8 +46,7 @@ class Multiplicative(EmbeddingEncoding):
     @checked
     def __init__(self, *, dim: Width, max_length: Length, bound: Fraction | None = 1.0) -> None:
         super().__init__()
-        self.dim = dim
-        self.bound = bound
+        self.dim, self.bound = dim, bound
         self.table = nn.Parameter(torch.empty(max_length, dim))
         self.reset_parameters()
 
@@ -56,12 +55,7 @@ class Multiplicative(EmbeddingEncoding):
         nn.init.zeros_(self.table)
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
-        require_inside(
-            layout,
-            self.table.shape[0],
-            holder="the table of gains",
-            remedy="Create it with a larger max_length.",
-        )
+        require_inside(layout, len(self.table), "the table of gains")
         weights = at_least_single(read_rows(self.table, layout))
         return fuse(x, bounded_gain(weights, self.bound), "multiply")
 

@@ -8,9 +8,8 @@ from torch import nn
 from posenc.arguments import Base, Fraction, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.common.frequencies import geometric_angles
 from posenc.encodings.common.fusion import fuse
-from posenc.encodings.common.precision import wider
 from posenc.encodings.embedding.multiplicative import bounded_gain
 from posenc.entry import Claims, Entry
 from posenc.layout import Layout
@@ -56,9 +55,8 @@ class MultiplicativeShared(EmbeddingEncoding):
         nn.init.zeros_(self.cosine)
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
-        positions, width = layout.positions[..., 0], len(self.sine)
-        frequencies = geometric_frequencies(width, 2 * width, self.base, like=wider(positions))
-        angles = angles_at(positions.unsqueeze(-1), frequencies)
+        width = len(self.sine)
+        angles = geometric_angles(layout.positions[..., :1], width, 2 * width, self.base)
         weights = self.sine.to(angles) * angles.sin() + self.cosine.to(angles) * angles.cos()
         return fuse(x, bounded_gain(weights, self.bound), "multiply")
 

@@ -20,6 +20,8 @@ from posenc.layout import Layout
 
 Join = Literal["sum", "concatenate"]
 
+REMEDY = "Create it with more digits, or a larger base (posenc.extension: radix_base)."
+
 
 class Radix(EmbeddingEncoding):
     """Radix positions: the position's digits in base β, each place with its own trained table.
@@ -64,7 +66,6 @@ class Radix(EmbeddingEncoding):
         std: Magnitude = 0.02,
     ) -> None:
         super().__init__()
-        self.dim = dim
         if digits is None:
             digits = 4 if max_length is None else places(max_length, base)
         if digits < 1 or (max_length is not None and base**digits < max_length):
@@ -88,8 +89,7 @@ class Radix(EmbeddingEncoding):
                 got=dim,
                 remedy="Use join='sum', or another number of digits.",
             )
-        self.base, self.std = base, std
-        self.join: Join = join
+        self.dim, self.base, self.join, self.std = dim, base, join, std
         width = dim // digits if join == "concatenate" else dim
         self.tables = nn.Parameter(torch.empty(digits, base, width))
         self.reset_parameters()
@@ -110,12 +110,8 @@ class Radix(EmbeddingEncoding):
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         covered = self.base**self.digits
-        require_inside(
-            layout,
-            covered,
-            holder=f"{self.digits} digits in base {self.base}",
-            remedy="Create it with more digits, or a larger base (posenc.extension: radix_base).",
-        )
+        holder = f"{self.digits} digits in base {self.base}"
+        require_inside(layout, covered, holder, remedy=REMEDY)
         positions = real_positions(layout)
         below = positions.floor().clamp(0, covered - 1)
         share = (positions - below).unsqueeze(-1)

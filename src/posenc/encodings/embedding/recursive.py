@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -30,7 +30,7 @@ AngleFunction = Callable[[Tensor], Tensor]
 class Step(Hooked, ABC):
     """The map from a position's vector to the next."""
 
-    hooked: ClassVar[tuple[str, ...]] = ("along", "at")
+    hooked = ("along", "at")
 
     def __init__(self, dim: int) -> None:
         super().__init__()

@@ -75,12 +75,11 @@ class Seqpe(EmbeddingEncoding):
         std: Magnitude = 0.02,
     ) -> None:
         super().__init__()
-        self.dim = dim
-        if heads < 1 or dim % heads:
+        if dim % heads:
             raise ArgumentError(
                 "heads", expected=f"a divisor of dim ({dim})", got=heads, remedy="Change either."
             )
-        self.digits, self.std = digits, std
+        self.dim, self.digits, self.std = dim, digits, std
         self.symbols = nn.Parameter(torch.empty(BASE, dim))
         self.places = nn.Parameter(torch.empty(axes * digits, dim))
         self.axis = nn.Parameter(torch.empty(axes, dim)) if axes > 1 else None
@@ -104,20 +103,13 @@ class Seqpe(EmbeddingEncoding):
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         axes = self.places.shape[0] // self.digits
         require_axes(layout, axes, remedy=f"Create the encoding with axes={layout.axes}.")
+        holder, remedy = f"a string of {self.digits} digits", "Create it with more digits."
         for axis in range(axes):
-            require_inside(
-                layout,
-                BASE**self.digits,
-                holder=f"a string of {self.digits} digits",
-                remedy="Create the encoding with more digits.",
-                axis=axis,
-            )
-        vectors = self._vectors(layout)
-        return fuse(x, zero_special(vectors, layout), "add")
+            require_inside(layout, BASE**self.digits, holder, remedy=remedy, axis=axis)
+        return fuse(x, zero_special(self._vectors(layout), layout), "add")
 
     def _vectors(self, layout: Layout) -> Float[Tensor, "b L C"]:
-        places = [real_positions(layout, axis) for axis in range(layout.axes)]
-        positions = torch.stack(places, dim=-1)
+        positions = torch.stack([real_positions(layout, n) for n in range(layout.axes)], dim=-1)
         below = positions.floor()
         if layout.start is not None or layout.extent is not None:
             return self.read(below.long())

@@ -12,9 +12,8 @@ from posenc.arguments import Base, Positive, QuarterWidth, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
-from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.common.frequencies import geometric_angles
 from posenc.encodings.common.fusion import fuse
-from posenc.encodings.common.precision import wider
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
@@ -73,8 +72,7 @@ class Sine2d(EmbeddingEncoding):
         self.dim, self.temperature, self.scale = dim, temperature, scale
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
-        features = self.features(self.coordinates(layout))
-        return fuse(x, zero_special(features, layout), "add")
+        return fuse(x, zero_special(self.features(self.coordinates(layout)), layout), "add")
 
     def coordinates(self, layout: Layout) -> Float[Tensor, "b L 2"]:
         """y and x of every token, ``[B|1, L, 2]``; arbitrary at special tokens."""
@@ -105,9 +103,7 @@ class Sine2d(EmbeddingEncoding):
     def features(self, coordinates: Float[Tensor, "*dims 2"]) -> Float[Tensor, "*dims C"]:
         """Sines and cosines of y, then of x, in the coordinates' dtype."""
         half = self.dim // 2
-        wide = wider(coordinates)
-        frequencies = geometric_frequencies(half // 2, half, self.temperature, like=wide)
-        angles = angles_at(coordinates.unsqueeze(-1), frequencies)
+        angles = geometric_angles(coordinates.unsqueeze(-1), half // 2, half, self.temperature)
         return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-3)
 
 

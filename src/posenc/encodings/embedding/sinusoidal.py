@@ -11,9 +11,8 @@ from torch import Tensor
 from posenc.arguments import Base, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.common.frequencies import geometric_angles
 from posenc.encodings.common.fusion import Fusion, fuse
-from posenc.encodings.common.precision import wider
 from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
@@ -64,17 +63,14 @@ class Sinusoidal(EmbeddingEncoding):
         fusion: Fusion = "add",
     ) -> None:
         super().__init__()
-        least = 4 if arrangement == "whisper" else 1
-        if dim < least or (arrangement == "whisper" and dim % 2):
+        if arrangement == "whisper" and (dim < 4 or dim % 2):
             raise ArgumentError(
                 "dim",
-                expected="an even number from 4" if arrangement == "whisper" else "1 or more",
+                expected="an even number from 4",
                 got=dim,
                 remedy="Use the width of the token vectors.",
             )
-        self.dim, self.base = dim, base
-        self.arrangement: Arrangement = arrangement
-        self.fusion: Fusion = fusion
+        self.dim, self.base, self.arrangement, self.fusion = dim, base, arrangement, fusion
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         return fuse(x, self.table(layout.positions[..., 0]), self.fusion)
@@ -83,8 +79,7 @@ class Sinusoidal(EmbeddingEncoding):
         """``P`` at any real positions, in their dtype."""
         sines = -(-self.dim // 2)
         width = 2 * (sines - 1) if self.arrangement == "whisper" else self.dim
-        frequencies = geometric_frequencies(sines, width, self.base, like=wider(positions))
-        angles = angles_at(positions.unsqueeze(-1), frequencies)
+        angles = geometric_angles(positions.unsqueeze(-1), sines, width, self.base)
         sine, cosine = angles.sin(), angles[..., : self.dim // 2].cos()
         if self.arrangement != "interleaved":
             return torch.cat([sine, cosine], dim=-1)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from posenc.arguments import EXACT, Base, Count, EvenWidth, Interval, Magnitude, checked
 from posenc.encoding import Pairing
-from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.common.precision import wide_product, wider
+from posenc.encodings.common.frequencies import geometric_angles
+from posenc.encodings.common.precision import wide_product
 from posenc.encodings.common.rotation import PairProducts
 from posenc.entry import Claims, Entry
 from posenc.layout import Layout
@@ -79,8 +79,7 @@ class Fope(PairProducts):
         pairing: Pairing = "half",
     ) -> None:
         super().__init__(head_dim=head_dim, pairing=pairing)
-        self.heads, self.max_length = heads, max_length
-        self.base, self.gain = base, gain
+        self.heads, self.max_length, self.base, self.gain = heads, max_length, base, gain
         slowest = 2 * math.pi / max_length
         self.waves = sum(base ** (-2 * m / head_dim) >= slowest for m in range(head_dim // 2))
         drawn = torch.empty(2, heads, self.waves, self.waves)
@@ -97,9 +96,7 @@ class Fope(PairProducts):
                 nn.init.xavier_normal_(drawn, gain=self.gain)
 
     def factors(self, layout: Layout) -> tuple[Tensor, Tensor]:
-        positions = layout.positions
-        theta = geometric_frequencies(self.waves, self.head_dim, self.base, like=wider(positions))
-        angles = angles_at(positions, theta)
+        angles = geometric_angles(layout.positions, self.waves, self.head_dim, self.base)
         parts = []
         for wave, coefficients, identity in zip(
             (angles.cos(), angles.sin()), self.coefficients, (1.0, 0.0), strict=True

@@ -65,17 +65,15 @@ class GrapeContextual(QueryKeyTransform):
         self, *, dim: Width, head_dim: EvenWidth, base: Base = 10000.0, length: Positive = 1e-3
     ) -> None:
         super().__init__()
-        self.dim = dim
-        self.head_dim, self.base, self.length = head_dim, base, length
+        self.dim, self.head_dim, self.base, self.length = dim, head_dim, base, length
         self.gate = WideLinear(dim, 1)
         self.log_frequencies = nn.Parameter(torch.empty(head_dim // 2))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set RoPE's frequencies and equal token lengths."""
-        theta = geometric_frequencies(
-            self.head_dim // 2, self.head_dim, self.base, like=self.log_frequencies
-        )
+        like, pairs = self.log_frequencies, self.head_dim // 2
+        theta = geometric_frequencies(pairs, self.head_dim, self.base, like=like)
         # The inverse of softplus, in a form that does not overflow for large lengths.
         bias = self.length + math.log(-math.expm1(-self.length))
         with torch.no_grad():
@@ -84,8 +82,7 @@ class GrapeContextual(QueryKeyTransform):
             self.gate.bias.fill_(bias)
 
     def observe(self, x: Features, layout: Layout) -> Layout:
-        lengths = nn.functional.softplus(self.gate(at_least_single(x)))
-        return replace(layout, signal=lengths)
+        return replace(layout, signal=nn.functional.softplus(self.gate(at_least_single(x))))
 
     def phases(self, grid: Grid) -> tuple[Float[Tensor, "b Q"], Float[Tensor, "b K"]]:
         """Φ of every query and key."""

@@ -12,7 +12,6 @@ from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import at_least_single, wider
 from posenc.encodings.common.rotation import Rotary
-from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -57,9 +56,8 @@ class GrapeMultiplicative(Rotary):
 
     def reset_parameters(self) -> None:
         """Set RoPE's frequencies and planes."""
-        theta = geometric_frequencies(
-            self.head_dim // 2, self.head_dim, self.base, like=self.log_frequencies
-        )
+        like, pairs = self.log_frequencies, self.head_dim // 2
+        theta = geometric_frequencies(pairs, self.head_dim, self.base, like=like)
         with torch.no_grad():
             self.log_frequencies.copy_(theta.log())
             self.skew.zero_()
@@ -74,9 +72,7 @@ class GrapeMultiplicative(Rotary):
         return planes
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
-        positions = layout.positions[..., :1]
-        theta = wider(self.log_frequencies).exp()
-        return zero_special(angles_at(positions, theta), layout)
+        return angles_at(layout.positions, wider(self.log_frequencies).exp())
 
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         wide = at_least_single(q)

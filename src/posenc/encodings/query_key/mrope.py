@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, Count, Interval, checked
 from posenc.encoding import Pairing
-from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.common.precision import wider
+from posenc.encodings.common.frequencies import geometric_angles
 from posenc.encodings.common.rotation import Rotary
-from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
@@ -73,7 +70,7 @@ class Mrope(Rotary):
     torch.Size([1, 2, 3, 16])
     """
 
-    axes: ClassVar[tuple[int, ...] | None] = (3,)
+    axes = (3,)
 
     @checked
     def __init__(
@@ -92,13 +89,8 @@ class Mrope(Rotary):
         self._axis_of_pair = _assign(counts, pairs, arrangement)
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
-        positions = layout.positions
-        theta = geometric_frequencies(
-            self.head_dim // 2, self.head_dim, self.base, like=wider(positions)
-        )
-        axes = positions.unbind(-1)
-        by_pair = torch.stack([axes[axis] for axis in self._axis_of_pair], dim=-1)
-        return zero_special(angles_at(by_pair, theta), layout)
+        by_pair = layout.positions[..., self._axis_of_pair]
+        return geometric_angles(by_pair, self.head_dim // 2, self.head_dim, self.base)
 
 
 def _assign(sections: tuple[int, ...], pairs: int, arrangement: Arrangement) -> list[int]:

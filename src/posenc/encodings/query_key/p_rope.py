@@ -8,10 +8,8 @@ from torch import Tensor
 
 from posenc.arguments import Base, EvenWidth, Share, checked
 from posenc.encoding import Pairing
-from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.common.precision import wider
+from posenc.encodings.common.frequencies import geometric_angles
 from posenc.encodings.common.rotation import Rotary
-from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Claims, Entry
 from posenc.layout import Layout
 
@@ -61,12 +59,9 @@ class PRope(Rotary):
         self.rotated_pairs = int(p * head_dim / 2)
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
-        positions = layout.positions
-        theta = geometric_frequencies(
-            self.rotated_pairs, self.head_dim, self.base, like=wider(positions)
-        )
-        zeros = theta.new_zeros(self.head_dim // 2 - self.rotated_pairs)
-        return zero_special(angles_at(positions, torch.cat([theta, zeros])), layout)
+        count, still = self.rotated_pairs, self.head_dim // 2 - self.rotated_pairs
+        angles = geometric_angles(layout.positions, count, self.head_dim, self.base)
+        return torch.nn.functional.pad(angles, (0, still))
 
 
 ENTRY = Entry(

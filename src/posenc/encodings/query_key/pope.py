@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from posenc.arguments import Base, Count, Width, checked
 from posenc.encoding import QueryKeyTransform
 from posenc.encoding.tensors import Keys, Queries
-from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.common.precision import wider
+from posenc.encodings.common.frequencies import geometric_angles
 from posenc.encodings.common.rotation import repeat_keys, require_width
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Claims, Entry
@@ -55,7 +54,7 @@ class Pope(QueryKeyTransform):
 
     head_dim: int
 
-    widening: ClassVar[int] = 2
+    widening = 2
 
     @checked
     def __init__(
@@ -67,8 +66,7 @@ class Pope(QueryKeyTransform):
         initial: Literal["zero", "uniform"] = "zero",
     ) -> None:
         super().__init__()
-        self.heads = heads
-        self.head_dim, self.base, self.initial = head_dim, base, initial
+        self.heads, self.head_dim, self.base, self.initial = heads, head_dim, base, initial
         self.phase = nn.Parameter(torch.empty(heads, head_dim))
         self.reset_parameters()
 
@@ -82,11 +80,8 @@ class Pope(QueryKeyTransform):
 
     def angles(self, layout: Layout) -> Float[Tensor, "b 1 L D"]:
         """Angle of every token and feature in radians, in the positions' float32 or float64."""
-        positions = layout.positions
-        theta = geometric_frequencies(
-            self.head_dim, 2 * self.head_dim, self.base, like=wider(positions)
-        )
-        return zero_special(angles_at(positions, theta), layout).unsqueeze(1)
+        angles = geometric_angles(layout.positions, self.head_dim, 2 * self.head_dim, self.base)
+        return zero_special(angles, layout).unsqueeze(1)
 
     def forward(
         self, q: Queries, k: Keys, grid: Grid

@@ -13,7 +13,6 @@ from posenc.encoding import Pairing
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.rotation import Rotary
-from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
@@ -109,8 +108,7 @@ class Rope(Rotary):
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
         positions = layout.positions[..., :1]
-        theta = self.frequencies(like=wider(positions))
-        return zero_special(angles_at(positions, theta), layout)
+        return angles_at(positions, self.frequencies(like=wider(positions)))
 
     def stretched(self, divisors: Sequence[float], *, gain: float = 1.0) -> Rope:
         """A copy with other ``divisors`` and ``gain``; learned frequencies are shared.

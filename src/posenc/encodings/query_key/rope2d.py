@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, QuarterWidth, checked
 from posenc.encoding import Pairing
-from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.common.precision import wider
+from posenc.encodings.common.frequencies import geometric_angles
 from posenc.encodings.common.rotation import Rotary
-from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Claims, Entry
 from posenc.layout import Layout
 
@@ -47,7 +43,7 @@ class Rope2d(Rotary):
     torch.Size([1, 2, 7, 8])
     """
 
-    axes: ClassVar[tuple[int, ...] | None] = (2,)
+    axes = (2,)
 
     @checked
     def __init__(
@@ -57,12 +53,8 @@ class Rope2d(Rotary):
         self.base = base
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
-        positions = layout.positions
-        theta = geometric_frequencies(
-            self.head_dim // 4, self.head_dim / 2, self.base, like=wider(positions)
-        )
-        angles = angles_at(positions.unsqueeze(-1), theta).flatten(-2)
-        return zero_special(angles, layout)
+        positions, width = layout.positions.unsqueeze(-1), self.head_dim / 2
+        return geometric_angles(positions, self.head_dim // 4, width, self.base).flatten(-2)
 
 
 ENTRY = Entry(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -13,7 +12,6 @@ from posenc.arguments import Base, Count, QuarterWidth, checked
 from posenc.encoding import Pairing
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.rotation import Rotary
-from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Claims, Entry
 from posenc.layout import Layout
 
@@ -50,15 +48,14 @@ class RopeMixed(Rotary):
     torch.Size([1, 2, 7, 8])
     """
 
-    axes: ClassVar[tuple[int, ...] | None] = (2,)
+    axes = (2,)
 
     @checked
     def __init__(
         self, *, heads: Count, head_dim: QuarterWidth, base: Base = 10.0, pairing: Pairing = "half"
     ) -> None:
         super().__init__(head_dim=head_dim, pairing=pairing)
-        self.heads = heads
-        self.base = base
+        self.heads, self.base = heads, base
         self.frequencies = nn.Parameter(torch.empty(2, heads, head_dim // 2))
         self.reset_parameters()
 
@@ -66,9 +63,8 @@ class RopeMixed(Rotary):
         """Draw a random direction per head, and use it and its perpendicular."""
         with torch.no_grad():
             like = self.frequencies
-            size = geometric_frequencies(
-                self.head_dim // 4, self.head_dim / 2, self.base, like=like
-            )
+            pairs, width = self.head_dim // 4, self.head_dim / 2
+            size = geometric_frequencies(pairs, width, self.base, like=like)
             direction = 2 * math.pi * torch.rand_like(like[0, :, :1])
             directions = torch.stack([direction, direction + math.pi / 2])
             for axis, component in enumerate((directions.sin(), directions.cos())):
@@ -77,8 +73,7 @@ class RopeMixed(Rotary):
     def angles(self, layout: Layout) -> Float[Tensor, "b H L T"]:
         positions = layout.positions[:, None, :, :, None]
         rows, columns = self.frequencies.unsqueeze(2)
-        angles = angles_at(positions[..., 0, :], rows) + angles_at(positions[..., 1, :], columns)
-        return zero_special(angles, layout)
+        return angles_at(positions[..., 0, :], rows) + angles_at(positions[..., 1, :], columns)
 
 
 ENTRY = Entry(

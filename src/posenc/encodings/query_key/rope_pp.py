@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
 from posenc.arguments import Base, Width, checked
@@ -51,7 +49,7 @@ class RopePp(QueryKeyTransform):
     [(16, 32), (16, 32), (32, 32)]
     """
 
-    views: ClassVar[int] = 2
+    views = 2
 
     @checked
     def __init__(self, *, head_dim: Width, base: Base = 10000.0, pairing: Pairing = "half") -> None:

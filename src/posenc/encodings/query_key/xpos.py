@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from posenc.arguments import Base, Positive, Width, checked
 from posenc.encoding import Pairing, QueryKeyTransform
+from posenc.encoding.rotation import both_features
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.query_key.rope import Rope
 from posenc.entry import Claims, Entry
@@ -61,8 +61,8 @@ class Xpos(QueryKeyTransform):
 
     head_dim: int
 
-    causal_only: ClassVar[bool] = True
-    tokenwise: ClassVar[bool] = False
+    causal_only = True
+    tokenwise = False
 
     @checked
     def __init__(
@@ -88,9 +88,10 @@ class Xpos(QueryKeyTransform):
         wide = torch.promote_types(q.dtype, grid.query.positions.dtype)
         limit = EXPONENT_FRACTION * math.log(torch.finfo(q.dtype).max)
         rotated = self.rope(q.to(wide), k.to(wide), grid)
+        scaled = zip(rotated, self._exponents(grid, limit=limit), strict=True)
         query, key = (
-            x * self._scales(exponents)
-            for x, exponents in zip(rotated, self._exponents(grid, limit=limit), strict=True)
+            x * both_features(exponents.exp().unsqueeze(1), self.rope.pairing)
+            for x, exponents in scaled
         )
         return query.to(q.dtype), key.to(k.dtype)
 
@@ -107,12 +108,6 @@ class Xpos(QueryKeyTransform):
         largest = torch.where((half * decay).abs() <= limit, torch.inf, limit)
         key = -((keys - centre) * decay).clamp(min=-limit).minimum(largest)
         return query, key
-
-    def _scales(self, exponents: Float[Tensor, "b L T"]) -> Float[Tensor, "b 1 L D"]:
-        factors = exponents.exp().unsqueeze(1)
-        if self.rope.pairing == "half":
-            return torch.cat([factors, factors], dim=-1)
-        return factors.repeat_interleave(2, dim=-1)
 
 
 ENTRY = Entry(

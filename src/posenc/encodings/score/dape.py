@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ class Dape(ScoreTerm):
     torch.Size([32, 16])
     """
 
-    mixes_heads: ClassVar[bool] = True
+    mixes_heads = True
 
     @checked
     def __init__(self, *, heads: Count, bias: Bias = "kerple", hidden: Width = 32) -> None:

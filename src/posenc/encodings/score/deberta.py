@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -223,7 +223,7 @@ class Deberta(ScoreTerm):
     heads: int
     head_dim: int
 
-    terms: ClassVar[int] = 3
+    terms = 3
 
     @checked
     def __init__(
@@ -237,9 +237,7 @@ class Deberta(ScoreTerm):
     ) -> None:
         super().__init__()
         self.heads, self.head_dim = heads, head_dim
-        self.projections: Projections = projections
-        self.lookup: Lookup = lookup
-        self.relative = relative
+        self.relative, self.projections, self.lookup = relative, projections, lookup
         dim, own = relative.rows.shape[1], projections == "own"
         self.query = nn.Linear(dim, heads * head_dim) if own else None
         # A key bias adds the same to all keys of a query, which softmax ignores.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +49,7 @@ class Decomposed2d(ScoreTerm):
     (torch.Size([3, 8]), torch.Size([5, 8]))
     """
 
-    axes: ClassVar[tuple[int, ...] | None] = (2,)
+    axes = (2,)
 
     @checked
     def __init__(self, *, head_dim: Width, size: tuple[Count, Count] = (14, 14)) -> None:

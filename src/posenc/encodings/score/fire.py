@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -44,7 +42,7 @@ class Fire(ScoreTerm):
     torch.Size([32, 1])
     """
 
-    by_position: ClassVar[bool] = True
+    by_position = True
 
     EPSILON = 1e-6
 

@@ -15,6 +15,7 @@ from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.encodings.common.rotation import rotate
 from posenc.encodings.common.signals import require_signal
+from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.score.alibi import geometric_slopes
 from posenc.entry import Claims, Entry
 from posenc.grid import Grid
@@ -58,8 +59,7 @@ class GrapeAdditive(ScoreTerm):
     @checked
     def __init__(self, *, dim: Width, heads: Count, width: EvenWidth = 8) -> None:
         super().__init__()
-        self.dim = dim
-        self.heads, self.width = heads, width
+        self.dim, self.heads, self.width = dim, heads, width
         self.project = WideLinear(dim, heads * width, bias=False)
         self.reset_parameters()
 
@@ -74,9 +74,7 @@ class GrapeAdditive(ScoreTerm):
         ends, path = self._vectors(grid.query), self._vectors(grid.key)
         small = torch.finfo(torch.float32).eps
         path = path * (path.square().mean(-1, keepdim=True) + small).rsqrt()
-        angles = -grid.key.positions.expand(-1, -1, self.width // 2)
-        if grid.key.special is not None:
-            angles = angles.masked_fill(grid.key.special.unsqueeze(-1), 0.0)
+        angles = zero_special(-grid.key.positions.expand(-1, -1, self.width // 2), grid.key)
         products = ends @ rotate(path, angles, "half").mT / self.width
         slopes = products.new_tensor(geometric_slopes(self.heads)).view(-1, 1, 1)
         steps = slopes * nn.functional.logsigmoid(products)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -101,7 +101,7 @@ class IrpeScore(ScoreTerm):
         width: D; None for bias mode.
     """
 
-    axes: ClassVar[tuple[int, ...] | None] = (2,)
+    axes = (2,)
 
     def __init__(
         self, buckets: tuple[Buckets, ...], on: str, tables: int, width: int | None
@@ -174,7 +174,7 @@ class IrpeValue(ValueTerm):
         width: D.
     """
 
-    axes: ClassVar[tuple[int, ...] | None] = (2,)
+    axes = (2,)
 
     def __init__(self, buckets: tuple[Buckets, ...], tables: int, width: int) -> None:
         super().__init__()

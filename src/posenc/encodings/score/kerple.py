@@ -48,13 +48,10 @@ class Kerple(OffsetBias):
     [-0.0]
     """
 
-    heads: int
-
     @checked
     def __init__(self, *, heads: Count, kernel: Kernel = "log") -> None:
         super().__init__()
-        self.heads = heads
-        self.kernel: Kernel = kernel
+        self.heads, self.kernel = heads, kernel
         self.raw_scale = nn.Parameter(torch.empty(heads))
         self.raw_shape = nn.Parameter(torch.empty(heads))
         self.reset_parameters()

@@ -67,8 +67,7 @@ class Path(ScoreTerm):
         self, *, dim: Width, heads: Count, head_dim: Width, rank: Width = 32, kernel: Count = 3
     ) -> None:
         super().__init__()
-        self.dim, self.head_dim = dim, head_dim
-        self.heads, self.rank = heads, rank
+        self.dim, self.heads, self.head_dim, self.rank = dim, heads, head_dim, rank
         self.narrow = WideLinear(dim, rank, bias=False)
         self.wide = WideLinear(rank, heads * head_dim, bias=False)
         self.strength = WideLinear(dim, heads)
@@ -86,8 +85,8 @@ class Path(ScoreTerm):
 
     def observe(self, x: Features, layout: Layout) -> Layout:
         wide = at_least_single(x)
-        read = (self.narrow(wide), self.strength(wide))
-        return replace(layout, signal=torch.cat(read, dim=-1))
+        signal = torch.cat([self.narrow(wide), self.strength(wide)], dim=-1)
+        return replace(layout, signal=signal)
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         ranks = Ranks.of(grid)

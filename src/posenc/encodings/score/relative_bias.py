@@ -51,8 +51,7 @@ class RelativeBias(ScoreTerm):
         self, *, heads: Count, max_distance: Natural = 16, placement: Placement = "outside"
     ) -> None:
         super().__init__()
-        self.heads, self.max_distance = heads, max_distance
-        self.placement: Placement = placement
+        self.heads, self.max_distance, self.placement = heads, max_distance, placement
         self.table = nn.Parameter(torch.empty(heads, 2 * max_distance + 1))
         self.reset_parameters()
 

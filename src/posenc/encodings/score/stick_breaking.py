@@ -55,7 +55,7 @@ class StickBreaking(ScoreTerm):
     @checked
     def __init__(self, *, remainder: Remainder = "self") -> None:
         super().__init__()
-        self.remainder: Remainder = remainder
+        self.remainder = remainder
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         logits = q @ k.mT * scale

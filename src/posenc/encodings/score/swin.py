@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -45,8 +43,8 @@ class Swin(ScoreTerm):
     [7, 0, 12]
     """
 
-    axes: ClassVar[tuple[int, ...] | None] = (2,)
-    by_position: ClassVar[bool] = True
+    axes = (2,)
+    by_position = True
 
     @checked
     def __init__(self, *, heads: Count, window: tuple[Count, Count] = (7, 7)) -> None:

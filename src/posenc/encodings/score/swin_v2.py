@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -67,8 +67,8 @@ def swin_v2(
 class SwinV2Bias(ScoreTerm):
     """The bias of ``swin_v2``: ``s_ij += 16 · σ(f_h(u(Δ'_y), u(Δ'_x)))``."""
 
-    axes: ClassVar[tuple[int, ...] | None] = (2,)
-    by_position: ClassVar[bool] = True
+    axes = (2,)
+    by_position = True
 
     WIDEST = 8.0
     """Scaled value of the window's last offset."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -51,9 +50,7 @@ class T5(ScoreTerm):
     [0, 23, 24, 26, 10, 31]
     """
 
-    by_position: ClassVar[bool] = True
-
-    heads: int
+    by_position = True
 
     @checked
     def __init__(
@@ -79,8 +76,7 @@ class T5(ScoreTerm):
                 got=max_distance,
                 remedy="Raise it or use fewer buckets.",
             )
-        self.heads, self.causal = heads, causal
-        self.max_distance = max_distance
+        self.heads, self.causal, self.max_distance = heads, causal, max_distance
         self.std = (64 * heads if dim is None else dim) ** -0.5
         self.boundaries = log_boundaries(one_way, max_distance)
         self.table = nn.Parameter(torch.empty(heads, buckets))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -15,7 +15,7 @@ from posenc.encoding import BucketedTerms, Encoding, LowRank, ScoreTerm, TokenTa
 from posenc.encoding.reuse import reused
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows, offset_index
-from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.common.frequencies import geometric_angles
 from posenc.encodings.common.precision import wider
 from posenc.entry import Claims, Entry
 from posenc.grid import Grid
@@ -120,13 +120,12 @@ class TransformerXL(ScoreTerm):
     head_dim: int
     dim: int
 
-    lowers_heads: ClassVar[bool] = True
+    lowers_heads = True
 
     @checked
     def __init__(self, *, dim: EvenWidth, biases: GlobalBiases, base: Base = 10000.0) -> None:
         super().__init__()
-        self.dim, self.base = dim, base
-        self.biases = biases
+        self.dim, self.base, self.biases = dim, base, biases
         self.heads, self.head_dim = biases.content.shape
         self.weight = nn.Parameter(torch.empty(self.heads, self.head_dim, dim))
         self.reset_parameters()
@@ -238,9 +237,7 @@ class TransformerXL(ScoreTerm):
 
 def _waves(x: Float[Tensor, "*dims"], dim: int, base: float) -> tuple[Tensor, Tensor]:
     """``sin(x · ω)`` and ``cos(x · ω)``, ``[..., C/2]``, in float64 where there is one."""
-    wide = wider(x)
-    frequencies = geometric_frequencies(dim // 2, dim, base, like=wide)
-    angles = angles_at(wide.unsqueeze(-1), frequencies)
+    angles = geometric_angles(wider(x).unsqueeze(-1), dim // 2, dim, base)
     return angles.sin(), angles.cos()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -22,6 +21,7 @@ from posenc.encodings.common.precision import (
     wide_product,
     with_zero_gradient,
 )
+from posenc.encodings.common.special_tokens import special_mask
 from posenc.encodings.common.table import read_rows, require_inside
 from posenc.encodings.score.t5 import T5
 from posenc.entry import Claims, Entry
@@ -80,9 +80,9 @@ class Tupe(ScoreTerm):
     heads: int
     head_dim: int
 
-    terms: ClassVar[int] = 2
-    by_position: ClassVar[bool] = True
-    lowers_heads: ClassVar[bool] = True
+    terms = 2
+    by_position = True
+    lowers_heads = True
 
     @checked
     def __init__(
@@ -97,8 +97,7 @@ class Tupe(ScoreTerm):
         max_distance: Length = 128,
     ) -> None:
         super().__init__()
-        self.head_dim = head_dim
-        self.heads = heads
+        self.heads, self.head_dim = heads, head_dim
         self.causal = causal if buckets is not None else None
         self.positions = nn.Parameter(torch.empty(max_length, dim))
         self.norm = WideLayerNorm(dim)
@@ -186,8 +185,7 @@ class Tupe(ScoreTerm):
             table = self.positions if whole else read_rows(self.positions, layout)[0]
             layers = (self.norm, self.query, self.key)
             parameters = [parameter for layer in layers for parameter in layer.parameters()]
-            found = by_pieces(project, table, parameters)
-            queries, keys = (x.unsqueeze(0) for x in found)
+            queries, keys = (x.unsqueeze(0) for x in by_pieces(project, table, parameters))
         elif same:
             queries, keys = project(self._read(layout))
         else:
@@ -243,12 +241,7 @@ class Tupe(ScoreTerm):
         return read_rows(self.positions, layout)
 
     def _require_inside(self, layout: Layout) -> None:
-        require_inside(
-            layout,
-            self.positions.shape[0],
-            holder="TUPE's table",
-            remedy="Create it with a larger max_length.",
-        )
+        require_inside(layout, len(self.positions), "TUPE's table")
 
 
 def _outputs(layer: nn.Linear, x: Float[Tensor, "*b L C"], part: slice) -> Tensor:
@@ -312,9 +305,7 @@ def _special_tokens(
 
     Rows with fewer are filled with non-matching entries.
     """
-    special = layout.special
-    if special is None:
-        special = torch.zeros_like(layout.order, dtype=torch.bool)
+    special = special_mask(layout)
     rows = max(special.shape[0], layout.positions.shape[0])
     special = special.expand(rows, -1)
     place = special.long().argsort(dim=-1, descending=True, stable=True)[:, :count]

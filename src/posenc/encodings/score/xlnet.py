@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from posenc.arguments import Base, Count, Width, checked
-from posenc.encodings.score.transformer_xl import GlobalBiases, TransformerXL
-from posenc.entry import Claims, Entry
+from posenc.encodings.score.transformer_xl import ENTRY as TRANSFORMER_XL
+from posenc.encodings.score.transformer_xl import TransformerXL, transformer_xl
+from posenc.entry import Entry
 
 
 @checked
@@ -33,18 +34,11 @@ def xlnet(*, dim: Width, heads: Count, head_dim: Width, base: Base = 10000.0) ->
     >>> first.score.biases is second.score.biases
     False
     """
-    biases = GlobalBiases(heads=heads, head_dim=head_dim)
-    return TransformerXL(dim=dim, biases=biases, base=base)
+    return transformer_xl(dim=dim, heads=heads, head_dim=head_dim, base=base)
 
 
 ENTRY = Entry(
     factory=xlnet,
     summary="Transformer-XL's logits with two trained vectors in every layer.",
-    claims=Claims(
-        sites=("score",),
-        relative=True,
-        trainable=True,
-        extrapolates="Degrades past the training length: farther sinusoids are new to W.",
-        cost="Q·K·H beside Q·(Q + K)·D·H; Q·K·C·H on irregular layouts",
-    ),
+    claims=TRANSFORMER_XL.claims,
 )

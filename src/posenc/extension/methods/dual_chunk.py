@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -68,7 +67,7 @@ def dual_chunk(
 class DualChunk(BandedRope):
     """RoPE in chunks; see ``dual_chunk``."""
 
-    causal_only: ClassVar[bool] = True
+    causal_only = True
 
     def __init__(self, *, rope: Rope, reach: float, chunk: float) -> None:
         super().__init__(rope=rope)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from posenc.encoding import Encoding
-from posenc.encodings.embedding.hierarchical import PAPER_ALPHA, hierarchical_rows
+from posenc.encodings.embedding.hierarchical import PAPER_ALPHA, hierarchical_rows, require_alpha
 from posenc.encodings.embedding.learned import Learned
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
@@ -41,10 +41,7 @@ def hierarchical(
     """
     learned = require_part(encoding, Learned, "hierarchical", "a learned table")
     factor = require_factor(factor)
-    if not 0 < alpha < 1 or alpha == 0.5:
-        raise ArgumentError(
-            "alpha", expected="0 < α < 1, not 0.5", got=alpha, remedy="0.4 is the source's."
-        )
+    require_alpha(alpha)
     count = longer_count(learned, factor, prefix) - prefix
     table = learned.table.detach()
     trained = table[prefix:].to(torch.promote_types(table.dtype, torch.float32))

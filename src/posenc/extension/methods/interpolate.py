@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.encoding import EmbeddingEncoding, Encoding, Part
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
@@ -30,6 +31,8 @@ from posenc.extension.resampling import (
     with_rows,
 )
 from posenc.layout import Layout
+
+Resample = Callable[[Tensor, Sequence[int]], Tensor]
 
 
 def interpolate(
@@ -98,7 +101,7 @@ def _interpolated(
     size: Sequence[int] | None,
     prefix: int,
     align: Align | None,
-    resample: Callable[[Tensor, Sequence[int]], Tensor],
+    resample: Resample,
 ) -> Part | None:
     if isinstance(part, Learned2d):
         return _resized(part, _size(part.table.shape[:2], factor, size), resample)
@@ -146,9 +149,7 @@ def _size(
     return int(size[0]), int(size[1])
 
 
-def _resized(
-    part: Learned2d, size: tuple[int, int], resample: Callable[[Tensor, Sequence[int]], Tensor]
-) -> Learned2d:
+def _resized(part: Learned2d, size: tuple[int, int], resample: Resample) -> Learned2d:
     special, dim = part.special, part.table.shape[-1]
     with torch.device("meta"):
         resized = Learned2d(dim=dim, size=size, special=len(special), std=part.std)
@@ -158,9 +159,7 @@ def _resized(
     return resized.train(part.training)
 
 
-def _rewindowed(
-    part: Swin, window: tuple[int, int], resample: Callable[[Tensor, Sequence[int]], Tensor]
-) -> Swin:
+def _rewindowed(part: Swin, window: tuple[int, int], resample: Resample) -> Swin:
     heads = part.table.shape[0]
     with torch.device("meta"):
         rewindowed = Swin(heads=heads, window=window)
@@ -175,15 +174,12 @@ class Squeezed(EmbeddingEncoding):
 
     def __init__(self, inner: Sinusoidal | Radix, *, factor: float) -> None:
         super().__init__()
-        self.inner, self.factor = inner, factor
-        self.dim = inner.dim
+        self.inner, self.factor, self.dim = inner, factor, inner.dim
 
     def extra_repr(self) -> str:
         return f"factor={self.factor:g}"
 
-    def forward(
-        self, x: Float[Tensor, "B L C"], layout: Layout, *, tokens: Int[Tensor, "B L"] | None = None
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         squeezed = layout.with_positions(layout.positions / self.factor)
         embedded: Tensor = self.inner(x, squeezed, tokens=tokens)
         return embedded
@@ -194,8 +190,7 @@ class SqueezedAlibi(OffsetBias):
 
     def __init__(self, inner: Alibi, *, factor: float) -> None:
         super().__init__()
-        self.inner, self.factor = inner, factor
-        self.heads = inner.heads
+        self.inner, self.factor, self.heads = inner, factor, inner.heads
 
     def extra_repr(self) -> str:
         return f"factor={self.factor:g}"

@@ -8,7 +8,7 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
-from posenc.extension.methods.ntk_by_parts import blended, ramp_advice, rotations
+from posenc.extension.methods.ntk_by_parts import blended, ramp, ramp_advice, rotations
 
 
 def llama3(
@@ -49,7 +49,7 @@ def llama3(
             got=f"low {low:g}, high {high:g}",
             remedy="The release has 1 and 4.",
         )
-    kept = [min(1.0, max(0.0, (turns - low) / (high - low))) for turns in rotations(rope, length)]
+    kept = ramp(rotations(rope, length), low, high)
     return replaced(encoding, rope, rope.stretched(blended(kept, factor)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,6 +20,7 @@ from posenc.encoding import (
     TokenTableProduct,
 )
 from posenc.encoding.parts import Projection
+from posenc.encoding.tensors import Features, Keys, Queries, Scores, StructuredTerms
 from posenc.extension.banded import BandedRope
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import NotApplicable, require_length
@@ -79,10 +81,27 @@ def log_factor(grid: Grid, length: float) -> Float[Tensor, "b q"]:
     return seen.clamp(min=length).log() / math.log(length)
 
 
-class LogN(QueryKeyTransform):
-    """Queries scaled by κ after an optional transform; see ``log_n``."""
+class _Scaled(Part):
+    """What both parts have of the one inside."""
 
+    inner: Any
+    length: float
     pairwise = False
+
+    def extra_repr(self) -> str:
+        return f"length={self.length:g}"
+
+    def observe(self, x: Features, layout: Layout) -> Layout:
+        observed: Layout = layout if self.inner is None else self.inner.observe(x, layout)
+        return observed
+
+    def attach(self, query: Projection, key: Projection) -> None:
+        if self.inner is not None:
+            self.inner.attach(query, key)
+
+
+class LogN(_Scaled, QueryKeyTransform):
+    """Queries scaled by κ after an optional transform; see ``log_n``."""
 
     def __init__(self, inner: QueryKeyTransform | None, *, length: float) -> None:
         super().__init__()
@@ -92,28 +111,15 @@ class LogN(QueryKeyTransform):
         else:
             _take_over(self, inner, "scale", "tokenwise", "views", "widening")
 
-    def extra_repr(self) -> str:
-        return f"length={self.length:g}"
-
-    def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
-        return layout if self.inner is None else self.inner.observe(x, layout)
-
-    def attach(self, query: Projection, key: Projection) -> None:
-        if self.inner is not None:
-            self.inner.attach(query, key)
-
-    def forward(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
-    ) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B G K E"]]:
+    def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Tensor, Tensor]:
         if self.inner is not None:
             q, k = self.inner(q, k, grid)
         return (q * _columns(log_factor(grid, self.length))).to(q.dtype), k
 
 
-class LogNScore(ScoreTerm):
+class LogNScore(_Scaled, ScoreTerm):
     """A score part scaled by κ; see ``log_n``."""
 
-    pairwise = False
     reads_layout = True
 
     def __init__(self, inner: ScoreTerm, *, length: float) -> None:
@@ -121,36 +127,18 @@ class LogNScore(ScoreTerm):
         self.inner, self.length = inner, length
         _take_over(self, inner, "terms", "replaces_product")
 
-    def extra_repr(self) -> str:
-        return f"length={self.length:g}"
-
-    def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
-        return self.inner.observe(x, layout)
-
-    def attach(self, query: Projection, key: Projection) -> None:
-        self.inner.attach(query, key)
-
-    def forward(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B H K D"], grid: Grid, *, scale: float
-    ) -> Float[Tensor, "b H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         factor = _columns(log_factor(grid, self.length))
         scores: Tensor = self.inner(self._plain(q, factor), k, grid, scale=scale)
         return scores * factor.to(torch.promote_types(scores.dtype, factor.dtype))
 
-    def lower(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B H K D"], grid: Grid, *, scale: float
-    ) -> tuple[StructuredScore, ...] | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         factor = _columns(log_factor(grid, self.length))
         terms = self.inner.lower(self._plain(q, factor), k, grid, scale=scale)
-        if terms is None:
+        scaled = None if terms is None else [_scaled(term, factor, grid) for term in terms]
+        if scaled is None or None in scaled:
             return None
-        scaled: tuple[StructuredScore, ...] = ()
-        for term in terms:
-            times = _scaled(term, factor, grid)
-            if times is None:
-                return None
-            scaled += times
-        return scaled
+        return tuple(term for times in scaled for term in times or ())
 
     def _plain(self, q: Tensor, factor: Tensor) -> Tensor:
         """Queries before the scaling by ``LogN``."""
@@ -159,7 +147,7 @@ class LogNScore(ScoreTerm):
 
 def _scaled(
     term: StructuredScore, factor: Float[Tensor, "b 1 q 1"], grid: Grid
-) -> tuple[StructuredScore, ...] | None:
+) -> StructuredTerms | None:
     """The term times κ; None if a term by offset depends on the content of the key."""
     if isinstance(term, LowRank):
         return (replace(term, query=term.query * factor),)
@@ -171,8 +159,7 @@ def _scaled(
         tokens.append(term.left.tokens * factor)
         rows.append(term.left.rows)
     if term.table is not None:
-        heads = len(term.table)
-        tokens.append(factor.to(term.table).expand(-1, heads, queries, -1))
+        tokens.append(factor.to(term.table).expand(-1, len(term.table), queries, -1))
         rows.append(term.table.unsqueeze(-1))
     left = None
     if tokens:
@@ -183,14 +170,11 @@ def _scaled(
             torch.cat([x.expand(many, -1, -1) for x in rows], dim=-1),
         )
     row = None if term.row is None else term.row * factor.squeeze(-1)
-    scaled: tuple[StructuredScore, ...] = (
-        replace(term, table=None, left=left, row=row, column=None),
-    )
-    if term.column is not None:
-        heads = term.column.shape[1]
-        query = factor.to(term.column).expand(-1, heads, queries, -1)
-        scaled += (LowRank(query, term.column.unsqueeze(-1)),)
-    return scaled
+    scaled = replace(term, table=None, left=left, row=row, column=None)
+    if term.column is None:
+        return (scaled,)
+    query = factor.to(term.column).expand(-1, term.column.shape[1], queries, -1)
+    return scaled, LowRank(query, term.column.unsqueeze(-1))
 
 
 def _columns(factor: Float[Tensor, "b q"]) -> Float[Tensor, "b 1 q 1"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 
@@ -49,9 +50,7 @@ def ntk_by_parts(
     rope = require_rope(encoding, "ntk_by_parts", as_trained=True)
     factor, length = require_factor(factor), require_length(length)
     require_ramp(alpha, beta)
-    kept = [
-        min(1.0, max(0.0, (turns - alpha) / (beta - alpha))) for turns in rotations(rope, length)
-    ]
+    kept = ramp(rotations(rope, length), alpha, beta)
     return replaced(encoding, rope, rope.stretched(blended(kept, factor)))
 
 
@@ -60,6 +59,11 @@ def rotations(rope: Rope, length: float) -> list[float]:
     theta = rope.frequencies(like=torch.empty((), dtype=torch.float64, device="cpu"))
     counts: list[float] = (theta.detach() * (length / (2 * math.pi))).tolist()
     return counts
+
+
+def ramp(values: Iterable[float], low: float, high: float) -> list[float]:
+    """0 up to ``low``, 1 from ``high`` on, and linear between."""
+    return [min(1.0, max(0.0, (value - low) / (high - low))) for value in values]
 
 
 def blended(kept: list[float], factor: float) -> list[float]:

@@ -74,7 +74,7 @@ class Segments(nn.Module):
             )
         check("combine", Combine, combine, "before")
         self.model, self.length, self.overlap = model, length, overlap
-        self.combine: Combine = combine
+        self.combine = combine
 
     def extra_repr(self) -> str:
         return f"length={self.length}, overlap={self.overlap}, {self.combine}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
@@ -96,7 +95,7 @@ def string(
 class String(WindowedRope):
     """RoPE with shifted far distances; see ``string``."""
 
-    causal_only: ClassVar[bool] = True
+    causal_only = True
 
     def __init__(self, *, rope: Rope, shift: int, local: int) -> None:
         super().__init__(rope=rope, window=shift)

@@ -9,7 +9,7 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
-from posenc.extension.methods.ntk_by_parts import blended, require_ramp, rotations
+from posenc.extension.methods.ntk_by_parts import blended, ramp, require_ramp, rotations
 
 SLOWED = 1.1
 """Smallest divisor of a pair that is reported."""
@@ -91,8 +91,7 @@ def _bounds(
 
 def _kept(rope: Rope, low: float, high: float) -> list[float]:
     """Share of its frequency that each pair keeps."""
-    pairs = range(rope.rotated // 2)
-    return [1 - min(1.0, max(0.0, (t - low) / (high - low))) for t in pairs]
+    return [1 - share for share in ramp(range(rope.rotated // 2), low, high)]
 
 
 def yarn_advice(

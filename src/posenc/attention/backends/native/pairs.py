@@ -52,10 +52,6 @@ def _distance_gradients(
     return (parts, problem.heads, len(x)), None, pieces, pieces, rows
 
 
-def _mixing_sizes(tensors: Sequence[Tensor]) -> Sequence[int]:
-    return tensors[1].shape
-
-
 def _mixing_gradients(
     tensors: Sequence[Tensor], problem: Problem, parts: int
 ) -> Sequence[Shape | None]:
@@ -73,7 +69,7 @@ KINDS = {
     "distance": Kind(1, _distance_sizes, _distance_gradients),
     "counts": Kind(2),
     "blocks": Kind(5, lambda tensors: (tensors[0].shape[2],), _block_gradients),
-    "mixing": Kind(4, _mixing_sizes, _mixing_gradients),
+    "mixing": Kind(4, lambda tensors: tensors[1].shape, _mixing_gradients),
     "sticks": Kind(3, lambda _: (0,)),
     "sticks_self": Kind(3, lambda _: (1,)),
 }

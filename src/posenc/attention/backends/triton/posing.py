@@ -19,11 +19,12 @@ from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.once import Known, in_graph, once_for
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, Rotary, Segments
-from posenc.attention.problem.spacing import document_numbers, find_spacing
+from posenc.attention.problem.spacing import find_spacing
 from posenc.attention.problem.terms import AXES, Terms, max_distance_of, of_tokens, read_terms
 from posenc.encoding import BucketedTerms, DistanceFunction, GateCounts, Rotation, StickWeights
 from posenc.grid import Grid
 from posenc.layout.integers import exact_dtype
+from posenc.layout.padding import documents_of
 
 GRANULE = 16
 """Tokens that are summed up together; divides all tiles."""
@@ -178,12 +179,12 @@ def segment_ids_of(grid: Grid) -> tuple[Tensor, Tensor]:
     replays would number them again.
     """
     if in_graph(grid):
-        return _segment_ids(grid, *map(document_numbers, (grid.query, grid.key)))
+        return _segment_ids(grid, *map(documents_of, (grid.query, grid.key)))
     return once_for(grid, _NUMBERED, _numbered)
 
 
 def _numbered(grid: Grid) -> tuple[Tensor, Tensor]:
-    sides = document_numbers(grid.query), document_numbers(grid.key)
+    sides = documents_of(grid.query), documents_of(grid.key)
     if grid.query.document is None and grid.key.document is None:
         return _segment_ids(grid, *(side.int() for side in sides))
     rows = max(map(len, sides))

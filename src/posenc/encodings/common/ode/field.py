@@ -69,10 +69,8 @@ class Field:
         learned = self.learned(times, p)
         if not self.paired:
             return learned
-        rotation = _times(p, torch.complex(torch.zeros_like(self.rates), -self.rates))
-        return learned + torch.cat(
-            [rotation[..., : self.paired], torch.zeros_like(p[..., self.paired :])], dim=-1
-        )
+        rotation = _times(p[..., : self.paired], torch.complex(0 * self.rates, -self.rates))
+        return learned + F.pad(rotation, (0, p.shape[-1] - self.paired))
 
     def rotated(
         self, z: Float[Tensor, "*dims C"], times: Float[Tensor, "*dims"]

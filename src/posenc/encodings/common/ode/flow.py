@@ -37,15 +37,12 @@ class BoundaryStates(Protocol):
 
     def last(self, sign: int, segment: int) -> int:
         """The largest stored segment number up to ``segment``; -1 if there is none."""
-        ...
 
     def get(self, sign: int, segment: int) -> Tensor | None:
         """The stored state or None."""
-        ...
 
     def put(self, sign: int, segment: int, states: Tensor) -> None:
         """Store a state."""
-        ...
 
 
 def load_solvers() -> Any:
@@ -121,13 +118,13 @@ class Flow:
         if not len(times):
             return start.new_zeros(0, len(start))
         if self.method != "dopri5":
-            return field.rotated(self._by_steps(times, field, start, weights, solved), times)
+            return field.rotated(self._by_steps(times, field, start, solved), times)
         ahead, behind = times[times >= 0], times[times < 0].flip(0)
         parts = []
         if len(behind):
-            parts.append(self._adaptive(behind, field, start, weights, bounds).flip(0))
+            parts.append(self._adaptive(behind, field, start, bounds).flip(0))
         if len(ahead):
-            parts.append(self._adaptive(ahead, field, start, weights, bounds))
+            parts.append(self._adaptive(ahead, field, start, bounds))
         return field.rotated(torch.cat(parts), times)
 
     def _by_steps(
@@ -135,7 +132,6 @@ class Flow:
         times: Float[Tensor, " N"],
         field: Field,
         start: Float[Tensor, " C"],
-        weights: Sequence[Tensor],
         solved: Solved | None,
     ) -> Float[Tensor, "N C"]:
         """``z = exp(-R t) p``: whole steps from 0, then a shorter one from the last knot."""
@@ -150,11 +146,11 @@ class Flow:
                 def adjoint(state: Tensor, weights: Sequence[Tensor], *steps: int) -> Tensor:
                     return self._solve(field, state, self._knots(state, sign, *steps), weights)
 
-                return unrolled(adjoint, counts, start, weights)
+                return unrolled(adjoint, counts, start, field.weights)
 
             reached = self.each_way(numbers, solve)
         else:
-            reached = self.whole_steps(numbers, start.unsqueeze(0), weights)[:, 0]
+            reached = self.whole_steps(numbers, start.unsqueeze(0), field.weights)[:, 0]
         reached = reached[index]
         knot = steps * self.step
         rest = times - knot
@@ -164,8 +160,7 @@ class Flow:
         def shorter(share: Tensor, z: Tensor) -> Tensor:
             return rest.unsqueeze(-1) * field(knot + share * rest, z)
 
-        ends = rest.new_tensor([0.0, 1.0])
-        return self._solve(shorter, reached, ends)[1]
+        return self._solve(shorter, reached, rest.new_tensor([0.0, 1.0]))[1]
 
     def each_way(
         self, numbers: Int[Tensor, " N"], solve: Callable[[int, Sequence[int]], Tensor]
@@ -215,12 +210,7 @@ class Flow:
         return numbers * (sign * self.step)
 
     def _adaptive(
-        self,
-        times: Float[Tensor, " N"],
-        field: Field,
-        start: Tensor,
-        weights: Sequence[Tensor],
-        bounds: BoundaryStates | None,
+        self, times: Float[Tensor, " N"], field: Field, start: Tensor, bounds: BoundaryStates | None
     ) -> Float[Tensor, "N C"]:
         """``z`` at times of one sign, from 0 outwards.
 
@@ -242,7 +232,7 @@ class Flow:
             grid = torch.cat([grid, begin + sign * SEGMENT])
 
             def segment(z: Tensor, grid: Tensor = grid, skipped: int = skipped) -> Tensor:
-                return self._solve(field, z, grid, weights)[skipped:]
+                return self._solve(field, z, grid, field.weights)[skipped:]
 
             states = _recomputed(segment, start) if long else segment(start)
             parts.append(states[:-1])
@@ -262,16 +252,11 @@ class Flow:
 
         Gradients of ``weights`` are by the adjoint equation if that is chosen.
         """
-        solvers = load_solvers()
-        options: dict[str, Any] = {
-            "method": self.method,
-            "rtol": self.tolerance,
-            "atol": self.tolerance,
-        }
-        solve = solvers.odeint
+        solve, options = load_solvers().odeint, {}
         if weights and self.gradient == "adjoint":
-            solve, options["adjoint_params"] = solvers.odeint_adjoint, tuple(weights)
-        states: Tensor = solve(slope, start, times, **options)
+            solve, options = load_solvers().odeint_adjoint, {"adjoint_params": tuple(weights)}
+        tolerances = {"rtol": self.tolerance, "atol": self.tolerance}
+        states: Tensor = solve(slope, start, times, method=self.method, **tolerances, **options)
         return states
 
 

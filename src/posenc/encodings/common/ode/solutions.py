@@ -35,16 +35,13 @@ class Trajectory(Protocol):
     @property
     def flow(self) -> Flow:
         """Equation and solver."""
-        ...
 
     @property
     def start(self) -> Tensor:
         """``p(0)``."""
-        ...
 
     def weights(self) -> list[Tensor]:
         """Weight and bias of both layers."""
-        ...
 
 
 @dataclass(frozen=True)
