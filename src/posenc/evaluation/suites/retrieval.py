@@ -14,7 +14,7 @@ from posenc.evaluation.results import StudyReading
 from posenc.evaluation.suites.next_token import BUDGET, cost
 from posenc.evaluation.suites.words import words
 from posenc.evaluation.texts import SpecialTokens, Text
-from posenc.experiments.text_loss import rows_a_call
+from posenc.experiments.text_loss import at_device, rows_a_call
 
 PARTS = 4
 """Parts of a document; a passage is cut out of the middle of each."""
@@ -107,8 +107,9 @@ class RetrievalSuite:
         """True for passages whose document ranks first."""
         rest = self._vectors(model, self._cut(self._rest(length), limit))
         hits = []
-        for passage in self._passages(length):
-            scores = self._vectors(model, self.special.around(passage)) @ rest.T
+        for begin in self._places(length)[1]:
+            passage = self.special.around(self.documents[:, begin : begin + self.passage])
+            scores = self._vectors(model, passage) @ rest.T
             hits.append(scores.argmax(1) == torch.arange(len(rest)))
         return torch.stack(hits)
 
@@ -117,10 +118,6 @@ class RetrievalSuite:
         whole = length - self.special.count + PARTS * self.passage
         part = whole // PARTS
         return whole, [index * part + (part - self.passage) // 2 for index in range(PARTS)]
-
-    def _passages(self, length: int) -> list[Int[Tensor, "N p"]]:
-        begins = self._places(length)[1]
-        return [self.documents[:, begin : begin + self.passage] for begin in begins]
 
     def _rest(self, length: int) -> Int[Tensor, "N n"]:
         """Documents without their passages, without special tokens."""
@@ -136,10 +133,6 @@ class RetrievalSuite:
 
     @torch.inference_mode()
     def _vectors(self, model: nn.Module, tokens: Int[Tensor, "N n"]) -> Float[Tensor, "N C"]:
-        device = next(model.parameters()).device
-        rows = rows_a_call(tokens.shape[1])
-        means = [
-            model(tokens[begin : begin + rows].to(device)).float().mean(1).cpu()
-            for begin in range(0, len(tokens), rows)
-        ]
+        run, parts = at_device(model), torch.split(tokens, rows_a_call(tokens.shape[1]))
+        means = [run(part).float().mean(1).cpu() for part in parts]
         return nn.functional.normalize(torch.cat(means), dim=1)

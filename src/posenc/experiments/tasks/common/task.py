@@ -30,12 +30,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import Parameter
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 
+from posenc.arguments import Count
 from posenc.errors import ArgumentError
 from posenc.experiments.fitting import fit_note, fitted_options
+from posenc.experiments.options import OF_TASK, ComparisonOptions
 from posenc.experiments.recipe import Positions, Recipe, Variant, describe
 from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
 from posenc.experiments.tasks.common.probe import Probe
@@ -45,29 +47,26 @@ from posenc.training.memory_estimate import require_step, stack_bytes
 from posenc.training.seeding import fingerprint
 
 
-class TaskSettings(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings(ComparisonOptions, ABC):
     """The settings of a comparison that a task is made from; see ``ComparisonSettings``."""
 
+    out: Path
+    existing: Literal["refuse", "resume", "join", "replace"] = "refuse"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    references: Sequence[str] = OF_TASK
+    threads: Count = 1
+
     @property
-    def options(self) -> Mapping[str, Any]: ...
+    def lengths(self) -> tuple[int, ...]:
+        """Lengths to test at, ascending; the first is the training length."""
+        assert isinstance(self.test_lengths, tuple)  # ComparisonSettings makes it one
+        return self.test_lengths
+
     @property
-    def text(self) -> Path | None: ...
-    @property
-    def train_length(self) -> int: ...
-    @property
-    def lengths(self) -> tuple[int, ...]: ...
-    @property
-    def references(self) -> Sequence[str]: ...
-    @property
-    def variants(self) -> tuple[Variant, ...]: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def layers(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def batch(self) -> int: ...
+    @abstractmethod
+    def variants(self) -> tuple[Variant, ...]:
+        """All that is measured: the encodings, then the references not among them."""
 
 
 class Task(ABC):
