@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -74,33 +75,33 @@ def finetuned(
         weight_decay=0.0,
         schedule=_triangle,
     )
-    windows = _Windows(
-        text, pieces, tuning.positions, length=length, goal=goal, byte_needles=byte_needles
-    )
+    size = goal if tuning.positions == "plain" else length
+    windows = _Windows(text, pieces, tuning.positions, size, goal, byte_needles)
     done = fit(trained, windows, plan, Watch(stepped=after))
     return done.model, done.seconds
 
 
+@dataclass(frozen=True, eq=False)
 class _Windows:
     """A task of predicting windows of a text, at positions up to the goal; see ``finetuned``."""
 
-    fingerprint = ""
+    text: Tensor
+    pieces: Pieces
+    positions: Positions
+    size: int
+    goal: int
+    byte_needles: bool
+    fingerprint: str = ""
 
-    def __init__(
-        self,
-        text: Tensor,
-        pieces: Pieces,
-        positions: Positions,
-        *,
-        length: int,
-        goal: int,
-        byte_needles: bool,
-    ) -> None:
-        self.text, self.pieces, self.positions, self.goal = text, pieces, positions, goal
-        self.byte_needles = byte_needles
-        self.size = goal if positions == "plain" else length
-        self.rows = max(1, TOKENS_A_STEP // self.size)
-        self.tokens_per_step = self.rows * self.size
+    @property
+    def rows(self) -> int:
+        """Windows of a step."""
+        return max(1, TOKENS_A_STEP // self.size)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of these."""
+        return self.rows * self.size
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor | Layout]:
         """``inputs``, ``targets`` ``[rows, size]`` and their ``layout``."""

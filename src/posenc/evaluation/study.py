@@ -155,7 +155,6 @@ def measure_extensions(
     if tuning.steps:
         width = next(checkpoint.model.parameters()).shape[-1]
         study = replace(study, finetune=tuning.described(width))
-    study = replace(study, gate=gate(study))
     chosen, reason = choose(study, tuned=bool(tuning.steps), always=always)
     study = replace(study, chosen=chosen, reason=reason, seconds=time.perf_counter() - began)
     winner = next((candidate for candidate in candidates if candidate.key == chosen), None)
@@ -240,12 +239,12 @@ def study_of(
     factor: float,
     seed: int,
 ) -> Study:
-    """The record of measurements by a suite."""
+    """The record of measurements by a suite, with the gate if one stops it."""
     source = _source(suite, data)
     unit = source.unit if isinstance(source, Text) else "pixel"
     if unit == "pixel" and factor != 1.0:
         factor = suite.lengths[-1] / suite.lengths[0]
-    return Study(
+    study = Study(
         checkpoint=checkpoint.name,
         family=checkpoint.family,
         parameters=sum(p.numel() for p in checkpoint.model.parameters()),
@@ -263,3 +262,4 @@ def study_of(
         seed=seed,
         **suite.facts(unit),
     )
+    return replace(study, gate=gate(study))

@@ -107,9 +107,8 @@ class RetrievalSuite:
         """True for passages whose document ranks first."""
         rest = self._vectors(model, self._cut(self._rest(length), limit))
         hits = []
-        for begin in self._places(length)[1]:
-            passage = self.special.around(self.documents[:, begin : begin + self.passage])
-            scores = self._vectors(model, passage) @ rest.T
+        for passage in self._passages(length):
+            scores = self._vectors(model, self.special.around(passage)) @ rest.T
             hits.append(scores.argmax(1) == torch.arange(len(rest)))
         return torch.stack(hits)
 
@@ -118,6 +117,10 @@ class RetrievalSuite:
         whole = length - self.special.count + PARTS * self.passage
         part = whole // PARTS
         return whole, [index * part + (part - self.passage) // 2 for index in range(PARTS)]
+
+    def _passages(self, length: int) -> list[Int[Tensor, "N p"]]:
+        begins = self._places(length)[1]
+        return [self.documents[:, begin : begin + self.passage] for begin in begins]
 
     def _rest(self, length: int) -> Int[Tensor, "N n"]:
         """Documents without their passages, without special tokens."""

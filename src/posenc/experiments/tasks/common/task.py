@@ -43,7 +43,7 @@ from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
 from posenc.experiments.tasks.common.probe import Probe
 from posenc.models.checkpoint import SavedModel
 from posenc.models.stack import StackConfig
-from posenc.training.memory_estimate import require_step, stack_bytes
+from posenc.training.memory_estimate import gigabytes, stack_bytes
 from posenc.training.seeding import fingerprint
 
 
@@ -217,7 +217,13 @@ class Task(ABC):
         """
         rows, length = self.settings.batch, self.example_length
         needed = self.bytes_needed(model, rows, length, training=True)
-        require_step(needed, available, rows=rows, length=length)
+        if needed > available:
+            raise ArgumentError(
+                "batch",
+                expected=f"a training step that fits into {gigabytes(available)}",
+                got=f"about {gigabytes(needed)} for {rows} windows of {length}",
+                remedy="Lower batch, train_length or width, or use fewer workers.",
+            )
 
     def count(self, encoding: str) -> int:
         """Number of items that ``measure`` yields."""
