@@ -16,6 +16,7 @@ from posenc.errors import ArgumentError
 from posenc.evaluation.settings import Positions, Tuning
 from posenc.experiments.pieces import Pieces
 from posenc.experiments.tasks.common import needles
+from posenc.experiments.tasks.common.byte_text import random_windows
 from posenc.layout import Layout
 from posenc.training import TrainingPlan, Watch, fit
 from posenc.training.seeding import generator
@@ -106,10 +107,9 @@ class _Windows:
     def batch(self, seed: int, step: int) -> dict[str, Tensor | Layout]:
         """``inputs``, ``targets`` ``[rows, size]`` and their ``layout``."""
         draw = generator(seed, step)
-        count = self.pieces.count(self.size + 1)
-        drawn = torch.randint(count, (self.rows, 1), generator=draw)
-        begins = self.pieces.begins(drawn, self.size + 1)
-        windows = self.text[begins + torch.arange(self.size + 1)].long()
+        windows = random_windows(
+            self.text, self.pieces, rows=self.rows, length=self.size + 1, source=draw
+        )
         inputs, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
         asking = round(NEEDLE_SHARE * self.rows) if self.rows > 1 else step % 4 == 0
         if self.byte_needles and asking:

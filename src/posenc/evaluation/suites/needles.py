@@ -37,9 +37,7 @@ class ByteNeedles:
         self, windows: Int[Tensor, "W L"], depth: float, generator: torch.Generator
     ) -> tuple[Int[Tensor, "W L"], Int[Tensor, "W 1"]]:
         """Windows with a needle at this depth and the question at their end; and the answers."""
-        reserved = (windows >= needles.FIRST) & (windows < needles.FIRST + needles.KINDS)
-        reserved |= windows == needles.QUERY
-        hidden = windows.masked_fill(reserved, ord(" "))
+        hidden = needles.unmarked(windows)
         drawn = torch.randint(needles.KINDS, (len(windows),), generator=generator)
         answers = needles.FIRST + drawn
         hidden[:, round(depth * (windows.shape[1] - 2))] = answers

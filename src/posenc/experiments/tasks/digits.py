@@ -46,8 +46,12 @@ class LabelledImages:
     labels: Int[Tensor, " N"]
 
 
-View = tuple[Float[Tensor, "N one Y X"], Bool[Tensor, "N Y X"] | None]
-"""Test images as they are shown: pixels, and which of them are no padding (None: all)."""
+@dataclass(frozen=True, eq=False)
+class View:
+    """Test images as they are shown: ``pixels``, and which of them are no padding (None: all)."""
+
+    pixels: Float[Tensor, "N one Y X"]
+    valid: Bool[Tensor, "N Y X"] | None = None
 
 
 class Digits(Task):
@@ -140,7 +144,7 @@ class Digits(Task):
         vision = cast(VisionTransformer, model)
         device = next(model.parameters()).device
         trained = self.settings.train_length
-        pixels, real = VIEWS[metric](images.pixels[:HELD_OUT], side, trained, self._patch)
+        view = VIEWS[metric](images.pixels[:HELD_OUT], side, trained, self._patch)
         layout: Layout | None = None
         if metric == "fitted":
             layout = vision.encoder.layout(side // self._patch, side // self._patch)
@@ -149,8 +153,8 @@ class Digits(Task):
         right = 0
         for begin in range(0, HELD_OUT, ROWS):
             rows = slice(begin, begin + ROWS)
-            valid = None if real is None else real[rows].to(device)
-            logits = vision(pixels[rows].to(device), layout, valid=valid)
+            valid = None if view.valid is None else view.valid[rows].to(device)
+            logits = vision(view.pixels[rows].to(device), layout, valid=valid)
             right += int((logits.argmax(1).cpu() == images.labels[rows]).sum().item())
         return (right / HELD_OUT,)
 
@@ -208,12 +212,12 @@ def _scaled(pixels: Tensor, side: int) -> Tensor:
 
 
 def _shown_scaled(pixels: Tensor, side: int, trained: int, patch: int) -> View:
-    return _scaled(pixels, side), None
+    return View(_scaled(pixels, side))
 
 
 def _shown_moved(pixels: Tensor, side: int, trained: int, patch: int) -> View:
     """At the trained size, each somewhere on a sheet of paper, by whole patches."""
-    return _on_sheet(pixels, side, trained, patch)[0], None
+    return View(_on_sheet(pixels, side, trained, patch).pixels)
 
 
 def _on_sheet(pixels: Tensor, side: int, trained: int, patch: int) -> View:
@@ -227,7 +231,7 @@ def _on_sheet(pixels: Tensor, side: int, trained: int, patch: int) -> View:
         place = (slice(down, down + trained), slice(right, right + trained))
         sheet[row, 0, place[0], place[1]] = images[row, 0]
         valid[row, place[0], place[1]] = True
-    return sheet, valid
+    return View(sheet, valid)
 
 
 VIEWS: Mapping[str, Callable[[Tensor, int, int, int], View]] = {

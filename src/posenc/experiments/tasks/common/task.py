@@ -127,10 +127,11 @@ class Task(ABC):
         self.example_length = example_length
         self.fitted_length = example_length if fitted_length is None else fitted_length
         self.tokens_per_step = settings.batch * example_length
-        self.subjects = describe(
-            settings.variants,
-            references=settings.references,
-            note=lambda encoding: fit_note(encoding, self.fitted_length),
+        self.subjects = tuple(
+            describe(
+                v, references=settings.references, note=fit_note(v.encoding, self.fitted_length)
+            )
+            for v in settings.variants
         )
         self.probes: list[Probe] = []
         self.lacking: dict[int, str] = {}
