@@ -89,8 +89,8 @@ class Checkpoint:
                 this machine has no such device.
         """
         require_device(device)
-        folder = as_path(source)
-        hub = HubName.of(folder)
+        folder = source if isinstance(source, Path) else as_path(source)
+        hub = None if folder.exists() else HubName.of(folder)
         if hub is not None:
             folder = hub.folder(weights=True)
         if (folder / "model" / "config.json").is_file():
