@@ -14,8 +14,8 @@ import vl_convert
 from posenc.experiments.charts import draw_charts
 from posenc.experiments.statistics import bounds_of
 from posenc.experiments.summary import summarise
-from posenc.reporting.axes import value_axis
 from posenc.reporting.charts import Chart
+from posenc.reporting.drawing import Up
 from posenc.reporting.intervals import Bounds, Estimate, estimate
 from tests.support.samples import ACCURACY, LOSS, sample
 
@@ -35,7 +35,7 @@ RANGES = {
 def labels(values: list[float], **how: bool) -> list[str]:
     """The labels of the axis as they are drawn."""
     data = pd.DataFrame({"mean": values or [0.0]})
-    chart = alt.Chart(data).mark_point().encode(y=value_axis(values, "title", **how))
+    chart = alt.Chart(data).mark_point().encode(y=Up(title="title", **how).axis(values))
     svg = vl_convert.vegalite_to_svg(chart.properties(height=320).to_dict())
     (axis,) = re.findall(r'role-axis-label".*?</g>', svg, re.DOTALL)
     return re.findall(r"<text[^>]*>([^<]*)</text>", axis)
@@ -56,7 +56,7 @@ def test_ticks_differ(values: list[float], percent: bool) -> None:
 
 
 def test_an_axis_ends_where_its_metric_does() -> None:
-    axis = value_axis([0.97, 1.0], "", percent=True, bounds=Bounds(0.0, 1.0)).to_dict()
+    axis = Up(title="", percent=True, bounds=Bounds(0.0, 1.0)).axis([0.97, 1.0]).to_dict()
     assert axis["scale"]["domain"][1] == 1.0
 
 

@@ -18,7 +18,7 @@ from posenc.cli.extend import extend
 from posenc.cli.gallery import gallery
 from posenc.cli.generate import generate
 from posenc.cli.listing import list_encodings
-from posenc.cli.options import configurable, options_of
+from posenc.cli.options import configurable, flag, options_of
 from posenc.cli.show import show
 from posenc.cli.tasks import list_tasks
 from posenc.errors import PosencError
@@ -70,7 +70,7 @@ def _options(
             "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    debug: Annotated[bool, flag("--debug", "Show tracebacks of errors.")] = False,
 ) -> None:
     """Positional encodings for Transformers."""
 

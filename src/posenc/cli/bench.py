@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.progress import BarColumn, TimeElapsedColumn
 from rich.text import Text
 
@@ -21,7 +20,7 @@ from posenc.cli.console import (
     print_opening,
     print_report,
 )
-from posenc.cli.options import Json, Quiet, option, with_settings
+from posenc.cli.options import Json, Quiet, flag, option, with_settings
 
 if TYPE_CHECKING:
     from posenc.bench.run import Reading, Report
@@ -34,12 +33,9 @@ def bench(
     *,
     fields: dict[str, Any],
     causal: Annotated[
-        bool | None,
-        typer.Option(
-            "--causal/--bidirectional", show_default="causal where needed", help="The mask."
-        ),
+        bool | None, option("The mask.", "causal where needed", "--causal/--bidirectional")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
+    quick: Annotated[bool, flag("--quick", "Fewer rounds.")] = False,
     out: Annotated[Path | None, option("Output folder for the report.", "none")] = None,
     json: Json = False,
     quiet: Quiet = False,

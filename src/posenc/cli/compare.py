@@ -24,7 +24,7 @@ from posenc.cli.console import (
     print_opening,
     print_report,
 )
-from posenc.cli.options import Json, Quiet, option, with_settings
+from posenc.cli.options import Json, Quiet, flag, option, with_settings
 from posenc.codec import parse_option, parse_options
 from posenc.errors import ArgumentError
 from posenc.experiments.options import ComparisonOptions
@@ -58,16 +58,11 @@ def compare(
     *,
     fields: dict[str, Any],
     task_options: Annotated[
-        list[str] | None,
-        typer.Option("--option", show_default="none", help="Task option KEY=VALUE; repeatable."),
+        list[str] | None, option("Task option KEY=VALUE; repeatable.", "none", "--option")
     ] = None,
     out: Annotated[Path, option("Folder for runs and report.")] = Path("posenc-compare"),
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the comparison in --out.")
-    ] = False,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Replace the comparison in --out.")
-    ] = False,
+    resume: Annotated[bool, flag("--resume", "Continue the comparison in --out.")] = False,
+    replace: Annotated[bool, flag("--replace", "Replace the comparison in --out.")] = False,
     join: Annotated[
         Path | None,
         option("Folder of a comparison to share with the processes already at work on it.", "none"),
@@ -78,9 +73,7 @@ def compare(
     nodes: Annotated[int, option("Processes to launch, each on a node.")] = 1,
     launch_options: Annotated[
         list[str] | None,
-        typer.Option(
-            "--launch-option", show_default="none", help="submitit option KEY=VALUE; repeatable."
-        ),
+        option("submitit option KEY=VALUE; repeatable.", "none", "--launch-option"),
     ] = None,
     json: Json = False,
     quiet: Quiet = False,

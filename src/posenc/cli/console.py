@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.padding import Padding
 from rich.progress import Progress, ProgressColumn, TextColumn
 from rich.segment import Segment
 from rich.table import Table
@@ -102,6 +103,11 @@ def new_table(*columns: str, gap: int = 2, header: bool = True) -> Table:
     return table
 
 
+def print_line(text: str, *, indent: int = 0, style: str = "") -> None:
+    """Print a line and what is wrapped of it, indented."""
+    OUT.print(Padding(Text(text, style=style), (0, 0, 0, indent)))
+
+
 def print_report(page: Path, *, gap: str = "\n") -> None:
     """Print the path of a report's page."""
     OUT.print(Text.assemble(f"{gap}Report: ", (str(page.resolve()), "bold")), soft_wrap=True)
@@ -113,7 +119,7 @@ def print_opening(opening: Opening) -> None:
 
     verdicts = opening.verdicts
     OUT.print(Text(f"\n{verdicts.title}", "dim"))
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table = new_table()
     for column in ("", *verdicts.columns):
         table.add_column(column, overflow="fold")
     for row in sorted(verdicts.rows, key=lambda row: row.reference):

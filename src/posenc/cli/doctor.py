@@ -7,12 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.padding import Padding
-from rich.text import Text
 
-from posenc.cli.console import OUT, command_line, new_table, print_json, print_opening, print_report
+from posenc.cli.console import (
+    OUT,
+    command_line,
+    new_table,
+    print_json,
+    print_line,
+    print_opening,
+    print_report,
+)
 from posenc.cli.engines import print_engines, require_engine
-from posenc.cli.options import Json, option
+from posenc.cli.options import Json, flag, option
 
 if TYPE_CHECKING:
     from posenc.evaluation.doctor.diagnosis import Diagnosis
@@ -31,16 +37,12 @@ def doctor(
     ] = 60.0,
     engine: Annotated[
         str | None,
-        typer.Option(
-            show_default="none",
-            help="Compare with how an engine would rotate: vllm, sglang, llama.cpp, mlx or all.",
+        option(
+            "Compare with how an engine would rotate: vllm, sglang, llama.cpp, mlx or all.", "none"
         ),
     ] = None,
     live: Annotated[
-        bool,
-        typer.Option(
-            "--live", help="Load the weights too, and compare its frequencies with its config."
-        ),
+        bool, flag("--live", "Load the weights too, and compare its frequencies with its config.")
     ] = False,
     out: Annotated[Path | None, option("Output folder for a report.", "none")] = None,
     json: Json = False,
@@ -98,61 +100,57 @@ def _print(diagnosis: Diagnosis) -> None:
 
     reading = diagnosis.reading
     by = "read by running its code" if reading.by == "run" else "not run, read from its config"
-    _line(f"{diagnosis.model_type or 'unknown'} model, {by}", style="bold")
+    print_line(f"{diagnosis.model_type or 'unknown'} model, {by}", style="bold")
     if reading.reason:
-        _line(f"{reading.reason.rstrip('.')}.", indent=2, style="yellow")
+        print_line(f"{reading.reason.rstrip('.')}.", indent=2, style="yellow")
     for title, layers in zip(titles(reading), reading.layers, strict=True):
-        _line(title, indent=2)
+        print_line(title, indent=2)
         for line in described(layers.attention):
-            _line(line, indent=4)
+            print_line(line, indent=4)
     for table in reading.tables:
-        _line(f"{table.module}: a table of {table.rows:,} positions", indent=2)
+        print_line(f"{table.module}: a table of {table.rows:,} positions", indent=2)
     if not reading.layers:
-        _line("The config does not tell how positions enter this model.", indent=2)
+        print_line("The config does not tell how positions enter this model.", indent=2)
     OUT.print()
     for text in length_sentences(diagnosis):
-        _line(text)
+        print_line(text)
     lines = config_lines(diagnosis.advice)
     if lines:
-        _line("in config.json, for transformers:", indent=2)
+        print_line("in config.json, for transformers:", indent=2)
         for line in lines:
-            _line(line, indent=2)
+            print_line(line, indent=2)
     OUT.print()
     for problem, change in setting_sentences(diagnosis):
-        _line(problem, style="yellow" if change else "")
+        print_line(problem, style="yellow" if change else "")
         if change:
-            _line(change, indent=2)
+            print_line(change, indent=2)
     OUT.print()
     if diagnosis.costs:
         costs = new_table("tokens", "transformers", "", "with posenc", "")
         for row in cost_rows(diagnosis):
             costs.add_row(*row)
-        _line("One layer, forward, one row, this machine (≈ computed from shorter inputs):")
+        print_line("One layer, forward, one row, this machine (≈ computed from shorter inputs):")
         OUT.print(costs)
-        _line(f"posenc's CPU kernels: {diagnosis.kernels}.")
+        print_line(f"posenc's CPU kernels: {diagnosis.kernels}.")
         OUT.print()
-    _line(diagnosis.acceleration)
+    print_line(diagnosis.acceleration)
 
 
 def _print_checked(checked: tuple[Checked, ...]) -> None:
     from posenc.reporting.numbers import counted
 
     OUT.print()
-    _line("Loaded with its weights:", style="bold")
+    print_line("Loaded with its weights:", style="bold")
     for one in checked:
         layers = f" of layers of {one.layer_type}" if one.layer_type else ""
         pairs = counted(sum(theta > 0 for theta in one.own.frequencies), "pair")
         told = one.problem or (
             "as its config says" if one.stated else "which its config does not state"
         )
-        _line(
+        print_line(
             f"{one.path}{layers}: {pairs}, gain {one.own.gain:.5g}, {told}.",
             indent=2,
             style="yellow" if one.problem else "",
         )
     if not checked:
-        _line("No rotary frequencies were found.", indent=2)
-
-
-def _line(text: str, *, indent: int = 0, style: str = "") -> None:
-    OUT.print(Padding(Text(text, style=style), (0, 0, 0, indent)))
+        print_line("No rotary frequencies were found.", indent=2)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.padding import Padding
 from rich.text import Text
 
-from posenc.cli.console import OUT, new_table
+from posenc.cli.console import OUT, new_table, print_line
 
 if TYPE_CHECKING:
     from posenc.evaluation.doctor.engines import Engines
@@ -37,19 +37,21 @@ def print_engines(engines: Engines, reading: Reading) -> None:
 
     OUT.print()
     if engines.served:
-        _line(f"By the rules of the engines, as read in {engines.served[0].read}:", style="bold")
+        print_line(
+            f"By the rules of the engines, as read in {engines.served[0].read}:", style="bold"
+        )
         table = new_table(*ENGINE_COLUMNS)
         for row in engines.rows():
             table.add_row(*row)
         OUT.print(Padding(table, (0, 0, 0, 2)))
     for text in engines.sentences(reading):
-        _line(text)
+        print_line(text)
     if engines.remedy is not None:
-        _line(sentence("right_in", remedy=engines.remedy))
+        print_line(sentence("right_in", remedy=engines.remedy))
         for line in json.dumps(engines.remedy.changes, indent=2).splitlines()[1:-1]:
-            _line(line, indent=2)
+            print_line(line, indent=2)
         if engines.remedy.left:
-            _line(sentence("still_left", remedy=engines.remedy))
+            print_line(sentence("still_left", remedy=engines.remedy))
 
 
 def print_serving(extended: Extended) -> None:
@@ -57,20 +59,20 @@ def print_serving(extended: Extended) -> None:
     if extended.left_out:
         OUT.print()
     for spec, why in extended.left_out.items():
-        _line(f"Left out: {spec} {why}.", style="dim")
+        print_line(f"Left out: {spec} {why}.", style="dim")
     serving = extended.serving
     if serving is None:
         return
     OUT.print(Text(f"\nFor {serving.engine}:"))
     _command(serving.command)
     if serving.original:
-        _line("or, from the folder of the model as it was:")
+        print_line("or, from the folder of the model as it was:")
         _command(serving.original)
     if serving.keys:
-        _line("or, in a GGUF file of the model as it was:")
+        print_line("or, in a GGUF file of the model as it was:")
         for key, (value, kind) in serving.keys.items():
             shown = f"{value:.10g}" if isinstance(value, float) else value
-            _line(f"{key} = {shown} ({kind})", indent=2)
+            print_line(f"{key} = {shown} ({kind})", indent=2)
 
 
 def engine_json(extended: Extended) -> dict[str, Any]:
@@ -82,7 +84,3 @@ def engine_json(extended: Extended) -> dict[str, Any]:
 
 def _command(text: str) -> None:
     OUT.print(Padding(Text(text, style="bold"), (0, 0, 0, 2)), soft_wrap=True)
-
-
-def _line(text: str, *, indent: int = 0, style: str = "") -> None:
-    OUT.print(Padding(Text(text, style=style), (0, 0, 0, indent)))

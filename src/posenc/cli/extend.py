@@ -38,11 +38,10 @@ def extend(
     ),
     engine: Annotated[
         str | None,
-        typer.Option(
-            "--for",
-            show_default="none",
-            help="Engine that is to serve it: only its methods, and what to type. vllm, sglang, "
+        option(
+            "Engine that is to serve it: only its methods, and what to type. vllm, sglang, "
             "llama.cpp, mlx or transformers.",
+            *("none", "--for"),
         ),
     ] = None,
     json: Json = False,

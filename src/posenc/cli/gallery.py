@@ -17,7 +17,7 @@ def gallery(
     out: Annotated[Path, option("Output file (.html).")] = Path("posenc-gallery.html"),
     encodings: Annotated[
         str | None,
-        option("Encodings to draw, comma-separated.", "all", complete=complete_encodings),
+        option("Encodings to draw, comma-separated.", "all", autocompletion=complete_encodings),
     ] = None,
 ) -> None:
     """Write an HTML page with the formula, plots, claims and source of every encoding.

@@ -7,12 +7,11 @@ from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
 from posenc.cli.console import OUT, new_table, print_json
-from posenc.cli.options import Json, option
+from posenc.cli.options import Json, flag, option
 from posenc.entry import Claims, Entry
 from posenc.registry import ENCODINGS
 
@@ -58,9 +57,7 @@ def list_encodings(
     ] = None,
     causal: Annotated[
         bool | None,
-        typer.Option(
-            "--causal/--bidirectional", help="Only encodings for causal or bidirectional attention."
-        ),
+        flag("--causal/--bidirectional", "Only encodings for causal or bidirectional attention."),
     ] = None,
     extrapolates: Annotated[
         str | None, option("Only encodings whose extrapolation note contains this.", "any")

@@ -25,18 +25,18 @@ from posenc.errors import DataError, UnknownNameError
 KEYWORD = Parameter.KEYWORD_ONLY
 
 
-def option(
-    help_text: str,
-    default: str | bool = True,
-    *,
-    complete: Callable[[str], list[str]] | None = None,
-) -> Any:
-    """An option with its help, the displayed default and completion of its value."""
-    return typer.Option(help=help_text, show_default=default, autocompletion=complete)
+def option(help_text: str, default: str | bool = True, *names: str, **more: Any) -> Any:
+    """An option with its help, the displayed default, its names and more of ``typer.Option``."""
+    return typer.Option(*names, help=help_text, show_default=default, **more)
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]
+def flag(name: str, help_text: str, *short: str) -> Any:
+    """An option without a value."""
+    return typer.Option(name, *short, help=help_text)
+
+
+Json = Annotated[bool, flag("--json", "Print JSON.")]
+Quiet = Annotated[bool, flag("--quiet", "Print no progress.", "-q")]
 
 
 def with_settings(

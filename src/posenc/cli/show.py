@@ -15,7 +15,7 @@ from rich.text import Text
 from posenc.cli.completion import complete_encoding
 from posenc.cli.console import OUT, new_table, print_json
 from posenc.cli.listing import describe
-from posenc.cli.options import Json, option
+from posenc.cli.options import Json, flag, option
 from posenc.codec import parse_options
 from posenc.registration import parse_name
 from posenc.registry import ENCODINGS
@@ -40,20 +40,15 @@ def show(
     ],
     options: Annotated[
         list[str] | None,
-        typer.Option(
-            "--option",
-            "-o",
+        option(
+            *("Encoding option KEY=VALUE; repeatable.", "none", "--option", "-o"),
             metavar="KEY=VALUE",
-            show_default="none",
-            help="Encoding option KEY=VALUE; repeatable.",
         ),
     ] = None,
     out: Annotated[
         Path | None, option("Output file for the plot: .png, .svg or .html.", "no file")
     ] = None,
-    bidirectional: Annotated[
-        bool, typer.Option("--bidirectional", help="Without a causal mask.")
-    ] = False,
+    bidirectional: Annotated[bool, flag("--bidirectional", "Without a causal mask.")] = False,
     length: Annotated[int, typer.Option(min=2, max=512, help="Number of tokens in the plot.")] = 48,
     json: Json = False,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,16 @@ from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import without_autocast
+
+
+class Options(TypedDict, total=False):
+    """Options that are as those of ``posenc.attend``."""
+
+    backend: str | Backend
+    dropout: float
+    scale: float | None
+    sinks: Float[Tensor, " H"] | None
+    softcap: float | None
 
 
 @dataclass(frozen=True)
@@ -109,12 +120,7 @@ class ContextParallel:
         v: Float[Tensor, "B G K E"],
         grid: Grid,
         encoding: Encoding,
-        *,
-        backend: str | Backend = "auto",
-        dropout: float = 0.0,
-        scale: float | None = None,
-        sinks: Float[Tensor, " H"] | None = None,
-        softcap: float | None = None,
+        **options: Unpack[Options],
     ) -> Float[Tensor, "B H L E"]:
         """Attention of this rank's queries to the keys of all ranks.
 
@@ -122,10 +128,7 @@ class ContextParallel:
 
         Raises: as ``attend``.
         """
-        attention = AttentionCall(
-            q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap
-        )
-        call = self._call(attention, backend)
+        call = self._call(q, k, v, grid, encoding, **options)
         with without_autocast(q.device):
             return FORMS[self._choose(call).form].attend(call)
 
@@ -136,23 +139,16 @@ class ContextParallel:
         v: Float[Tensor, "B G K E"],
         grid: Grid,
         encoding: Encoding,
-        *,
-        backend: str | Backend = "auto",
-        dropout: float = 0.0,
-        scale: float | None = None,
-        sinks: Float[Tensor, " H"] | None = None,
-        softcap: float | None = None,
+        **options: Unpack[Options],
     ) -> Explanation:
         """The form that is taken for the same arguments. All ranks have to call it.
 
         Raises: as ``attend``.
         """
-        attention = AttentionCall(
-            q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap
-        )
-        return self._choose(self._call(attention, backend))
+        return self._choose(self._call(q, k, v, grid, encoding, **options))
 
-    def _call(self, attention: AttentionCall, backend: str | Backend) -> ShardedCall:
+    def _call(self, *operands: Any, backend: str | Backend = "auto", **options: Any) -> ShardedCall:
+        attention = AttentionCall(*operands, **options)
         validate(attention)
         if attention.grid.intervals is not None:
             raise ArgumentError(
@@ -248,14 +244,9 @@ def attend(
     """
     grid = Grid(layout, layout if key_layout is None else key_layout, causal, window)
     parallel = ContextParallel(mesh, axis, form)
-    return parallel(
-        *(q, k, v, grid, encoding),
-        backend=backend,
-        dropout=dropout,
-        scale=scale,
-        sinks=sinks,
-        softcap=softcap,
-    )
+    options: Options = {"backend": backend, "dropout": dropout, "scale": scale}
+    options |= {"sinks": sinks, "softcap": softcap}
+    return parallel(q, k, v, grid, encoding, **options)
 
 
 def explain(
@@ -271,26 +262,14 @@ def explain(
     window: int | None = None,
     form: str = "auto",
     key_layout: Layout | None = None,
-    backend: str | Backend = "auto",
-    dropout: float = 0.0,
-    scale: float | None = None,
-    sinks: Float[Tensor, " H"] | None = None,
-    softcap: float | None = None,
+    **options: Unpack[Options],
 ) -> Explanation:
     """Explain which form ``attend`` takes for the same arguments. All ranks have to call it.
 
     Raises: as ``attend``.
     """
     grid = Grid(layout, layout if key_layout is None else key_layout, causal, window)
-    parallel = ContextParallel(mesh, axis, form)
-    return parallel.explain(
-        *(q, k, v, grid, encoding),
-        backend=backend,
-        dropout=dropout,
-        scale=scale,
-        sinks=sinks,
-        softcap=softcap,
-    )
+    return ContextParallel(mesh, axis, form).explain(q, k, v, grid, encoding, **options)
 
 
 @torch.no_grad()

@@ -79,16 +79,11 @@ class _Replicated(torch.autograd.Function):
         return None, ctx.group.sum(gradient.clone(memory_format=torch.contiguous_format))
 
 
-class _Total(torch.autograd.Function):
+class _Total(_Replicated):
     @staticmethod
     def forward(ctx: Any, group: Group, x: Tensor) -> Any:
         ctx.group = group
         return group.sum(x.clone())
-
-    @staticmethod
-    @first_derivative
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return None, ctx.group.sum(gradient.clone(memory_format=torch.contiguous_format))
 
 
 class _Gather(torch.autograd.Function):

@@ -148,6 +148,9 @@ def text_candidates(
 ) -> Iterator[Candidate]:
     """The original, one limited to the trained length, and the model extended by each method.
 
+    A model with a table of positions cannot be run beyond it; its tables get rows for the new
+    length.
+
     Args:
         model: as trained.
         methods: to extend it by.
@@ -157,38 +160,24 @@ def text_candidates(
     Raises:
         ArgumentError: with ``strict``, for a method that does not fit.
     """
-    unseen = "The model as trained, at positions that it has not seen."
-    yield Candidate("direct", model, Method.parse("direct"), advice=(unseen,))
-    window = (
-        f"The model as trained, with attention cut to the last {length} tokens. It ties most "
-        "methods on local text, so that loss alone does not show use of the far past."
-    )
-    if not isinstance(model, LiveDecoder):
+    if model.table is None:
+        unseen = "The model as trained, at positions that it has not seen."
+        yield Candidate("direct", model, Method.parse("direct"), advice=(unseen,))
+    if model.table is not None or not isinstance(model, LiveDecoder):
         yield cut(model, length)
     elif model.rotates and not model.windowed:
+        window = (
+            f"The model as trained, with attention cut to the last {length} tokens. It ties most "
+            "methods on local text, so that loss alone does not show use of the far past."
+        )
         yield Candidate(WINDOW, model.cut(length), advice=(window,))
 
     def make(method: Method) -> Candidate:
-        return extended_by(model, method, factor=factor, length=length)
-
-    yield from candidates_by(model, methods, make, strict=strict)
-
-
-def table_candidates(
-    model: LiveModel, methods: Sequence[Method], *, goal: int, length: int, strict: bool
-) -> Iterator[Candidate]:
-    """A model of text limited to its trained length, and with tables of ``goal`` rows.
-
-    Args and Raises: as ``text_candidates``.
-    """
-    yield cut(model, length)
-
-    def make(method: Method) -> Candidate:
-        if method.of_model:
-            return extended_by(model, method, factor=1.0, length=length)
+        if model.table is None:
+            return extended_by(model, method, factor=factor, length=length)
         prefix = int(method.options.get("prefix", 0))
-        factor = (goal - prefix) / (length - prefix)
-        return extended_by(model, method, factor=factor, length=length)
+        grown = (round(length * factor) - prefix) / (length - prefix)
+        return extended_by(model, method, factor=grown, length=length)
 
     yield from candidates_by(model, methods, make, strict=strict)
 

@@ -13,7 +13,6 @@ from torch import nn
 from posenc.errors import Interrupted
 from posenc.evaluation.candidates import CUT, WINDOW, Method, cut
 from posenc.evaluation.checkpoint import CAUSAL, Checkpoint
-from posenc.evaluation.choosing import gate
 from posenc.evaluation.effective import Series, effective_length, next_length, rise
 from posenc.evaluation.examination import Examination
 from posenc.evaluation.image_candidates import image_candidates
@@ -103,8 +102,7 @@ def _of_images(checkpoint: Checkpoint, data: ImageSource, settings: EvaluationSe
         assert candidate.model is not None  # tables of images can always be interpolated
         measured, key = candidate.model, candidate.key
     findings = Findings(key=key, role="baseline", untuned=suite.measure(measured))
-    study = study_of(checkpoint, data, suite, (findings,), factor=1.0, seed=settings.seed)
-    return replace(study, gate=gate(study))
+    return study_of(checkpoint, data, suite, (findings,), factor=1.0, seed=settings.seed)
 
 
 class _Measurement:
@@ -145,8 +143,7 @@ class _Measurement:
 
     def study(self) -> Study:
         """All measurements, and what they say of length."""
-        known = self.kept.get(self.key)
-        reading = known.untuned if known is not None else None
+        reading = self.kept.untuned(self.key)
         if reading is None:
             self._step("loss and needles")
             reading = self.suite.measure(self.model, limit=self.limit)
@@ -169,24 +166,12 @@ class _Measurement:
             self.suite, reading = self.suite.further(self.model, reading, middle)
             self._keep(reading)
             reading = self._questions(reading)
-        findings = [Findings(key=self.key, role="baseline", untuned=reading), *self._control()]
-        study = study_of(
-            self.checkpoint,
-            self.data,
-            self.suite,
-            tuple(findings),
-            factor=1.0,
-            seed=self.settings.seed,
-        )
-        stopped = gate(study)
-        return replace(
-            study,
-            gate=stopped,
-            effective=None if stopped else effective,
-            rise=None if stopped else self._rise(reading),
-            style=self.examination.style,
-            left_out=self.left_out,
-        )
+        findings = (Findings(key=self.key, role="baseline", untuned=reading), *self._control())
+        seed = self.settings.seed
+        study = study_of(self.checkpoint, self.data, self.suite, findings, factor=1.0, seed=seed)
+        if not study.gate:
+            study = replace(study, effective=effective, rise=self._rise(reading))
+        return replace(study, style=self.examination.style, left_out=self.left_out)
 
     def _suite(self, lengths: tuple[int, ...]) -> Suite:
         return text_suite(self.checkpoint, self.data, lengths, seed=self.settings.seed)
@@ -301,8 +286,7 @@ class _Measurement:
             return []
         if self.suite.lengths[-1] <= length or self.deadline.left <= 0:
             return []
-        known = self.kept.get(WINDOW)
-        reading = None if known is None else known.untuned
+        reading = self.kept.untuned(WINDOW)
         if reading is None:
             self._step("a sliding window")
             reading = self.suite.measure(model.cut(length))

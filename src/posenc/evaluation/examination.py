@@ -64,7 +64,7 @@ class Examination:
             )
         if not names:
             return cls("")
-        encode: Encode = _of_bytes
+        encode: Encode = str.encode  # ids are bytes
         if isinstance(text.needles, KeyNeedles):
             encode = text.needles.encode
         if any(list(encode(one)) == list(encode(other)) for one, other in TOLD_APART):
@@ -93,7 +93,3 @@ class Examination:
         assert self.examiner is not None
         questions = self.maker.questions(name, length=length, count=self.count)
         return tuple(round(share, 5) for share in self.examiner.scores(model, questions))
-
-
-def _of_bytes(text: str) -> list[int]:
-    return list(text.encode())

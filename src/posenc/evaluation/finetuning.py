@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from posenc.errors import ArgumentError
 from posenc.evaluation.settings import Positions, Tuning
 from posenc.experiments.pieces import Pieces
 from posenc.experiments.tasks.common import needles
+from posenc.experiments.tasks.common.byte_text import random_windows
 from posenc.layout import Layout
 from posenc.training import TrainingPlan, Watch, fit
 from posenc.training.seeding import generator
@@ -74,41 +76,40 @@ def finetuned(
         weight_decay=0.0,
         schedule=_triangle,
     )
-    windows = _Windows(
-        text, pieces, tuning.positions, length=length, goal=goal, byte_needles=byte_needles
-    )
+    size = goal if tuning.positions == "plain" else length
+    windows = _Windows(text, pieces, tuning.positions, size, goal, byte_needles)
     done = fit(trained, windows, plan, Watch(stepped=after))
     return done.model, done.seconds
 
 
+@dataclass(frozen=True, eq=False)
 class _Windows:
     """A task of predicting windows of a text, at positions up to the goal; see ``finetuned``."""
 
-    fingerprint = ""
+    text: Tensor
+    pieces: Pieces
+    positions: Positions
+    size: int
+    goal: int
+    byte_needles: bool
+    fingerprint: str = ""
 
-    def __init__(
-        self,
-        text: Tensor,
-        pieces: Pieces,
-        positions: Positions,
-        *,
-        length: int,
-        goal: int,
-        byte_needles: bool,
-    ) -> None:
-        self.text, self.pieces, self.positions, self.goal = text, pieces, positions, goal
-        self.byte_needles = byte_needles
-        self.size = goal if positions == "plain" else length
-        self.rows = max(1, TOKENS_A_STEP // self.size)
-        self.tokens_per_step = self.rows * self.size
+    @property
+    def rows(self) -> int:
+        """Windows of a step."""
+        return max(1, TOKENS_A_STEP // self.size)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of these."""
+        return self.rows * self.size
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor | Layout]:
         """``inputs``, ``targets`` ``[rows, size]`` and their ``layout``."""
         draw = generator(seed, step)
-        count = self.pieces.count(self.size + 1)
-        drawn = torch.randint(count, (self.rows, 1), generator=draw)
-        begins = self.pieces.begins(drawn, self.size + 1)
-        windows = self.text[begins + torch.arange(self.size + 1)].long()
+        windows = random_windows(
+            self.text, self.pieces, rows=self.rows, length=self.size + 1, source=draw
+        )
         inputs, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
         asking = round(NEEDLE_SHARE * self.rows) if self.rows > 1 else step % 4 == 0
         if self.byte_needles and asking:

@@ -187,8 +187,7 @@ class ImageSource:
                 got="none installed",
                 remedy="pip install 'posenc[extend]', or give a .npy or .npz file of arrays.",
             ) from error
-        for index in range(min(most, len(paths))):
-            path = paths[index * len(paths) // min(most, len(paths))]
+        for path in (paths[at] for at in _spread(len(paths), most)):
             try:
                 content = read_bytes(path, most=MOST_BYTES)
                 with Image.open(BytesIO(content)) as opened:
@@ -228,8 +227,7 @@ class ImageSource:
                 f"arrays of shapes {', '.join(str(array.shape) for array in held.values())}",
                 "Images are [N, Y, X], [N, Y, X, P] or [N, P, Y, X], labels [N].",
             )
-        for index in range(min(most, len(images))):
-            at = index * len(images) // min(most, len(images))
+        for at in _spread(len(images), most):
             image = np.ascontiguousarray(images[at])
             label = None if labels is None else int(labels[at])
             pixels = torch.from_numpy(image)
@@ -250,6 +248,12 @@ class ImageSource:
             return image.float()
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return (image.float() * self.scale - mean) / std
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Indices of at most so many things, evenly over all."""
+    chosen = min(most, count)
+    return [index * count // chosen for index in range(chosen)]
 
 
 def _unusable(path: Path, got: object, remedy: str) -> DataError:

@@ -87,6 +87,11 @@ class MeasuredFile:
         """The readings of a candidate; None if it has not been measured."""
         return self._state.readings.get(key)
 
+    def untuned(self, key: str) -> StudyReading | None:
+        """The reading of a candidate before fine-tuning."""
+        known = self.get(key)
+        return None if known is None else known.untuned
+
     def add(self, findings: Findings) -> None:
         """Keep the readings of a candidate."""
         if self.path is None or findings.untuned is None:

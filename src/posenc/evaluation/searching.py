@@ -7,15 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from posenc.errors import ArgumentError, DataError, Interrupted
 from posenc.evaluation.candidates import Method
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.live import LiveModel
 from posenc.evaluation.progress import Progress, silent
 from posenc.evaluation.texts import Text
-from posenc.experiments.text_loss import Targets
+from posenc.experiments.text_loss import Targets, at_device
 from posenc.extension import Found, search_factors
 
 SEARCHED = "longrope"
@@ -105,18 +103,12 @@ def _search(
     targets = Targets.spread(text.trained_pieces, width=width, longest=goal, count=count)
     model = checkpoint.model
     assert isinstance(model, LiveModel)  # others are not extendable
-    device = next(model.parameters()).device
     context: dict[str, Any] = {"factor": factor, "length": length}
 
     def loss(factors: tuple[float, ...]) -> float:
         options = {**method.options, "long_factors": factors}
         candidate = model.extended(method.name, **context, options=options)
-
-        def run(tokens: Tensor) -> Tensor:
-            output: Tensor = candidate(tokens.to(device))
-            return output
-
-        return targets.loss(run, text.trained, goal)
+        return targets.loss(at_device(candidate), text.trained, goal)
 
     def measured(found: Found) -> None:
         best = f"step {found.tried} of {budget}, least loss {found.best.loss:.4f}"

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from posenc.errors import ArgumentError, Interrupted
-from posenc.evaluation.candidates import Candidate, Method, table_candidates, text_candidates
+from posenc.evaluation.candidates import Candidate, Method, text_candidates
 from posenc.evaluation.checkpoint import CAUSAL, Checkpoint
 from posenc.evaluation.choosing import choose, gate
 from posenc.evaluation.finetuning import finetuned
@@ -156,7 +155,6 @@ def measure_extensions(
     if tuning.steps:
         width = next(checkpoint.model.parameters()).shape[-1]
         study = replace(study, finetune=tuning.described(width))
-    study = replace(study, gate=gate(study))
     chosen, reason = choose(study, tuned=bool(tuning.steps), always=always)
     study = replace(study, chosen=chosen, reason=reason, seconds=time.perf_counter() - began)
     winner = next((candidate for candidate in candidates if candidate.key == chosen), None)
@@ -179,19 +177,15 @@ def _prepared(
     seed: int,
 ) -> tuple[list[Candidate], Suite]:
     """The models to compare, and their suite."""
-    model, length, strict = checkpoint.model, checkpoint.length, len(methods) == 1
+    model, length = checkpoint.model, checkpoint.length
     assert isinstance(model, LiveModel)  # others cannot be extended
     if isinstance(model, LiveImages):
         cells = sides(model.cells, goal_cells(model, methods, factor=factor))
         suite = ImageSuite.of(model, images_of(checkpoint, data), cells)
         return list(image_candidates(model, methods, cells=cells)), suite
-    lengths = lengths_to(length, factor)
-    context: dict[str, Any] = {"length": length, "strict": strict}
-    if model.table is None:
-        candidates = text_candidates(model, methods, factor=factor, **context)
-    else:
-        candidates = table_candidates(model, methods, goal=lengths[-1], **context)
-    return list(candidates), text_suite(checkpoint, data, lengths, seed=seed)
+    strict = len(methods) == 1
+    candidates = text_candidates(model, methods, factor=factor, length=length, strict=strict)
+    return list(candidates), text_suite(checkpoint, data, lengths_to(length, factor), seed=seed)
 
 
 def text_suite(
@@ -245,12 +239,12 @@ def study_of(
     factor: float,
     seed: int,
 ) -> Study:
-    """The record of measurements by a suite."""
+    """The record of measurements by a suite, with the gate if one stops it."""
     source = _source(suite, data)
     unit = source.unit if isinstance(source, Text) else "pixel"
     if unit == "pixel" and factor != 1.0:
         factor = suite.lengths[-1] / suite.lengths[0]
-    return Study(
+    study = Study(
         checkpoint=checkpoint.name,
         family=checkpoint.family,
         parameters=sum(p.numel() for p in checkpoint.model.parameters()),
@@ -268,3 +262,4 @@ def study_of(
         seed=seed,
         **suite.facts(unit),
     )
+    return replace(study, gate=gate(study))

@@ -31,6 +31,8 @@ CURVE_POINTS = 60
 
 EMIT_SECONDS = 0.25
 
+Item = Measurement | Refusal
+
 PACE_STEPS = 8
 
 OUTCOME = "run.json"
@@ -70,13 +72,9 @@ class Outcome:
     measurements: tuple[Measurement, ...]
     refusals: tuple[Refusal, ...]
 
-    def write(self, path: Path) -> None:
-        """Write it as JSON."""
-        write_json(path, to_plain(self))
-
     @classmethod
     def read(cls, path: Path) -> Outcome:
-        """Read the file that ``write`` wrote; CheckpointError if it is damaged."""
+        """Read a record in JSON; CheckpointError if it is damaged."""
         remedy = "Delete it and continue with --resume: the run is done again."
         plain = read_json(path, remedy=remedy)
         return restore(cls, plain, str(path), expected="the outcome of a run", remedy=remedy)
@@ -117,7 +115,7 @@ def carry_out(
     planned = plan(settings, job.encoding, seed=job.seed, steps=job.steps, folder=job.folder)
     trained = train(task, planned, _watch(job, stop, emit))
     names = [v.name for v in settings.variants if v.encoding == job.encoding]
-    items: list[Measurement | Refusal] = []
+    items: list[Item] = []
     if job.encoding in names:
         items += _curve(job, task, trained)
     if trained.diverged is None:
@@ -128,11 +126,12 @@ def carry_out(
         items += _diverged(job, task, names, trained.diverged)
     items = [_finite(item) for item in items]
     _save_model(job, task, trained)
-    Outcome(
+    outcome = Outcome(
         runs=tuple(_run(job, trained, name) for name in names),
         measurements=tuple(item for item in items if isinstance(item, Measurement)),
         refusals=tuple(item for item in items if isinstance(item, Refusal)),
-    ).write(job.folder / OUTCOME)
+    )
+    write_json(job.folder / OUTCOME, to_plain(outcome))
     drop_state(job.folder)
 
 
@@ -205,9 +204,9 @@ def _measure(
     available: int | None,
     stop: Callable[[], bool],
     emit: Callable[[Event], None],
-) -> list[Measurement | Refusal]:
+) -> list[Item]:
     total = task.count(job.encoding)
-    items: list[Measurement | Refusal] = []
+    items: list[Item] = []
     pieces = task.measure(trained.model, job.encoding, job.seed, available=available)
     for done, piece in enumerate(pieces, start=1):
         items += piece
@@ -237,10 +236,10 @@ def _run(job: TrainingJob, trained: Trained, subject: str) -> TrainedRun:
     )
 
 
-def _curve(job: TrainingJob, task: Task, trained: Trained) -> list[Measurement | Refusal]:
+def _curve(job: TrainingJob, task: Task, trained: Trained) -> list[Item]:
     """The training loss, as means over equal parts."""
     size = max(1, -(-job.steps // CURVE_POINTS))
-    points: list[Measurement | Refusal] = []
+    points: list[Item] = []
     for begin in range(0, job.steps, size):
         part = trained.losses[begin : begin + size]
         if trained.diverged is not None and begin + len(part) > trained.diverged:
@@ -257,9 +256,7 @@ def _curve(job: TrainingJob, task: Task, trained: Trained) -> list[Measurement |
     return points
 
 
-def _diverged(
-    job: TrainingJob, task: Task, names: Iterable[str], step: int
-) -> list[Measurement | Refusal]:
+def _diverged(job: TrainingJob, task: Task, names: Iterable[str], step: int) -> list[Item]:
     reason = (
         f"training of seed {job.seed} diverged at step {step + 1}: its loss or weights were no "
         "longer finite (a lower learning rate may help)"
@@ -273,7 +270,7 @@ def _diverged(
     ]
 
 
-def _finite(item: Measurement | Refusal) -> Measurement | Refusal:
+def _finite(item: Item) -> Item:
     """The item; a refusal in place of a value that is not finite, which JSON cannot hold."""
     if isinstance(item, Refusal) or math.isfinite(item.value):
         return item

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
@@ -113,22 +113,14 @@ def require_axes(entries: Mapping[str, Entry], *, axes: int = 1) -> None:
             )
 
 
-def describe(
-    variants: Sequence[Variant], *, references: Sequence[str], note: Callable[[str], str]
-) -> tuple[ComparedEncoding, ...]:
-    """The variants as a report lists them.
+def describe(variant: Variant, *, references: Sequence[str], note: str) -> ComparedEncoding:
+    """A variant as a report lists it.
 
     Args:
-        variants: all of them.
+        variant: what is trained and measured.
         references: names of the controls.
-        note: more about an encoding, in sentences; "" for none.
+        note: more about its encoding, in sentences; "" for none.
     """
-    return tuple(_subject(variant, references, note) for variant in variants)
-
-
-def _subject(
-    variant: Variant, references: Sequence[str], note: Callable[[str], str]
-) -> ComparedEncoding:
     encoding = variant.encoding
     if variant.window is not None:
         return ComparedEncoding(
@@ -140,7 +132,7 @@ def _subject(
         )
     name, *changes = encoding.split("@")
     shown = ", ".join(changes).replace("=", " ").replace("_", " ")
-    notes = [*(NOTES.get(part, "") for part in (name, *changes)), note(encoding)]
+    notes = [*(NOTES.get(part, "") for part in (name, *changes)), note]
     return ComparedEncoding(
         name=variant.name,
         label=f"{name} ({shown})" if changes else name,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
-from posenc.arguments import EXACT, Count, Interval, check, check_fields
+from posenc.arguments import EXACT, Interval, check, check_fields
 from posenc.codec import restore, to_plain
 from posenc.errors import ArgumentError, CheckpointError, UnknownNameError
-from posenc.experiments.options import OF_TASK, ComparisonOptions
+from posenc.experiments.options import OF_TASK
 from posenc.experiments.recipe import Recipe, Variant
 from posenc.experiments.tasks import TASKS, TaskEntry
+from posenc.experiments.tasks.common.task import TaskSettings
 from posenc.training.machine import require_device
 
 TAKEN = ("encodings", "references", "train_length", "width", "layers", "heads", "batch")
@@ -22,7 +23,7 @@ NOT_ABOUT_RESULTS = frozenset({"out", "existing", "workers", "budget_minutes"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonSettings(ComparisonOptions):
+class ComparisonSettings(TaskSettings):
     """Settings of a comparison.
 
     The defaults are the task's (``TaskEntry.defaults``), which trains each encoding three times in
@@ -58,12 +59,6 @@ class ComparisonSettings(ComparisonOptions):
         ArgumentError: for a value out of its domain.
         UnknownNameError: for an unknown task, option or encoding.
     """
-
-    out: Path
-    existing: Literal["refuse", "resume", "join", "replace"] = "refuse"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    references: Sequence[str] = OF_TASK
-    threads: Count = 1
 
     def __post_init__(self) -> None:
         TASKS.require(self.task)
@@ -126,14 +121,8 @@ class ComparisonSettings(ComparisonOptions):
         return TASKS[self.task]
 
     @property
-    def lengths(self) -> tuple[int, ...]:
-        """Lengths to test at, ascending; the first is the training length."""
-        assert isinstance(self.test_lengths, tuple)  # __post_init__ made it one
-        return self.test_lengths
-
-    @property
     def variants(self) -> tuple[Variant, ...]:
-        """All that is measured: the encodings, then the references not among them."""
+        """See ``TaskSettings``."""
         variants = [Variant(name) for name in self.encodings]
         return (*variants, *(v for v in self._references() if v not in variants))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.experiments.pieces import Pieces
@@ -148,7 +148,7 @@ class PositionProfile:
 def losses(model: Model, windows: Int[Tensor, "W L1"], *, last: int) -> Float[Tensor, "W last"]:
     """Bits that the last ``last`` tokens of each window cost, each given all before it."""
     parts = []
-    for chunk in _chunks(windows, windows.shape[1] - 1):
+    for chunk in torch.split(windows, rows_a_call(windows.shape[1] - 1)):
         logits = model(chunk[:, :-1])[:, -last:].float()
         targets = chunk[:, -last:].to(logits.device)
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
@@ -187,7 +187,7 @@ def restored(
 @torch.inference_mode()
 def predictions(model: Model, windows: Int[Tensor, "W L"]) -> Int[Tensor, " W"]:
     """The likeliest token after each window."""
-    chunks = _chunks(windows, windows.shape[1])
+    chunks = torch.split(windows, rows_a_call(windows.shape[1]))
     return torch.cat([model(chunk)[:, -1].argmax(-1).cpu() for chunk in chunks])
 
 
@@ -227,9 +227,10 @@ def pair_entropy(train: Int[Tensor, " T"], text: Int[Tensor, " U"], places: Tens
     return float(-share[text[places - 1].long(), text[places].long()].log2().mean())
 
 
-def _chunks(windows: Tensor, length: int) -> list[Tensor]:
-    rows = rows_a_call(length)
-    return [windows[begin : begin + rows] for begin in range(0, len(windows), rows)]
+def at_device(model: nn.Module) -> Model:
+    """The model, called with tokens on any device."""
+    device = next(model.parameters()).device
+    return lambda tokens: model(tokens.to(device))
 
 
 def rows_a_call(length: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, cast
@@ -11,7 +11,7 @@ from typing import Any, cast
 import altair as alt
 import pandas as pd
 
-from posenc.reporting.axes import of_field, rule, shade, value_axis
+from posenc.reporting.axes import of_field, rule, shade
 from posenc.reporting.charts import PICTURE_WIDTH, Chart, text_of
 from posenc.reporting.intervals import UNBOUNDED, Bounds, Estimate
 from posenc.reporting.line_names import LINE_HEIGHT, MANY, TIGHT, line_names
@@ -30,6 +30,14 @@ SMALL_HEIGHT, SMALL_WIDTH = 230, 420
 
 BEFORE = 0.16
 """Part of an axis of lengths that shows the trained range."""
+
+
+TICKS = 6
+"""Steps that an axis is divided into, roughly."""
+
+LEAST_SHARE = 0.05
+LEAST_PART = 0.02
+"""Shortest axis: of shares, and of other values as a part of the largest."""
 
 
 @dataclass(frozen=True)
@@ -114,16 +122,16 @@ class Across:
 
 @dataclass(frozen=True, kw_only=True)
 class Up:
-    """A vertical axis.
+    """A vertical axis, whose ticks have as many digits as tell them apart.
 
     Args:
         title: of the axis, with the unit.
         lower: lower values are better.
-        percent: values are shares.
+        percent: values are shares, shown in per cent.
         signed: positive values have a plus.
-        zero: the axis begins at zero.
-        bounds: of possible values.
-        log: on a log scale, of positive values.
+        zero: the axis begins at zero, or ends there.
+        bounds: of possible values, beyond which it does not go.
+        log: on a log scale, of positive values, with a tick a power of ten.
         level, level_name: a value that is ruled, unless it is far above all others.
     """
 
@@ -136,6 +144,39 @@ class Up:
     log: bool = False
     level: float | None = None
     level_name: str = ""
+
+    def axis(self, values: Iterable[float]) -> alt.Y:
+        """The axis around all values that are to be seen; those not finite are left out."""
+        if self.log:
+            seen = [value for value in values if 0 < value < math.inf] or [1.0]
+            first, last = math.floor(math.log10(min(seen))), math.ceil(math.log10(max(seen)))
+            powers = [10.0**n for n in range(first, max(last, first + 1) + 1)]
+            axis = alt.Axis(values=powers, format="~s")
+            scale = alt.Scale(type="log", domain=[powers[0], powers[-1]], nice=False)
+            return alt.Y("mean:Q", title=self.title, axis=axis, scale=scale)
+        clip = self.bounds.clip
+        seen = [value for value in values if math.isfinite(value)] + ([0.0] if self.zero else [])
+        low, high = (min(seen), max(seen)) if seen else (0.0, 1.0)
+        least = LEAST_SHARE if self.percent else LEAST_PART * (max(abs(low), abs(high)) or 1.0)
+        if high - low < least:
+            middle = (low + high) / 2
+            low, high = clip(middle - least / 2), clip(middle + least / 2)
+        step = _step((high - low) / TICKS)
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        ticks = [clip(step * n) for n in range(first, last + 1)]
+        digits = max(0, -math.floor(math.log10(step * (100 if self.percent else 1)) + 1e-9))
+        form = f"format(datum.value, '.{digits}{'%' if self.percent else 'f'}')"
+        if self.signed:
+            form = f"datum.value > 0 ? '+' + {form} : {form}"
+        axis = alt.Axis(values=sorted(set(ticks)), labelExpr=form)
+        scale = alt.Scale(domain=[ticks[0], ticks[-1]], nice=False)
+        return alt.Y("mean:Q", title=self.title, axis=axis, scale=scale)
+
+
+def _step(width: float) -> float:
+    """The next of 1, 2, 5, 10, … times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(width))
+    return next(power * n for n in (1, 2, 5, 10) if power * n >= width * (1 - 1e-9))
 
 
 class Drawing:
@@ -197,15 +238,8 @@ class Drawing:
         level = up.level
         if level is not None and (data.empty or level > 1.1 * float(data.high.max())):
             level = None
-        y = value_axis(
-            [*data.low, *data.high, *dots["mean"], *([] if level is None else [level])],
-            up.title,
-            percent=up.percent,
-            signed=up.signed,
-            zero=up.zero,
-            bounds=up.bounds,
-            log=up.log,
-        )
+        ruled = [] if level is None else [level]
+        y = up.axis([*data.low, *data.high, *dots["mean"], *ruled])
         layers = self._layers(data, dots, x, y, first=first)
         if level is not None:
             # Lines by length begin close together; those by pair rise from the left corner.

@@ -154,22 +154,20 @@ class TrainingState:
         path = self._plan.checkpoint
         if path is None:
             return
-        if self._ranks.mesh is not None:
-            path = newest(path.parent, self._ranks)
-            if path is None:
-                return
-            tensors, meta = load_shards(
-                path, partial(self._require_fit, path), self._shaped, self._ranks
-            )
-        elif path.exists():
-            fits = partial(self._require_fit, path)
-            tensors, meta = load_tensors(path, fits=fits, remedy=TRAIN_ANEW)
-        else:
+        alone = self._ranks.mesh is None
+        own = path if path.exists() else None
+        found = own if alone else newest(path.parent, self._ranks)
+        if found is None:
             return
+        fits = partial(self._require_fit, found)
+        if alone:
+            tensors, meta = load_tensors(found, fits=fits, remedy=TRAIN_ANEW)
+        else:
+            tensors, meta = load_shards(found, fits, self._shaped, self._ranks)
         try:
             self._take(tensors)
         except (KeyError, RuntimeError, TypeError) as error:
-            raise _others(path, str(error)) from error
+            raise _others(found, str(error)) from error
         self.step, self.seconds = meta["step"], meta["seconds"]
         self.peak_memory_bytes = meta["peak_memory_bytes"]
 

@@ -8,12 +8,15 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 from posenc.errors import ArgumentError
+
+STATUS = Path("/proc/self/status")
 
 
 def cores() -> int:
@@ -92,8 +95,9 @@ class PeakMemory:
             self._before = torch.cuda.memory_allocated(device)
             return
         _return_freed()
-        _reset_peak()
-        self._before = _resident() or _peak_resident()
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        self._before = _memory_in(STATUS, "VmRSS") or _peak_resident()
 
     def used(self) -> int:
         """Bytes at the highest point so far."""
@@ -105,9 +109,9 @@ class PeakMemory:
 
 
 def _free_system() -> int | None:
-    lines = _lines(Path("/proc/meminfo"))
-    if "MemAvailable" in lines:
-        return int(lines["MemAvailable"].split()[0]) * 1024
+    available = _memory_in(Path("/proc/meminfo"), "MemAvailable")
+    if available is not None:
+        return available
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
@@ -128,28 +132,16 @@ def _free_group() -> int | None:
     return None
 
 
-def _reset_peak() -> None:
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
-
-
 def _peak_resident() -> int:
-    lines = _lines(Path("/proc/self/status"))
-    if "VmHWM" in lines:
-        return int(lines["VmHWM"].split()[0]) * 1024
+    highest = _memory_in(STATUS, "VmHWM")
+    if highest is not None:
+        return highest
     if sys.platform == "win32":
         return 0
     import resource  # a module of Unix alone
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _resident() -> int | None:
-    lines = _lines(Path("/proc/self/status"))
-    return int(lines["VmRSS"].split()[0]) * 1024 if "VmRSS" in lines else None
 
 
 def _return_freed() -> None:
@@ -164,6 +156,12 @@ def _return_freed() -> None:
 def _processor() -> str:
     name = _lines(Path("/proc/cpuinfo")).get("model name")
     return name or platform.processor() or platform.machine()
+
+
+def _memory_in(path: Path, key: str) -> int | None:
+    """Bytes that a file of the kernel says; None where it does not."""
+    lines = _lines(path)
+    return int(lines[key].split()[0]) * 1024 if key in lines else None
 
 
 def _lines(path: Path) -> dict[str, str]:

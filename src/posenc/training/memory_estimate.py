@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from posenc.attention import explain
-from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.models import Decoder
@@ -70,21 +69,6 @@ def _materialises(model: Decoder, layer: int, training: bool) -> bool:
     grid = Grid.of(Layout.sequence(2, device=q.device), causal=True, window=window)
     with torch.set_grad_enabled(training):
         return explain(q, q, q, grid, model.encodings[layer]).backend == "reference"
-
-
-def require_step(needed: int, available: int, *, rows: int, length: int) -> None:
-    """Refuse a training step that needs more bytes than are ``available``.
-
-    Raises:
-        ArgumentError: with what would make it fit.
-    """
-    if needed > available:
-        raise ArgumentError(
-            "batch",
-            expected=f"a training step that fits into {gigabytes(available)}",
-            got=f"about {gigabytes(needed)} for {rows} windows of {length}",
-            remedy="Lower batch, train_length or width, or use fewer workers.",
-        )
 
 
 def gigabytes(count: int) -> str:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from posenc.evaluation.questions.question import Question, Task
 from posenc.evaluation.questions.source import Source, digits, identifier, names, scattered
+from posenc.reporting.sentences import listed
 
 NOISE = (
     "The field is quiet. Rain falls on the roof. A clock ticks on the wall. Nothing else happens. "
@@ -56,7 +57,7 @@ class Needles:
         text = scattered(draw, hay, [self._needle(*pair) for pair in needles])
         answers = tuple(value for key in asked for named, value in needles if named == key)
         many = "s" * (len(answers) > 1)
-        about = f"the secret {self.kind}{many} of {_listed(asked)}"
+        about = f"the secret {self.kind}{many} of {listed(asked)}"
         order = ", in this order" * (self.asked > 1) + ", in the order of the text" * (
             self.values > 1
         )
@@ -76,11 +77,6 @@ class Needles:
 
     def _needle(self, key: str, value: str) -> str:
         return NEEDLE.format(kind=self.kind, key=key, value=value)
-
-
-def _listed(keys: list[str]) -> str:
-    *most, last = keys
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 FACTS = (

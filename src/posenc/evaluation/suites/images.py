@@ -15,7 +15,7 @@ from posenc.errors import ArgumentError
 from posenc.evaluation.images import Images, ImageSource, Size
 from posenc.evaluation.live_images import LiveImages
 from posenc.evaluation.results import StudyReading
-from posenc.evaluation.suites.next_token import BUDGET, cost
+from posenc.evaluation.suites.next_token import BUDGET, cost, rounded
 from posenc.evaluation.suites.words import words
 
 TOKENS_A_CALL = 4096
@@ -114,25 +114,16 @@ class ImageSuite:
         last = limit or self.lengths[-1]
         batch = self._batch(last)
         spent = cost(model, self.images.pixels[self.sizes[last]][:batch], count=batch)
-        means = {
+        means: dict[str, Any] = {
             key: {length: float(value.mean()) for length, value in by_size.items()}
             for key, by_size in values.items()
         }
         pieces = {
-            key: {
-                length: tuple(round(number, 5) for number in value.tolist())
-                for length, value in by_size.items()
-            }
+            key: {length: rounded(value) for length, value in by_size.items()}
             for key, by_size in values.items()
             if by_size
         }
-        return StudyReading(
-            right=means["right"],
-            agreement=means["agreement"],
-            cosine=means["cosine"],
-            **spent._asdict(),
-            pieces=pieces,
-        )
+        return StudyReading(**means, **spent._asdict(), pieces=pieces)
 
     def facts(self, unit: str) -> dict[str, Any]:
         """See ``Suite``."""

@@ -11,11 +11,19 @@ from torch import Tensor, nn
 
 from posenc.errors import ArgumentError
 from posenc.evaluation.results import StudyReading
-from posenc.evaluation.suites.next_token import BUDGET, FEWEST, MOST, cost, profile_of, require_text
+from posenc.evaluation.suites.next_token import (
+    BUDGET,
+    FEWEST,
+    MOST,
+    cost,
+    profile_of,
+    require_text,
+    rounded,
+)
 from posenc.evaluation.suites.words import words
 from posenc.evaluation.texts import SpecialTokens, Text
 from posenc.experiments.pieces import Pieces
-from posenc.experiments.text_loss import restored, unigram_entropy
+from posenc.experiments.text_loss import at_device, restored, unigram_entropy
 from posenc.training.seeding import generator
 
 RATE = 0.15
@@ -82,12 +90,7 @@ class MaskedSuite:
             loss={length: float(bits[seen].nanmean()) for length, seen in read.items()},
             by_position=tuple((at + begins, bits) for at, bits in by_position if bits == bits),
             **spent._asdict(),
-            pieces={
-                "loss": {
-                    length: tuple(round(value, 5) for value in each[~each.isnan()].tolist())
-                    for length, each in means.items()
-                }
-            },
+            pieces={"loss": {n: rounded(values[~values.isnan()]) for n, values in means.items()}},
         )
 
     def facts(self, unit: str) -> dict[str, Any]:
@@ -118,13 +121,9 @@ class MaskedSuite:
     ) -> Tensor:
         """``[W, L]`` bits of the chosen tokens, NaN for others."""
         assert self.special.mask is not None  # checked in ``of``
-        device = next(model.parameters()).device
         wanted = self.text[rows]
         inputs = self.special.around(wanted.masked_fill(self.masked[rows], self.special.mask))
         bits, _ = restored(
-            lambda tokens: model(tokens.to(device)),
-            inputs,
-            self.special.around(wanted),
-            self.special.around(chosen),
+            at_device(model), inputs, self.special.around(wanted), self.special.around(chosen)
         )
         return bits[:, len(self.special.begin) : inputs.shape[1] - len(self.special.end)]

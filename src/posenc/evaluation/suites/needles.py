@@ -10,9 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.experiments.tasks.common import needles
-from posenc.experiments.text_loss import rows_a_call
-
-Model = Callable[[Tensor], Tensor]
+from posenc.experiments.text_loss import Model, rows_a_call
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 0.95)
 """Depths of needles, as shares of the context before the question."""
@@ -39,9 +37,7 @@ class ByteNeedles:
         self, windows: Int[Tensor, "W L"], depth: float, generator: torch.Generator
     ) -> tuple[Int[Tensor, "W L"], Int[Tensor, "W 1"]]:
         """Windows with a needle at this depth and the question at their end; and the answers."""
-        reserved = (windows >= needles.FIRST) & (windows < needles.FIRST + needles.KINDS)
-        reserved |= windows == needles.QUERY
-        hidden = windows.masked_fill(reserved, ord(" "))
+        hidden = needles.unmarked(windows)
         drawn = torch.randint(needles.KINDS, (len(windows),), generator=generator)
         answers = needles.FIRST + drawn
         hidden[:, round(depth * (windows.shape[1] - 2))] = answers
@@ -128,9 +124,8 @@ def shares_right(
     count = answers.shape[1]
     rows = rows_a_call(windows.shape[1])
     right = []
-    for begin in range(0, len(windows), rows):
-        guessed = model(windows[begin : begin + rows])[:, -count:].argmax(-1).cpu()
-        hit = guessed == answers[begin : begin + rows]
+    for part, wanted in zip(torch.split(windows, rows), torch.split(answers, rows), strict=True):
+        hit = model(part)[:, -count:].argmax(-1).cpu() == wanted
         right.append(hit.all(1).double() if whole else hit.double().mean(1))
     return torch.cat(right)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple, Protocol
@@ -19,11 +19,16 @@ from posenc.evaluation.suites.needles import DEPTHS, Needles, copying, shares_ri
 from posenc.evaluation.suites.words import words
 from posenc.evaluation.texts import Text
 from posenc.experiments.pieces import Pieces
-from posenc.experiments.text_loss import PositionProfile, Targets, losses, unigram_entropy
+from posenc.experiments.text_loss import (
+    Model,
+    PositionProfile,
+    Targets,
+    at_device,
+    losses,
+    unigram_entropy,
+)
 from posenc.training.machine import PeakMemory
 from posenc.training.seeding import generator
-
-Model = Callable[[Tensor], Tensor]
 
 BUDGET = 1 << 16
 """Tokens read for one number."""
@@ -106,14 +111,7 @@ class NextTokenSuite:
 
     def measure(self, model: nn.Module, *, limit: int | None = None) -> StudyReading:
         """See ``Suite``; ``limit`` is ignored, as causal models read texts of any length."""
-        device = next(model.parameters()).device
-        longest = self.lengths[-1]
-
-        def run(tokens: Tensor) -> Tensor:
-            output: Tensor = model(tokens.to(device))
-            return output
-
-        text = self.text
+        run, text, longest = at_device(model), self.text, self.lengths[-1]
         spent = cost(model, self._windows(longest, 1), count=longest)
         profile = profile_of(self.pieces, longest, self.windows)
         places = profile.segments(lambda rows: losses(run, text[rows], last=profile.length)).mean(2)
@@ -121,24 +119,20 @@ class NextTokenSuite:
         reading = StudyReading(by_position=tuple(by_position), **spent._asdict())
         for length in self.lengths:
             reading = self._with(run, reading, length)
-        columns = enumerate(places.T.tolist())
-        at = {place * profile.width: _rounded(values) for place, values in columns}
+        at = {place * profile.width: rounded(values) for place, values in enumerate(places.T)}
         return replace(reading, pieces={**reading.pieces, POSITION: at})
 
     def further(
         self, model: nn.Module, reading: StudyReading, length: int
     ) -> tuple[NextTokenSuite, StudyReading]:
         """The suite and a reading with one more length between its first and last."""
-        device = next(model.parameters()).device
         lengths = tuple(sorted({*self.lengths, length}))
-        measured = self._with(lambda tokens: model(tokens.to(device)), reading, length)
-        return replace(self, lengths=lengths), measured
+        return replace(self, lengths=lengths), self._with(at_device(model), reading, length)
 
     def _with(self, run: Model, reading: StudyReading, length: int) -> StudyReading:
         """A reading with the measurements at one more length."""
         bits = self.targets.each(run, self.text, length).mean(1)
         found = self._needles(run, length)
-        pieces = {"loss": bits.tolist(), "needles": found.flatten().tolist()}
 
         def added(known: Mapping[int, Any], value: Any) -> dict[int, Any]:
             return dict(sorted({**known, length: value}.items()))
@@ -150,10 +144,8 @@ class NextTokenSuite:
             copied=added(reading.copied, self._copied(run, length)),
             pieces={
                 **reading.pieces,
-                **{
-                    key: added(reading.pieces.get(key, {}), _rounded(values))
-                    for key, values in pieces.items()
-                },
+                "loss": added(reading.pieces.get("loss", {}), rounded(bits)),
+                "needles": added(reading.pieces.get("needles", {}), rounded(found.flatten())),
             },
         )
 
@@ -250,8 +242,9 @@ def _spread(times: Sequence[float]) -> float:
     return (ranked[count - 1 - cut] - ranked[cut]) / 2 / median(times)
 
 
-def _rounded(values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(round(value, 5) for value in values)
+def rounded(values: Tensor) -> tuple[float, ...]:
+    """Values of pieces, as they are kept."""
+    return tuple(round(value, 5) for value in values.tolist())
 
 
 def require_text(size: int, longest: int, unit: str) -> None:

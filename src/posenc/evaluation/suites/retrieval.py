@@ -14,7 +14,7 @@ from posenc.evaluation.results import StudyReading
 from posenc.evaluation.suites.next_token import BUDGET, cost
 from posenc.evaluation.suites.words import words
 from posenc.evaluation.texts import SpecialTokens, Text
-from posenc.experiments.text_loss import rows_a_call
+from posenc.experiments.text_loss import at_device, rows_a_call
 
 PARTS = 4
 """Parts of a document; a passage is cut out of the middle of each."""
@@ -136,10 +136,6 @@ class RetrievalSuite:
 
     @torch.inference_mode()
     def _vectors(self, model: nn.Module, tokens: Int[Tensor, "N n"]) -> Float[Tensor, "N C"]:
-        device = next(model.parameters()).device
-        rows = rows_a_call(tokens.shape[1])
-        means = [
-            model(tokens[begin : begin + rows].to(device)).float().mean(1).cpu()
-            for begin in range(0, len(tokens), rows)
-        ]
+        run, parts = at_device(model), torch.split(tokens, rows_a_call(tokens.shape[1]))
+        means = [run(part).float().mean(1).cpu() for part in parts]
         return nn.functional.normalize(torch.cat(means), dim=1)

@@ -16,7 +16,7 @@ from posenc.experiments.recipe import Recipe
 from posenc.experiments.results import Metric
 from posenc.experiments.tasks.common.byte_text import byte_losses, random_windows
 from posenc.experiments.tasks.common.task import Defaults, Task, TaskEntry, TaskSettings, times
-from posenc.experiments.text_loss import restored, rows_a_call
+from posenc.experiments.text_loss import at_device, restored, rows_a_call
 from posenc.models import EncoderConfig, MaskedLM, mask_tokens, token_loss
 from posenc.training.seeding import generator
 
@@ -109,12 +109,8 @@ class MaskedBytes(Task):
         self, model: nn.Module, windows: Tensor, masked: Tensor
     ) -> tuple[float, float]:
         """Loss and accuracy of the masked bytes in the middle of windows."""
-        device = next(model.parameters()).device
         bits, right = restored(
-            lambda tokens: model(tokens.to(device)),
-            windows.masked_fill(masked, MASK),
-            windows,
-            self._scored(masked),
+            at_device(model), windows.masked_fill(masked, MASK), windows, self._scored(masked)
         )
         return float(bits.nanmean()), float(right.double().nanmean())
 

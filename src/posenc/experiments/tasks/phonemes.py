@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from functools import cache, partial
 
-from posenc.experiments.results import Corpus, Metric
+from posenc.experiments.results import Metric
 from posenc.experiments.sequences import SYMBOLS
 from posenc.experiments.tasks.common.pairs import Pair, PairTask
 from posenc.experiments.tasks.common.splitting import Split
@@ -44,12 +44,10 @@ def _make(settings: TaskSettings) -> PairTask:
     return PairTask(
         settings,
         title="Pronounce English words, longer than any in training",
-        corpus=Corpus(
+        corpus=split.corpus(
             name=f"the CMU Pronouncing Dictionary, {len(pairs):,} words in {len(sounds)} phonemes",
             sha256=digest,
             files=1,
-            train_bytes=len(split.train),
-            held_out_bytes=sum(map(len, split.tests.values())),
             unit="words",
         ),
         split=split,

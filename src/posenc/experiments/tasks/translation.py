@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from posenc.errors import DataError
-from posenc.experiments.results import Corpus, Metric
+from posenc.experiments.results import Metric
 from posenc.experiments.sequences import drawn
 from posenc.experiments.tasks.common.pairs import Pair, PairTask
 from posenc.experiments.tasks.common.parallel import read_parallel
@@ -51,12 +51,10 @@ def _make(settings: TaskSettings) -> PairTask:
     return PairTask(
         settings,
         title="Translate sentences, longer than any in training",
-        corpus=Corpus(
+        corpus=split.corpus(
             name=f"{text.name}: {len(pairs):,} pairs in {subwords.size:,} subwords",
             sha256=fingerprint(text.sha256, subwords.to_json()),
             files=1 if target is None else 2,
-            train_bytes=len(split.train),
-            held_out_bytes=sum(map(len, split.tests.values())),
             unit="sentences",
         ),
         split=split,

@@ -47,7 +47,7 @@ def haystacks(
     """Windows with a needle in the first eighth and a query at the end, and the right answers."""
     rows, length = windows.shape
     needle, place = _draw(rows, max(1, length // 8), generator)
-    hidden = torch.where(_reserved(windows), ord(" "), windows)
+    hidden = unmarked(windows)
     hidden.scatter_(1, place, needle)
     hidden[:, -1] = QUERY
     return hidden, needle[:, 0]
@@ -60,5 +60,7 @@ def _draw(
     return needle, torch.randint(0, places, (rows, 1), generator=generator)
 
 
-def _reserved(windows: Tensor) -> Tensor:
-    return (windows == QUERY) | ((windows >= FIRST) & (windows < FIRST + KINDS))
+def unmarked(windows: Int[Tensor, "W L"]) -> Int[Tensor, "W L"]:
+    """A copy of windows with blanks in place of needles and queries."""
+    marks = (windows == QUERY) | ((windows >= FIRST) & (windows < FIRST + KINDS))
+    return windows.masked_fill(marks, ord(" "))

@@ -98,11 +98,9 @@ def labelled(settings: TaskSettings) -> Sentences:
         "\n".join(f"{row.label}\t{row.name}" for row in rows).encode()
     ).hexdigest()
     return Sentences(
-        corpus=Corpus(
+        corpus=split.corpus(
             name=f"{settings.text.name}: {len(rows):,} sentences of {len(labels)} classes",
             files=1,
-            train_bytes=len(train),
-            held_out_bytes=sum(map(len, tests.values())),
             sha256=digest,
             unit="sentences",
         ),

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Generic, Protocol, TypeVar
 
 from posenc.errors import DataError
+from posenc.experiments.results import Corpus
 from posenc.experiments.sequences import drawn
 
 MOST, FEWEST = 512, 16
@@ -83,3 +84,14 @@ class Split(Generic[E]):
                 remedy="Give more text, or a longer train_length.",
             )
         return cls(train, tests)
+
+    def corpus(self, *, name: str, sha256: str, files: int, unit: str) -> Corpus:
+        """The record of the data, with the numbers of examples."""
+        return Corpus(
+            name=name,
+            sha256=sha256,
+            files=files,
+            train_bytes=len(self.train),
+            held_out_bytes=sum(map(len, self.tests.values())),
+            unit=unit,
+        )

@@ -30,44 +30,43 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import Parameter
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 
+from posenc.arguments import Count
 from posenc.errors import ArgumentError
 from posenc.experiments.fitting import fit_note, fitted_options
+from posenc.experiments.options import OF_TASK, ComparisonOptions
 from posenc.experiments.recipe import Positions, Recipe, Variant, describe
 from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
 from posenc.experiments.tasks.common.probe import Probe
 from posenc.models.checkpoint import SavedModel
 from posenc.models.stack import StackConfig
-from posenc.training.memory_estimate import require_step, stack_bytes
+from posenc.training.memory_estimate import gigabytes, stack_bytes
 from posenc.training.seeding import fingerprint
 
 
-class TaskSettings(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings(ComparisonOptions, ABC):
     """The settings of a comparison that a task is made from; see ``ComparisonSettings``."""
 
+    out: Path
+    existing: Literal["refuse", "resume", "join", "replace"] = "refuse"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    references: Sequence[str] = OF_TASK
+    threads: Count = 1
+
     @property
-    def options(self) -> Mapping[str, Any]: ...
+    def lengths(self) -> tuple[int, ...]:
+        """Lengths to test at, ascending; the first is the training length."""
+        assert isinstance(self.test_lengths, tuple)  # ComparisonSettings makes it one
+        return self.test_lengths
+
     @property
-    def text(self) -> Path | None: ...
-    @property
-    def train_length(self) -> int: ...
-    @property
-    def lengths(self) -> tuple[int, ...]: ...
-    @property
-    def references(self) -> Sequence[str]: ...
-    @property
-    def variants(self) -> tuple[Variant, ...]: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def layers(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def batch(self) -> int: ...
+    @abstractmethod
+    def variants(self) -> tuple[Variant, ...]:
+        """All that is measured: the encodings, then the references not among them."""
 
 
 class Task(ABC):
@@ -128,10 +127,11 @@ class Task(ABC):
         self.example_length = example_length
         self.fitted_length = example_length if fitted_length is None else fitted_length
         self.tokens_per_step = settings.batch * example_length
-        self.subjects = describe(
-            settings.variants,
-            references=settings.references,
-            note=lambda encoding: fit_note(encoding, self.fitted_length),
+        self.subjects = tuple(
+            describe(
+                v, references=settings.references, note=fit_note(v.encoding, self.fitted_length)
+            )
+            for v in settings.variants
         )
         self.probes: list[Probe] = []
         self.lacking: dict[int, str] = {}
@@ -218,7 +218,13 @@ class Task(ABC):
         """
         rows, length = self.settings.batch, self.example_length
         needed = self.bytes_needed(model, rows, length, training=True)
-        require_step(needed, available, rows=rows, length=length)
+        if needed > available:
+            raise ArgumentError(
+                "batch",
+                expected=f"a training step that fits into {gigabytes(available)}",
+                got=f"about {gigabytes(needed)} for {rows} windows of {length}",
+                remedy="Lower batch, train_length or width, or use fewer workers.",
+            )
 
     def count(self, encoding: str) -> int:
         """Number of items that ``measure`` yields."""
