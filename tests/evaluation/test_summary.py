@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from posenc.evaluation.candidates import Method
+from posenc.evaluation.choosing import choose
+from posenc.evaluation.headline import headline, verdicts
 from posenc.evaluation.results import Study, StudyReading
 from posenc.evaluation.suites.words import words
 from posenc.evaluation.summary import SLOWER, answer, expectation, findings
@@ -273,3 +275,25 @@ def test_a_window_is_beaten_by_more_than_a_tie() -> None:
         "reaches 2.400. ntk has less loss than it by more than 1%."
     )
     assert "No method has less loss" in beaten(yarn=2.38, ntk=2.5)
+
+
+def test_what_holds_and_yet_gains_nothing_is_explained() -> None:
+    """A verdict compares with the trained length, advice with the model as it is at the goal."""
+    level = {"direct": reading(2.05, 0.9), "yarn": reading(2.05, 0.9)}
+    clause = (
+        "; that it holds says that it is at most 5% worse than the model as trained is at 16, "
+        "not that it gains"
+    )
+    found = study(**level)
+    assert {method.key: each[0] for method, each in verdicts(found)}["yarn"] == "holds"
+    assert headline(found).startswith("Do not stretch by yarn")
+    said = answer(found)[0]
+    assert said.startswith("Without any training, do not stretch: ")
+    assert said.endswith(f"{clause}.")
+    two = study(**level, ntk=reading(2.06, 0.9))
+    assert choose(two, tuned=False)[1].endswith(f"{clause}.")
+    assert choose(found, tuned=False)[1].endswith(f"{clause}.")
+    worse = study(direct=reading(2.11, 0.9), yarn=reading(2.11, 0.9))
+    assert "holds" not in answer(worse)[0], "it degrades"
+    gains = study(direct=reading(4.0, 0.1), yarn=reading(2.05, 0.9))
+    assert "holds" not in answer(gains)[0], "use it"
