@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 from posenc.evaluation.engines.config import FULL, ModelConfig, first
 from posenc.evaluation.engines.engine import Engine, NotServedError
 from posenc.evaluation.engines.rotation import Rope, Rotation, linear, llama3, plain
+from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
 BARE = frozenset({"gpt_neox", "phi", "gemma", "gemma2", "minicpm3", "stablelm", "falcon", "glm"})
@@ -40,6 +42,13 @@ RAMPS = frozenset({"ministral3"})
 LOGARITHM = {"ministral3": 1.0, "mistral4": 1.0, "deepseek_v32": 1.0}
 """Families with a gain by ``mscale_all_dim``, and ``mscale``; with latent attention the two are
 taken as equal."""
+
+KEY = "gguf_attn_factor"
+"""The value of ``rope.scaling.attn_factor``, a key of GGUF, among the parameters of a config.
+
+The loader of every model reads it, its converter writes it for LongRoPE alone, and
+``--override-kv`` of the server sets it; YaRN's usual gain is multiplied by it.
+"""
 
 UNTOLD = 8192
 """The trained length of llama3 where it finds none."""
@@ -101,7 +110,7 @@ def _yarn(rope: Rope, length: int) -> Rotation:
     given = rope.parameters
     every = given.get("logarithm")
     gain = rope.usual_gain() if every is None else rope.quotient_gain(given["one"], every)
-    return rope.yarn(gain, truncate=True)
+    return rope.yarn(gain * rope.number(KEY, 1.0), truncate=True)
 
 
 def _longrope(rope: Rope, length: int) -> Rotation:
@@ -167,10 +176,31 @@ def _longest(config: ModelConfig) -> int | None:
     return told or config.longest
 
 
+def _with_gain(config: ModelConfig) -> ModelConfig:
+    """The config with ``KEY`` for the gain that transformers has, where it is YaRN's of all layers.
+
+    With latent attention the key changes the scale of all logits too, so that it is left out.
+    """
+    rope = config.ropes().get("")
+    if rope is None or rope.kind != "yarn" or config.completed.get("qk_rope_head_dim"):
+        return config
+    try:
+        gains = [
+            engine.rotations(config, rope.length)[""].gain for engine in (TRANSFORMERS, LLAMA_CPP)
+        ]
+    except NotServedError:
+        return config
+    if math.isclose(*gains, rel_tol=1e-6):
+        return config
+    parameters = {**rope.parameters, KEY: gains[0] / gains[1]}
+    return replace(config, completed={**config.completed, "rope_parameters": parameters})
+
+
 LLAMA_CPP = Engine(
     name="llama.cpp",
     option="llama.cpp",
-    source="llama.cpp 0c1e57098, conversion, src/llama-context.cpp, src/models, ggml's rope_yarn",
+    source="llama.cpp 0c1e57098, conversion, src/llama-context.cpp, src/models, ggml's rope_yarn; "
+    "of the key of a gain src/llama-model.cpp and src/llama-context.cpp of 001d906a6",
     read="2026-11",
     kinds={
         "default": plain,
@@ -182,4 +212,5 @@ LLAMA_CPP = Engine(
     },
     ropes=_ropes,
     longest=_longest,
+    with_options=_with_gain,
 )
