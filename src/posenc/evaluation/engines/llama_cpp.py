@@ -6,9 +6,17 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from posenc.evaluation.engines.config import FULL, ModelConfig, first
+from posenc.evaluation.engines.config import FULL, HUNYUAN, ModelConfig, first
 from posenc.evaluation.engines.engine import Engine, NotServedError
-from posenc.evaluation.engines.rotation import Rope, Rotation, linear, llama3, plain
+from posenc.evaluation.engines.rotation import (
+    ALPHA,
+    Rope,
+    Rotation,
+    linear,
+    llama3,
+    ntk_alpha,
+    plain,
+)
 from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
@@ -52,6 +60,9 @@ The loader of every model reads it, its converter writes it for LongRoPE alone, 
 
 UNTOLD = 8192
 """The trained length of llama3 where it finds none."""
+
+HUNYUAN_LENGTHS = (32768, 262144)
+"""Longest texts of the configs of Hunyuan that are converted; the file says the longer one."""
 
 FALCON = 2048
 """Longest text of every Falcon."""
@@ -132,6 +143,12 @@ def _converted(config: ModelConfig, layer_type: str, rope: Rope) -> Rope:
     sliding = layer_type not in ("", FULL)
     if rope.kind == "default" or sliding:  # only the base of windows is converted
         return none
+    if family in HUNYUAN and rope.kind == "dynamic":
+        alpha = rope.number("alpha", 1000.0 if family == "hunyuan_v1_moe" else 50.0)
+        usual = rope.base == 10000 and rope.longest in HUNYUAN_LENGTHS
+        if not usual or (family == "hunyuan_v1_moe" and (alpha, rope.head) != (1000, 128)):
+            raise NotServedError("its converter takes this model with its released base and length")
+        return replace(none, parameters={"rope_type": ALPHA, "alpha": alpha})
     if family in LINEAR:
         return replace(none, parameters={**given, "rope_type": "linear"})
     if rope.kind == "llama3":
@@ -172,6 +189,8 @@ def _longest(config: ModelConfig) -> int | None:
     if config.family == "glm":
         found = first(config.completed, ("seq_length", "hidden_size"))
         return None if found is None else int(found)
+    if config.family in HUNYUAN and any(rope.kind == "dynamic" for rope in config.ropes().values()):
+        return HUNYUAN_LENGTHS[1]
     told = config.completed.get("model_max_length") if config.family == "cohere" else None
     return told or config.longest
 
@@ -206,6 +225,7 @@ LLAMA_CPP = Engine(
         "default": plain,
         "linear": linear,
         "llama3": llama3,
+        ALPHA: ntk_alpha,
         "longrope": _longrope,
         "proportional": lambda rope, length: rope.proportional(1.0),
         "yarn": _yarn,
