@@ -219,7 +219,7 @@ LLAMA_CPP = Engine(
     name="llama.cpp",
     option="llama.cpp",
     source="llama.cpp 0c1e57098, conversion, src/llama-context.cpp, src/models, ggml's rope_yarn; "
-    "of the key of a gain src/llama-model.cpp and src/llama-context.cpp of 001d906a6",
+    "of the key of a gain src/llama-context.cpp of 001d906a6",
     read="2026-11",
     kinds={
         "default": plain,
