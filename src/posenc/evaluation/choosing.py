@@ -9,6 +9,7 @@ from posenc.evaluation.candidates import CUT, SCALED, WINDOW
 from posenc.evaluation.results import Findings, Study, StudyReading
 from posenc.reporting.intervals import Estimate, estimate
 from posenc.reporting.sentences import listed, sentence
+from posenc.reporting.verdicts import HOLDS, Word, deterioration, word
 
 CLOSE = 0.05
 """Largest deficit in needles, as a share, of a method that is chosen for its loss."""
@@ -163,8 +164,24 @@ def missing_gain(study: Study, key: str, *, tuned: bool) -> str:
     clauses = [f"{relation} {listed(names)}" for relation, names in relations.items() if names]
     if not clauses:
         return ""
-    facts = {"key": key, "reading": chosen, "clauses": clauses}
+    holds = HOLDS if judged(study, chosen) == "holds" else None
+    facts = {"key": key, "reading": chosen, "clauses": clauses, "holds": holds}
     return sentence("missing_gain", study=study, needles=has_needles(study), **facts)
+
+
+def as_trained(study: Study) -> StudyReading:
+    """The readings that others are held to, of the original; without it those of the best."""
+    original = study.of("direct") or study.of(CUT)
+    reading = original.untuned if original else None
+    return reading or study.ranked()[0][1]
+
+
+def judged(study: Study, reading: StudyReading) -> Word:
+    """The verdict on the deciding metric, held to the original's at the trained length."""
+    metric = study.deciding
+    base = as_trained(study).of(metric)[study.base_length]
+    change = deterioration(reading.of(metric)[study.goal], base, lower=metric.lower)
+    return word(Estimate(change, None, 1))
 
 
 def has_needles(study: Study) -> bool:

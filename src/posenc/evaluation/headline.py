@@ -7,13 +7,22 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from posenc.evaluation.candidates import CUT
-from posenc.evaluation.choosing import QUANTILE, best, gaps, has_needles, missing_gain, readings_of
+from posenc.evaluation.choosing import (
+    QUANTILE,
+    as_trained,
+    best,
+    gaps,
+    has_needles,
+    judged,
+    missing_gain,
+    readings_of,
+)
 from posenc.evaluation.results import Findings, Study, StudyReading
 from posenc.reporting.headlines import at_times, fitting, of_one, shortened
 from posenc.reporting.intervals import Estimate
 from posenc.reporting.opening import Opening, Remedy, Verdict, Verdicts, meanings
 from posenc.reporting.sentences import sentence
-from posenc.reporting.verdicts import BREAKS, HOLDS, deterioration, word
+from posenc.reporting.verdicts import BREAKS, HOLDS, word
 
 NAME = 32
 """Characters of a name in a headline, at most."""
@@ -43,9 +52,9 @@ def headline(study: Study) -> str:
         if name in readings:
             figures += f", {words} {metric.shown(readings[name].of(metric)[goal])}"
             break
-    judged = {method.key: words[0] for method, words in verdicts(study)}
+    last = judged(study, readings[key])
     facts = {"key": shortened(key, NAME), "at": at, "steps": steps}
-    forms = ((judged[key], figures), (judged[key], ""), ("", ""))
+    forms = ((last, figures), (last, ""), ("", ""))
     texts = (sentence("use", verdict=verdict, figures=shown, **facts) for verdict, shown in forms)
     return fitting(texts)
 
@@ -55,7 +64,7 @@ def _alone(study: Study, at: str) -> str:
     name, effective = shortened(study.checkpoint, NAME), study.effective
     if effective is not None and not effective.honest:
         return sentence("overstated", name=name, study=study)
-    (method, reading), first = study.alone, study.base_length
+    (_, reading), first = study.alone, study.base_length
     metrics = {study.deciding.name: study.deciding}
     if has_needles(study):
         metrics["recall"] = next(metric for metric in study.metrics if metric.key == "needles")
@@ -63,14 +72,13 @@ def _alone(study: Study, at: str) -> str:
         (noun, *(metric.shown(reading.of(metric)[length]) for length in (first, study.goal)))
         for noun, metric in metrics.items()
     ]
-    judged = {judged.key: words[0] for judged, words in verdicts(study)}
-    verdict = judged[method.key] if study.goal > first else "learned"
+    verdict = judged(study, reading) if study.goal > first else "learned"
     return of_one(name, verdict, at, changes)
 
 
 def opening(study: Study) -> Opening:
     """The headline, verdicts on loss and recall, and ways to settle what is open."""
-    judged = verdicts(study)
+    rows = verdicts(study)
     than = f"the model as trained is at {study.called(study.base_length)}"
     facts = {"holds": HOLDS, "breaks": BREAKS, "than": than}
 
@@ -90,10 +98,10 @@ def opening(study: Study) -> Opening:
                     words=words,
                     reference=method.role != "method" and study.factor != 1.0,
                 )
-                for method, words in judged
+                for method, words in rows
             ),
             guide=sentence("length_words", **facts),
-            meanings=meanings((word for _, words in judged for word in words), meaning),
+            meanings=meanings((word for _, words in rows for word in words), meaning),
         ),
         remedies=remedies(study),
     )
@@ -111,19 +119,13 @@ def verdicts(study: Study) -> list[tuple[Findings, tuple[str, ...]]]:
     the interval of a share; it is ``unlearned`` where the original does not find needles, and all
     is where the gate stops the study.
     """
-    metric, first = study.deciding, study.base_length
-    original = study.of("direct") or study.of(CUT)
-    plain = original.untuned if original else None
-    plain = plain or study.ranked()[0][1]
-    base = plain.of(metric)[first]
+    found = as_trained(study).found(study.base_length) if study.causal else 0.0
     rows: list[tuple[Findings, tuple[str, ...]]] = []
     for method, reading in study.ranked(tuned=study.tuned):
-        value = reading.of(metric)[study.goal]
-        change = Estimate(deterioration(value, base, lower=metric.lower), None, 1)
-        words: list[str] = ["unlearned" if study.gate else word(change)]
+        words: list[str] = ["unlearned" if study.gate else judged(study, reading)]
         if study.causal:
             learned = has_needles(study) and not study.gate
-            words.append(_recall(study, plain.found(first), reading) if learned else "unlearned")
+            words.append(_recall(study, found, reading) if learned else "unlearned")
         rows.append((method, tuple(words)))
     return rows
 

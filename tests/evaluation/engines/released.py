@@ -89,6 +89,7 @@ RELEASED: dict[str, dict[str, Any]] = {
     ),
     "Qwen3.5": _of("qwen3_5_text", 16, 256, 262144, rope_parameters=QWEN35),
     "Qwen2.5-7B-Instruct": _of("qwen2", 28, 128, 32768, 1e6, head_dim="no"),
+    "Qwen2.5-14B": _of("qwen2", 40, 128, 131072, 1e6, head_dim="no"),
     "Qwen2.5-72B-Instruct, YaRN of its card": _of(
         "qwen2", 64, 128, 32768, 1e6, head_dim="no", **_yarn(4.0, 32768, "type")
     ),
@@ -101,6 +102,7 @@ RELEASED: dict[str, dict[str, Any]] = {
     ),
     "Llama-3-8B": _of("llama", 32, 128, 8192, 5e5, head_dim="no"),
     "Llama-3.1-8B": _of("llama", 32, 128, 131072, 5e5, head_dim="no", **_llama3(8.0)),
+    "Llama-3.1-70B": _of("llama", 64, 128, 131072, 5e5, head_dim="no", **_llama3(8.0)),
     "Llama-3.2-1B": _of("llama", 32, 64, 131072, 5e5, **_llama3(32.0)),
     "Llama-3.2-3B": _of("llama", 24, 128, 131072, 5e5, **_llama3(32.0)),
     "Llama-3.3-70B": _of("llama", 64, 128, 131072, 5e5, head_dim="no", **_llama3(8.0)),
@@ -117,8 +119,9 @@ RELEASED: dict[str, dict[str, Any]] = {
     "SmolLM3-3B": _of("smollm3", 16, 128, 65536, 5e6, head_dim="no"),
     "Mistral-7B-v0.1": _of("mistral", 32, 128, 32768, 1e4, head_dim="no"),
     "Mistral-7B-v0.3": _of("mistral", 32, 128, 32768, 1e6, head_dim="no"),
-    "Mistral-Nemo-12B": _of("mistral", 32, 128, 131072, 1e6, hidden_size=5120),
+    "Mistral-Nemo-Base-2407": _of("mistral", 32, 128, 128000, 1e6, hidden_size=5120),
     "Mixtral-8x7B": _of("mixtral", 32, 128, 32768, 1e6, head_dim="no"),
+    "Mixtral-8x22B": _of("mixtral", 48, 128, 65536, 1e6, head_dim="no"),
     "Ministral-3-8B": _of("ministral3", 32, 128, 262144, rope_parameters=MINISTRAL),
     "Phi-2": _of("phi", 32, 80, 2048, 1e4, head_dim="no", partial_rotary_factor=0.4),
     "Phi-3-mini-4k": _of("phi3", 32, 96, 4096, 1e4, head_dim="no", **{TRAINED: 4096}),
@@ -165,7 +168,7 @@ RELEASED: dict[str, dict[str, Any]] = {
         **LATENT,
         **_yarn(32.0, 4096, "type", mscale=1.0, mscale_all_dim=1.0, beta_fast=1.0, beta_slow=1.0),
     ),
-    "GLM-4-9B": _of("glm", 32, 128, 131072, 1e4, partial_rotary_factor=0.5),
+    "GLM-4-9B": _of("glm", 32, 128, 131072, 5e6, partial_rotary_factor=0.5),
     "GLM-4-9B-0414": _of("glm4", 32, 128, 32768, 1e4, partial_rotary_factor=0.5),
     "GLM-4.5-Air": _of(
         "glm4_moe", 96, 128, 131072, 1e6, hidden_size=4096, partial_rotary_factor=0.5
@@ -200,6 +203,7 @@ SOURCES: dict[str, frozenset[str]] = {
         | {"Llama-3.2-3B", "Llama-3.3-70B", "Falcon3-7B", "SmolLM2-1.7B", "Mistral-7B-v0.3"}
         | {"Mixtral-8x7B", "Phi-2", "Phi-3-mini-4k", "Phi-3-mini-128k", "Phi-4", "Phi-4-mini"}
         | {"Gemma-2B", "Gemma-2-9B", "Gemma-3-4B", "OLMo-2-7B", "Pythia-6.9B"}
+        | {"Mistral-7B-v0.1", "Mixtral-8x22B", "Llama-3.1-70B", "Qwen2.5-14B"}
     ),
     "transformers 5.23, defaults of the model's configuration": frozenset(
         {"gpt-oss-20b", "gpt-oss-120b", "Apertus-8B", "Ministral-3-8B", "LFM2-1.2B"}
@@ -210,6 +214,7 @@ SOURCES: dict[str, frozenset[str]] = {
         | {"Gemma-3-1B", "Gemma-4", "Command R", "Command R7B", "Olmo-3-7B", "SmolLM3-3B"}
         | {"Phi-3.5-mini", "granite-3.3-8b", "StableLM-2-1.6B", "StarCoder2-3B", "Seed-OSS-36B"}
         | {"Llama-4-Scout", "DeepSeek-R1-Distill-Qwen-7B", "GLM-4.5-Air"}
+        | {"Mistral-Nemo-Base-2407", "GLM-4-9B"}
     ),
     "TensorRT-LLM, tests of EXAONE 4": frozenset({"EXAONE-4.0-32B"}),
     "the scaling that the model's card recommends": frozenset(
@@ -218,8 +223,10 @@ SOURCES: dict[str, frozenset[str]] = {
     ),
     "": frozenset(
         {"Qwen3-Next-80B-A3B", "Qwen1.5-MoE-A2.7B", "Yarn-Llama-2-7B-128k", "Llama-4-Maverick"}
-        | {"DeepSeek-Coder-6.7B", "Mistral-7B-v0.1", "Mistral-Nemo-12B", "Nemotron-Mini-4B"}
-        | {"GLM-4-9B", "GLM-4-9B-0414"}
+        | {"DeepSeek-Coder-6.7B", "Nemotron-Mini-4B", "GLM-4-9B-0414"}
     ),
 }
-"""Models by source; those of "" are written from memory and serve as shapes of configs."""
+"""Models by source; those of "" are written from memory and serve as shapes of configs.
+
+GLM-4-9B's base is 10,000 times the ``rope_ratio`` of its config.json, 500.
+"""

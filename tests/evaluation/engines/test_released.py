@@ -26,7 +26,10 @@ DIFFERENT: dict[str, dict[str, str]] = {
     "Phi-4-mini": LONG,
     "gpt-oss-20b": WHOLE_PAIRS,
     "gpt-oss-120b": WHOLE_PAIRS,
-    "GLM-4-9B": {"mlx-lm": "rotates 128 features of a head instead of 64"},
+    "GLM-4-9B": {
+        "llama.cpp": "ignores base and scaling",
+        "mlx-lm": "rotates 128 features of a head instead of 64",
+    },
     "Kimi-K2": {"llama.cpp": "rotates by other frequencies"},
 }
 """Engines that rotate these otherwise than transformers does; no others differ."""
@@ -63,7 +66,8 @@ def test_there_are_sixty() -> None:
 def test_every_config_has_one_source_or_is_told_to_have_none() -> None:
     named = [name for names in SOURCES.values() for name in names]
     assert sorted(named) == sorted(RELEASED)
-    assert len(SOURCES[""]) <= 10
+    assert len(SOURCES[""]) <= 7
+    assert len(named) - len(SOURCES[""]) >= 60
 
 
 @pytest.mark.parametrize("name", RELEASED)
@@ -186,6 +190,55 @@ def test_deepseek_has_no_gain_beside_its_scale(engine: str) -> None:
         found = ENGINES[engine].rotations(ModelConfig.of(RELEASED[name]), 1)[""]
         assert found.gain == 1
         assert len(found.frequencies) == 32
+
+
+HUNYUAN = {"type": "dynamic", "factor": 1.0, "alpha": 1000.0}
+
+
+def hunyuan(family: str, longest: int = 32768, **scaling: Any) -> dict[str, Any]:
+    """A config of its kind, with 32 heads of 128."""
+    sizes = {"num_attention_heads": 32, "hidden_size": 4096, "head_dim": 128, "rope_theta": 1e4}
+    fields = {"model_type": family, "max_position_embeddings": longest}
+    return fields | sizes | {"rope_scaling": HUNYUAN | scaling}
+
+
+@pytest.mark.parametrize("family", ["hunyuan_v1_dense", "hunyuan_v1_moe"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_hunyuan_has_one_base_for_all_texts(engine: str, family: str) -> None:
+    """10,000 · 1,000^(128/126), whatever the length."""
+    fields = hunyuan(family)
+    config, module = ModelConfig.of(fields), rotary(fields)
+    if (engine, family) == ("mlx-lm", "hunyuan_v1_moe"):
+        assert "has no model" in differences(config, length=32768)[engine]
+        return
+    base = 1e4 * 1000 ** (128 / 126)
+    for n in (1, 32768, 100000):
+        found = ENGINES[engine].rotations(config, n)[""]
+        assert found.frequencies == pytest.approx(module.inv_freq.tolist(), rel=1e-6)
+        assert found.frequencies[63] == pytest.approx(base ** (-126 / 128), rel=1e-6)
+        assert found.gain == 1
+    longest = {one.engine: one.longest for one in compare(config)}
+    assert longest["llama.cpp"] == 262144
+    assert longest["vLLM"] == longest["SGLang"] == 32768
+
+
+def test_hunyuan_outside_of_what_converters_take() -> None:
+    """llama.cpp's asserts the released base and lengths, of the mixture ``alpha`` too."""
+    dense, moe = "hunyuan_v1_dense", "hunyuan_v1_moe"
+    for fields, starts in (
+        (hunyuan(dense, alpha=50.0), True),
+        (hunyuan(dense, 262144), True),
+        (hunyuan(dense, 65536), False),
+        (hunyuan(dense) | {"rope_theta": 5e4}, False),
+        (hunyuan(moe, alpha=50.0), False),
+    ):
+        told = differences(fields, length=32768)
+        assert bool(told["llama.cpp"]) is not starts
+        assert not told["vLLM"]
+    del (fields := hunyuan(dense))["rope_scaling"]["factor"]
+    assert "alpha, factor and type" in differences(fields, length=32768)["mlx-lm"]
+    other = hunyuan(dense) | {"model_type": "llama"}
+    assert differences(other, length=32768)["vLLM"], "of other families transformers reads no alpha"
 
 
 def test_agreement_is_the_cosine_of_a_rotated_key() -> None:

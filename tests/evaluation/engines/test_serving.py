@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from posenc.evaluation.engines.serving import gguf_keys, overrides
 from posenc.evaluation.extend import Extended, extend_checkpoint
 from posenc.evaluation.live import LiveDecoder
 from posenc.extension import EXTENSIONS, applicable
-from tests.evaluation.engines.released import TRAINED
+from tests.evaluation.engines.released import RELEASED, TRAINED
 from tests.evaluation.engines.test_extended import LENGTH, original
 
 transformers = pytest.importorskip("transformers")
@@ -102,6 +103,46 @@ def test_keys_of_gguf(source: Path, tmp_path: Path) -> None:
     assert "convert_hf_to_gguf.py" in ramp.command
 
 
+@pytest.mark.parametrize("gain", [1.0, 1.3])
+def test_a_temperature_is_a_key_of_gguf(source: Path, tmp_path: Path, gain: float) -> None:
+    """Its loader multiplies YaRN's gain by ``attn_factor``: 0.1 · ln 4 + 1 by it is the wanted one.
+
+    The converter writes no such key, so that the command sets it.
+    """
+    found = extended(source, tmp_path / "out", "llama.cpp", f"yarn@temperature={gain}").serving
+    assert found is not None
+    assert found.keys is not None
+    value, kind = found.keys["llama.rope.scaling.attn_factor"]
+    assert kind == "float32"
+    assert value * (0.1 * math.log(4) + 1) == pytest.approx(gain, rel=1e-9)
+    option = f"--override-kv llama.rope.scaling.attn_factor=float:{value:.9g}"
+    assert found.command.endswith(f"llama-server -m model.gguf -c {4 * LENGTH} {option}")
+    rule = ENGINES["llama.cpp"]
+    config = ModelConfig.of(json.loads((tmp_path / "out/config.json").read_text()))
+    for n in (1, LENGTH, 4 * LENGTH):
+        right = ENGINES["transformers"].rotations(config, n)[""]
+        served = rule.rotations(rule.with_options(config), n)[""]
+        assert served.gain == pytest.approx(right.gain, rel=1e-6) == pytest.approx(gain)
+        assert served.frequencies == pytest.approx(right.frequencies, rel=1e-6)
+        assert not rule.rotations(config, n)[""].same_gain(right), "the folder alone"
+
+
+def test_what_the_key_of_a_gain_does_not_serve() -> None:
+    """With latent attention it also scales logits; usual gains and other scalings need none."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, TRAINED: 64}
+    rule = ENGINES["llama.cpp"]
+    usual = original("llama", 64, 1.0, rope_scaling=scaling)
+    cold = {"attention_factor": 1.0}
+    latent = RELEASED["DeepSeek-V3"]
+    latent = latent | {"rope_scaling": latent["rope_scaling"] | {"mscale": 2.0}}
+    linear = original("llama", 64, 1.0, rope_scaling={"rope_type": "linear", "factor": 4.0} | cold)
+    for fields in (usual, latent, linear, original("gpt2", 64, 1.0)):
+        config = ModelConfig.of(fields)
+        assert rule.with_options(config) is config
+    config = ModelConfig.of(original("llama", 64, 1.0, rope_scaling=scaling | cold))
+    assert rule.with_options(config) is not config
+
+
 def test_an_architecture_that_is_not_known_is_left_to_the_reader() -> None:
     config = ModelConfig.of(original("llama", 64, 1.0) | {"model_type": "novel"})
     assert gguf_keys(config, goal=9) == {
@@ -143,7 +184,7 @@ def test_methods_without_words_in_a_config_are_named_for_every_engine(
         ("vllm", "longrope", "rotates texts up to the trained length as longer ones", "ntk"),
         ("llama.cpp", "dynamic_ntk", "ignores the scaling", "ntk_by_parts"),
         ("sglang", "yarn@temperature=1.0", "scales logits by 0.771 instead of 1", "yarn"),
-        ("llama.cpp", "yarn@temperature=1.3", "scales logits by 1.3 instead of 1.69", "yarn"),
+        ("llama.cpp", "yarn@truncate=False", "rotates by other frequencies", "yarn"),
         ("mlx", "yarn@truncate=False", "rotates by other frequencies", "yarn"),
         ("transformers", "rerope", "is known to no engine", "yarn"),
     ],

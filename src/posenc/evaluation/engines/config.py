@@ -18,6 +18,9 @@ FULL = "full_attention"
 
 BASES = ("rope_theta", "rotary_emb_base", "global_rope_theta")
 SHARES = ("partial_rotary_factor", "rotary_pct", "rope_pct")
+HUNYUAN = frozenset({"hunyuan_v1_dense", "hunyuan_v1_moe"})
+"""Families whose dynamic scaling is by ``alpha``."""
+
 LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 """Names of a base, of the rotated share of a head, and of the longest text."""
 

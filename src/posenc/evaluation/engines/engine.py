@@ -25,6 +25,7 @@ class Engine:
         kinds: by ``rope_type``; others are unknown to it.
         ropes: parameters by layer type, as it reads them.
         longest: tokens of the longest text that it serves by default; None: no limit.
+        with_options: a config with all that options of the command that serves it can add.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Engine:
     kinds: Mapping[str, Rule]
     ropes: Callable[[ModelConfig], Mapping[str, Rope]] = ModelConfig.ropes
     longest: Callable[[ModelConfig], int | None]
+    with_options: Callable[[ModelConfig], ModelConfig] = lambda config: config
 
     def rotations(self, config: ModelConfig, length: int) -> dict[str, Rotation]:
         """Rotations in a text of ``length`` tokens, by layer type; ``""`` stands for all layers.

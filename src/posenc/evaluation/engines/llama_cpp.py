@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
-from posenc.evaluation.engines.config import FULL, ModelConfig, first
+from posenc.evaluation.engines.config import FULL, HUNYUAN, ModelConfig, first
 from posenc.evaluation.engines.engine import Engine, NotServedError
-from posenc.evaluation.engines.rotation import Rope, Rotation, linear, llama3, plain
+from posenc.evaluation.engines.rotation import (
+    ALPHA,
+    Rope,
+    Rotation,
+    linear,
+    llama3,
+    ntk_alpha,
+    plain,
+)
+from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
 BARE = frozenset({"gpt_neox", "phi", "gemma", "gemma2", "minicpm3", "stablelm", "falcon", "glm"})
@@ -41,8 +51,18 @@ LOGARITHM = {"ministral3": 1.0, "mistral4": 1.0, "deepseek_v32": 1.0}
 """Families with a gain by ``mscale_all_dim``, and ``mscale``; with latent attention the two are
 taken as equal."""
 
+KEY = "gguf_attn_factor"
+"""The value of ``rope.scaling.attn_factor``, a key of GGUF, among the parameters of a config.
+
+The loader of every model reads it, its converter writes it for LongRoPE alone, and
+``--override-kv`` of the server sets it; YaRN's usual gain is multiplied by it.
+"""
+
 UNTOLD = 8192
 """The trained length of llama3 where it finds none."""
+
+HUNYUAN_LENGTHS = (32768, 262144)
+"""Longest texts of the configs of Hunyuan that are converted; the file says the longer one."""
 
 FALCON = 2048
 """Longest text of every Falcon."""
@@ -101,7 +121,7 @@ def _yarn(rope: Rope, length: int) -> Rotation:
     given = rope.parameters
     every = given.get("logarithm")
     gain = rope.usual_gain() if every is None else rope.quotient_gain(given["one"], every)
-    return rope.yarn(gain, truncate=True)
+    return rope.yarn(gain * rope.number(KEY, 1.0), truncate=True)
 
 
 def _longrope(rope: Rope, length: int) -> Rotation:
@@ -123,6 +143,12 @@ def _converted(config: ModelConfig, layer_type: str, rope: Rope) -> Rope:
     sliding = layer_type not in ("", FULL)
     if rope.kind == "default" or sliding:  # only the base of windows is converted
         return none
+    if family in HUNYUAN and rope.kind == "dynamic":
+        alpha = rope.number("alpha", 1000.0 if family == "hunyuan_v1_moe" else 50.0)
+        usual = rope.base == 10000 and rope.longest in HUNYUAN_LENGTHS
+        if not usual or (family == "hunyuan_v1_moe" and (alpha, rope.head) != (1000, 128)):
+            raise NotServedError("its converter takes this model with its released base and length")
+        return replace(none, parameters={"rope_type": ALPHA, "alpha": alpha})
     if family in LINEAR:
         return replace(none, parameters={**given, "rope_type": "linear"})
     if rope.kind == "llama3":
@@ -163,23 +189,48 @@ def _longest(config: ModelConfig) -> int | None:
     if config.family == "glm":
         found = first(config.completed, ("seq_length", "hidden_size"))
         return None if found is None else int(found)
+    if config.family in HUNYUAN and any(rope.kind == "dynamic" for rope in config.ropes().values()):
+        return HUNYUAN_LENGTHS[1]
     told = config.completed.get("model_max_length") if config.family == "cohere" else None
     return told or config.longest
+
+
+def _with_gain(config: ModelConfig) -> ModelConfig:
+    """The config with ``KEY`` for the gain that transformers has, where it is YaRN's of all layers.
+
+    With latent attention the key changes the scale of all logits too, so that it is left out.
+    """
+    rope = config.ropes().get("")
+    if rope is None or rope.kind != "yarn" or config.completed.get("qk_rope_head_dim"):
+        return config
+    try:
+        gains = [
+            engine.rotations(config, rope.length)[""].gain for engine in (TRANSFORMERS, LLAMA_CPP)
+        ]
+    except NotServedError:
+        return config
+    if math.isclose(*gains, rel_tol=1e-6):
+        return config
+    parameters = {**rope.parameters, KEY: gains[0] / gains[1]}
+    return replace(config, completed={**config.completed, "rope_parameters": parameters})
 
 
 LLAMA_CPP = Engine(
     name="llama.cpp",
     option="llama.cpp",
-    source="llama.cpp 0c1e57098, conversion, src/llama-context.cpp, src/models, ggml's rope_yarn",
+    source="llama.cpp 0c1e57098, conversion, src/llama-context.cpp, src/models, ggml's rope_yarn; "
+    "of the key of a gain src/llama-context.cpp of 001d906a6",
     read="2026-11",
     kinds={
         "default": plain,
         "linear": linear,
         "llama3": llama3,
+        ALPHA: ntk_alpha,
         "longrope": _longrope,
         "proportional": lambda rope, length: rope.proportional(1.0),
         "yarn": _yarn,
     },
     ropes=_ropes,
     longest=_longest,
+    with_options=_with_gain,
 )

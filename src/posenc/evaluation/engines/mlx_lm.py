@@ -8,7 +8,15 @@ from typing import Any
 
 from posenc.evaluation.engines.config import FULL, ModelConfig
 from posenc.evaluation.engines.engine import Engine, NotServedError
-from posenc.evaluation.engines.rotation import Rope, Rotation, linear, llama3, plain
+from posenc.evaluation.engines.rotation import (
+    ALPHA,
+    Rope,
+    Rotation,
+    linear,
+    llama3,
+    ntk_alpha,
+    plain,
+)
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
 REQUIRED = None
@@ -24,7 +32,7 @@ BESIDE: dict[str, float | None] = {
     "exaone_moe": 1e6,
     "nemotron-nas": 5e5,
     "youtu": 1.6e6,
-    "phi3": 1e4,
+    **dict.fromkeys(("phi3", "hunyuan_v1_dense"), 1e4),
     **dict.fromkeys(("apertus", "dots1", "exaone4", "granite", "granitemoe"), REQUIRED),
     **dict.fromkeys(("llama4", "longcat_flash"), REQUIRED),
     **dict.fromkeys(("olmo3", "qwen3", "qwen3_next"), REQUIRED),
@@ -111,6 +119,10 @@ def _ropes(config: ModelConfig) -> dict[str, Rope]:
     scaling = written.get("rope_scaling") or (inside if family in INSIDE_TOO else None)
     given = scaling if isinstance(scaling, Mapping) else {}
     kind = given.get("type")
+    if family == "hunyuan_v1_dense" and given:
+        if not {"alpha", "factor", "type"} <= given.keys():
+            raise NotServedError("it takes a scaling of this model with alpha, factor and type")
+        given = {"type": ALPHA, "alpha": given["alpha"]}
     if given and family in LINEAR_ALONE and kind != "linear":
         raise NotServedError("it knows linear scaling of this model alone")
     read = known is BESIDE or (family in LINEAR and kind == "linear")
@@ -160,6 +172,7 @@ MLX_LM = Engine(
         "linear": linear,
         "dynamic": lambda rope, length: rope.dynamic(length),
         "llama3": llama3,
+        ALPHA: ntk_alpha,
         "longrope": lambda rope, length: rope.longrope("long", rope.length_gain()),
         "su": lambda rope, length: rope.longrope("long", rope.length_gain()),
         "proportional": lambda rope, length: rope.proportional(rope.number("factor", 1.0)),

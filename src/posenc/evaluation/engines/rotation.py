@@ -167,6 +167,15 @@ Rule = Callable[[Rope, int], Rotation]
 """Rotation in a text of so many tokens."""
 
 
+ALPHA = "ntk_alpha"
+"""Hunyuan's scaling, which its configs call dynamic: a fixed base for all texts."""
+
+
+def ntk_alpha(rope: Rope, length: int) -> Rotation:
+    """The base times ``alpha^(d/(d-2))``."""
+    return rope.ntk(float(rope.parameters["alpha"]))
+
+
 def plain(rope: Rope, length: int) -> Rotation:
     """No scaling."""
     return rope.plain()

@@ -100,7 +100,7 @@ def _difference(config: ModelConfig | None, engine: Engine, length: int) -> str:
         return UNKNOWN
     if engine is TRANSFORMERS:
         return ""
-    return differences(config, length=length).get(engine.name, UNKNOWN)
+    return differences(engine.with_options(config), length=length).get(engine.name, UNKNOWN)
 
 
 def _distance(one: ModelConfig, other: ModelConfig, length: int) -> float:

@@ -11,21 +11,21 @@ from typing import Any
 
 from posenc.evaluation.engines.config import ModelConfig
 from posenc.evaluation.engines.engine import Engine
-from posenc.evaluation.engines.llama_cpp import NAMES
+from posenc.evaluation.engines.llama_cpp import KEY, LLAMA_CPP, NAMES
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
 KEYS = {
     "default": {},
     "linear": {"factor": "float32"},
-    "yarn": {"factor": "float32", "original_context_length": "uint32"},
+    "yarn": {"factor": "float32", "original_context_length": "uint32", "attn_factor": "float32"},
 }
 """Scalings that keys of GGUF can say, with the types of their values.
 
-That of a gain, ``attn_factor``, is read by every model and written by no conversion of YaRN; those
-of its ramp are read by hardly one.
+That of a gain, ``attn_factor``, is read by every model and written by no conversion of YaRN, so
+that the command gives it too; those of its ramp are read by hardly one.
 """
 
-FROM = {"factor": "factor", "original_context_length": TRAINED}
+FROM = {"factor": "factor", "original_context_length": TRAINED, "attn_factor": KEY}
 """Parameters of ``config.json`` by keys of GGUF."""
 
 
@@ -83,7 +83,11 @@ def serving(
     if engine.option == "llama.cpp":
         command = f"python convert_hf_to_gguf.py {folder} --outfile model.gguf && "
         command += f"llama-server -m model.gguf -c {goal}"
-        return Serving(engine.name, command, keys=gguf_keys(config, goal=goal))
+        keys = gguf_keys(config, goal=goal)
+        for key, (value, _) in (keys or {}).items():
+            if key.endswith(".attn_factor"):
+                command += f" --override-kv {key}=float:{value:.9g}"
+        return Serving(engine.name, command, keys=keys)
     if engine.option == "mlx":
         return Serving(engine.name, f"mlx_lm.server --model {folder}")
     return Serving(engine.name, f"transformers serve {folder}")
@@ -105,7 +109,7 @@ def overrides(config: ModelConfig, *, goal: int) -> dict[str, Any]:
 
 def gguf_keys(config: ModelConfig, *, goal: int) -> dict[str, tuple[Any, str]] | None:
     """Metadata of GGUF by key, with the types of the values; None for scalings kept in tensors."""
-    rope = config.ropes().get("")
+    rope = LLAMA_CPP.with_options(config).ropes().get("")
     if rope is None or rope.kind not in KEYS:
         return None
     arch = NAMES.get(config.family, "ARCH")

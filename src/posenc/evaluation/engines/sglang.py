@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from posenc.evaluation.engines.config import ModelConfig, first
 from posenc.evaluation.engines.engine import Engine
-from posenc.evaluation.engines.rotation import Rope, Rotation, linear, llama3, plain
+from posenc.evaluation.engines.rotation import Rope, Rotation, linear, llama3, ntk_alpha, plain
 from posenc.evaluation.engines.vllm import latent_ropes
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
@@ -34,7 +34,9 @@ def _latent_yarn(rope: Rope, length: int) -> Rotation:
 
 
 def _dynamic(rope: Rope, length: int) -> Rotation:
-    """One base for all texts, that of ``factor`` squared."""
+    """One base for all texts, that of ``factor`` squared, or by ``alpha``."""
+    if "alpha" in rope.parameters:
+        return ntk_alpha(rope, length)
     return rope.ntk(rope.factor * rope.factor - (rope.factor - 1))
 
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from posenc.evaluation.engines.config import ModelConfig
+from posenc.evaluation.engines.config import HUNYUAN, ModelConfig
 from posenc.evaluation.engines.engine import Engine
-from posenc.evaluation.engines.rotation import Rope, Rotation, linear, llama3, plain
+from posenc.evaluation.engines.rotation import (
+    ALPHA,
+    Rope,
+    Rotation,
+    linear,
+    llama3,
+    ntk_alpha,
+    plain,
+)
 
 
 def yarn(rope: Rope, length: int) -> Rotation:
@@ -29,8 +37,16 @@ def _longrope(rope: Rope, length: int) -> Rotation:
     return rope.longrope(rope.side(length), float(gain))
 
 
+def _of_hunyuan(rope: Rope) -> Rope:
+    if rope.kind != "dynamic" or not rope.parameters.get("alpha"):
+        return rope
+    return replace(rope, parameters={**rope.parameters, "rope_type": ALPHA})
+
+
 def _ropes(config: ModelConfig) -> dict[str, Rope]:
-    """``truncate`` is read beside layer types, not in them."""
+    """``truncate`` is read beside layer types, not in them; ``alpha`` by Hunyuan alone."""
+    if config.family in HUNYUAN:
+        return {kind: _of_hunyuan(rope) for kind, rope in config.ropes().items()}
     beside = config.completed.get("rope_parameters") or {}
     return {
         kind: replace(
@@ -45,13 +61,14 @@ def _ropes(config: ModelConfig) -> dict[str, Rope]:
 TRANSFORMERS = Engine(
     name="transformers",
     option="transformers",
-    source="transformers 5.23, modeling_rope_utils.py",
+    source="transformers 5.23, modeling_rope_utils.py, models/hunyuan_v1_dense and _moe",
     read="2026-11",
     kinds={
         "default": plain,
         "linear": linear,
         "dynamic": lambda rope, length: rope.dynamic(length),
         "llama3": llama3,
+        ALPHA: ntk_alpha,
         "longrope": _longrope,
         "proportional": lambda rope, length: rope.proportional(rope.number("factor", 1.0)),
         "yarn": yarn,

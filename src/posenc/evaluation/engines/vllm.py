@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from posenc.evaluation.engines.config import ModelConfig
 from posenc.evaluation.engines.engine import Engine
-from posenc.evaluation.engines.rotation import Rope, Rotation, linear, llama3, plain
+from posenc.evaluation.engines.rotation import Rope, Rotation, linear, llama3, ntk_alpha, plain
 from posenc.evaluation.engines.transformers import yarn
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
@@ -34,7 +34,9 @@ def latent_ropes(config: ModelConfig) -> dict[str, Rope]:
 
 
 def _dynamic(rope: Rope, length: int) -> Rotation:
-    """One base for all texts, that of the longest; it is the trained one unless that is told."""
+    """One base for all texts: by ``alpha``, else of the longest; that is trained unless told."""
+    if "alpha" in rope.parameters:
+        return ntk_alpha(rope, length)
     trained = rope.number("max_trained_positions", rope.longest)
     return rope.ntk(rope.factor * rope.longest / trained - (rope.factor - 1))
 
