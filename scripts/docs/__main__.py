@@ -26,6 +26,7 @@ SOURCES = (
 DRAWN = (
     "src/posenc/encodings/**/*.py",
     "src/posenc/visualization/*.py",
+    "src/posenc/reporting/palette.py",
     "scripts/docs/pictures.py",
 )
 
@@ -57,7 +58,7 @@ def write() -> None:
             if f"{folder}/{path.name}" not in made and path.name != "which.md":
                 path.unlink()
     for name in ENCODINGS:
-        path = DOCS / "methods" / "pictures" / f"{name}.png"
+        path = DOCS / "methods" / "pictures" / f"{name}.html"
         if known[1:] != [drawn] or not path.exists():
             pictures.save(name, path)
     STAMP.write_text(f"{written} {drawn}")

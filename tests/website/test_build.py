@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from posenc.experiments.tasks import TASKS
+from posenc.registry import ENCODINGS
 from tests.website.built import Page, pages, site
 from tests.website.pages import ROOT
 from tests.website.questions import QUESTIONS
@@ -57,6 +58,13 @@ def test_headings_are_in_order_and_pictures_have_words() -> None:
         steps = zip(page.headings, page.headings[1:], strict=False)
         assert all(after <= before + 1 for before, after in steps), f"{name}: {page.headings}"
         assert None not in page.pictures, name
+
+
+def test_every_method_has_its_picture() -> None:
+    for name in ENCODINGS:
+        page = pages()[f"methods/{name}.html"].path.read_text()
+        words = re.findall(f'<div class="picture" role="img" aria-label="{name}: ([^"]+)"', page)
+        assert len(words) == 1, name
 
 
 def test_the_gallery_shows_a_picture_of_every_example() -> None:
