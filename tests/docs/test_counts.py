@@ -17,22 +17,10 @@ from posenc.registry import ENCODINGS
 ROOT = Path(__file__).parents[2]
 
 NUMERALS = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
+    *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen"),
+    *("nineteen", "twenty"),
 ]
-NUMERALS += ["fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"]
 CHINESE = ["零", *"一二三四五六七八九十", *(f"十{digit}" for digit in "一二三四五六七八九"), "二十"]
 
 WRITTEN = [family for family in FAMILIES.values() if family.write is not None]
