@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 import typer
-from scripts.docs import measured, methods, pages, reference, snippets, sources
+from scripts.docs import measured, methods, pages, pictures, reference, snippets, sources
 from scripts.docs.markdown import paragraph, prose
 
 import posenc
@@ -19,7 +19,10 @@ from posenc.cli.app import COMMANDS, app
 from posenc.extension import EXTENSIONS
 from posenc.models import Decoder, DecoderConfig
 from posenc.registry import ENCODINGS
+from posenc.reporting.palette import LIGHT
 from posenc.testing import LAWS
+from posenc.visualization.colours import RISE
+from posenc.visualization.pictures import PARAMETERS
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -41,7 +44,7 @@ def test_every_name_has_its_page(made: dict[str, str]) -> None:
         assert f"@misc{{{re.sub('[^a-z]', '', entry.citation.authors.split()[0].lower())}" in page
         assert entry.citation.title in page
         assert "<math" in page
-        assert f"![{name}: " in page
+        assert f":file: pictures/{name}.html\n" in page
         for option in entry.options():
             assert re.search(rf"^\| `{option}` \| `.*` \| .+ \|$", page, re.MULTILINE), option
     for name, extension in EXTENSIONS.items():
@@ -100,9 +103,17 @@ def test_links_lead_somewhere(made: dict[str, str]) -> None:
     for name, page in made.items():
         for target in re.findall(r"\]\((?!https?:)([^)#\s]+)\)", page):
             path = (DOCS / name).parent.joinpath(target).resolve()
-            pictured = path.parent.name == "pictures" and path.stem in ENCODINGS
-            known = str(path.relative_to(DOCS)) in made
-            assert pictured or known or path.is_file(), (name, target)
+            assert str(path.relative_to(DOCS)) in made or path.is_file(), (name, target)
+
+
+def test_pictures_follow_the_scheme_and_have_words() -> None:
+    picture = pictures.of_encoding("t5")
+    assert '<div class="picture" role="img" aria-label="t5: Added to the logits (' in picture
+    assert picture.count("<svg") == picture.count('<div class="panel">') == 3
+    assert f">{PARAMETERS['initial']}<" in picture
+    assert not re.search('<rect[^>]*fill="(white|#fff)', picture), "no ground of its own"
+    colours = {*re.findall('(?:stroke|fill)="(#[0-9a-f]{6})"', picture)} - {RISE, "#000000"}
+    assert colours <= set(LIGHT.values()), "each has a twin in the dark scheme"
 
 
 def run(code: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import vl_convert
-from sphinx_gallery.scrapers import figure_rst
+from scripts.docs.pictures import side_by_side
 
 from posenc.reporting.palette import COLOURS
 from posenc.visualization.pictures import CONFIG
@@ -17,13 +17,18 @@ STYLE |= {"mark": {"color": COLOURS[0]}}
 del STYLE["legend"]["symbolType"]  # bars have no stroke to show
 """Colours that colour-blind readers tell apart, as in reports."""
 
+IN_PAGE = STYLE | {"background": "transparent", "padding": 4, "aria": False}
+
 
 def scraper(block: tuple[Any, ...], variables: dict[str, Any], settings: dict[str, Any]) -> str:
-    """Write ``chart`` as PNG and return the directive that shows it; none without a chart."""
+    """Return ``chart`` in the scheme of the page, and write the thumbnail; none without a chart."""
     left = variables["example_globals"]
     chart = left.pop("chart", None)
     if chart is None:
         return ""
+    drawn = chart.to_dict()
     path = Path(next(variables["image_path_iterator"]))
-    path.write_bytes(vl_convert.vegalite_to_png(chart.to_dict() | {"config": STYLE}, scale=2))
-    return str(figure_rst([str(path)], settings["src_dir"], left.pop("alt", "")))
+    path.write_bytes(vl_convert.vegalite_to_png(drawn | {"config": STYLE}, scale=2))
+    svg = vl_convert.vegalite_to_svg(drawn | {"config": IN_PAGE})
+    picture = side_by_side([("", svg)], " ".join(left.pop("alt").split()))
+    return "\n.. raw:: html\n\n" + "".join(f"    {line}\n" for line in picture.splitlines())

@@ -1,4 +1,4 @@
-"""Pictures of the theory: a directive that draws panels computed by the library into the page.
+"""Pictures in pages: their styles, and a directive that draws panels computed by the library.
 
 ``{picture} NAME`` puts the panels of ``PICTURES[NAME]`` side by side as SVG that follows the
 scheme of the page. ``:alt:`` is required; the content is the caption. Pages below ``zh/`` get the
@@ -7,24 +7,19 @@ labels of ``CHINESE``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import fields, replace
-from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
-import vl_convert
 from docutils import nodes
 from docutils.parsers.rst import directives
+from scripts.docs.pictures import drawn, side_by_side
 from sphinx.util.docutils import SphinxDirective
 from theory_panels import CHINESE, PICTURES, places
 
 from posenc.reporting.palette import DARK, LIGHT
 from posenc.visualization.panels import Panel
-from posenc.visualization.pictures import CONFIG, draw_panel
-
-ROOM = {"left": 3, "top": 6, "right": 8, "bottom": 3}
 
 
 def translated(panel: Panel, words: dict[str, str]) -> Panel:
@@ -38,32 +33,12 @@ def translated(panel: Panel, words: dict[str, str]) -> Panel:
     return replace(panel, **{f.name: word(getattr(panel, f.name)) for f in fields(panel)})
 
 
-def svg_of(panel: Panel, key: str) -> str:
-    """A panel as SVG, with names of its own among those of a page."""
-    chart = draw_panel(panel)
-    del chart["title"]
-    config = CONFIG | {"background": "transparent", "padding": ROOM, "aria": False}
-    config["axis"] = CONFIG["axis"] | {"labelFontSize": 12, "titleFontSize": 12.5}
-    svg = vl_convert.vegalite_to_svg(chart | {"config": config})
-    svg = re.sub(r' (role|aria-[a-z]+)="[^"]*"', "", svg)  # the picture around it is named
-    return re.sub(r'(\bid="|url\(#)', rf"\g<1>{key}-", svg)
-
-
 def rendered(name: str, alt: str, *, chinese: bool) -> str:
     """The panels of a picture as HTML."""
     words = CHINESE if chinese else {}
     if name == "places":
-        drawn = [("", places(words))]
-    else:
-        panels = [translated(panel, words) for panel in PICTURES[name]()]
-        drawn = [
-            (panel.title, svg_of(panel, f"{name}-{number}")) for number, panel in enumerate(panels)
-        ]
-    parts = "".join(
-        f'<div class="panel"><p aria-hidden="true">{escape(title)}</p>{svg}</div>'
-        for title, svg in drawn
-    )
-    return f'<div class="picture" role="img" aria-label="{escape(alt, quote=True)}">{parts}</div>'
+        return side_by_side([("", places(words))], alt)
+    return side_by_side(drawn([translated(panel, words) for panel in PICTURES[name]()], name), alt)
 
 
 def styles() -> str:

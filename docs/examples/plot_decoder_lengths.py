@@ -3,7 +3,7 @@ A model, and a task: copying past the trained length
 ====================================================
 
 A small decoder learns to copy words of up to 8 letters, with ALiBi and with sinusoids, and is
-asked for longer ones. `posenc compare --task copy` does this with seeds, controls and verdicts.
+asked for longer ones. ``posenc compare --task copy`` does this with seeds, controls and verdicts.
 """
 
 import altair

@@ -2,7 +2,7 @@
 A doctor's finding: engines that rotate otherwise
 =================================================
 
-A config asks for YaRN with a gain of its own. `posenc doctor MODEL --engine all` reads it by the
+A config asks for YaRN with a gain of its own. ``posenc doctor MODEL --engine all`` reads it by the
 rules of each engine that could serve the model, and names those that rotate otherwise.
 """
 

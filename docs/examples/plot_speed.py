@@ -3,7 +3,7 @@ Speed: attention with an encoding
 =================================
 
 Times in multiples of PyTorch's attention without one, forward, over 2,048 tokens, as measured by
-`make bench` and kept in the repository; `posenc bench` measures yours.
+``make bench`` and kept in the repository; ``posenc bench`` measures yours.
 """
 
 import json

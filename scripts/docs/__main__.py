@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import shutil
 import sys
 from pathlib import Path
 
@@ -26,8 +27,11 @@ SOURCES = (
 DRAWN = (
     "src/posenc/encodings/**/*.py",
     "src/posenc/visualization/*.py",
+    "src/posenc/reporting/palette.py",
     "scripts/docs/pictures.py",
+    "docs/_ext/charts.py",
 )
+"""Of pictures; the gallery's are drawn anew after a change, which Sphinx-Gallery does not see."""
 
 
 def main() -> None:
@@ -56,8 +60,10 @@ def write() -> None:
         for path in (DOCS / folder).glob("*.md"):
             if f"{folder}/{path.name}" not in made and path.name != "which.md":
                 path.unlink()
+    if known[1:] != [drawn]:
+        shutil.rmtree(DOCS / "gallery", ignore_errors=True)
     for name in ENCODINGS:
-        path = DOCS / "methods" / "pictures" / f"{name}.png"
+        path = DOCS / "methods" / "pictures" / f"{name}.html"
         if known[1:] != [drawn] or not path.exists():
             pictures.save(name, path)
     STAMP.write_text(f"{written} {drawn}")

@@ -11,7 +11,6 @@ from scripts.docs.markdown import MADE, paragraph, prose, table
 
 from posenc.entry import CONTEXT
 from posenc.visualization.catalogue import SIZES, Sheet
-from posenc.visualization.profile import make_profile
 
 PLACES = {"cpu": "on the CPU", "cuda": "on CUDA"}
 OPTIONAL = ("fla",)
@@ -95,11 +94,8 @@ def section(title: str, blocks: Sequence[str]) -> list[str]:
 
 
 def picture(told: Sheet) -> list[str]:
-    """The encoding's picture, its panels in words for those who do not see it."""
-    panels = make_profile(told.name).panels
-    texts = (f"{p.title.removeprefix('… ')} ({p.note})" if p.note else p.title for p in panels)
-    alt = f"{told.name}: {'; '.join(texts)}".replace("[", "(").replace("]", ")")
-    return [f"![{alt}](pictures/{told.name}.png)"]
+    """The encoding's picture, drawn beside the page."""
+    return [f"```{{raw}} html\n:file: pictures/{told.name}.html\n```"]
 
 
 def code(told: Sheet) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from posenc.experiments.tasks import TASKS
+from posenc.registry import ENCODINGS
 from tests.website.built import Page, pages, site
 from tests.website.pages import ROOT
 from tests.website.questions import QUESTIONS
@@ -59,6 +60,13 @@ def test_headings_are_in_order_and_pictures_have_words() -> None:
         assert None not in page.pictures, name
 
 
+def test_every_method_has_its_picture() -> None:
+    for name in ENCODINGS:
+        page = pages()[f"methods/{name}.html"].path.read_text()
+        words = re.findall(f'<div class="picture" role="img" aria-label="{name}: ([^"]+)"', page)
+        assert len(words) == 1, name
+
+
 def test_the_gallery_shows_a_picture_of_every_example() -> None:
     examples = sorted(path.stem for path in (ROOT / "docs" / "examples").glob("plot_*.py"))
     assert len(examples) >= 8
@@ -67,8 +75,8 @@ def test_the_gallery_shows_a_picture_of_every_example() -> None:
         f"sphx_glr_{name}_thumb.png" for name in examples
     ]
     for name in examples:
-        pictures = [x for x in pages()[f"gallery/{name}.html"].loaded if "_images" in x]
-        assert pictures, name
+        text = pages()[f"gallery/{name}.html"].path.read_text()
+        assert re.search('<div class="picture" role="img" aria-label="[^"]+">', text), name
 
 
 def follow(page: Page, words: str) -> Page:

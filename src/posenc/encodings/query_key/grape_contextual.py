@@ -43,7 +43,7 @@ class GrapeContextual(QueryKeyTransform):
         ArgumentError: when ``dim`` is below 1, ``head_dim`` odd, or ``base`` or ``length`` out of
             its domain.
 
-    Reference: Zhang et al. 2026, "Group Representational Position Encoding",
+    Reference: Zhang et al. 2025, "Group Representational Position Encoding",
     https://arxiv.org/abs/2512.07805.
 
     >>> import posenc, torch

@@ -36,7 +36,7 @@ class GrapeMultiplicative(Rotary):
     Raises:
         ArgumentError: when ``head_dim`` is odd or ``base`` out of its domain.
 
-    Reference: Zhang et al. 2026, "Group Representational Position Encoding",
+    Reference: Zhang et al. 2025, "Group Representational Position Encoding",
     https://arxiv.org/abs/2512.07805.
 
     >>> import posenc, torch

@@ -42,7 +42,7 @@ class GrapeAdditive(ScoreTerm):
     Raises:
         ArgumentError: when an argument is below 1, or ``width`` is odd.
 
-    Reference: Zhang et al. 2026, "Group Representational Position Encoding",
+    Reference: Zhang et al. 2025, "Group Representational Position Encoding",
     https://arxiv.org/abs/2512.07805.
 
     >>> import posenc, torch

@@ -1,0 +1,72 @@
+"""Counts that pages give are those of the registries and the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from posenc.evaluation.questions import TASKS as QUESTIONS
+from posenc.experiments.tasks import TASKS
+from posenc.extension import EXTENSIONS
+from posenc.integrations.transformers import FAMILIES
+from posenc.integrations.transformers.accelerate import FAMILIES as ACCELERATED
+from posenc.registry import ENCODINGS
+
+ROOT = Path(__file__).parents[2]
+
+NUMERALS = [
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
+    *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen"),
+    *("nineteen", "twenty"),
+]
+CHINESE = ["零", *"一二三四五六七八九十", *(f"十{digit}" for digit in "一二三四五六七八九"), "二十"]
+
+WRITTEN = [family for family in FAMILIES.values() if family.write is not None]
+RULER = set(QUESTIONS) - {"other_words", "json_lookup"}
+
+
+def entries(table: str) -> list[str]:
+    """Names in a table of the explorer's formulas."""
+    script = (ROOT / "docs/_extra/explorer/formulas.js").read_text()
+    return re.findall(
+        r"^    (\w+): ", script.partition(f"const {table} = {{")[2].partition("};")[0], re.M
+    )
+
+
+def model_kinds() -> list[str]:
+    """Kinds of model that choose/ asks about, but one that is trained already."""
+    text = (ROOT / "docs/choose/index.md").read_text().partition("\n## ")[0]
+    return [
+        kind for kind in re.findall(r"^- \*\*(.+?)\*\*", text, re.M) if kind != "A trained model"
+    ]
+
+
+COUNTS = {
+    ("CHANGELOG.md", "# encodings at four sites"): len(ENCODINGS),
+    ("CHANGELOG.md", "# families of transformers with a bias"): len(ACCELERATED),
+    ("CHANGELOG.md", "`posenc.extension`: # methods"): len(EXTENSIONS),
+    ("CHANGELOG.md", "of # model types read without transformers"): len(FAMILIES),
+    ("CHANGELOG.md", "without transformers, # written"): len(WRITTEN),
+    ("CHANGELOG.md", "on text or # tasks"): len(set(TASKS) - {"language"}),
+    ("CHANGELOG.md", "RULER's # tasks"): len(RULER),
+    ("docs/guides/evaluate.md", "RULER's # tasks"): len(RULER),
+    ("docs/guides/move.md", "reads # kinds of checkpoint"): len(FAMILIES),
+    ("docs/explorer/index.md", "frequencies of # methods"): len(entries("METHODS")),
+    ("docs/explorer/index.md", "# ways to stretch them"): len(entries("STRETCHES")),
+    ("docs/index.md", "a new model: # questions"): len(model_kinds()),
+    ("docs/zh/guides/evaluate.md", "RULER 的#个任务"): len(RULER),
+    ("docs/zh/guides/move.md", "把#种检查点"): len(FAMILIES),
+    ("docs/zh/index.md", "位置编码：#个问题"): len(model_kinds()),
+}
+"""What is counted, by the page and the words around the count."""
+
+
+@pytest.mark.parametrize(("page", "words"), COUNTS)
+def test_a_count_is_that_of_the_code(page: str, words: str) -> None:
+    count, text = COUNTS[page, words], " ".join((ROOT / page).read_text().split())
+    found = re.findall(re.escape(words).replace(r"\#", r"(\w+?)"), text)
+    forms = {str(count), NUMERALS[count], CHINESE[count]} if count <= 20 else {str(count)}
+    assert len(found) == 1, "the words around the count are found once"
+    assert found[0].rpartition(" ")[2] in forms, f"{page} says {found[0]}; there are {count}"
