@@ -30,6 +30,11 @@ FAMILIES = {
     "xlnet": "XLNet",
     "bloom": "Bloom",
 }
+WHOLE = {
+    "deberta_v2": "DeBERTa-v3-base",
+    "mpnet": "MPNet-base",
+    "t5": "T5-base, encoder",
+}
 LAYERS = {
     "modernbert": "ModernBERT-base, 64 tokens on either side",
     "gemma3": "Gemma 3 of 270M, window 512",
@@ -128,6 +133,20 @@ def families() -> str:
     return table(head, ((f"{size:,}", *(pair(times, m, size) for m in FAMILIES)) for size in sizes))
 
 
+def whole() -> str:
+    """Times faster than transformers, of whole encoders, by rows and tokens."""
+    times = {
+        (row["model"], (row.get("batch", 1), row["size"]), row["pass"]): row["transformers_s"]
+        / row["engine_s"]
+        for row in read("transformers_whole")["rows"]
+    }
+    sizes = [(64, 64), (16, 128), (1, 512), (16, 256)]
+    head = ("12 layers, rows × tokens", *(f"{rows} × {tokens}" for rows, tokens in sizes))
+    return table(
+        head, ((label, *(pair(times, m, size) for size in sizes)) for m, label in WHOLE.items())
+    )
+
+
 def windows() -> str:
     """Times faster than transformers, of layers with windows, sinks and caps."""
     times = {
@@ -142,7 +161,7 @@ def windows() -> str:
     )
 
 
-def pair(times: Mapping[tuple[str, int, str], float], model: str, size: int) -> str:
+def pair(times: Mapping[tuple[str, Any, str], float], model: str, size: Any) -> str:
     """``4.40 / 2.79``: forward / forward and backward."""
     found = [times.get((model, size, direction)) for direction in ("forward", "both")]
     if found[0] is None:

@@ -43,6 +43,7 @@ def pages() -> dict[Path, str]:
         ROOT / "docs/choose/index.md": evidence.choosing(),
         ROOT / "docs/guides/accelerate.md": {
             "families": evidence.families(),
+            "whole": evidence.whole(),
             "windows": evidence.windows(),
         },
         **tasks.parts(),

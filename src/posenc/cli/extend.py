@@ -41,7 +41,8 @@ def extend(
         option(
             "Engine that is to serve it: only its methods, and what to type. vllm, sglang, "
             "llama.cpp, mlx or transformers.",
-            *("none", "--for"),
+            "none",
+            "--for",
         ),
     ] = None,
     json: Json = False,

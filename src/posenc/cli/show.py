@@ -41,8 +41,7 @@ def show(
     options: Annotated[
         list[str] | None,
         option(
-            *("Encoding option KEY=VALUE; repeatable.", "none", "--option", "-o"),
-            metavar="KEY=VALUE",
+            "Encoding option KEY=VALUE; repeatable.", "none", "--option", "-o", metavar="KEY=VALUE"
         ),
     ] = None,
     out: Annotated[
