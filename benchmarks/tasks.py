@@ -183,7 +183,7 @@ def tables(name: str) -> str:
     seeds = sorted({int(row["seeds"]) for row in rows} - {0})
     counted = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
     seeds_are = "one seed" if counted == "1" else f"{counted} seeds"
-    parts = [f"\n    {command(name)}\n\nOver {seeds_are}:\n"]
+    parts = [f"\n```console\n{command(name)}\n```\n\nOver {seeds_are}:\n"]
     for key in RUNS[name].shown:
         chosen = [row for row in rows if row["metric"] == key]
         lengths = list(dict.fromkeys(row["length"] for row in chosen))

@@ -27,6 +27,7 @@ extensions = [
     "languages",
     "mathml",
     "pictures",
+    "unbroken",
 ]
 exclude_patterns = [
     "_ext",
@@ -83,6 +84,7 @@ html_sidebars: dict[str, list[str]] = {
 }
 html_theme_options = {
     "navbar_align": "left",
+    "navbar_center": ["sections"],
     "header_links_before_dropdown": 8,
     "show_toc_level": 2,
     "navigation_with_keys": False,

@@ -106,9 +106,8 @@ def scan() -> list[Model]:
 def page(models: Sequence[Model], version: str) -> str:
     """The page of a version of transformers."""
     rows = [
-        f"| `{model.name}` | "
-        + " | ".join("yes" if what in model.has else "" for what in SIGNS)
-        + f" | {served(model)} |"
+        f"| `{model.name}` | {', '.join(what for what in SIGNS if what in model.has)} "
+        f"| {served(model)} |"
         for model in models
     ]
     yes, part = (sum(served(x).startswith(word) for x in models) for word in ("yes", "in part"))
@@ -123,8 +122,8 @@ stays as it is. *By the interface*: `accelerate(model)` or `attn_implementation=
 followed by what is missing: an argument that posenc's attention refuses by name, or attention that
 is not on transformers' interface. All others of transformers have plain attention.
 
-| model | {" | ".join(SIGNS)} | served |
-|---|{"---|" * len(SIGNS)}---|
+| model | has | served |
+|---|---|---|
 {chr(10).join(rows)}
 """
 

@@ -108,7 +108,7 @@ def test_links_lead_somewhere(made: dict[str, str]) -> None:
 
 def test_pictures_follow_the_scheme_and_have_words() -> None:
     picture = pictures.of_encoding("t5")
-    assert '<div class="picture" role="img" aria-label="t5: Added to the logits (' in picture
+    assert '<div class="picture" role="img" aria-label="t5: Added to the logits: ' in picture
     assert picture.count("<svg") == picture.count('<div class="panel">') == 3
     assert f">{PARAMETERS['initial']}<" in picture
     assert not re.search('<rect[^>]*fill="(white|#fff)', picture), "no ground of its own"
@@ -207,6 +207,18 @@ def test_bibtex() -> None:
     assert "author = {{Thinking Machines Lab}}" in sources.bibtex(citation)
     keys = [sources.bibtex(e.citation) for e in ENCODINGS.values() if e.citation is not None]
     assert all(key.count("{") == key.count("}") for key in keys)
+
+
+def test_a_citation_has_the_year_of_its_first_version() -> None:
+    entries = [*ENCODINGS.items(), *EXTENSIONS.items()]
+    cited = {name: entry.citation for name, entry in entries if entry.citation is not None}
+    years = {
+        name: (citation.year, 2000 + int(number[1][:2]))
+        for name, citation in cited.items()
+        if (number := sources.ARXIV.search(citation.url))
+    }
+    assert len(years) > 50
+    assert {name for name, (said, first) in years.items() if said != first} == set()
 
 
 def test_formulas_a_paragraph_begins_with_are_displayed() -> None:

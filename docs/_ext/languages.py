@@ -1,9 +1,16 @@
-"""Chinese pages: their language, and links from a page to its translation."""
+"""Chinese pages: their language, the words around the text, and links to translations."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
+from gettext import NullTranslations
+from pathlib import Path
 from typing import Any
 
+import pydata_sphinx_theme
+import sphinx
+from sphinx import locale
 from sphinx.application import Sphinx
 
 FOLDER = "zh/"
@@ -40,10 +47,58 @@ CHINESE = {
 }
 """Words of generated tables."""
 
+AROUND = {
+    "Breadcrumb": "所在位置",
+    "Collapse Sidebar": "收起侧栏",
+    "Color mode": "配色",
+    "Expand Sidebar": "展开侧栏",
+    "Home": "首页",
+    "On this page": "本页目录",
+    "Site navigation": "网站导航",
+    "System Settings": "跟随系统",
+}
+"""Words around a page that neither Sphinx nor the theme translates, or not into what is usual."""
+
+SECTIONS = {
+    "start": "入门",
+    "choose": "选型",
+    "methods": "方法",
+    "extensions": "扩展方法",
+    "guides": "指南",
+    "theory": "理论",
+    "explorer": "交互图",
+    "gallery": "图例",
+    "reference": "参考",
+    "results": "实验结果",
+    "about": "关于",
+}
+"""Links in the header by folder."""
+
+
+@cache
+def catalogue() -> NullTranslations:
+    """Sphinx's and the theme's translation."""
+    homes = [Path(str(module.__file__)).parent for module in (sphinx, pydata_sphinx_theme)]
+    folders = [home / "locale" for home in homes]
+    return locale.init(folders, "zh_CN", namespace="posenc_chinese")[0]
+
+
+def word_around(text: str) -> str:
+    """A word of the theme in Chinese."""
+    return AROUND.get(text) or catalogue().gettext(text)
+
 
 def translate(text: str, page: str) -> str:
     """A word in the language of a page; itself where there is no translation."""
     return CHINESE.get(text, text) if page.startswith(FOLDER) else text
+
+
+def sections(page: str, pages: set[str]) -> Iterator[tuple[str, str, bool]]:
+    """Page and title of each section, and whether it holds the page."""
+    for folder, title in SECTIONS.items():
+        chinese = f"{FOLDER}{folder}/"
+        home = chinese if f"{chinese}index" in pages else f"{folder}/"
+        yield f"{home}index", title, page.startswith(home)
 
 
 def name_language(
@@ -52,7 +107,9 @@ def name_language(
     """Give the template the page's language, and its translation if there is one."""
     chinese = page.startswith(FOLDER)
     if chinese:
-        context["language"] = "zh-Hans"
+        context |= {"language": "zh-Hans", "gettext": word_around}
+        context["theme_search_bar_text"] = "搜索文档……"
+        context["sections"] = list(sections(page, app.env.found_docs))
     other = page.removeprefix(FOLDER) if chinese else FOLDER + page
     if other in app.env.found_docs:
         context["translation"] = other

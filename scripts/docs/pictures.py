@@ -45,7 +45,7 @@ def of_encoding(name: str) -> str:
     """The picture of an encoding as HTML, its panels in words for those who do not see it."""
     profile = make_profile(name)
     titles = [
-        panel.title.removeprefix("… ") + (f" ({panel.note})" if panel.note else "")
+        panel.title.removeprefix("… ") + (f": {panel.note}" if panel.note else "")
         for panel in profile.panels
     ]
     parts = [

@@ -108,3 +108,25 @@ def test_every_page_is_three_clicks_away() -> None:
             if (target := pages()[name].target(address)) and site() in target.parents
         }
     assert sorted(pages().keys() - near) == []
+
+
+def test_chinese_pages_have_chinese_words_around() -> None:
+    english = (
+        "previous|next|On this page|Search|Section Navigation|Skip to main content|Light|Start"
+    )
+    for name, page in pages().items():
+        if name.startswith("zh/"):
+            markup = page.path.read_text()
+            assert re.findall(rf">\s*({english})\s*<", markup) == [], name
+            assert {"跳转至主要内容", "搜索", "上一页"} <= set(page.text.split()), name
+            assert follow(page, "选型") is pages()["zh/choose/index.html"], name
+            assert follow(page, "实验结果") is pages()["results/index.html"], name
+            assert 'placeholder="搜索文档……"' in markup, name
+
+
+def test_pairs_and_intervals_stay_on_a_line() -> None:
+    pairs, intervals = (
+        pages()[f"{name}.html"].path.read_text() for name in ("guides/accelerate", "results/copy")
+    )
+    assert re.search(r"<td><p>\d\.\d\d\u00a0/\u00a0\d\.\d\d</p></td>", pairs)
+    assert re.search(r"<td><p>\d+\.\d% \(\d+\.\d\u00a0to\u00a0\d+\.\d\)</p></td>", intervals)

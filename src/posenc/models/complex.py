@@ -139,7 +139,7 @@ class SequenceClassifier(SavedModel):
     Raises:
         ArgumentError: if the encoding does not suit the body, or dimensions do not fit.
 
-    Reference: Wang et al. 2020, "Encoding word order in complex embeddings".
+    Reference: Wang et al. 2019, "Encoding word order in complex embeddings".
 
     >>> import torch
     >>> from posenc.models import ClassifierConfig, SequenceClassifier

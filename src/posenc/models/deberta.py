@@ -59,7 +59,7 @@ class Deberta(SavedModel):
     Raises:
         ArgumentError: unless ``absolute`` has an embedding part only, or as ``Encoder``.
 
-    Reference: He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention",
+    Reference: He et al. 2020, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention",
     section 3.2 and appendix.
 
     >>> import torch

@@ -193,7 +193,7 @@ class VisionTransformer(SavedModel):
     Raises:
         ArgumentError: as ``ImageEncoder``, or without ``classes``.
 
-    Reference: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words".
+    Reference: Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words".
 
     >>> import torch
     >>> from posenc.models import ImageConfig, VisionTransformer

@@ -326,7 +326,7 @@ def _by_distance(
     spread = bool((high - low > 1e-3 * values.abs().max()).any())
     return Curves(
         title="… by distance",
-        note="mean; shaded: 80 % of pairs" if spread else "",
+        note="mean, and 80 % of pairs shaded" if spread else "",
         x=steps.float(),
         x_label=x_label,
         values=mean,

@@ -27,7 +27,7 @@ class CosineLogits(QueryKeyTransform):
     Raises:
         ArgumentError: when ``heads`` is below 1, or queries come with another number of heads.
 
-    Reference: Liu et al. 2022, "Swin Transformer V2: Scaling Up Capacity and Resolution".
+    Reference: Liu et al. 2021, "Swin Transformer V2: Scaling Up Capacity and Resolution".
     """
 
     axes = None

@@ -57,7 +57,7 @@ class ComplexOrder(EmbeddingEncoding):
             ``forward``, for an ``x`` of another width, or ids that are missing or not below V.
         UnknownNameError: for another ``shared``.
 
-    Reference: Wang et al. 2020, "Encoding word order in complex embeddings",
+    Reference: Wang et al. 2019, "Encoding word order in complex embeddings",
     https://arxiv.org/abs/1912.12333.
 
     >>> import posenc, torch

@@ -46,7 +46,7 @@ class Conv(EmbeddingEncoding):
             another number of axes or that is not a whole image where one is needed.
         UnknownNameError: for another ``padding``.
 
-    Reference: Chu et al. 2023, "Conditional Positional Encodings for Vision Transformers",
+    Reference: Chu et al. 2021, "Conditional Positional Encodings for Vision Transformers",
     https://arxiv.org/abs/2102.10882.
 
     >>> import posenc, torch

@@ -42,7 +42,7 @@ class Learned2d(EmbeddingEncoding):
             not two axes.
         LengthError: in ``forward``, for a cell outside the table or too many special tokens.
 
-    Reference: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words: Transformers for Image
+    Reference: Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words: Transformers for Image
     Recognition at Scale", https://arxiv.org/abs/2010.11929.
 
     >>> import posenc, torch

@@ -34,7 +34,7 @@ class Alibi(OffsetBias):
     Raises:
         ArgumentError: when ``heads`` is below 1, or ``asymmetric`` comes without ``learned``.
 
-    Reference: Press et al. 2022, "Train Short, Test Long: Attention with Linear Biases Enables
+    Reference: Press et al. 2021, "Train Short, Test Long: Attention with Linear Biases Enables
     Input Length Extrapolation", https://arxiv.org/abs/2108.12409.
 
     >>> import posenc, torch

@@ -75,7 +75,7 @@ def deberta(
         ArgumentError: when a size or count is out of its domain.
         UnknownNameError: for another ``projections``, ``lookup`` or ``clamp``.
 
-    Reference: He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention",
+    Reference: He et al. 2020, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention",
     https://arxiv.org/abs/2006.03654.
 
     >>> import posenc, torch

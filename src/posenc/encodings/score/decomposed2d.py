@@ -40,7 +40,7 @@ class Decomposed2d(ScoreTerm):
     Raises:
         ArgumentError: when ``head_dim`` or a side of ``size`` is below 1.
 
-    Reference: Li et al. 2022, "MViTv2: Improved Multiscale Vision Transformers for Classification
+    Reference: Li et al. 2021, "MViTv2: Improved Multiscale Vision Transformers for Classification
     and Detection", https://arxiv.org/abs/2112.01526; Kirillov et al. 2023, "Segment Anything".
 
     >>> import posenc

@@ -34,7 +34,7 @@ class Fire(ScoreTerm):
     Raises:
         ArgumentError: when an argument is out of its domain.
 
-    Reference: Li et al. 2024, "Functional Interpolation for Relative Positions Improves Long
+    Reference: Li et al. 2023, "Functional Interpolation for Relative Positions Improves Long
     Context Transformers", https://arxiv.org/abs/2310.04418.
 
     >>> import posenc

@@ -42,7 +42,7 @@ class Sandwich(OffsetBias):
     Raises:
         ArgumentError: when ``heads`` is below 1, ``width`` odd or below 2, or ``base`` at most 1.
 
-    Reference: Chi et al. 2023, "Dissecting Transformer Length Extrapolation via the Lens of
+    Reference: Chi et al. 2022, "Dissecting Transformer Length Extrapolation via the Lens of
     Receptive Field Analysis", https://arxiv.org/abs/2212.10356.
 
     >>> import posenc, torch

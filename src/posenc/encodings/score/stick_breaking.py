@@ -35,7 +35,7 @@ class StickBreaking(ScoreTerm):
     Raises:
         UnknownNameError: for another ``remainder``.
 
-    Reference: Tan et al. 2025, "Scaling Stick-Breaking Attention: An Efficient Implementation and
+    Reference: Tan et al. 2024, "Scaling Stick-Breaking Attention: An Efficient Implementation and
     In-depth Study", https://arxiv.org/abs/2410.17980.
 
     >>> import posenc, torch

@@ -52,7 +52,7 @@ def swin_v2(
         ArgumentError: when ``heads``, ``hidden`` or a side of ``window`` is below 1.
         UnknownNameError: for other ``logits``.
 
-    Reference: Liu et al. 2022, "Swin Transformer V2: Scaling Up Capacity and Resolution",
+    Reference: Liu et al. 2021, "Swin Transformer V2: Scaling Up Capacity and Resolution",
     https://arxiv.org/abs/2111.09883.
 
     >>> import posenc

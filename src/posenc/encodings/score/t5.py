@@ -41,7 +41,7 @@ class T5(ScoreTerm):
     Raises:
         ArgumentError: when ``heads``, ``buckets`` or ``max_distance`` is out of its domain.
 
-    Reference: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified
+    Reference: Raffel et al. 2019, "Exploring the Limits of Transfer Learning with a Unified
     Text-to-Text Transformer", https://arxiv.org/abs/1910.10683, section 2.1.
 
     >>> import posenc, torch

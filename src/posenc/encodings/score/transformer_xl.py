@@ -58,7 +58,7 @@ def transformer_xl(
     Raises:
         ArgumentError: when ``dim`` is odd or anything is out of its domain.
 
-    Reference: Dai et al. 2019, "Transformer-XL: Attentive Language Models beyond a Fixed-Length
+    Reference: Dai et al. 2019, "Transformer-XL: Attentive Language Models Beyond a Fixed-Length
     Context", https://arxiv.org/abs/1901.02860.
 
     >>> import posenc

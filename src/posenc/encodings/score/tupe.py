@@ -68,7 +68,7 @@ class Tupe(ScoreTerm):
         ArgumentError: when a size or count is out of its domain.
         LengthError: in ``forward``, for a token outside the table.
 
-    Reference: Ke et al. 2021, "Rethinking Positional Encoding in Language Pre-training",
+    Reference: Ke et al. 2020, "Rethinking Positional Encoding in Language Pre-training",
     https://arxiv.org/abs/2006.15595.
 
     >>> import posenc

@@ -269,7 +269,7 @@ ENTRY = TaskEntry(
     expectation="At the trained size every 2-D encoding classifies at least 95 %. So does nearly "
     "the control nope: overlapping patches fit together in one way only; with option overlap=0 it "
     "must fail. At other sizes absolute tables have no positions "
-    "unless fitted, and lose (Dosovitskiy et al. 2021; Chu et al. 2023: DeiT falls from 72 to 66 "
+    "unless fitted, and lose (Dosovitskiy et al. 2020; Chu et al. 2021: DeiT falls from 72 to 66 "
     "between 224 and 512 pixels, CPVT does not); RoPE in two axes holds better (Heo et al. 2024). "
     "Biases by offset, and sines counted over real cells, classify a padded image wherever it is "
     "alike; so does RoPE where no class token stands still (option special=0).",

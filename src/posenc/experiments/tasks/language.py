@@ -238,7 +238,7 @@ ENTRY = TaskEntry(
     metric="bits per byte on the same bytes at every length; loss by position; needles found",
     expectation="ALiBi, KERPLE and other biases that fade with distance hold at 8 times the "
     "training length; RoPE and NoPE degrade; sinusoids break, a learned table has no positions "
-    "there (Press et al. 2022, table 2; Chi et al. 2022). A plain window of the training length "
+    "there (Press et al. 2021, table 2; Chi et al. 2022). A plain window of the training length "
     "ties the best on loss but finds no needle beyond it.",
     defaults=Defaults(
         encodings=("rope", "alibi", "t5", "sinusoidal", "learned", "nope"),

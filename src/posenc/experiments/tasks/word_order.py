@@ -191,7 +191,7 @@ ENTRY = TaskEntry(
     metric="share of sentences right; share of minimal pairs told apart",
     expectation="Without positions an encoder sees a bag of words: the control nope must stay at "
     "one half, and tell no pair apart. Classifiers gain most from positions where order matters "
-    "(Wang et al. 2020, table 2).",
+    "(Wang et al. 2019, table 2).",
     defaults=Defaults(
         encodings=("sinusoidal", "learned", "rope", "t5", "alibi", "shaw"),
         references=("nope",),

@@ -74,7 +74,7 @@ def interpolate(
             ``size`` are both missing.
 
     Reference: Chen et al. 2023, "Extending Context Window of Large Language Models via Positional
-    Interpolation", https://arxiv.org/abs/2306.15595; Dosovitskiy et al. 2021, section 3.2; Liu et
+    Interpolation", https://arxiv.org/abs/2306.15595; Dosovitskiy et al. 2020, section 3.2; Liu et
     al. 2021, section 4.1; Al-Khateeb et al. 2023, https://arxiv.org/abs/2310.13017.
 
     >>> import posenc

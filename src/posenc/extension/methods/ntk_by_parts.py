@@ -38,7 +38,7 @@ def ntk_by_parts(
         ArgumentError: if it has no RoPE as trained, or an argument is outside its domain (0 ≤ α <
             β).
 
-    Reference: Peng et al. 2024, "YaRN: Efficient Context Window Extension of Large Language
+    Reference: Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language
     Models", https://arxiv.org/abs/2309.00071, section 3.2.
 
     >>> import posenc
