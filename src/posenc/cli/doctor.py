@@ -71,9 +71,9 @@ def doctor(
     require_engine(engine)
     if out is not None:
         require_unused(out)
+    checked = check_source(model) if live else ()
     diagnosis = diagnose(model, budget=seconds)
     engines = None if engine is None else Engines.of(model, engine)
-    checked = check_source(model) if live else ()
     opened = opening(diagnosis, model, engines)
     if out is not None:
         with output_folder(out) as partial:

@@ -21,13 +21,13 @@ def require_engine(engine: str | None) -> None:
     """Require ``all`` or the name of an engine.
 
     Raises:
-        ArgumentError: for another.
+        UnknownNameError: for another.
     """
     from posenc.evaluation.doctor.engines import ALL
     from posenc.evaluation.engines.comparison import engine_named
 
     if engine not in (None, ALL):
-        engine_named(engine)
+        engine_named(engine, beside=(ALL,))
 
 
 def print_engines(engines: Engines, reading: Reading) -> None:
