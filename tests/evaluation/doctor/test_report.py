@@ -10,6 +10,7 @@ import pytest
 
 from posenc.evaluation.doctor.advice import Advice, Limit
 from posenc.evaluation.doctor.config_findings import Finding
+from posenc.evaluation.doctor.costs import Cost
 from posenc.evaluation.doctor.diagnosis import Diagnosis, diagnose
 from posenc.evaluation.doctor.engines import Engines
 from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Layers, Reading, Table
@@ -18,6 +19,7 @@ from posenc.evaluation.doctor.rotation import Rotation
 from posenc.evaluation.engines import Remedy as Lines
 from posenc.evaluation.engines import Served
 from posenc.reporting.headlines import LONGEST
+from posenc.reporting.sentences import sentence
 
 FOLDER = Path("folder")
 ROTATION = Rotation(features=4, frequencies=(1.0, 0.01))
@@ -225,6 +227,19 @@ def test_the_page_of_a_folder_draws_the_rotations(tmp_path: Path) -> None:
     assert "Above the dashed line a pair never turned once in training" in text
     assert "&#34;max_position_embeddings&#34;: 8192," in text
     assert "read from its config" in text
+
+
+def test_costs_are_the_first_chart_where_nothing_rotates(tmp_path: Path) -> None:
+    costs = (Cost(128, 1.0, 1.0, 1.0, 1.0, measured=True), Cost(256, 2, 2, 2, 2, measured=True))
+    for reading, heights in ((layers(), [400, 230]), (layers(rotating()), [400, 230, 230])):
+        found = diagnosis(reading, costs=costs)
+        page = diagnosis_page(found, tmp_path, engines=None, command="")
+        assert [chart.spec["height"] for chart in page.charts] == heights
+
+
+def test_the_reason_for_not_running_is_a_sentence() -> None:
+    told = sentence("how_read", reading=Reading(layers=(), by="config", reason="it took long"))
+    assert told.endswith("those that its config describes. It took long.")
 
 
 def _largest(spec: dict) -> str:  # type: ignore[type-arg]

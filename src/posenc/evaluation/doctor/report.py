@@ -198,7 +198,7 @@ def diagnosis_page(
             "read by running its code" if reading.by == "run" else "read from its config",
         ),
         opening=opened,
-        charts=[*shown, *_cost_charts(drawing, diagnosis.costs)],
+        charts=[*shown, *_cost_charts(drawing, diagnosis.costs, first=not shown)],
         looks=styles,
         sections=[
             lengths,
@@ -289,8 +289,8 @@ def _turns(drawing: Drawing, lines: Sequence[Line], diagnosis: Diagnosis) -> Cha
     )
 
 
-def _cost_charts(drawing: Drawing, costs: Sequence[Cost]) -> Iterator[Chart]:
-    """Time and memory of a layer by length."""
+def _cost_charts(drawing: Drawing, costs: Sequence[Cost], *, first: bool) -> Iterator[Chart]:
+    """Time and memory of a layer by length; the time is large where it is the first chart."""
     lengths = tuple(cost.length for cost in costs)
     for key, title, unit, names, form in (
         (
@@ -310,7 +310,8 @@ def _cost_charts(drawing: Drawing, costs: Sequence[Cost]) -> Iterator[Chart]:
         ]
         if points:
             axes = Across(title="tokens", lengths=lengths, log=True), Up(title=unit, log=True)
-            yield drawing.lines(key, title, COST_GUIDE, points, axes)
+            large = first and key == "seconds"
+            yield drawing.lines(key, title, COST_GUIDE, points, axes, first=large)
 
 
 def _engine_sections(engines: Engines, diagnosis: Diagnosis) -> Iterator[Table | Words]:
