@@ -25,7 +25,7 @@ from posenc.storage import write_bytes
 DENSE = 10
 """More verdicts than these are set tight."""
 
-ALL_SHOWN, SHOWN = 21, 8
+ALL_SHOWN, SHOWN = 21, 6
 """Verdicts up to which all stand open, references aside, and how many of more ones do."""
 
 
