@@ -98,7 +98,8 @@ def test_an_unknown_engine_is_refused(
     code, printed, said = posenc(command[0], folder, command[1], "ollama")
     assert code == 2
     assert printed == ""
-    assert "transformers, vllm, sglang, llama.cpp, mlx, got 'ollama'" in " ".join(said.split())
+    assert f"{command[1]}: expected a known name, got 'ollama'. Did you mean 'llama.cpp'" in said
+    assert said.endswith("llama.cpp, mlx, sglang, transformers, vllm.")
 
 
 def test_what_to_type(posenc: Run, tmp_path: Path) -> None:

@@ -111,3 +111,173 @@ def test_heads_that_are_none_end_in_a_line(posenc: Run, folder: Path) -> None:
 def test_a_factor_that_no_method_reaches(posenc: Run, folder: Path) -> None:
     said = refused(posenc, COMMANDS[2], folder, "--factor", "1e12")
     assert "--factor: expected a finite number, 1 or more, at most 1000000, got" in said
+
+
+def written(tmp_path: Path, kind: str = "llama", **fields: Any) -> Path:
+    """A folder with nothing but the config of a tiny model and these fields."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 128}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    rope = {"max_position_embeddings": 64, "rope_theta": 1e4}
+    at = tmp_path / "in"
+    at.mkdir()
+    config = {"model_type": kind, **sizes, **heads, **rope, **fields}
+    (at / "config.json").write_text(json.dumps(config))
+    return at
+
+
+TYPES = {"layer_types": ["full_attention", "sliding_attention"]}
+LONGROPE = {"type": "longrope", "long_factor": [2.0] * 8, "short_factor": [1.0] * 8}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"model_type": 5}, "model_type in CONFIG: expected a name, got 5."),
+        ({"max_position_embeddings": "64"}, 'expected a number of tokens, 1 or more, got "64".'),
+        ({"max_position_embeddings": -5}, "expected a number of tokens, 1 or more, got -5."),
+        ({"rope_theta": "10000"}, 'rope_theta in CONFIG: expected a number above 0, got "10000".'),
+        ({"rope_theta": 0}, "rope_theta in CONFIG: expected a number above 0, got 0."),
+        ({"rope_theta": -1e4}, "expected a number above 0, got -10000.0."),
+        ({"rope_theta": [1e4]}, "expected a number above 0, got [10000.0]."),
+        ({"num_attention_heads": "4"}, 'expected a whole number of 1 or more, got "4".'),
+        ({"num_attention_heads": 0}, "expected a whole number of 1 or more, got 0."),
+        ({"num_hidden_layers": -2}, "expected a whole number of 1 or more, got -2."),
+        (
+            {"hidden_size": "64"},
+            'hidden_size in CONFIG: expected a whole number of 1 or more, got "',
+        ),
+        ({"head_dim": "16"}, 'head_dim in CONFIG: expected a whole number, got "16".'),
+        ({"partial_rotary_factor": "0.5"}, 'expected a number of 0 or more, got "0.5".'),
+        ({"sliding_window": "7"}, 'expected a whole number of tokens, got "7".'),
+        ({"layer_types": "full_attention"}, 'expected a list of names, got "full_attention".'),
+        ({"layer_types": [1, 2]}, "layer_types in CONFIG: expected a list of names, got [1, 2]."),
+        ({"text_config": [1]}, "text_config in CONFIG: expected an object, got [1]."),
+        ({"text_config": {"rope_theta": 0}}, "text_config.rope_theta in CONFIG: expected a number"),
+        ({"rope_scaling": "yarn"}, 'rope_scaling in CONFIG: expected an object, got "yarn".'),
+        ({"rope_scaling": [1]}, "rope_scaling in CONFIG: expected an object, got [1]."),
+        ({"rope_scaling": {"rope_type": 5}}, "rope_scaling.rope_type in CONFIG: expected a name"),
+        (
+            {"rope_scaling": {"factor": "4"}},
+            'factor in CONFIG: expected a number above 0, got "4".',
+        ),
+        ({"rope_scaling": {"factor": 0}}, "factor in CONFIG: expected a number above 0, got 0."),
+        ({"rope_scaling": {"factor": -2.0}}, "factor in CONFIG: expected a number above 0, got -2"),
+        ({"rope_scaling": {"low_freq_factor": "1"}}, 'expected a number, got "1".'),
+        (
+            {"rope_scaling": {"original_max_position_embeddings": 0}},
+            "expected a number of tokens, 1 or more, got 0.",
+        ),
+        ({"rope_scaling": LONGROPE | {"short_factor": 1.0}}, "a list of numbers above 0, got 1.0."),
+        ({"rope_scaling": LONGROPE | {"long_factor": ["a"]}}, "of numbers above 0, got ["),
+        (
+            {"rope_parameters": {"full_attention": "yarn"}, **TYPES},
+            'rope_parameters.full_attention in CONFIG: expected an object, got "yarn".',
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"factor": "4"}}, **TYPES},
+            "rope_parameters.full_attention.factor in CONFIG: expected a number above 0",
+        ),
+    ],
+)
+def test_values_that_positions_are_not_computed_by(
+    fields: dict[str, Any], said: str, posenc: Run, tmp_path: Path
+) -> None:
+    at = written(tmp_path, **fields)
+    message = refused(posenc, COMMANDS[0], at).replace(str(at / "config.json"), "CONFIG")
+    assert said in message
+    assert message.endswith("Correct it in this file, or save the config anew by save_pretrained.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        (
+            "llama",
+            {"num_attention_heads": 5, "num_key_value_heads": 5},
+            "is refused by transformers: The hidden size (64) is not a multiple of the number of",
+        ),
+        (
+            "qwen3",
+            {"layer_types": ["full_attention"] * 5},
+            "is refused by transformers: `num_hidden_layers` (2) must be equal to the number of",
+        ),
+        (
+            "phi3",
+            {"rope_scaling": LONGROPE | {"short_factor": [1.0] * 3}},
+            'short_factor has 3 numbers for 8 pairs. Write "short_factor" with one number a pair.',
+        ),
+    ],
+)
+def test_a_config_that_transformers_refuses_is_not_extended(
+    kind: str, fields: dict[str, Any], said: str, posenc: Run, tmp_path: Path
+) -> None:
+    code, printed, _ = posenc("doctor", written(tmp_path, kind, **fields), "--seconds", "0")
+    assert code == 0
+    assert said in printed
+    assert "Advice: no extension, transformers refuses this config." in printed
+    assert "posenc extend" not in printed
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        (
+            "llama",
+            {"num_key_value_heads": 3},
+            "num_key_value_heads 3 does not divide num_attention_heads 4",
+        ),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"full_attention": {"rope_type": "odd"}}, **TYPES},
+            "rope_type 'odd' is unknown to transformers 5.",
+        ),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"odd_attention": {"rope_theta": 1e6}}, **TYPES},
+            "its parts odd_attention are ignored, because they are not in layer_types.",
+        ),
+        ("odd", {"text_config": {"num_hidden_layers": 2}}, "how these layers encode positions is"),
+        ("llama", {"num_hidden_layers": None, "model_type": "odd"}, "does not tell its layers."),
+    ],
+)
+def test_a_config_that_contradicts_itself(
+    kind: str, fields: dict[str, Any], said: str, posenc: Run, tmp_path: Path
+) -> None:
+    code, printed, _ = posenc("doctor", written(tmp_path, kind, **fields), "--seconds", "0")
+    assert code == 0
+    assert said in printed
+
+
+INFINITE = {"time_step_limit": [0.0, {"__float__": "Infinity"}]}
+"""An infinity as transformers writes it to JSON."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("llama", {"rope_scaling": {}}),
+        ("mamba2", {"num_heads": 8, "head_dim": 16, "n_groups": 1, **INFINITE}),
+    ],
+)
+def test_a_config_with_nothing_to_mend(
+    kind: str, fields: dict[str, Any], posenc: Run, tmp_path: Path
+) -> None:
+    code, printed, _ = posenc("doctor", written(tmp_path, kind, **fields), "--seconds", "0")
+    assert code == 0
+    assert "refused" not in printed
+
+
+def test_an_engine_that_is_none(posenc: Run, tmp_path: Path) -> None:
+    said = refused(posenc, COMMANDS[0], written(tmp_path), "--engine", "vlm")
+    assert "--engine: expected a known name, got 'vlm'. Did you mean 'vllm'?" in said
+    assert "Valid: all, llama.cpp, mlx, sglang, transformers, vllm." in said
+
+
+def test_weights_are_missing(posenc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    said = refused(posenc, COMMANDS[0], written(tmp_path), "--live")
+    assert "expected model.safetensors" in said
+    said = refused(posenc, COMMANDS[0], Path("org/none@main"), "--live")
+    assert "got no such folder, no connection to the hub, and no complete copy" in said
+    assert said.endswith("hf download org/none --revision main")

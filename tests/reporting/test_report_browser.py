@@ -56,6 +56,16 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The study with 24 methods, some of which have long names."""
+    study = stretched_sample()
+    like = next(found for found in study.findings if found.role == "method")
+    more = tuple(replace(like, key=f"method_{n}:base={n}00000") for n in range(15))
+    study = replace(study, findings=(*study.findings, *more))
+    return write_study(study, tmp_path_factory.mktemp("browser") / "many")
+
+
+@pytest.fixture(scope="module")
 def benched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All encodings that are timed by default, some of whose times are not known."""
     folder = tmp_path_factory.mktemp("browser")
@@ -81,7 +91,7 @@ def diagnosed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "index.html"
 
 
-ALL = ("comparison", "undecided", "study", "benched", "diagnosed")
+ALL = ("comparison", "undecided", "study", "many", "benched", "diagnosed")
 
 
 @pytest.fixture(scope="module", params=["comparison", "study", "benched", "diagnosed"])
@@ -178,6 +188,30 @@ def test_the_answer_is_on_the_first_screen(
     assert visit.page.locator(".verdicts tbody .verdict").count() >= 6
     assert settle["y"] + settle["height"] <= box(".multiples")["y"] < box("#method")["y"]
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+    visit.page.close()
+
+
+def test_further_verdicts_are_folded(browser: playwright.Browser, many: Path) -> None:
+    visit = Visit(browser, many, "html[data-drawn]")
+    rest = visit.page.locator(".rest .verdict")
+    assert rest.count() == 2 * (24 - 6)
+    assert not rest.first.is_visible()
+    visit.page.click("text=18 more")
+    assert rest.last.is_visible()
+    visit.page.close()
+
+
+def test_axes_below_one_have_plain_numbers(browser: playwright.Browser, diagnosed: Path) -> None:
+    """0.01 seconds are not 10m; the title stands right below the labels."""
+    visit = Visit(browser, diagnosed, "html[data-drawn]")
+    texts = visit.page.locator("#chart-seconds .role-axis text")
+    labels = texts.all_text_contents()
+    assert {"0.00001", "0.01", "0.1", "1"} <= set(labels)
+    assert not [text for text in labels if re.search(r"\d[mµ]$", text)]
+    title, label = (texts.nth(labels.index(text)).bounding_box() for text in ("tokens", "2048"))
+    assert title is not None
+    assert label is not None
+    assert title["y"] - label["y"] - label["height"] < 15
     visit.page.close()
 
 

@@ -71,9 +71,9 @@ def doctor(
     require_engine(engine)
     if out is not None:
         require_unused(out)
+    checked = check_source(model) if live else ()
     diagnosis = diagnose(model, budget=seconds)
     engines = None if engine is None else Engines.of(model, engine)
-    checked = check_source(model) if live else ()
     opened = opening(diagnosis, model, engines)
     if out is not None:
         with output_folder(out) as partial:
@@ -96,16 +96,16 @@ def doctor(
 def _print(diagnosis: Diagnosis) -> None:
     from posenc.evaluation.doctor.advice import config_lines
     from posenc.evaluation.doctor.report import cost_rows, length_sentences, setting_sentences
-    from posenc.evaluation.doctor.words import described, titles
+    from posenc.evaluation.doctor.words import descriptions, titles
 
     reading = diagnosis.reading
     by = "read by running its code" if reading.by == "run" else "not run, read from its config"
     print_line(f"{diagnosis.model_type or 'unknown'} model, {by}", style="bold")
     if reading.reason:
         print_line(f"{reading.reason.rstrip('.')}.", indent=2, style="yellow")
-    for title, layers in zip(titles(reading), reading.layers, strict=True):
+    for title, lines in zip(titles(reading), descriptions(reading), strict=True):
         print_line(title, indent=2)
-        for line in described(layers.attention):
+        for line in lines:
             print_line(line, indent=4)
     for table in reading.tables:
         print_line(f"{table.module}: a table of {table.rows:,} positions", indent=2)
@@ -137,18 +137,22 @@ def _print(diagnosis: Diagnosis) -> None:
 
 
 def _print_checked(checked: tuple[Checked, ...]) -> None:
+    from posenc.evaluation.engines.rotation import differing_pairs
     from posenc.reporting.numbers import counted
 
     OUT.print()
     print_line("Loaded with its weights:", style="bold")
     for one in checked:
+        first = checked[0]
+        unlike = differing_pairs(one.own.frequencies, first.own.frequencies)
+        unlike = unlike and f", {unlike} unlike those of {first.layer_type or first.path}"
         layers = f" of layers of {one.layer_type}" if one.layer_type else ""
         pairs = counted(sum(theta > 0 for theta in one.own.frequencies), "pair")
         told = one.problem or (
             "as its config says" if one.stated else "which its config does not state"
         )
         print_line(
-            f"{one.path}{layers}: {pairs}, gain {one.own.gain:.5g}, {told}.",
+            f"{one.path}{layers}: {pairs}{unlike}, gain {one.own.gain:.5g}, {told}.",
             indent=2,
             style="yellow" if one.problem else "",
         )

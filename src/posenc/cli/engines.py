@@ -21,18 +21,17 @@ def require_engine(engine: str | None) -> None:
     """Require ``all`` or the name of an engine.
 
     Raises:
-        ArgumentError: for another.
+        UnknownNameError: for another.
     """
     from posenc.evaluation.doctor.engines import ALL
     from posenc.evaluation.engines.comparison import engine_named
 
     if engine not in (None, ALL):
-        engine_named(engine)
+        engine_named(engine, beside=(ALL,))
 
 
 def print_engines(engines: Engines, reading: Reading) -> None:
     """The rotations of a config in engines, and the lines that are right in all."""
-    from posenc.evaluation.doctor.engines import ENGINE_COLUMNS
     from posenc.reporting.sentences import sentence
 
     OUT.print()
@@ -40,8 +39,9 @@ def print_engines(engines: Engines, reading: Reading) -> None:
         print_line(
             f"By the rules of the engines, as read in {engines.served[0].read}:", style="bold"
         )
-        table = new_table(*ENGINE_COLUMNS)
-        for row in engines.rows():
+        columns, rows = engines.table()
+        table = new_table(*columns)
+        for row in rows:
             table.add_row(*row)
         OUT.print(Padding(table, (0, 0, 0, 2)))
     for text in engines.sentences(reading):

@@ -35,6 +35,9 @@ BEFORE = 0.16
 TICKS = 6
 """Steps that an axis is divided into, roughly."""
 
+PLAIN = "abs(datum.value) < 1 ? format(datum.value, '~g') : format(datum.value, '~s')"
+"""Labels such as 0.01, 10 and 100k; a prefix below one reads as a unit, as 10m does."""
+
 LEAST_SHARE = 0.05
 LEAST_PART = 0.02
 """Shortest axis: of shares, and of other values as a part of the largest."""
@@ -114,8 +117,9 @@ class Across:
         else:
             low = min(first, trained - (last - trained) * BEFORE / (1 - BEFORE))
             scale = alt.Scale(domain=[low, last], nice=False, zero=False)
-        times = f"format(datum.value / {trained}, '.3~g') + ' ×'" if self.trained else "''"
-        label = f"[format(datum.value, 'd'), {times}]"
+        label = "format(datum.value, 'd')"
+        if self.trained:
+            label = f"[{label}, format(datum.value / {trained}, '.3~g') + ' ×']"
         axis = alt.Axis(values=list(self.lengths), labelExpr=label, grid=False)
         return alt.X("x:Q", title=self.title, axis=axis, scale=scale), low
 
@@ -151,7 +155,7 @@ class Up:
             seen = [value for value in values if 0 < value < math.inf] or [1.0]
             first, last = math.floor(math.log10(min(seen))), math.ceil(math.log10(max(seen)))
             powers = [10.0**n for n in range(first, max(last, first + 1) + 1)]
-            axis = alt.Axis(values=powers, format="~s")
+            axis = alt.Axis(values=powers, labelExpr=PLAIN)
             scale = alt.Scale(type="log", domain=[powers[0], powers[-1]], nice=False)
             return alt.Y("mean:Q", title=self.title, axis=axis, scale=scale)
         clip = self.bounds.clip
@@ -331,7 +335,7 @@ class Drawing:
         data = pd.DataFrame(rows)
         names = list(data.sort_values("amount", ascending=False).subject)
         base = alt.Chart(data).encode(
-            x=alt.X("amount:Q", title=across, axis=alt.Axis(format="~s", tickCount=4)),
+            x=alt.X("amount:Q", title=across, axis=alt.Axis(labelExpr=PLAIN, tickCount=4)),
             y=alt.Y("subject:N", title=None, sort=names).axis(
                 labelLimit=140, grid=False, labelColor="--ink", domain=False, ticks=False
             ),

@@ -25,6 +25,9 @@ from posenc.storage import write_bytes
 DENSE = 10
 """More verdicts than these are set tight."""
 
+ALL_SHOWN, SHOWN = 21, 6
+"""Verdicts up to which all stand open, references aside, and how many of more ones do."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
@@ -173,9 +176,11 @@ class Page:
         """The page as HTML, scripts and styles included."""
         templates = environment("posenc.reporting")
         libraries = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub is wrong
+        judged = sum(not row.reference for row in self.opening.verdicts.rows)
         return templates.get_template("page.html.jinja").render(
             page=self,
             opening=self.opening,
+            shown=SHOWN if judged > ALL_SHOWN else None,
             dense=len(self.opening.verdicts.rows) > DENSE,
             outlines=OUTLINES,
             specs={"theme": THEME, "specs": {chart.key: chart.spec for chart in self.charts}},

@@ -10,6 +10,7 @@ import pytest
 
 from posenc.evaluation.doctor.advice import Advice, Limit
 from posenc.evaluation.doctor.config_findings import Finding
+from posenc.evaluation.doctor.costs import Cost
 from posenc.evaluation.doctor.diagnosis import Diagnosis, diagnose
 from posenc.evaluation.doctor.engines import Engines
 from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Layers, Reading, Table
@@ -18,6 +19,7 @@ from posenc.evaluation.doctor.rotation import Rotation
 from posenc.evaluation.engines import Remedy as Lines
 from posenc.evaluation.engines import Served
 from posenc.reporting.headlines import LONGEST
+from posenc.reporting.sentences import sentence
 
 FOLDER = Path("folder")
 ROTATION = Rotation(features=4, frequencies=(1.0, 0.01))
@@ -167,6 +169,37 @@ def test_sentences_on_engines() -> None:
     ]
 
 
+def test_kinds_and_engines_that_differ_within_the_ramp_are_told_apart(tmp_path: Path) -> None:
+    """Their slowest pairs, gains and longest texts are the same."""
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    yarn |= {"attention_factor": 1.0, "original_max_position_embeddings": 2048}
+    kinds = {"full_attention": yarn, "sliding_attention": yarn | {"beta_fast": 8.0}}
+    fields = {
+        "model_type": "gemma3_text", "num_hidden_layers": 2, "max_position_embeddings": 8192,
+        "hidden_size": 256, "num_attention_heads": 4, "head_dim": 64, "sliding_window": 512,
+        "layer_types": list(kinds), "rope_parameters": kinds,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    engines = Engines.of(tmp_path, "vllm")
+    columns, rows = engines.table()
+    assert columns[-1] == "pairs that differ"
+    told = [row[-1] for row in rows if row[0].startswith("transformers")]
+    assert told == ["", "12 of 32 from full_attention"]
+    assert [row[1:-1] for row in rows[:1]] == [row[1:-1] for row in rows[1:2]]
+    found = diagnose(tmp_path, budget=0, run_seconds=0)
+    assert (
+        "12 of 32 from full_attention"
+        in diagnosis_page(found, tmp_path, engines=engines, command="").render()
+    )
+    (first, *_) = engines.to_json()["engines"]
+    assert first["differing_pairs"] == {
+        "full_attention": "",
+        "sliding_attention": "12 of 32 from full_attention",
+    }
+    alike = replace(engines, served=(replace(engines.served[0], rotations={}),))
+    assert alike.table()[0] == columns[:-1]
+
+
 @pytest.mark.parametrize("name", ["a", "a" * 90])
 def test_headlines_fit_a_line(name: str) -> None:
     mend = tuple(Finding("f", "p", "c") for _ in range(12))
@@ -194,6 +227,19 @@ def test_the_page_of_a_folder_draws_the_rotations(tmp_path: Path) -> None:
     assert "Above the dashed line a pair never turned once in training" in text
     assert "&#34;max_position_embeddings&#34;: 8192," in text
     assert "read from its config" in text
+
+
+def test_costs_are_the_first_chart_where_nothing_rotates(tmp_path: Path) -> None:
+    costs = (Cost(128, 1.0, 1.0, 1.0, 1.0, measured=True), Cost(256, 2, 2, 2, 2, measured=True))
+    for reading, heights in ((layers(), [400, 230]), (layers(rotating()), [400, 230, 230])):
+        found = diagnosis(reading, costs=costs)
+        page = diagnosis_page(found, tmp_path, engines=None, command="")
+        assert [chart.spec["height"] for chart in page.charts] == heights
+
+
+def test_the_reason_for_not_running_is_a_sentence() -> None:
+    told = sentence("how_read", reading=Reading(layers=(), by="config", reason="it took long"))
+    assert told.endswith("those that its config describes. It took long.")
 
 
 def _largest(spec: dict) -> str:  # type: ignore[type-arg]

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from posenc.evaluation.doctor.facts import UNKNOWN, Attention
+from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Layers, Reading
 from posenc.evaluation.doctor.rotation import Rotation
-from posenc.evaluation.doctor.words import described, numbers_in_words, rotation_in_words
+from posenc.evaluation.doctor.words import (
+    described,
+    descriptions,
+    numbers_in_words,
+    rotation_in_words,
+)
 
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "doctor.md"
 
@@ -82,3 +87,15 @@ def test_the_page_names_every_fact() -> None:
     named = set(re.findall(r"`(\w+)`", PAGE.read_text()))
     for kind in (Attention, Rotation):
         assert {field.name for field in fields(kind)} - {"module"} <= named
+
+
+def test_kinds_that_read_alike_are_told_apart_by_their_pairs() -> None:
+    ends = [Rotation(features=6, frequencies=(1.0, middle, 0.1)) for middle in (0.5, 0.2, 0.5)]
+    kinds = [Attention(module="m", kind="self", rotation=rotation) for rotation in ends]
+    reading = Reading(
+        layers=tuple(Layers(numbers=(n,), attention=kind) for n, kind in enumerate(kinds))
+    )
+    assert [len(lines) for lines in descriptions(reading)] == [3, 4, 3]
+    told = descriptions(reading)[1]
+    assert told[:-1] == described(kinds[0])
+    assert told[-1] == "1 of 3 pairs rotate otherwise than those of 1 layer: 0"

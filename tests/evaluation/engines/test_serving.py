@@ -200,7 +200,7 @@ def test_the_nearest_method_is_named(
 
 
 def test_an_unknown_engine(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"sglang, llama\.cpp, mlx, got 'vlm'"):
+    with pytest.raises(ArgumentError, match=r"got 'vlm'\. Did you mean 'vllm'"):
         extended(source, tmp_path / "out", "vlm", "yarn")
 
 

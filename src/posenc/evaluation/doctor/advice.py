@@ -86,23 +86,23 @@ def advise(folder: Path, fields: Fields, config: Config, reading: Reading) -> Ad
     trained, beyond = trained_length(config), _beyond(reading)
     scaled = _scaled(config)
     if any(layers.attention.rotation == UNKNOWN for layers in reading.layers):
-        return _none("how these layers encode positions is not known")
+        return no_advice("how these layers encode positions is not known")
     if reading.tables and not beyond:
         return _for_table(folder, fields)
     if any(layers.attention.unlimited == UNKNOWN for layers in reading.layers):
-        return _none("what some layers see is not known")
+        return no_advice("what some layers see is not known")
     if not beyond:
-        return _none(_why_unlimited(reading))
+        return no_advice(_why_unlimited(reading))
     if trained is None:
-        return _none("the config does not tell the length that the model was trained for")
+        return no_advice("the config does not tell the length that the model was trained for")
     if scaled:
-        return _none(f"the rotation is of type {scaled} already, not the default one")
+        return no_advice(f"the rotation is of type {scaled} already, not the default one")
     if any(layers.attention.rotation.base is None for layers in beyond):  # type: ignore[union-attr]
-        return _none("the frequencies of the rotation are not those that methods start from")
+        return no_advice("the frequencies of the rotation are not those that methods start from")
     command = f"posenc extend {folder} --method yarn --factor {FACTOR}"
     command, lines = command if _extendable(fields) else "", _lines(config, beyond, trained)
     if not command and not lines:
-        return _none("neither posenc extend nor transformers changes this model's rotation")
+        return no_advice("neither posenc extend nor transformers changes this model's rotation")
     why = f"factor {FACTOR}, for {FACTOR * trained:,} tokens: changes frequencies alone"
     return Advice("yarn", why, command, lines)
 
@@ -117,6 +117,8 @@ def _beyond(reading: Reading) -> list[Layers]:
 
 
 def _why_unlimited(reading: Reading) -> str:
+    if not reading.layers:
+        return "the config does not tell its layers"
     facts = [layers.attention for layers in reading.layers if layers.attention.kind != "none"]
     if not facts:
         return "no layer has attention: positions enter by the order of tokens"
@@ -131,7 +133,7 @@ def _why_unlimited(reading: Reading) -> str:
 
 def _for_table(folder: Path, fields: Fields) -> Advice:
     if not _extendable(fields):
-        return _none("posenc extend does not write models of this kind with a longer table")
+        return no_advice("posenc extend does not write models of this kind with a longer table")
     command = f"posenc extend {folder} --method interpolate --factor {FACTOR}"
     return Advice(
         "interpolate", f"factor {FACTOR}: a longer table with rows in between", command, {}
@@ -166,7 +168,8 @@ def _extendable(fields: Fields) -> bool:
         return False
 
 
-def _none(why: str) -> Advice:
+def no_advice(why: str) -> Advice:
+    """No method, for a reason."""
     return Advice("", why, "", {})
 
 

@@ -41,6 +41,14 @@ def findings(config: Config, tokenizer: Config, longest: int | None) -> list[Fin
     return [*found, *_lengths(tokenizer, longest)]
 
 
+def refused(reason: str, found: list[Finding]) -> list[Finding]:
+    """That transformers refuses a config, unless a finding is the reason; none without one."""
+    if not reason or any(finding.field in reason for finding in found):
+        return []
+    problem = f"is refused by transformers: {reason.rstrip('.')}"
+    return [Finding("config.json", problem, "a value that transformers takes")]
+
+
 def rope_dicts(config: Config) -> dict[str, Mapping[str, Any]]:
     """RoPE's parameters, by the name of the layer type or ``""``, as transformers reads them."""
     values = config.get("rope_scaling") or config.get("rope_parameters") or {}
@@ -83,15 +91,14 @@ def _two_dicts(config: Config) -> Iterator[Finding]:
             "is ignored, because rope_scaling is there too",
             '"rope_scaling": null',
         )
-    values = old or new
-    if isinstance(values, Mapping) and not config.get("layer_types"):
-        inner = [k for k, v in values.items() if isinstance(v, Mapping)]
-        if inner:
-            yield Finding(
-                "rope_parameters",
-                f"its parts {', '.join(inner)} are ignored, because there is no layer_types",
-                '"layer_types" with the type of every layer, or the parameters without parts',
-            )
+    inner = [k for k, v in rope_dicts(config).get("", {}).items() if isinstance(v, Mapping)]
+    if inner:
+        why = "they are not in" if config.get("layer_types") else "there is no"
+        yield Finding(
+            "rope_parameters",
+            f"its parts {', '.join(inner)} are ignored, because {why} layer_types",
+            '"layer_types" with the type of every layer, or the parameters without parts',
+        )
 
 
 def _scaling(config: Config) -> Iterator[Finding]:
@@ -174,6 +181,16 @@ def _factors(config: Config, rope: Config) -> Iterator[Finding]:
         )
 
 
+def _heads(config: Config) -> Iterator[Finding]:
+    heads, keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(keys, int) and heads % keys:
+        yield Finding(
+            "num_key_value_heads",
+            f"{keys} does not divide num_attention_heads {heads}: queries have no keys to share",
+            '"num_key_value_heads": a divisor of num_attention_heads',
+        )
+
+
 def _windows(config: Config) -> Iterator[Finding]:
     window, longest = config.get("sliding_window"), config.get("max_position_embeddings")
     if window and config.get("use_sliding_window") is False:
@@ -229,6 +246,7 @@ RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _base,
     _two_dicts,
     _scaling,
+    _heads,
     _windows,
     _relative,
 )

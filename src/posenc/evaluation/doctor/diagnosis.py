@@ -8,14 +8,15 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from posenc.attention.backends.native.build import description
-from posenc.evaluation.doctor.advice import Advice, Limit, advise, limits
-from posenc.evaluation.doctor.config_findings import Finding, findings
+from posenc.evaluation.doctor.advice import Advice, Limit, advise, limits, no_advice
+from posenc.evaluation.doctor.config_findings import Finding, findings, refused
+from posenc.evaluation.doctor.config_values import require_values
 from posenc.evaluation.doctor.costs import Cost, costs
 from posenc.evaluation.doctor.disagreements import disagreements
 from posenc.evaluation.doctor.facts import Reading
 from posenc.evaluation.doctor.from_config import read_config
 from posenc.evaluation.doctor.process import SECONDS, NotRunError, read_by_running
-from posenc.evaluation.engines.config import completed, text_part
+from posenc.evaluation.engines.config import completed, refusal, text_part
 from posenc.evaluation.hub import model_folder
 from posenc.integrations.transformers.checkpoints.fields import Fields, read_object
 
@@ -70,8 +71,8 @@ def diagnose(
         run_seconds: limit of that process; 0: the config alone is read.
 
     Raises:
-        CheckpointError: if there is no such file, or it is not a JSON object; or as
-            ``HubName.folder``.
+        CheckpointError: if there is no such file, or it is not a JSON object, or no positions are
+            computed by its values; or as ``HubName.folder``.
     """
     if isinstance(source, Path | str):
         folder = model_folder(source, weights=False)
@@ -85,6 +86,8 @@ def diagnose(
 def _diagnose(folder: Path, named: Path, budget: float, run_seconds: float) -> Diagnosis:
     """The diagnosis of a folder that commands call by a name."""
     fields = Fields.read(folder)
+    require_values(fields)
+    why = refusal(fields.values)
     config = text_part(completed(fields.values))
     try:
         reading = read_by_running(folder, seconds=run_seconds)
@@ -95,13 +98,16 @@ def _diagnose(folder: Path, named: Path, budget: float, run_seconds: float) -> D
     found = findings(
         text_part(fields.values), read_object(folder / "tokenizer_config.json"), longest
     )
+    found += refused(why, found)
     rows, acceleration = costs(folder, budget=budget) if budget else ([], UNMEASURED)
     return Diagnosis(
         str(fields.values.get("model_type", "")),
         reading,
         bounds,
         (*found, *disagreements(config, reading)),
-        advise(named, fields, config, reading),
+        no_advice("transformers refuses this config")
+        if why
+        else advise(named, fields, config, reading),
         tuple(rows),
         acceleration,
         description(),

@@ -11,6 +11,7 @@ from typing import Any
 from posenc.evaluation.doctor.facts import Reading
 from posenc.evaluation.engines import ENGINES, Remedy, Rotation, Served, compare, right_in_all
 from posenc.evaluation.engines.comparison import AS_LONGER, engine_named
+from posenc.evaluation.engines.rotation import differing_pairs
 from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.evaluation.engines.truth import unlike_rules
 from posenc.evaluation.hub import model_folder
@@ -18,7 +19,7 @@ from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.reporting.sentences import sentence
 
 ALL = "all"
-ENGINE_COLUMNS = ("engine", "slowest pair", "gain", "longest text")
+ENGINE_COLUMNS = ("engine", "slowest pair", "gain", "longest text", "pairs that differ")
 
 
 @dataclass(frozen=True)
@@ -89,23 +90,44 @@ class Engines:
         if self.unlike and self.remedy is None:
             yield sentence("engines_beyond_remedy")
 
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        """The slowest rotation, gain and longest text of each, by ``ENGINE_COLUMNS``."""
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """``ENGINE_COLUMNS`` and a row for each rotation; the last one only if pairs differ."""
+        rows = list(self._rows())
+        end = len(ENGINE_COLUMNS) - (not any(row[-1] for row in rows))
+        return ENGINE_COLUMNS[:end], [row[:end] for row in rows]
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
         for place, one in enumerate(self.served):
             longest = "no limit" if one.longest is None else f"{one.longest:,}"
             if not one.rotations:
-                yield one.engine, "—", "—", "—"
+                yield one.engine, "—", "—", "—", ""
             elif place and not one.difference:
-                yield one.engine, "as transformers", "", longest
+                yield one.engine, "as transformers", "", longest, ""
             else:
+                differing = self._differing(one)
                 for kind, rotation in one.rotations.items():
                     name = f"{one.engine}, {kind}" if kind else one.engine
-                    yield name, _period(rotation), f"{rotation.gain:.5g}", longest
+                    gain, unlike = f"{rotation.gain:.5g}", differing[kind]
+                    yield name, _period(rotation), gain, longest, unlike
+
+    def _differing(self, served: Served) -> dict[str, str]:
+        """Pairs by layer type that differ from transformers, whose own from those of its first."""
+        rotations = self.served[0].rotations
+        first = next(iter(rotations), "")
+        found = {}
+        for kind, rotation in served.rotations.items():
+            own = served is self.served[0]
+            right = rotations.get(first if own else kind)
+            unlike = differing_pairs(rotation.frequencies, right.frequencies) if right else ""
+            found[kind] = f"{unlike} from {first}" if own and unlike else unlike
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values."""
         return {
-            "engines": [asdict(one) for one in self.served],
+            "engines": [
+                asdict(one) | {"differing_pairs": self._differing(one)} for one in self.served
+            ],
             "right_in_all": None if self.remedy is None else asdict(self.remedy),
         }
 

@@ -54,7 +54,9 @@ def _attention(config: Config, kind: str) -> Attention:
         back = UNKNOWN  # of all layers, of some or of none
     heads = config.get("num_attention_heads") or config.get("n_head")
     width = config.get("hidden_size") or config.get("n_embd")
-    dim = config.get("head_dim") or (width // heads if heads and width else None)
+    dim = config.get("head_dim") or (
+        width // heads if heads and width and isinstance(heads, int) else None
+    )
     return Attention(
         module=module,
         kind=UNKNOWN if not kind else "self",

@@ -11,10 +11,10 @@ from pathlib import Path
 from posenc.evaluation.doctor.advice import FACTOR, Advice, config_lines
 from posenc.evaluation.doctor.costs import Cost
 from posenc.evaluation.doctor.diagnosis import Diagnosis
-from posenc.evaluation.doctor.engines import ENGINE_COLUMNS, Engines
+from posenc.evaluation.doctor.engines import Engines
 from posenc.evaluation.doctor.facts import UNKNOWN, Attention
 from posenc.evaluation.doctor.rotation import Rotation
-from posenc.evaluation.doctor.words import described, short_titles, titles
+from posenc.evaluation.doctor.words import descriptions, short_titles, titles
 from posenc.evaluation.engines.config import ModelConfig
 from posenc.evaluation.engines.engine import NotServedError
 from posenc.evaluation.engines.transformers import TRANSFORMERS
@@ -172,11 +172,9 @@ def diagnosis_page(
         key="layers",
         title="What the layers do",
         terms=tuple(
-            Term(
-                name=name, note="" if name == title else title, text=tuple(described(one.attention))
-            )
-            for name, title, one in zip(
-                short_titles(reading), titles(reading), reading.layers, strict=True
+            Term(name=name, note="" if name == title else title, text=tuple(lines))
+            for name, title, lines in zip(
+                short_titles(reading), titles(reading), descriptions(reading), strict=True
             )
         ),
     )
@@ -200,7 +198,7 @@ def diagnosis_page(
             "read by running its code" if reading.by == "run" else "read from its config",
         ),
         opening=opened,
-        charts=[*shown, *_cost_charts(drawing, diagnosis.costs)],
+        charts=[*shown, *_cost_charts(drawing, diagnosis.costs, first=not shown)],
         looks=styles,
         sections=[
             lengths,
@@ -291,8 +289,8 @@ def _turns(drawing: Drawing, lines: Sequence[Line], diagnosis: Diagnosis) -> Cha
     )
 
 
-def _cost_charts(drawing: Drawing, costs: Sequence[Cost]) -> Iterator[Chart]:
-    """Time and memory of a layer by length."""
+def _cost_charts(drawing: Drawing, costs: Sequence[Cost], *, first: bool) -> Iterator[Chart]:
+    """Time and memory of a layer by length; the time is large where it is the first chart."""
     lengths = tuple(cost.length for cost in costs)
     for key, title, unit, names, form in (
         (
@@ -312,13 +310,14 @@ def _cost_charts(drawing: Drawing, costs: Sequence[Cost]) -> Iterator[Chart]:
         ]
         if points:
             axes = Across(title="tokens", lengths=lengths, log=True), Up(title=unit, log=True)
-            yield drawing.lines(key, title, COST_GUIDE, points, axes)
+            large = first and key == "seconds"
+            yield drawing.lines(key, title, COST_GUIDE, points, axes, first=large)
 
 
 def _engine_sections(engines: Engines, diagnosis: Diagnosis) -> Iterator[Table | Words]:
     if engines.served:
         guide = f"By the rules of the engines, as read in {engines.served[0].read}."
-        yield _table("engines", "Engines", guide, ENGINE_COLUMNS, engines.rows())
+        yield _table("engines", "Engines", guide, *engines.table())
     remedy = engines.remedy
     found = list(engines.sentences(diagnosis.reading))
     if remedy is not None:

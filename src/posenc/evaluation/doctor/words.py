@@ -7,10 +7,14 @@ from itertools import pairwise
 
 from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Reading
 from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.engines.rotation import differing_pairs
 from posenc.reporting.numbers import counted
 
 SHOWN = 6
 """Ranges of layers that are written out."""
+
+SAME = 1e-3
+"""Relative error of frequencies that were read from layers."""
 
 
 def numbers_in_words(numbers: Sequence[int]) -> str:
@@ -58,6 +62,23 @@ def short_titles(reading: Reading) -> list[str]:
             names.append(f"full ({count})")
     several = 1 < len(set(names)) == len(reading.layers)
     return names if several else titles(reading)
+
+
+def descriptions(reading: Reading) -> list[list[str]]:
+    """``described`` of each kind of layers, with the pairs by which kinds alike in it differ."""
+    names, found = titles(reading), [described(layers.attention) for layers in reading.layers]
+    whole = [list(lines) for lines in found]
+    for place, lines in enumerate(found):
+        like = found.index(lines)
+        rotations = (reading.layers[n].attention.rotation for n in (place, like))
+        own, other = (
+            (isinstance(rotation, Rotation) and rotation.frequencies) or ()
+            for rotation in rotations
+        )
+        unlike = differing_pairs(own, other, tolerance=SAME)
+        if unlike:
+            whole[place].append(f"{unlike} pairs rotate otherwise than those of {names[like]}")
+    return whole
 
 
 def described(facts: Attention) -> list[str]:

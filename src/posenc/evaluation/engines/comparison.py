@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from posenc.errors import ArgumentError
+from posenc.errors import UnknownNameError
 from posenc.evaluation.engines.config import ModelConfig
 from posenc.evaluation.engines.engine import Engine, NotServedError
 from posenc.evaluation.engines.llama_cpp import LLAMA_CPP
@@ -52,21 +52,21 @@ class Served:
     read: str = ""
 
 
-def engine_named(option: str) -> Engine:
+def engine_named(option: str, *, beside: tuple[str, ...] = ()) -> Engine:
     """The engine of an option, such as ``llama.cpp``.
 
+    Args:
+        option: or the name of the engine.
+        beside: other words that are valid, for the message.
+
     Raises:
-        ArgumentError: if there is none.
+        UnknownNameError: if there is none.
     """
     found = [engine for engine in ENGINES.values() if option in (engine.option, engine.name)]
     if found:
         return found[0]
-    raise ArgumentError(
-        "engine",
-        expected=", ".join(engine.option for engine in ENGINES.values()),
-        got=repr(option),
-        remedy="Others have no rules here.",
-    )
+    names = (engine.option for engine in ENGINES.values())
+    raise UnknownNameError.of("engine", option, (*names, *beside))
 
 
 def differences(fields: Mapping[str, Any] | ModelConfig, *, length: int) -> dict[str, str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 from posenc.evaluation.engines.rotation import Rope
@@ -20,6 +21,9 @@ BASES = ("rope_theta", "rotary_emb_base", "global_rope_theta")
 SHARES = ("partial_rotary_factor", "rotary_pct", "rope_pct")
 HUNYUAN = frozenset({"hunyuan_v1_dense", "hunyuan_v1_moe"})
 """Families whose dynamic scaling is by ``alpha``."""
+
+PLACE = re.compile(r"^(Class v|V)alidation error .*?: \w+Error: ")
+"""The start of an error of transformers that says by which rule it was found."""
 
 LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 """Names of a base, of the rotated share of a head, and of the longest text."""
@@ -117,17 +121,47 @@ def text_part(config: Fields) -> Fields:
 
 def completed(fields: Fields) -> Fields:
     """The fields with transformers' defaults, such as the type of each layer, if it has them."""
+    return _read(fields)[0]
+
+
+def refusal(fields: Fields) -> str:
+    """The reason for which transformers refuses a config of a kind that it has; "" if it does not.
+
+    Also "" without transformers, or another package that the kind needs.
+    """
+    return _read(fields)[1]
+
+
+def _read(fields: Fields) -> tuple[Fields, str]:
+    """The fields as transformers completes them; as they are with the reason if it does not."""
     try:
         from transformers import CONFIG_MAPPING
     except ImportError:
-        return fields
+        return fields, ""
+    kind = fields.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        return fields, ""
     library = logging.getLogger("transformers")
     level = library.level
     library.setLevel(logging.CRITICAL)  # findings say in words what it warns of
     try:
-        made = CONFIG_MAPPING[fields["model_type"]].from_dict(copy.deepcopy(dict(fields)))
-        return dict(made.to_dict())
-    except Exception:  # an arbitrary file
-        return fields
+        made = CONFIG_MAPPING[kind].from_dict(_decoded(dict(fields)))
+        return dict(made.to_dict()), ""
+    except ImportError:
+        return fields, ""
+    except Exception as error:  # an arbitrary file
+        words = shorten(str(error), 200, placeholder=" …") or type(error).__name__
+        return fields, PLACE.sub("", words)
     finally:
         library.setLevel(level)
+
+
+def _decoded(value: Any) -> Any:
+    """A copy, with numbers for the objects that transformers writes infinities as."""
+    if isinstance(value, list):
+        return [_decoded(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if list(value) == ["__float__"]:
+        return float(value["__float__"])
+    return {name: _decoded(item) for name, item in value.items()}

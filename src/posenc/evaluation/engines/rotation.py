@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Literal
 
 
@@ -43,6 +44,21 @@ class Rotation:
         )
         errors = (distance * (a - b) for a, b in zip(one, two, strict=True))
         return sum(map(math.cos, errors)) / pairs
+
+
+def differing_pairs(
+    ours: Sequence[float], others: Sequence[float], *, tolerance: float = 1e-5
+) -> str:
+    """Pairs whose frequencies differ, such as ``"12 of 64"``; "" if none does.
+
+    Args:
+        ours, others: radians a token of each pair; those that only one has differ.
+        tolerance: relative error of frequencies that are the same.
+    """
+    pairs = list(zip_longest(ours, others, fillvalue=math.inf))
+    same = (math.isclose(a, b, rel_tol=tolerance, abs_tol=1e-20) for a, b in pairs)
+    count = len(pairs) - sum(same)
+    return f"{count} of {len(pairs)}" if count else ""
 
 
 @dataclass(frozen=True)
