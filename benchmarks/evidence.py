@@ -30,11 +30,7 @@ FAMILIES = {
     "xlnet": "XLNet",
     "bloom": "Bloom",
 }
-WHOLE = {
-    "deberta_v2": "DeBERTa-v3-base",
-    "mpnet": "MPNet-base",
-    "t5": "T5-base, encoder",
-}
+WHOLE = {"deberta_v2": "DeBERTa-v3-base", "mpnet": "MPNet-base", "t5": "T5-base, encoder"}
 LAYERS = {
     "modernbert": "ModernBERT-base, 64 tokens on either side",
     "gemma3": "Gemma 3 of 270M, window 512",
