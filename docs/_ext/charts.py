@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ STYLE |= {"mark": {"color": COLOURS[0]}}
 del STYLE["legend"]["symbolType"]  # bars have no stroke to show
 """Colours that colour-blind readers tell apart, as in reports."""
 
-IN_PAGE = STYLE | {"background": "transparent", "padding": 4, "aria": False}
+IN_PAGE = STYLE | {"background": "transparent", "padding": 4}
+
+ROLES = re.compile(r' (role|aria-\w+)="[^"]*"')
+"""Roles of a picture's parts: it is one image, told in words."""
 
 
 def scraper(block: tuple[Any, ...], variables: dict[str, Any], settings: dict[str, Any]) -> str:
@@ -30,5 +34,6 @@ def scraper(block: tuple[Any, ...], variables: dict[str, Any], settings: dict[st
     path = Path(next(variables["image_path_iterator"]))
     path.write_bytes(vl_convert.vegalite_to_png(drawn | {"config": STYLE}, scale=2))
     svg = vl_convert.vegalite_to_svg(drawn | {"config": IN_PAGE})
+    svg = ROLES.sub("", svg)
     picture = side_by_side([("", svg)], " ".join(left.pop("alt").split()))
     return "\n.. raw:: html\n\n" + "".join(f"    {line}\n" for line in picture.splitlines())

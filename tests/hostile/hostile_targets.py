@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import AdamW
 
 import posenc
+from posenc.codec import to_plain
 from posenc.evaluation.images import ImageSource
 from posenc.evaluation.texts import read_tokenizer
 from posenc.experiments.corpus import read_text
@@ -39,6 +40,7 @@ from posenc.models import (
     Transformer,
     TransformerConfig,
 )
+from posenc.storage import write_json
 from posenc.training.checkpoint import TrainingPlan, TrainingState
 from tests.hostile.hostile_files import Target
 
@@ -169,7 +171,7 @@ def _training(folder: Path) -> Target:
 def _comparison(folder: Path) -> Target:
     folder.mkdir()
     Record(settings=ComparisonSettings(out=folder), fingerprint="abc").write()
-    Outcome(
+    outcome = Outcome(
         runs=(
             TrainedRun(
                 subject="rope",
@@ -183,7 +185,8 @@ def _comparison(folder: Path) -> Target:
         ),
         measurements=(Measurement(subject="rope", seed=0, metric="loss", x=64, value=1.5),),
         refusals=(Refusal(subject="rope", metric="loss", x=128, reason="none"),),
-    ).write(folder / "run.json")
+    )
+    write_json(folder / "run.json", to_plain(outcome))
 
     def read(copy: Path) -> None:
         load_settings(copy)
