@@ -59,7 +59,7 @@ def test_list_as_json_and_by_site() -> None:
     names = [name for name, entry in ENCODINGS.items() if "score" in entry.claims.sites]
     assert [item["name"] for item in listed] == names
     alibi = next(item for item in listed if item["name"] == "alibi")
-    assert alibi["citation"]["year"] == 2022
+    assert alibi["citation"]["year"] == 2021
     assert alibi["options"] == {"learned": False, "asymmetric": False}
 
 

@@ -179,4 +179,4 @@ def test_a_command_takes_names(folder: Path, tmp_path: Path) -> None:
     assert "model.rotary_emb.inv_freq: 8 pairs, gain 1, as its config says." in done.stdout
     done = run("org/other")
     assert done.returncode == 2
-    assert "hf download org/other config.json" in " ".join(done.stderr.split())
+    assert " ".join(done.stderr.split()).endswith("hf download org/other")
