@@ -35,7 +35,7 @@ WORDS = {
     "ends": ("not at all",),
     "limited": ("to ",),
 }
-"""What an entry says of inputs past the trained length, by how the sentence begins."""
+"""Verdict on inputs past the trained length, by the beginning of the sentence."""
 
 
 def measured(quantity: str, length: int) -> dict[str, float]:

@@ -60,7 +60,7 @@ COUNTS = {
     ("docs/zh/guides/move.md", "把#种检查点"): len(FAMILIES),
     ("docs/zh/index.md", "位置编码：#个问题"): len(model_kinds()),
 }
-"""What is counted, by the page and the words around the count."""
+"""Counts in texts, by the page and the words around the count."""
 
 
 @pytest.mark.parametrize(("page", "words"), COUNTS)

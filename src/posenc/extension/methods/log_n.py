@@ -82,7 +82,7 @@ def log_factor(grid: Grid, length: float) -> Float[Tensor, "b q"]:
 
 
 class _Scaled(Part):
-    """What both parts have of the one inside."""
+    """Common to both parts: all they take from the one inside."""
 
     inner: Any
     length: float

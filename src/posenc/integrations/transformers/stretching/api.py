@@ -104,7 +104,7 @@ def stretch(
 
 
 Made = tuple[str, tuple[StretchedPart, ...], str]
-"""Where a method acts, on which parts, and what is saved: see ``StretchReport``."""
+"""See ``StretchReport`` for the layers and parts that a method changes and what is saved."""
 
 
 def _stretch_frequencies(
