@@ -38,7 +38,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "stick_breaking": {},
 }
 
-PROCESSORS = {"amx": "sapphirerapids", "v4": "x86-64-v4", "v3": "x86-64-v3", "neon": "armv8-a"}
+TARGETS = {
+    "amx": "sapphirerapids",
+    "emulated amx": "x86-64-v4 -include tests/support/emulated_tiles.h",
+    "v4": "x86-64-v4",
+    "v3": "x86-64-v3",
+    "neon": "armv8-a",
+}
+NEEDED = {"emulated amx": "v4"}  # variants that a target runs as
 FLAGS = "-O1 -g -DPOSENC_GUARDED -fsanitize=address,undefined -fno-sanitize-recover=all"
 RUNTIMES = {  # loaded before Python, which knows nothing of them
     "g++": ("libasan.so", "libubsan.so", "libstdc++.so"),
@@ -137,12 +144,12 @@ def main() -> None:
             for name in runtimes
         ]
         flags = FLAGS + " -shared-libasan" * (compiler == "clang++")
-        for name, processor in PROCESSORS.items():
-            reason = unsupported(name)
+        for name, target in TARGETS.items():
+            reason = unsupported(NEEDED.get(name, name))
             if reason is None:
                 environment = {
                     "CXX": compiler,
-                    "POSENC_KERNEL_FLAGS": f"{flags} -march={processor}",
+                    "POSENC_KERNEL_FLAGS": f"{flags} -march={target}",
                     "ASAN_OPTIONS": "detect_leaks=0",
                     "LD_PRELOAD": " ".join(files),
                 }

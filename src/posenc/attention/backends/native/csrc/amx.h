@@ -105,10 +105,37 @@ inline void amx_gemm(index M, index N, index K, Bf16Rows x, VnniStrips y, float*
 // Conversions, rounded to nearest even by the instruction.
 inline __m256i bf16_lanes(vec x) { return (__m256i)_mm512_cvtneps_pbh((__m512)x); }
 inline void store_bf16(vec x, uint16_t* to) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bf16_lanes(x)); }
+// 2 VL numbers, x before y; `to` may be where x was read.
+inline void store_bf16_two(vec x, vec y, uint16_t* to) {
+  _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh((__m512)y, (__m512)x));
+}
 // VL numbers of two rows, interleaved: x in the lower halves.
-inline void store_bf16_pairs(vec x, vec y, uint32_t* to) {
-  const __m512i low = _mm512_cvtepu16_epi32(bf16_lanes(x)), high = _mm512_cvtepu16_epi32(bf16_lanes(y));
+inline void store_interleaved(__m256i x, __m256i y, uint32_t* to) {
+  const __m512i low = _mm512_cvtepu16_epi32(x), high = _mm512_cvtepu16_epi32(y);
   _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+}
+inline void store_bf16_pairs(vec x, vec y, uint32_t* to) { store_interleaved(bf16_lanes(x), bf16_lanes(y), to); }
+inline void store_bf16_pairs(const uint16_t* x, const uint16_t* y, uint32_t* to) {
+  const auto lanes = [](const uint16_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); };
+  store_interleaved(lanes(x), lanes(y), to);
+}
+inline vec load_bf16(const uint16_t* from) {
+  const __m256i lanes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(lanes), 16);
+}
+
+// 2^x to 2e-7 by a minimax polynomial of degree 5, NaN for NaN; 0 below the normal numbers.
+__attribute__((always_inline)) inline vec power_of_two(vec x) {
+  constexpr real shift = 12582912.f;  // 1.5 * 2^23, as in parts_of_exponential
+  const vec t = x + shift, r = x - (t - shift);
+  vec p = splat(1.3264727e-3f);
+  p = p * r + 9.6715126e-3f;
+  p = p * r + 5.5507337e-2f;
+  p = p * r + 2.4022242e-1f;
+  p = p * r + 6.9314698e-1f;
+  p = p * r + 1.f;
+  const ivec power = ((ivec)t + isplat(127)) << 23;
+  return x < -126 ? vec{} : p * (vec)power;
 }
 #else
 inline bool has_amx() { return false; }
@@ -117,7 +144,11 @@ struct AmxTiles {
 };
 inline void amx_gemm(index, index, index, Bf16Rows, VnniStrips, real*, index, bool) {}
 inline void store_bf16(vec, uint16_t*) {}
+inline void store_bf16_two(vec, vec, uint16_t*) {}
 inline void store_bf16_pairs(vec, vec, uint32_t*) {}
+inline void store_bf16_pairs(const uint16_t*, const uint16_t*, uint32_t*) {}
+inline vec load_bf16(const uint16_t*) { return vec{}; }
+inline vec power_of_two(vec x) { return x; }
 #endif
 inline void store_bf16_row(const real* from, index n, uint16_t* to) {
   for (index t = 0; t < n; t += VL) store_bf16(load(from + t), to + t);
@@ -139,26 +170,18 @@ class HeadTokens {
   Bf16Rows rows(Scratch& scratch) const {
     const index width = round_up(features_, AMX_DEPTH);
     uint16_t* to = scratch_of<uint16_t>(scratch, round_up(count_, AMX_TILE) * width);
-    alignas(64) real wide[AMX_DEPTH];
     for (index t = 0; t < round_up(count_, AMX_TILE); ++t)
-      for (index d = 0; d < width; d += AMX_DEPTH) {
-        read(t, d, wide);
-        store_bf16_row(wide, AMX_DEPTH, to + t * width + d);
-      }
+      for (index d = 0; d < width; d += AMX_DEPTH) read(t, d, to + t * width + d);
     return {to, width};
   }
   // Right factor [features, tokens]: 16 tokens' pairs of features are numbers of 32 bits, transposed.
   VnniStrips columns(Scratch& scratch) const {
     const index ld = round_up(features_, AMX_DEPTH) / 2 * AMX_TILE;
     uint32_t* to = scratch_of<uint32_t>(scratch, round_up(count_, PANEL) / AMX_TILE * ld);
-    alignas(64) real wide[AMX_DEPTH];
     alignas(64) uint16_t rows[AMX_TILE][AMX_DEPTH];
     for (index t = 0; t < round_up(count_, PANEL); t += AMX_TILE)
       for (index d = 0; d < features_; d += AMX_DEPTH) {
-        for (index l = 0; l < AMX_TILE; ++l) {
-          read(t + l, d, wide);
-          store_bf16_row(wide, AMX_DEPTH, rows[l]);
-        }
+        for (index l = 0; l < AMX_TILE; ++l) read(t + l, d, rows[l]);
         vec block[VL];
         for (index l = 0; l < VL; ++l) block[l] = load(reinterpret_cast<const real*>(rows[l]));
         transpose(block);
@@ -171,23 +194,31 @@ class HeadTokens {
   VnniStrips pairs(Scratch& scratch) const {
     const index ld = round_up(count_, PANEL) / 2 * AMX_TILE;
     uint32_t* to = scratch_of<uint32_t>(scratch, round_up(features_, AMX_DEPTH) / AMX_TILE * ld);
-    alignas(64) real wide[2][AMX_DEPTH];
+    alignas(64) uint16_t rows[2][AMX_DEPTH];
     for (index t = 0; t < round_up(count_, PANEL); t += 2)
       for (index d = 0; d < features_; d += AMX_DEPTH) {
-        read(t, d, wide[0]);
-        read(t + 1, d, wide[1]);
-        for (index c = 0; c < AMX_DEPTH; c += VL)
-          store_bf16_pairs(load(wide[0] + c), load(wide[1] + c), to + (d + c) / AMX_TILE * ld + t / 2 * AMX_TILE);
+        read(t, d, rows[0]);
+        read(t + 1, d, rows[1]);
+        for (index c = 0; c < AMX_DEPTH; c += AMX_TILE)
+          store_bf16_pairs(rows[0] + c, rows[1] + c, to + (d + c) / AMX_TILE * ld + t / 2 * AMX_TILE);
       }
     return {to, ld};
   }
 
  private:
-  // wide[AMX_DEPTH] = features of token t from d on; zero beyond the last of either.
-  void read(index t, index d, real* wide) const {
-    if (t >= count_) return fill(wide, 0, AMX_DEPTH);
-    const index bytes = x_.type == REAL ? index(sizeof(real)) : 2;
-    read_row(x_, from_ + (t * x_.token + d) * bytes, by_, std::min(AMX_DEPTH, features_ - d), AMX_DEPTH, wide);
+  // to[AMX_DEPTH] = features of token t from d on; zero beyond the last of either.
+  void read(index t, index d, uint16_t* to) const {
+    if (t >= count_) return void(std::fill_n(to, AMX_DEPTH, uint16_t(0)));
+    const char* from = from_ + (t * x_.token + d) * (x_.type == REAL ? index(sizeof(real)) : 2);
+    if (x_.type == BFLOAT16 && d + AMX_DEPTH <= features_) {
+      if (by_ == 1) return void(std::memcpy(to, from, AMX_DEPTH * sizeof(uint16_t)));
+      for (index c = 0; c < AMX_DEPTH; c += VL)
+        store_bf16(load_bf16(reinterpret_cast<const uint16_t*>(from) + c) * by_, to + c);
+      return;
+    }
+    alignas(64) real wide[AMX_DEPTH];
+    read_row(x_, from, by_, std::min(AMX_DEPTH, features_ - d), AMX_DEPTH, wide);
+    store_bf16_row(wide, AMX_DEPTH, to);
   }
   const Tokens& x_;
   const char* from_;

@@ -129,8 +129,7 @@ class Backward {
       logits_.multiply(x_, s, ld_);
       const real* values = logits_.use_amx ? nullptr : v_panels_.at(j);
       if (logits_.use_amx)
-        tile.for_equal_panels(
-            [&](Range panels, Range m) { logits_.amx_products(m, panels, d_out_bf16, v_strips_, ds, ld_); });
+        logits_.amx_products({0, n}, d_out_bf16, v_strips_, ds, ld_);
       else
         for_panels([&](index at, index, Range m) {
           gemm(m.size(), PANEL, x_.value_dim, {d_out.at(m.begin), d_out.ld, 1}, values + at * x_.value_dim, PANEL,
@@ -304,7 +303,7 @@ class Backward {
   // s and dp of row i become p (after dropout) and ds; gradients of its biases and buckets are summed.
   void row_gradients(index b, index h, index i, real* s, real* ds) {
     const QueryTile& tile = logits_.tile;
-    const Range visible = tile.visible_keys(i), all{tile.panels.begin * PANEL, tile.panels.end * PANEL};
+    const Range visible = tile.visible_keys(i), all = tile.panel_keys();
     if (!visible.size()) {
       fill(s + all.begin, 0, all.size());
       return fill(ds + all.begin, 0, all.size());
@@ -350,7 +349,7 @@ class Backward {
   // The same by stick breaking, which has no lse: ds of log p first, then of the logits.
   void stick_row(index b, index h, index i, real* s, real* ds) {
     const QueryTile& tile = logits_.tile;
-    const Range all{tile.panels.begin * PANEL, tile.panels.end * PANEL}, keys = logits_.stick_row(s, i);
+    const Range all = tile.panel_keys(), keys = logits_.stick_row(s, i);
     const uint32_t seed = dropout_.row_seed((b * x_.heads + h) * x_.queries + tile.i0 + i);
     fill(ds + all.begin, 0, keys.begin - all.begin);
     for (index t = keys.begin; t < keys.end; t += VL) {

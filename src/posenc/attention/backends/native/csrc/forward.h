@@ -9,6 +9,10 @@ class Forward {
       : x_(x), dropout_(x.dropout, x.seed), logits_(x, false), registers_(logits_.use_amx) {
     ld_ = round_up(std::min(x.keys, KEY_TILE), PANEL) + 16;  // not a power of two, whose rows share cache sets
     width_ = round_up(x.value_dim, VL);
+    some_rows_ = logits_.use_amx && !x.terms.right_rows && x.pairs.kind != MIXING;
+    const bool scale_later = Logits::only_products(x);
+    product_scale_ = scale_later ? 1 : logits_.remaining_scale(x);
+    rate_ = real((scale_later ? logits_.remaining_scale(x) : 1) / LN_2);
   }
   // Some queries of some batch rows of one head.
   void run(index h, Range batch, Range queries, index part, index split) {
@@ -36,8 +40,7 @@ class Forward {
     QueryTile& tile = logits_.tile;
     real* s = s_.of(round_up(n, AMX_TILE) * ld_);         // [n, ld]: logits, then weights
     real* out = out_.of(round_up(n, AMX_TILE) * width_);  // [n, width], not yet divided by row_sum
-    if (logits_.use_amx) p_ = scratch_of<uint16_t>(p_scratch_, round_up(n, AMX_TILE) * ld_);
-    real* row_max = row_max_.of(n);  // [n]: greatest logit so far
+    real* row_max = row_max_.of(n);  // [n]: greatest logit so far; by AMX, of logits in powers of two
     real* row_sum = row_sum_.of(n);  // [n]: sum of exp(logit - row_max) so far
     fill(out, 0, n * width_);
     fill(row_max, -INFINITY, n);
@@ -46,10 +49,13 @@ class Forward {
     if (x_.pairs.sums()) logits_.carry.begin(n, 0);
     tile.for_key_tiles(x_, x_.pairs.from_last(), [&] {
       if (x_.pairs.kind == STICKS && logits_.carried_out(x_)) return;
-      logits_.multiply(x_, s, ld_);
+      if (some_rows_)
+        logits_.multiply_buckets(x_);
+      else
+        logits_.multiply(x_, s, ld_);
       if (x_.terms.value_rows) logits_.for_blocks(x_, [&](index block, Range k) { weights_by_bucket_.clear(block, k); });
+      if (logits_.use_amx) return run_key_tile(b, h, s, row_max, row_sum, out);
       for (index i = 0; i < n; ++i) softmax_row(b, h, i, s + i * ld_, row_max[i], row_sum[i], out + i * width_);
-      if (logits_.use_amx) return add_values(s, out);
       for (index p = tile.panels.begin; p < tile.panels.end; ++p) {
         const Range m = tile.panel_rows[p];
         const index from = p * PANEL, keys = std::min<index>(PANEL, tile.width - from);
@@ -66,7 +72,8 @@ class Forward {
     for (index i = 0; i < n; ++i) {
       const bool empty = row_sum[i] == 0;
       const index row = (b * x_.heads + h) * x_.queries + first + i;
-      double lse = empty ? -INFINITY : logits_.row_shift(x_, i) + row_max[i] + std::log(double(row_sum[i]));
+      const double of_max = logits_.use_amx ? row_max[i] * LN_2 : row_max[i];
+      double lse = empty ? -INFINITY : logits_.row_shift(x_, i) + of_max + std::log(double(row_sum[i]));
       real weight = empty ? 0 : 1 / row_sum[i];
       if (x_.sinks) {
         const double of_keys = lse, sink = x_.sinks[row];
@@ -80,23 +87,82 @@ class Forward {
   }
 
  private:
-  // out += s · v by AMX.
-  void add_values(const real* s, real* out) {
+  // The selected tile by AMX, a few rows at a time: their logits are still in a near cache when they
+  // become weights, in bfloat16 and in the place of the logits.
+  void run_key_tile(index b, index h, real* s, real* row_max, real* row_sum, real* out) {
     const QueryTile& tile = logits_.tile;
-    const index from = tile.panels.begin * PANEL, size = tile.panels.end * PANEL - from;
-    for (index i = 0; i < tile.rows; ++i)
-      store_bf16_row(s + i * ld_ + from, size, p_ + i * ld_ + from);
-    tile.for_equal_panels([&](Range panels, Range m) {
-      const index first = m.begin / AMX_TILE * AMX_TILE, rows = round_up(m.end, AMX_TILE) - first;
-      const index p = panels.begin * PANEL;
-      amx_gemm(rows, width_, panels.size() * PANEL, Bf16Rows{p_, ld_}.at(first, p), v_pairs_.at(tile.j0 + p, 0),
-                out + first * width_, width_, true);
-    });
+    for (index first = 0; first < tile.rows; first += NEAR_ROWS) {
+      const Range rows{first, std::min(first + NEAR_ROWS, tile.rows)};
+      real* at = some_rows_ ? s : s + first * ld_;
+      if (some_rows_) logits_.multiply_rows(rows, at, ld_, product_scale_);
+      for (index i = rows.begin; i < rows.end; i += ROWS_TOGETHER) {
+        const index end = std::min(i + ROWS_TOGETHER, rows.end);
+        real greatest[ROWS_TOGETHER];
+        for (index j = i; j < end; ++j) greatest[j - i] = greatest_logit(j, at + (j - first) * ld_);
+        for (index j = i; j < end; ++j)
+          weigh_row(b, h, j, at + (j - first) * ld_, greatest[j - i], row_max[j], row_sum[j], out + j * width_);
+      }
+      const Bf16Rows weights{reinterpret_cast<const uint16_t*>(at), 2 * ld_};
+      tile.for_equal_panels(rows, [&](Range panels, Range m) {
+        const index p = panels.begin * PANEL;
+        amx_gemm(m.size(), width_, panels.size() * PANEL, weights.at(m.begin - first, p),
+                 v_pairs_.at(tile.j0 + p, 0), out + m.begin * width_, width_, true);
+      });
+    }
   }
+  // Completes the logits of row i, those of hidden keys are -inf, and returns the greatest, in powers of two.
+  real greatest_logit(index i, real* s) {
+    const Range visible = logits_.tile.visible_keys(i);
+    if (!visible.size() || x_.pairs.kind == STICKS) return -INFINITY;
+    logits_.add_terms(x_, s, i, visible);
+    const index from = visible.begin / AMX_DEPTH * AMX_DEPTH, to = round_up(visible.end, AMX_DEPTH);
+    for (index edge : {from, to - AMX_DEPTH})
+      for (index t = edge; t < edge + AMX_DEPTH; t += VL) store(s + t, masked(load(s + t), t, visible));
+    vec m = splat(-INFINITY), n = m;
+    for (index t = from; t < to; t += AMX_DEPTH) m = larger(load(s + t), m), n = larger(load(s + t + VL), n);
+    return largest(larger(m, n)) * rate_;
+  }
+  // Logits of row i become weights relative to row_max, in bfloat16; out and row_sum are rescaled to the
+  // new one.
+  void weigh_row(index b, index h, index i, real* s, real greatest, real& row_max, real& row_sum, real* out) {
+    const Range visible = logits_.tile.visible_keys(i), all = logits_.tile.panel_keys();
+    uint16_t* to = reinterpret_cast<uint16_t*>(s);
+    if (!visible.size()) return clear(to, all);
+    if (x_.pairs.kind == STICKS) {
+      row_max = 0, row_sum = 1;
+      stick_row(b, h, i, s);
+      return store_bf16_row(s + all.begin, all.size(), to + all.begin);
+    }
+    const Range keys{visible.begin / AMX_DEPTH * AMX_DEPTH, round_up(visible.end, AMX_DEPTH)};
+    const real new_max = std::max(row_max, greatest);
+    const vec finite_max = splat(new_max == -INFINITY ? real(0) : new_max);  // -inf - -inf would be NaN
+    const bool at_once = !x_.terms.value_rows && !(x_.dropout > 0);
+    vec sums[2] = {};
+    for (index t = keys.begin; t < keys.end; t += AMX_DEPTH) {
+      const vec p = power_of_two(load(s + t) * rate_ - finite_max), q = power_of_two(load(s + t + VL) * rate_ - finite_max);
+      sums[0] += p, sums[1] += q;
+      if (at_once)
+        store_bf16_two(p, q, to + t);
+      else
+        store(s + t, p), store(s + t + VL, q);
+    }
+    const real rescale = row_max == new_max ? real(1) : std::exp2(row_max - new_max);
+    row_sum = row_sum * rescale + sum(sums[0] + sums[1]);
+    rescale_row(i, rescale, out);
+    row_max = new_max;
+    if (!at_once) {
+      drop(b, h, i, s, keys);  // after row_sum: weights are normalized before dropout
+      collect_weights(i, s, visible);
+      store_bf16_row(s + keys.begin, keys.size(), to + keys.begin);
+    }
+    clear(to, {all.begin, keys.begin});
+    clear(to, {keys.end, all.end});
+  }
+  static void clear(uint16_t* to, Range keys) { std::memset(to + keys.begin, 0, keys.size() * sizeof(uint16_t)); }
   // Logits of row i become weights relative to row_max; out and row_sum are rescaled to the new one.
   void softmax_row(index b, index h, index i, real* s, real& row_max, real& row_sum, real* out) {
     const QueryTile& tile = logits_.tile;
-    const Range visible = tile.visible_keys(i), all{tile.panels.begin * PANEL, tile.panels.end * PANEL};
+    const Range visible = tile.visible_keys(i), all = tile.panel_keys();
     if (!visible.size()) return fill(s + all.begin, 0, all.size());
     if (x_.pairs.kind == STICKS) {
       row_max = 0, row_sum = 1;
@@ -108,7 +174,7 @@ class Forward {
     for (index t = from; t < to; t += VL) {
       const vec v = masked(load(s + t), t, visible);
       store(s + t, v);
-      m = v > m ? v : m;
+      m = larger(v, m);
     }
     const real new_max = std::max(row_max, largest(m));
     const vec finite_max = splat(new_max == -INFINITY ? real(0) : new_max);  // -inf - -inf would be NaN
@@ -120,17 +186,22 @@ class Forward {
     }
     const real rescale = row_max == new_max ? real(1) : std::exp(row_max - new_max);
     row_sum = row_sum * rescale + sum(weight_sum);
-    if (rescale != 1) {
-      scale_range(out, rescale, width_);
-      if (x_.terms.value_rows) weights_by_bucket_.scale_row(i, rescale);
-    }
+    rescale_row(i, rescale, out);
     row_max = new_max;
     drop(b, h, i, s, {from, to});  // after row_sum: weights are normalized before dropout
     fill(s + all.begin, 0, from - all.begin);  // products below are over whole panels
     fill(s + to, 0, all.end - to);
-    if (x_.terms.value_rows)
-      collect(x_.map, s + visible.begin, tile.j0 + visible.begin + tile.base[i], weights_by_bucket_.row(i),
-              visible.size());
+    collect_weights(i, s, visible);
+  }
+  void rescale_row(index i, real by, real* out) {
+    if (by == 1) return;
+    scale_range(out, by, width_);
+    if (x_.terms.value_rows) weights_by_bucket_.scale_row(i, by);
+  }
+  void collect_weights(index i, const real* s, Range visible) {
+    if (!x_.terms.value_rows) return;
+    const index offset = logits_.tile.j0 + visible.begin + logits_.tile.base[i];
+    collect(x_.map, s + visible.begin, offset, weights_by_bucket_.row(i), visible.size());
   }
   void drop(index b, index h, index i, real* s, Range keys) const {
     if (!(x_.dropout > 0)) return;
@@ -161,7 +232,10 @@ class Forward {
   AmxTiles registers_;
   BucketTile weights_by_bucket_;
   VnniStrips v_pairs_;
-  uint16_t* p_ = nullptr;  // [n, ld] weights of a tile, bfloat16
-  Scratch s_, out_, row_max_, row_sum_, p_scratch_, pairs_scratch_;
+  static constexpr index NEAR_ROWS = 32, ROWS_TOGETHER = 4;  // multiples of AMX_TILE; that overlap in time
+  static constexpr double LN_2 = 0.693147180559945309;
+  bool some_rows_ = false;  // products are computed for NEAR_ROWS at a time
+  real product_scale_, rate_;  // of products to be logits; of these to be exponents of two
+  Scratch s_, out_, row_max_, row_sum_, pairs_scratch_;
 };
 }  // namespace posenc

@@ -75,8 +75,7 @@ class Logits {
   void multiply(const Problem& x, real* s, index ld) {
     if (precomputed.data) return load_precomputed(s, ld);
     if (x.pairs.kind == BLOCKS) return blocks.products(tile.j0, tile.panels, k_panels.at(tile.j0), s, ld);
-    if (use_amx)
-      tile.for_equal_panels([&](Range panels, Range m) { amx_products(m, panels, q_bf16_, k_strips_, s, ld); });
+    if (use_amx) multiply_rows({0, tile.rows}, s, ld, remaining_scale(x));
     const real* keys = use_amx ? nullptr : k_panels.at(tile.j0);
     for (index p = tile.panels.begin; p < tile.panels.end && !use_amx; ++p) {
       const Range m = tile.panel_rows[p];
@@ -84,22 +83,37 @@ class Logits {
         gemm(m.size(), PANEL, x.depth(), {q.at(m.begin), q.ld, 1}, keys + p * PANEL * x.depth(),
              PANEL, s + m.begin * ld + p * PANEL, ld, false);
     }
-    if (use_amx && !exact_)  // q times the scale would have been rounded to bfloat16
-      for (index i = 0; i < tile.rows; ++i)
-        scale_range(s + i * ld + tile.panels.begin * PANEL, real(x.scale),
-                    (tile.panels.end - tile.panels.begin) * PANEL);
     if (x.terms.right_rows && tile.offsets.begin < tile.offsets.end) key_term.add(x, tile, s, ld);
-    if (x.terms.left_rows)
-      for_blocks(x, [&](index block, Range n) {
-        query_products.multiply(left_rows, {left_tokens.data, left_tokens.ld, 1}, left_bf16_, block, n);
-      });
+    multiply_buckets(x);
   }
-  // The products of the rows m with the keys of panels, by AMX: whole tiles of rows around m.
-  void amx_products(Range m, Range panels, Bf16Rows x, VnniStrips keys, real* to, index ld) const {
-    const index first = m.begin / AMX_TILE * AMX_TILE, rows = round_up(m.end, AMX_TILE) - first;
-    const index from = panels.begin * PANEL;
-    amx_gemm(rows, panels.size() * PANEL, x.ld, x.at(first), keys.at(0, tile.j0 + from), to + first * ld + from,
-              ld, false);
+  void multiply_buckets(const Problem& x) {
+    if (!x.terms.left_rows) return;
+    for_blocks(x, [&](index block, Range n) {
+      query_products.multiply(left_rows, {left_tokens.data, left_tokens.ld, 1}, left_bf16_, block, n);
+    });
+  }
+  // By AMX, q · k of some rows of the selected tile times `by`, s from the first of them on.
+  void multiply_rows(Range rows, real* s, index ld, real by) const {
+    amx_products(rows, q_bf16_, k_strips_, s, ld);
+    if (by == 1) return;
+    const Range keys = tile.panel_keys();
+    for (index i = 0; i < rows.size(); ++i) scale_range(s + i * ld + keys.begin, by, keys.size());
+  }
+  // Whether logits are products of queries and keys alone, of whatever scale.
+  static bool only_products(const Problem& x) {
+    const Terms& terms = x.terms;
+    return !terms.bias_by_offset && !terms.left_rows && !terms.right_rows && !terms.column && !x.softcap &&
+           x.pairs.kind == NONE;
+  }
+  // What AMX' products are still to be multiplied by: q times the scale would have been rounded.
+  real remaining_scale(const Problem& x) const { return exact_ ? real(1) : real(x.scale); }
+  // By AMX, products of some rows with the keys visible to any of them, `to` from the first of them on.
+  void amx_products(Range rows, Bf16Rows x, VnniStrips keys, real* to, index ld) const {
+    tile.for_equal_panels(rows, [&](Range panels, Range m) {
+      const index from = panels.begin * PANEL;
+      amx_gemm(m.size(), panels.size() * PANEL, x.ld, x.at(m.begin), keys.at(0, tile.j0 + from),
+               to + (m.begin - rows.begin) * ld + from, ld, false);
+    });
   }
   // Carry the sums of the rows on over the keys of the selected tile.
   void carry_over(const Problem& x, const real* s, index ld) {
@@ -116,7 +130,7 @@ class Logits {
   // of which they all are.
   Range stick_row(real* s, index i) {
     const Range visible = Sticks::keys_before_query(tile.visible_keys(i), tile.j0, tile.base[i]);
-    const Range all{tile.panels.begin * PANEL, tile.panels.end * PANEL};
+    const Range all = tile.panel_keys();
     if (!visible.size()) {
       fill(s + all.begin, 0, all.size());
       return {all.begin, all.begin};

@@ -34,6 +34,7 @@ constexpr index BLOCK = 64;  // tokens whose products with buckets are computed 
 struct Range {  // begin … end - 1; empty where end <= begin
   index begin, end;
   index size() const { return end > begin ? end - begin : 0; }
+  bool operator==(Range other) const { return begin == other.begin && end == other.end; }
   void extend(Range other) { begin = std::min(begin, other.begin), end = std::max(end, other.end); }
 };
 

@@ -102,16 +102,21 @@ class QueryTile {
       if (offsets.begin < offsets.end) run();
     }
   }
-  // Calls f(panels, rows) for runs of panels that are visible to the same rows, one large product each.
+  // Calls f(panels, rows) for runs of panels that are visible to the same of some rows, one large
+  // product each: whole tiles of AMX around the rows that see any key of them.
   template <class F>
-  void for_equal_panels(F f) const {
+  void for_equal_panels(Range some, F f) const {
+    const auto rows_of = [&](index p) {
+      const Range m = panel_rows[p];
+      return Range{std::max(m.begin, some.begin) / AMX_TILE * AMX_TILE, round_up(std::min(m.end, some.end), AMX_TILE)};
+    };
     for (index p = panels.begin, end; p < panels.end; p = end) {
-      const Range rows = panel_rows[p];
-      for (end = p + 1; end < panels.end; ++end)
-        if (panel_rows[end].begin != rows.begin || panel_rows[end].end != rows.end) break;
-      if (rows.size()) f(Range{p, end}, rows);
+      const Range m = rows_of(p);
+      for (end = p + 1; end < panels.end && rows_of(end) == m;) ++end;
+      if (m.size()) f(Range{p, end}, m);
     }
   }
+  Range panel_keys() const { return {panels.begin * PANEL, panels.end * PANEL}; }
   // The keys of the tile that are visible to row i.
   Range visible_keys(index i) const {
     return {std::max<index>(0, low_[i] - j0), std::min<index>(width, high_[i] - j0)};

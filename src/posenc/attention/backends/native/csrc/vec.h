@@ -83,10 +83,22 @@ inline real sum(vec x) {
   for (int l = 0; l < VL; ++l) s += x[l];
   return s;
 }
+// The larger of two numbers; y where one is NaN.
+inline vec larger(vec x, vec y) {
+#if VECTOR_BYTES == 64 && !defined(POSENC_DOUBLE)
+  return (vec)_mm512_max_ps((__m512)x, (__m512)y);
+#else
+  return x > y ? x : y;
+#endif
+}
 inline real largest(vec x) {
+#if VECTOR_BYTES == 64 && !defined(POSENC_DOUBLE)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
   real s = x[0];
   for (int l = 1; l < VL; ++l) s = s > x[l] ? s : x[l];
   return s;
+#endif
 }
 // dst[0, n) += src[0, n)
 inline void add_range(real* dst, const real* src, index n) {

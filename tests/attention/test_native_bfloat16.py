@@ -1,0 +1,149 @@
+"""The compiled kernels in bfloat16, by AMX where the processor has it (or it is emulated)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc.attention import attend
+from posenc.attention.backends.native import build as building
+from posenc.encoding import Encoding
+from posenc.grid import Grid
+from posenc.layout import Layout
+
+built = pytest.mark.skipif(
+    building.missing() is not None, reason=f"kernels are not built; {building.COMMAND}"
+)
+
+pytestmark = [built, pytest.mark.usefixtures("poisoned")]
+
+HEADS = 2
+
+
+def _encoding(name: str, width: int, *, causal: bool) -> Encoding:
+    torch.manual_seed(3)
+    options: dict[str, dict[str, object]] = {
+        "nope": {},
+        "rope": {"head_dim": width},
+        "t5": {"heads": HEADS, "causal": causal},
+        "shaw": {"head_dim": width, "max_distance": 5},
+        "deberta": {"dim": 32, "heads": HEADS, "head_dim": width, "max_distance": 40},
+        "fire": {"heads": HEADS, "hidden": 7},
+        "cope": {"head_dim": width},
+        "stick_breaking": {},
+        "dape": {"heads": HEADS, "hidden": 7},
+    }
+    encoding = posenc.create(name, **options[name])
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return encoding
+
+
+def _tokens(queries: int, keys: int, width: int) -> list[Tensor]:
+    torch.manual_seed(5)
+    return [torch.randn(2, HEADS, n, width).bfloat16() for n in (queries, keys, keys)]
+
+
+def _errors(name: str, grid: Grid, width: int, **options: Any) -> list[float]:
+    """Largest errors of output and LSE (of a softmax), and of gradients of queries, keys, values.
+
+    Relative to the largest number of each, from the reference's of the same tokens in double.
+    """
+    encoding = _encoding(name, width, causal=grid.causal)
+    tokens = _tokens(grid.query.length, grid.key.length, width)
+    found: list[list[Tensor]] = []
+    answers: tuple[Tensor, ...]
+    for dtype, backend in ((torch.float64, "reference"), (torch.bfloat16, "native")):
+        q, k, v = (x.to(dtype).requires_grad_() for x in tokens)
+        encoding = encoding.double() if dtype == torch.float64 else encoding.float()
+        if encoding.score is not None and encoding.score.replaces_softmax:
+            answers = (attend(q, k, v, grid, encoding, backend=backend, **options),)
+        else:
+            answers = attend(q, k, v, grid, encoding, backend=backend, return_lse=True, **options)
+        gradients = torch.autograd.grad(answers[0].double().square().sum(), (q, k, v))
+        found.append([x.detach().double() for x in (*answers, *gradients)])
+    return [
+        float((one - other).nan_to_num().abs().max() / other[other.isfinite()].abs().max())
+        for other, one in zip(*found, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("width", [32, 40, 64, 96])
+@pytest.mark.parametrize("name", ["nope", "rope", "t5", "shaw", "deberta"])
+def test_heads_of_any_width(name: str, width: int) -> None:
+    """Whole vectors of features and not; scales that are powers of two and not."""
+    keys = Layout.sequence(150)
+    for grid in (Grid.of(keys, causal=True), Grid(keys.slice(113, 150), keys)):
+        assert max(_errors(name, grid, width)) < 0.03
+
+
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("name", ["nope", "t5", "shaw", "fire", "cope", "stick_breaking", "dape"])
+def test_several_tiles_of_queries_and_keys(name: str, window: int | None) -> None:
+    """Greater logits in later tiles scale what was summed before."""
+    grid = Grid.of(Layout.sequence(1100), causal=True, window=window)
+    assert max(_errors(name, grid, 64)) < 0.04
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3, 1e-3])
+@pytest.mark.parametrize("width", [32, 64])
+@pytest.mark.parametrize("name", ["nope", "t5"])
+def test_any_scale(name: str, width: int, scale: float) -> None:
+    grid = Grid.of(Layout.sequence(70), causal=True)
+    output, lse, *_ = _errors(name, grid, width, scale=scale)
+    assert max(output, lse) < 0.02
+
+
+@pytest.mark.parametrize("name", ["nope", "t5", "shaw"])
+def test_sinks_and_softcap(name: str) -> None:
+    grid = Grid.of(Layout.sequence(600), causal=True)
+    sinks = torch.tensor([0.5, -torch.inf])
+    for options in ({"sinks": sinks}, {"softcap": 2.0}, {"sinks": sinks, "softcap": 2.0}):
+        assert max(_errors(name, grid, 64, **options)) < 0.03
+
+
+@pytest.mark.parametrize("width", [48, 64])
+@pytest.mark.parametrize("name", ["nope", "t5"])
+def test_errors_are_those_of_rounding(name: str, width: int) -> None:
+    """Outputs err as much as weights and outputs rounded once; the LSE is float32's."""
+    encoding, grid = _encoding(name, width, causal=False), Grid.of(Layout.sequence(512))
+    tokens = _tokens(512, 512, width)
+    q, k, v = (x.double() for x in tokens)
+    expected, expected_lse = attend(
+        q, k, v, grid, encoding.double(), backend="reference", return_lse=True
+    )
+    q, k, v = tokens
+    output, lse = attend(q, k, v, grid, encoding.float(), backend="native", return_lse=True)
+    error = (output.double() - expected).square().mean().sqrt()
+    assert error < 2.6e-3 * expected.square().mean().sqrt()
+    assert (lse - expected_lse).abs().max() < 8e-7
+
+
+@pytest.mark.parametrize("name", ["nope", "t5", "shaw", "stick_breaking"])
+def test_dropout_is_that_of_float32(name: str) -> None:
+    grid, encoding = Grid.of(Layout.sequence(600), causal=True), _encoding(name, 64, causal=True)
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        q, k, v = (x.to(dtype).requires_grad_() for x in _tokens(600, 600, 64))
+        torch.manual_seed(7)
+        output = attend(q, k, v, grid, encoding, backend="native", dropout=0.3)
+        gradients = torch.autograd.grad(output.float().square().sum(), (q, k, v))
+        found.append([x.detach().float() for x in (output, *gradients)])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).abs().max() < 0.03 * one.abs().max()
+
+
+def test_not_a_number_stays_in_its_row() -> None:
+    """Whatever its bits."""
+    q, k, v = _tokens(70, 70, 64)
+    bits = q.view(torch.int16)
+    bits[0, 0, 3] = 0x7FC1
+    output = attend(q, k, v, Grid.of(Layout.sequence(70)), posenc.create("nope"), backend="native")
+    rows = output.isnan().all(dim=-1)
+    assert rows[0, 0, 3]
+    assert rows.sum() == 1
+    assert output.isnan().sum() == 64
