@@ -248,6 +248,76 @@ def test_a_config_that_contradicts_itself(
     assert said in printed
 
 
+OWN_CODE = {"auto_map": {"AutoConfig": "configuration.Config"}}
+BY_LAYER = [5e6, 1e4]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        ("llama", {"rope_theta": BY_LAYER, **OWN_CODE}, "rope_theta has 2 values, which code of"),
+        ("odd", {"rope_theta": BY_LAYER, **TYPES}, "own (model_type 'odd') reads and posenc does"),
+        ("odd", {"rope_scaling": {"factor": [4.0, 1.0]}}, "rope_scaling.factor has 2 values"),
+        ("odd", {"partial_rotary_factor": [0.5, 1.0]}, "how these layers rotate is not known"),
+        ("odd", {"sliding_window": [None, 512]}, "what it says of these layers is not known"),
+        ("odd", {"language_config": {"rope_theta": BY_LAYER}}, "language_config.rope_theta has 2"),
+    ],
+)
+def test_values_by_layer_of_code_of_a_models_own(
+    kind: str, fields: dict[str, Any], said: str, posenc: Run, tmp_path: Path
+) -> None:
+    """They may be right: nothing is refused, and nothing is advised."""
+    at = written(tmp_path, kind, **fields)
+    code, printed, error = posenc("doctor", at, "--seconds", "0", "--engine", "all")
+    assert (code, error) == (0, "")
+    assert said in printed
+    assert "for posenc alone." in printed
+    assert "Advice: no extension" in printed
+    assert "mend 1 setting first" not in printed
+    if "window" not in " ".join(fields):
+        assert "Engines: not compared" in printed
+        assert "unknown: rotation" in printed or "language_config" in fields
+
+
+def test_values_by_layer_that_a_class_of_transformers_reads(posenc: Run, tmp_path: Path) -> None:
+    """As Step 3.5 has them, with those of a further part at the end."""
+    types = [*TYPES["layer_types"], "full_attention"]
+    fields = {"num_nextn_predict_layers": 1, "layer_types": types, "sliding_window": 7}
+    fields |= {"rope_theta": [*BY_LAYER, 5e6], "partial_rotary_factors": [0.5, 1.0, 0.5]}
+    at = written(tmp_path, "step3p5", head_dim=16, num_attention_groups=2, **fields, **OWN_CODE)
+    code, printed, error = posenc("doctor", at, "--seconds", "0")
+    assert (code, error) == (0, "")
+    assert "RoPE on 8 of 16 features, base 5,000,000" in printed
+    assert "RoPE, base 10,000" in printed
+    assert "No setting without effect was found." in printed
+
+
+def test_types_of_layers_that_are_not_known(posenc: Run, tmp_path: Path) -> None:
+    """No layer is said to be without attention, or to hold, that is not known to."""
+    types = {"layer_types": ["full_attention", "odd"], "max_position_embeddings": None}
+    code, printed, _ = posenc("doctor", written(tmp_path, "odd", **types), "--seconds", "0")
+    assert code == 0
+    assert (
+        "layer_types has 'odd' (1 layer), which posenc does not know: how these attend" in printed
+    )
+    assert "no attention" not in printed
+    assert "holds" not in printed
+    assert "1 layer: 1 of odd unknown" in printed
+
+
+def test_layers_that_a_config_does_not_tell(posenc: Run, tmp_path: Path) -> None:
+    at, out = written(tmp_path, "odd", num_hidden_layers=None), tmp_path / "out"
+    code, printed, _ = posenc("doctor", at, "--seconds", "0", "--engine", "all", "--out", out)
+    assert code == 0
+    told = "The config does not tell its layers, so that none is judged."
+    assert told in printed
+    assert "Verdicts by layer" not in printed
+    assert 'no model of type "odd" of transformers or an engine is known' in printed
+    page = (out / "index.html").read_text()
+    assert page.count(told) == 2
+    assert '<table class="verdicts' not in page
+
+
 INFINITE = {"time_step_limit": [0.0, {"__float__": "Infinity"}]}
 """An infinity as transformers writes it to JSON."""
 

@@ -18,17 +18,19 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Finding:
-    """A setting that does not do what it says.
+    """A setting that does not do what it says, or that cannot be read.
 
     Args:
         field: its name.
         problem: what happens instead.
         change: the line to change.
+        unread: it may be right, but posenc does not read it.
     """
 
     field: str
     problem: str
     change: str
+    unread: bool = False
 
 
 def findings(config: Config, tokenizer: Config, longest: int | None) -> list[Finding]:

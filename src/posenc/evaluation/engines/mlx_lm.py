@@ -90,6 +90,11 @@ PHI3 = ("longrope", "su", "linear")
 """Scalings of Phi-3, that leaves others out."""
 
 
+def has_model(family: str) -> bool:
+    """Whether it has a model of a ``model_type``."""
+    return family in INSIDE or family in BESIDE or family in UNSCALED
+
+
 def _yarn(rope: Rope, length: int) -> Rotation:
     """``attention_factor`` is not read; the ramp's ends are whole pairs."""
     gain = rope.quotient_gain(rope.number("mscale", 1.0), rope.number("mscale_all_dim", 0.0))
