@@ -135,10 +135,17 @@ LONGROPE = {"type": "longrope", "long_factor": [2.0] * 8, "short_factor": [1.0] 
         ({"model_type": 5}, "model_type in CONFIG: expected a name, got 5."),
         ({"max_position_embeddings": "64"}, 'expected a number of tokens, 1 or more, got "64".'),
         ({"max_position_embeddings": -5}, "expected a number of tokens, 1 or more, got -5."),
-        ({"rope_theta": "10000"}, 'rope_theta in CONFIG: expected a number above 0, got "10000".'),
-        ({"rope_theta": 0}, "rope_theta in CONFIG: expected a number above 0, got 0."),
-        ({"rope_theta": -1e4}, "expected a number above 0, got -10000.0."),
-        ({"rope_theta": [1e4]}, "expected a number above 0, got [10000.0]."),
+        ({"rope_theta": "10000"}, 'rope_theta in CONFIG: expected a number above 1, got "10000".'),
+        ({"rope_theta": 0}, "rope_theta in CONFIG: expected a number above 1, got 0."),
+        ({"rope_theta": -1e4}, "expected a number above 1, got -10000.0."),
+        ({"rope_theta": [1e4]}, "expected a number above 1, got [10000.0]."),
+        ({"rope_theta": {"full": 1e4}}, 'expected a number above 1, got {"full": 10000.0}.'),
+        ({"rope_theta": True}, "expected a number above 1, got true."),
+        ({"rope_theta": 1.0}, "expected a number above 1, got 1.0."),
+        ({"partial_rotary_factor": 3.0}, "expected a share from 0 to 1, got 3.0."),
+        ({"sliding_window": -5}, "expected a whole number of tokens, or -1, got -5."),
+        ({"num_key_value_heads": 0}, "expected a whole number of 1 or more, got 0."),
+        ({"layer_types": [["full_attention"]]}, 'a list of names, got [["full_attention"]].'),
         ({"num_attention_heads": "4"}, 'expected a whole number of 1 or more, got "4".'),
         ({"num_attention_heads": 0}, "expected a whole number of 1 or more, got 0."),
         ({"num_hidden_layers": -2}, "expected a whole number of 1 or more, got -2."),
@@ -147,8 +154,8 @@ LONGROPE = {"type": "longrope", "long_factor": [2.0] * 8, "short_factor": [1.0] 
             'hidden_size in CONFIG: expected a whole number of 1 or more, got "',
         ),
         ({"head_dim": "16"}, 'head_dim in CONFIG: expected a whole number, got "16".'),
-        ({"partial_rotary_factor": "0.5"}, 'expected a number of 0 or more, got "0.5".'),
-        ({"sliding_window": "7"}, 'expected a whole number of tokens, got "7".'),
+        ({"partial_rotary_factor": "0.5"}, 'expected a share from 0 to 1, got "0.5".'),
+        ({"sliding_window": "7"}, 'expected a whole number of tokens, or -1, got "7".'),
         ({"layer_types": "full_attention"}, 'expected a list of names, got "full_attention".'),
         ({"layer_types": [1, 2]}, "layer_types in CONFIG: expected a list of names, got [1, 2]."),
         ({"text_config": [1]}, "text_config in CONFIG: expected an object, got [1]."),
@@ -211,9 +218,12 @@ def test_values_that_positions_are_not_computed_by(
 def test_a_config_that_transformers_refuses_is_not_extended(
     kind: str, fields: dict[str, Any], said: str, posenc: Run, tmp_path: Path
 ) -> None:
-    code, printed, _ = posenc("doctor", written(tmp_path, kind, **fields), "--seconds", "0")
+    options = ("--seconds", "0", "--engine", "all")
+    code, printed, _ = posenc("doctor", written(tmp_path, kind, **fields), *options)
     assert code == 0
     assert said in printed
+    assert "Correct the config of in: transformers refuses it" in printed
+    assert "Engines: not compared, transformers refuses this config." in printed
     assert "Advice: no extension, transformers refuses this config." in printed
     assert "posenc extend" not in printed
 
@@ -235,6 +245,11 @@ def test_a_config_that_transformers_refuses_is_not_extended(
             "gemma3_text",
             {"rope_parameters": {"odd_attention": {"rope_theta": 1e6}}, **TYPES},
             "its parts odd_attention are ignored, because they are not in layer_types.",
+        ),
+        (
+            "llama",
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 1, "beta_slow": 32}},
+            "beta_fast 1 is below beta_slow, 32: engines rotate by different frequencies.",
         ),
         ("odd", {"text_config": {"num_hidden_layers": 2}}, "how these layers encode positions is"),
         ("llama", {"num_hidden_layers": None, "model_type": "odd"}, "does not tell its layers."),
@@ -326,13 +341,17 @@ INFINITE = {"time_step_limit": [0.0, {"__float__": "Infinity"}]}
     ("kind", "fields"),
     [
         ("llama", {"rope_scaling": {}}),
+        ("stablelm", {"partial_rotary_factor": 0.0}),
+        ("llama", {"text_config": {}}),
+        ("odd", {"hidden_size": [64, 32], "num_attention_heads": [4, 2]}),
         ("mamba2", {"num_heads": 8, "head_dim": 16, "n_groups": 1, **INFINITE}),
     ],
 )
 def test_a_config_with_nothing_to_mend(
     kind: str, fields: dict[str, Any], posenc: Run, tmp_path: Path
 ) -> None:
-    code, printed, _ = posenc("doctor", written(tmp_path, kind, **fields), "--seconds", "0")
+    at = written(tmp_path, kind, **fields)
+    code, printed, _ = posenc("doctor", at, "--seconds", "0", "--engine", "all")
     assert code == 0
     assert "refused" not in printed
 

@@ -66,8 +66,8 @@ SIZES = (
         ("max_position_embeddings", "n_positions", "original_max_position_embeddings"),
     ),
     Kind(
-        "a whole number of tokens",
-        lambda value: isinstance(value, int),
+        "a whole number of tokens, or -1",
+        lambda value: type(value) is int and value >= -1,
         ("sliding_window", "attention_chunk_size", "local_attention"),
     ),
     Kind("a number", _is_number, ("attn_logit_softcapping",)),
@@ -85,10 +85,11 @@ SIZES = (
 
 ROPE = (
     Kind("a name", lambda value: isinstance(value, str), ("rope_type", "type")),
-    Kind("a number above 0", _above_zero, ("rope_theta", "factor", "beta_fast", "beta_slow")),
+    Kind("a number above 1", lambda value: _is_number(value) and value > 1, ("rope_theta",)),
+    Kind("a number above 0", _above_zero, ("factor", "beta_fast", "beta_slow")),
     Kind(
-        "a number of 0 or more",
-        lambda value: _is_number(value) and value >= 0,
+        "a share from 0 to 1",
+        lambda value: _is_number(value) and 0 <= value <= 1,
         ("partial_rotary_factor", "rotary_pct"),
     ),
     Kind(

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from posenc.attention.backends.native.build import description
-from posenc.evaluation.doctor.advice import Advice, Limit, advise, limits, no_advice
+from posenc.evaluation.doctor.advice import REFUSED, Advice, Limit, advise, limits, no_advice
 from posenc.evaluation.doctor.config_findings import Finding, findings, refused
 from posenc.evaluation.doctor.config_values import readable
 from posenc.evaluation.doctor.costs import Cost, costs
@@ -109,9 +109,7 @@ def _diagnose(folder: Path, named: Path, budget: float, run_seconds: float) -> D
         reading,
         bounds,
         (*found, *disagreements(config, reading)),
-        no_advice("transformers refuses this config")
-        if why
-        else advise(named, fields, config, reading),
+        no_advice(REFUSED) if why else advise(named, fields, config, reading),
         tuple(rows),
         acceleration,
         description(),

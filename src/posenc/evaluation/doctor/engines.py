@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from posenc.evaluation.doctor.advice import REFUSED
 from posenc.evaluation.doctor.config_values import ROTATION, readable
 from posenc.evaluation.doctor.facts import Reading
 from posenc.evaluation.engines import ENGINES, Remedy, Rotation, Served, compare, right_in_all
 from posenc.evaluation.engines.comparison import AS_LONGER, engine_named, no_engine_has
-from posenc.evaluation.engines.config import ModelConfig
+from posenc.evaluation.engines.config import ModelConfig, refusal
 from posenc.evaluation.engines.rotation import differing_pairs
 from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.evaluation.engines.truth import unlike_rules
@@ -51,6 +52,8 @@ class Engines:
             return cls(
                 (), None, "the config states its rotation in a form that posenc does not read"
             )
+        if refusal(fields):
+            return cls((), None, REFUSED)
         if no_engine_has(ModelConfig.of(fields).family):
             kind = json.dumps(fields.get("model_type"))
             return cls((), None, f"no model of type {kind} of transformers or an engine is known")

@@ -90,7 +90,7 @@ def _attention(config: Config, kind: str) -> Attention:
     heads = config.get("num_attention_heads") or config.get("n_head")
     width = config.get("hidden_size") or config.get("n_embd")
     dim = config.get("head_dim") or (
-        width // heads if heads and width and isinstance(heads, int) else None
+        width // heads if isinstance(width, int) and isinstance(heads, int) else None
     )
     return Attention(
         module=module,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from posenc.evaluation.doctor.advice import FACTOR, Advice, config_lines
+from posenc.evaluation.doctor.advice import FACTOR, REFUSED, Advice, config_lines
 from posenc.evaluation.doctor.costs import Cost
 from posenc.evaluation.doctor.diagnosis import Diagnosis
 from posenc.evaluation.doctor.engines import Engines
@@ -99,6 +99,8 @@ def _headline(
     diagnosis: Diagnosis, folder: Path, engines: Engines | None, words: Sequence[str]
 ) -> str:
     name = shortened(folder.resolve().name, NAME)
+    if diagnosis.advice.why == REFUSED:
+        return sentence("take_refused", name=name)
     if diagnosis.limits:
         tokens, method = diagnosis.limits[0].tokens, diagnosis.advice.method
         text = sentence("take_to", name=name, tokens=tokens, method=method)

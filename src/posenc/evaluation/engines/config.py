@@ -51,7 +51,7 @@ class ModelConfig:
         """The model of text that ``config.json`` describes."""
         whole = completed(fields)
         for name in PARTS:
-            if isinstance(fields.get(name), Mapping):
+            if isinstance(fields.get(name), Mapping) and whole.get(name):
                 return cls(fields[name], whole.get(name) or fields[name], name)
         return cls(fields, text_part(whole))
 
@@ -72,7 +72,8 @@ class ModelConfig:
         given = self.completed.get("head_dim")
         heads = first(self.completed, ("num_attention_heads", "n_head"))
         width = first(self.completed, ("hidden_size", "n_embd"))
-        return given or (width // heads if heads and width else None)
+        sizes = isinstance(width, int) and isinstance(heads, int) and heads
+        return given or (width // heads if sizes else None)
 
     def ropes(self) -> dict[str, Rope]:
         """Parameters as transformers reads them, by layer type; ``""`` stands for all layers.
@@ -119,7 +120,7 @@ def first(fields: Fields, names: tuple[str, ...]) -> Any:
 def text_part(config: Fields) -> Fields:
     """The part of a config that describes the language model."""
     text = config.get("text_config")
-    return text if isinstance(text, dict) else config
+    return text if text and isinstance(text, dict) else config
 
 
 def is_known(kind: object) -> bool:
