@@ -135,10 +135,17 @@ LONGROPE = {"type": "longrope", "long_factor": [2.0] * 8, "short_factor": [1.0] 
         ({"model_type": 5}, "model_type in CONFIG: expected a name, got 5."),
         ({"max_position_embeddings": "64"}, 'expected a number of tokens, 1 or more, got "64".'),
         ({"max_position_embeddings": -5}, "expected a number of tokens, 1 or more, got -5."),
-        ({"rope_theta": "10000"}, 'rope_theta in CONFIG: expected a number above 0, got "10000".'),
-        ({"rope_theta": 0}, "rope_theta in CONFIG: expected a number above 0, got 0."),
-        ({"rope_theta": -1e4}, "expected a number above 0, got -10000.0."),
-        ({"rope_theta": [1e4]}, "expected a number above 0, got [10000.0]."),
+        ({"rope_theta": "10000"}, 'rope_theta in CONFIG: expected a number above 1, got "10000".'),
+        ({"rope_theta": 0}, "rope_theta in CONFIG: expected a number above 1, got 0."),
+        ({"rope_theta": -1e4}, "expected a number above 1, got -10000.0."),
+        ({"rope_theta": [1e4]}, "expected a number above 1, got [10000.0]."),
+        ({"rope_theta": {"full": 1e4}}, 'expected a number above 1, got {"full": 10000.0}.'),
+        ({"rope_theta": True}, "expected a number above 1, got true."),
+        ({"rope_theta": 1.0}, "expected a number above 1, got 1.0."),
+        ({"partial_rotary_factor": 3.0}, "expected a share from 0 to 1, got 3.0."),
+        ({"sliding_window": -5}, "expected a whole number of tokens, or -1, got -5."),
+        ({"num_key_value_heads": 0}, "expected a whole number of 1 or more, got 0."),
+        ({"layer_types": [["full_attention"]]}, 'a list of names, got [["full_attention"]].'),
         ({"num_attention_heads": "4"}, 'expected a whole number of 1 or more, got "4".'),
         ({"num_attention_heads": 0}, "expected a whole number of 1 or more, got 0."),
         ({"num_hidden_layers": -2}, "expected a whole number of 1 or more, got -2."),
@@ -147,8 +154,8 @@ LONGROPE = {"type": "longrope", "long_factor": [2.0] * 8, "short_factor": [1.0] 
             'hidden_size in CONFIG: expected a whole number of 1 or more, got "',
         ),
         ({"head_dim": "16"}, 'head_dim in CONFIG: expected a whole number, got "16".'),
-        ({"partial_rotary_factor": "0.5"}, 'expected a number of 0 or more, got "0.5".'),
-        ({"sliding_window": "7"}, 'expected a whole number of tokens, got "7".'),
+        ({"partial_rotary_factor": "0.5"}, 'expected a share from 0 to 1, got "0.5".'),
+        ({"sliding_window": "7"}, 'expected a whole number of tokens, or -1, got "7".'),
         ({"layer_types": "full_attention"}, 'expected a list of names, got "full_attention".'),
         ({"layer_types": [1, 2]}, "layer_types in CONFIG: expected a list of names, got [1, 2]."),
         ({"text_config": [1]}, "text_config in CONFIG: expected an object, got [1]."),
@@ -211,9 +218,12 @@ def test_values_that_positions_are_not_computed_by(
 def test_a_config_that_transformers_refuses_is_not_extended(
     kind: str, fields: dict[str, Any], said: str, posenc: Run, tmp_path: Path
 ) -> None:
-    code, printed, _ = posenc("doctor", written(tmp_path, kind, **fields), "--seconds", "0")
+    options = ("--seconds", "0", "--engine", "all")
+    code, printed, _ = posenc("doctor", written(tmp_path, kind, **fields), *options)
     assert code == 0
     assert said in printed
+    assert "Correct the config of in: transformers refuses it" in printed
+    assert "Engines: not compared, transformers refuses this config." in printed
     assert "Advice: no extension, transformers refuses this config." in printed
     assert "posenc extend" not in printed
 
@@ -236,6 +246,11 @@ def test_a_config_that_transformers_refuses_is_not_extended(
             {"rope_parameters": {"odd_attention": {"rope_theta": 1e6}}, **TYPES},
             "its parts odd_attention are ignored, because they are not in layer_types.",
         ),
+        (
+            "llama",
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 1, "beta_slow": 32}},
+            "beta_fast 1 is below beta_slow, 32: engines rotate by different frequencies.",
+        ),
         ("odd", {"text_config": {"num_hidden_layers": 2}}, "how these layers encode positions is"),
         ("llama", {"num_hidden_layers": None, "model_type": "odd"}, "does not tell its layers."),
     ],
@@ -248,6 +263,76 @@ def test_a_config_that_contradicts_itself(
     assert said in printed
 
 
+OWN_CODE = {"auto_map": {"AutoConfig": "configuration.Config"}}
+BY_LAYER = [5e6, 1e4]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        ("llama", {"rope_theta": BY_LAYER, **OWN_CODE}, "rope_theta has 2 values, which code of"),
+        ("odd", {"rope_theta": BY_LAYER, **TYPES}, "own (model_type 'odd') reads and posenc does"),
+        ("odd", {"rope_scaling": {"factor": [4.0, 1.0]}}, "rope_scaling.factor has 2 values"),
+        ("odd", {"partial_rotary_factor": [0.5, 1.0]}, "how these layers rotate is not known"),
+        ("odd", {"sliding_window": [None, 512]}, "what it says of these layers is not known"),
+        ("odd", {"language_config": {"rope_theta": BY_LAYER}}, "language_config.rope_theta has 2"),
+    ],
+)
+def test_values_by_layer_of_code_of_a_models_own(
+    kind: str, fields: dict[str, Any], said: str, posenc: Run, tmp_path: Path
+) -> None:
+    """They may be right: nothing is refused, and nothing is advised."""
+    at = written(tmp_path, kind, **fields)
+    code, printed, error = posenc("doctor", at, "--seconds", "0", "--engine", "all")
+    assert (code, error) == (0, "")
+    assert said in printed
+    assert "for posenc alone." in printed
+    assert "Advice: no extension" in printed
+    assert "mend 1 setting first" not in printed
+    if "window" not in " ".join(fields):
+        assert "Engines: not compared" in printed
+        assert "unknown: rotation" in printed or "language_config" in fields
+
+
+def test_values_by_layer_that_a_class_of_transformers_reads(posenc: Run, tmp_path: Path) -> None:
+    """As Step 3.5 has them, with those of a further part at the end."""
+    types = [*TYPES["layer_types"], "full_attention"]
+    fields = {"num_nextn_predict_layers": 1, "layer_types": types, "sliding_window": 7}
+    fields |= {"rope_theta": [*BY_LAYER, 5e6], "partial_rotary_factors": [0.5, 1.0, 0.5]}
+    at = written(tmp_path, "step3p5", head_dim=16, num_attention_groups=2, **fields, **OWN_CODE)
+    code, printed, error = posenc("doctor", at, "--seconds", "0")
+    assert (code, error) == (0, "")
+    assert "RoPE on 8 of 16 features, base 5,000,000" in printed
+    assert "RoPE, base 10,000" in printed
+    assert "No setting without effect was found." in printed
+
+
+def test_types_of_layers_that_are_not_known(posenc: Run, tmp_path: Path) -> None:
+    """No layer is said to be without attention, or to hold, that is not known to."""
+    types = {"layer_types": ["full_attention", "odd"], "max_position_embeddings": None}
+    code, printed, _ = posenc("doctor", written(tmp_path, "odd", **types), "--seconds", "0")
+    assert code == 0
+    assert (
+        "layer_types has 'odd' (1 layer), which posenc does not know: how these attend" in printed
+    )
+    assert "no attention" not in printed
+    assert "holds" not in printed
+    assert "1 layer: 1 of odd unknown" in printed
+
+
+def test_layers_that_a_config_does_not_tell(posenc: Run, tmp_path: Path) -> None:
+    at, out = written(tmp_path, "odd", num_hidden_layers=None), tmp_path / "out"
+    code, printed, _ = posenc("doctor", at, "--seconds", "0", "--engine", "all", "--out", out)
+    assert code == 0
+    told = "The config does not tell its layers, so that none is judged."
+    assert told in printed
+    assert "Verdicts by layer" not in printed
+    assert 'no model of type "odd" of transformers or an engine is known' in printed
+    page = (out / "index.html").read_text()
+    assert page.count(told) == 2
+    assert '<table class="verdicts' not in page
+
+
 INFINITE = {"time_step_limit": [0.0, {"__float__": "Infinity"}]}
 """An infinity as transformers writes it to JSON."""
 
@@ -256,13 +341,17 @@ INFINITE = {"time_step_limit": [0.0, {"__float__": "Infinity"}]}
     ("kind", "fields"),
     [
         ("llama", {"rope_scaling": {}}),
+        ("stablelm", {"partial_rotary_factor": 0.0}),
+        ("llama", {"text_config": {}}),
+        ("odd", {"hidden_size": [64, 32], "num_attention_heads": [4, 2]}),
         ("mamba2", {"num_heads": 8, "head_dim": 16, "n_groups": 1, **INFINITE}),
     ],
 )
 def test_a_config_with_nothing_to_mend(
     kind: str, fields: dict[str, Any], posenc: Run, tmp_path: Path
 ) -> None:
-    code, printed, _ = posenc("doctor", written(tmp_path, kind, **fields), "--seconds", "0")
+    at = written(tmp_path, kind, **fields)
+    code, printed, _ = posenc("doctor", at, "--seconds", "0", "--engine", "all")
     assert code == 0
     assert "refused" not in printed
 

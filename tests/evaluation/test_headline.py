@@ -8,7 +8,8 @@ import pytest
 
 from posenc.evaluation.choosing import missing_gain
 from posenc.evaluation.headline import headline, opening, remedies, verdicts
-from posenc.evaluation.results import Study
+from posenc.evaluation.report import study_page
+from posenc.evaluation.results import Effective, Study
 from posenc.reporting.headlines import LONGEST
 from tests.evaluation.studies import BASE, reading, study
 
@@ -100,6 +101,26 @@ def test_a_model_measured_as_it_is() -> None:
     assert [row.reference for row in opening(replace(found, factor=1.0)).verdicts.rows] == [False]
     short = replace(found, factor=1.0, lengths=(16,))
     assert headline(short) == "tiny at the trained length: loss 2.000, recall 90%"
+
+
+def test_the_effective_length_is_the_answer() -> None:
+    """With the model first, in colour, and the control beside it."""
+    effective = Effective(
+        length=16, low=16, end=32, claimed=16, reference=16, margin=0.05, abilities=("loss",),
+        limited_by="loss", honest=True,
+    )  # fmt: skip
+    found = study(direct=reading(4.0, 0.2), window=reading(2.0, 0.2))
+    found = replace(found, factor=1.0, effective=effective)
+    told = "tiny reads up to 16 bytes, its trained length; loss 2.000 → 4.000 at 32"
+    assert headline(found) == told
+    beyond = replace(found, effective=replace(effective, length=32, end=None))
+    assert headline(beyond) == "tiny reads at least 32 bytes"
+    rows = opening(found).verdicts.rows
+    assert [(row.name, row.reference) for row in rows] == [("direct", False), ("window", True)]
+    page = study_page(found)
+    assert page.looks["direct"].dash == [1, 0]
+    names = next(section for section in page.sections if section.key == "rows")
+    assert [term.name for term in names.terms] == ["direct", "window"]
 
 
 def test_lengths_without_the_trained_one() -> None:

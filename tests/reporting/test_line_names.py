@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from posenc.reporting.line_names import apart
+from posenc.reporting.line_names import LONGEST, apart, broken
 
 
 def test_what_is_far_apart_stays() -> None:
@@ -20,6 +20,22 @@ def test_what_is_close_moves_around_its_middle() -> None:
     assert apart([50.0, 50.0, 50.0], 10.0, 0.0, 100.0) == [40.0, 50.0, 60.0]
     assert apart([0.0, 0.0], 10.0, 0.0, 100.0) == [0.0, 10.0]
     assert apart([98.0, 99.0], 10.0, 0.0, 100.0) == [90.0, 100.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("self_extend", ["self_extend"]),
+        ("yarn × 4, full_attention", ["yarn × 4,", "full_attention"]),
+        ("window 512 (10 layers)", ["window 512", "(10 layers)"]),
+        ("self_extend:group=8,window=512", ["self_extend:", "group=8,window=5…"]),
+        ("a_name_without_any_place", ["a_name_without_a…"]),
+    ],
+)
+def test_long_names_are_broken_in_two(name: str, lines: list[str]) -> None:
+    assert broken(name).split("\n") == lines
+    assert max(map(len, lines)) <= LONGEST
+    assert "\n" not in broken(name, lines=1)
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -66,6 +66,18 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The study with 21 methods, most of which have long names."""
+    study = stretched_sample()
+    like = next(found for found in study.findings if found.role == "method")
+    count = sum(found.role == "method" for found in study.findings)
+    keys = (f"self_extend_{n}:group=8,window=512" for n in range(21 - count))
+    more = tuple(replace(like, key=key) for key in keys)
+    study = replace(study, findings=(*study.findings, *more))
+    return write_study(study, tmp_path_factory.mktemp("browser") / "crowded")
+
+
+@pytest.fixture(scope="module")
 def benched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All encodings that are timed by default, some of whose times are not known."""
     folder = tmp_path_factory.mktemp("browser")
@@ -151,7 +163,7 @@ def test_clicking_a_name_singles_it_out(browser: playwright.Browser, comparison:
     visit.page.close()
 
 
-@pytest.mark.parametrize("found", ALL)
+@pytest.mark.parametrize("found", [*ALL, "crowded"])
 @pytest.mark.parametrize(
     ("width", "height", "last"), [(1280, 800, 800), (768, 1024, 1536), (390, 844, 1266)]
 )
@@ -198,6 +210,18 @@ def test_further_verdicts_are_folded(browser: playwright.Browser, many: Path) ->
     assert not rest.first.is_visible()
     visit.page.click("text=18 more")
     assert rest.last.is_visible()
+    visit.page.close()
+
+
+def test_paper_has_folded_verdicts_and_words(browser: playwright.Browser, many: Path) -> None:
+    visit = Visit(browser, many, "html[data-drawn]")
+    visit.page.emulate_media(media="print")
+    for selector, count in (("details .verdict", 2 * (24 - 6)), ("details dd", 4)):
+        heights = visit.page.locator(selector).evaluate_all(
+            "all => all.filter(e => e.checkVisibility()).map(e => e.getBoundingClientRect().height)"
+        )
+        assert len(heights) == count
+        assert min(heights) > 5
     visit.page.close()
 
 

@@ -118,14 +118,15 @@ def print_opening(opening: Opening) -> None:
     from posenc.reporting.verdicts import TONES
 
     verdicts = opening.verdicts
-    OUT.print(Text(f"\n{verdicts.title}", "dim"))
-    table = new_table()
-    for column in ("", *verdicts.columns):
-        table.add_column(column, overflow="fold")
-    for row in sorted(verdicts.rows, key=lambda row: row.reference):
-        words = (Text(word or "—", STYLES[TONES.get(word, "none")]) for word in row.words)
-        table.add_row(Text(row.name, "" if row.reference else "bold"), *words)
-    OUT.print(table)
+    if verdicts.rows:
+        OUT.print(Text(f"\n{verdicts.title}", "dim"))
+        table = new_table()
+        for column in ("", *verdicts.columns):
+            table.add_column(column, overflow="fold")
+        for row in sorted(verdicts.rows, key=lambda row: row.reference):
+            words = (Text(word or "—", STYLES[TONES.get(word, "none")]) for word in row.words)
+            table.add_row(Text(row.name, "" if row.reference else "bold"), *words)
+        OUT.print(table)
     if verdicts.guide:
         OUT.print(Text(verdicts.guide, "dim"))
     OUT.print(Text(f"\n{opening.headline}", "bold"), soft_wrap=True)

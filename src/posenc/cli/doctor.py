@@ -109,8 +109,6 @@ def _print(diagnosis: Diagnosis) -> None:
             print_line(line, indent=4)
     for table in reading.tables:
         print_line(f"{table.module}: a table of {table.rows:,} positions", indent=2)
-    if not reading.layers:
-        print_line("The config does not tell how positions enter this model.", indent=2)
     OUT.print()
     for text in length_sentences(diagnosis):
         print_line(text)

@@ -73,12 +73,17 @@ def _alone(study: Study, at: str) -> str:
         for noun, metric in metrics.items()
     ]
     verdict = judged(study, reading) if study.goal > first else "learned"
+    if effective is not None:
+        figures = [changes[:1], []] if study.goal > effective.length else [[]]
+        return fitting(sentence("reads", name=name, study=study, changes=c) for c in figures)
     return of_one(name, verdict, at, changes)
 
 
 def opening(study: Study) -> Opening:
     """The headline, verdicts on loss and recall, and ways to settle what is open."""
     rows = verdicts(study)
+    alone = study.findings[0].key if study.factor == 1.0 else ""
+    rows.sort(key=lambda row: row[0].key != alone)
     than = f"the model as trained is at {study.called(study.base_length)}"
     facts = {"holds": HOLDS, "breaks": BREAKS, "than": than}
 
@@ -96,7 +101,7 @@ def opening(study: Study) -> Opening:
                 Verdict(
                     name=method.key,
                     words=words,
-                    reference=method.role != "method" and study.factor != 1.0,
+                    reference=method.key != alone if alone else method.role != "method",
                 )
                 for method, words in rows
             ),

@@ -9,6 +9,7 @@ from statistics import fmean
 
 import pandas as pd
 
+from posenc.evaluation.candidates import WINDOW
 from posenc.evaluation.headline import opening, when
 from posenc.evaluation.questions import TASKS
 from posenc.evaluation.results import Findings, Study, StudyMetric, StudyReading
@@ -40,7 +41,7 @@ def study_page(study: Study) -> Page:
     """The page with its charts."""
     stretched = study.factor != 1.0
     roles = {
-        method.key: _role(method)
+        method.key: _role(method, study)
         for method, _ in (*study.ranked(tuned=study.tuned), *study.ranked())
     }
     styles = looks(roles)
@@ -62,7 +63,7 @@ def study_page(study: Study) -> Page:
             *([_answers(study)] if study.answers else []),
             *(_maps(study, tuned=tuned) for tuned in study.whens if study.depths),
             method,
-            *([_claims(study)] if stretched else []),
+            *([_claims(study)] if stretched else _rows(study)),
         ],
         command=study.command,
         settings={
@@ -79,9 +80,9 @@ def study_page(study: Study) -> Page:
     )
 
 
-def _role(method: Findings) -> str:
-    """Its role in charts."""
-    if method.role == "method":
+def _role(method: Findings, study: Study) -> str:
+    """Its role in charts, where a model measured as it is has the colour."""
+    if method.role == "method" or (study.factor == 1.0 and method.key == study.findings[0].key):
         return "candidate"
     return "control" if method.key == "direct" else "baseline"
 
@@ -230,7 +231,7 @@ def _maps(study: Study, *, tuned: bool) -> Maps:
         title=f"{metric.name.capitalize()} by depth and length{when(study, tuned=tuned)}",
         guide=f"Each cell is the share found of {study.asked}: {study.needles}. Down: where it "
         f"stood, from the beginning to the end. Across: length in {study.unit}s. A guess finds "
-        f"{100 * study.chance:.2g} %.",
+        f"{100 * study.chance:.2g}%.",
         corner="depth",
         rows=tuple(f"{depth:.0%}" for depth in study.depths),
         columns=tuple(map(str, study.lengths)),
@@ -264,6 +265,18 @@ def _claims(study: Study) -> Words:
     baselines = [method for method in study.findings[::-1] if method.role == "baseline"]
     terms += [Term(name=m.key, note="baseline", text=m.advice) for m in baselines]
     return Words(key="methods", title="What the methods say of themselves", terms=tuple(terms))
+
+
+def _rows(study: Study) -> list[Words]:
+    """The model measured as it is, and the control beside it; empty without one."""
+    if study.of(WINDOW) is None:
+        return []
+    cut = f"The same with attention cut to the last {study.at(study.length)}, as a control."
+    terms = (
+        Term(name=study.findings[0].key, text=(f"{study.checkpoint} as it is.",)),
+        Term(name=WINDOW, text=(cut,)),
+    )
+    return [Words(key="rows", title="What the names mean", terms=terms)]
 
 
 def _frame(study: Study) -> pd.DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ MANY = 10
 """More names than these are set tight."""
 
 LONGEST, LONGEST_LEFT = 17, 9
-"""Characters of a name on the right of a line, where longer ones are cut, and on the left."""
+"""Characters of a line of a name on the right, of which there are two, and on the left."""
 
 
 def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -43,6 +44,20 @@ def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[
     for place, index in enumerate(order):
         placed[index] = min(max(level[place], low), most) + gap * place
     return placed
+
+
+def broken(name: str, *, lines: int = 2) -> str:
+    """A name in lines of at most ``LONGEST`` characters, cut only where the last one is longer.
+
+    It is broken behind a space, comma, colon or equals sign, but not in parentheses.
+    """
+    if len(name) <= LONGEST:
+        return name
+    breaks = [match.end() for match in re.finditer(r"[ ,:=]+(?![^(]*\))", name)]
+    fits = [at for at in breaks if len(name[:at].rstrip()) <= LONGEST]
+    if lines == 1 or not fits:
+        return f"{name[: LONGEST - 1]}…"
+    return f"{name[: fits[-1]].rstrip()}\n{broken(name[fits[-1] :], lines=lines - 1)}"
 
 
 def line_names(
@@ -70,19 +85,25 @@ def line_names(
     low, high = map(math.log10, scale["domain"]) if log else scale["domain"]
     many = len(ends) > MANY
     gap, size, away = (TIGHT, 11, 24) if many else (LINE_HEIGHT, 12, 10)
+    shown = {name: broken(name, lines=1 if many else 2) for name in ends.subject}
+    gap *= 1 + max((name.count("\n") for name in shown.values()), default=0)
     rows: list[pd.DataFrame] = []
     for _, group in ends.groupby("x", sort=True):
         wanted = [math.log10(mean) if log else mean for mean in group["mean"]]
         placed = apart(wanted, gap * (high - low) / height, low, high)
         placed = [10.0**at for at in placed] if log else placed
-        names = [n if len(n) <= LONGEST else f"{n[: LONGEST - 1]}…" for n in group.subject]
-        rows.append(group.assign(at=placed, name=names))
+        rows.append(group.assign(at=placed, name=[shown[name] for name in group.subject]))
     data = pd.concat(rows) if rows else ends.assign(at=[], name=[])
     on_left = (data.x <= left_of) & (data.subject.str.len() <= LONGEST_LEFT)
+    double = data.name.str.contains("\n")
     layers: list[Any] = []
-    sides: tuple[tuple[Any, int, Literal["left", "right"]], ...]
-    sides = ((data[on_left], -1, "right"), (data[~on_left], 1, "left"))
-    for here, sign, side in sides:
+    sides: tuple[tuple[Any, int, Literal["left", "right"], float], ...]
+    sides = (
+        (data[on_left], -1, "right", 0.0),
+        (data[~on_left & ~double], 1, "left", 0.0),
+        (data[double], 1, "left", -TIGHT / 2),  # the first line, as far above as the other below
+    )
+    for here, sign, side, up in sides:
         if here.empty:
             continue
         base = alt.Chart(here).encode(x=x, opacity=opacity)
@@ -90,7 +111,16 @@ def line_names(
         text = base.encode(y=of_field(y, "at:Q"), text="name:N")
         layers.append(link.encode(x2="x:Q", y=of_field(y, "mean:Q"), y2="at:Q", color=colour))
         layers += [
-            text.mark_text(align=side, baseline="middle", dx=away * sign, fontSize=size, **ink)
+            text.mark_text(
+                align=side,
+                baseline="middle",
+                dx=away * sign,
+                dy=up,
+                fontSize=size,
+                lineBreak="\n",
+                lineHeight=TIGHT,
+                **ink,
+            )
             # First around the letters, so that they can be read over lines.
             for ink in (
                 {"color": "--paper", "stroke": "--paper", "strokeWidth": 3.0},

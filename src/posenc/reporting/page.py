@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -11,7 +13,7 @@ from typing import Any
 
 import vl_convert
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from posenc.reporting.charts import THEME, Chart, picture_files
 from posenc.reporting.drawing import Look
@@ -26,7 +28,10 @@ DENSE = 10
 """More verdicts than these are set tight."""
 
 ALL_SHOWN, SHOWN = 21, 6
-"""Verdicts up to which all stand open, references aside, and how many of more ones do."""
+"""Lines of verdicts up to which all stand open, references aside; of more, so many verdicts do."""
+
+NAME_LINE = 14
+"""Characters of a name that fit into a line of the table of verdicts on a phone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,11 +181,13 @@ class Page:
         """The page as HTML, scripts and styles included."""
         templates = environment("posenc.reporting")
         libraries = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub is wrong
-        judged = sum(not row.reference for row in self.opening.verdicts.rows)
+        judged = [row for row in self.opening.verdicts.rows if not row.reference]
+        lines = sum(math.ceil(len(row.name) / NAME_LINE) for row in judged)
+        folded = lines > ALL_SHOWN and len(judged) > SHOWN
         return templates.get_template("page.html.jinja").render(
             page=self,
             opening=self.opening,
-            shown=SHOWN if judged > ALL_SHOWN else None,
+            shown=SHOWN if folded else None,
             dense=len(self.opening.verdicts.rows) > DENSE,
             outlines=OUTLINES,
             specs={"theme": THEME, "specs": {chart.key: chart.spec for chart in self.charts}},
@@ -208,6 +215,7 @@ def environment(*packages: str) -> Environment:
     )
     made.filters["json"] = _inline_json
     made.filters["tone"] = TONES.get
+    made.filters["breakable"] = _breakable
     made.tests["of"] = lambda value, kind: type(value).__name__ == kind
     return made
 
@@ -238,6 +246,11 @@ def write_files(folder: Path, page: Page, tables: Mapping[str, str]) -> None:
         write_bytes(folder / name, content)
     for name, text in tables.items():
         write_bytes(folder / name, text.encode())
+
+
+def _breakable(name: str) -> Markup:
+    """A name that a narrow column breaks behind its signs, before it breaks words."""
+    return Markup(re.sub("([,:=@])(?!$)", r"\1<wbr>", str(escape(name))))
 
 
 def _inline_json(value: Any) -> Markup:

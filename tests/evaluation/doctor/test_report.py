@@ -82,6 +82,9 @@ def test_kinds_are_named_by_what_they_see() -> None:
     """Numbers of layers are long; they are the name where kinds see the same."""
     told = opening(diagnosis(layers(rotating(back=7), rotating())), FOLDER).verdicts.rows
     assert [row.name for row in told] == ["window 8 (1 layer)", "full (1 layer)"]
+    stated = [replace(rotating(back=back), causal=UNKNOWN) for back in (7, None)]
+    told = opening(diagnosis(layers(*stated)), FOLDER).verdicts.rows
+    assert [row.name for row in told] == ["window 8 (1 layer)", "full (1 layer)"]
     alike = opening(diagnosis(layers(rotating(), rotating())), FOLDER).verdicts.rows
     assert [row.name for row in alike] == ["1 layer: 0", "1 layer: 1"]
 

@@ -221,8 +221,10 @@ SOURCES: dict[str, frozenset[str]] = {
         {"Qwen3-8B, YaRN of its card", "Qwen3-30B-A3B, YaRN"}
         | {"Qwen2.5-72B-Instruct, YaRN of its card"}
     ),
+    "MaxText, qwen3-next-80b-a3b.yml, and the keys of its GGUF as llama.cpp printed them "
+    "(lmstudio-bug-tracker, issue 1266)": frozenset({"Qwen3-Next-80B-A3B"}),
     "": frozenset(
-        {"Qwen3-Next-80B-A3B", "Qwen1.5-MoE-A2.7B", "Yarn-Llama-2-7B-128k", "Llama-4-Maverick"}
+        {"Qwen1.5-MoE-A2.7B", "Yarn-Llama-2-7B-128k", "Llama-4-Maverick"}
         | {"DeepSeek-Coder-6.7B", "Nemotron-Mini-4B", "GLM-4-9B-0414"}
     ),
 }

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from posenc.evaluation.engines import ENGINES, ModelConfig, Rotation, compare, differences
-from tests.evaluation.engines.released import RELEASED, SOURCES
+from tests.evaluation.engines.released import RELEASED, SOURCES, TRAINED
 
 transformers = pytest.importorskip("transformers")
 
@@ -66,7 +66,7 @@ def test_there_are_sixty() -> None:
 def test_every_config_has_one_source_or_is_told_to_have_none() -> None:
     named = [name for names in SOURCES.values() for name in names]
     assert sorted(named) == sorted(RELEASED)
-    assert len(SOURCES[""]) <= 7
+    assert len(SOURCES[""]) <= 6
     assert len(named) - len(SOURCES[""]) >= 60
 
 
@@ -239,6 +239,35 @@ def test_hunyuan_outside_of_what_converters_take() -> None:
     assert "alpha, factor and type" in differences(fields, length=32768)["mlx-lm"]
     other = hunyuan(dense) | {"model_type": "llama"}
     assert differences(other, length=32768)["vLLM"], "of other families transformers reads no alpha"
+
+
+STEP = {
+    "model_type": "step3p5", "num_hidden_layers": 4, "num_nextn_predict_layers": 1,
+    "hidden_size": 256, "num_attention_heads": 4, "num_attention_groups": 2, "head_dim": 64,
+    "max_position_embeddings": 262144, "sliding_window": 512,
+    "layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"],
+    "rope_theta": [5e6, 1e4, 5e6, 1e4, 5e6], "partial_rotary_factors": [0.5, 1.0, 0.5, 1.0, 0.5],
+    "yarn_only_types": ["full_attention"],
+    "rope_scaling": {
+        "rope_type": "llama3", "factor": 2.0, TRAINED: 131072, "low_freq_factor": 1.0,
+        "high_freq_factor": 32.0,
+    },
+}  # fmt: skip
+"""Of the form of Step 3.5, with a base and a rotated share for each layer."""
+
+
+@pytest.mark.parametrize("engine", ["transformers", "llama.cpp", "mlx-lm"])
+def test_step_has_bases_by_layer_and_scales_full_ones(engine: str) -> None:
+    served = ENGINES[engine].rotations(ModelConfig.of(STEP), 262144)
+    assert served["sliding_attention"].frequencies == pytest.approx(
+        [1e4 ** (-pair / 32) for pair in range(32)]
+    )
+    assert len(served["full_attention"].frequencies) == 16
+    assert served["full_attention"].frequencies[15] == pytest.approx(5e6 ** (-15 / 16) / 2)
+    every = ENGINES[engine].rotations(ModelConfig.of(STEP | {"yarn_only_types": None}), 262144)
+    slowest = 1e4 ** (-31 / 32)
+    scaled = every["sliding_attention"].frequencies[31]
+    assert scaled == pytest.approx(slowest) if engine != "mlx-lm" else scaled < 0.99 * slowest
 
 
 def test_agreement_is_the_cosine_of_a_rotated_key() -> None:

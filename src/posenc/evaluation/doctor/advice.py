@@ -17,6 +17,7 @@ from posenc.integrations.transformers.checkpoints.fields import Fields
 
 Config = Mapping[str, Any]
 FACTOR = 4
+REFUSED = "transformers refuses this config"
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,19 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Finding:
-    """A setting that does not do what it says.
+    """A setting that does not do what it says, or that cannot be read.
 
     Args:
         field: its name.
         problem: what happens instead.
         change: the line to change.
+        unread: it may be right, but posenc does not read it.
     """
 
     field: str
     problem: str
     change: str
+    unread: bool = False
 
 
 def findings(config: Config, tokenizer: Config, longest: int | None) -> list[Finding]:
@@ -133,6 +135,13 @@ def _scaling(config: Config) -> Iterator[Finding]:
                     f"is not above low_freq_factor ({high} and {low})",
                     '"low_freq_factor": 1.0, "high_freq_factor": 4.0',
                 )
+        fast, slow = rope.get("beta_fast") or 32, rope.get("beta_slow") or 1
+        if kind == "yarn" and fast < slow:
+            yield Finding(
+                "beta_fast",
+                f"{fast:g} is below beta_slow, {slow:g}: engines rotate by different frequencies",
+                '"beta_fast": 32, "beta_slow": 1, or those that the model was tuned with',
+            )
         if kind == "dynamic" and longest:
             yield Finding(
                 "max_position_embeddings",
@@ -165,7 +174,8 @@ def _trained_length(config: Config, rope: Config, kind: str) -> Iterator[Finding
 
 def _factors(config: Config, rope: Config) -> Iterator[Finding]:
     dim, heads = config.get("hidden_size"), config.get("num_attention_heads")
-    width = config.get("head_dim") or (dim // heads if dim and heads else None)
+    whole = dim // heads if isinstance(dim, int) and isinstance(heads, int) else None
+    width = config.get("head_dim") or whole
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
     for name in ("short_factor", "long_factor"):
         factors = rope.get(name) or []

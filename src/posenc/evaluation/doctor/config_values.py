@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from posenc.errors import CheckpointError
+from posenc.evaluation.doctor.config_findings import Finding
+from posenc.evaluation.engines.config import PARTS, completed, is_known
 from posenc.integrations.transformers.checkpoints.fields import Fields
 
-TEXT = "text_config"
+Config = Mapping[str, Any]
+Wrong = tuple[tuple[str, ...], str, Any]
+"""Names that lead to a value, the valid ones in words, and the value."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,8 @@ SIZES = (
         ("max_position_embeddings", "n_positions", "original_max_position_embeddings"),
     ),
     Kind(
-        "a whole number of tokens",
-        lambda value: isinstance(value, int),
+        "a whole number of tokens, or -1",
+        lambda value: type(value) is int and value >= -1,
         ("sliding_window", "attention_chunk_size", "local_attention"),
     ),
     Kind("a number", _is_number, ("attn_logit_softcapping",)),
@@ -75,16 +79,17 @@ SIZES = (
     Kind(
         "an object",
         lambda value: isinstance(value, Mapping),
-        (TEXT, "rope_scaling", "rope_parameters"),
+        (*PARTS, "rope_scaling", "rope_parameters"),
     ),
 )
 
 ROPE = (
     Kind("a name", lambda value: isinstance(value, str), ("rope_type", "type")),
-    Kind("a number above 0", _above_zero, ("rope_theta", "factor", "beta_fast", "beta_slow")),
+    Kind("a number above 1", lambda value: _is_number(value) and value > 1, ("rope_theta",)),
+    Kind("a number above 0", _above_zero, ("factor", "beta_fast", "beta_slow")),
     Kind(
-        "a number of 0 or more",
-        lambda value: _is_number(value) and value >= 0,
+        "a share from 0 to 1",
+        lambda value: _is_number(value) and 0 <= value <= 1,
         ("partial_rotary_factor", "rotary_pct"),
     ),
     Kind(
@@ -105,46 +110,107 @@ BESIDE = ("rope_theta", "partial_rotary_factor", "rotary_pct")
 """Fields of RoPE that a config has outside of its parameters too."""
 
 
-def require_values(fields: Fields) -> None:
-    """Require values by which positions can be computed; null and missing ones are valid.
+ROTATION = (*BESIDE, "rope_scaling", "rope_parameters")
+"""Fields without which nothing is known of a rotation."""
+
+
+def readable(fields: Fields) -> tuple[Config, list[Finding]]:
+    """The values by which positions can be computed, and findings on those that are left out.
+
+    Values by layer, where one number is usual, are those of the model's class in transformers if
+    it reads them. Those that code of the model's own reads (``auto_map``, or a ``model_type`` that
+    transformers does not know) are left out, and of a rotation all fields.
 
     Raises:
-        CheckpointError: for the first other one.
+        CheckpointError: for the first other value that is not valid; null and missing ones are.
     """
-    _require_part(fields, fields.values, "")
-    text = fields.values.get(TEXT)
-    if isinstance(text, Mapping):
-        _require_part(fields, text, f"{TEXT}.")
+    values: Config = fields.values
+    found: list[Finding] = []
+    for place in ("", *PARTS):
+        part = values.get(place) if place else values
+        if not isinstance(part, Mapping):
+            continue
+        wrong = list(_invalid(part))
+        if wrong:
+            by_layer = all(isinstance(value, list | Mapping) for *_, value in wrong)
+            read = _as_class_reads(values, place) if by_layer else None
+            if read is None:
+                found += _left_out(fields, wrong, place)
+                read = _without({names[0] for names, *_ in wrong}, part)
+            part = read
+        values = {**values, place: part} if place else dict(part)
+    return values, found
 
 
-def _require_part(fields: Fields, config: Mapping[str, Any], where: str) -> None:
-    _require(fields, config, SIZES, where)
-    _require(fields, {name: config.get(name) for name in BESIDE}, ROPE, where)
-    types = config.get("layer_types") or ()
+def _as_class_reads(values: Config, place: str) -> Config | None:
+    """A part as transformers completes it; None where that holds values that are not valid."""
+    whole = completed(values)
+    made = whole.get(place) if place else whole
+    return made if isinstance(made, Mapping) and not any(_invalid(made)) else None
+
+
+def _left_out(fields: Fields, wrong: list[Wrong], place: str) -> Iterator[Finding]:
+    """Findings on values by layer that the model's own code reads.
+
+    Raises:
+        CheckpointError: for the first value that is something else.
+    """
+    kind = fields.values.get("model_type")
+    own = "auto_map" in fields.values or not is_known(kind)
+    for names, expected, value in wrong:
+        name = ".".join((place, *names) if place else names)
+        if not own or not isinstance(value, list | Mapping):
+            raise CheckpointError(
+                f"{name} in {fields.path}",
+                expected=expected,
+                got=json.dumps(value),
+                remedy="Correct it in this file, or save the config anew by save_pretrained.",
+            )
+        code = "auto_map" if "auto_map" in fields.values else f"model_type {kind!r}"
+        usual = "one value"
+        if names[0] in ROTATION:
+            usual = '"rope_parameters" by layer type'
+        yield Finding(
+            name,
+            f"has {len(value)} values, which code of the model's own ({code}) reads and posenc "
+            f"does not: {_consequence(names[0])}",
+            f"{usual} into a copy of config.json, for posenc alone",
+            unread=True,
+        )
+
+
+def _consequence(name: str) -> str:
+    if name in ROTATION:
+        return "how these layers rotate is not known"
+    return "what it says of these layers is not known"
+
+
+def _without(names: set[str], part: Config) -> Config:
+    left_out = names | (set(ROTATION) if names & set(ROTATION) else set())
+    return {name: value for name, value in part.items() if name not in left_out}
+
+
+def _invalid(config: Config) -> Iterator[Wrong]:
+    """Values of a part that are not valid."""
+    yield from _of(config, SIZES)
+    yield from _of({name: config.get(name) for name in BESIDE}, ROPE)
+    types = config.get("layer_types")
+    types = types if isinstance(types, list) else ()
     for name in ("rope_scaling", "rope_parameters"):
-        rope = config.get(name) or {}
-        _require(fields, rope, ROPE, f"{where}{name}.")
+        rope = config.get(name)
+        if not isinstance(rope, Mapping):
+            continue
+        yield from _of(rope, ROPE, name)
         for kind, part in rope.items():
-            if kind in types and part is not None and not isinstance(part, Mapping):
-                raise _wrong(fields, f"{where}{name}.{kind}", "an object", part)
             if isinstance(part, Mapping):
-                _require(fields, part, ROPE, f"{where}{name}.{kind}.")
+                yield from _of(part, ROPE, name, kind)
+            elif kind in types and part is not None:
+                yield (name, kind), "an object", part
 
 
-def _require(
-    fields: Fields, values: Mapping[str, Any], kinds: tuple[Kind, ...], where: str
-) -> None:
+def _of(values: Config, kinds: tuple[Kind, ...], *names: str) -> Iterator[Wrong]:
     for kind in kinds:
         for name in kind.names:
             value = values.get(name)
             if value is not None and not kind.valid(value):
-                raise _wrong(fields, where + name, kind.words, value)
-
-
-def _wrong(fields: Fields, name: str, expected: str, got: object) -> CheckpointError:
-    return CheckpointError(
-        f"{name} in {fields.path}",
-        expected=expected,
-        got=json.dumps(got),
-        remedy="Correct it in this file, or save the config anew by save_pretrained.",
-    )
+                yield (*names, name), kind.words, value

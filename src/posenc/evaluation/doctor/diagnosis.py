@@ -8,13 +8,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from posenc.attention.backends.native.build import description
-from posenc.evaluation.doctor.advice import Advice, Limit, advise, limits, no_advice
+from posenc.evaluation.doctor.advice import REFUSED, Advice, Limit, advise, limits, no_advice
 from posenc.evaluation.doctor.config_findings import Finding, findings, refused
-from posenc.evaluation.doctor.config_values import require_values
+from posenc.evaluation.doctor.config_values import readable
 from posenc.evaluation.doctor.costs import Cost, costs
 from posenc.evaluation.doctor.disagreements import disagreements
 from posenc.evaluation.doctor.facts import Reading
-from posenc.evaluation.doctor.from_config import read_config
+from posenc.evaluation.doctor.from_config import read_config, unknown_types
 from posenc.evaluation.doctor.process import SECONDS, NotRunError, read_by_running
 from posenc.evaluation.engines.config import completed, refusal, text_part
 from posenc.evaluation.hub import model_folder
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 UNMEASURED = "Costs were not measured."
+OWN_CODE = (
+    "code of the model's own, which posenc does not run, reads values of this config by layer"
+)
 
 
 @dataclass(frozen=True)
@@ -86,28 +89,27 @@ def diagnose(
 def _diagnose(folder: Path, named: Path, budget: float, run_seconds: float) -> Diagnosis:
     """The diagnosis of a folder that commands call by a name."""
     fields = Fields.read(folder)
-    require_values(fields)
-    why = refusal(fields.values)
-    config = text_part(completed(fields.values))
+    values, unread = readable(fields)
+    why = "" if unread else refusal(values)
+    # defaults of a class in transformers are not those of the model's own code
+    config = text_part(values if unread else completed(values))
     try:
+        if unread:
+            raise NotRunError(OWN_CODE)
         reading = read_by_running(folder, seconds=run_seconds)
     except NotRunError as error:
         reading = read_config(config, str(error))
     bounds = limits(config, reading)
     longest = bounds[0].tokens if reading.tables else None
-    found = findings(
-        text_part(fields.values), read_object(folder / "tokenizer_config.json"), longest
-    )
-    found += refused(why, found)
+    found = findings(text_part(values), read_object(folder / "tokenizer_config.json"), longest)
+    found += [*refused(why, found), *unread, *unknown_types(config, reading)]
     rows, acceleration = costs(folder, budget=budget) if budget else ([], UNMEASURED)
     return Diagnosis(
         str(fields.values.get("model_type", "")),
         reading,
         bounds,
         (*found, *disagreements(config, reading)),
-        no_advice("transformers refuses this config")
-        if why
-        else advise(named, fields, config, reading),
+        no_advice(REFUSED) if why else advise(named, fields, config, reading),
         tuple(rows),
         acceleration,
         description(),

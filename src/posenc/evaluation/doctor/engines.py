@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from posenc.evaluation.doctor.advice import REFUSED
+from posenc.evaluation.doctor.config_values import ROTATION, readable
 from posenc.evaluation.doctor.facts import Reading
 from posenc.evaluation.engines import ENGINES, Remedy, Rotation, Served, compare, right_in_all
-from posenc.evaluation.engines.comparison import AS_LONGER, engine_named
+from posenc.evaluation.engines.comparison import AS_LONGER, engine_named, no_engine_has
+from posenc.evaluation.engines.config import ModelConfig, refusal
 from posenc.evaluation.engines.rotation import differing_pairs
 from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.evaluation.engines.truth import unlike_rules
@@ -29,10 +33,12 @@ class Engines:
     Args:
         served: transformers first; empty for models without RoPE.
         remedy: lines by which more engines rotate as transformers does; None: none needed or known.
+        why_none: none were compared; "" where the config states no rotation.
     """
 
     served: tuple[Served, ...]
     remedy: Remedy | None
+    why_none: str = ""
 
     @classmethod
     def of(cls, folder: Path, engine: str) -> Engines:
@@ -41,7 +47,16 @@ class Engines:
         Raises:
             CheckpointError: if there is no such file, or it is not a JSON object.
         """
-        fields = Fields.read(model_folder(folder, weights=False)).values
+        fields, unread = readable(Fields.read(model_folder(folder, weights=False)))
+        if any(one.field.rpartition(".")[2] in ROTATION for one in unread):
+            return cls(
+                (), None, "the config states its rotation in a form that posenc does not read"
+            )
+        if refusal(fields):
+            return cls((), None, REFUSED)
+        if no_engine_has(ModelConfig.of(fields).family):
+            kind = json.dumps(fields.get("model_type"))
+            return cls((), None, f"no model of type {kind} of transformers or an engine is known")
         served = compare(fields)
         if engine != ALL:
             names = {TRANSFORMERS.name, engine_named(engine).name}
@@ -72,7 +87,7 @@ class Engines:
     def sentences(self, reading: Reading) -> Iterator[str]:
         """Sentences on how the engines rotate, beside transformers and the layers as they ran."""
         if not self.served:
-            yield sentence("engines_not_compared")
+            yield sentence("engines_not_compared", why=self.why_none)
             return
         numbers = unlike_rules(self.served[0], reading)
         if numbers:

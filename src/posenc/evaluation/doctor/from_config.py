@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from posenc.evaluation.doctor.config_findings import has_rope, rope_dicts
+from posenc.evaluation.doctor.config_findings import Finding, has_rope, rope_dicts
 from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Layers, Maybe, Reading
 from posenc.evaluation.doctor.rotation import Rotation
+from posenc.reporting.numbers import counted
 
 Config = Mapping[str, Any]
 COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+FULL = ("full_attention", "attention")
+SLIDING = ("sliding_attention", "hybrid_sliding")
+ATTENTION = frozenset(
+    {*FULL, *SLIDING, "chunked_attention", "window_attention", "reference_sliding_attention"}
+    | {"indexed_attention", "deepseek_sparse_attention", "qwen_sparse_attention"}
+    | {"compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse", "hybrid"}
+)
+"""Types of layers with attention; of the others than ``FULL``, windows and chunks it is not known
+what they see."""
+
+NO_ATTENTION = frozenset({"linear_attention", "conv", "mamba", "mamba2", "recurrent", "moe", "mlp"})
+"""Types of layers without softmax attention."""
+
 WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
 """Fields with a number of tokens that limits what a layer sees."""
 
@@ -22,8 +37,7 @@ def read_config(config: Config, reason: str) -> Reading:
         config: of the text model.
         reason: why the model's code could not be run.
     """
-    count = next((config[name] for name in COUNTS if isinstance(config.get(name), int)), 0)
-    types = config.get("layer_types") or [""] * count
+    types = _layer_types(config)
     layers = [
         Layers(
             numbers=tuple(n for n, other in enumerate(types) if other == kind),
@@ -34,6 +48,25 @@ def read_config(config: Config, reason: str) -> Reading:
     return Reading(layers=tuple(layers), by="config", reason=reason)
 
 
+def _layer_types(config: Config) -> list[str]:
+    """The type of every layer, "" where it is not told; those of parts beyond them are left out."""
+    count = next((config[name] for name in COUNTS if isinstance(config.get(name), int)), 0)
+    types = list(config.get("layer_types") or ())
+    return [*types[:count], *[""] * (count - len(types))] if count else types
+
+
+def unknown_types(config: Config, reading: Reading) -> list[Finding]:
+    """A finding on types of layers of which nothing is known, where the config alone was read."""
+    types = _layer_types(config) if reading.by == "config" else []
+    counts = Counter(kind for kind in types if kind and kind not in (*ATTENTION, *NO_ATTENTION))
+    if not counts:
+        return []
+    told = ", ".join(f"{kind!r} ({counted(count, 'layer')})" for kind, count in counts.items())
+    problem = f"has {told}, which posenc does not know: how these attend is not known"
+    change = f"one of {', '.join(sorted(ATTENTION | NO_ATTENTION))}, if it is meant"
+    return [Finding("layer_types", problem, change, unread=True)]
+
+
 def window_size(config: Config) -> int | None:
     """Tokens of a window or chunk; None where the config has none."""
     sizes = (config.get(name) for name in WINDOWS)
@@ -42,24 +75,26 @@ def window_size(config: Config) -> int | None:
 
 def _attention(config: Config, kind: str) -> Attention:
     module = kind or "layers"
-    if kind and ("attention" not in kind or "linear" in kind):
+    if kind in NO_ATTENTION:
         return Attention(module=module, kind="none", instead=(kind,), sources={"kind": "config"})
     window = window_size(config)
     back = chunk = None
-    if "sliding" in kind:
+    if kind in SLIDING:
         back = UNKNOWN if window is None else window - 1
-    elif "chunk" in kind:
+    elif kind == "chunked_attention":
         chunk = UNKNOWN if window is None else window
-    elif "full" not in kind and window is not None and config.get("use_sliding_window", True):
+    elif kind and kind not in FULL:
+        back = UNKNOWN
+    elif not kind and window is not None and config.get("use_sliding_window", True):
         back = UNKNOWN  # of all layers, of some or of none
     heads = config.get("num_attention_heads") or config.get("n_head")
     width = config.get("hidden_size") or config.get("n_embd")
     dim = config.get("head_dim") or (
-        width // heads if heads and width and isinstance(heads, int) else None
+        width // heads if isinstance(width, int) and isinstance(heads, int) else None
     )
     return Attention(
         module=module,
-        kind=UNKNOWN if not kind else "self",
+        kind="self" if kind in ATTENTION else UNKNOWN,
         heads=heads,
         key_heads=config.get("num_key_value_heads") or heads,
         head_dim=dim,
@@ -77,7 +112,7 @@ def _attention(config: Config, kind: str) -> Attention:
 
 def _rotation(config: Config, kind: str, dim: int | None) -> Rotation | Maybe:
     """The rotation of a layer type, which the config does not say each layer has."""
-    if not has_rope(config):
+    if not has_rope(config) or (kind and kind not in ATTENTION):
         return UNKNOWN
     given = rope_dicts(config)
     rope = given.get(kind) or given.get("") or {}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from posenc.evaluation.doctor.advice import FACTOR, Advice, config_lines
+from posenc.evaluation.doctor.advice import FACTOR, REFUSED, Advice, config_lines
 from posenc.evaluation.doctor.costs import Cost
 from posenc.evaluation.doctor.diagnosis import Diagnosis
 from posenc.evaluation.doctor.engines import Engines
@@ -55,7 +55,9 @@ def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) 
     if limits:
         columns = (f"to {limits[0].tokens:,} tokens", "beyond")
     differences = {one.engine: one for one in engines.served} if engines is not None else {}
-    rows = [Verdict(name=name, words=words[: len(columns)]) for name, words in spans.items()]
+    # without a limit the word on any length is that on longer texts
+    rows = [Verdict(name=name, words=words[-len(columns) :]) for name, words in spans.items()]
+    judged = {word for row in rows for word in row.words}
     rows += [
         Verdict(
             name=name,
@@ -73,7 +75,9 @@ def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) 
             title="Verdicts by layer" + (" and engine" if beside else ""),
             columns=columns,
             rows=tuple(rows),
-            guide=sentence("span_words", limited=bool(limits)),
+            guide=sentence("span_words", limited=bool(limits), words=judged)
+            if judged
+            else sentence("no_layers"),
             meanings=meanings(
                 (word for row in rows for word in row.words), lambda word: sentence(f"span_{word}")
             ),
@@ -95,6 +99,8 @@ def _headline(
     diagnosis: Diagnosis, folder: Path, engines: Engines | None, words: Sequence[str]
 ) -> str:
     name = shortened(folder.resolve().name, NAME)
+    if diagnosis.advice.why == REFUSED:
+        return sentence("take_refused", name=name)
     if diagnosis.limits:
         tokens, method = diagnosis.limits[0].tokens, diagnosis.advice.method
         text = sentence("take_to", name=name, tokens=tokens, method=method)
@@ -102,7 +108,8 @@ def _headline(
         text = sentence("take_unknown", name=name)
     else:
         text = sentence("take_any", name=name)
-    count, unlike = len(diagnosis.findings), engines.unlike if engines is not None else []
+    count = sum(not one.unread for one in diagnosis.findings)
+    unlike = engines.unlike if engines is not None else []
     mend = sentence("mend_first", count=count) if count else ""
     endings = [sentence(form, names=unlike) for form in ("unlike", "unlike_count") if unlike]
     return fitting(text + end for end in (*(mend + end for end in endings), mend, *endings, ""))
@@ -171,6 +178,7 @@ def diagnosis_page(
     layers = Words(
         key="layers",
         title="What the layers do",
+        paragraphs=() if reading.layers else (sentence("no_layers"),),
         terms=tuple(
             Term(name=name, note="" if name == title else title, text=tuple(lines))
             for name, title, lines in zip(

@@ -50,11 +50,14 @@ def titles(reading: Reading) -> list[str]:
 
 
 def short_titles(reading: Reading) -> list[str]:
-    """Names of the kinds of layers by what they see, or ``titles`` where kinds see the same."""
+    """Names of the kinds of layers by what they see, or ``titles`` where kinds see the same.
+
+    Those of a config that does not say whether layers are causal are named like causal ones.
+    """
     names = []
     for layers in reading.layers:
         facts, count = layers.attention, counted(len(layers.numbers) or 1, "layer")
-        plain = facts.kind == "self" and facts.causal is True
+        plain = facts.kind == "self" and facts.causal in (True, UNKNOWN)
         plain = plain and not facts.chunk and not facts.exceptions
         if plain and isinstance(facts.back, int):
             names.append(f"window {facts.back + 1:,} ({count})")

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from posenc.errors import UnknownNameError
-from posenc.evaluation.engines.config import ModelConfig
+from posenc.evaluation.engines.config import ModelConfig, is_known
 from posenc.evaluation.engines.engine import Engine, NotServedError
-from posenc.evaluation.engines.llama_cpp import LLAMA_CPP
-from posenc.evaluation.engines.mlx_lm import MLX_LM
+from posenc.evaluation.engines.llama_cpp import LLAMA_CPP, NAMES
+from posenc.evaluation.engines.mlx_lm import MLX_LM, has_model
 from posenc.evaluation.engines.rotation import Rotation
 from posenc.evaluation.engines.sglang import SGLANG
 from posenc.evaluation.engines.transformers import TRANSFORMERS
@@ -67,6 +67,11 @@ def engine_named(option: str, *, beside: tuple[str, ...] = ()) -> Engine:
         return found[0]
     names = (engine.option for engine in ENGINES.values())
     raise UnknownNameError.of("engine", option, (*names, *beside))
+
+
+def no_engine_has(family: str) -> bool:
+    """Whether neither transformers nor the rules of an engine name a ``model_type``."""
+    return not (is_known(family) or family in NAMES or has_model(family))
 
 
 def differences(fields: Mapping[str, Any] | ModelConfig, *, length: int) -> dict[str, str]:

@@ -14,6 +14,9 @@ from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
 Fields = Mapping[str, Any]
 
+PARTS = ("text_config", "llm_config", "language_config")
+"""Names of a model of text in the config of a larger one."""
+
 FULL = "full_attention"
 """Layer type whose heads ``global_head_dim`` describes."""
 
@@ -47,8 +50,8 @@ class ModelConfig:
     def of(cls, fields: Fields) -> ModelConfig:
         """The model of text that ``config.json`` describes."""
         whole = completed(fields)
-        for name in ("text_config", "llm_config", "language_config"):
-            if isinstance(fields.get(name), Mapping):
+        for name in PARTS:
+            if isinstance(fields.get(name), Mapping) and whole.get(name):
                 return cls(fields[name], whole.get(name) or fields[name], name)
         return cls(fields, text_part(whole))
 
@@ -69,7 +72,8 @@ class ModelConfig:
         given = self.completed.get("head_dim")
         heads = first(self.completed, ("num_attention_heads", "n_head"))
         width = first(self.completed, ("hidden_size", "n_embd"))
-        return given or (width // heads if heads and width else None)
+        sizes = isinstance(width, int) and isinstance(heads, int) and heads
+        return given or (width // heads if sizes else None)
 
     def ropes(self) -> dict[str, Rope]:
         """Parameters as transformers reads them, by layer type; ``""`` stands for all layers.
@@ -116,7 +120,16 @@ def first(fields: Fields, names: tuple[str, ...]) -> Any:
 def text_part(config: Fields) -> Fields:
     """The part of a config that describes the language model."""
     text = config.get("text_config")
-    return text if isinstance(text, dict) else config
+    return text if text and isinstance(text, dict) else config
+
+
+def is_known(kind: object) -> bool:
+    """Whether transformers has a class of this ``model_type``; False without transformers."""
+    try:
+        from transformers import CONFIG_MAPPING
+    except ImportError:
+        return False
+    return isinstance(kind, str) and kind in CONFIG_MAPPING
 
 
 def completed(fields: Fields) -> Fields:
@@ -134,13 +147,11 @@ def refusal(fields: Fields) -> str:
 
 def _read(fields: Fields) -> tuple[Fields, str]:
     """The fields as transformers completes them; as they are with the reason if it does not."""
-    try:
-        from transformers import CONFIG_MAPPING
-    except ImportError:
-        return fields, ""
     kind = fields.get("model_type")
-    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+    if not is_known(kind):
         return fields, ""
+    from transformers import CONFIG_MAPPING
+
     library = logging.getLogger("transformers")
     level = library.level
     library.setLevel(logging.CRITICAL)  # findings say in words what it warns of

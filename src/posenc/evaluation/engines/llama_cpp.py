@@ -34,7 +34,7 @@ LINEAR = frozenset({"nemotron"})
 LLAMA3 = frozenset(
     {"llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "arcee", "smollm3"}
     | {"apertus", "nemotron-nas", "llama4_text", "granitemoehybrid", "iquestcoder", "granite_swa"}
-    | {"exaone", "exaone4", "exaone_moe"}
+    | {"exaone", "exaone4", "exaone_moe", "step3p5"}
 )
 """Families of which llama3's factors are converted."""
 
@@ -112,6 +112,7 @@ NAMES = {
     "qwen3_vl_text": "qwen3vl",
     "qwen3_vl_moe_text": "qwen3vlmoe",
     "solar_open": "glm4moe",
+    "step3p5": "step35",
 }
 """Architectures of GGUF by ``model_type``."""
 
@@ -218,8 +219,7 @@ def _with_gain(config: ModelConfig) -> ModelConfig:
 LLAMA_CPP = Engine(
     name="llama.cpp",
     option="llama.cpp",
-    source="llama.cpp 0c1e57098, conversion, src/llama-context.cpp, src/models, ggml's rope_yarn; "
-    "of the key of a gain src/llama-context.cpp of 001d906a6",
+    source="llama.cpp 0c1e57098, conversion, src/llama-context.cpp, src/models, ggml's rope_yarn",
     read="2026-11",
     kinds={
         "default": plain,

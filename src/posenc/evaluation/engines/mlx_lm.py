@@ -90,6 +90,15 @@ PHI3 = ("longrope", "su", "linear")
 """Scalings of Phi-3, that leaves others out."""
 
 
+STEP = "step3p5"
+"""Family that reads base and rotated share of each layer."""
+
+
+def has_model(family: str) -> bool:
+    """Whether it has a model of a ``model_type``."""
+    return family == STEP or family in INSIDE or family in BESIDE or family in UNSCALED
+
+
 def _yarn(rope: Rope, length: int) -> Rotation:
     """``attention_factor`` is not read; the ramp's ends are whole pairs."""
     gain = rope.quotient_gain(rope.number("mscale", 1.0), rope.number("mscale_all_dim", 0.0))
@@ -98,6 +107,8 @@ def _yarn(rope: Rope, length: int) -> Rotation:
 
 def _ropes(config: ModelConfig) -> dict[str, Rope]:
     family, standard = config.family, config.ropes()
+    if family == STEP:
+        return {kind: _told(rope) for kind, rope in _of_step(config, standard).items()}
     if family in INSIDE:
         return {kind: _told(rope) for kind, rope in standard.items()}
     if family == "llama4_text" and config.nested:
@@ -131,6 +142,17 @@ def _ropes(config: ModelConfig) -> dict[str, Rope]:
     return {
         kind: _beside(config, kind, rope, float(base), given) for kind, rope in standard.items()
     }
+
+
+def _of_step(config: ModelConfig, standard: Mapping[str, Rope]) -> dict[str, Rope]:
+    """The scaling is that of the layer types in ``yarn_only_types``, or of all without them."""
+    scaling = config.written.get("rope_scaling") or {}
+    scaled = config.written.get("yarn_only_types") or standard
+    ropes = {}
+    for kind, rope in standard.items():
+        named = {"rope_type": "default", **(scaling if kind in scaled else {})}
+        ropes[kind] = replace(rope, parameters=named, trained=named.get(TRAINED))
+    return ropes
 
 
 def _beside(

@@ -42,6 +42,8 @@ class Rotation:
             (*rotation.frequencies, *[0.0] * (pairs - len(rotation.frequencies)))
             for rotation in (self, other)
         )
+        if not pairs:
+            return 1.0
         errors = (distance * (a - b) for a, b in zip(one, two, strict=True))
         return sum(map(math.cos, errors)) / pairs
 
