@@ -134,6 +134,16 @@ def test_titles_and_charts_side_by_side_are_level(browser: playwright.Browser, n
         assert all(abs(one - other) < 1 for one, other in zip(tops[::2], tops[1::2], strict=False))
 
 
+def test_files_of_charts_follow_a_dark_page(browser: playwright.Browser) -> None:
+    for name in ("index.html", "results/language.html", "gallery/index.html"):
+        page = Visit(browser, site() / name, color_scheme="dark").page
+        filters = page.locator(".bd-article img").evaluate_all(
+            "all => all.map((e) => getComputedStyle(e).filter)"
+        )
+        assert filters
+        assert all(value.startswith("invert") for value in filters), name
+
+
 def test_methods_are_filtered(browser: playwright.Browser) -> None:
     page = Visit(browser, site() / "choose/index.html").page
     rows = page.locator(".choices tbody tr:visible")
