@@ -42,7 +42,13 @@ templates_path = ["_templates"]
 suppress_warnings = ["config.cache"]
 nitpicky = False
 
-myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = [
+    "attrs_block",
+    "attrs_inline",
+    "colon_fence",
+    "deflist",
+    "dollarmath",
+]
 myst_heading_anchors = 3
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(HERE.parent / "build" / "notebooks")
@@ -62,6 +68,7 @@ sphinx_gallery_conf = {
     "image_scrapers": ("charts.scraper",),
     "reset_modules": (),
     "show_memory": False,
+    "min_reported_time": 3600,
     "write_computation_times": False,
     "abort_on_example_error": True,
     "download_all_examples": False,
@@ -80,7 +87,14 @@ html_math_renderer = "mathml"
 html_show_sourcelink = False
 html_copy_source = False
 html_sidebars: dict[str, list[str]] = {
-    page: [] for page in ("index", "choose/index", "zh/index", "zh/choose/index")
+    page: []
+    for page in (
+        "index",
+        "choose/index",
+        "explorer/index",
+        "zh/index",
+        "zh/choose/index",
+    )
 }
 html_theme_options = {
     "navbar_align": "left",

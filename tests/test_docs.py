@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM
 
 from posenc.integrations.transformers import restore
@@ -102,3 +103,23 @@ def test_the_readmes_example_runs_with_every_encoding_of_text(name: str) -> None
     assert isinstance(out, torch.Tensor)
     assert out.shape == (1, 8, 64, 64)
     assert out.isfinite().all()
+
+
+def test_forms_of_issues_ask_for_something() -> None:
+    forms = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+    assert len(forms) >= 4
+    for path in forms:
+        form = yaml.safe_load(path.read_text())
+        if path.name != "config.yml":
+            assert {"name", "description", "labels", "body"} == set(form), path.name
+            asked = [field for field in form["body"] if field["type"] in ("input", "textarea")]
+            assert asked == form["body"], path.name
+            assert any(field.get("validations", {}).get("required") for field in asked)
+
+
+def test_every_version_of_the_site_is_published_beside_the_others() -> None:
+    flow = yaml.safe_load((ROOT / ".github/workflows/site.yml").read_text())
+    script = flow["jobs"]["publish"]["steps"][-1]["run"]
+    assert flow[True]["push"] == {"branches": ["main"], "tags": ["v*"]}  # YAML reads "on" so
+    assert 'cp -r ../build/docs "$version"' in script
+    assert "${newest:-dev}" in script

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from gettext import NullTranslations
@@ -49,6 +50,7 @@ CHINESE = {
 
 AROUND = {
     "Breadcrumb": "所在位置",
+    "© Copyright %(copyright)s.": "© %(copyright)s",
     "Collapse Sidebar": "收起侧栏",
     "Color mode": "配色",
     "Expand Sidebar": "展开侧栏",
@@ -58,6 +60,9 @@ AROUND = {
     "System Settings": "跟随系统",
 }
 """Words around a page that neither Sphinx nor the theme translates, or not into what is usual."""
+
+LINKS = re.compile(r'title="(Link to this [a-z]+)"')
+"""Titles that Sphinx writes into every page in the language of the site."""
 
 SECTIONS = {
     "start": "入门",
@@ -88,6 +93,11 @@ def word_around(text: str) -> str:
     return AROUND.get(text) or catalogue().gettext(text)
 
 
+def link_title(match: re.Match[str]) -> str:
+    """The title of a link to a heading or term, in Chinese."""
+    return f'title="{word_around(match[1]).rstrip("。")}"'
+
+
 def translate(text: str, page: str) -> str:
     """A word in the language of a page; itself where there is no translation."""
     return CHINESE.get(text, text) if page.startswith(FOLDER) else text
@@ -110,6 +120,11 @@ def name_language(
         context |= {"language": "zh-Hans", "gettext": word_around}
         context["theme_search_bar_text"] = "搜索文档……"
         context["sections"] = list(sections(page, app.env.found_docs))
+        context["body"] = LINKS.sub(link_title, context.get("body", ""))
+    _, *neighbours = app.builder.relations.get(page, (None, None, None))  # type: ignore[attr-defined]
+    for way, neighbour in zip(("prev", "next"), neighbours, strict=True):
+        if neighbour and neighbour.startswith(FOLDER) is not chinese:
+            context[way] = None
     other = page.removeprefix(FOLDER) if chinese else FOLDER + page
     if other in app.env.found_docs:
         context["translation"] = other

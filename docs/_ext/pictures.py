@@ -51,12 +51,14 @@ def styles() -> str:
     ]
     return "\n".join(
         [
-            ".picture { display: flex; flex-wrap: wrap; gap: 1rem 1.5rem; align-items: flex-end; }",
-            ".picture .panel { flex: 1 1 16rem; max-width: min(100%, 26rem); }",
-            ".picture .panel p { margin: 0 0 .3rem; font-size: .9rem; }",
+            ".picture { display: grid; column-gap: 1.5rem;"
+            " grid-template-columns: repeat(auto-fit, minmax(min(16rem, 100%), 1fr)); }",
+            ".picture .panel { display: grid; grid-template-rows: subgrid; grid-row: span 2;"
+            " max-width: 26rem; margin-bottom: .75rem; }",
+            ".picture .panel p { margin: 0 0 .3rem; font-size: .9rem; text-wrap: pretty; }",
             ".picture svg { display: block; max-width: 100%; height: auto; }",
             ".picture-caption { font-size: .9rem; color: var(--pst-color-text-muted); }",
-            ".picture .panel:only-child { flex-basis: 100%; max-width: 40rem; }",
+            ".picture .panel:only-child { max-width: 40rem; }",
             "div.math { flex-direction: row; justify-content: safe center; margin-block: 1rem; }",
             *rules,
         ]

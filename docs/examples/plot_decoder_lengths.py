@@ -2,8 +2,9 @@
 A model, and a task: copying past the trained length
 ====================================================
 
-A small decoder learns to copy words of up to 5 letters, with ALiBi and with sinusoids, and is
-asked for longer ones. ``posenc compare --task copy`` does this with seeds, controls and verdicts.
+A small decoder learns to copy words of up to 5 letters, with ALiBi and with sinusoids,
+and is asked for longer ones. ``posenc compare --task copy`` does this with seeds,
+controls and verdicts.
 """
 
 import altair
@@ -23,7 +24,9 @@ def copies(length: int, rows: int) -> torch.Tensor:
 rows = []
 for encoding in ("alibi", "sinusoidal"):
     torch.manual_seed(0)
-    model = Decoder(DecoderConfig(vocabulary=10, dim=32, layers=2, heads=4, encoding=encoding))
+    model = Decoder(
+        DecoderConfig(vocabulary=10, dim=32, layers=2, heads=4, encoding=encoding)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     for _ in range(500):
         length = int(torch.randint(2, 6, ()))
@@ -40,7 +43,11 @@ for encoding in ("alibi", "sinusoidal"):
             text = copies(length, 200)
             right = model(text[:, :-1])[:, length:].argmax(-1) == text[:, length + 1 :]
             rows.append(
-                {"encoding": encoding, "letters": length, "right": right.float().mean().item()}
+                {
+                    "encoding": encoding,
+                    "letters": length,
+                    "right": right.float().mean().item(),
+                }
             )
 chart = altair.Chart(altair.Data(values=rows)).mark_line(point=True)
 chart = chart.encode(
@@ -48,4 +55,7 @@ chart = chart.encode(
     y=altair.Y("right:Q", title="letters right", axis=altair.Axis(format="%")),
     color="encoding:N",
 )
-alt = "The share of letters right, by length: past 5 letters sinusoids fall at once, ALiBi slowly."
+alt = (
+    "The share of letters right, by length: past 5 letters sinusoids fall at once, "
+    "ALiBi slowly."
+)

@@ -2,8 +2,9 @@
 A doctor's finding: engines that rotate otherwise
 =================================================
 
-A config asks for YaRN with a gain of its own. ``posenc doctor MODEL --engine all`` reads it by the
-rules of each engine that could serve the model, and names those that rotate otherwise.
+A config asks for YaRN with a gain of its own. ``posenc doctor MODEL --engine all``
+reads it by the rules of each engine that could serve the model, and names those that
+rotate otherwise.
 """
 
 import altair
@@ -37,7 +38,11 @@ chart = (
     .encode(
         x=altair.X("gain:Q", title="gain: factor of rotated features"),
         y=altair.Y("engine:N", title=None),
-        color=altair.Color("finding:N", legend=altair.Legend(orient="bottom", columns=1)),
+        color=altair.Color(
+            "finding:N", legend=altair.Legend(orient="bottom", columns=1)
+        ),
     )
 )
-alt = "The factor of rotated features in each engine; not all take the one in the config."
+alt = (
+    "The factor of rotated features in each engine; not all take the one in the config."
+)

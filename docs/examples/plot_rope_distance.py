@@ -2,8 +2,9 @@
 RoPE: queries and keys
 ======================
 
-The product of a rotated query and a rotated key depends on their distance only. For two equal
-vectors it falls as the distance grows, in waves: slow pairs of features fall slowly.
+The product of a rotated query and a rotated key depends on their distance only. For two
+equal vectors it falls as the distance grows, in waves: slow pairs of features fall
+slowly.
 """
 
 import altair
@@ -28,4 +29,7 @@ chart = chart.encode(
     y=altair.Y("product:Q", title="product, relative to distance 0"),
     color=altair.Color("base:N", sort=None),
 )
-alt = "Three curves that fall from 1 with the distance, the larger the base the more slowly."
+alt = (
+    "Three curves that fall from 1 with the distance, the larger the base the more "
+    "slowly."
+)

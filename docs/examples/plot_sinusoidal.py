@@ -2,8 +2,9 @@
 Sinusoids: token vectors
 ========================
 
-Each position has a vector of sines and cosines, added to the token's. The products of two of them
-depend on the distance of their positions: the diagonals have one colour each.
+Each position has a vector of sines and cosines, added to the token's. The products of
+two of them depend on the distance of their positions: the diagonals have one colour
+each.
 """
 
 import altair
@@ -28,4 +29,7 @@ chart = chart.encode(
     color=altair.Color("product:Q", scale=altair.Scale(scheme="blues")),
 )
 chart = chart.properties(width=320, height=320)
-alt = "A square of 40 by 40 positions, darkest along the diagonal, with stripes parallel to it."
+alt = (
+    "A square of 40 by 40 positions, darkest along the diagonal, with stripes "
+    "parallel to it."
+)

@@ -2,8 +2,8 @@
 Speed: attention with an encoding
 =================================
 
-Times in multiples of PyTorch's attention without one, forward, over 2,048 tokens, as measured by
-``make bench`` and kept in the repository; ``posenc bench`` measures yours.
+Times in multiples of PyTorch's attention without one, forward, over 2,048 tokens, as
+measured by ``make bench`` and kept in the repository; ``posenc bench`` measures yours.
 """
 
 import json
@@ -31,4 +31,6 @@ chart = chart.encode(
     yOffset="contender:N",
     color=altair.Color("contender:N", title="computed by"),
 )
-alt = "Bars of five encodings: posenc's are below 1, those with a bias written out above."
+alt = (
+    "Bars of five encodings: posenc's are below 1, those with a bias written out above."
+)

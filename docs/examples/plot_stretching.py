@@ -2,8 +2,9 @@
 Stretching: before and after
 ============================
 
-A model trained at 64 tokens meets angles beyond its trained ones at 256. Interpolation slows all
-pairs of features down; YaRN only those that are slow, so that near tokens stay apart as before.
+A model trained at 64 tokens meets angles beyond its trained ones at 256. Interpolation
+slows all pairs of features down; YaRN only those that are slow, so that near tokens
+stay apart as before.
 """
 
 import altair
@@ -26,11 +27,14 @@ rows = [
 chart = altair.Chart(altair.Data(values=rows)).mark_line(point=True)
 chart = chart.encode(
     x=altair.X(
-        "pair:O", title="pair of features, the fastest first", axis=altair.Axis(labelAngle=0)
+        "pair:O",
+        title="pair of features, the fastest first",
+        axis=altair.Axis(labelAngle=0),
     ),
     y=altair.Y("slower:Q", title="times slower than trained"),
     color="method:N",
 )
 alt = (
-    "How many times slower each pair turns: 1 as trained, 4 by interpolation, in between by others."
+    "How many times slower each pair turns: 1 as trained, 4 by interpolation, in "
+    "between by others."
 )

@@ -33,10 +33,11 @@ def drawn(panels: Iterable[Panel], key: str) -> list[tuple[str, str]]:
 
 
 def side_by_side(parts: Iterable[tuple[str, str]], alt: str) -> str:
-    """HTML of a picture: titles over panels."""
+    """HTML of a picture: titles, as sentences begin, over panels."""
+    begun = ((title[:1].upper() + title[1:], svg) for title, svg in parts)
     panels = "".join(
         f'<div class="panel"><p aria-hidden="true">{escape(title)}</p>{svg}</div>'
-        for title, svg in parts
+        for title, svg in begun
     )
     return f'<div class="picture" role="img" aria-label="{escape(alt, quote=True)}">{panels}</div>'
 

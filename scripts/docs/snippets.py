@@ -77,8 +77,8 @@ def tensors(name: str) -> str:
         )
     lines.append(f"grid = Grid.of(layout, causal={causal})\n")
     lines.append(
-        f"q, k, v = (x.unflatten(-1, ({HEADS}, -1)).transpose(1, 2) for _ in range(3))"
-        "  # by your projections\n"
+        f"heads = x.unflatten(-1, ({HEADS}, -1)).transpose(1, 2)\n"
+        "q, k, v = heads, heads, heads  # by your projections\n"
     )
     lines.append(f"scale = encoding.default_scale({DIM // HEADS})\n")
     query, key = "q", "k"
@@ -165,11 +165,12 @@ from posenc import Grid, Layout
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 sizes = {{"hidden_size": {DIM}, "num_attention_heads": {HEADS}, "num_key_value_heads": {HEADS}}}
-sizes |= {{"num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 256, "pad_token_id": 0}}
-sizes |= {{"bos_token_id": None, "eos_token_id": None}}
-config = AutoConfig.for_model("smollm3", no_rope_layers=[0, 0], **sizes)  # without positions
-model = AutoModelForCausalLM.from_config(config)
-model.encoding = encoding = CREATED  # trained with it
+sizes |= {{"num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 256}}
+sizes |= {{"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}}
+sizes |= {{"no_rope_layers": [0, 0]}}  # without positions
+model = AutoModelForCausalLM.from_config(AutoConfig.for_model("smollm3", **sizes))
+encoding = CREATED
+model.encoding = encoding  # trained with it
 """
 
 IMAGES = f"""import torch
@@ -182,7 +183,8 @@ sizes |= {{"intermediate_size": 128, "image_size": 64, "patch_size": 16}}
 model = AutoModel.from_config(AutoConfig.for_model("vit", **sizes))
 own = model.embeddings.position_embeddings
 torch.nn.init.zeros_(own).requires_grad_(False)  # without positions
-model.encoding = encoding = CREATED  # trained with it
+encoding = CREATED
+model.encoding = encoding  # trained with it
 """
 
 RUN_TEXTS = f"""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -20,6 +23,8 @@ INEXPRESSIBLE = {
     "recursive": "aten._linalg_solve_ex",
 }
 """Encodings with an operator that ONNX does not have."""
+
+GUIDE = Path(__file__).parents[2] / "docs/guides/own-model.md"
 
 QUICK = ("rope", "shaw", "t5")
 OTHERS = sorted(set(ENCODINGS) - set(QUICK))
@@ -42,3 +47,8 @@ def test_runs_in_onnxruntime(name: str) -> None:
     with pytest.raises(torch.onnx.errors.OnnxExporterError) as caught:
         exports_to_onnx(subject)
     assert INEXPRESSIBLE[name] in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_the_guide_names_those_that_it_cannot_express() -> None:
+    section = GUIDE.read_text().partition("## Export to ONNX")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`([a-z_]+)`", section)) == set(INEXPRESSIBLE)

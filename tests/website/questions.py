@@ -63,4 +63,46 @@ QUESTIONS: dict[str, tuple[tuple[str, ...], str]] = {
         ("About", "Bugs others had"),
         "half and adjacent pairs mixed up",
     ),
+    # Of readers who know transformers.
+    "Does it use FlashAttention?": (("Start", "Glossary"), "FlashAttention among them"),
+    "Which version of transformers does it need?": (
+        ("Start", "Install"),
+        "transformers 5 or newer",
+    ),
+    "Does it run on a Mac's GPU?": (("Start", "Install"), "such as Apple’s mps"),
+    "Does it work with LoRA and with quantised weights?": (
+        ("Speed up",),
+        "quantised weights, PEFT (LoRA)",
+    ),
+    "What if I ask for attention weights?": (("Speed up",), "attention weights that you asked for"),
+    "How do I get a sliding window?": (("Guides", "Your own model"), "A sliding window is window="),
+    "How do I decode with a KV cache?": (("Guides", "Your own model"), "cache=cache[0]"),
+    "Can I export to ONNX?": (("Guides", "Your own model"), "torch.onnx.export(model"),
+    "Does ALiBi work where heads are no power of two?": (
+        ("Methods", "alibi"),
+        "where heads are no power of two",
+    ),
+    "Which models use ALiBi?": (("Methods", "alibi"), "BLOOM, MPT"),
+    "How do I set rope_theta?": (("Methods", "rope"), "sets the slowest frequency"),
+    "What is config's partial_rotary_factor here?": (
+        ("Guides", "Move from another library"),
+        'create("rope", fraction=',
+    ),
+    "Must I train after YaRN?": (("Extensions", "yarn"), "works without fine-tuning"),
+    "Is it dynamic NTK that spoils a cache?": (
+        ("About", "Bugs others had"),
+        "cached keys keep the frequencies of a shorter text",
+    ),
+    "How do I give a ViT larger images?": (("Stretch",), "of images (ViT, DeiT, CLIP, SigLIP)"),
+    "How does Qwen2-VL number image tokens?": (("Methods", "mrope"), "Qwen2-VL"),
+    "Does it upload anything or run a repository's code?": (
+        ("Diagnose",),
+        "Code from the folder itself (trust_remote_code) never runs",
+    ),
+    "How do I find out how far my model really reads?": (
+        ("Guides", "Evaluate"),
+        "one effective length with an interval",
+    ),
+    "How much slower than SDPA is T5's bias over 2,048 tokens?": (("Results", "Speed"), "2,048"),
+    "Which license, and how do I contribute?": (("About",), "a method in one file"),
 }

@@ -35,6 +35,22 @@ DARK = """() => { const [r, g, b] = getComputedStyle(document.body).backgroundCo
 """Whether the page has a dark ground."""
 
 
+SCROLLBAR = 15
+"""Pixels that a scroll bar takes from a window on most systems."""
+
+SCROLLED = """() => [...document.querySelectorAll(
+  ":is(.highlight-python, .highlight-pycon, .highlight-Python) pre")]
+  .filter((e) => e.scrollWidth > e.clientWidth)
+  .map((e) => e.innerText.split("\\n").sort((a, b) => b.length - a.length)[0])"""
+"""The longest line of each block of Python that is wider than its column."""
+
+HEADER = "document.querySelector('.bd-header').offsetHeight"
+
+TOPS = """(part) => [...document.querySelectorAll(`.picture .panel > ${part}`)]
+  .map((e) => e.getBoundingClientRect().top)"""
+"""Upper edges of the titles or charts of panels, two of which are in a row."""
+
+
 @cache
 def kinds(*, all_of: tuple[str, ...] = ()) -> list[str]:
     """The first page of every folder and the next, or all of those of a folder."""
@@ -87,6 +103,45 @@ def test_no_page_is_wider_than_a_phone(browser: playwright.Browser) -> None:
         if beyond > 0:
             wide[name] = beyond
     assert not wide
+
+
+def test_code_is_not_scrolled_beside_both_sidebars(browser: playwright.Browser) -> None:
+    view = browser.new_page(viewport={"width": 1280 - SCROLLBAR, "height": 800})
+    scrolled = {}
+    for name in kinds(all_of=("guides", "theory")):
+        view.goto((SITE / name).as_uri(), wait_until="domcontentloaded")
+        if found := view.evaluate(SCROLLED):
+            scrolled[name] = found
+    assert not scrolled
+
+
+@pytest.mark.parametrize("name", ["start/index.html", "zh/start/index.html"])
+def test_the_header_keeps_one_row(browser: playwright.Browser, name: str) -> None:
+    view = browser.new_page(viewport={"width": 390, "height": 800})
+    view.goto((site() / name).as_uri())
+    height = view.evaluate(HEADER)
+    for width in (768, 960 - SCROLLBAR, 960, 970, 1100, 1200, 1201, 1280):
+        view.set_viewport_size({"width": width, "height": 800})
+        assert view.evaluate(HEADER) == height, width
+
+
+@pytest.mark.parametrize("name", ["methods/rope.html", "methods/floater.html", "theory/rope.html"])
+def test_titles_and_charts_side_by_side_are_level(browser: playwright.Browser, name: str) -> None:
+    page = Visit(browser, site() / name, viewport={"width": 1280, "height": 800}).page
+    for part in ("p", "svg"):
+        tops = page.evaluate(TOPS, part)
+        assert len(tops) >= 2
+        assert all(abs(one - other) < 1 for one, other in zip(tops[::2], tops[1::2], strict=False))
+
+
+def test_files_of_charts_follow_a_dark_page(browser: playwright.Browser) -> None:
+    for name in ("index.html", "results/language.html", "gallery/index.html"):
+        page = Visit(browser, site() / name, color_scheme="dark").page
+        filters = page.locator(".bd-article img").evaluate_all(
+            "all => all.map((e) => getComputedStyle(e).filter)"
+        )
+        assert filters
+        assert all(value.startswith("invert") for value in filters), name
 
 
 def test_methods_are_filtered(browser: playwright.Browser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from tests.website.questions import QUESTIONS
 pytestmark = pytest.mark.long
 LARGEST = 1_000_000
 """Bytes of a page."""
+WIDEST = 92
+"""Characters of a line of Python, prompt included, that fit beside both sidebars at 1280 px."""
 
 
 def test_every_link_and_file_is_there() -> None:
@@ -118,10 +121,34 @@ def test_chinese_pages_have_chinese_words_around() -> None:
         if name.startswith("zh/"):
             markup = page.path.read_text()
             assert re.findall(rf">\s*({english})\s*<", markup) == [], name
-            assert {"跳转至主要内容", "搜索", "上一页"} <= set(page.text.split()), name
+            assert {"跳转至主要内容", "搜索"} <= set(page.text.split()), name
+            assert {"上一页", "下一页"} & set(page.text.split()), name
             assert follow(page, "选型") is pages()["zh/choose/index.html"], name
             assert follow(page, "实验结果") is pages()["results/index.html"], name
             assert 'placeholder="搜索文档……"' in markup, name
+
+
+def test_titles_and_labels_of_chinese_pages_are_chinese() -> None:
+    """But for claims of methods, which are English sentences."""
+    names = r'(?:title|aria-label|placeholder|alt)="([^"]*)"'
+    for name, page in pages().items():
+        if name.startswith("zh/"):
+            markup = re.sub(r'<td data-column="extrapolates"[^>]*>', "", page.path.read_text())
+            english = {text for text in re.findall(names, markup) if re.search("[A-Za-z]{3}", text)}
+            assert {text for text in english if not re.search("[\u4e00-\u9fff]", text)} == set(), (
+                name
+            )
+
+
+def test_python_is_as_wide_as_its_column() -> None:
+    block = r'<div class="highlight-(?:python|pycon|Python)\b.*?<pre>(.*?)</pre>'
+    blocks = 0
+    for name, page in pages().items():
+        for marked in re.findall(block, page.path.read_text(), re.DOTALL):
+            blocks += 1
+            lines = html.unescape(re.sub("<[^>]+>", "", marked)).splitlines()
+            assert [line for line in lines if len(line) > WIDEST] == [], name
+    assert blocks > 300
 
 
 def test_pairs_and_intervals_stay_on_a_line() -> None:

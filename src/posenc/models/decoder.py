@@ -58,7 +58,8 @@ class Decoder(SavedModel):
 
     >>> import torch
     >>> from posenc.models import Decoder, DecoderConfig
-    >>> model = Decoder(DecoderConfig(vocabulary=256, dim=32, layers=2, heads=4, encoding="alibi"))
+    >>> sizes = {"vocabulary": 256, "dim": 32, "layers": 2, "heads": 4}
+    >>> model = Decoder(DecoderConfig(encoding="alibi", **sizes))
     >>> model(torch.randint(256, (1, 10))).shape
     torch.Size([1, 10, 256])
     """

@@ -38,7 +38,8 @@ class MultiplicativeShared(EmbeddingEncoding):
 
     >>> import posenc, torch
     >>> encoding = posenc.create("multiplicative_shared", dim=4)
-    >>> encoding.embed(torch.ones(1, 2, 4), posenc.Layout.sequence(2, start=10**6))[0, 1].tolist()
+    >>> far = posenc.Layout.sequence(2, start=10**6)
+    >>> encoding.embed(torch.ones(1, 2, 4), far)[0, 1].tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
 

@@ -64,7 +64,8 @@ class Mrope(Rotary):
     "Qwen3-VL Technical Report".
 
     >>> import posenc, torch
-    >>> grid = posenc.Grid.of(posenc.Layout.at(torch.tensor([[[0, 0, 0], [1, 1, 1], [1, 1, 2]]])))
+    >>> time_row_column = torch.tensor([[[0, 0, 0], [1, 1, 1], [1, 1, 2]]])
+    >>> grid = posenc.Grid.of(posenc.Layout.at(time_row_column))
     >>> q = torch.randn(1, 2, 3, 16)
     >>> posenc.create("mrope", head_dim=16).query_key(q, q, grid)[0].shape
     torch.Size([1, 2, 3, 16])

@@ -45,7 +45,8 @@ class RopePp(QueryKeyTransform):
     >>> import posenc, torch
     >>> encoding = posenc.create("rope_pp", head_dim=8)
     >>> attention = posenc.Attention(dim=32, heads=4, encoding=encoding)
-    >>> [tuple(layer.weight.shape) for layer in (attention.query, attention.key, attention.output)]
+    >>> layers = attention.query, attention.key, attention.output
+    >>> [tuple(layer.weight.shape) for layer in layers]
     [(16, 32), (16, 32), (32, 32)]
     """
 

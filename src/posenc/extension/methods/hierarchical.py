@@ -36,7 +36,8 @@ def hierarchical(
 
     >>> import posenc
     >>> from posenc.extension import hierarchical
-    >>> hierarchical(posenc.create("learned", dim=4, max_length=8), factor=8).embedding.max_length
+    >>> learned = posenc.create("learned", dim=4, max_length=8)
+    >>> hierarchical(learned, factor=8).embedding.max_length
     64
     """
     learned = require_part(encoding, Learned, "hierarchical", "a learned table")

@@ -79,7 +79,8 @@ def interpolate(
 
     >>> import posenc
     >>> from posenc.extension import interpolate
-    >>> interpolate(posenc.create("learned", dim=4, max_length=8), factor=4).embedding.max_length
+    >>> learned = posenc.create("learned", dim=4, max_length=8)
+    >>> interpolate(learned, factor=4).embedding.max_length
     32
     """
     if factor is not None:

@@ -28,7 +28,8 @@ def random_tail(encoding: Encoding, *, factor: float, prefix: int = 0, seed: int
 
     >>> import posenc
     >>> from posenc.extension import random_tail
-    >>> random_tail(posenc.create("learned", dim=4, max_length=8), factor=2).embedding.max_length
+    >>> learned = posenc.create("learned", dim=4, max_length=8)
+    >>> random_tail(learned, factor=2).embedding.max_length
     16
     """
     learned = require_part(encoding, Learned, "random_tail", "a learned table")
