@@ -123,6 +123,19 @@ def test_errors_are_those_of_rounding(name: str, width: int) -> None:
     assert (lse - expected_lse).abs().max() < 8e-7
 
 
+def test_powers_are_as_precise_as_float32() -> None:
+    """The LSE of logits 0 and -x, which bfloat16 holds as they are: log(1 + exp(-x))."""
+    x = torch.arange(0.0, 8.0, 1 / 32)
+    q, k = torch.zeros(1, 1, len(x), 32), torch.zeros(1, 1, 2, 32)
+    q[..., 0], k[0, 0, 1, 0] = x, -1
+    q, k = q.bfloat16(), k.bfloat16()
+    grid = Grid(Layout.sequence(len(x)), Layout.sequence(2))
+    _, lse = attend(
+        q, k, k, grid, posenc.create("nope"), backend="native", scale=1.0, return_lse=True
+    )
+    assert (lse.flatten() - (-x.double()).exp().log1p()).abs().max() < 2e-7
+
+
 @pytest.mark.parametrize("name", ["nope", "t5", "shaw", "stick_breaking"])
 def test_dropout_is_that_of_float32(name: str) -> None:
     grid, encoding = Grid.of(Layout.sequence(600), causal=True), _encoding(name, 64, causal=True)
@@ -138,7 +151,6 @@ def test_dropout_is_that_of_float32(name: str) -> None:
 
 
 def test_not_a_number_stays_in_its_row() -> None:
-    """Whatever its bits."""
     q, k, v = _tokens(70, 70, 64)
     bits = q.view(torch.int16)
     bits[0, 0, 3] = 0x7FC1
