@@ -139,7 +139,8 @@ class Forward {
     const bool at_once = !x_.terms.value_rows && !(x_.dropout > 0);
     vec sums[2] = {};
     for (index t = keys.begin; t < keys.end; t += AMX_DEPTH) {
-      const vec p = power_of_two(load(s + t) * rate_ - finite_max), q = power_of_two(load(s + t + VL) * rate_ - finite_max);
+      const vec p = power_of_two(load(s + t) * rate_ - finite_max);
+      const vec q = power_of_two(load(s + t + VL) * rate_ - finite_max);
       sums[0] += p, sums[1] += q;
       if (at_once)
         store_bf16_two(p, q, to + t);
