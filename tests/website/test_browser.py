@@ -107,7 +107,7 @@ def test_no_page_is_wider_than_a_phone(browser: playwright.Browser) -> None:
     """Formulas that are, are scrolled in place."""
     view = browser.new_page(viewport={"width": 390, "height": 844})
     wide, cut = {}, {}
-    for name in kinds(all_of=FOLDERS):
+    for name in kinds(all_of=(*FOLDERS, "theory")):
         view.goto((SITE / name).as_uri(), wait_until="domcontentloaded")
         beyond = view.evaluate("document.documentElement.scrollWidth - innerWidth")
         if beyond > 0:
