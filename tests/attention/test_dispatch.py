@@ -39,6 +39,11 @@ def half(posed: Problem) -> Problem:
     return replace(posed, q=posed.q.to(torch.bfloat16))
 
 
+def graded(posed: Problem) -> Problem:
+    """The problem with queries that want gradients."""
+    return replace(posed, q=posed.q.clone().requires_grad_())
+
+
 def columns(count: int) -> LowRank:
     zeros = torch.zeros(1, 1, 1, count)
     return LowRank(zeros, zeros)
@@ -60,16 +65,20 @@ SIDE = 512
 
 CASES = {
     "few": (problem(SIDE // 4, SIDE, heads=1), "few logits"),
-    "one more": (problem(SIDE, SIDE), "no terms by offset, not many"),
+    "one more": (problem(SIDE, SIDE, causal=False), "no terms by offset, not many"),
+    "masked, few": (problem(256, 256), "no terms by offset, not many"),
+    "masked": (problem(256, 257), "masked pairs, not many"),
+    "masked, small heads": (problem(128, 256, heads=16), "no terms by offset, not many"),
+    "masked, larger heads": (problem(128, 257, heads=16), "masked pairs, not many"),
+    "narrow, few": (graded(half(problem(SIDE // 4, SIDE, heads=1))), "few logits"),
+    "narrow": (graded(half(problem(SIDE // 4, SIDE + 1, heads=1))), "masked pairs, not many"),
+    "narrow, no gradients": (
+        half(problem(SIDE // 4, SIDE, heads=2)),
+        "no terms by offset, not many",
+    ),
     "many": (problem(SIDE, SIDE + 1), "masked pairs"),
     "many, all visible": (problem(SIDE, SIDE + 1, causal=False), "no terms by offset"),
-    "many, narrow": (
-        replace(
-            problem(SIDE, SIDE + 1, causal=False),
-            q=torch.zeros((), dtype=torch.bfloat16).expand(1, 4, SIDE, 8).requires_grad_(),
-        ),
-        "masked pairs",
-    ),
+    "many, narrow": (graded(half(problem(SIDE, SIDE + 1, causal=False))), "masked pairs"),
     "one more head": (problem(SIDE, SIDE, heads=5), "masked pairs"),
     "packed, few": (problem(100, 100, layout=Layout.packed([40, 60])), "few logits"),
     "packed, not many": (
@@ -114,6 +123,7 @@ ORDER = {
     "no terms by offset": ["sdpa", "native", "blockwise", "reference"],
     "no terms by offset, not many": ["sdpa", "native", "reference"],
     "terms by offset, not many": ["native", "sdpa", "reference"],
+    "masked pairs, not many": ["native", "sdpa", "reference"],
     "documents or padding, not many": ["native", "sdpa", "reference"],
     "a score part without, few": ["native", "sdpa", "reference"],
 }

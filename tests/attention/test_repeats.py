@@ -14,8 +14,11 @@ from torch import Tensor, nn
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.attention import api, repeats
+from posenc.attention import api, dispatch, repeats
+from posenc.attention.backends import native
+from posenc.attention.backends.common.base import Attend, Backend
 from posenc.attention.backends.native.build import missing
+from posenc.attention.problem.problem import Problem
 from posenc.encoding import BucketedTerms, ScoreTerm
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.errors import ArgumentError
@@ -67,6 +70,84 @@ def test_repeated_calls_equal_the_definition(name: str, length: int, planned: li
             del planned[before:]
             torch.testing.assert_close((output, lse), expected, atol=3e-6, rtol=1e-5)
     assert len(planned) == (1 if name in PREPARED else 5)
+
+
+def call(
+    name: str, *, causal: bool = False, groups: int = 4, width: int = 8, **options: Any
+) -> Any:
+    """Outputs of four calls of 140 tokens and what the definition gives, more logits than few."""
+    encoding = make(name)
+    seen = Grid.of(Layout.sequence(140), causal=causal)
+    outputs = []
+    with torch.no_grad():
+        for seed in range(4):
+            q, k, v = tensors(140, seed, **options)
+            k, v = k[:, :groups].clone(), v[:, :groups, :, :width].clone()
+            found = attend(q, k, v, seen, encoding, return_lse=True)
+            wanted = attend(q, k, v, seen, encoding, return_lse=True, backend="reference")
+            outputs.append((found, wanted))
+    return outputs
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the backends that prepared calls, in turn."""
+    found: list[str] = []
+
+    def watch(backend: Backend) -> None:
+        prepare = backend.prepare
+
+        def naming(problem: Problem) -> Attend | None:
+            attend = prepare(problem)
+            found.extend([backend.name] * (attend is not None))
+            return attend
+
+        monkeypatch.setattr(backend, "prepare", naming)
+
+    for backend in (dispatch.BACKENDS["native"], dispatch.BACKENDS["sdpa"]):
+        watch(backend)
+    monkeypatch.setattr(native, "slow_mkl", lambda: False)
+    return found
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options", "by"),
+    [
+        ("nope", {}, ["sdpa"]),
+        ("rope", {}, ["native"]),
+        ("nope", {"groups": 2}, []),
+        ("nope", {"width": 5}, []),
+        ("alibi", {}, ["native"]),
+    ],
+)
+def test_the_fastest_backend_prepares_a_call(
+    name: str, options: dict[str, int], by: list[str], causal: bool, prepared: list[str]
+) -> None:
+    for found, wanted in call(name, causal=causal, **options):
+        torch.testing.assert_close(found, wanted, atol=3e-6, rtol=1e-5)
+    assert prepared == by
+
+
+@pytest.mark.parametrize(("wide", "by"), [(True, ["native"]), (False, ["sdpa"])])
+def test_the_kernels_prepare_bfloat16_where_they_are_faster(
+    wide: bool, by: list[str], prepared: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "AVX512", wide)
+    for found, wanted in call("nope", dtype=torch.bfloat16):
+        torch.testing.assert_close(found, wanted, atol=2e-2, rtol=2e-2)
+    assert prepared == by
+
+
+def test_windows_are_left_to_the_plan_of_each_call(prepared: list[str]) -> None:
+    seen = Grid.of(Layout.sequence(140), causal=True, window=9)
+    with torch.no_grad():
+        for seed in range(3):
+            q, k, v = tensors(140, seed)
+            found = attend(q, k, v, seen, make("nope"))
+            wanted = attend(q, k, v, seen, make("nope"), backend="reference")
+            torch.testing.assert_close(found, wanted, atol=3e-6, rtol=1e-5)
+    assert prepared == []
 
 
 def test_each_result_has_its_own_memory() -> None:

@@ -15,7 +15,7 @@ from posenc.attention.cache import LayerCache
 from posenc.attention.call import AttentionCall
 from posenc.attention.decoding import refusal_of_last
 from posenc.attention.differentiation import differentiable_twice
-from posenc.attention.dispatch import FEW_LOGITS, choose, describe_repeats, refusals, repeated
+from posenc.attention.dispatch import choose, describe_repeats, refusals, repeated
 from posenc.attention.validation import require_softmax, validate
 from posenc.encoding import Encoding
 from posenc.grid import Grid
@@ -260,7 +260,7 @@ def explain(
         how = choice.plan.describe()
         kernels = choice.backend.kernels()
         how += f"; kernels: {kernels}" if kernels else ""
-        how += describe_repeats(call) if choice.rule == FEW_LOGITS else ""
+        how += describe_repeats(call) if choice.rule != "named" else ""
         return Explanation(choice.backend.name, how, choice.rule, refused, cached)
 
 

@@ -41,6 +41,9 @@ FEW = 2**16
 SMALL = 2**20
 """The same of blocks of queries; 4 MiB in float32."""
 
+MASKED, MASKED_HEAD = 2**18, 2**15
+"""Logits in all, and of one head, from which on kernels that skip masked blocks are faster."""
+
 FEW_UNSTRUCTURED = 2**14
 """The same where a score part has no structured form: its definition costs more."""
 
@@ -98,23 +101,26 @@ def repeated(call: AttentionCall, backend: str | Backend) -> Result | None:
 
 
 def describe_repeats(call: AttentionCall) -> str:
-    """The end of a sentence about calls like this one; empty where each is planned anew."""
-    if not repeatable(call, _prepare):
+    """The end of a sentence about calls like this one; empty where the first is like the others."""
+    native = BACKENDS["native"]
+    if _choose(call).backend is native or not repeatable(call, _prepare):
         return ""
     return "; from the second such call on by compiled kernels, prepared once"
 
 
 def _prepare(call: AttentionCall) -> Attend | None:
-    """Attention of calls like this one on the compiled kernels, where they are the choice.
+    """Attention of calls like this one by the backend of choice, or by the compiled kernels.
 
     Prepared, they are faster for few logits too.
     """
-    choice, native = _choose(call), BACKENDS["native"]
-    if native.unavailable(call.q.device) or (
-        choice.backend is not native and choice.rule != FEW_LOGITS
-    ):
-        return None
-    return native.prepare(call.problem(rotate))
+    choice, problem, native = _choose(call), call.problem(rotate), BACKENDS["native"]
+    backends = [choice.backend]
+    if not native.unavailable(call.q.device):
+        if native.outpaces_sdpa(problem, prepared=True):
+            backends.insert(0, native)
+        elif choice.rule == FEW_LOGITS:
+            backends.append(native)
+    return next(filter(None, (backend.prepare(problem) for backend in backends)), None)
 
 
 def refusals(call: AttentionCall) -> dict[str, str]:
@@ -225,7 +231,8 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
     if any(not isinstance(term, LowRank) for term in problem.lowered):
         return "terms by offset", kernels
     narrow = problem.q.dtype.itemsize < 4 and problem.q.requires_grad and torch.is_grad_enabled()
-    if logits > SMALL and (narrow or not problem.grid.dense):
+    masked = logits > SMALL or (logits > MASKED and queries * keys > MASKED_HEAD)
+    if narrow or (masked and not problem.grid.dense):
         return "masked pairs, or gradients in half precision", kernels
     reason = BACKENDS["native"].outpaces_sdpa(problem)
     return (reason, kernels) if reason else ("no terms by offset", ["sdpa", "native", *last])

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.attention.backends.common.base import (
+    Attend,
     Backend,
     Plan,
     Refusal,
@@ -24,7 +25,7 @@ from posenc.attention.backends.common.base import (
     refuse_rare,
 )
 from posenc.attention.backends.common.definition import lse_by_definition
-from posenc.attention.backends.common.flash_cpu import flash_forward
+from posenc.attention.backends.common.flash_cpu import flash_forward, prepare_flash
 from posenc.attention.backends.common.fused import fold_heads, fused_attention, shares_keys
 from posenc.attention.backends.common.sinks import beside_sinks
 from posenc.attention.problem.lowering import bias_by_offset, is_constant_table
@@ -49,6 +50,15 @@ class Sdpa(Backend):
     def plan(self, problem: Problem) -> Plan | Refusal:
         refusal = refuse_rare(problem, "sinks") or _unsupported(problem)
         return refusal or Plan(_description(problem), partial(_run, problem))
+
+    def prepare(self, problem: Problem) -> Attend | None:
+        grid, plan = problem.grid, self.plan(problem)
+        causal = _plainly_causal(grid)
+        plain = problem.rotation is None and not problem.lowered and (grid.dense or causal)
+        if isinstance(plan, Refusal) or not plain:
+            return None
+        found = prepare_flash(problem.q, problem.k, problem.v, causal=causal, scale=problem.scale)
+        return found and (lambda q, k, v: Result(*found(q, k, v)))
 
 
 def _unsupported(problem: Problem) -> Refusal | None:

@@ -112,10 +112,10 @@ class Backend(ABC):
         """Queries and keys rotated, by a kernel of its own where it has one."""
         return rotation.apply(q, k)
 
-    def outpaces_sdpa(self, problem: Problem) -> str:
+    def outpaces_sdpa(self, problem: Problem, *, prepared: bool = False) -> str:
         """Reason for which it is faster than PyTorch's fused attention without terms by offset.
 
-        As measured on machines like this; "" where it is not.
+        As measured on machines like this, planned anew or ``prepared``; "" where it is not.
         """
         return ""
 

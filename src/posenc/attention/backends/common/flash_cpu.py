@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,6 +40,24 @@ def flash_forward(
     q, k, v = _rows(q), _rows(k), _rows(v)
     result: tuple[Tensor, Tensor] = _Flash.apply(q, k, v, mask, causal, scale)  # type: ignore[no-untyped-call]
     return result
+
+
+def prepare_flash(
+    q: Float[Tensor, "B H Q D"],
+    k: Float[Tensor, "B G K D"],
+    v: Float[Tensor, "B G K E"],
+    *,
+    causal: bool,
+    scale: float,
+) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+    """``flash_forward`` of operands of the same shapes and strides, without gradients.
+
+    None where the kernel does not take them as they are.
+    """
+    fit = q.shape[:2] == k.shape[:2] and k.shape == v.shape and q.shape[3] == k.shape[3]
+    if not (fit and all(_rows(x) is x for x in (q, k, v))):
+        return None
+    return lambda q, k, v: _FORWARD(q, k, v, 0.0, causal, scale=scale)
 
 
 class _Flash(torch.autograd.Function):

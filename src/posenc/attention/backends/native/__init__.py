@@ -43,7 +43,7 @@ ONE_HEAD = 2**13
 """Logits of one head from which on the kernels outpace PyTorch's fused attention where they can."""
 
 MANY = 2**20
-"""Logits in all from which on rotating in the kernels is worth while."""
+"""Logits in all from which on unprepared kernels are worth their time before they begin."""
 
 AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 """True where the kernels, rotating as they read, beat a rotation and PyTorch's fused attention."""
@@ -63,14 +63,19 @@ class Native(Backend):
     def rotate(self, rotation: Rotation, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return rotate(rotation, q, k)
 
-    def outpaces_sdpa(self, problem: Problem) -> str:
+    def outpaces_sdpa(self, problem: Problem, *, prepared: bool = False) -> str:
         batch, heads, queries, _ = problem.q.shape
         pairs = queries * problem.k.shape[2]
         if queries >= 16 and pairs >= ONE_HEAD and slow_mkl():
             return "no terms by offset, on a processor that MKL is slow on"
-        rotation, many = problem.rotation, batch * heads * pairs > MANY
-        if AVX512 and many and rotation and serves_inside(rotation, problem.q, problem.k):
+        rotation = problem.rotation
+        if not (AVX512 if batch * heads * pairs > MANY else prepared):
+            return ""
+        if rotation and serves_inside(rotation, problem.q, problem.k):
             return "nothing but a rotation"
+        narrow = problem.q.dtype == torch.bfloat16 and AVX512 and rotation is None
+        if narrow and queries >= 16 and pairs >= ONE_HEAD:
+            return "no terms by offset, in bfloat16"
         return ""
 
     def unavailable(self, device: torch.device) -> Refusal | None:
