@@ -19,6 +19,7 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention.backends.common.flash_cpu import flash_forward
+from posenc.attention.backends.native.build import missing
 from posenc.errors import ArgumentError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="mprotect is POSIX")
@@ -191,3 +192,42 @@ def test_the_raw_kernel_is_given_what_fits_only() -> None:
     ):
         with pytest.raises(ArgumentError, match="operands of one batch size"):
             flash_forward(*wrong)
+
+
+@pytest.mark.skipif(missing() is not None, reason="needs the compiled kernels")
+@pytest.mark.parametrize("name", ["alibi", "rope", "deberta", "cope"])
+@pytest.mark.parametrize("groups", [2, HEADS])
+def test_outputs_and_gradients_lie_as_the_operands(name: str, groups: int) -> None:
+    """Heads of a token stay side by side: what a linear map makes and takes is not copied."""
+    encoding, grid, operands = _of_linear_maps(name, groups)
+    apart = [x.detach().contiguous().requires_grad_() for x in operands]
+    results = []
+    for tensors in (operands, apart):
+        output = attend(*tensors, grid, encoding, backend="native")
+        weighted = output * torch.arange(300.0)[:, None]
+        results.append((output, *torch.autograd.grad(weighted.sum(), tensors)))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-3)
+        assert expected.is_contiguous()
+        assert found.transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.skipif(missing() is not None, reason="needs the compiled kernels")
+@pytest.mark.parametrize("name", ["nope", "alibi", "rope"])
+def test_outputs_of_prepared_calls_lie_as_the_values(name: str) -> None:
+    encoding, grid, operands = _of_linear_maps(name, HEADS)
+    with torch.no_grad():
+        expected = attend(*operands, grid, encoding, backend="reference")
+        for _ in range(3):  # the second call is prepared
+            output = attend(*operands, grid, encoding)
+    torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
+    assert output.transpose(1, 2).is_contiguous()
+
+
+def _of_linear_maps(name: str, groups: int) -> tuple[Encoding, Grid, list[Tensor]]:
+    """An encoding, a causal grid, and operands whose tokens are rows of matrices."""
+    torch.manual_seed(0)
+    encoding = posenc.create(name, dim=HEADS * WIDTH, heads=HEADS, max_length=300, causal=True)
+    rows = [torch.randn(2, 300, n, WIDTH, requires_grad=True) for n in (HEADS, groups, groups)]
+    grid = Grid.of(Layout.sequence(300), causal=True)
+    return encoding, grid, [x.transpose(1, 2) for x in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -169,6 +170,19 @@ def four_axes(name: str, x: Tensor) -> Float[Tensor, "b h rows features"]:
 
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
+
+
+def empty_like_tokens(
+    like: Float[Tensor, "B H L D"], size: Sequence[int], dtype: torch.dtype | None = None
+) -> Float[Tensor, "*parts B H L F"]:
+    """Memory in which each token's heads are side by side if those of ``like`` are.
+
+    So that neither outputs nor gradients are copied between attention and a linear map.
+    """
+    *others, heads, tokens, features = size
+    if like.stride(1) < like.stride(2):
+        return like.new_empty(*others, tokens, heads, features, dtype=dtype).transpose(-3, -2)
+    return like.new_empty(size, dtype=dtype)
 
 
 def contiguous_rows(x: Tensor) -> Tensor:

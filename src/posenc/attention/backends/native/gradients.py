@@ -8,7 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.backends.native.arguments import Arguments, four_axes, holds_all
+from posenc.attention.backends.native.arguments import (
+    Arguments,
+    empty_like_tokens,
+    four_axes,
+    holds_all,
+)
 from posenc.attention.backends.native.library import Operand, Tokens
 from posenc.attention.backends.native.pairs import pair_gradients, sum_to_tensors
 from posenc.attention.problem.spans import Spans
@@ -30,13 +35,15 @@ class Room:
         self.call = call
         x, record, splits = call.struct, call.record, call.splits
         x.splits, self.parts = splits, x.chunks * splits
-        self.dq = torch.empty(record.q.shape, dtype=record.q.dtype)
+        self.dq = empty_like_tokens(record.q, record.q.shape)
         whole = splits == 1 and x.heads == x.groups
         self.dk, self.dv = (
-            torch.empty(
-                *(splits, x.batch, x.heads, *t.shape[2:]), dtype=t.dtype if whole else call.dtype
+            empty_like_tokens(
+                like,
+                (splits, x.batch, x.heads, *like.shape[2:]),
+                like.dtype if whole else call.dtype,
             )
-            for t in (record.k, record.v)
+            for like in (record.k, record.v)
         )
         x.dq, x.dk, x.dv = Tokens.of(self.dq), Tokens.of(self.dk[0]), Tokens.of(self.dv[0])
         x.dk_split, x.dv_split = self.dk.stride(0), self.dv.stride(0)
@@ -60,7 +67,7 @@ class Room:
         size = x.batch if of_tokens(name) else 1, x.heads, operand.rows, operand.features
         dtype = torch.float64 if name == "column" else call.dtype
         parts = 1 if "Q" in AXES[name] else call.splits if of_tokens(name) else self.parts
-        room = empty_like_tokens(name, term, (parts, *size), dtype)
+        room = _empty(name, term, (parts, *size), dtype)
         operand.gradient, operand.part = Tokens.of(room[0]), room.stride(0)
         return room
 
@@ -71,7 +78,9 @@ class Room:
         for name, like, parts in (("k", record.k, self.dk), ("v", record.v, self.dv)):
             total = _total(parts)
             if x.heads != x.groups:
-                total = total.view(x.batch, x.groups, -1, *total.shape[2:]).sum(2)
+                shared = total.view(x.batch, x.groups, -1, *total.shape[2:])
+                total = empty_like_tokens(like, like.shape, total.dtype)
+                torch.sum(shared, 2, out=total)
             found[name] = total.to(like.dtype)
         for name, term in self.terms.items():
             found[f"terms.{name}"] = _of_term(name, self.room[name], term, self.call.spans)
@@ -81,13 +90,12 @@ class Room:
         return found | {f"pairs.tensors.{at}": x for at, x in enumerate(of_pairs)}
 
 
-def empty_like_tokens(
+def _empty(
     name: str, like: Tensor, size: tuple[int, ...], dtype: torch.dtype
 ) -> Float[Tensor, "parts B H L F"]:
-    """Room of a size; of factors, each token's heads are side by side if the factor's are."""
-    parts, batch, heads, tokens, features = size
-    if name.endswith("factor") and like.stride(1) < like.stride(2):
-        return like.new_empty(parts, batch, tokens, heads, features, dtype=dtype).transpose(2, 3)
+    """Room for the gradient of an operand."""
+    if name.endswith("factor"):
+        return empty_like_tokens(like, size, dtype)
     return like.new_empty(size, dtype=dtype)
 
 
@@ -100,7 +108,7 @@ def _of_term(name: str, parts: Tensor, like: Tensor, spans: Spans | None) -> Ten
     total, (batch, heads, *_) = _total(parts), four_axes(name, like).shape
     total = total.sum_to_size(batch, heads, *total.shape[2:])
     if name.endswith("factor") and (len(parts) > 1 or total.shape != parts.shape[1:]):
-        return empty_like_tokens(name, like, (1, *like.shape), like.dtype)[0].copy_(total)
+        return empty_like_tokens(like, like.shape).copy_(total)
     if "N" in AXES[name] and spans is not None and not holds_all(spans, like):
         whole = torch.zeros(1, *like.shape, dtype=total.dtype)
         total = whole.index_add_(2, spans.buckets, total)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from posenc.attention.backends.common.operator import Gradients, Operator
-from posenc.attention.backends.native.arguments import Arguments
+from posenc.attention.backends.native.arguments import Arguments, empty_like_tokens
 from posenc.attention.backends.native.build import library
-from posenc.attention.backends.native.gradients import OPTIONAL, Room, empty_like_tokens
+from posenc.attention.backends.native.gradients import OPTIONAL, Room
 from posenc.attention.backends.native.library import Tokens
 from posenc.attention.problem.record import KernelProblem
 
@@ -44,14 +44,14 @@ def compute_gradients(
 def _empty_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
     q, v = record.q, record.v
     lse = q.new_empty(q.shape[:3], dtype=torch.float64)
-    return v.new_empty(*q.shape[:3], v.shape[-1]), lse
+    return empty_like_tokens(v, (*q.shape[:3], v.shape[-1])), lse
 
 
 def _empty_gradient(path: str, x: Tensor, wanted: bool) -> Tensor | None:
     if path in WITHOUT_GRADIENT or path.startswith("rotary.") or (path in OPTIONAL and not wanted):
         return None
-    if path.endswith("factor"):
-        return empty_like_tokens(path, x, (1, *x.shape), x.dtype)[0]
+    if path in ("q", "k", "v") or path.endswith("factor"):
+        return empty_like_tokens(x, x.shape)
     return x.new_empty(x.shape)
 
 

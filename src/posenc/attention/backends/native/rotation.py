@@ -104,7 +104,7 @@ class _Rotate(torch.autograd.Function):
         ctx.save_for_backward(cosine, sine)
         ctx.adjacent, ctx.conjugate = adjacent, conjugate
         x = x if x.stride(-1) == 1 else x.contiguous()
-        out = torch.empty(x.shape, dtype=x.dtype)
+        out = torch.empty_like(x)  # each token's heads stay where they are
         strides = (
             0 if n == 1 else step for n, step in zip(cosine.shape, cosine.stride(), strict=True)
         )
