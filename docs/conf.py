@@ -25,9 +25,9 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "choices",
     "languages",
+    "line_ends",
     "mathml",
     "pictures",
-    "unbroken",
 ]
 exclude_patterns = [
     "_ext",
