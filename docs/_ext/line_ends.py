@@ -38,9 +38,7 @@ def break_names(
         begin, name, end = match.groups()
         return begin + BETWEEN.sub(f"{end}<wbr>{begin}", name) + end
 
-    context["body"] = CELL.sub(
-        lambda cell: NAME.sub(offered, cell[0]), context.get("body", "")
-    )
+    context["body"] = CELL.sub(lambda cell: NAME.sub(offered, cell[0]), context.get("body", ""))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

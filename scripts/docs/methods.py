@@ -47,8 +47,8 @@ def overview(sheets: Sequence[Sheet]) -> str:
 
 # Methods
 
-The {len(sheets)} methods of `posenc.create`, each with a page of its formula, picture, code and claims.
-[Choose](../choose/index.md) says which to take; `posenc gallery` draws them all.
+The {len(sheets)} methods of `posenc.create`, each with a page of its formula, picture, code and
+claims. [Choose](../choose/index.md) says which to take; `posenc gallery` draws them all.
 
 ## What each promises
 
@@ -65,8 +65,9 @@ tokens depends on how many others there are.
 B batch, H heads, Q queries, K keys, L tokens, D head width, C model width, N buckets. *Cost* is
 work and memory beside plain attention's; *parameters* are those of {size()};
 what layers share is counted once.
-{" and ".join(f"`{name}`" for name in everywhere)} serve every method; *on the CPU* and *on CUDA* are the other backends that can
-serve it there, whatever machine made this page; a table that needs a gradient can go to fewer.
+{" and ".join(f"`{name}`" for name in everywhere)} serve every method; *on the CPU* and
+*on CUDA* are the other backends that can serve it there, whatever machine made this page; a table
+that needs a gradient can go to fewer.
 `triton` and `flex` have kernels for CUDA only, and so has `fla`: flash-linear-attention's, where it
 is installed, for whole causal sequences of `forgetting`, `cable` and `path` in 16 bits.
 `posenc.explain` says which one `backend="auto"` takes for a call of yours, on your machine.
