@@ -1,9 +1,9 @@
 """Name the published versions of the site to one another.
 
-``python scripts/versions.py SITE``: SITE has a folder a version, such as ``dev`` and ``v0.1.0``. Each
-gets the list of all, which its pages show in their header, and SITE a page that leads to the newest
-release. Without a network: the list is a script in each folder, so that pages opened as files have
-it too.
+``python scripts/versions.py SITE``: SITE has a folder a version, such as ``dev`` and ``v0.1.0``.
+Each gets the list of all, which its pages show in their header, and SITE a page that leads to the
+newest release. Without a network: the list is a script in each folder, so that pages opened as
+files have it too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def write(site: Path) -> None:
     """Write the lists, and the page at the root."""
     names = published(site)
     if not names:
-        raise SystemExit(f"{site} has no folder with {LIST}. Remedy: make site, then copy build/docs")
+        raise SystemExit(
+            f"{site} has no folder with {LIST}. Remedy: make site, then copy build/docs"
+        )
     for name in names:
         path = site / name / LIST
         head = path.read_text().partition("const versions")[0]

@@ -52,7 +52,7 @@ AMBIGUOUS = {
 ELSEWHERE = ("start/glossary", "about/changes", "reference/api/", "zh/")
 """Pages, by the beginnings of their names, that are not linked."""
 
-APART = (nodes.literal, nodes.reference, nodes.term, pending_xref)
+APART = (nodes.literal, nodes.math, nodes.reference, nodes.term, pending_xref)
 WORDS = re.compile(r"\b(?:" + "|".join(f"({form})" for form in GLOSSED.values()) + r")\b")
 
 
