@@ -24,10 +24,11 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     "choices",
+    "glossed",
     "languages",
+    "line_ends",
     "mathml",
     "pictures",
-    "unbroken",
 ]
 exclude_patterns = [
     "_ext",
@@ -81,7 +82,8 @@ html_title = f"posenc {release}"
 html_static_path = ["_static"]
 html_extra_path = ["_extra"]  # the explorer's page, as it is
 html_css_files = ["site.css"]
-html_js_files = [(name, {"defer": "defer"}) for name in ("choices.js", "sidebar.js")]
+SCRIPTS = ("choices.js", "sidebar.js", "versions.js", "switcher.js")
+html_js_files = [(name, {"defer": "defer"}) for name in SCRIPTS]
 html_context = {"default_mode": "auto"}
 html_math_renderer = "mathml"
 html_show_sourcelink = False

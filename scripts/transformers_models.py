@@ -122,6 +122,7 @@ stays as it is. *By the interface*: `accelerate(model)` or `attn_implementation=
 followed by what is missing: an argument that posenc's attention refuses by name, or attention that
 is not on transformers' interface. All others of transformers have plain attention.
 
+{{.filtered}}
 | model | has | served |
 |---|---|---|
 {chr(10).join(rows)}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
-from languages import translate
+from languages import FOLDER, translate
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -100,6 +100,7 @@ HEADS = {
     "memory": "memory, MB",
     "used": "used by",
 }
+FILTERS = ("site", "axes", "causal", "extrapolates", "used")
 CONTROLS = ("any", "a released model", "words", "# of # methods")
 """Words of the filters, which the script writes."""
 
@@ -112,12 +113,14 @@ class Choices(SphinxDirective):
         body = "".join(
             f"<tr>{''.join(self.cell(row, column) for column in HEADS)}</tr>" for row in rows()
         )
+        columns = list(HEADS)
         words = html.escape(json.dumps({text: self.word(text) for text in CONTROLS}))
         table = (
-            f'<div class="choices" data-filters="site axes causal extrapolates used"'
-            f' data-words="{words}"><div class="choices-table" tabindex="0" role="group"'
-            f' aria-label="{self.word("All methods")}">'
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
+            f'<div class="choices"><div class="scrolled" tabindex="0" role="group"'
+            f' aria-label="{self.word("All methods")}"><table class="filtered table"'
+            f' data-filters="{" ".join(str(columns.index(name)) for name in FILTERS)}"'
+            f' data-given="{columns.index("used")}" data-words="{words}">'
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
         )
         return [nodes.raw("", table, format="html")]
 
@@ -126,16 +129,20 @@ class Choices(SphinxDirective):
         return translate(text, self.env.docname)
 
     def cell(self, row: dict[str, str], column: str) -> str:
-        """A cell; the method is the row's head, and links to its page."""
+        """A cell; the method is the row's head, and links to its page.
+
+        A claim is an English sentence, which Chinese pages leave to the method's page.
+        """
         text = html.escape(row[column])
         if column == "name":
             root = "../" * self.env.docname.count("/")
             link = f'<a href="{root}methods/{text}.html"><code>{text}</code></a>'
             return f'<th scope="row">{link}</th>'
-        notes = f' title="{html.escape(row["claim"])}"' if column == "extrapolates" else ""
-        notes += " data-any" if text == "any" else ""
         shown = ", ".join(self.word(part) for part in text.split(", "))
-        return f'<td data-column="{column}"{notes}>{shown}</td>'
+        note = ""
+        if column == "extrapolates" and not self.env.docname.startswith(FOLDER):
+            note = f' title="{html.escape(row["claim"])}"'
+        return f'<td data-column="{column}"{note}>{shown}</td>'
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -1,16 +1,25 @@
-// Filters above the table of methods: a choice a column, a field for words, and the number of rows shown.
+// Filters above long tables: a choice for each column of few values, a field for words, and the number of rows shown.
+// Cells get their column's head, which stands before them on a phone.
 "use strict";
 
-for (const box of document.querySelectorAll(".choices")) {
-  const rows = [...box.querySelectorAll("tbody tr")];
-  const columns = box.dataset.filters.split(" ");
-  const words = JSON.parse(box.dataset.words);
-  const cell = (row, column) => row.querySelector(`[data-column="${column}"]`);
-  const value = (row, column) => cell(row, column).textContent;
-  const heads = [...box.querySelectorAll("thead th")].map((head) => head.textContent);
-  const cells = [...rows[0].children].map((cell) => cell.dataset.column);
+const MOST = 10; // values of a column that is chosen by
+
+for (const table of document.querySelectorAll("table.filtered")) {
+  const { filters, given } = table.dataset; // columns to choose by, and one whose cells may be empty, if not as found
+  const english = { any: "any", words: "words", "# of # methods": "# of #" };
+  const words = table.dataset.words ? JSON.parse(table.dataset.words) : english;
+  const heads = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+  const rows = [...table.tBodies[0].rows];
+  const parts = (row, column) => row.cells[column].textContent.split(", ");
+  const distinct = (column) => [...new Set(rows.flatMap((row) => parts(row, column)))].filter(Boolean);
+  const few = (column) => distinct(column).length > 1 && distinct(column).length <= MOST;
+  const columns = filters ? filters.split(" ").map(Number) : [...heads.keys()].filter(few);
   const controls = document.createElement("form");
   const fields = [];
+
+  for (const row of rows) {
+    for (const [column, head] of heads.entries()) row.cells[column].dataset.head = head;
+  }
 
   const add = (text, control) => {
     const label = document.createElement("label");
@@ -22,31 +31,30 @@ for (const box of document.querySelectorAll(".choices")) {
 
   for (const column of columns) {
     const select = document.createElement("select");
-    const parts = column === "used"
-      ? [words["a released model"]]
-      : [...new Set(rows.flatMap((row) => value(row, column).split(", ")))].sort();
-    for (const part of [words.any, ...parts.filter((part) => part !== words.any)]) {
+    const offered = column === Number(given) ? [words["a released model"]] : distinct(column).sort();
+    for (const part of [words.any, ...offered.filter((part) => part !== words.any)]) {
       const option = document.createElement("option");
       option.value = part === words.any ? "" : part;
       option.textContent = part;
       select.append(option);
     }
-    fields.push([column, add(heads[cells.indexOf(column)], select)]);
+    fields.push([column, add(heads[column], select)]);
   }
   const search = document.createElement("input");
   search.type = "search";
   add(words.words, search);
   const count = document.createElement("output");
   controls.append(count);
+  controls.className = "filters";
   controls.addEventListener("submit", (event) => event.preventDefault());
-  box.prepend(controls);
+  table.parentElement.before(controls);
 
   function update() {
-    const fits = (row) => fields.every(([column, select]) => {
-      const parts = value(row, column).split(", ");
-      if (column === "used") return !select.value || parts[0] !== "";
-      return !select.value || parts.includes(select.value) || "any" in cell(row, column).dataset;
-    }) && row.textContent.toLowerCase().includes(search.value.toLowerCase());
+    const typed = search.value.toLowerCase().split(/\s+/);
+    const fits = (row) => fields.every(([column, { value }]) => {
+      if (column === Number(given)) return !value || parts(row, column)[0] !== "";
+      return !value || parts(row, column).some((part) => part === value || part === words.any);
+    }) && typed.every((word) => row.textContent.toLowerCase().includes(word));
     let shown = 0;
     for (const row of rows) {
       row.hidden = !fits(row);

@@ -24,7 +24,7 @@ def index() -> str:
         (
             f"[`{name}`]({name}.md)",
             listed(entry.on),
-            TRAINING[entry.claims.training].split(",")[0],
+            entry.claims.training,
             f"`{entry.claims.transformers}`" if entry.claims.transformers else "",
             prose(entry.claims.expect),
         )
@@ -38,10 +38,13 @@ def index() -> str:
 {len(EXTENSIONS)} methods stretch a trained encoding past its length. [Which extension](which.md)
 to take depends on what you have; [what each costs](../results/stretching.md) was measured.
 
+*Fine-tuning* after it is *needed*, or *helps* a method that works without, or is *none*: the method
+is made to work without. `rope_type` is the name in transformers, where it has the method.
+
+{{.filtered}}
 {table(heads, rows)}
 
-`rope_type` is the name in transformers, where it has the method. Methods join by `+`, such as
-`rerope+log_n`.
+Methods join by `+`, such as `rerope+log_n`.
 
 ```{{toctree}}
 :hidden:

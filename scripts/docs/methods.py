@@ -29,19 +29,26 @@ WAYS = (
 
 def overview(sheets: Sequence[Sheet]) -> str:
     """The tables of all methods."""
-    heads = ["method", "sites", "relative", "axes", "causal only", "trainable"]
-    heads += ["depends on the length", "past its training length"]
+    heads = ("method", "site", "axes", "traits", "past the trained length")
     promises = table(heads, ([link(told), *promise(told)] for told in sheets))
+    everywhere = common(sheets)
     costs = table(
         ("method", "cost", "parameters", "on the CPU", "on CUDA", "source"),
-        ([link(told), *cost(told)] for told in sheets),
+        (
+            (
+                *(link(told), told.entry.claims.cost, told.size),
+                *(others(told, device, everywhere) for device in PLACES),
+                cited(told),
+            )
+            for told in sheets
+        ),
     )
     return f"""{MADE}
 
 # Methods
 
-The {len(sheets)} methods of `posenc.create`, from what the registry knows of them. `posenc gallery`
-draws them all; `posenc show NAME` draws one.
+The {len(sheets)} methods of `posenc.create`, each with a page of its formula, picture, code and
+claims. [Choose](../choose/index.md) says which to take; `posenc gallery` draws them all.
 
 ## What each promises
 
@@ -50,6 +57,7 @@ The laws in `posenc.testing` hold every method to these claims; the exceptions a
 *Causal only*: meaningless without a causal mask. *Depends on the length*: what happens between two
 tokens depends on how many others there are.
 
+{{.filtered}}
 {promises}
 
 ## What each costs
@@ -57,12 +65,14 @@ tokens depends on how many others there are.
 B batch, H heads, Q queries, K keys, L tokens, D head width, C model width, N buckets. *Cost* is
 work and memory beside plain attention's; *parameters* are those of {size()};
 what layers share is counted once.
-*On the CPU* and *on CUDA* are the backends that can serve it there, whatever machine made this
-page; a table that needs a gradient can go to fewer. `triton` and `flex` have kernels for CUDA only,
-and so has `fla`: flash-linear-attention's, where it is installed, for whole causal sequences of
-`forgetting`, `cable` and `path` in 16 bits.
+{" and ".join(f"`{name}`" for name in everywhere)} serve every method; *on the CPU* and
+*on CUDA* are the other backends that can serve it there, whatever machine made this page; a table
+that needs a gradient can go to fewer.
+`triton` and `flex` have kernels for CUDA only, and so has `fla`: flash-linear-attention's, where it
+is installed, for whole causal sequences of `forgetting`, `cable` and `path` in 16 bits.
 `posenc.explain` says which one `backend="auto"` takes for a call of yours, on your machine.
 
+{{.filtered}}
 {costs}
 
 ```{{toctree}}
@@ -136,9 +146,12 @@ def claimed(told: Sheet) -> list[str]:
     if claims.exceptions:
         lines = (f"- `{law}`: {prose(reason)}" for law, reason in claims.exceptions.items())
         blocks += ["Laws of `posenc.testing` that it does not keep:", "\n".join(lines)]
-    heads = ("cost", "parameters", "on the CPU", "on CUDA", "source")
-    rows = [("past its training length", claims.extrapolates)]
-    rows += list(zip(heads, cost(told), strict=True))[:-1]
+    rows = [
+        ("past the trained length", claims.extrapolates),
+        ("cost", claims.cost),
+        ("parameters", told.size),
+        *((place, told.served(device)) for device, place in PLACES.items()),
+    ]
     return [*blocks, table(("", ""), rows), *refusals(told)]
 
 
@@ -172,21 +185,26 @@ def refusals(told: Sheet) -> list[str]:
 def promise(told: Sheet) -> Iterable[str]:
     claims = told.entry.claims
     yield ", ".join(claims.sites).replace("_", "/") or "none"
-    yield mark(claims.relative)
     yield "any" if claims.axes is None else ", ".join(map(str, claims.axes))
-    yield mark(claims.causal_only)
-    yield mark(claims.trainable)
-    yield mark(claims.length_dependent)
+    yield ", ".join(trait for trait in told.traits if not trait.endswith(("axis", "axes")))
     yield claims.extrapolates
 
 
-def cost(told: Sheet) -> Iterable[str]:
+def common(sheets: Iterable[Sheet]) -> list[str]:
+    """Backends that serve every method on every device, training included."""
+    served = [set(names) for told in sheets for d in PLACES for names in told.backends[d].values()]
+    return sorted(set.intersection(*served))
+
+
+def others(told: Sheet, device: str, everywhere: Sequence[str]) -> str:
+    """Backends on a device but those that serve every method."""
+    return ", ".join(x for x in told.backends[device]["inference"] if x not in everywhere)
+
+
+def cited(told: Sheet) -> str:
+    """A link to its publication, by authors and year."""
     citation = told.entry.citation
-    yield told.entry.claims.cost
-    yield told.size
-    yield told.served("cpu")
-    yield told.served("cuda")
-    yield "" if citation is None else f"[{citation.authors} {citation.year}]({citation.url})"
+    return "" if citation is None else f"[{citation.authors} {citation.year}]({citation.url})"
 
 
 def size() -> str:
@@ -198,7 +216,3 @@ def size() -> str:
 
 def link(told: Sheet) -> str:
     return f"[`{told.name}`]({told.name}.md)"
-
-
-def mark(claimed: bool) -> str:
-    return "yes" if claimed else ""

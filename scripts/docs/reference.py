@@ -208,4 +208,7 @@ def parameters(command: Any) -> str:
         flag = getattr(parameter, "is_flag", False)
         value = "" if flag or default is None or parameter.required else f"`{default}`"
         rows.append((", ".join(f"`{name}`" for name in names), value, record.replace("<", "\\<")))
-    return table(("option", "default", "meaning"), rows)
+    heads = ("option", "default", "meaning")
+    if not any(value for _, value, _ in rows):
+        return table(heads[::2], (row[::2] for row in rows))
+    return table(heads, rows)

@@ -104,5 +104,36 @@ QUESTIONS: dict[str, tuple[tuple[str, ...], str]] = {
         "one effective length with an interval",
     ),
     "How much slower than SDPA is T5's bias over 2,048 tokens?": (("Results", "Speed"), "2,048"),
+    "How do I use it in cross-attention?": (
+        ("Start", "Glossary"),
+        "Grid(layout, other) cross-attention",
+    ),
+    "Is Gemma 3 among the models that accelerate serves?": (
+        ("Reference", "Models of transformers"),
+        "gemma3",
+    ),
+    "Are outputs the same after accelerate?": (
+        ("Speed up",),
+        "outputs and gradients are the same up to rounding",
+    ),
+    "Does it know grouped-query attention?": (("Start", "Five-minute tour"), "grouped-query heads"),
+    "Does it train with FSDP?": (("Guides", "Over machines"), "DDP or FSDP2"),
+    "What do I check in CI after a command?": (("Reference", "Command line"), "Exit codes: 0 done"),
+    "Does it run on Windows?": (("Start", "Install"), "Windows among them"),
+    "Does llama.cpp take a stretched model?": (("Stretch",), "that a GGUF file needs"),
+    "What does unlearned in my report mean?": (
+        ("Start", "Glossary"),
+        "a model has not learned the trained length",
+    ),
+    "What does differs beside an engine mean?": (
+        ("Start", "Glossary"),
+        "it rotates as transformers does",
+    ),
+    "What becomes of rope_theta in config.json after NTK?": (
+        ("Extensions", "Which extension"),
+        "a larger rope_theta",
+    ),
+    "Is there a notebook for Colab?": (("Start",), "Notebooks for Jupyter and Colab"),
+    "Where are the pages of an older release?": (("About",), "beside earlier ones"),
     "Which license, and how do I contribute?": (("About",), "a method in one file"),
 }

@@ -174,3 +174,51 @@ def test_formulas_are_written_along_the_line(browser: playwright.Browser) -> Non
     sizes = [formula.bounding_box() for formula in page.locator(".formula math").all()]
     assert sizes
     assert all(size is not None and size["width"] > 2 * size["height"] for size in sizes)
+
+
+LONG = ("methods/index.html", "extensions/index.html", "reference/transformers-models.html")
+TALLEST = 3500
+"""Pixels of a page of long tables, at any width."""
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_tables_are_filtered_and_short(browser: playwright.Browser, name: str) -> None:
+    page = Visit(browser, site() / name, viewport={"width": 1280, "height": 800}).page
+    tables = page.locator("table.filtered")
+    for table in tables.all():
+        rows = table.locator("tbody tr")
+        assert table.locator("thead th").first.is_visible()
+        form = table.locator("xpath=preceding::form[@class='filters'][1]")
+        form.get_by_label("words").fill(rows.nth(5).locator("code").first.inner_text())
+        assert 0 < rows.filter(visible=True).count() < rows.count()
+        form.get_by_label("words").fill("")
+        select = form.locator("select").first
+        select.select_option(index=1)
+        assert 0 < rows.filter(visible=True).count() < rows.count()
+        select.select_option(index=0)
+        assert rows.filter(visible=True).count() == rows.count()
+    for width in (390, 768, 1280):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollHeight") < TALLEST
+
+
+def test_long_tables_are_read_without_scripts(browser: playwright.Browser) -> None:
+    page = browser.new_page(java_script_enabled=False)
+    page.goto((site() / "methods/index.html").as_uri())
+    for table in page.locator("table.filtered").all():
+        assert table.locator("tbody tr").filter(visible=True).count() > 50
+        assert table.locator("thead").is_visible()
+    assert page.locator("form.filters").count() == 0
+
+
+@pytest.mark.parametrize("name", ["choose/index.html", "zh/choose/index.html"])
+def test_a_row_is_a_paragraph_on_a_phone(browser: playwright.Browser, name: str) -> None:
+    page = Visit(browser, site() / name, viewport={"width": 390, "height": 800}).page
+    row = page.locator(".choices tbody tr").first
+    cells = row.locator("td").filter(visible=True)
+    assert 0 < cells.count() < row.locator("td").count(), "empty cells are left out"
+    label = "(e) => getComputedStyle(e, '::before').content"
+    assert cells.first.evaluate(label).strip('"').endswith(": ")
+    assert page.locator(".choices thead").is_hidden()
+    page.set_viewport_size({"width": 1280, "height": 800})
+    assert page.locator(".choices thead").is_visible()

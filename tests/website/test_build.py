@@ -17,6 +17,9 @@ from tests.website.questions import QUESTIONS
 pytestmark = pytest.mark.long
 LARGEST = 1_000_000
 """Bytes of a page."""
+MOST_PROGRAMS, MOST_PICTURES, MOST_BYTES = 12, 100, 40_000_000
+"""Examples that run, and pictures that are drawn, while the site is built, and its size: what a
+build within five minutes on two cores can bear."""
 WIDEST = 92
 """Characters of a line of Python, prompt included, that fit beside both sidebars at 1280 px."""
 
@@ -45,6 +48,16 @@ def test_pages_are_small() -> None:
     sizes = {name: page.path.stat().st_size for name, page in pages().items()}
     assert len(sizes) > 100
     assert not {name: size for name, size in sizes.items() if size > LARGEST}
+
+
+def test_the_site_stays_quick_to_build() -> None:
+    sources = [path.read_text() for path in (ROOT / "docs").rglob("*.md")]
+    drawn = sum(text.count("{picture} ") + text.count(":file: pictures/") for text in sources)
+    assert not [text for text in sources if "{code-cell}" in text], "no page runs while it is built"
+    assert len(list((ROOT / "docs" / "examples").glob("plot_*.py"))) <= MOST_PROGRAMS
+    assert len(ENCODINGS) <= drawn <= MOST_PICTURES
+    files = [path for path in site().rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= MOST_BYTES
 
 
 def test_every_task_has_its_page() -> None:
@@ -129,12 +142,11 @@ def test_chinese_pages_have_chinese_words_around() -> None:
 
 
 def test_titles_and_labels_of_chinese_pages_are_chinese() -> None:
-    """But for claims of methods, which are English sentences."""
     names = r'(?:title|aria-label|placeholder|alt)="([^"]*)"'
     for name, page in pages().items():
         if name.startswith("zh/"):
-            markup = re.sub(r'<td data-column="extrapolates"[^>]*>', "", page.path.read_text())
-            english = {text for text in re.findall(names, markup) if re.search("[A-Za-z]{3}", text)}
+            found = re.findall(names, page.path.read_text())
+            english = {text for text in found if re.search("[A-Za-z]{3}", text)}
             assert {text for text in english if not re.search("[\u4e00-\u9fff]", text)} == set(), (
                 name
             )
@@ -157,3 +169,13 @@ def test_pairs_and_intervals_stay_on_a_line() -> None:
     )
     assert re.search(r"<td><p>\d\.\d\d\u00a0/\u00a0\d\.\d\d</p></td>", pairs)
     assert re.search(r"<td><p>\d+\.\d% \(\d+\.\d\u00a0to\u00a0\d+\.\d\)</p></td>", intervals)
+
+
+def test_names_in_tables_end_lines_between_their_words() -> None:
+    text = pages()["about/bugs.html"].path.read_text()
+    cells = re.findall(r"<td.*?</td>", text, re.DOTALL)
+    pieces = [p for cell in cells for p in re.findall(r'<span class="pre">([^<]+)</span>', cell)]
+    assert len(pieces) > 500
+    assert max(map(len, pieces)) < 30
+    assert "attention/</span><wbr>" in text
+    assert "<wbr>" not in pages()["about/bugs.html"].text

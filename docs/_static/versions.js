@@ -1,0 +1,4 @@
+// Folders of published versions beside this one, newest first; scripts/versions.py writes them into each.
+"use strict";
+
+const versions = [];
