@@ -143,7 +143,7 @@ def _reason(error: NotServedError) -> str:
 
 def _effect(difference: str, agreement: float, length: int, goal: int) -> str:
     """The effect of a difference on texts."""
-    if difference in (IGNORED, OTHER):
+    if difference.startswith((IGNORED, OTHER)):
         at = f"at {goal:,} tokens angles agree by {agreement:.2f} of 1"
         return f"right for the first tokens, worse with each further one: {at}"
     if difference == BASE_TOO or difference.startswith("rotates "):

@@ -96,7 +96,7 @@ def _rope(
     written, base = config.written, rope.base
     if reads.windows and kind not in ("", FULL):
         base, given = float(_found(written, (reads.windows,), reads.local)), {}
-    width = rope.width
+    width: int = rope.width
     if not config.completed.get("qk_rope_head_dim"):
         told = next((written[name] for name in reads.widths if written.get(name)), None)
         width = told or int(rope.head * _found(written, reads.shares, reads.share))
@@ -111,7 +111,7 @@ def _of_layer(reads: Reads, written: Fields, kind: str, rope: Rope) -> Rope:
     given = every.get(kind or FULL) or {}
     base = float(_found(given, ("rope_theta",), reads.base))
     scaling = _scaling(reads, given)
-    share = 1.0
+    share: Any = 1.0
     if reads.shares or scaling["rope_type"] == "proportional":
         share = given.get(SHARE, written.get(SHARE) or 1.0)
     own = replace(rope, base=base, width=int(rope.head * share), parameters=scaling)
@@ -214,8 +214,10 @@ def _longrope(rope: Rope, length: int) -> Rotation:
 
 
 def _su(rope: Rope, length: int) -> Rotation:
-    usual = {"long_factor": [1.0] * len(rope.frequencies())}
-    return replace(rope, parameters=usual | rope.parameters).longrope("long", rope.length_gain())
+    usual: dict[str, Any] = {"long_factor": [1.0] * len(rope.frequencies())}
+    return replace(rope, parameters=usual | dict(rope.parameters)).longrope(
+        "long", rope.length_gain()
+    )
 
 
 def _su_scaled(rope: Rope, length: int) -> Rotation:
