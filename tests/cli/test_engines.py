@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable
@@ -9,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from posenc.cli.engines import engine_table
+from posenc.evaluation.doctor.engines import Engines
 from posenc.integrations.transformers import save
 from tests.evaluation.engines.released import RELEASED
 from tests.support.samples import next_token_model
@@ -69,6 +73,43 @@ def test_longest_texts_and_differences_without_a_remedy(posenc: Run, tmp_path: P
     words = " ".join(printed.split())
     assert "vLLM takes texts of up to 4,096 tokens unless it is told otherwise" in words
     assert "No line of config.json makes more engines rotate as transformers does." in words
+
+
+WINDOWS = {
+    "model_type": "gemma3_text", "num_hidden_layers": 6, "hidden_size": 64, "head_dim": 256,
+    "num_attention_heads": 4, "num_key_value_heads": 1, "max_position_embeddings": 32768,
+    "intermediate_size": 8, "vocab_size": 16,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_the_table_is_cut_at_no_width(width: int, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(WINDOWS))
+    terminal = Console(file=io.StringIO(), width=width)
+    with terminal.capture() as capture:
+        terminal.print(engine_table(Engines.of(tmp_path, "all")))
+    table = capture.get()
+    assert "…" not in table
+    assert max(map(len, table.splitlines())) <= width
+    for text in ("58,470 tokens", "45,122,677 tokens", "gain", "no limit", "sliding_attention"):
+        assert text in table
+    assert ("mlx-lm, full_attention" in table) is (width > 80)
+
+
+def test_a_model_without_a_rule_is_not_said_to_differ(posenc: Run, tmp_path: Path) -> None:
+    chunks = {"dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192}}
+    fields = RELEASED["Qwen2.5-7B-Instruct-1M"] | SMALL | chunks
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    code, printed, said = posenc("doctor", tmp_path, *DOCTOR, "vllm")
+    assert code == 0, said
+    words = " ".join(printed.split())
+    assert "vLLM is not compared: it counts positions in chunks, by dual_chunk" in words
+    assert "No line of config.json" not in words
+    assert "differ" not in words.partition("By the rules of the engines")[2]
 
 
 def test_layers_that_rotate_by_no_rule_are_named(posenc: Run, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from posenc.reporting.line_names import LONGEST, apart, broken
+from posenc.reporting.line_names import LONGEST, apart, broken, distinct
 
 
 def test_what_is_far_apart_stays() -> None:
@@ -36,6 +36,46 @@ def test_long_names_are_broken_in_two(name: str, lines: list[str]) -> None:
     assert broken(name).split("\n") == lines
     assert max(map(len, lines)) <= LONGEST
     assert "\n" not in broken(name, lines=1)
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["yarn", "self_extend:group=8"], ["yarn", "self_extend:grou…"]),
+        (
+            ["self_extend:group=8", "self_extend:group=16"],
+            ["self_extend:gro…8", "self_extend:gr…16"],
+        ),
+        (
+            ["self_extend:group=8,window=512", "self_extend:group=4,window=512"],
+            ["self_…8,window=5…", "self_…4,window=5…"],
+        ),
+        (
+            [f"long_rope:search={n},temperature=1.{n}5" for n in (2, 3)] + ["long_rope:search=2"],
+            ["long_…2,temperat…", "long_…3,temperat…", "long_rope:searc…2"],
+        ),
+        (
+            ["transformers 5 layer one two", "transformers 5 layer one ten", "transformers 5, b"],
+            ["transformers …two", "transformers …ten", "transformers 5, b"],
+        ),
+    ],
+)  # fmt: skip
+def test_names_of_many_lines_differ(names: list[str], shown: list[str]) -> None:
+    found = distinct(names, lines=1)
+    assert len(set(found.values())) == len(names)
+    assert max(map(len, found.values())) <= LONGEST
+    assert list(found.values()) == shown
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_names_of_any_kind_differ(seed: int) -> None:
+    source = random.Random(seed)
+    words = ["self_extend", "yarn", "group=8", "group=16", "window=512", "temperature=1.25", "a"]
+    names = {":".join(source.choices(words, k=source.randint(1, 6))) for _ in range(20)}
+    for lines in (1, 2):
+        found = distinct(sorted(names), lines=lines)
+        assert len(set(found.values())) == len(names)
+        assert max(len(line) for text in found.values() for line in text.split("\n")) <= LONGEST
 
 
 @pytest.mark.parametrize("seed", range(50))

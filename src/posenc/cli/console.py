@@ -8,9 +8,9 @@ import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
@@ -93,13 +93,23 @@ def help_of(command: Callable[..., None]) -> str:
     return "\n\n".join([*rejoined, EXIT_CODES])
 
 
-def new_table(*columns: str, gap: int = 2, header: bool = True) -> Table:
-    """A table without lines: text in the first column, numbers in the others."""
+def new_table(
+    *columns: str, gap: int = 2, header: bool = True, wrapped: Collection[str] = ()
+) -> Table:
+    """A table without lines: text in the first column, numbers in the others.
+
+    Args:
+        columns: names.
+        gap: spaces between columns.
+        header: print the names.
+        wrapped: columns whose words go into several lines where the terminal is too narrow.
+    """
     table = Table(
         box=None, pad_edge=False, show_header=header, header_style="dim", padding=(0, gap, 0, 0)
     )
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+        justify: Literal["left", "right"] = "right" if index else "left"
+        table.add_column(column, justify=justify, no_wrap=column not in wrapped)
     return table
 
 

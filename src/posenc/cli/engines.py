@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from posenc.cli.console import OUT, new_table, print_line
@@ -39,11 +40,7 @@ def print_engines(engines: Engines, reading: Reading) -> None:
         print_line(
             f"By the rules of the engines, as read in {engines.served[0].read}:", style="bold"
         )
-        columns, rows = engines.table()
-        table = new_table(*columns)
-        for row in rows:
-            table.add_row(*row)
-        OUT.print(Padding(table, (0, 0, 0, 2)))
+        OUT.print(Padding(engine_table(engines), (0, 0, 0, 2)))
     for text in engines.sentences(reading):
         print_line(text)
     if engines.remedy is not None:
@@ -52,6 +49,15 @@ def print_engines(engines: Engines, reading: Reading) -> None:
             print_line(line, indent=2)
         if engines.remedy.left:
             print_line(sentence("still_left", remedy=engines.remedy))
+
+
+def engine_table(engines: Engines) -> Table:
+    """A row for each rotation; names are wrapped where the terminal is narrow."""
+    columns, rows = engines.table()
+    table = new_table(*columns, wrapped=(columns[0], columns[-1]))
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def print_serving(extended: Extended) -> None:

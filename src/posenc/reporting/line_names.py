@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import altair as alt
@@ -20,6 +20,10 @@ MANY = 10
 
 LONGEST, LONGEST_LEFT = 17, 9
 """Characters of a line of a name on the right, of which there are two, and on the left."""
+
+
+LONGEST_END, NEAR = 11, 4
+"""Characters of the end of a name whose middle is left out, and of the start of a word in it."""
 
 
 def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -60,6 +64,43 @@ def broken(name: str, *, lines: int = 2) -> str:
     return f"{name[: fits[-1]].rstrip()}\n{broken(name[fits[-1] :], lines=lines - 1)}"
 
 
+def distinct(names: Sequence[str], *, lines: int = 2) -> dict[str, str]:
+    """Names as they are shown: ``broken``, no two alike.
+
+    Those that would be cut to the same text are cut before the part in which they differ instead.
+    """
+    shown = {name: broken(name, lines=lines) for name in names}
+    for alike in _alike(shown):
+        shown |= _cut_within(alike)
+    return shown
+
+
+def _alike(shown: Mapping[str, str]) -> list[list[str]]:
+    """Names that are shown alike, together."""
+    groups: dict[str, list[str]] = {}
+    for name, text in shown.items():
+        groups.setdefault(text, []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _cut_within(names: Sequence[str]) -> dict[str, str]:
+    """Names that start alike, their common start replaced by an ellipsis after some letters."""
+    places = enumerate(zip(*names, strict=False))
+    start = next((n for n, letters in places if len(set(letters)) > 1), min(map(len, names)))
+    words = [match.end() for match in re.finditer(r"[ ,:=]+", names[0][:start])]
+    if words and start - words[-1] <= NEAR:
+        start = words[-1]
+    cut = {}
+    for name in names:
+        end = name[start:]
+        end = end if len(end) <= LONGEST_END else f"{end[: LONGEST_END - 1]}…"
+        cut[name] = f"{name[: LONGEST - 1 - len(end)]}…{end}"
+    for alike in _alike(cut):
+        if len(alike) < len(names):
+            cut |= _cut_within(alike)
+    return cut
+
+
 def line_names(
     ends: pd.DataFrame,
     x: alt.X,
@@ -85,7 +126,7 @@ def line_names(
     low, high = map(math.log10, scale["domain"]) if log else scale["domain"]
     many = len(ends) > MANY
     gap, size, away = (TIGHT, 11, 24) if many else (LINE_HEIGHT, 12, 10)
-    shown = {name: broken(name, lines=1 if many else 2) for name in ends.subject}
+    shown = distinct(list(ends.subject), lines=1 if many else 2)
     gap *= 1 + max((name.count("\n") for name in shown.values()), default=0)
     rows: list[pd.DataFrame] = []
     for _, group in ends.groupby("x", sort=True):

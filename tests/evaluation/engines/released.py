@@ -87,7 +87,10 @@ RELEASED: dict[str, dict[str, Any]] = {
     "Qwen3-Next-80B-A3B": _of(
         "qwen3_next", 16, 256, 262144, 1e7, hidden_size=2048, partial_rotary_factor=0.25
     ),
-    "Qwen3.5": _of("qwen3_5_text", 16, 256, 262144, rope_parameters=QWEN35),
+    "Qwen3.5": {
+        "model_type": "qwen3_5",
+        "text_config": _of("qwen3_5_text", 16, 256, 262144, rope_parameters=QWEN35),
+    },
     "Qwen2.5-7B-Instruct": _of("qwen2", 28, 128, 32768, 1e6, head_dim="no"),
     "Qwen2.5-14B": _of("qwen2", 40, 128, 131072, 1e6, head_dim="no"),
     "Qwen2.5-72B-Instruct, YaRN of its card": _of(
@@ -110,7 +113,10 @@ RELEASED: dict[str, dict[str, Any]] = {
         "model_type": "llama4",
         "text_config": _of("llama4_text", 40, 128, 10485760, 5e5, **_llama3(16.0, 1.0, 1.0)),
     },
-    "Llama-4-Maverick": _of("llama4_text", 40, 128, 1048576, 5e5),
+    "Llama-4-Maverick": {
+        "model_type": "llama4",
+        "text_config": _of("llama4_text", 40, 128, 1048576, 5e5, rope_scaling=None),
+    },
     "DeepSeek-Coder-6.7B": _of(
         "llama", 32, 128, 16384, 1e5, rope_scaling={"type": "linear", "factor": 4.0}
     ),
@@ -171,7 +177,10 @@ RELEASED: dict[str, dict[str, Any]] = {
     "GLM-4-9B": _of("glm", 32, 128, 131072, 5e6, partial_rotary_factor=0.5),
     "GLM-4-9B-0414": _of("glm4", 32, 128, 32768, 1e4, partial_rotary_factor=0.5),
     "GLM-4.5-Air": _of(
-        "glm4_moe", 96, 128, 131072, 1e6, hidden_size=4096, partial_rotary_factor=0.5
+        *("glm4_moe", 96, 128, 131072, 1e6),
+        hidden_size=4096,
+        partial_rotary_factor=0.5,
+        rope_scaling=None,
     ),
     "GLM-4.7-Flash": _of(
         *("glm4_moe_lite", 20, 102, 202752, 1e6), **LATENT, head_dim="no", hidden_size=2048
@@ -213,7 +222,7 @@ SOURCES: dict[str, frozenset[str]] = {
         {"Qwen2.5-7B-Instruct", "Qwen3.5", "DeepSeek-V3", "DeepSeek-V2-Lite", "Kimi-K2"}
         | {"Gemma-3-1B", "Gemma-4", "Command R", "Command R7B", "Olmo-3-7B", "SmolLM3-3B"}
         | {"Phi-3.5-mini", "granite-3.3-8b", "StableLM-2-1.6B", "StarCoder2-3B", "Seed-OSS-36B"}
-        | {"Llama-4-Scout", "DeepSeek-R1-Distill-Qwen-7B", "GLM-4.5-Air"}
+        | {"Llama-4-Scout", "Llama-4-Maverick", "DeepSeek-R1-Distill-Qwen-7B", "GLM-4.5-Air"}
         | {"Mistral-Nemo-Base-2407", "GLM-4-9B"}
     ),
     "TensorRT-LLM, tests of EXAONE 4": frozenset({"EXAONE-4.0-32B"}),
@@ -224,7 +233,7 @@ SOURCES: dict[str, frozenset[str]] = {
     "MaxText, qwen3-next-80b-a3b.yml, and the keys of its GGUF as llama.cpp printed them "
     "(lmstudio-bug-tracker, issue 1266)": frozenset({"Qwen3-Next-80B-A3B"}),
     "": frozenset(
-        {"Qwen1.5-MoE-A2.7B", "Yarn-Llama-2-7B-128k", "Llama-4-Maverick"}
+        {"Qwen1.5-MoE-A2.7B", "Yarn-Llama-2-7B-128k"}
         | {"DeepSeek-Coder-6.7B", "Nemotron-Mini-4B", "GLM-4-9B-0414"}
     ),
 }

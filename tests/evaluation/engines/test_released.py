@@ -66,7 +66,7 @@ def test_there_are_sixty() -> None:
 def test_every_config_has_one_source_or_is_told_to_have_none() -> None:
     named = [name for names in SOURCES.values() for name in names]
     assert sorted(named) == sorted(RELEASED)
-    assert len(SOURCES[""]) <= 6
+    assert len(SOURCES[""]) <= 5
     assert len(named) - len(SOURCES[""]) >= 60
 
 
@@ -256,7 +256,7 @@ STEP = {
 """Of the form of Step 3.5, with a base and a rotated share for each layer."""
 
 
-@pytest.mark.parametrize("engine", ["transformers", "llama.cpp", "mlx-lm"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_step_has_bases_by_layer_and_scales_full_ones(engine: str) -> None:
     served = ENGINES[engine].rotations(ModelConfig.of(STEP), 262144)
     assert served["sliding_attention"].frequencies == pytest.approx(
@@ -268,6 +268,19 @@ def test_step_has_bases_by_layer_and_scales_full_ones(engine: str) -> None:
     slowest = 1e4 ** (-31 / 32)
     scaled = every["sliding_attention"].frequencies[31]
     assert scaled == pytest.approx(slowest) if engine != "mlx-lm" else scaled < 0.99 * slowest
+    halved = every["full_attention"].frequencies[15] / served["full_attention"].frequencies[15]
+    assert halved == pytest.approx(2 if engine == "SGLang" else 1), "SGLang scales no type unnamed"
+
+
+def test_step_as_transformers_5_saves_it() -> None:
+    """By layer type, which vLLM reads, and not the lists that others need or have a default for."""
+    saved = ModelConfig.of(STEP).completed
+    fields = {k: v for k, v in STEP.items() if not k.startswith(("rope", "partial", "yarn"))}
+    fields["rope_parameters"] = saved["rope_parameters"]
+    found = differences(fields, length=131072)
+    assert found["vLLM"] == ""
+    assert found["SGLang"] == "does not start: config.json has no rope_theta of each layer"
+    assert found["mlx-lm"].startswith("rotates 64 features of a head instead of 32 in layers")
 
 
 def test_agreement_is_the_cosine_of_a_rotated_key() -> None:

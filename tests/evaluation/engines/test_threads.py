@@ -101,10 +101,11 @@ def test_mlx_vlm_1710_unscaled_is_right_at_position_0_alone(position: int, cosin
 
 def test_omlx_3347_yarn_of_qwen_3_5() -> None:
     """mlx-lm reads what other programs on MLX do not."""
-    fields = RELEASED["Qwen3.5"]
+    text = RELEASED["Qwen3.5"]["text_config"]
     yarn = {"rope_type": "yarn", "factor": 4.0, TRAINED: 262144}
-    fields = fields | {"rope_parameters": fields["rope_parameters"] | yarn}
-    assert told(fields | {"max_position_embeddings": 1048576}) == {}
+    text = text | {"rope_parameters": text["rope_parameters"] | yarn}
+    fields = {"model_type": "qwen3_5", "text_config": text | {"max_position_embeddings": 1048576}}
+    assert told(fields) == {}
     assert len(served(fields, "mlx-lm").frequencies) == 32
 
 
@@ -277,7 +278,7 @@ INSIDE = {"rope_type": "yarn", "factor": 4.0, TRAINED: 32768, "rope_theta": 1e6}
         (
             "nemotron",
             {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-            "does not start: it knows linear scaling of this model alone",
+            "does not start: it takes a scaling of this model with factor and type",
         ),
         ("llama4_text", RELEASED["Llama-4-Scout"]["text_config"], IGNORED),
     ],

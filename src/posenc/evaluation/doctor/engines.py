@@ -13,7 +13,7 @@ from posenc.evaluation.doctor.advice import REFUSED
 from posenc.evaluation.doctor.config_values import ROTATION, readable
 from posenc.evaluation.doctor.facts import Reading
 from posenc.evaluation.engines import ENGINES, Remedy, Rotation, Served, compare, right_in_all
-from posenc.evaluation.engines.comparison import AS_LONGER, engine_named, no_engine_has
+from posenc.evaluation.engines.comparison import AS_LONGER, differs, engine_named, no_engine_has
 from posenc.evaluation.engines.config import ModelConfig, refusal
 from posenc.evaluation.engines.rotation import differing_pairs
 from posenc.evaluation.engines.transformers import TRANSFORMERS
@@ -61,13 +61,13 @@ class Engines:
         if engine != ALL:
             names = {TRANSFORMERS.name, engine_named(engine).name}
             served = tuple(one for one in served if one.engine in names)
-        differ = any(one.difference for one in served)
+        differ = any(differs(one.difference) for one in served)
         return cls(served, right_in_all(fields) if differ else None)
 
     @property
     def unlike(self) -> list[str]:
         """Engines that do not rotate as transformers does."""
-        return [one.engine for one in self.served if one.difference]
+        return [one.engine for one in self.served if differs(one.difference)]
 
     @property
     def alone(self) -> str:
@@ -154,6 +154,6 @@ def _period(rotation: Rotation) -> str:
 
 
 def _word(served: Served) -> str:
-    if not served.difference:
-        return "same"
+    if not differs(served.difference):
+        return "unknown" if served.difference else "same"
     return "differs" if served.rotations else "refuses"

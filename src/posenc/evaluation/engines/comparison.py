@@ -8,7 +8,7 @@ from typing import Any
 
 from posenc.errors import UnknownNameError
 from posenc.evaluation.engines.config import ModelConfig, is_known
-from posenc.evaluation.engines.engine import Engine, NotServedError
+from posenc.evaluation.engines.engine import Engine, NotServedError, UnreadError
 from posenc.evaluation.engines.llama_cpp import LLAMA_CPP, NAMES
 from posenc.evaluation.engines.mlx_lm import MLX_LM, has_model
 from posenc.evaluation.engines.rotation import Rotation
@@ -26,6 +26,8 @@ OTHERS = tuple(engine for engine in ENGINES.values() if engine is not TRANSFORME
 IGNORED, BASE_TOO = "ignores the scaling", "ignores base and scaling"
 AS_LONGER = "rotates texts up to the trained length as longer ones"
 OTHER = "rotates by other frequencies"
+NOT_COMPARED = "is not compared"
+"""Differences in words; the last is that of models without a rule here."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,7 @@ def _served(engine: Engine, config: ModelConfig, difference: str, length: int, g
     try:
         rotations = engine.rotations(config, goal)
     except NotServedError as error:
-        reason = f"does not start: {error}"
-        return replace(one, longest=None, difference=reason, agreement=0.0)
+        return replace(one, longest=None, difference=_reason(error), agreement=0.0)
     try:
         right = TRANSFORMERS.rotations(config, goal)
     except NotServedError:
@@ -131,9 +132,18 @@ def _served(engine: Engine, config: ModelConfig, difference: str, length: int, g
     return replace(one, rotations=rotations, effect=effect, agreement=agreement)
 
 
+def differs(difference: str) -> bool:
+    """Whether an engine is known to rotate otherwise, or not to start."""
+    return bool(difference) and not difference.startswith(NOT_COMPARED)
+
+
+def _reason(error: NotServedError) -> str:
+    return f"{NOT_COMPARED if isinstance(error, UnreadError) else 'does not start'}: {error}"
+
+
 def _effect(difference: str, agreement: float, length: int, goal: int) -> str:
     """The effect of a difference on texts."""
-    if difference in (IGNORED, OTHER):
+    if difference.startswith((IGNORED, OTHER)):
         at = f"at {goal:,} tokens angles agree by {agreement:.2f} of 1"
         return f"right for the first tokens, worse with each further one: {at}"
     if difference == BASE_TOO or difference.startswith("rotates "):
@@ -159,7 +169,7 @@ def _difference(
     try:
         served = [engine.rotations(config, n) for n in _lengths(length)]
     except NotServedError as error:
-        return f"does not start: {error}"
+        return _reason(error)
     for kind in right[0]:
         own, other = ([at[kind] for at in rotations] for rotations in (served, right))
         plain = config.ropes()[kind].plain()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any
 
@@ -40,11 +40,13 @@ class ModelConfig:
         written: fields of its part of ``config.json``.
         completed: the same with transformers' defaults; as written without transformers.
         nested: the part's name in ``config.json``; "" if it is all of it.
+        whole: all of ``config.json`` as it is written.
     """
 
     written: Fields
     completed: Fields
     nested: str = ""
+    whole: Fields = field(default_factory=dict)
 
     @classmethod
     def of(cls, fields: Fields) -> ModelConfig:
@@ -52,8 +54,8 @@ class ModelConfig:
         whole = completed(fields)
         for name in PARTS:
             if isinstance(fields.get(name), Mapping) and whole.get(name):
-                return cls(fields[name], whole.get(name) or fields[name], name)
-        return cls(fields, text_part(whole))
+                return cls(fields[name], whole.get(name) or fields[name], name, fields)
+        return cls(fields, text_part(whole), whole=fields)
 
     @property
     def family(self) -> str:
@@ -61,9 +63,14 @@ class ModelConfig:
         return str(self.written.get("model_type") or self.completed.get("model_type"))
 
     @property
+    def outer(self) -> str:
+        """``model_type`` of the whole model."""
+        return str(self.whole.get("model_type") or self.family)
+
+    @property
     def longest(self) -> int | None:
         """``max_position_embeddings``, by any of its names."""
-        found = first(self.completed, LONGEST)
+        found = first(self.completed, LONGEST) or first(self.written, LONGEST)
         return found if isinstance(found, int) else None
 
     @property

@@ -13,6 +13,10 @@ class NotServedError(Exception):
     """The engine does not start with this config; the message is the reason."""
 
 
+class UnreadError(NotServedError):
+    """There is no rule for this model; the message is the reason."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """Rules of an engine, transcribed from its sources.

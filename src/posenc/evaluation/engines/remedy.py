@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.evaluation.engines.comparison import differences
+from posenc.evaluation.engines.comparison import differences, differs
 from posenc.evaluation.engines.config import FULL, ModelConfig
 from posenc.evaluation.engines.engine import NotServedError
 from posenc.evaluation.engines.rotation import Rope
@@ -70,7 +70,7 @@ def right_in_all(fields: Mapping[str, Any]) -> Remedy | None:
 
 
 def _unlike(told: Mapping[str, str]) -> dict[str, str]:
-    return {engine: difference for engine, difference in told.items() if difference}
+    return {engine: difference for engine, difference in told.items() if differs(difference)}
 
 
 def _same(one: ModelConfig, other: ModelConfig, length: int) -> bool:

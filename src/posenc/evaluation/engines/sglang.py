@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from posenc.evaluation.engines.config import ModelConfig, first
-from posenc.evaluation.engines.engine import Engine
+from posenc.evaluation.engines.engine import Engine, NotServedError
 from posenc.evaluation.engines.rotation import Rope, Rotation, linear, llama3, ntk_alpha, plain
-from posenc.evaluation.engines.vllm import latent_ropes
+from posenc.evaluation.engines.vllm import latent_ropes, require_whole_texts
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
+
+STEP = "step3p5"
+"""Family that reads base and rotated share of each layer, as they are written."""
+
+CHUNKED = frozenset({"glm4", "qwen2", "qwen2_moe", "qwen3_moe"})
+"""Families that count positions in chunks where their config says so."""
 
 LENGTHS = (
     *("max_sequence_length", "seq_length", "max_seq_len", "model_max_length"),
@@ -45,6 +53,21 @@ def _longrope(rope: Rope, length: int) -> Rotation:
     return rope.longrope(side, rope.number(f"{side}_mscale", rope.length_gain()))
 
 
+def _ropes(config: ModelConfig) -> dict[str, Rope]:
+    require_whole_texts(config, CHUNKED)
+    if config.family != STEP:
+        return latent_ropes(config)
+    written = config.written
+    for name in ("rope_theta", "partial_rotary_factors"):
+        if not isinstance(written.get(name), list):
+            raise NotServedError(f"config.json has no {name} of each layer")
+    scaled, scaling = written.get("yarn_only_types") or (), written.get("rope_scaling") or {}
+    return {
+        kind: replace(rope, parameters=scaling if kind in scaled else {})
+        for kind, rope in config.ropes().items()
+    }
+
+
 def _longest(config: ModelConfig) -> int | None:
     given = config.completed.get("rope_parameters") or config.completed.get("rope_scaling") or {}
     factor = given.get("factor") or 1
@@ -56,7 +79,7 @@ def _longest(config: ModelConfig) -> int | None:
 SGLANG = Engine(
     name="SGLang",
     option="sglang",
-    source="SGLang 0.5.23, srt/layers/rotary_embedding, srt/utils/hf_transformers",
+    source="SGLang 0.5.23, srt/layers/rotary_embedding, srt/utils, models/step3p5.py",
     read="2026-11",
     kinds={
         "default": plain,
@@ -68,6 +91,6 @@ SGLANG = Engine(
         "yarn": _yarn,
         "deepseek_yarn": _latent_yarn,
     },
-    ropes=latent_ropes,
+    ropes=_ropes,
     longest=_longest,
 )

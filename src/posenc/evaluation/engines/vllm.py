@@ -4,14 +4,37 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from posenc.evaluation.engines.config import ModelConfig
-from posenc.evaluation.engines.engine import Engine
+from posenc.evaluation.engines.config import FULL, HUNYUAN, ModelConfig
+from posenc.evaluation.engines.engine import Engine, NotServedError, UnreadError
 from posenc.evaluation.engines.rotation import Rope, Rotation, linear, llama3, ntk_alpha, plain
-from posenc.evaluation.engines.transformers import yarn
+from posenc.evaluation.engines.transformers import TRANSFORMERS, yarn
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
 SCALED_ALREADY = ("longrope", "llama3", "yarn", "deepseek_yarn")
 """Scalings whose factor ``max_position_embeddings`` has already."""
+
+
+BY_TRANSFORMERS = HUNYUAN | frozenset(
+    {"arcee", "cwm", "flex_olmo", "glm", "gpt_neox", "jais2", "mellum", "nanbeige", "olmo", "olmo2"}
+    | {"olmo3", "phi", "seed_oss", "smollm3", "starcoder2", "youtu"}
+)
+"""Families that it serves by transformers' own layers."""
+
+LATENT = frozenset(
+    {"deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2"}
+    | {"longcat_flash", "longcat_flash_ngram"}
+)
+"""Families with latent attention, that take every scaling for their own YaRN."""
+
+OWN = "{} of transformers"
+"""Scalings of families in ``BY_TRANSFORMERS``."""
+
+CHUNKS = "dual_chunk_attention_config"
+CHUNKED = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"})
+"""Families that count positions in chunks where their config has ``CHUNKS``."""
+
+OPEN_WEIGHTS = ("factor", TRAINED, "beta_fast", "beta_slow")
+"""Parameters that gpt-oss needs; others but ``truncate`` are not read."""
 
 
 def latent_yarn(rope: Rope, length: int) -> Rotation:
@@ -26,11 +49,69 @@ def latent_ropes(config: ModelConfig) -> dict[str, Rope]:
     if not config.completed.get("qk_rope_head_dim"):
         return ropes
     return {
-        kind: replace(rope, parameters={**rope.parameters, "rope_type": "deepseek_yarn"})
-        if rope.kind == "yarn"
-        else rope
+        kind: _named(rope, "deepseek_yarn") if rope.kind == "yarn" else rope
         for kind, rope in ropes.items()
     }
+
+
+def require_whole_texts(config: ModelConfig, chunked: frozenset[str]) -> None:
+    """Require a config that does not count positions in chunks.
+
+    Args:
+        config: of any family.
+        chunked: families that can.
+
+    Raises:
+        UnreadError: if it does.
+    """
+    if config.family in chunked and config.written.get(CHUNKS):
+        raise UnreadError(f"it counts positions in chunks, by {CHUNKS}")
+
+
+def _named(rope: Rope, kind: str) -> Rope:
+    return replace(rope, parameters={**rope.parameters, "rope_type": kind})
+
+
+def _ropes(config: ModelConfig) -> dict[str, Rope]:
+    require_whole_texts(config, CHUNKED)
+    family, ropes = config.family, config.ropes()
+    if family in BY_TRANSFORMERS:
+        own = TRANSFORMERS.ropes(config)
+        return {kind: _named(rope, OWN.format(rope.kind)) for kind, rope in own.items()}
+    if family in LATENT:
+        return {kind: _of_latent(rope) for kind, rope in ropes.items()}
+    if family == "gpt_oss":
+        return {kind: _of_open_weights(rope) for kind, rope in ropes.items()}
+    if family == "mimo_v2_flash":
+        return {kind: _of_mimo(config, kind, rope) for kind, rope in ropes.items()}
+    return ropes
+
+
+def _of_latent(rope: Rope) -> Rope:
+    if rope.kind == "default":
+        return rope
+    if not rope.trained:
+        raise NotServedError(f"it takes {rope.kind} scaling for YaRN and finds no {TRAINED}")
+    return _named(rope, "deepseek_yarn")
+
+
+def _of_open_weights(rope: Rope) -> Rope:
+    """YaRN whatever its name, with the usual gain."""
+    for name in OPEN_WEIGHTS:
+        if name not in rope.parameters:
+            raise NotServedError(f"it takes this model with {name} alone")
+    read = {name: rope.parameters.get(name) for name in (*OPEN_WEIGHTS, "truncate")}
+    return replace(rope, parameters={**read, "rope_type": "yarn"})
+
+
+def _of_mimo(config: ModelConfig, kind: str, rope: Rope) -> Rope:
+    """Bases and share are read beside the parameters, a scaling is not."""
+    written = config.written
+    base = written.get("rope_theta", 1e6)
+    if kind not in ("", FULL):
+        base = written.get("swa_rope_theta", base)
+    width = int(rope.head * written.get("partial_rotary_factor", 1.0))
+    return replace(rope, base=float(base), width=width, parameters={})
 
 
 def _dynamic(rope: Rope, length: int) -> Rotation:
@@ -63,7 +144,7 @@ def _longest(config: ModelConfig) -> int | None:
 VLLM = Engine(
     name="vLLM",
     option="vllm",
-    source="vLLM 0.33.0, layers/rotary_embedding, transformers_utils/config.py, config/model.py",
+    source="vLLM 0.33.0, layers/rotary_embedding, models, transformers_utils, config/model.py",
     read="2026-11",
     kinds={
         "default": plain,
@@ -74,7 +155,8 @@ VLLM = Engine(
         "proportional": lambda rope, length: rope.proportional(1.0),
         "yarn": yarn,
         "deepseek_yarn": latent_yarn,
+        **{OWN.format(kind): rule for kind, rule in TRANSFORMERS.kinds.items()},
     },
-    ropes=latent_ropes,
+    ropes=_ropes,
     longest=_longest,
 )
