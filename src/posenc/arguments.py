@@ -15,6 +15,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 import torch
@@ -60,7 +61,7 @@ class Interval:
     def describe(self, value: float) -> str:
         """The violated bounds in words, such as ``1 or more``; the upper one only above it."""
         ends = []
-        if self.low > -math.inf:
+        if self.low > -EXACT or value < self.low:
             low = _number_text(self.low)
             ends.append(f"more than {low}" if self.above else f"{low} or more")
         if value > self.high or (self.below and value == self.high) or self.high <= 1:
@@ -349,7 +350,7 @@ def _invalid(
 
 
 def _type_name(kind: type) -> str:
-    names = {bool: "True or False", str: "a string", Mapping: "a mapping"}
+    names = {bool: "True or False", str: "a string", Mapping: "a mapping", Path: "a path"}
     return names.get(kind, kind.__name__)
 
 

@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from inspect import Parameter
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 import cattrs
@@ -189,6 +190,7 @@ for plain_type in (bool, int, str):
 PLAIN.register_structure_hook(float, _exact(int, float))
 PLAIN.register_structure_hook_func(_is_sequence, _items)
 PLAIN.register_structure_hook_func(_has_whole_keys, _by_whole_keys)
+TEXT.register_structure_hook(Path, lambda text, _: Path(text) if text else text)  # "": no path
 TEXT.register_structure_hook(bool, lambda text, _: TRUTHS[text.lower()])
 TEXT.register_structure_hook_func(_is_sequence, _items_of_text)
 TEXT.register_structure_hook_func(_is_optional, _optional_of_text)

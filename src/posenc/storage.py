@@ -57,8 +57,22 @@ def make_folder(path: Path) -> None:
 
 
 def require_unused(path: Path, argument: str = "out") -> None:
-    """Raise OutputError, naming ``argument``, for a file or a folder that is not empty."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    """Require a new or empty folder that can be made, before any work for it.
+
+    Raises:
+        OutputError: naming ``argument``, for a file, a folder that is not empty, or one within
+            something that is no folder or may not be written to.
+    """
+    try:
+        used = path.exists() and (not path.is_dir() or any(path.iterdir()))
+        around = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        if not used and not around.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{around}, which is a file")
+        if not used and not os.access(around, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, f"no permission to write to {around}")
+    except OSError as error:
+        raise unwritable(path, error, argument) from error
+    if used:
         raise OutputError(
             argument,
             expected="a new or empty folder",

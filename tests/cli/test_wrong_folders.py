@@ -82,8 +82,10 @@ def test_a_trained_length_that_is_none(
     length: int, command: tuple[str, ...], posenc: Run, folder: Path
 ) -> None:
     said = refused(posenc, command, changed(folder, max_position_embeddings=length))
-    told = f"max_position_embeddings {length}" if length else "no max_position_embeddings"
-    assert f"trained at, 2 or more, got {told} in config.json. Give it in tokens." in said
+    if length < 1:
+        assert f"expected a number of tokens, 1 or more, got {length}. Correct it" in said
+    else:
+        assert "trained at, 2 or more, got max_position_embeddings 1 in config.json." in said
 
 
 @pytest.mark.parametrize("command", COMMANDS[1:])
@@ -102,10 +104,21 @@ def test_a_device_that_is_none(
     )
 
 
-def test_heads_that_are_none_end_in_a_line(posenc: Run, folder: Path) -> None:
-    said = refused(posenc, COMMANDS[1], changed(folder, num_attention_heads=0))
-    assert "got ZeroDivisionError: " in said
-    assert "Correct its config.json, or name a folder written by save_pretrained." in said
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"num_attention_heads": 0}, "a whole number of 1 or more, got 0."),
+        ({"rope_theta": "x", "rope_parameters": None}, 'a number above 1, got "x".'),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, "above 1, got 0."),
+    ],
+)
+def test_values_of_positions_are_checked_by_every_command(
+    fields: dict[str, Any], expected: str, command: tuple[str, ...], posenc: Run, folder: Path
+) -> None:
+    said = refused(posenc, command, changed(folder, **fields))
+    assert expected in said
+    assert said.endswith("Correct it in this file, or save the config anew by save_pretrained.")
 
 
 def test_a_factor_that_no_method_reaches(posenc: Run, folder: Path) -> None:

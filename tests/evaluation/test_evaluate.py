@@ -116,7 +116,7 @@ def test_after_a_stop_nothing_is_measured_again(
 ) -> None:
     done: list[str] = []
     state = tmp_path / "state.json"
-    with pytest.raises(Interrupted, match="a stop before questions, step fwe at 128"):
+    with pytest.raises(Interrupted, match="a stop before questions fwe at 128"):
         measured(
             model,
             text,

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from posenc.errors import CheckpointError
-from posenc.integrations.transformers.checkpoints.fields import read_object
+from posenc.integrations.transformers.checkpoints.fields import SAVE_AGAIN, read_object
+from posenc.storage import MOST_JSON, read_bytes
 
 FILE = "chat_template.jinja"
 
@@ -15,13 +16,17 @@ def read_template(folder: Path) -> Callable[[str], str] | None:
     """A user's message to the text up to the model's answer; None: the folder has no template.
 
     The template runs in the sandbox of transformers.
+
+    Raises:
+        CheckpointError: if its file is not text.
     """
     fields = read_object(folder / "tokenizer_config.json")
     template, path = fields.get("chat_template"), folder / FILE
-    if path.is_file():
-        template = path.read_text(encoding="utf-8")
+    if path.exists():
+        template = _text_in(path)
     if isinstance(template, list):  # by name
-        template = {item["name"]: item["template"] for item in template}.get("default")
+        named = (item for item in template if isinstance(item, dict))
+        template = next((i.get("template") for i in named if i.get("name") == "default"), None)
     if not isinstance(template, str):
         return None
     tokens = {
@@ -49,6 +54,16 @@ def read_template(folder: Path) -> Callable[[str], str] | None:
         return str(texts[0])
 
     return rendered
+
+
+def _text_in(path: Path) -> str:
+    try:
+        return read_bytes(path, most=MOST_JSON).decode()
+    except (OSError, ValueError) as error:
+        got = error.strerror if isinstance(error, OSError) else "bytes that are not UTF-8"
+        raise CheckpointError(
+            str(path), expected="a chat template", got=got, remedy=SAVE_AGAIN
+        ) from error
 
 
 def text_of(token: object) -> str | None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from posenc.errors import ArgumentError, CheckpointError
+from posenc.evaluation.doctor.config_values import readable
 from posenc.evaluation.engines.remedy import under_all_names
 from posenc.evaluation.hub import BESIDE, HubName
 from posenc.evaluation.images import ImageSource
@@ -160,11 +161,12 @@ class Checkpoint:
         model = open_live(config, load)
         family = str(config.values.get("model_type"))
         if model is None:
+            (named, *_) = config.values.get("architectures") or [family]
             raise CheckpointError(
                 f"model_type in {config.path}",
                 expected="a model that can be measured: a causal or masked language model, a text "
                 "encoder, or one of images in patches",
-                got=repr(family) if "model_type" in config.values else "none",
+                got=repr(named) if "model_type" in config.values else "none",
                 remedy="Take the whole model, adapters merged, as its save_pretrained writes it.",
             )
         stated = model.model.config.get_text_config().to_dict().get(LONGEST)
@@ -338,8 +340,9 @@ def kind_of(config: Fields) -> type[LiveModel] | None:
     """The class for a config's architecture; None for models that cannot be measured.
 
     Raises:
-        CheckpointError: if transformers is missing.
+        CheckpointError: if transformers is missing; or as ``readable``.
     """
+    readable(config)
     try:
         from transformers.models.auto import modeling_auto
     except ImportError as error:
@@ -369,7 +372,7 @@ def open_live(config: Fields, load: Callable[[type[LiveModel]], LiveModel]) -> L
         load: makes it of the class for its architecture.
 
     Raises:
-        CheckpointError: if transformers is missing, or cannot load it.
+        CheckpointError: if transformers cannot load it; or as ``kind_of``.
     """
     kind = kind_of(config)
     if kind is None:

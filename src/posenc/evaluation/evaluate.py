@@ -206,7 +206,7 @@ class _Measurement:
             raise Interrupted(
                 "measuring",
                 expected="all measurements",
-                got=f"a stop before {stage}",
+                got=f"a stop before {stage.replace(', step', '')}",
                 remedy="Give the same command again to continue.",
             )
         self.progress(stage, 0, 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posenc.errors import ArgumentError, Interrupted
+from posenc.errors import ArgumentError
 from posenc.evaluation.candidates import Method, extended_by, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.engines import differences
@@ -104,67 +104,69 @@ def extend_checkpoint(
             chosen, checkpoint.model, asked, factor=factor, length=checkpoint.length
         )
     require_search(settings.search, chosen)
-    state = out.with_name(f"{out.name}-measured.json")
-    try:
-        if settings.report:
-            data = checkpoint.data(
-                text=settings.text,
-                images=settings.images,
-                training=bool(settings.tuning.steps or settings.search),
-            )
-            if settings.search:
-                assert isinstance(data, Text)  # only decoders have factors to search
-                found = out.with_name(f"{out.name}-search.json")
-                with kept(found, command):
-                    chosen = searched(
-                        checkpoint,
-                        data,
-                        chosen,
-                        factor=factor,
-                        budget=settings.search,
-                        state=found,
-                        progress=progress,
-                        stop=stop,
-                    )
-            with kept(state, command):
-                result = measure_extensions(
+    if settings.report:
+        data = checkpoint.data(
+            text=settings.text,
+            images=settings.images,
+            training=bool(settings.tuning.steps or settings.search),
+        )
+        if settings.search:
+            assert isinstance(data, Text)  # only decoders have factors to search
+            found = out.with_name(f"{out.name}-search.json")
+            with kept(found, command):
+                chosen = searched(
                     checkpoint,
                     data,
                     chosen,
                     factor=factor,
-                    tuning=settings.tuning,
-                    seed=settings.seed,
-                    always=settings.always,
+                    budget=settings.search,
+                    state=found,
                     progress=progress,
-                    state=state,
                     stop=stop,
                 )
-            study = replace(result.study, command=command)
-            model, method = result.model, result.method
-        else:
-            study, method = None, _unmeasured(chosen, settings.tuning)
-            candidate = extended_by(
-                checkpoint.model, method, factor=factor, length=checkpoint.length
+        state = out.with_name(f"{out.name}-measured.json")
+        with kept(state, command):
+            result = measure_extensions(
+                checkpoint,
+                data,
+                chosen,
+                factor=factor,
+                tuning=settings.tuning,
+                seed=settings.seed,
+                always=settings.always,
+                progress=progress,
+                state=state,
+                stop=stop,
             )
-            assert isinstance(candidate.model, LiveModel)  # not a method of models
-            model = candidate.model
-        if model is None or method is None:
-            from posenc.evaluation.report import write_study
-
-            assert study is not None  # none was good enough
-            with output_folder(out) as partial:
-                write_study(study, partial / "report")
-            extended = Extended(out, study, None, native=False, left_out=left_out)
-        else:
-            native = checkpoint.write(model, out, study=study)
-            extended = Extended(out, study, method.spec, native, left_out=left_out)
-    except Interrupted:
-        raise
-    except Exception:
+            study = replace(result.study, command=command)
+            extended = _written(checkpoint, out, result.model, result.method, study)
         state.unlink(missing_ok=True)
-        raise
-    state.unlink(missing_ok=True)
+    else:
+        method = _unmeasured(chosen, settings.tuning)
+        candidate = extended_by(checkpoint.model, method, factor=factor, length=checkpoint.length)
+        assert isinstance(candidate.model, LiveModel)  # not a method of models
+        extended = _written(checkpoint, out, candidate.model, method, None)
+    extended = replace(extended, left_out=left_out)
     return extended if extended.method is None else _served(extended, asked, checkpoint, settings)
+
+
+def _written(
+    checkpoint: Checkpoint,
+    out: Path,
+    model: LiveModel | None,
+    method: Method | None,
+    study: Study | None,
+) -> Extended:
+    """The folder with the extended model and its report, or with the report alone."""
+    if model is None or method is None:
+        from posenc.evaluation.report import write_study
+
+        assert study is not None  # none was good enough
+        with output_folder(out) as partial:
+            write_study(study, partial / "report")
+        return Extended(out, study, None, native=False)
+    native = checkpoint.write(model, out, study=study)
+    return Extended(out, study, method.spec, native)
 
 
 def _unmeasured(methods: Sequence[Method], tuning: Tuning) -> Method:

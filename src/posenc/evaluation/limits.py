@@ -47,9 +47,9 @@ def affordable(
     device = next(model.parameters()).device
     kept: list[int] = []
     left_out: dict[str, str] = {}
-    peak, seconds, before = 0, 0.0, 1
+    peak, seconds, before, reason = 0, 0.0, 1, ""
     for length in lengths:
-        reason, rows = "", rows_a_call(length)
+        rows = rows_a_call(length)
         if memory is not None and peak * rows * length**2 / before > memory * GIB:
             reason = f"memory: a pass would take more than {memory:g} GiB"
         else:
@@ -69,7 +69,7 @@ def affordable(
             break
         kept.append(length)
     if not kept or max(kept) < needed:
-        name, _, rest = left_out[str(min(map(int, left_out)))].partition(": ")
+        name, _, rest = reason.partition(": ")
         raise ArgumentError(
             name,
             expected=f"enough for contexts of {needed}, the trained length",

@@ -20,7 +20,7 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.evaluation.engines.config import ModelConfig
 from posenc.evaluation.engines.transformers import TRANSFORMERS
-from posenc.integrations.transformers.checkpoints.extended import FIELD
+from posenc.integrations.transformers.checkpoints.extended import fitting, stored_extension
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.stored import StoredTensors
 from posenc.layout import Layout
@@ -61,6 +61,8 @@ class LiveModel(nn.Module):
         """
         import transformers
 
+        fields = Fields.read(folder)
+        extension = stored_extension(fields)
         absent: list[str] = []
         try:
             for options in ({}, {"add_pooling_layer": False}):
@@ -84,14 +86,16 @@ class LiveModel(nn.Module):
             raise CheckpointError(
                 str(folder),
                 expected=f"{cls.words} that transformers loads",
-                got=_unknown_scaling(folder)
+                got=_unknown_scaling(fields)
+                or _misfit(cls.auto, folder)
                 or " ".join(f"{type(error).__name__}: {error}".split()),
                 remedy="Correct its config.json, or name a folder written by save_pretrained.",
             ) from error
-        if hasattr(model.config, FIELD):
+        if extension is not None:
             from posenc.integrations.transformers import stretch
 
-            stretch(model)
+            with fitting(fields):
+                stretch(model)
         return cls(model.to(device).eval())
 
     @property
@@ -327,8 +331,25 @@ def quiet_transformers() -> Iterator[None]:
             library.enable_progress_bar()
 
 
-def _unknown_scaling(folder: Path) -> str:
+def _unknown_scaling(fields: Fields) -> str:
     """The kind of RoPE that transformers does not know, in words; "" if there is none."""
-    ropes = ModelConfig.of(Fields.read(folder).values).ropes().values()
+    ropes = ModelConfig.of(fields.values).ropes().values()
     names = sorted({rope.kind for rope in ropes} - set(TRANSFORMERS.kinds))
     return f"rope_type {names[0]!r}, which transformers does not know" if names else ""
+
+
+def _misfit(auto: str, folder: Path) -> str:
+    """The first weight that has another shape than its config gives it, in words; "": none."""
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with torch.device("meta"), quiet_transformers(), StoredTensors(folder) as stored:
+            wanted = getattr(transformers, auto).from_config(config).state_dict()
+    except Exception:  # of any model type, or of a config that is wrong by itself
+        return ""
+    for name, tensor in wanted.items():
+        shape = stored.shapes.get(name, tuple(tensor.shape))
+        if shape != tuple(tensor.shape):
+            return f"{name} of shape {list(shape)}, where config.json gives {list(tensor.shape)}"
+    return ""

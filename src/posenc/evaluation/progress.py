@@ -27,12 +27,20 @@ def silent(stage: str, done: int, total: int) -> None:
 
 @contextmanager
 def kept(state: Path, command: str = "") -> Iterator[None]:
-    """Add to an ``Interrupted`` where the work is kept and how to continue."""
+    """Add to an ``Interrupted`` where the work is kept and how to continue.
+
+    After another error the file is removed, unless it is of an earlier run.
+    """
+    earlier = state.exists()
     try:
         yield
     except Interrupted as error:
         again = command or "call it again with the same arguments."
         error.remedy = f"What was done is kept in {state}. To go on: {again}"
+        raise
+    except Exception:
+        if not earlier:
+            state.unlink(missing_ok=True)
         raise
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from posenc.codec import to_plain
+from posenc.errors import CheckpointError
 from posenc.reporting.intervals import Bounds, Estimate
 
 TIMED = 0.2
@@ -78,6 +80,9 @@ class StudyReading:
             deciding metric first; of a causal model also ``position``, with places instead.
         tasks: task → length → share of the answers that are right, for each question.
         time_error: half the 95 % interval of the time of a pass, relative to it.
+
+    Raises:
+        CheckpointError: if the model's output is not finite.
     """
 
     loss: Mapping[int, float] = field(default_factory=dict)
@@ -94,6 +99,17 @@ class StudyReading:
     pieces: Mapping[str, Mapping[int, tuple[float, ...]]] = field(default_factory=dict)
     tasks: Mapping[str, Mapping[int, tuple[float, ...]]] = field(default_factory=dict)
     time_error: float = 0.0
+
+    def __post_init__(self) -> None:
+        losses = (*self.loss.values(), *(bits for _, bits in self.by_position))
+        if not all(map(math.isfinite, (*losses, *self.cosine.values()))):
+            raise CheckpointError(
+                "the model's output",
+                expected="finite numbers",
+                got="NaN or infinity",
+                remedy="Its weights hold such numbers, or overflow in its dtype; save them again, "
+                "or run it in float32.",
+            )
 
     @property
     def windows(self) -> tuple[float, ...]:

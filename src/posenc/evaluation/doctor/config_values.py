@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from posenc.arguments import EXACT
 from posenc.errors import CheckpointError
 from posenc.evaluation.doctor.config_findings import Finding
 from posenc.evaluation.engines.config import PARTS, completed, is_known
@@ -49,22 +50,45 @@ def _counts(value: Any) -> bool:
     return type(value) is int and value >= 1
 
 
+def _at_most(limit: int) -> Callable[[Any], bool]:
+    """Valid for whole numbers, or those of stages or parts, up to a limit; for all else too."""
+
+    def valid(value: Any) -> bool:
+        parts = value.values() if isinstance(value, Mapping) else value
+        parts = parts if isinstance(value, list | Mapping) else (value,)
+        return not any(type(part) is int and part > limit for part in parts)
+
+    return valid
+
+
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+HEADS = ("num_attention_heads", "n_head", "num_key_value_heads")
+WIDTHS = ("hidden_size", "n_embd")
+LENGTHS = ("max_position_embeddings", "n_positions", "original_max_position_embeddings")
+
+LIMITS = {
+    2**10: (
+        *LAYERS,
+        "num_encoder_layers",
+        "num_decoder_layers",
+        "encoder_layers",
+        "decoder_layers",
+    ),
+    2**13: (*HEADS, "num_heads", "n_heads", "encoder_attention_heads", "decoder_attention_heads"),
+    2**16: ("head_dim", "global_head_dim", "qk_rope_head_dim", "d_kv"),
+    2**20: (*WIDTHS, "d_model", "dim", "embed_dim"),
+    2**31: ("vocab_size",),
+    EXACT: LENGTHS,
+}
+"""Fields by a size beyond those of all models, from which on a model takes hours to build."""
+
+
 SIZES = (
     Kind("a name", lambda value: isinstance(value, str), ("model_type",)),
-    Kind(
-        "a whole number of 1 or more",
-        _counts,
-        (
-            *("hidden_size", "n_embd", "num_attention_heads", "n_head", "num_key_value_heads"),
-            *("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-        ),
-    ),
+    Kind("a whole number of 1 or more", _counts, (*WIDTHS, *HEADS, *LAYERS)),
+    *(Kind(f"at most {most:,}", _at_most(most), names) for most, names in LIMITS.items()),
     Kind("a whole number", lambda value: type(value) is int and value >= 0, ("head_dim",)),
-    Kind(
-        "a number of tokens, 1 or more",
-        lambda value: _is_number(value) and value >= 1,
-        ("max_position_embeddings", "n_positions", "original_max_position_embeddings"),
-    ),
+    Kind("a number of tokens, 1 or more", lambda value: _is_number(value) and value >= 1, LENGTHS),
     Kind(
         "a whole number of tokens, or -1",
         lambda value: type(value) is int and value >= -1,
@@ -74,7 +98,7 @@ SIZES = (
     Kind(
         "a list of names",
         lambda value: isinstance(value, list) and all(isinstance(kind, str) for kind in value),
-        ("layer_types",),
+        ("layer_types", "architectures"),
     ),
     Kind(
         "an object",
@@ -102,7 +126,7 @@ ROPE = (
         lambda value: isinstance(value, list) and all(map(_above_zero, value)),
         ("short_factor", "long_factor"),
     ),
-    *(kind for kind in SIZES if "original_max_position_embeddings" in kind.names),
+    *(kind for kind in SIZES if kind.names is LENGTHS),
 )
 """Fields of RoPE's parameters; those of a config beside them are valid alike."""
 

@@ -90,6 +90,7 @@ def _diagnose(folder: Path, named: Path, budget: float, run_seconds: float) -> D
     """The diagnosis of a folder that commands call by a name."""
     fields = Fields.read(folder)
     values, unread = readable(fields)
+    tokenizer = read_object(folder / "tokenizer_config.json")
     why = "" if unread else refusal(values)
     # defaults of a class in transformers are not those of the model's own code
     config = text_part(values if unread else completed(values))
@@ -101,7 +102,7 @@ def _diagnose(folder: Path, named: Path, budget: float, run_seconds: float) -> D
         reading = read_config(config, str(error))
     bounds = limits(config, reading)
     longest = bounds[0].tokens if reading.tables else None
-    found = findings(text_part(values), read_object(folder / "tokenizer_config.json"), longest)
+    found = findings(text_part(values), tokenizer, longest)
     found += [*refused(why, found), *unread, *unknown_types(config, reading)]
     rows, acceleration = costs(folder, budget=budget) if budget else ([], UNMEASURED)
     return Diagnosis(

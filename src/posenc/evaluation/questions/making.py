@@ -88,6 +88,8 @@ class QuestionMaker:
         Raises:
             Unfit: if the smallest question is longer, or the text does not serve.
         """
+        if not self.source.sentences:
+            raise Unfit("the text has no words")
         path = self._path(name, length, count)
         if path is not None:
             with suppress(*DAMAGED), opened_folder(path.parent) as at:

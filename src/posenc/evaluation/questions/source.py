@@ -33,13 +33,16 @@ class Source:
 
     @cached_property
     def sentences(self) -> tuple[str, ...]:
-        """Different sentences in their order; pieces of equal size of a text that has too few."""
+        """Different sentences in their order; pieces of equal size of a text that has too few.
+
+        Empty for a text without words.
+        """
         split = (part.strip() for part in re.split(r"(?<=[.!?])\s+|\n+", self.text))
         found = dict.fromkeys(
             " ".join(part.split()) for part in split if len(WORD.findall(part)) >= FEWEST_WORDS
         )
         words = self.text.split()
-        if len(found) >= min(2, len(words) // CHUNK):
+        if found and len(found) >= min(2, len(words) // CHUNK):
             return tuple(found)
         chunks = (words[begin : begin + CHUNK] for begin in range(0, len(words), CHUNK))
         return tuple(dict.fromkeys(map(" ".join, chunks)))
