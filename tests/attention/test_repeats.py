@@ -75,16 +75,23 @@ def test_repeated_calls_equal_the_definition(name: str, length: int, planned: li
 def call(
     name: str, *, causal: bool = False, groups: int = 4, width: int = 8, **options: Any
 ) -> Any:
-    """Outputs of four calls of 140 tokens and what the definition gives, more logits than few."""
-    encoding = make(name)
-    seen = Grid.of(Layout.sequence(140), causal=causal)
+    """Outputs of four calls of 140 tokens and what the definition gives, more logits than few.
+
+    Args:
+        options: of ``attend``; ``dtype``, ``window``, and ``features_apart`` for queries.
+    """
+    encoding, dtype = make(name), options.pop("dtype", torch.float32)
+    seen = Grid.of(Layout.sequence(140), causal=causal, window=options.pop("window", None))
+    features_apart = options.pop("features_apart", False)
     outputs = []
     with torch.no_grad():
         for seed in range(4):
-            q, k, v = tensors(140, seed, **options)
+            q, k, v = tensors(140, seed, dtype=dtype)
             k, v = k[:, :groups].clone(), v[:, :groups, :, :width].clone()
-            found = attend(q, k, v, seen, encoding, return_lse=True)
-            wanted = attend(q, k, v, seen, encoding, return_lse=True, backend="reference")
+            q = q.mT.contiguous().mT if features_apart else q
+            options["return_lse"] = True
+            found = attend(q, k, v, seen, encoding, **options)
+            wanted = attend(q, k, v, seen, encoding, backend="reference", **options)
             outputs.append((found, wanted))
     return outputs
 
@@ -118,15 +125,24 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("rope", {}, ["native"]),
         ("nope", {"groups": 2}, []),
         ("nope", {"width": 5}, []),
+        ("nope", {"features_apart": True}, []),
+        ("nope", {"scale": 0.2}, ["sdpa"]),
+        ("rope", {"scale": 0.2}, ["native"]),
         ("alibi", {}, ["native"]),
     ],
 )
 def test_the_fastest_backend_prepares_a_call(
-    name: str, options: dict[str, int], by: list[str], causal: bool, prepared: list[str]
+    name: str, options: dict[str, Any], by: list[str], causal: bool, prepared: list[str]
 ) -> None:
     for found, wanted in call(name, causal=causal, **options):
         torch.testing.assert_close(found, wanted, atol=3e-6, rtol=1e-5)
     assert prepared == by
+
+
+def test_windows_are_left_to_the_plan_of_each_call(prepared: list[str]) -> None:
+    for found, wanted in call("nope", causal=True, window=9):
+        torch.testing.assert_close(found, wanted, atol=3e-6, rtol=1e-5)
+    assert prepared == []
 
 
 @pytest.mark.parametrize(("wide", "by"), [(True, ["native"]), (False, ["sdpa"])])
@@ -137,17 +153,6 @@ def test_the_kernels_prepare_bfloat16_where_they_are_faster(
     for found, wanted in call("nope", dtype=torch.bfloat16):
         torch.testing.assert_close(found, wanted, atol=2e-2, rtol=2e-2)
     assert prepared == by
-
-
-def test_windows_are_left_to_the_plan_of_each_call(prepared: list[str]) -> None:
-    seen = Grid.of(Layout.sequence(140), causal=True, window=9)
-    with torch.no_grad():
-        for seed in range(3):
-            q, k, v = tensors(140, seed)
-            found = attend(q, k, v, seen, make("nope"))
-            wanted = attend(q, k, v, seen, make("nope"), backend="reference")
-            torch.testing.assert_close(found, wanted, atol=3e-6, rtol=1e-5)
-    assert prepared == []
 
 
 def test_each_result_has_its_own_memory() -> None:
@@ -301,6 +306,9 @@ def test_explain_says_that_calls_are_repeated() -> None:
     with torch.no_grad():
         assert "prepared once" in str(posenc.explain(q, k, v, grid(), make("t5")))
         assert "prepared once" not in str(posenc.explain(q, k, v, grid(), make("fire")))
+        many = (*tensors(140), grid(140))
+        assert "prepared once" in str(posenc.explain(*many, make("rope")))
+        assert "prepared once" not in str(posenc.explain(*many, make("alibi")))
     assert "prepared once" not in str(posenc.explain(q, k, v, grid(), make("t5")))
 
 

@@ -20,6 +20,7 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention.backends.common.flash_cpu import flash_forward
 from posenc.attention.backends.native.build import missing
+from posenc.attention.dispatch import rotate
 from posenc.errors import ArgumentError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="mprotect is POSIX")
@@ -222,6 +223,17 @@ def test_outputs_of_prepared_calls_lie_as_the_values(name: str) -> None:
             output = attend(*operands, grid, encoding)
     torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
     assert output.transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.skipif(missing() is not None, reason="needs the compiled kernels")
+def test_rotated_queries_lie_as_they_did() -> None:
+    encoding, grid, (q, k, _) = _of_linear_maps("rope", HEADS)
+    assert encoding.query_key is not None
+    rotation = encoding.query_key.lower(q, k, grid)
+    assert rotation is not None
+    for rotated, expected in zip(rotate(rotation, q, k), rotation.apply(q, k), strict=True):
+        torch.testing.assert_close(rotated, expected)
+        assert rotated.transpose(1, 2).is_contiguous()
 
 
 def _of_linear_maps(name: str, groups: int) -> tuple[Encoding, Grid, list[Tensor]]:
