@@ -31,7 +31,7 @@ def pages() -> dict[Path, str]:
     """Every page that shows results, as it follows from them."""
     attention, others = read("attention_amd"), read("attention_amd_others")
     compared = tables(others["readings"])["other contenders"]
-    short = chosen(read("attention_icelake")["readings"], README)
+    short = chosen(read("attention_cascadelake")["readings"], README)
     parts = {
         RESULTS / "README.md": {
             "measured": about(attention),
