@@ -17,6 +17,7 @@ QUESTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "How much memory does that take?": (("Stretch",), "take 14.0 GiB in Qwen3-0.6B"),
     "Install, which systems and processors?": (("Start", "Install"), "AVX-512: Intel servers"),
+    "Does it run on JAX?": (("Start", "Install"), "there is no version for JAX"),
     "RoPE with a picture?": (("Methods", "rope"), "rotates each pair of query and key features"),
     "What is a Grid?": (("Start", "Glossary"), "The pairs of a query layout and a key layout"),
     "What is a Layout?": (("Start", "Glossary"), "Where the tokens of a sequence are"),
