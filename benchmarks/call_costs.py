@@ -29,7 +29,7 @@ from torch import Tensor
 import posenc
 from posenc.attention import Attention, Plan, api, call, repeats
 from posenc.attention.backends import native
-from posenc.attention.backends.common import fused
+from posenc.attention.backends.common import flash_cpu, fused
 from posenc.attention.backends.native import arguments, library, posing
 from posenc.integrations.transformers.accelerate import accelerate
 
@@ -54,7 +54,12 @@ STAGES: dict[str, tuple[tuple[Any, str], ...]] = {
         (arguments.Arguments, "__init__"),
         (native, "prepare"),
     ),
-    "kernel": ((Plan, "run"), (library.Library, "call"), (fused, "scaled_dot_product_attention")),
+    "kernel": (
+        (Plan, "run"),
+        (library.Library, "call"),
+        (fused, "scaled_dot_product_attention"),
+        (flash_cpu, "_FORWARD"),
+    ),
     "autograd": ((torch.autograd, "backward"),),
 }
 """Functions of each stage, by owner and name."""
