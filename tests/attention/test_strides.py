@@ -196,11 +196,14 @@ def test_the_raw_kernel_is_given_what_fits_only() -> None:
 
 
 @pytest.mark.skipif(missing() is not None, reason="needs the compiled kernels")
-@pytest.mark.parametrize("name", ["alibi", "rope", "deberta", "cope"])
-@pytest.mark.parametrize("groups", [2, HEADS])
-def test_outputs_and_gradients_lie_as_the_operands(name: str, groups: int) -> None:
-    """Heads of a token stay side by side: what a linear map makes and takes is not copied."""
-    encoding, grid, operands = _of_linear_maps(name, groups)
+@pytest.mark.parametrize("name", ["alibi", "rope", "deberta", "cope", "tupe"])
+@pytest.mark.parametrize(("heads", "groups"), [(4, 2), (4, 4), (2, 2)])
+def test_outputs_and_gradients_lie_as_the_operands(name: str, heads: int, groups: int) -> None:
+    """Heads of a token stay side by side: what a linear map makes and takes is not copied.
+
+    Beside TUPE's factors, two heads are as wide as what one has to sum.
+    """
+    encoding, grid, operands = _of_linear_maps(name, groups, heads=heads)
     apart = [x.detach().contiguous().requires_grad_() for x in operands]
     results = []
     for tensors in (operands, apart):
@@ -236,10 +239,12 @@ def test_rotated_queries_lie_as_they_did() -> None:
         assert rotated.transpose(1, 2).is_contiguous()
 
 
-def _of_linear_maps(name: str, groups: int) -> tuple[Encoding, Grid, list[Tensor]]:
+def _of_linear_maps(
+    name: str, groups: int, *, heads: int = HEADS
+) -> tuple[Encoding, Grid, list[Tensor]]:
     """An encoding, a causal grid, and operands whose tokens are rows of matrices."""
     torch.manual_seed(0)
-    encoding = posenc.create(name, dim=HEADS * WIDTH, heads=HEADS, max_length=300, causal=True)
-    rows = [torch.randn(2, 300, n, WIDTH, requires_grad=True) for n in (HEADS, groups, groups)]
+    encoding = posenc.create(name, dim=heads * WIDTH, heads=heads, max_length=300, causal=True)
+    rows = [torch.randn(2, 300, n, WIDTH, requires_grad=True) for n in (heads, groups, groups)]
     grid = Grid.of(Layout.sequence(300), causal=True)
     return encoding, grid, [x.transpose(1, 2) for x in rows]

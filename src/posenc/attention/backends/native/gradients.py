@@ -76,11 +76,9 @@ class Room:
         x, record = self.call.struct, self.call.record
         found = {"q": self.dq}
         for name, like, parts in (("k", record.k, self.dk), ("v", record.v, self.dv)):
-            total = _total(parts)
+            total = parts[0] if len(parts) == 1 else _sum(parts, 0, like)
             if x.heads != x.groups:
-                shared = total.view(x.batch, x.groups, -1, *total.shape[2:])
-                total = empty_like_tokens(like, like.shape, total.dtype)
-                torch.sum(shared, 2, out=total)
+                total = _sum(total.view(x.batch, x.groups, -1, *total.shape[2:]), 2, like)
             found[name] = total.to(like.dtype)
         for name, term in self.terms.items():
             found[f"terms.{name}"] = _of_term(name, self.room[name], term, self.call.spans)
@@ -97,6 +95,12 @@ def _empty(
     if name.endswith("factor"):
         return empty_like_tokens(like, size, dtype)
     return like.new_empty(size, dtype=dtype)
+
+
+def _sum(x: Tensor, dim: int, like: Tensor) -> Float[Tensor, "B H L F"]:
+    """A sum that lies in memory as ``like`` does."""
+    size = [n for at, n in enumerate(x.shape) if at != dim]
+    return torch.sum(x, dim, out=empty_like_tokens(like, size, x.dtype))
 
 
 def _total(parts: Tensor) -> Tensor:

@@ -44,13 +44,13 @@ class Backward {
   }
   Logits& logits() { return logits_; }
   void begin_row(index b, index h, index split) {
-    dk_ = gradient_sums(dk_to_, x_.dk, x_.dk_split, b, h, split, width_, dk_scratch_);
-    dv_ = gradient_sums(dv_to_, x_.dv, x_.dv_split, b, h, split, value_width_, dv_scratch_);
+    dk_ = gradient_sums(dk_to_, x_.dk, x_.dk_split, b, h, split, width_, x_.dim, dk_scratch_);
+    dv_ = gradient_sums(dv_to_, x_.dv, x_.dv_split, b, h, split, value_width_, x_.value_dim, dv_scratch_);
     d_column_ = x_.terms.column.gradient_of<double>(split, b, h);
     if (d_column_) std::fill_n(d_column_, x_.keys, 0.0);
     if (x_.terms.right.gradient.data)
       d_right_tokens_ = gradient_sums(d_right_tokens_to_, x_.terms.right.gradient, x_.terms.right.part, b, h,
-                                      split, right_width_, d_right_tokens_scratch_);
+                                      split, right_width_, x_.terms.right.features, d_right_tokens_scratch_);
     else
       d_right_tokens_ = dk_;
     logits_.begin_row(x_, b, h, d_right_tokens_, &d_right_);
@@ -175,10 +175,11 @@ class Backward {
   // Zeros [keys, width] to sum a gradient in: the gradient itself, if its layout is the same, else
   // scratch that write_sums copies from.
   real* gradient_sums(Tokens& to, const Tokens& gradient, index stride, index b, index h, index split,
-                index width, Scratch& scratch) const {
+                index width, index features, Scratch& scratch) const {
     to = split_of(gradient, stride, split);
     const index rows = logits_.use_amx ? round_up(x_.keys, AMX_TILE) : x_.keys;  // tiles may write whole ones
-    const bool direct = to.type == REAL && to.token == width && rows == x_.keys;
+    const bool same = to.token == width && features == width;
+    const bool direct = to.type == REAL && same && rows == x_.keys;
     real* sums = direct ? reinterpret_cast<real*>(row_of(to, b, h, 0)) : scratch.of(rows * width);
     fill(sums, 0, x_.keys * width);
     return sums;
