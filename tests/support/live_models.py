@@ -17,6 +17,7 @@ def live(model: SavedModel, family: str = "llama") -> LiveModel:
     with TemporaryDirectory() as folder:
         written = Path(folder) / "model"
         save(model, written, family=family)
-        opened = open_live(Fields.read(written), lambda kind: kind.open(written, device="cpu"))
+        fields = Fields.read(written)
+        opened = open_live(fields, lambda kind: kind.open(fields, device="cpu"))
     assert opened is not None
     return opened.requires_grad_(requires_grad=False)

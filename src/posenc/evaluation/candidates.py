@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from posenc.encoding import Encoding
 from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.errors import ArgumentError
@@ -179,7 +180,7 @@ def text_candidates(
         grown = (round(length * factor) - prefix) / (length - prefix)
         return extended_by(model, method, factor=grown, length=length)
 
-    yield from candidates_by(model, methods, make, strict=strict)
+    yield from candidates_by(methods, make, trained=model.trained_encoding, strict=strict)
 
 
 def cut(model: LiveModel, length: int) -> Candidate:
@@ -191,13 +192,17 @@ def cut(model: LiveModel, length: int) -> Candidate:
 
 
 def candidates_by(
-    model: LiveModel,
     methods: Sequence[Method],
     make: Callable[[Method], Candidate],
     *,
+    trained: Callable[[], Encoding],
     strict: bool,
 ) -> Iterator[Candidate]:
-    """The model extended by each method, or the reason why it cannot be."""
+    """A model extended by each method, or the reason why it cannot be.
+
+    Args:
+        trained: the encoding of the model, of which those that fit are told.
+    """
     for method in methods:
         if method.spec == "direct":
             continue
@@ -205,7 +210,7 @@ def candidates_by(
             yield make(method)
         except ArgumentError as error:
             if isinstance(error, NotApplicable):
-                fitting = ", ".join(applicable(model.trained_encoding()))
+                fitting = ", ".join(applicable(trained()))
                 error.remedy = f"These fit: {fitting}."
             if strict:
                 raise

@@ -107,7 +107,7 @@ class Checkpoint:
             opened = cls._of_transformers(
                 folder,
                 config,
-                lambda kind: kind.open(folder, device=device, dtype=getattr(torch, dtype)),
+                lambda kind: kind.open(config, device=device, dtype=getattr(torch, dtype)),
             )
         length = _trained_length(opened.model, opened.length or None, trained_length)
         name = str(hub or folder.resolve().name)
@@ -191,7 +191,7 @@ class Checkpoint:
                     "trains one that can be stretched.",
                 ) from error
             config = Fields.read(Path(written) / "model")
-            model = LiveDecoder.open(config.path.parent, device=device)
+            model = LiveDecoder.open(config, device=device)
         return replace(self, model=model, config=config)
 
     @property

@@ -139,7 +139,7 @@ class _Measurement:
                 self.left_out |= dict.fromkeys(names, self.examination.refusal)
         source = data.sha256 if isinstance(data, Text) else ""
         conditions = replace(settings, minutes=None), self.suite.lengths, self.examination.count
-        self.kept = MeasuredFile(state, checkpoint.model, source, conditions)
+        self.kept = MeasuredFile(state, checkpoint.model.parameters(), source, conditions)
 
     def study(self) -> Study:
         """All measurements, and what they say of length."""

@@ -40,7 +40,7 @@ def image_candidates(
         }
         return Candidate(method.spec, BySize(models), method)
 
-    yield from candidates_by(model, methods, make, strict=True)
+    yield from candidates_by(methods, make, trained=model.trained_encoding, strict=True)
 
 
 def goal_cells(model: LiveImages, methods: Sequence[Method], *, factor: float) -> Size:

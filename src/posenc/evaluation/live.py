@@ -20,7 +20,7 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.evaluation.engines.config import ModelConfig
 from posenc.evaluation.engines.transformers import TRANSFORMERS
-from posenc.integrations.transformers.checkpoints.extended import fitting, stored_extension
+from posenc.integrations.transformers.checkpoints.extended import FIELD, fitting, stored_extension
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.stored import StoredTensors
 from posenc.layout import Layout
@@ -53,16 +53,18 @@ class LiveModel(nn.Module):
         self.model, self.served = model, served
 
     @classmethod
-    def open(cls, folder: Path, *, device: str, dtype: torch.dtype | str = torch.float32) -> Self:
+    def open(cls, fields: Fields, *, device: str, dtype: torch.dtype | str = torch.float32) -> Self:
         """Load a folder by transformers from safetensors; ``"auto"``: in the dtype of its weights.
+
+        Args:
+            fields: its ``config.json``.
 
         Raises:
             CheckpointError: if it cannot be loaded, or a weight is missing.
         """
         import transformers
 
-        fields = Fields.read(folder)
-        extension = stored_extension(fields)
+        folder = fields.path.parent
         absent: list[str] = []
         try:
             for options in ({}, {"add_pooling_layer": False}):
@@ -91,9 +93,10 @@ class LiveModel(nn.Module):
                 or " ".join(f"{type(error).__name__}: {error}".split()),
                 remedy="Correct its config.json, or name a folder written by save_pretrained.",
             ) from error
-        if extension is not None:
+        if fields.values.get(FIELD) is not None:
             from posenc.integrations.transformers import stretch
 
+            stored_extension(fields)
             with fitting(fields):
                 stretch(model)
         return cls(model.to(device).eval())

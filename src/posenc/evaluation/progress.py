@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor
 
 from posenc.codec import from_plain, to_plain
 from posenc.errors import CheckpointError, Interrupted
@@ -66,18 +66,18 @@ class MeasuredFile:
 
     Args:
         path: of the file; None keeps nothing.
-        model: before it is extended.
+        weights: of the model before it is extended.
         conditions: all else that readings depend on; readings under others are discarded.
 
     Raises:
         CheckpointError: if the file is damaged.
     """
 
-    def __init__(self, path: Path | None, model: nn.Module, *conditions: object) -> None:
+    def __init__(self, path: Path | None, weights: Iterable[Tensor], *conditions: object) -> None:
         self.path, self._state = path, MeasuredState("")
         if path is None:
             return
-        sums = [float(parameter.detach().double().sum()) for parameter in model.parameters()]
+        sums = [float(weight.detach().double().sum()) for weight in weights]
         self._state = MeasuredState(fingerprint(sums, *conditions))
         if not path.exists():
             return

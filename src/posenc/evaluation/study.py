@@ -129,7 +129,9 @@ def measure_extensions(
         return replace(findings, tuned=again)
 
     sha256 = _source(suite, data).sha256  # changed data are measured anew
-    kept = MeasuredFile(state, checkpoint.model, sha256, suite.lengths, seed, tuning, methods)
+    kept = MeasuredFile(
+        state, checkpoint.model.parameters(), sha256, suite.lengths, seed, tuning, methods
+    )
     findings: list[Findings] = []
     models: dict[str, nn.Module] = {}
     for done, candidate in enumerate(candidates):

@@ -19,6 +19,7 @@ from posenc.evaluation.engines.serving import gguf_keys, overrides
 from posenc.evaluation.extend import Extended, extend_checkpoint
 from posenc.evaluation.live import LiveDecoder
 from posenc.extension import EXTENSIONS, applicable
+from posenc.integrations.transformers.checkpoints.fields import Fields
 from tests.evaluation.engines.released import RELEASED, TRAINED
 from tests.evaluation.engines.test_extended import LENGTH, original
 
@@ -166,7 +167,7 @@ def test_methods_without_words_in_a_config_are_named_for_every_engine(
     source: Path, engine: str
 ) -> None:
     """All that fit a model with RoPE; the others are held in ``test_extended``."""
-    model = LiveDecoder.open(source, device="cpu")
+    model = LiveDecoder.open(Fields.read(source), device="cpu")
     fitting = set(applicable(model.trained_encoding())) - {"direct"}
     methods = {name for name in fitting if not EXTENSIONS[name].claims.transformers}
     methods |= {"yarn+log_n"}

@@ -30,4 +30,4 @@ def check_source(source: Path | str) -> tuple[Checked, ...]:
             got=repr(config.values.get("model_type", "none")),
             remedy="Read its config alone: leave out --live.",
         )
-    return check(kind.open(folder, device="cpu", dtype="auto").model)
+    return check(kind.open(config, device="cpu", dtype="auto").model)
