@@ -122,4 +122,4 @@ def test_every_version_of_the_site_is_published_beside_the_others() -> None:
     script = flow["jobs"]["publish"]["steps"][-1]["run"]
     assert flow[True]["push"] == {"branches": ["main"], "tags": ["v*"]}  # YAML reads "on" so
     assert 'cp -r ../build/docs "$version"' in script
-    assert "${newest:-dev}" in script
+    assert "python ../scripts/versions.py ." in script
