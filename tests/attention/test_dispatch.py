@@ -167,6 +167,25 @@ def test_what_is_only_rotated_goes_by_the_vectors(
     assert (rule == "nothing but a rotation", order[0] == "native") == (wide, wide)
 
 
+@pytest.mark.parametrize(
+    ("wide", "queries", "dtype", "first"),
+    [
+        (True, 16, torch.bfloat16, "native"),
+        (False, 16, torch.bfloat16, "sdpa"),
+        (True, 15, torch.bfloat16, "sdpa"),
+        (True, 16, torch.float32, "sdpa"),
+    ],
+)
+def test_bfloat16_goes_by_the_vectors(
+    wide: bool, queries: int, dtype: torch.dtype, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "AVX512", wide)
+    monkeypatch.setattr(native, "slow_mkl", lambda: False)
+    plain = problem(queries, SMALL // queries, causal=False)
+    posed = replace(plain, q=plain.q.to(dtype))
+    assert preference(CPU, lambda: posed)[1][0] == first
+
+
 def test_few_logits_under_a_transform_go_by_definition() -> None:
     found: list[tuple[str, list[str]]] = []
 
