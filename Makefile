@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-onnx check docs site format pages bench gpu-test gpu-bench wheel wheels test-wheel check-locks lock clean
+.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-exhaustive check docs site format pages bench gpu-test gpu-bench wheel wheels test-wheel check-locks lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -70,7 +70,7 @@ test-sanitized: $(VENV)/.installed-test ## each variant of the CPU kernels by ea
 # Types and the site keep one process each, so these run at the same time, and no test waits.
 test: $(VENV)/.installed-test ## run format, lint, types and the whole suite
 	@$(MAKE) --no-print-directory --jobs=2 check site
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not onnx" --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not exhaustive" --durations=10
 
 sweep-doctor: $(VENV)/.installed-test ## diagnose every causal language model of transformers (some 15 minutes)
 	$(BIN)/python -m tests.evaluation.doctor.sweep
@@ -127,8 +127,8 @@ mutants: $(VENV)/.installed-mutants $(VENV)/.kernels ## change lines at random a
 	$(BIN)/python scripts/mutants.py --count 200 --seed $$(date +%j)
 	$(BIN)/python scripts/mutants.py --planted scripts/kernel_mutants.toml
 
-test-onnx: $(VENV)/.installed-test ## run encodings and accelerated models in ONNX Runtime
-	$(BIN)/python -m pytest -q -n $(WORKERS) tests/testing/test_onnx.py tests/integrations/accelerate/test_onnx.py
+test-exhaustive: $(VENV)/.installed-test $(VENV)/.kernels ## every case of what the suite tries with a few; half an hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m exhaustive
 
 gpu-test: $(VENV)/.installed-test ## on a CUDA device: its trial and the tests that need one, 12 minutes
 	$(BIN)/python -m benchmarks.device --steps trial tests

@@ -166,7 +166,7 @@ class Record:
         report = file.with_suffix(".xml")
         if not report.exists():
             command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", f"-n{workers}"]
-            command += ["-m", "not long and not onnx", f"--junitxml={report.resolve()}"]
+            command += ["-m", "not long and not exhaustive", f"--junitxml={report.resolve()}"]
             command += [f"--cov={SOURCE}", "--cov-context=test", "--cov-report="]
             command += ["-p", f"scripts.{Path(__file__).stem}"]
             with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Encodings as ONNX, run by ONNX Runtime; all of them with ``make test-onnx``."""
+"""Encodings as ONNX, run by ONNX Runtime; all of them with ``make test-exhaustive``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.onnx) for name in OTHERS)]
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in OTHERS)]
 )
 def test_runs_in_onnxruntime(name: str) -> None:
     subject = Subject.of_entry(name, ENCODINGS[name])

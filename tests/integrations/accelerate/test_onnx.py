@@ -1,4 +1,4 @@
-"""Accelerated models as ONNX, run by ONNX Runtime; all of them with ``make test-onnx``."""
+"""Accelerated models as ONNX, run by ONNX Runtime; all of them with ``make test-exhaustive``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ QUICK = ("bloom-padded", "deberta-padded", "deberta_v2-v3", "mpnet-model", "t5-e
 
 
 def quickly(keys: list[str], quick: tuple[str, ...]) -> list[object]:
-    return [key if key in quick else pytest.param(key, marks=pytest.mark.onnx) for key in keys]
+    return [
+        key if key in quick else pytest.param(key, marks=pytest.mark.exhaustive) for key in keys
+    ]
 
 
 class FirstOutput(nn.Module):
