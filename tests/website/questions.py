@@ -118,6 +118,14 @@ QUESTIONS: dict[str, tuple[tuple[str, ...], str]] = {
         "outputs and gradients are the same up to rounding",
     ),
     "Does it know grouped-query attention?": (("Start", "Five-minute tour"), "grouped-query heads"),
+    "Can I compute DeepSeek's latent attention (MLA)?": (
+        ("Guides", "Other forms of attention"),
+        "all heads then share one head of keys",
+    ),
+    "I have cu_seqlens for flash_attn_varlen_func: which layout is that?": (
+        ("Guides", "Your own model"),
+        "Layout.packed(cu_seqlens.diff().tolist())",
+    ),
     "Does it train with FSDP?": (("Guides", "Over machines"), "DDP or FSDP2"),
     "What do I check in CI after a command?": (("Reference", "Command line"), "Exit codes: 0 done"),
     "Does it run on Windows?": (("Start", "Install"), "Windows among them"),
