@@ -34,11 +34,13 @@ ENCODINGS = ("nope", "alibi", "t5", "shaw", "deberta", "swin", "decomposed2d", "
 IMAGES = ("swin", "decomposed2d")
 CAUSAL = ("forgetting",)
 DECODED = (256, 1024, 4096)
+LAST = {"decode": (1, 1), "grouped": (1, 4), "draft": (8, 4)}
+"""New tokens after many by layout, and heads that share keys."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call of attention; ``layout`` is ``full``, ``causal``, ``packed`` or ``decode``."""
+    """One call of attention; ``layout`` is ``full``, ``causal``, ``packed`` or one of ``LAST``."""
 
     encoding: str
     batch: int
@@ -50,7 +52,7 @@ class Case:
     def backends(self) -> tuple[dict[str, Callable[[], torch.Tensor]], list[torch.Tensor], str]:
         """Calls by backend, the tensors whose gradients are wanted, and the choice of ``auto``."""
         torch.manual_seed(0)
-        where, causal = self._layout(), self.layout in ("causal", "decode")
+        where, causal = self._layout(), self.layout in ("causal", *LAST)
         options = {}
         if self.encoding in IMAGES and where.extent is not None:
             valid = posenc.ENCODINGS[self.encoding].options()
@@ -67,13 +69,14 @@ class Case:
         ).to(self.dtype)
         for part in encoding.parts():
             part.attach(*(torch.nn.Linear(width, width).to(self.dtype) for _ in range(2)))
-        queries = 1 if self.layout == "decode" else self.length
+        queries, sharing = LAST.get(self.layout, (self.length, 1))
+        groups = self.heads // sharing
         q, k, v = (
-            torch.randn(self.batch, self.heads, n, HEAD_DIM).to(self.dtype).requires_grad_()
-            for n in (queries, self.length, self.length)
+            torch.randn(self.batch, heads, n, HEAD_DIM).to(self.dtype).requires_grad_()
+            for heads, n in ((self.heads, queries), (groups, self.length), (groups, self.length))
         )
         seen = encoding.observe(torch.randn(self.batch, self.length, width).to(self.dtype), where)
-        last = seen if queries == self.length else seen.slice(self.length - 1, self.length)
+        last = seen if queries == self.length else seen.slice(self.length - queries, self.length)
         grid = Grid(last, seen, causal)
         calls = {}
         for name in BACKENDS:
@@ -136,10 +139,11 @@ def cases(encodings: list[str], dtypes: list[str], layouts: list[str]) -> Iterat
     for dtype in dtypes:
         for encoding in encodings:
             for layout in layouts:
-                if layout == "decode":
+                if layout in LAST:
                     if encoding in IMAGES:
                         continue
-                    rows: tuple[tuple[int, int, int], ...] = tuple((1, 8, n) for n in DECODED)
+                    heads = 8 * LAST[layout][1]
+                    rows: tuple[tuple[int, int, int], ...] = tuple((1, heads, n) for n in DECODED)
                 elif (encoding in IMAGES and layout != "full") or (
                     encoding in CAUSAL and layout == "full"
                 ):
@@ -154,14 +158,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Backends over sizes, dtypes and layouts.")
     parser.add_argument("--encodings", nargs="*", default=list(ENCODINGS))
     parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16", "float16"])
-    parser.add_argument("--layouts", nargs="*", default=["full", "causal", "packed", "decode"])
+    parser.add_argument("--layouts", nargs="*", default=["full", "causal", "packed", *LAST])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--name", default="dispatch")
     given = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
     for case in cases(given.encodings, given.dtypes, given.layouts):
-        for backward in (False,) if case.layout == "decode" else (False, True):
+        for backward in (False,) if case.layout in LAST else (False, True):
             row = measure(case, backward=backward, rounds=given.rounds)
             rows.append(row)
             print(*(row[name] for name in row), flush=True)

@@ -59,6 +59,13 @@ def one_query(*, groups: int, **options: Any) -> Problem:
     return replace(posed, k=k, v=k, sinks=torch.zeros(4), **options)
 
 
+def narrow_values(*, groups: int) -> Problem:
+    """Sixteen queries of four heads with a table, values narrower than keys."""
+    posed = problem(16, 8192, lowered=(TABLE,))
+    k = posed.k[:, :groups]
+    return replace(posed, k=k, v=k[..., :4])
+
+
 COLUMN = replace(TABLE, column=torch.zeros(1, 4, 600))
 SIDE = 512
 """Queries and keys of four heads with just ``SMALL`` logits; ``FEW`` are a quarter of a head."""
@@ -92,6 +99,13 @@ CASES = {
     ),
     "more columns": (problem(600, 600, lowered=(columns(4), columns(5))), "more extra columns"),
     "table": (problem(600, 8192, lowered=(TABLE,)), "terms by offset"),
+    "table, few queries": (problem(16, 8192, lowered=(TABLE,)), "constant tables, few queries"),
+    "table, not so few": (problem(17, 8192, lowered=(TABLE,)), "terms by offset, not many"),
+    "table, few queries, narrow values": (narrow_values(groups=4), "terms by offset, not many"),
+    "table, few queries, shared keys": (narrow_values(groups=2), "constant tables, few queries"),
+    "column, few queries": (problem(16, 8192, lowered=(COLUMN,)), "terms by offset, not many"),
+    "masked, few queries": (problem(16, 8192), "no terms by offset, not many"),
+    "masked, not so few": (problem(17, 8192), "masked pairs, not many"),
     "table beside columns": (problem(600, 600, lowered=(columns(1), TABLE)), "terms by offset"),
     "long without table": (problem(600, 8192, lowered=(columns(1),)), "masked pairs"),
     "table, not many": (problem(SIDE, SIDE, lowered=(TABLE,)), "terms by offset, not many"),
@@ -120,6 +134,7 @@ ORDER = {
     "sinks or a cap, not many": ["native", "sdpa", "reference"],
     "sinks of one query": ["sdpa", "native", "reference"],
     "few logits": ["sdpa", "reference"],
+    "constant tables, few queries": ["sdpa", "native", "reference"],
     "no terms by offset": ["sdpa", "native", "blockwise", "reference"],
     "no terms by offset, not many": ["sdpa", "native", "reference"],
     "terms by offset, not many": ["native", "sdpa", "reference"],

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend, create, explain
 from posenc.attention.backends.common import fused
+from posenc.encoding import BucketedTerms, ScoreTerm
+from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.extension import extend
 
 KEYS = 90
@@ -28,13 +30,14 @@ def last(queries: int, *, window: int | tuple[int, int] | None = None) -> Grid:
     return Grid(Layout.sequence(queries, KEYS - queries), Layout.sequence(KEYS), True, window)
 
 
+@pytest.mark.parametrize("queries", [1, 5])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "native", "blockwise"])
 @pytest.mark.parametrize("window", [None, 7, (-40, -3)])
-def test_one_query_of_grouped_heads(
-    window: int | tuple[int, int] | None, backend: str, padded: bool
+def test_grouped_heads(
+    window: int | tuple[int, int] | None, backend: str, padded: bool, queries: int
 ) -> None:
-    tensors, grid = operands(1), last(1, window=window)
+    tensors, grid = operands(queries), last(queries, window=window)
     if padded:
         valid = torch.arange(KEYS).expand(2, -1) >= torch.tensor([[0], [70]])
         grid = replace(grid, key=replace(grid.key, valid=valid))
@@ -56,10 +59,58 @@ def test_heads_that_share_keys_are_queries_of_one_call(monkeypatch: pytest.Monke
         return real(q, *others, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fused, "scaled_dot_product_attention", seen)
-    attend(*operands(1), last(1), Encoding(), backend="sdpa")
-    attend(*operands(2), last(2), Encoding(), backend="sdpa")
-    assert shapes[0] == (2, 2, 3, 16)
-    assert shapes[1] == (2, 6, 2, 16)
+    alibi = create("alibi", heads=6)
+    for queries in (1, 2, 21, 22):
+        attend(*operands(queries), last(queries), Encoding(), backend="sdpa")
+        attend(*operands(queries), last(queries), alibi, backend="sdpa")
+    attend(*operands(KEYS), last(KEYS), Encoding(), backend="sdpa")
+    folded = [(2, 2, 3 * queries, 16) for queries in (1, 1, 2, 2, 21, 21)]
+    assert shapes == [*folded, (2, 6, 22, 16), (2, 6, 22, 16), (2, 6, KEYS, 16)]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("window", [None, 30, (-40, -3), (3, 9)])
+@pytest.mark.parametrize("queries", [1, 3, 16, 17])
+@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "t5"])
+def test_calls_of_the_same_few_queries(
+    name: str, queries: int, window: int | tuple[int, int] | None, grouped: bool
+) -> None:
+    """Planned, prepared, and by what was prepared; of (3, 9) some queries see no key."""
+    encoding = create(name, heads=6, head_dim=16, causal=True)
+    causal = window != (3, 9)
+    grid = replace(last(queries, window=window), causal=causal)
+    if name == "t5" and not causal:
+        encoding = create(name, heads=6, causal=False)
+    with torch.no_grad():
+        for seed in range(3):
+            torch.manual_seed(seed)
+            q, k, v = operands(queries, groups=2 if grouped else 6)
+            q, k, v = (x.float() + seed for x in (q, k, v))
+            expected = attend(q, k, v, grid, encoding, backend="reference", return_lse=True)
+            found = attend(q, k, v, grid, encoding, return_lse=True)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+class Watched(ScoreTerm):
+    """Remembers the heads of the keys that it is lowered with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+        return torch.zeros_like(grid.offset[..., 0]).unsqueeze(1)
+
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
+        self.seen.append(k.shape[1])
+        return (BucketedTerms(lambda offset: offset[..., 0].long() * 0, table=q.new_zeros(6, 1)),)
+
+
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "native", "blockwise"])
+def test_keys_are_not_copied_for_parts_that_do_not_read_them(backend: str) -> None:
+    score = Watched()
+    attend(*operands(3), last(3), Encoding(score=score), backend=backend)
+    assert set(score.seen) == {2}
 
 
 @pytest.mark.parametrize("queries", [1, 3])

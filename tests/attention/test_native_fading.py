@@ -80,6 +80,28 @@ def test_the_bands_hold_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bands(grid, encoding, q, k, v, softcap=3.0) == []  # far pairs weigh e^-6 at least
 
 
+def test_whole_groups_of_heads_share_their_keys() -> None:
+    k = torch.arange(24.0).view(1, 3, 2, 4)
+    every = k.repeat_interleave(4, dim=1)
+    for begin in range(12):
+        for end in range(begin + 1, 13):
+            found = fading._groups_of(k, slice(begin, end), 4)
+            each = found.repeat_interleave((end - begin) // found.shape[1], dim=1)
+            assert torch.equal(each, every[:, begin:end])
+            inside = begin // 4 == (end - 1) // 4
+            if inside or begin % 4 == end % 4 == 0:
+                assert found.data_ptr() == k[:, begin // 4].data_ptr()
+
+
+def test_few_queries_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fading, "LONG", 100)
+    (q, k, v), encoding = draw(), create("alibi", heads=6)
+    for queries, found in ((16, False), (17, True)):
+        whole = Layout.sequence(LENGTH)
+        grid = Grid(whole.slice(LENGTH - queries, LENGTH), whole, causal=True)
+        assert bool(bands(grid, encoding, q[:, :, -queries:], k, v)) == found
+
+
 def test_only_constant_tables_that_reach_far_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fading, "LONG", 100)
     tensors = draw()

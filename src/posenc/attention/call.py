@@ -10,10 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.problem.dropout import KeyedDropout
-from posenc.attention.problem.lowering import lower, reads_tokens, repeat_heads
+from posenc.attention.problem.lowering import lower, reads_tokens
 from posenc.attention.problem.once import once_for_part
 from posenc.attention.problem.problem import Problem, Rotate, Whole, transformed
-from posenc.encoding import Encoding, Rotation
+from posenc.encoding import Encoding, Rotation, repeat_heads
 from posenc.grid import Grid, zero_invalid_signals
 from posenc.layout.padding import zero_invalid
 

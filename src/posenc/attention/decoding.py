@@ -12,7 +12,6 @@ from posenc.attention.backends.common.fused import fused_attention
 from posenc.attention.cache import LayerCache
 from posenc.attention.call import AttentionCall
 from posenc.attention.past_terms import PastTerms, read_terms
-from posenc.attention.problem.lowering import repeat_heads
 from posenc.encoding import BucketedTerms, QueryKeyTransform, Rotation
 from posenc.encoding.reuse import ModuleStates
 from posenc.grid import Grid
@@ -177,8 +176,7 @@ def _read_query(
     """The terms that read the query; None where their buckets are numbered by the call."""
     score, q = terms.encoding.score, call.q
     assert score is not None  # it has terms
-    k = repeat_heads(call.k, q.shape[1])
-    found = score.lower(q, k, call.grid, scale=call.logit_scale())
+    found = score.lower(q, call.k, call.grid, scale=call.logit_scale())
     if found is None or len(found) != len(terms.buckets):
         return None
     total: Tensor | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from posenc.attention import trial
 from posenc.attention.backends.common.base import RARE, Attend, Backend, Plan, Refusal, Result
+from posenc.attention.backends.common.fused import are_few, shares_few
 from posenc.attention.call import AttentionCall
 from posenc.attention.problem.lowering import is_constant_table
 from posenc.attention.problem.problem import Problem
@@ -102,25 +104,35 @@ def repeated(call: AttentionCall, backend: str | Backend) -> Result | None:
 
 def describe_repeats(call: AttentionCall) -> str:
     """The end of a sentence about calls like this one; empty where the first is like the others."""
-    native = BACKENDS["native"]
-    if _choose(call).backend is native or not repeatable(call, _prepare):
+    chosen = _choose(call).backend
+    if not repeatable(call, _prepare):
+        return ""
+    others = [x for x in _preparing(call) if x.prepare(call.problem()) is not None]
+    if others[0] is chosen:
         return ""
     return "; from the second such call on by compiled kernels, prepared once"
 
 
 def _prepare(call: AttentionCall) -> Attend | None:
-    """Attention of calls like this one by the backend of choice, or by the compiled kernels.
+    """Attention of calls like this one, planned once."""
+    problem = replace(call.problem(), rotate=rotate)
+    found = (backend.prepare(problem) for backend in _preparing(call))
+    return next(filter(None, found), None)
 
-    Prepared, they are faster for few logits too.
+
+def _preparing(call: AttentionCall) -> list[Backend]:
+    """Backends by which calls like this one may be prepared, the fastest first.
+
+    Prepared, the compiled kernels are faster for few logits too.
     """
-    choice, problem, native = _choose(call), call.problem(rotate), BACKENDS["native"]
-    backends = [choice.backend]
-    if not native.unavailable(call.q.device):
-        if native.outpaces_sdpa(problem, prepared=True):
-            backends.insert(0, native)
-        elif choice.rule == FEW_LOGITS:
-            backends.append(native)
-    return next(filter(None, (backend.prepare(problem) for backend in backends)), None)
+    choice, problem, native = _choose(call), call.problem(), BACKENDS["native"]
+    if native.unavailable(call.q.device):
+        return [choice.backend]
+    if native.outpaces_sdpa(problem, prepared=True):
+        return [native, choice.backend]
+    if choice.rule == FEW_LOGITS or are_few(problem.q):
+        return [choice.backend, native]
+    return [choice.backend]
 
 
 def refusals(call: AttentionCall) -> dict[str, str]:
@@ -229,10 +241,14 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
     if ranks > problem.q.shape[-1]:
         return "more extra columns than features", kernels
     if any(not isinstance(term, LowRank) for term in problem.lowered):
+        q, k, v = problem.q, problem.k, problem.v
+        fit = shares_few(q, k) or (are_few(q) and q.shape[3] == v.shape[3])
+        if fit and all(map(is_constant_table, problem.lowered)):
+            return "constant tables, few queries", ["sdpa", "native", *last]
         return "terms by offset", kernels
     narrow = problem.q.dtype.itemsize < 4 and problem.q.requires_grad and torch.is_grad_enabled()
     masked = logits > SMALL or (logits > MASKED and queries * keys > MASKED_HEAD)
-    if narrow or (masked and not problem.grid.dense):
+    if narrow or (masked and not are_few(problem.q) and not problem.grid.dense):
         return "masked pairs, or gradients in half precision", kernels
     reason = BACKENDS["native"].outpaces_sdpa(problem)
     return (reason, kernels) if reason else ("no terms by offset", ["sdpa", "native", *last])

@@ -20,6 +20,7 @@ from posenc.encoding import (
     StickWeights,
     TokenTableProduct,
     ValueTerm,
+    repeat_heads,
 )
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.grid import Grid
@@ -62,7 +63,7 @@ class Structured(ScoreTerm):
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms:
         given: dict[str, Any] = dict(self.learned)
-        for name, tokens in (("left", q), ("right", k)):
+        for name, tokens in (("left", q), ("right", repeat_heads(k, q.shape[1]))):
             if name in given:
                 given[name] = TokenTableProduct(tokens, scale * given[name])
         if "column" in given:
@@ -112,7 +113,12 @@ class Reflected(ScoreTerm):
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
         parameters = (self.vectors, self.logits)
         return BlockTransforms.of_reflections(
-            q, k, 0, parameters, reflections=self._reflections, scale=scale
+            q,
+            repeat_heads(k, q.shape[1]),
+            0,
+            parameters,
+            reflections=self._reflections,
+            scale=scale,
         )
 
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from posenc.attention.api import attend_block
 from posenc.attention.call import AttentionCall
-from posenc.attention.problem.lowering import repeat_heads
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.collectives import exchange, gather
 from posenc.distributed.group import Group
 from posenc.distributed.shards import Shards
+from posenc.encoding import repeat_heads
 from posenc.layout import Layout
 
 

@@ -15,6 +15,7 @@ from posenc.encoding.lowered import (
 )
 from posenc.encoding.parts import EmbeddingEncoding, Part, QueryKeyTransform, ScoreTerm, ValueTerm
 from posenc.encoding.rotation import Pairing, RotatedBand, Rotation, apply_rotation
+from posenc.encoding.tensors import repeat_heads
 
 __all__ = [
     "BlockTransforms",
@@ -37,4 +38,5 @@ __all__ = [
     "TokenTableProduct",
     "ValueTerm",
     "apply_rotation",
+    "repeat_heads",
 ]

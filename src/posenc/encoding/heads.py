@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.encoding.lowered import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
 from posenc.encoding.parts import Part, Projection, QueryKeyTransform, ScoreTerm, ValueTerm
-from posenc.encoding.tensors import Features, Keys, Queries, Scores, StructuredTerms
+from posenc.encoding.tensors import Features, Keys, Queries, Scores, StructuredTerms, repeat_heads
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -111,8 +111,8 @@ class SomeHeadsTransform(SomeHeads, QueryKeyTransform):
     def forward(
         self, q: Queries, k: Keys, grid: Grid
     ) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H K E"]]:
-        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-        q, k = self.whole(self.range.fill(q), self.range.fill(k), grid)
+        k = self.range.fill(repeat_heads(k, q.shape[1]))
+        q, k = self.whole(self.range.fill(q), k, grid)
         return self.range.cut(q), self.range.cut(k)
 
 
@@ -124,7 +124,8 @@ class SomeHeadsScore(SomeHeads, ScoreTerm):
         return self.range.cut(score)
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        terms = self.whole.lower(self.range.fill(q), self.range.fill(k), grid, scale=scale)
+        k = self.range.fill(repeat_heads(k, q.shape[1]))
+        terms = self.whole.lower(self.range.fill(q), k, grid, scale=scale)
         return None if terms is None else tuple(self.range.cut_term(term) for term in terms)
 
 

@@ -223,11 +223,14 @@ class ScoreTerm(Part, ABC):
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         """The term (the whole logit if ``replaces_product``), as defined in the paper.
 
-        May allocate Q×K. Keys have H heads.
+        May allocate Q×K. Keys have one head per query head (G = H).
         """
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        """The structured form for fast backends; None if there is none."""
+        """The structured form for fast backends; None if there is none.
+
+        A term that reads keys has one head of them per query head: ``repeat_heads`` makes them.
+        """
         return None
 
     def lower_heads(
@@ -237,7 +240,10 @@ class ScoreTerm(Part, ABC):
         return None
 
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
-        """Another form, for compiled kernels, where there is no structured one; None if neither."""
+        """Another form, for compiled kernels, where there is no structured one; None if neither.
+
+        Keys as ``lower`` has them.
+        """
         return None
 
     def bands(self, grid: Grid) -> Sequence[RotatedBand] | None:

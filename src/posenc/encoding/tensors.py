@@ -17,7 +17,7 @@ Queries = Float[Tensor, "B H Q D"]
 """Queries of all heads."""
 
 Keys = Float[Tensor, "B G K D"]
-"""Keys; score parts get one head per query head (G = H)."""
+"""Keys, of G heads that divide the H of queries."""
 
 Scores = Float[Tensor, "b H Q K"]
 """Terms of the logits, with one batch row if all rows agree."""
@@ -30,3 +30,11 @@ BucketIndex = Int[Tensor, "*dims"]
 
 StructuredTerms = tuple[StructuredScore, ...]
 """Structured terms, which are summed."""
+
+
+def repeat_heads(x: Keys, heads: int) -> Float[Tensor, "B H K D"]:
+    """Keys or values of G heads, each repeated for the query heads that share it.
+
+    They are copied where G and ``heads`` differ.
+    """
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result, refuse_rare
 from posenc.attention.backends.common.definition import lse_by_definition
-from posenc.attention.problem.lowering import repeat_heads
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.terms import reads_offsets
-from posenc.encoding import BlockTransforms, LowRank
+from posenc.encoding import BlockTransforms, LowRank, repeat_heads
 from posenc.grid import FARTHEST, Grid
 from posenc.runtime import is_transformed
 

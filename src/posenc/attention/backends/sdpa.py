@@ -26,7 +26,7 @@ from posenc.attention.backends.common.base import (
 )
 from posenc.attention.backends.common.definition import lse_by_definition
 from posenc.attention.backends.common.flash_cpu import flash_forward, prepare_flash
-from posenc.attention.backends.common.fused import fold_heads, fused_attention, shares_keys
+from posenc.attention.backends.common.fused import are_few, fold_heads, fused_attention, shares_few
 from posenc.attention.backends.common.sinks import beside_sinks
 from posenc.attention.problem.lowering import bias_by_offset, is_constant_table
 from posenc.attention.problem.problem import Problem
@@ -52,13 +52,22 @@ class Sdpa(Backend):
         return refusal or Plan(_description(problem), partial(_run, problem))
 
     def prepare(self, problem: Problem) -> Attend | None:
-        grid, plan = problem.grid, self.plan(problem)
-        causal = _plainly_causal(grid)
-        plain = problem.rotation is None and not problem.lowered and (grid.dense or causal)
-        if isinstance(plan, Refusal) or not plain:
+        if isinstance(self.plan(problem), Refusal) or problem.sinks is not None:
             return None
-        found = prepare_flash(problem.q, problem.k, problem.v, causal=causal, scale=problem.scale)
-        return found and (lambda q, k, v: Result(*found(q, k, v)))
+        rotation, rotate = problem.rotation, problem.rotate
+        if rotation is not None and not shares_few(problem.q, problem.k):
+            return None  # other kernels rotate as they read
+        rotated = problem.rotated
+        mask, causal = None, not problem.lowered and _plainly_causal(problem.grid)
+        if problem.lowered or not (problem.grid.dense or causal):
+            mask = _mask_of_few(problem)
+            if mask is None:
+                return None
+        operands = (rotated.q, rotated.k, rotated.v)
+        found = prepare_flash(*operands, mask, causal=causal, scale=problem.scale)
+        if found is None or rotation is None:
+            return found and (lambda q, k, v: Result(*found(q, k, v)))
+        return lambda q, k, v: Result(*found(*rotate(rotation, q, k), v))
 
 
 def _unsupported(problem: Problem) -> Refusal | None:
@@ -176,6 +185,35 @@ def _attend_masked(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, lse: bo
     return result._replace(output=result.output.masked_fill(empty, 0.0))
 
 
+def _mask_of_few(problem: Problem) -> Float[Tensor, "1 h Q K"] | None:
+    """All that is added to the logits of few queries over regular layouts.
+
+    None where there is more than tables, or a query sees no key.
+    """
+    grid, lowered = problem.grid, problem.lowered or ()
+    tables = [term for term in lowered if isinstance(term, BucketedTerms)]
+    few = are_few(problem.q) and len(tables) == len(lowered)
+    if not few or grid.shift is None or grid.segmented or _empty_rows(grid, problem.q).any():
+        return None
+    dtype = torch.promote_types(problem.q.dtype, torch.float32)
+    offsets = grid.distinct_offsets(device=problem.q.device)
+    bias = torch.zeros_like(offsets, dtype=dtype).unsqueeze(0)
+    for term in tables:
+        bias = bias + bias_by_offset(term, grid).detach().to(dtype)
+    first, last = _visible_offsets(grid, grid.shift)
+    bias = bias.masked_fill((offsets < first) | (offsets > last), -torch.inf)
+    return bias.unfold(1, problem.k.shape[2], 1).flip(1).contiguous().unsqueeze(0)
+
+
+def _empty_rows(grid: Grid, q: Float[Tensor, "B H Q D"]) -> Bool[Tensor, " Q"]:
+    """Queries of a regular grid that see no key."""
+    shift = grid.require_shift()
+    first, last = _visible_offsets(grid, shift)
+    rows = torch.arange(grid.query.length, device=q.device)
+    ends = (rows + last - shift).clamp(max=grid.key.length - 1)
+    return (rows + first - shift).clamp(min=0) > ends
+
+
 def _attend_biased(
     q: Tensor,
     k: Tensor,
@@ -215,9 +253,7 @@ def _attend_biased(
     result = join_queries(parts)
     if result.lse is None:
         return result
-    rows = torch.arange(queries, device=q.device)
-    empty = (rows + first - shift).clamp(min=0) > (rows + last - shift).clamp(max=keys - 1)
-    return _masked(result, empty)
+    return _masked(result, _empty_rows(grid, q))
 
 
 def _reversed(x: Tensor) -> Tensor:
@@ -255,7 +291,7 @@ def _drop_negligible(
     shift, queries, keys = grid.require_shift(), grid.query.length, grid.key.length
     if shift > 0 or queries > shift + keys:
         return bias  # some query does not see its own position
-    if queries == 1:
+    if are_few(q):
         return bias  # the norms of all keys cost as much as the attention
     if torch.compiler.is_exporting():
         return bias  # a saving on this kernel, which the program may not run on
@@ -296,13 +332,11 @@ def _kernel(
     lse: bool,
 ) -> Result:
     if lse:
-        if shares_keys(q, k, mask):
-            output, sums = _kernel(fold_heads(q, k), k, v, problem, mask=mask, lse=True)
-            assert sums is not None
-            return Result(output.reshape(*q.shape[:3], -1), sums.reshape(q.shape[:3]))
+        rows, mask = (q, mask) if causal else fold_heads(q, k, mask)
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
-        return Result(*flash_forward(q, k, v, mask, causal=causal, scale=problem.scale))
+        output, sums = flash_forward(rows, k, v, mask, causal=causal, scale=problem.scale)
+        return Result(output.reshape(*q.shape[:3], -1), sums.reshape(q.shape[:3]))
     dropout, scale = problem.dropout, problem.scale
     return Result(fused_attention(q, k, v, mask, causal=causal, dropout=dropout, scale=scale), None)
 

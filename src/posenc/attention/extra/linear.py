@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from posenc.attention.call import AttentionCall
 from posenc.attention.prefix_sums import Keys, LinearState, Queries, changed, weighted_means
-from posenc.attention.problem.lowering import repeat_heads
 from posenc.attention.validation import require_fit, validate
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, repeat_heads
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.grid import Grid
 from posenc.layout import Layout

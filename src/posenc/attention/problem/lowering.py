@@ -15,11 +15,6 @@ from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
 
-def repeat_heads(x: Float[Tensor, "B G K D"], heads: int) -> Float[Tensor, "B H K D"]:
-    """Grouped key/value heads repeated to one a query head; free of cost where they agree."""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
-
-
 def lower(
     encoding: Encoding,
     q: Float[Tensor, "B H Q D"],
@@ -42,7 +37,7 @@ def lower(
     if encoding.score is not None:
         if encoding.score.replaces_product:
             return None
-        terms = encoding.score.lower(q, repeat_heads(k, q.shape[1]), grid, scale=scale)
+        terms = encoding.score.lower(q, k, grid, scale=scale)
         if terms is None:
             return None
         for summand in terms:

@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.problem.dropout import KeyedDropout
-from posenc.attention.problem.lowering import repeat_heads
 from posenc.encoding import Encoding, FusedScore, Rotation, StructuredScore
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -92,7 +91,7 @@ class Problem:
         score = self.encoding.score
         if score is None:
             return None
-        return score.fuse(self.q, repeat_heads(self.k, self.heads), self.grid, scale=self.scale)
+        return score.fuse(self.q, self.k, self.grid, scale=self.scale)
 
     def by_definition(self) -> Problem:
         """The problem with queries and keys transformed by the encoding's own query_key part."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc.arguments import Factor, Width, checked
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation, apply_rotation
 from posenc.encoding.rotation import Factors
-from posenc.encoding.tensors import Keys, Queries
+from posenc.encoding.tensors import Keys, Queries, repeat_heads
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -61,7 +61,7 @@ def repeat_keys(k: Keys, heads: int) -> Keys:
             got=k.shape[1],
             remedy="Create the encoding with the attention's query heads.",
         )
-    return k if k.shape[1] == heads else k.repeat_interleave(heads // k.shape[1], dim=1)
+    return repeat_heads(k, heads)
 
 
 class PairProducts(QueryKeyTransform, ABC):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from posenc.arguments import Natural, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
-from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
+from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms, repeat_heads
 from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.common.clipped_offsets import ClippedTable
 from posenc.encodings.score.shaw import ShawValues
@@ -75,7 +75,7 @@ class ContextualScores(ScoreTerm):
                 self.key.bucket,
                 table=table.expand(q.shape[1], -1),
                 left=TokenTableProduct(q, scale * keys[None]),
-                right=TokenTableProduct(k, scale * queries[None]),
+                right=TokenTableProduct(repeat_heads(k, q.shape[1]), scale * queries[None]),
                 max_distance=self.key.max_distance,
             ),
         )

@@ -14,7 +14,15 @@ from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
 from posenc.encoding.parts import Projection
 from posenc.encoding.reuse import reused
-from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
+from posenc.encoding.tensors import (
+    BucketIndex,
+    Keys,
+    Offsets,
+    Queries,
+    Scores,
+    StructuredTerms,
+    repeat_heads,
+)
 from posenc.encodings.common.buckets import gather_rows
 from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
@@ -302,7 +310,10 @@ class Deberta(ScoreTerm):
             from_query, from_key = tables(low, high)
         else:
             from_query, from_key = (table[:, last - high : last - low + 1] for table in found)
-        left, right = TokenTableProduct(q, from_query), TokenTableProduct(k, from_key)
+        left, right = (
+            TokenTableProduct(q, from_query),
+            TokenTableProduct(repeat_heads(k, q.shape[1]), from_key),
+        )
         return (
             BucketedTerms(bucket, left=left, right=right, max_distance=self.relative.max_distance),
         )

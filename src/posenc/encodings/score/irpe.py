@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Interval, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct, ValueTerm
-from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
+from posenc.encoding.tensors import (
+    BucketIndex,
+    Keys,
+    Offsets,
+    Queries,
+    Scores,
+    StructuredTerms,
+    repeat_heads,
+)
 from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
 from posenc.encodings.common.piecewise_index import Buckets, Method, Piecewise, buckets_of
 from posenc.encodings.common.special_tokens import has_special, special_pairs
@@ -141,6 +149,7 @@ class IrpeScore(ScoreTerm):
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         if has_special(grid):
             return None
+        k = repeat_heads(k, q.shape[1])
         return tuple(
             self._group(place, buckets, q * scale, k * scale)
             for place, buckets in enumerate(self.buckets)

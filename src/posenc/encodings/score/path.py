@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import BlockTransforms, FusedScore, ScoreTerm
-from posenc.encoding.tensors import Features, Keys, Queries, Scores
+from posenc.encoding.tensors import Features, Keys, Queries, Scores, repeat_heads
 from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.encodings.common.signals import require_signal
@@ -113,7 +113,7 @@ class Path(ScoreTerm):
         parameters = (signal, *self.wide.parameters(), *taps)
         reflections = partial(self._reflections_of, grid.key)
         return BlockTransforms.of_reflections(
-            q, k, first, parameters, reflections=reflections, scale=scale
+            q, repeat_heads(k, self.heads), first, parameters, reflections=reflections, scale=scale
         )
 
     def _reflections(

@@ -272,9 +272,10 @@ def _bucket(grid: Grid, rows: Float[Tensor, "h N D"]) -> Callable[[Offsets], Buc
     return lambda offset: index(offset).clamp(max=last)
 
 
-def _column(u: Float[Tensor, "h D"], x: Float[Tensor, "*B h K D"]) -> Float[Tensor, "*B h K"]:
-    """``u · x_j``; the vector first, which takes BLAS half the time."""
-    return (u.to(x).unsqueeze(-2) @ x.mT).squeeze(-2)
+def _column(u: Float[Tensor, "h D"], x: Float[Tensor, "*B g K D"]) -> Float[Tensor, "*B h K"]:
+    """``u · x_j``, by heads that share x; the vectors first, which takes BLAS half the time."""
+    groups = u.to(x).reshape(x.shape[-3], -1, u.shape[-1])
+    return (groups @ x.mT).flatten(-3, -2)
 
 
 ENTRY = Entry(

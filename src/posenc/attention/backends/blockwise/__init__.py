@@ -14,18 +14,12 @@ from posenc.attention.backends.blockwise.definition import CPU, attend_blockwise
 from posenc.attention.backends.blockwise.offsets import BLOCKWISE
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result
 from posenc.attention.problem.dropout import draw_seed
-from posenc.attention.problem.lowering import (
-    add_rows,
-    repeat_heads,
-    rows_of,
-    sinks_beside,
-    without_rows,
-)
+from posenc.attention.problem.lowering import add_rows, rows_of, sinks_beside, without_rows
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, Rotary, Segments
 from posenc.attention.problem.terms import AXES, of_tokens, read_terms
-from posenc.encoding import StructuredScore
+from posenc.encoding import StructuredScore, repeat_heads
 from posenc.runtime import is_transformed
 
 __all__ = ["Blockwise"]

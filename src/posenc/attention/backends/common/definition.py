@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from posenc.attention.backends.common.base import Result
-from posenc.attention.problem.lowering import repeat_heads
 from posenc.attention.problem.problem import Problem, Whole
 from posenc.attention.softmax import log_add_exp, masked_softmax
+from posenc.encoding import repeat_heads
 from posenc.runtime import is_transformed, widest
 
 BUDGET = 2**23

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.common.base import kernel_gradients
+from posenc.attention.backends.common.fused import fold_heads
 from posenc.errors import ArgumentError
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -46,6 +47,7 @@ def prepare_flash(
     q: Float[Tensor, "B H Q D"],
     k: Float[Tensor, "B G K D"],
     v: Float[Tensor, "B G K E"],
+    mask: Float[Tensor, "b h #Q K"] | None = None,
     *,
     causal: bool,
     scale: float,
@@ -54,10 +56,19 @@ def prepare_flash(
 
     None where the kernel does not take them as they are.
     """
-    fit = q.shape[:2] == k.shape[:2] and k.shape == v.shape and q.shape[3] == k.shape[3]
-    if not (fit and all(_rows(x) is x for x in (q, k, v))):
+    rows, mask = (q, mask) if causal else fold_heads(q, k, mask)
+    if not (k.shape == v.shape and all(_rows(x) is x for x in (rows, k, v))):
         return None
-    return lambda q, k, v: _FORWARD(q, k, v, 0.0, causal, scale=scale)
+    mask, folded = _check(rows, k, v, mask), rows.shape
+    if rows is q:
+        return lambda q, k, v: _FORWARD(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        rows = q.reshape(folded)
+        output, lse = _FORWARD(rows, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+        return output.reshape(q.shape), lse.reshape(q.shape[:3])
+
+    return attend
 
 
 class _Flash(torch.autograd.Function):

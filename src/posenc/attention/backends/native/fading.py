@@ -14,9 +14,11 @@ from dataclasses import replace
 from itertools import groupby
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from posenc.attention.backends.common.base import Result
-from posenc.attention.problem.lowering import repeat_heads
+from posenc.attention.backends.common.fused import are_few
 from posenc.attention.problem.record import KernelProblem
 from posenc.runtime import has_values
 
@@ -50,7 +52,9 @@ def by_bands(x: KernelProblem) -> list[KernelProblem]:
 def _serves(x: KernelProblem) -> bool:
     """True if a constant table is the only term, and queries see their own position."""
     geometry, terms, keys = x.geometry, x.terms, x.k.shape[2]
-    if keys < LONG or x.dropout or x.softcap or geometry.intervals is not None or geometry.period:
+    if keys < LONG or are_few(x.q) or x.dropout or x.softcap:
+        return False
+    if geometry.intervals is not None or geometry.period:
         return False
     if x.rotary.query_cosine is not None or not has_values(x.q):
         return False
@@ -68,8 +72,10 @@ def _bands(x: KernelProblem) -> list[Band]:
     bias, origin = x.terms.bias_by_offset, x.terms.first
     first, last = x.geometry.lowest, x.geometry.highest
     assert bias is not None
-    longest = [y.detach().norm(dim=-1).amax((0, 2)) for y in (x.q, repeat_heads(x.k, x.q.shape[1]))]
-    most = 2 * x.scale * longest[0].double() * longest[1].double()
+    longest = [y.detach().norm(dim=-1).amax((0, 2)).double() for y in (x.q, x.k)]
+    most = (
+        2 * x.scale * longest[0] * longest[1].repeat_interleave(len(longest[0]) // len(longest[1]))
+    )
     precision = torch.finfo(torch.promote_types(x.q.dtype, torch.float32)).eps
     limit = math.log(precision / 8 / x.k.shape[2])
     shown = bias[:, first - origin : last - origin + 1].detach().double()
@@ -82,11 +88,25 @@ def _bands(x: KernelProblem) -> list[Band]:
 def _of_heads(x: KernelProblem, heads: slice, band: Band) -> KernelProblem:
     bias = x.terms.bias_by_offset
     assert bias is not None
-    k, v = (repeat_heads(y, x.q.shape[1])[:, heads] for y in (x.k, x.v))
+    k, v = (_groups_of(y, heads, x.q.shape[1] // y.shape[1]) for y in (x.k, x.v))
     terms = replace(x.terms, bias_by_offset=bias if len(bias) == 1 else bias[heads])
     geometry = replace(x.geometry, lowest=band[0], highest=band[1])
     sinks = None if x.sinks is None else x.sinks[:, heads]
     return replace(x, q=x.q[:, heads], k=k, v=v, terms=terms, geometry=geometry, sinks=sinks)
+
+
+def _groups_of(
+    x: Float[Tensor, "B G K D"], heads: slice, size: int
+) -> Float[Tensor, "B heads_or_groups K D"]:
+    """Keys or values of some query heads, ``size`` a group: a view, if these are whole groups.
+
+    Or a group's, or a part of one.
+    """
+    groups = slice(heads.start // size, -(-heads.stop // size))
+    whole = heads.start % size == heads.stop % size == 0
+    if whole or groups.stop - groups.start == 1:
+        return x[:, groups]
+    return x[:, torch.arange(heads.start, heads.stop, device=x.device) // size]
 
 
 def join_heads(results: Sequence[Result]) -> Result:

@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from posenc.attention.backends.native.op import NATIVE
 from posenc.attention.backends.native.posing import seed_of
-from posenc.attention.problem.lowering import repeat_heads, sinks_beside
+from posenc.attention.problem.lowering import sinks_beside
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import KernelProblem
-from posenc.encoding import BlockTransforms, LowRank, StructuredScore
+from posenc.encoding import BlockTransforms, LowRank, StructuredScore, repeat_heads
 
 MANY = 2**15
 """Keys of all batch rows and heads from which on operands of block transforms are taken apart."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from posenc.attention.backends.native.rotation import rotate, serves_inside
 from posenc.attention.problem.dropout import draw_seed
 from posenc.attention.problem.images import axis_rows, image_table
-from posenc.attention.problem.lowering import is_constant_table, lower, repeat_heads, sinks_beside
+from posenc.attention.problem.lowering import is_constant_table, lower, sinks_beside
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.once import once_for_part
 from posenc.attention.problem.problem import Problem
@@ -29,6 +29,7 @@ from posenc.encoding import (
     StickWeights,
     StructuredScore,
     TokenTableProduct,
+    repeat_heads,
 )
 from posenc.errors import ArgumentError
 from posenc.grid import Grid

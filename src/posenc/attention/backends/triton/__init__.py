@@ -29,9 +29,9 @@ from posenc.attention.backends.triton.form import (
 from posenc.attention.backends.triton.op import TRITON
 from posenc.attention.backends.triton.posing import record, single_query_record, sums_record
 from posenc.attention.problem.given_terms import given_encoding, map_term
-from posenc.attention.problem.lowering import add_rows, repeat_heads
+from posenc.attention.problem.lowering import add_rows
 from posenc.attention.problem.problem import Problem
-from posenc.encoding import GateCounts
+from posenc.encoding import GateCounts, repeat_heads
 
 __all__ = ["Triton"]
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn.functional import dropout as drop
 
 from posenc.attention.backends.common.fused import fused_attention
-from posenc.attention.problem.lowering import repeat_heads
 from posenc.attention.softmax import masked_softmax
 from posenc.derivatives import with_definition
+from posenc.encoding import repeat_heads
 
 
 def dense_attention(

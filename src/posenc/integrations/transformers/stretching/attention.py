@@ -13,8 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import DynamicLayer
 
 from posenc.attention import attend
-from posenc.attention.problem.lowering import repeat_heads
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, repeat_heads
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.grid import Grid

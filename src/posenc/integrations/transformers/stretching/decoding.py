@@ -139,7 +139,7 @@ def attend_last(
     for band in bands:
         shown = logits[..., band.keys]
         rotated = key if band.rotation is None else kept[band.rotation].keys
-        turned = fold_heads(apply_rotation(query * scale, *band.query, pairing), key)
+        turned, _ = fold_heads(apply_rotation(query * scale, *band.query, pairing), key)
         product = turned @ rotated[:, :, band.keys].mT
         shown.copy_(product if band.pairs is None else product.where(band.pairs, shown))
     logits = logits.view(*query.shape[:3], keys)
@@ -147,7 +147,7 @@ def attend_last(
         logits = softcap * (logits / softcap).tanh()
     visible = once_for_part(score, grid, lambda grid: grid.visible, ("visible",))
     weights = softmax_beside(logits, visible, sinks)
-    return (fold_heads(weights, value) @ value).view(*query.shape[:3], -1)
+    return (fold_heads(weights, value)[0] @ value).view(*query.shape[:3], -1)
 
 
 def served(encoding: Encoding, grid: Grid) -> bool:
