@@ -9,9 +9,9 @@ from torch import Tensor
 from posenc import Layout
 from posenc.errors import ArgumentError, LengthError
 from posenc.models import Decoder, DecoderConfig, Greedy, Sample, generate
-from tests.models.text_encodings import TEXT_ENCODINGS
+from tests.models.text_encodings import TEXT_ENCODINGS, one_of_each_kind
 
-NAMES = [*TEXT_ENCODINGS, "rope+alibi"]
+NAMES = [*one_of_each_kind(TEXT_ENCODINGS), "rope+alibi"]
 
 
 def make(encoding: str = "rope") -> Decoder:
