@@ -76,9 +76,9 @@ class Field:
     ) -> Float[Tensor, "*dims C"]:
         """``dz/dt``, given weights without time and what depends on time."""
         p = self._rotate(z, cosine, sine)
-        hidden = F.linear(p, first, first_bias)
+        hidden = _affine(p, first, first_bias)
         hidden = hidden.relu() if self.activation == "relu" else hidden.tanh()
-        return self._rotate(F.linear(hidden, second, second_bias), cosine, sine, -1)
+        return self._rotate(_affine(hidden, second, second_bias), cosine, sine, -1)
 
     def velocity(
         self, times: Float[Tensor, "*dims"], p: Float[Tensor, "*dims C"]
@@ -115,3 +115,8 @@ class Field:
         if not self.rotates:
             return z
         return torch.addcmul(z * cosine, z.index_select(-1, self.partner), sine, value=sign)
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``weight x + bias``, in one operation where there is one bias for all of ``x``."""
+    return F.linear(x, weight, bias) if bias.dim() == 1 else F.linear(x, weight) + bias
