@@ -38,7 +38,6 @@ TRACED = ("compiles_once", "exports", "runs_without_values")
 
 TRACED_AS = {
     ("interpolate", "alibi"): ("interpolate", "rope"),
-    ("interpolate", "learned2d"): ("interpolate", "rope"),
     ("interpolate", "radix"): ("interpolate", "rope"),
     ("interpolate", "sinusoidal"): ("interpolate", "rope"),
     ("leaky_rerope", "rope"): ("rerope", "rope"),
