@@ -36,6 +36,43 @@ SUBJECTS = [
 TRACED = ("compiles_once", "exports", "runs_without_values")
 """Laws about programs, of which only the first subject that computes one is tried."""
 
+TRACED_AS = {
+    ("interpolate", "alibi"): ("interpolate", "rope"),
+    ("interpolate", "radix"): ("interpolate", "rope"),
+    ("interpolate", "sinusoidal"): ("interpolate", "rope"),
+    ("leaky_rerope", "rope"): ("rerope", "rope"),
+    ("log_n", "alibi"): ("log_n", "shaw"),
+    ("log_n", "cope"): ("log_n", "shaw"),
+    ("log_n", "deberta"): ("log_n", "shaw"),
+    ("log_n", "forgetting"): ("log_n", "shaw"),
+    ("log_n", "nope"): ("log_n", "shaw"),
+    ("log_n", "rope"): ("log_n", "shaw"),
+    ("log_n", "t5"): ("log_n", "shaw"),
+    ("log_n", "tupe"): ("log_n", "shaw"),
+    ("longrope", "rope"): ("dynamic_ntk", "rope"),
+    ("rerope+log_n", "rope"): ("rerope", "rope"),
+    ("self_extend", "rope"): ("rerope", "rope"),
+    ("string", "rope"): ("rerope", "rope"),
+    ("yarn+log_n", "rope"): ("log_n", "shaw"),
+}
+"""Subjects whose programs are made as another's: of other constants, of factors by the length, of
+other scales of queries, or of bands of rotations.
+
+``TRACED`` are tried on them with ``make test-exhaustive``; on others, new ones too, in the suite.
+"""
+
+COMPUTED = (
+    "backends_agree",
+    "double_is_double",
+    "double_positions_serve_any_features",
+    "invalid_tokens_hold_anything",
+    "lse_is_of_all_logits",
+    "second_derivatives_are_right",
+    "sinks_and_caps_agree",
+    "weights_that_change_are_followed",
+)
+"""Laws about backends, exhaustive where only numbers differ from a subject of the suite."""
+
 EXCEPTIONS = {"longrope": {"shift_is_as_claimed": LONG}}
 """Laws that a method keeps for want of the tokens that would break them, with the reason."""
 
@@ -84,22 +121,37 @@ def with_programs_of_their_own() -> set[tuple[str, str]]:
 OWN_PROGRAM = with_programs_of_their_own()
 
 
-@pytest.mark.parametrize(
-    ("law", "method", "name"),
-    [
-        (law, *each)
+def cases() -> list[object]:
+    """Laws and subjects; what repeats a subject of the suite is exhaustive."""
+    return [
+        pytest.param(
+            law,
+            *each,
+            marks=[pytest.mark.exhaustive]
+            * (
+                (law in TRACED and each in TRACED_AS)
+                or (law in COMPUTED and each not in OWN_PROGRAM)
+            ),
+        )
         for each in SUBJECTS
         for law in LAWS
         if law not in claims(*each).exceptions
         if law not in TRACED or each in OWN_PROGRAM
-    ],
-)
+    ]
+
+
+@pytest.mark.parametrize(("law", "method", "name"), cases())
 def test_law(law: str, method: str, name: str) -> None:
     LAWS[law](subject(method, name))
 
 
 def test_exceptions_have_reasons() -> None:
     assert all(all(claims(*each).exceptions.values()) for each in SUBJECTS)
+
+
+def test_programs_are_made_as_ones_in_the_suite() -> None:
+    assert set(TRACED_AS.values()) <= OWN_PROGRAM - set(TRACED_AS)
+    assert set(TRACED_AS) <= OWN_PROGRAM
 
 
 def test_stretched_ropes_are_one_program_and_others_are_not() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.integrations.transformers import load, stretch
+from tests.support.exhaustive import kept_in_suite
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -33,12 +34,15 @@ def stretched(method: str) -> Any:
     return longer
 
 
-@pytest.mark.parametrize("method", ["interpolate", "hierarchical", "random_tail"])
+@pytest.mark.parametrize(
+    "method",
+    kept_in_suite(["interpolate", "hierarchical", "random_tail"], ["interpolate", "random_tail"]),
+)
 def test_stretched_it_runs_in_posenc_too(model: nn.Module, tmp_path: Path, method: str) -> None:
     longer = stretched(method)
     longer.save_pretrained(tmp_path / "out")
     assert longer.config.max_position_embeddings == 2048
-    tokens = torch.randint(1000, 30000, (1, 700))
+    tokens = torch.randint(1000, 30000, (1, 540))
     with torch.inference_mode():
         theirs, again = longer(tokens).last_hidden_state, load(tmp_path / "out")(tokens)
         torch.testing.assert_close(again, theirs, rtol=0, atol=1e-5)

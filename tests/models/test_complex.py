@@ -85,11 +85,10 @@ def test_every_parameter_gets_a_gradient(body: str, numbers: str) -> None:
     assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
 @pytest.mark.parametrize("body", BODIES)
-def test_learns_which_word_comes_first(body: str, numbers: str) -> None:
+def test_learns_which_word_comes_first(body: str) -> None:
     """Word 1 before word 2 or after it, among others: only order tells."""
-    model = make(body, numbers=numbers, vocabulary=8, classes=2, dim=8, hidden=32, kernel=9)
+    model = make(body, numbers="complex", vocabulary=8, classes=2, dim=8, hidden=32, kernel=9)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     source = torch.Generator().manual_seed(0)
 

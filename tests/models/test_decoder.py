@@ -32,7 +32,7 @@ def close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("chunks", [[1] * LENGTH, [10, 1, 13], [23, 1]])
+@pytest.mark.parametrize("chunks", [[1] * 4 + [20], [10, 1, 13]], ids=["one by one", "chunks"])
 @pytest.mark.parametrize("encoding", NAMES)
 def test_cached_equals_whole(encoding: str, chunks: list[int]) -> None:
     model, text = make(encoding), tokens()
@@ -116,10 +116,9 @@ def test_other_dtypes(encoding: str, dtype: torch.dtype) -> None:
     assert (got.float() - expected).abs().max() <= tolerance * scale
 
 
-@pytest.mark.parametrize(
-    "encoding", ["learned", "floater", "rope", "t5", "deberta", "shaw", "forgetting", "nope"]
-)
+@pytest.mark.parametrize("encoding", ["floater", "t5"])
 def test_compiled_equals_eager(encoding: str) -> None:
+    """With vectors in every layer, and with a table that layers share."""
     model, text = make(encoding), tokens()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     close(compiled(text), model(text))

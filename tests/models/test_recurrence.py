@@ -11,7 +11,7 @@ from posenc.errors import ArgumentError, LengthError
 from posenc.grid import Grid
 from posenc.models import Decoder, DecoderConfig, in_segments
 from posenc.registry import ENCODINGS
-from tests.models.text_encodings import TEXT_ENCODINGS
+from tests.models.text_encodings import TEXT_ENCODINGS, one_of_each_kind
 
 LENGTH = 20
 WINDOWED = [
@@ -38,18 +38,18 @@ def close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("encoding", TEXT_ENCODINGS)
+@pytest.mark.parametrize("encoding", one_of_each_kind(TEXT_ENCODINGS))
 def test_a_memory_as_long_as_the_past_is_one_pass(encoding: str) -> None:
     model = make(encoding)
     close(run(model, 6, LENGTH), model(text()))
 
 
-@pytest.mark.parametrize("encoding", WINDOWED)
+@pytest.mark.parametrize("encoding", one_of_each_kind(WINDOWED))
 def test_segments_of_one_token_are_a_window(encoding: str) -> None:
     close(run(make(encoding), 1, 5), make(encoding, window=6)(text()))
 
 
-@pytest.mark.parametrize("encoding", WINDOWED)
+@pytest.mark.parametrize("encoding", one_of_each_kind(WINDOWED))
 def test_longer_segments_see_the_memory_before_them(
     encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +109,7 @@ def test_documents_are_kept_apart_in_the_memory() -> None:
     close(run(model, 4, LENGTH, layout=layout), model(text(), layout))
 
 
-@pytest.mark.parametrize("encoding", TEXT_ENCODINGS)
+@pytest.mark.parametrize("encoding", one_of_each_kind(TEXT_ENCODINGS))
 def test_no_gradient_flows_into_the_memory(encoding: str) -> None:
     model, embedded = make(encoding).train(), []
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.models import Transformer, TransformerConfig, generate, token_loss
+from tests.support.exhaustive import kept_in_suite
 
 SYMBOLS, LENGTH, BEGIN, END = 8, 3, 8, 9
 
@@ -55,7 +56,7 @@ def accuracy_of(encoding: str) -> float:
     return float((decoded == target[:, : decoded.shape[1]]).all(1).float().mean())
 
 
-@pytest.mark.parametrize("encoding", ["sinusoidal", "t5", "rope"])
+@pytest.mark.parametrize("encoding", kept_in_suite(["sinusoidal", "t5", "rope"], ["t5"]))
 def test_positions_let_it_reverse(encoding: str) -> None:
     assert accuracy_of(encoding) >= 0.9
 

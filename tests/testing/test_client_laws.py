@@ -13,9 +13,31 @@ from posenc.testing.client_laws import (
     quantisation_is_near,
 )
 from posenc.testing.parallel_laws import broken_in_parallel
+from tests.support.exhaustive import kept_in_suite
 from tests.support.processes import forking
 
 TRAINABLE = [name for name, entry in ENCODINGS.items() if entry.claims.trainable]
+
+READS = {
+    "comrope": "a matrix exponential of its parameters",
+    "conv": "a convolution",
+    "dape": "a network over heads",
+    "deberta": "embeddings that all layers share",
+    "floater": "parameters in an operator, of dynamics that blocks share",
+    "forgetting": "a signal of the layer's input",
+    "learned": "a table",
+    "path": "projections of its own",
+    "recursive": "parameters in a hook",
+    "rope_mixed": "frequencies",
+    "shaw": "tables of logits and values",
+    "swin_v2": "a network, and a scale of its own",
+    "t5": "a table that all layers share",
+    "transformer_xl": "biases that all layers share",
+    "tupe": "positions and projections that all layers share",
+}
+"""An encoding for each way in which parameters are read, by which wrappers move them."""
+
+OTHERS = [name for name in TRAINABLE if name not in READS]
 
 
 @pytest.mark.parametrize("name", TRAINABLE)
@@ -28,7 +50,7 @@ def test_adapters_on_borrowed_projections_merge() -> None:
     adapters_merge(Subject.of_entry("deberta", ENCODINGS["deberta"], **options))
 
 
-@pytest.mark.parametrize("name", TRAINABLE)
+@pytest.mark.parametrize("name", kept_in_suite(TRAINABLE, READS))
 def test_offloading_changes_nothing(name: str) -> None:
     offloading_changes_nothing(Subject.of_entry(name, ENCODINGS[name]))
 
@@ -38,10 +60,14 @@ def test_quantisation_is_near(name: str) -> None:
     quantisation_is_near(Subject.of_entry(name, ENCODINGS[name]))
 
 
-@pytest.mark.long
-def test_two_processes_train_as_one() -> None:
+@pytest.mark.parametrize(
+    "names",
+    [[*READS], pytest.param(OTHERS, marks=pytest.mark.exhaustive)],
+    ids=["one a way", "others"],
+)
+def test_two_processes_train_as_one(names: list[str]) -> None:
     forking()
-    assert broken_in_parallel(TRAINABLE) == {}
+    assert broken_in_parallel(names) == {}
 
 
 @pytest.mark.parametrize("name", ["shaw", "contextual"])

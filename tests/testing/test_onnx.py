@@ -11,6 +11,7 @@ import torch
 from posenc.registry import ENCODINGS
 from posenc.testing import Subject
 from posenc.testing.tracing_laws import exports_to_onnx
+from tests.support.exhaustive import kept_in_suite
 
 INEXPRESSIBLE = {
     "abacus": "aten.cummax",
@@ -26,8 +27,8 @@ INEXPRESSIBLE = {
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/own-model.md"
 
-QUICK = ("rope", "shaw", "t5")
-OTHERS = sorted(set(ENCODINGS) - set(QUICK))
+QUICK = ("rope", "shaw")
+"""With a rotation, and with rows gathered by bucket."""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of onnxscript's own modules
@@ -36,9 +37,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in OTHERS)]
-)
+@pytest.mark.parametrize("name", kept_in_suite(ENCODINGS, QUICK))
 def test_runs_in_onnxruntime(name: str) -> None:
     subject = Subject.of_entry(name, ENCODINGS[name])
     if name not in INEXPRESSIBLE:

@@ -149,7 +149,8 @@ SHAPES = ((1, 1), (1, 65), (63, 63), (65, 65), (30, 65))
 @law
 def backends_agree(subject: Subject) -> None:
     """Every backend that supports the encoding equals ``reference``, including gradients."""
-    for frozen in (False, True):
+    trained = bool(learned(subject.layer().encoding))
+    for frozen in (False, True) if trained else (True,):
         encoding = subject.layer().encoding.requires_grad_(not frozen)
         for queries, keys in SHAPES:
             _one_grid(subject, encoding, Layout.sequence(keys), queries)

@@ -159,8 +159,19 @@ def test_narrow_dtypes_do_not_round_frequencies() -> None:
     torch.testing.assert_close(narrow.angles(layout), encoding.angles(layout), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("shared", ["dimensions", "none"])
+@pytest.mark.parametrize(
+    ("shared", "law"),
+    [
+        pytest.param(
+            shared,
+            law,
+            marks=[pytest.mark.exhaustive]  # one table less than with "none"
+            * (shared == "dimensions" and law in {"compiles_once", "exports"}),
+        )
+        for shared in ("dimensions", "none")
+        for law in LAWS
+    ],
+)
 def test_laws_with_tables_a_word(shared: Shared, law: str) -> None:
     vocabulary = 26
     options: dict[str, Any] = {"shared": shared, "vocabulary": vocabulary, "phase": True}

@@ -55,25 +55,30 @@ def exact(encoding: Floater, times: list[float]) -> Tensor:
 
     start = encoding.start.detach()
     asked = torch.tensor(times, dtype=torch.float64)
-    found: Tensor = torchdiffeq.odeint(field, start, asked, method="dopri8", rtol=1e-9, atol=1e-9)
+    found: Tensor = torchdiffeq.odeint(field, start, asked, method="dopri8", rtol=1e-8, atol=1e-8)
     return found
 
 
-@pytest.mark.parametrize("dim", [1, 5, 6])
-@pytest.mark.parametrize("start", ["sinusoidal", "random"])
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize(
-    "options", [{"step": 0.05}, {"method": "dopri5", "tolerance": 1e-8}], ids=["rk4", "dopri5"]
+    ("dim", "start", "activation"),
+    [
+        (1, "sinusoidal", "tanh"),
+        (5, "sinusoidal", "relu"),
+        (6, "sinusoidal", "tanh"),
+        (5, "random", "tanh"),
+        (6, "random", "relu"),
+    ],
 )
-def test_equals_the_equation_solved_tightly(
-    dim: int, start: str, activation: str, options: dict[str, Any]
-) -> None:
-    encoding = make(dim=dim, start=start, activation=activation, **options)
+def test_equals_the_equation_solved_tightly(dim: int, start: str, activation: str) -> None:
     times = [0.0, 0.5, 0.75, 2.0, 3.3]
     x = torch.randn(1, 5, dim, dtype=torch.float64)
     layout = Layout.at(torch.tensor(times, dtype=torch.float64))
-    got = encoding(x, layout) - x
-    torch.testing.assert_close(got[0], exact(encoding, times), rtol=1e-4, atol=1e-4)
+    by_steps = make(dim=dim, start=start, activation=activation, step=0.05)
+    adaptive = make(dim=dim, start=start, activation=activation, method="dopri5", tolerance=1e-8)
+    expected = exact(by_steps, times)
+    for encoding in (by_steps, adaptive):
+        got = encoding(x, layout) - x
+        torch.testing.assert_close(got[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_number_by_hand() -> None:
@@ -124,7 +129,7 @@ def test_order_of_the_solver_shows(method: Method, order: int, start: str) -> No
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_position_does_not_depend_on_which_others_are_asked(method: Method) -> None:
-    encoding = make(method=method, tolerance=1e-3)
+    encoding = make(method=method, tolerance=1e-3, unit=0.05)
     times = torch.tensor([[0.0, 3.5, 63.9, 64.0, 70.25, 130.0, -2.5, -65.0]], dtype=torch.float64)
     together = encoding.path(times)
     for index in range(times.shape[1]):
@@ -145,7 +150,7 @@ def test_the_path_is_continuous_where_steps_meet(step: float) -> None:
 
 def test_times_before_0_are_solved_backwards() -> None:
     """From p(-2) the equation leads to p(0)."""
-    encoding = make(method="dopri5", tolerance=1e-8)
+    encoding = make(method="dopri5", tolerance=1e-8, unit=0.1)
     earlier = encoding.path(torch.tensor([[-2.0]])).flatten()
 
     def field(time: Tensor, p: Tensor) -> Tensor:
@@ -161,7 +166,7 @@ def test_cost_does_not_grow_with_rows_or_batches(
     method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = count_evaluations(monkeypatch)
-    encoding = make(method=method)
+    encoding = make(method=method, tolerance=1e-3)
     counts = []
     for rows in (1, 50):
         for _ in range(2):
@@ -175,8 +180,12 @@ def test_cost_does_not_grow_with_rows_or_batches(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_adjoint_gradients_are_the_direct_ones(method: Method) -> None:
-    times = torch.tensor([[0.0, 0.5, 1.25, -0.5]], dtype=torch.float64)
+def test_adjoint_gradients_are_the_direct_ones(
+    method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At several times in a segment and past it, of segments of two tokens."""
+    monkeypatch.setattr(flow, "SEGMENT", 2)
+    times = torch.tensor([[0.0, 0.5, 1.25, 2.5, -0.5]], dtype=torch.float64)
     found = []
     for gradient in ("direct", "adjoint"):
         encoding = make(method=method, step=0.05, tolerance=1e-7, gradient=gradient)
@@ -188,7 +197,7 @@ def test_adjoint_gradients_are_the_direct_ones(method: Method) -> None:
 
 @pytest.mark.parametrize("start", ["sinusoidal", "random"])
 def test_time_carries_a_gradient(start: str) -> None:
-    encoding = make(start=start, method="dopri5", tolerance=1e-6)
+    encoding = make(start=start, method="dopri5", tolerance=1e-3)
     times = torch.tensor([[0.0, 2.5, 2.5]], dtype=torch.float64, requires_grad=True)
     path = encoding.path(times)
     path.sum().backward()
@@ -259,13 +268,22 @@ def test_compiled_equals_eager_gradients_too(options: dict[str, Any]) -> None:
     "law", ["cached_is_full", "packed_is_separate", "padded_is_unpadded", "rows_are_independent"]
 )
 def test_laws_of_the_adaptive_method(law: str) -> None:
-    LAWS[law](Subject.of_entry("floater", ENTRY, method="dopri5"))
+    LAWS[law](Subject.of_entry("floater", ENTRY, method="dopri5", tolerance=1e-3))
 
 
-def test_without_torchdiffeq_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [{"method": "dopri5"}, {"gradient": "adjoint"}])
+def test_without_torchdiffeq_the_error_names_the_extra(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
     with pytest.raises(ArgumentError, match=r"pip install 'posenc\[ode\]'"):
-        Floater(dim=4)
+        Floater(dim=4, **options)
+
+
+@pytest.mark.parametrize("method", ["euler", "midpoint", "rk4"])
+def test_fixed_steps_need_no_torchdiffeq(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchdiffeq", None)
+    make(method=method).path(torch.tensor([[0.0, 1.5, 3.0]])).sum().backward()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize(

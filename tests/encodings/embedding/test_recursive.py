@@ -257,8 +257,20 @@ def test_compiled_equals_eager_gradients_too(kind: StepKind, backend: str) -> No
         torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("kind", ["free", "gru"])
-@pytest.mark.parametrize("law", [law for law in LAWS if law != "backends_agree"])
+@pytest.mark.parametrize(
+    ("kind", "law"),
+    [
+        pytest.param(
+            kind,
+            law,
+            marks=[pytest.mark.exhaustive]  # a product of matrices, as of the linear steps
+            * (kind == "free" and law in {"compiles_once", "exports"}),
+        )
+        for kind in ("free", "gru")
+        for law in LAWS
+        if law != "backends_agree"
+    ],
+)
 def test_laws_of_the_other_steps(kind: StepKind, law: str) -> None:
     far_out = {
         "far_positions_are_exact",

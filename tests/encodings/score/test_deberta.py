@@ -328,7 +328,8 @@ def test_layers_share_embeddings_but_not_projections() -> None:
 def test_options_keep_the_laws(projections: str) -> None:
     options = {"buckets": 6, "max_distance": 20, "projections": projections, "normalize": True}
     subject = posenc.testing.Subject.of_entry("deberta", posenc.ENCODINGS["deberta"], **options)
-    posenc.testing.certify(subject)
+    traced = {"compiles_once", "exports"} if projections == "own" else set()  # as by default
+    posenc.testing.certify(subject, only=[law for law in posenc.testing.LAWS if law not in traced])
 
 
 @pytest.mark.parametrize(

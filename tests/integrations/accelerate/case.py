@@ -118,16 +118,22 @@ class Case:
             for x in found
         ]
 
-    def gradients(self, model: PreTrainedModel, **options: Any) -> dict[str, Tensor]:
+    def gradients(self, model: PreTrainedModel) -> dict[str, Tensor]:
         """Gradients of all parameters that get one, of a sum that weighs outputs unevenly."""
+        return self.results(model)[1]
+
+    def results(self, model: PreTrainedModel) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Outputs and ``gradients``, of one call."""
         model.zero_grad()
+        outputs = self.outputs(model)
         loss = torch.zeros(())
-        for output in self.outputs(model, **options):
+        for output in outputs:
             weights = torch.linspace(-1, 1, output.numel()).view(output.shape)
             loss = loss + (output * weights).sum()
         loss.backward()
-        return {
+        gradients = {
             name: parameter.grad.clone()
             for name, parameter in model.named_parameters()
             if parameter.grad is not None
         }
+        return [output.detach() for output in outputs], gradients

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,8 @@ def test_compiled_models_give_the_same() -> None:
 
 
 def test_a_bias_written_out_compiles_into_one_graph() -> None:
-    model = t5(attn_implementation="eager")
+    """Two layers of the decoder share it."""
+    model = t5(attn_implementation="eager", num_layers=1, num_decoder_layers=2)
     ids = texts()["input_ids"]
     causal = torch.zeros(23, 23).masked_fill(torch.ones(23, 23).triu(1).bool(), float("-inf"))
     inputs = {"input_ids": ids, "decoder_input_ids": ids}
@@ -169,26 +170,28 @@ def test_trainer_trains(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_stored_models_load_where_posenc_is_missing(tmp_path: Path) -> None:
-    model = deberta()
-    expected = model(**texts()).last_hidden_state
+def test_stored_models_load_where_posenc_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = deberta(), texts()
+    expected = model(**inputs).last_hidden_state
     accelerate(model, shortest=0)
     model.save_pretrained(tmp_path / "folder")
     torch.save(model, tmp_path / "model.pt")
-    torch.save(expected, tmp_path / "expected.pt")
-    torch.save(texts(), tmp_path / "inputs.pt")
-    script = """
-import sys
-sys.modules["posenc"] = None
-import torch
-from transformers import AutoModel
-inputs, expected = torch.load("inputs.pt"), torch.load("expected.pt")
-stored = AutoModel.from_pretrained("folder"), torch.load("model.pt", weights_only=False)
-for model in stored:
-    assert "posenc" not in type(model.encoder).__module__
-    torch.testing.assert_close(model.eval()(**inputs).last_hidden_state, expected)
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, cwd=tmp_path)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 2
+    assert not [path.name for path in files if b"posenc" in path.read_bytes()]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "posenc"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError):
+        importlib.import_module("posenc.integrations")
+    stored = (
+        DebertaV2Model.from_pretrained(tmp_path / "folder"),
+        torch.load(tmp_path / "model.pt", weights_only=False),
+    )
+    for loaded in stored:
+        assert "posenc" not in type(loaded.encoder).__module__
+        torch.testing.assert_close(loaded.eval()(**inputs).last_hidden_state, expected)
 
 
 def test_sentence_encoders() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import pickle
 from dataclasses import replace
 from typing import Any
@@ -45,40 +44,46 @@ def accelerated(model: nn.Module) -> list[Accelerated]:
     return [module for module in model.modules() if isinstance(module, Accelerated)]
 
 
-def require_near(got: list[Tensor], expected: list[Tensor], relative: float = 1e-5) -> None:
+def require_near(
+    got: list[Tensor], expected: list[Tensor], relative: float = 1e-5, label: str | None = None
+) -> None:
     for a, b in zip(got, expected, strict=True):
-        torch.testing.assert_close(
-            a, b, rtol=0, atol=relative * float(b.detach().abs().max()) + 1e-7
-        )
-
-
-@functools.cache
-def expected(case: Case) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Outputs and gradients of the model as it is."""
-    model = case.model()
-    return [output.detach() for output in case.outputs(model)], case.gradients(model)
+        bound = relative * float(b.detach().abs().max()) + 1e-7
+        torch.testing.assert_close(a, b, rtol=0, atol=bound, msg=label)
 
 
 @all_cases
-@pytest.mark.parametrize("backend", ["auto", "large", "reference"])
-def test_outputs_and_gradients_stay(
-    case: Case, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if backend == "large":  # as for long inputs
-        monkeypatch.setattr(dispatch, "SMALL", 0)
-        backend = "auto"
-    model, (outputs, gradients) = case.model(), expected(case)
-    report = put_under(model, backend=backend)
+def test_outputs_and_gradients_stay(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = case.model()
+    expected = case.results(model)
+    report = put_under(model)
     assert report.difference is not None
     assert report.difference < 1e-4
-    require_near(case.outputs(model), outputs, case.relative)
-    got = case.gradients(model)
-    assert got.keys() == gradients.keys()
+    _require_results(case, model, expected, "auto")
+    with monkeypatch.context() as patch:  # as for long inputs
+        patch.setattr(dispatch, "SMALL", 0)
+        _require_results(case, model, expected, "auto for long inputs")
+    restore(model)
+    put_under(model, check=False, backend="reference")
+    _require_results(case, model, expected, "reference")
+
+
+def _require_results(
+    case: Case,
+    model: PreTrainedModel,
+    expected: tuple[list[Tensor], dict[str, Tensor]],
+    backend: str,
+) -> None:
+    """Require the expected outputs and gradients of an accelerated model."""
+    (outputs, gradients), (got_outputs, got) = expected, case.results(model)
+    require_near(got_outputs, outputs, case.relative, backend)
+    assert got.keys() == gradients.keys(), backend
     largest = max(float(gradient.abs().max()) for gradient in gradients.values())
     for name, gradient in gradients.items():
         # Gradients that are zero but for rounding, such as a key bias's, are compared with others.
         bound = 10 * case.relative * max(float(gradient.abs().max()), 1e-3 * largest)
-        torch.testing.assert_close(got[name], gradient, rtol=0, atol=bound, msg=name)
+        label = f"{name} by {backend}"
+        torch.testing.assert_close(got[name], gradient, rtol=0, atol=bound, msg=label)
 
 
 @all_cases

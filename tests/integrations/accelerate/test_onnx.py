@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tests.integrations.accelerate.case import Case
 from tests.integrations.accelerate.cases import CASES
 from tests.integrations.accelerate.test_laws import FIRST, put_under, require_near
+from tests.support.exhaustive import kept_in_suite
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -25,12 +26,6 @@ pytestmark = [
 SCRIPTED = [key for key in FIRST if not key.startswith("falcon")]
 EXPORTED = [key for key in SCRIPTED if not key.startswith("switch")]
 QUICK = ("bloom-padded", "deberta-padded", "deberta_v2-v3", "mpnet-model", "t5-eager")
-
-
-def quickly(keys: list[str], quick: tuple[str, ...]) -> list[object]:
-    return [
-        key if key in quick else pytest.param(key, marks=pytest.mark.exhaustive) for key in keys
-    ]
 
 
 class FirstOutput(nn.Module):
@@ -75,18 +70,18 @@ def require_same_in_onnxruntime(case: Case, folder: Path, *, dynamo: bool) -> No
         require_near(*([x] for x in both))
 
 
-@pytest.mark.parametrize("key", quickly(SCRIPTED, QUICK))
+@pytest.mark.parametrize("key", kept_in_suite(SCRIPTED, QUICK))
 def test_the_older_exporter(key: str, tmp_path: Path) -> None:
     with torch.no_grad():
         require_same_in_onnxruntime(CASES[key], tmp_path, dynamo=False)
 
 
-@pytest.mark.parametrize("key", quickly(EXPORTED, ()))
+@pytest.mark.parametrize("key", kept_in_suite(EXPORTED, ()))
 def test_the_newer_exporter(key: str, tmp_path: Path) -> None:
     with torch.no_grad():
         require_same_in_onnxruntime(CASES[key], tmp_path, dynamo=True)
 
 
-@pytest.mark.parametrize("key", quickly(list(QUICK), ("mpnet-model",)))
+@pytest.mark.parametrize("key", kept_in_suite(QUICK, ("mpnet-model",)))
 def test_the_newer_exporter_with_gradients(key: str, tmp_path: Path) -> None:
     require_same_in_onnxruntime(CASES[key], tmp_path, dynamo=True)

@@ -35,7 +35,10 @@ def test_fake_tensors(key: str) -> None:
     model = CASES[key].model()
     put_under(model, check=False)
     expected = model(**CASES[key].inputs())[0]
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with (
+        torch._dynamo.config.patch(fake_tensor_cache_enabled=True),
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+    ):
         output = model(**on(CASES[key].inputs(), mode.from_tensor))[0]
     assert isinstance(output, FakeTensor)
     assert (output.shape, output.dtype) == (expected.shape, expected.dtype)
