@@ -112,7 +112,14 @@ def check(encoding: Encoding, grid: Grid, tensors: Sequence[Tensor], tolerance: 
 
 
 @pytest.mark.usefixtures("_blocks")
-@pytest.mark.parametrize("where", GRIDS)
+@pytest.mark.parametrize(
+    ("_blocks", "where"),
+    [
+        *(("small blocks", where) for where in GRIDS),
+        *(("usual blocks", where) for where in ("square", "causal window", "padded")),
+    ],
+    indirect=["_blocks"],
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_equals_the_definition(name: str, where: str) -> None:
     grid = GRIDS[where]
@@ -238,7 +245,7 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", ["t5", "shaw", "deberta", "cope", "path"])
 def test_memory_does_not_grow_with_the_square(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    length = 1500 if name in {"cope", "path"} else 3000
+    length = 1500
     monkeypatch.setattr(definition, "BUDGET", 2**18)
     layout, encoding = Layout.sequence(length), make(name, causal=True).float()
     if name == "path":
@@ -273,7 +280,9 @@ def test_narrow_dtypes_err_no_more_than_reference(name: str, dtype: torch.dtype)
     assert error["blockwise"] <= 4 * error["reference"] + 4 * torch.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("name", ["t5", "shaw", "transformer_xl"])
+@pytest.mark.parametrize(
+    "name", ["t5", "shaw", pytest.param("transformer_xl", marks=pytest.mark.exhaustive)]
+)
 def test_compiled_equals_eager(name: str) -> None:
     encoding = make(name, causal=True).float()
 

@@ -12,8 +12,8 @@ from posenc.training.machine import PeakMemory
 KEPT = ("nope", "rope", "alibi", "t5", "shaw", "deberta", "tupe", "transformer_xl")
 """Encodings of which something is kept: prepared calls, projections, terms, rotations."""
 
-CALLS = 10_000
-MOST = 20 * 2**20
+CALLS = 4_000
+MOST = 8 * 2**20
 """Bytes that these calls may add."""
 
 

@@ -195,7 +195,7 @@ def _remembered_load(plain: Operator, interpreter: Any) -> Operator:
         if key not in known:
             known[key] = None
             kinds = [result.dtype, *([] if other is None else [other.dtype])]
-            if _are_arrays(*kinds) or other is None and not result.dtype.is_int1():
+            if _are_arrays(*kinds) or (other is None and not result.dtype.is_int1()):
                 dtype = interpreter._get_np_dtype(result.dtype)
                 shortcut = Load(interpreter._interpreter.load, dtype, exact=False, like=result)
                 known[key] = shortcut if _equal(shortcut(pointer, mask, other), result) else None
