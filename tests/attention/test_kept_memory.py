@@ -13,7 +13,7 @@ KEPT = ("nope", "rope", "alibi", "t5", "shaw", "deberta", "tupe", "transformer_x
 """Encodings of which something is kept: prepared calls, projections, terms, rotations."""
 
 CALLS = 3_000
-MOST = 6 * 2**20
+MOST = 8 * 2**20
 """Bytes that these calls may add, after as many of other shapes that fill what is kept."""
 
 

@@ -104,7 +104,7 @@ def test_sinks_and_softcap(name: str) -> None:
     grid = Grid.of(Layout.sequence(600), causal=True)
     sinks = torch.tensor([0.5, -torch.inf])
     for options in ({"sinks": sinks}, {"softcap": 2.0}, {"sinks": sinks, "softcap": 2.0}):
-        assert max(_errors(name, grid, 64, **options)) < 0.03
+        assert max(_errors(name, grid, 64, rows=1, **options)) < 0.03
 
 
 @pytest.mark.parametrize("width", [48, 64])

@@ -36,6 +36,7 @@ def test_kernels(way: str) -> None:
     files = {compiled} if way == "compiled" else {*HERE.glob("triton_*.py")} - {compiled}
     assert files
     options = ["-q", "-p", "no:cacheprovider"]
+    options += ["-p", "tests.support.interpreter"] if way == "interpreted" else []
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *map(str, sorted(files))],
         cwd=HERE.parent.parent,

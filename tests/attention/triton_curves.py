@@ -15,9 +15,6 @@ from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
 from posenc.errors import BackendRefusal
 from tests.attention.triton_kernels import HEADS, KEY_HEADS, WIDTH, check, inputs, sequence
-from tests.support.interpreter import language_patched_once
-
-__all__ = ["language_patched_once"]
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

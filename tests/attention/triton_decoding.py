@@ -24,9 +24,6 @@ from posenc.attention.problem.terms import Terms
 from posenc.encoding import ScoreTerm
 from posenc.encodings.score.stick_breaking import StickBreaking
 from posenc.errors import BackendRefusal
-from tests.support.interpreter import language_patched_once
-
-__all__ = ["language_patched_once"]
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

@@ -32,10 +32,7 @@ from posenc.attention.problem.terms import Terms
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
 from posenc.errors import BackendRefusal
 from tests.attention.test_problem import leaves, whole
-from tests.support.interpreter import language_patched_once
 from tests.support.watching import Watched
-
-__all__ = ["language_patched_once"]
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

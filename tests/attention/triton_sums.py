@@ -28,9 +28,6 @@ from posenc.attention.problem.record import (
 from posenc.attention.problem.terms import Terms
 from posenc.errors import BackendRefusal
 from tests.attention.triton_kernels import KEY_HEADS, WIDTH, check, inputs, sequence
-from tests.support.interpreter import language_patched_once
-
-__all__ = ["language_patched_once"]
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
