@@ -102,6 +102,16 @@ torch.testing.assert_close(plain[0](x, x, x), expected)
 restore(plain)
 assert type(plain[0]) is PlainAttention
 """,
+    "by hand": """
+from outside.distance import ENTRY
+from outside.swap_ends import ENTRY as TASK
+posenc.register("my_distance", ENTRY)
+posenc.register("my_distance", ENTRY)
+posenc.register("my_task", TASK)
+assert posenc.create("my_distance", heads=2).score.slope == 0.5
+assert "my_distance" in run("list") and "my_task" in run("tasks")
+assert list(posenc.ENCODINGS) == sorted(posenc.ENCODINGS)
+""",
 }
 BEGIN = """
 import sys
@@ -148,32 +158,12 @@ def test_every_entry_point_is_shown() -> None:
     )
 
 
-def run_python(program: str, folder: Path, *paths: Path) -> None:
-    """Run a program in a process of its own, in which other packages are installed."""
-    path = os.pathsep.join([*map(str, paths), *sys.path])
-    command = [sys.executable, "-W", "error", "-c", BEGIN + program]
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_what_another_package_adds_is_used(outside: Path, tmp_path: Path) -> None:
-    run_python("".join(USES.values()), tmp_path, outside)
-
-
-def test_registered_by_hand(outside: Path, tmp_path: Path) -> None:
-    (tmp_path / "outside").symlink_to(outside / "outside")
-    program = """
-from outside.distance import ENTRY
-from outside.swap_ends import ENTRY as TASK
-posenc.register("my_distance", ENTRY)
-posenc.register("my_distance", ENTRY)
-posenc.register("my_task", TASK)
-assert posenc.create("my_distance", heads=2).score.slope == 0.5
-assert "my_distance" in run("list") and "my_task" in run("tasks")
-assert list(posenc.ENCODINGS) == sorted(posenc.ENCODINGS)
-"""
-    run_python(program, tmp_path, tmp_path)
+    """In a process of its own, in which it is installed."""
+    command = [sys.executable, "-W", "error", "-c", "".join([BEGIN, *USES.values()])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(outside), *sys.path])}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_bad_registrations_are_refused() -> None:

@@ -67,6 +67,12 @@ def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(definition, "BUDGET", 3000)
 
 
+def in_blocks_of_both_sizes(*grids: str, usual: Sequence[str]) -> pytest.MarkDecorator:
+    """Several small blocks meet all grids; of the usual ones there is one, which meets a few."""
+    cases = [*(("small blocks", where) for where in grids), *(("usual blocks", x) for x in usual)]
+    return pytest.mark.parametrize(("_blocks", "where"), cases, indirect=["_blocks"])
+
+
 def make(name: str, *, causal: bool) -> Encoding:
     torch.manual_seed(1)
     options = {"max_distance": 7} if name in {"shaw", "contextual"} else {}
@@ -112,7 +118,7 @@ def check(encoding: Encoding, grid: Grid, tensors: Sequence[Tensor], tolerance: 
 
 
 @pytest.mark.usefixtures("_blocks")
-@pytest.mark.parametrize("where", GRIDS)
+@in_blocks_of_both_sizes(*GRIDS, usual=("square", "causal window", "padded"))
 @pytest.mark.parametrize("name", METHODS)
 def test_equals_the_definition(name: str, where: str) -> None:
     grid = GRIDS[where]
@@ -122,7 +128,9 @@ def test_equals_the_definition(name: str, where: str) -> None:
 
 
 @pytest.mark.usefixtures("_blocks")
-@pytest.mark.parametrize("where", ["causal", "causal window", "chunk", "packed", "padded"])
+@in_blocks_of_both_sizes(
+    *("causal", "causal window", "chunk", "packed", "padded"), usual=("causal window", "padded")
+)
 @pytest.mark.parametrize("name", ["cope", "fire", "t5+sinusoidal", "stick_breaking"])
 def test_without_structured_form_by_definition(name: str, where: str) -> None:
     grid = GRIDS[where]
@@ -135,7 +143,9 @@ def test_without_structured_form_by_definition(name: str, where: str) -> None:
 
 
 @pytest.mark.usefixtures("_blocks")
-@pytest.mark.parametrize("where", ["causal", "causal window", "packed", "padded", "irregular"])
+@in_blocks_of_both_sizes(
+    *("causal", "causal window", "packed", "padded", "irregular"), usual=("causal", "packed")
+)
 @pytest.mark.parametrize("name", ["path", "forgetting", "cable", "grape_additive"])
 def test_sums_over_tokens_between(name: str, where: str) -> None:
     """Of PaTH, by transforms of 64 keys each, with the gradients of signals and parameters."""
@@ -238,7 +248,7 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", ["t5", "shaw", "deberta", "cope", "path"])
 def test_memory_does_not_grow_with_the_square(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    length = 1500 if name in {"cope", "path"} else 3000
+    length = 1500
     monkeypatch.setattr(definition, "BUDGET", 2**18)
     layout, encoding = Layout.sequence(length), make(name, causal=True).float()
     if name == "path":
@@ -273,7 +283,9 @@ def test_narrow_dtypes_err_no_more_than_reference(name: str, dtype: torch.dtype)
     assert error["blockwise"] <= 4 * error["reference"] + 4 * torch.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("name", ["t5", "shaw", "transformer_xl"])
+@pytest.mark.parametrize(
+    "name", ["t5", "shaw", pytest.param("transformer_xl", marks=pytest.mark.exhaustive)]
+)
 def test_compiled_equals_eager(name: str) -> None:
     encoding = make(name, causal=True).float()
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import flex_attention as attention
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import posenc
@@ -67,6 +68,8 @@ MARKED = {
 def _not_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(flex, "DEVICE", "cpu")
     monkeypatch.setattr(flex, "_kernels", lambda: (flex_attention, create_block_mask))
+    # It would be traced for each call, which takes most of the time.
+    monkeypatch.setattr(attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     with torch.no_grad():
         yield
 
@@ -158,11 +161,11 @@ def test_rows_are_read_at_offsets_before_their_products(name: str) -> None:
 def test_kernel_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[object] = []
 
-    def attention(*tensors: Tensor, kernel_options: object, **options: Any) -> Any:
+    def noted(*tensors: Tensor, kernel_options: object, **options: Any) -> Any:
         given.append(kernel_options)
         return flex_attention(*tensors, **options)
 
-    monkeypatch.setattr(flex, "_kernels", lambda: (attention, create_block_mask))
+    monkeypatch.setattr(flex, "_kernels", lambda: (noted, create_block_mask))
     grid = GRIDS["causal"]
     for options in (None, {"BLOCK_M": 32}, {"num_stages": 2}):
         for name in ("nope", "alibi"):

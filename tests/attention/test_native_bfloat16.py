@@ -43,18 +43,18 @@ def _encoding(name: str, width: int, *, causal: bool) -> Encoding:
     return encoding
 
 
-def _tokens(queries: int, keys: int, width: int) -> list[Tensor]:
+def _tokens(queries: int, keys: int, width: int, rows: int = 2) -> list[Tensor]:
     torch.manual_seed(5)
-    return [torch.randn(2, HEADS, n, width).bfloat16() for n in (queries, keys, keys)]
+    return [torch.randn(rows, HEADS, n, width).bfloat16() for n in (queries, keys, keys)]
 
 
-def _errors(name: str, grid: Grid, width: int, **options: Any) -> list[float]:
+def _errors(name: str, grid: Grid, width: int, *, rows: int = 2, **options: Any) -> list[float]:
     """Largest errors of output and LSE (of a softmax), and of gradients of queries, keys, values.
 
     Relative to the largest number of each, from the reference's of the same tokens in double.
     """
     encoding = _encoding(name, width, causal=grid.causal)
-    tokens = _tokens(grid.query.length, grid.key.length, width)
+    tokens = _tokens(grid.query.length, grid.key.length, width, rows)
     found: list[list[Tensor]] = []
     answers: tuple[Tensor, ...]
     for dtype, backend in ((torch.float64, "reference"), (torch.bfloat16, "native")):
@@ -84,9 +84,10 @@ def test_heads_of_any_width(name: str, width: int) -> None:
 @pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize("name", ["nope", "t5", "shaw", "fire", "cope", "stick_breaking", "dape"])
 def test_several_tiles_of_queries_and_keys(name: str, window: int | None) -> None:
-    """Greater logits in later tiles scale what was summed before."""
-    grid = Grid.of(Layout.sequence(1100), causal=True, window=window)
-    assert max(_errors(name, grid, 64)) < 0.04
+    """Greater logits in later tiles scale what was summed before; a softmax is of three."""
+    length = 1100 if name == "nope" else 600
+    grid = Grid.of(Layout.sequence(length), causal=True, window=window)
+    assert max(_errors(name, grid, 64, rows=1)) < 0.04
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.3, 1e-3])
@@ -103,7 +104,7 @@ def test_sinks_and_softcap(name: str) -> None:
     grid = Grid.of(Layout.sequence(600), causal=True)
     sinks = torch.tensor([0.5, -torch.inf])
     for options in ({"sinks": sinks}, {"softcap": 2.0}, {"sinks": sinks, "softcap": 2.0}):
-        assert max(_errors(name, grid, 64, **options)) < 0.03
+        assert max(_errors(name, grid, 64, rows=1, **options)) < 0.03
 
 
 @pytest.mark.parametrize("width", [48, 64])

@@ -200,7 +200,7 @@ def test_path_takes_queries_that_are_among_the_keys() -> None:
 
 
 @built
-@pytest.mark.parametrize("size", [(1100, 1100), (300, 1100)])
+@pytest.mark.parametrize("size", [(800, 800), (300, 1100)])
 @pytest.mark.parametrize("name", METHODS)
 def test_many_tiles(name: str, size: tuple[int, int]) -> None:
     keys = Layout.sequence(size[1])

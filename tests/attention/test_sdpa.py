@@ -308,8 +308,10 @@ def test_strided_inputs() -> None:
         torch.testing.assert_close(got, attend(*whole, GRIDS["causal"], ENCODINGS[name]))
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "reference"])
-@pytest.mark.parametrize("grid", ["causal", "padded left", "packed"])
+@pytest.mark.parametrize(
+    ("backend", "grid"),
+    [("sdpa", "causal"), ("sdpa", "padded left"), ("sdpa", "packed"), ("reference", "packed")],
+)
 def test_compiled_equals_eager(backend: str, grid: str) -> None:
     where = GRIDS[grid]
     q, k, v = inputs(where, dtype=torch.float32)

@@ -29,55 +29,24 @@ HERE = Path(__file__).parent
 @pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton has no wheel for this system"
 )
-@pytest.mark.parametrize(
-    ("files", "interpreted"),
-    [
-        ("triton_kernels.py", "1"),
-        ("triton_decoding.py triton_rotations.py triton_windows.py", "1"),
-        ("triton_sums.py triton_curves.py triton_sinks.py", "1"),
-        ("triton_compiling.py", "0"),
-    ],
-)
-def test_kernels(files: str, interpreted: str) -> None:
+@pytest.mark.parametrize("way", ["interpreted", "compiled"])
+def test_kernels(way: str) -> None:
     """In a process of its own: Triton has to be told before anything imports it."""
-    paths = [str(HERE / file) for file in files.split()]
+    compiled = HERE / "triton_compiling.py"
+    files = {compiled} if way == "compiled" else {*HERE.glob("triton_*.py")} - {compiled}
+    assert files
     options = ["-q", "-p", "no:cacheprovider"]
+    options += ["-p", "tests.support.interpreter"] if way == "interpreted" else []
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *paths],
+        [sys.executable, "-m", "pytest", *options, *map(str, sorted(files))],
         cwd=HERE.parent.parent,
-        env={**os.environ, "TRITON_INTERPRET": interpreted},
+        env={**os.environ, "TRITON_INTERPRET": str(int(way == "interpreted"))},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
     assert " passed" in done.stdout
-
-
-@pytest.mark.long
-@pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton has no wheel for this system"
-)
-def test_compiled_loops_stay_within_their_limits() -> None:
-    """Instructions and spilled registers, as cuobjdump and nvdisasm show them."""
-    command = [sys.executable, "-m", "benchmarks.kernels_static", "--limits"]
-    command += ["--only", "none", "alibi", "shaw", "cope"]
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    run = subprocess.run(
-        [*command, "--width", "64"],
-        cwd=HERE.parent.parent,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stderr
-    for row in (
-        "none | dropout | forward",
-        "alibi | near | queries' gradients",
-        "shaw | near | forward",
-        "cope | near | keys' gradients",
-    ):
-        assert f"| {row} |" in run.stdout
 
 
 def test_refuses_the_cpu() -> None:

@@ -6,12 +6,14 @@ finds what the interpreter lets through: types, shapes and constants that the co
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import triton
+from benchmarks import kernels_static
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
@@ -212,3 +214,21 @@ def test_sums(
     kernels = {"sums_forward_kernel", "carries_kernel", "sums_queries_kernel", "sums_keys_kernel"}
     assert kernels == set(compiled) - {"delta_kernel"}
     assert max(compiled.values()) < 99 * 1024
+
+
+def test_loops_stay_within_their_limits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Instructions and spilled registers, as cuobjdump and nvdisasm show them."""
+    methods = ("none", "alibi", "shaw", "cope")
+    options = ["--limits", "--only", *methods, "--width", "64"]
+    monkeypatch.setattr(sys, "argv", ["kernels_static", *options])
+    assert kernels_static.main() == 0, capsys.readouterr().err
+    rows = capsys.readouterr().out
+    for row in (
+        "none | dropout | forward",
+        "alibi | near | queries' gradients",
+        "shaw | near | forward",
+        "cope | near | keys' gradients",
+    ):
+        assert f"| {row} |" in rows

@@ -15,9 +15,6 @@ from posenc.encoding import Rotation
 from posenc.encodings.query_key.rope import Rope
 from posenc.extension import dynamic_ntk
 from tests.attention.triton_kernels import check, inputs, sequence
-from tests.support.interpreter import language_patched_once
-
-__all__ = ["language_patched_once"]
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

@@ -13,9 +13,8 @@ from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.errors import BackendRefusal
 from tests.attention.triton_kernels import _small_squares, check, everything, inputs
 from tests.attention.triton_sums import cope
-from tests.support.interpreter import language_patched_once
 
-__all__ = ["_small_squares", "language_patched_once"]
+__all__ = ["_small_squares"]
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

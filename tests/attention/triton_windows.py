@@ -8,6 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.errors import InterpreterError
 
 from posenc.attention.backends.triton.kernels.logits import philox
 from posenc.attention.backends.triton.kernels.windows import (
@@ -110,3 +111,40 @@ def test_words_are_drawn_as_triton_draws_them(seed: int) -> None:
     drawn[(1,)](words, others, torch.tensor([seed]), 32)
     assert words.any()
     assert torch.equal(words, others)
+
+
+@triton.jit
+def summed(numbers_ptr, results_ptr, more, count: tl.constexpr):
+    at = tl.arange(0, count)
+    tl.store(results_ptr + at, tl.load(numbers_ptr + at) + more)
+
+
+def test_integers_beyond_their_type_are_errors() -> None:
+    """Also of operands of types that were met before."""
+    numbers, results = torch.arange(8, dtype=torch.int32), torch.empty(8, dtype=torch.int32)
+    for _ in range(3):
+        summed[(1,)](numbers, results, 2**31 - 8, 8)
+        assert torch.equal(results, numbers + (2**31 - 8))
+        with pytest.raises(InterpreterError, match="overflow"):
+            summed[(1,)](numbers, results, 2**31 - 7, 8)
+
+
+@triton.jit
+def mixed(wide_ptr, narrow_ptr, results_ptr, count: tl.constexpr):
+    at = tl.arange(0, count)
+    wide, narrow = tl.load(wide_ptr + at), tl.load(narrow_ptr + at)
+    results = wide * narrow - 3 + tl.where(wide > narrow, at, at // 3)
+    tl.store(results_ptr + at, results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int32])
+def test_operands_of_two_types_are_promoted(dtype: torch.dtype) -> None:
+    wide = torch.randn(16)
+    narrow = torch.arange(-8, 8).to(dtype)
+    for shift in (0.0, 1.0):
+        results = torch.empty(16)
+        mixed[(1,)](wide + shift, narrow, results, 16)
+        at = torch.arange(16)
+        expected = (wide + shift) * narrow.float() - 3
+        expected += torch.where(wide + shift > narrow.float(), at, at // 3)
+        torch.testing.assert_close(results, expected)

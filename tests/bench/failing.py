@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import torch
 from benchmarks.attention.contenders import Plain
 
 from posenc.bench.passes import Pass
@@ -14,6 +15,14 @@ class Failing(Plain):
 
     def prepare(self, call: object) -> Pass:
         raise KeyError("nothing")
+
+
+class Environment(Plain):
+    """Fails with the settings of its process."""
+
+    def prepare(self, call: object) -> Pass:
+        blocks = os.environ["MALLOC_MMAP_THRESHOLD_"]
+        raise RuntimeError(f"{torch.get_num_threads()} threads, blocks of {blocks}")
 
 
 class Fatal(Plain):

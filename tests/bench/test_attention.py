@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from benchmarks import pages
 from benchmarks.attention.chart import draw
 from benchmarks.attention.contenders import Eager, Plain, WrittenOut
 from benchmarks.attention.limits import LIMITS, Limit, Readings
-from benchmarks.attention.memory import MemoryMeter
+from benchmarks.attention.memory import SEPARATE_BLOCKS, MemoryMeter
 from benchmarks.attention.page import tables
 from benchmarks.attention.plan import Plan
 from benchmarks.attention.run import measure
@@ -21,7 +22,7 @@ from posenc.bench.case import Case
 from posenc.bench.options import METHODS
 from posenc.bench.passes import Pass
 from posenc.bench.run import MIDDLE, PLAIN
-from tests.bench.failing import Failing, Fatal
+from tests.bench.failing import Environment, Failing, Fatal
 
 
 def reading(contender: str = "posenc", **values: object) -> dict[str, object]:
@@ -34,12 +35,20 @@ def reading(contender: str = "posenc", **values: object) -> dict[str, object]:
 # Memory
 
 
-def test_peaks_tell_linear_memory_from_quadratic() -> None:
+@pytest.fixture(scope="module")
+def meter() -> Iterator[MemoryMeter]:
+    """Peaks in a process that all tests share, and whose settings are not left in this one."""
+    before = [os.environ.get(name) for name in SEPARATE_BLOCKS]
+    with MemoryMeter("cpu") as meter:
+        yield meter
+    assert [os.environ.get(name) for name in SEPARATE_BLOCKS] == before
+
+
+def test_peaks_tell_linear_memory_from_quadratic(meter: MemoryMeter) -> None:
     one = Case(encoding="t5", length=2048, heads=2, head_dim=8)
     logits = 2 * 2048**2 * 4
-    with MemoryMeter("cpu") as meter:
-        peaks = [meter.measure(contender, one) for contender in (Plain(), Eager(), Plain())]
-        before = meter.measure(WrittenOut(), replace(one, encoding="nope"))
+    peaks = [meter.measure(contender, one) for contender in (Plain(), Eager(), Plain())]
+    before = meter.measure(WrittenOut(), replace(one, encoding="nope"))
     (forward, plain), (_, eager), (_, again) = peaks
     assert isinstance(plain, int)
     assert 3 * 2 * 2048 * 8 * 4 <= plain < logits / 2
@@ -53,26 +62,16 @@ def test_peaks_tell_linear_memory_from_quadratic() -> None:
     assert before == "there is no score to write out"
 
 
-class Environment(Plain):
-    """Fails with the settings of its process."""
-
-    def prepare(self, call: object) -> Pass:
-        blocks = os.environ["MALLOC_MMAP_THRESHOLD_"]
-        raise RuntimeError(f"{torch.get_num_threads()} threads, blocks of {blocks}")
-
-
-def test_memory_is_measured_in_a_process_of_its_own() -> None:
-    one, before = Case(encoding="nope", length=16, heads=2, head_dim=8), dict(os.environ)
+def test_memory_is_measured_in_a_process_of_its_own(meter: MemoryMeter) -> None:
+    one = Case(encoding="nope", length=16, heads=2, head_dim=8)
     expected = f"{torch.get_num_threads()} threads, blocks of 65536"
-    with MemoryMeter("cpu") as meter:
-        with pytest.raises(KeyError, match="nothing"):
-            meter.measure(Failing(), one)
-        with pytest.raises(RuntimeError, match=expected):
-            meter.measure(Environment(), one)
-        reason = "its process was ended, for want of memory perhaps"
-        assert meter.measure(Fatal(), one) == reason
-        assert isinstance(meter.measure(Plain(), one), tuple)
-    assert dict(os.environ) == before
+    with pytest.raises(KeyError, match="nothing"):
+        meter.measure(Failing(), one)
+    with pytest.raises(RuntimeError, match=expected):
+        meter.measure(Environment(), one)
+    reason = "its process was ended, for want of memory perhaps"
+    assert meter.measure(Fatal(), one) == reason
+    assert isinstance(meter.measure(Plain(), one), tuple)
 
 
 # Limits

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.interpreted_operators import patch_operations
+
 
 @pytest.fixture(scope="session", autouse=True)
 def language_patched_once() -> Iterator[None]:
@@ -38,6 +40,7 @@ def language_patched() -> Iterator[None]:
         plain = operations.broadcast_impl_value
         patch.setattr(operations, "broadcast_impl_value", _broadcast_unless_alike(plain))
         patch.setattr(operations, "binary_op_sanitize_overflow_impl", _require_no_overflow)
+        patch_operations(patch, core, operations, interpreter)
         yield
 
 

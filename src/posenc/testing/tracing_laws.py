@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from posenc.layout import Layout
@@ -53,6 +52,8 @@ def _arguments(rows: int, length: int) -> tuple[Tensor, Tensor]:
 @law
 def compiles_once(subject: Subject) -> None:
     """``torch.compile(fullgraph=True)`` gives the same, without recompilation for each length."""
+    from torch._dynamo.testing import CompileCounter  # seconds to load, and no other law needs it
+
     model, counter = Model(subject), CompileCounter()
     torch._dynamo.reset()
     compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)

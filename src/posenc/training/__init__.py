@@ -3,13 +3,20 @@
 ``fit`` trains any module on an ``Objective`` (batches and a loss) by a ``TrainingPlan``; ``train``
 builds the module first, from a ``TrainingTask`` and the name of an encoding. Given a mesh, several
 ranks train one model, by DDP or FSDP2.
+
+Names are imported at their first use: Fabric and PyTorch's distributed checkpoints take seconds,
+and much that needs a seed or the machine's memory trains nothing.
 """
 
-from posenc.training.checkpoint import TrainingPlan
-from posenc.training.interrupt import interruptible
-from posenc.training.loop import Trained, Watch, fit, train
-from posenc.training.ranks import full_weights
-from posenc.training.task import Objective, TrainingTask
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posenc.training.checkpoint import TrainingPlan
+    from posenc.training.interrupt import interruptible
+    from posenc.training.loop import Trained, Watch, fit, train
+    from posenc.training.ranks import full_weights
+    from posenc.training.task import Objective, TrainingTask
 
 __all__ = [
     "Objective",
@@ -22,3 +29,21 @@ __all__ = [
     "interruptible",
     "train",
 ]
+
+_MODULES = {
+    "TrainingPlan": "checkpoint",
+    "interruptible": "interrupt",
+    **dict.fromkeys(("Trained", "Watch", "fit", "train"), "loop"),
+    "full_weights": "ranks",
+    **dict.fromkeys(("Objective", "TrainingTask"), "task"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(import_module(f"posenc.training.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
