@@ -37,12 +37,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "encoding": {"errors", "runtime", "layout", "grid"},
     "entry": {"errors", "arguments", "encoding"},
     "storage": {"errors"},
+    "user_cache": set(),
     "transforms": {"errors", "layout", "grid"},
     "encodings": FOUNDATION,
-    "attention": FOUNDATION - {"entry"},
+    "attention": FOUNDATION - {"entry"} | {"user_cache"},
     "registry": FOUNDATION,
     "testing": FOUNDATION | {"registry", "attention", "encodings", "models"},
-    "reporting": {"storage"},
+    "reporting": {"storage", "user_cache"},
     "extension": FOUNDATION | {"registry", "attention", "encodings", "storage"},
     "models": MODELS,
     "integrations": MODELS | {"models"},
@@ -52,7 +53,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"registry", "attention", "encodings", "models", "storage", "reporting"},
     "experiments": MODELS | {"codec", "transforms", "models", "training", "reporting"},
     "evaluation": MODELS
-    | {"codec", "transforms", "models", "integrations", "training", "experiments", "reporting"},
+    | {"codec", "transforms", "models", "integrations", "training", "experiments", "reporting"}
+    | {"user_cache"},
     "bench": MODELS | {"codec", "training", "experiments", "reporting"},
     "__main__": {"cli"},
     "cli": MODELS
