@@ -22,16 +22,38 @@ def check(pool: Pool, ranks: int, cases: list[Case]) -> None:
     assert found == [[]] * ranks, "\n".join(found[0])
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("form", ["gather", "auto"])
-def test_every_encoding(pool: Pool, form: str, ranks: int) -> None:
+KINDS = ["nope", "rope", "alibi", "t5", "shaw", "deberta", "forgetting", "cope", "dape", "kerple"]
+"""One or more of each way in which a score or a transform is spread."""
+
+
+def spread(names: list[str], ranks: int, form: str) -> list[Case]:
     """Layouts and shards take turns, so that each of them meets most encodings."""
     splits, layouts = list(SPLITS), list(LAYOUTS)
-    cases = [
+    return [
         Case(name, layouts[(ranks + i) % 3], splits[(2 * ranks + i) % len(splits)], form)
-        for i, name in enumerate(NAMES)
+        for i, name in enumerate(names)
     ]
-    check(pool, ranks, cases)
+
+
+# Of two ranks the next is the one before: three are the fewest that tell directions apart.
+@pytest.mark.parametrize(
+    ("form", "ranks"),
+    [
+        ("auto", 3),
+        ("gather", 2),
+        *(
+            pytest.param(form, ranks, marks=pytest.mark.exhaustive)
+            for form, ranks in (("auto", 2), ("auto", 4), ("gather", 3), ("gather", 4))
+        ),
+    ],
+)
+def test_every_encoding(pool: Pool, form: str, ranks: int) -> None:
+    check(pool, ranks, spread(NAMES, ranks, form))
+
+
+@pytest.mark.parametrize("form", ["auto", "gather"])
+def test_four_ranks(pool: Pool, form: str) -> None:
+    check(pool, 4, spread(KINDS, 4, form))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
