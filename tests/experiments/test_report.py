@@ -149,7 +149,7 @@ def test_colours_are_those_of_the_paper(charts: list[Chart]) -> None:
 
 def test_charts_keep_the_schema_of_vega_lite(charts: list[Chart]) -> None:
     for chart in charts:
-        alt.LayerChart.from_dict(chart.spec)
+        alt.TopLevelLayerSpec.validate(chart.spec)
 
 
 def test_lines_are_named_at_their_ends(charts: list[Chart]) -> None:

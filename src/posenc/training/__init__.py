@@ -5,11 +5,16 @@ builds the module first, from a ``TrainingTask`` and the name of an encoding. Gi
 ranks train one model, by DDP or FSDP2.
 """
 
-from posenc.training.checkpoint import TrainingPlan
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from posenc.training.interrupt import interruptible
-from posenc.training.loop import Trained, Watch, fit, train
-from posenc.training.ranks import full_weights
 from posenc.training.task import Objective, TrainingTask
+
+if TYPE_CHECKING:
+    from posenc.training.checkpoint import TrainingPlan
+    from posenc.training.loop import Trained, Watch, fit, train
+    from posenc.training.ranks import full_weights
 
 __all__ = [
     "Objective",
@@ -22,3 +27,14 @@ __all__ = [
     "interruptible",
     "train",
 ]
+
+_LAZY = dict.fromkeys(("Trained", "Watch", "fit", "train"), "loop")
+_LAZY |= {"TrainingPlan": "checkpoint", "full_weights": "ranks"}
+"""What is imported at its first use: Lightning Fabric and FSDP take seconds, and programs that
+train nothing use the other modules."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
