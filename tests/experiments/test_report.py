@@ -22,7 +22,8 @@ from posenc.experiments.report import LiveReport, write_report
 from posenc.experiments.results import Comparison
 from posenc.experiments.summary import summarise
 from posenc.reporting.charts import Chart
-from posenc.reporting.drawing import NARROW_HEIGHT
+from posenc.reporting.drawing import NARROW_HEIGHT, Across, Drawing, Point, Up, looks
+from posenc.reporting.intervals import Estimate
 from posenc.reporting.line_names import LINE_HEIGHT
 from posenc.reporting.palette import CONTROL, LIGHT
 from posenc.storage import output_folder
@@ -228,6 +229,23 @@ def test_no_change_is_drawn_from_nothing() -> None:
     assert "rope" in without("alibi")
     assert "alibi" not in without("alibi")
     assert without(*everyone) == []
+
+
+def test_what_is_no_number_stays_out_of_the_page() -> None:
+    """JSON has neither infinity nor NaN: a page with one shows no chart at all."""
+    base = sample(seeds=(0,), lengths=(64, 128))
+    first, *others = base.measurements
+    comparison = replace(base, measurements=(replace(first, value=math.inf), *others))
+    for chart in draw_charts(comparison, summarise(comparison)):
+        json.dumps(chart.spec, allow_nan=False)
+    points = [
+        Point("a", 1, Estimate(math.nan, None, 1), "NaN"),
+        Point("a", 2, Estimate(1.0, None, 1), "1"),
+    ]
+    drawing = Drawing(["a"], looks({"a": "candidate"}), "encoding")
+    chart = drawing.lines("key", "title", "guide", points, (Across(title="x"), Up(title="y")))
+    (rows, *_) = chart.spec["datasets"].values()
+    assert [row["mean"] for row in rows] == [None, 1.0]
 
 
 def test_charts_only_of_what_was_measured() -> None:
