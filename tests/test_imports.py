@@ -191,7 +191,7 @@ def test_import_loads_nothing_optional() -> None:
     program = (
         "import sys, torch; before = set(sys.modules); import posenc;"
         f"found = [m for m in {OPTIONAL!r} if m in set(sys.modules) - before];"
-        "import posenc.evaluation.checkpoint;"
+        "import posenc.evaluation.checkpoint, posenc.evaluation.extend;"
         f"print(found + [m for m in {OF_TRAINING!r} if m in sys.modules])"
     )
     done = subprocess.run(

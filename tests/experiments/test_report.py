@@ -27,7 +27,7 @@ from posenc.reporting.intervals import Estimate
 from posenc.reporting.line_names import LINE_HEIGHT
 from posenc.reporting.palette import CONTROL, LIGHT
 from posenc.storage import output_folder
-from tests.support.samples import ACCURACY, sample
+from tests.support.samples import ACCURACY, LOSS, sample
 
 
 def test_files(report: Path) -> None:
@@ -173,6 +173,33 @@ def test_lines_are_named_at_their_ends(charts: list[Chart]) -> None:
         if layer["mark"]["type"] == "line"
     )
     assert gap / (high - low) * NARROW_HEIGHT >= 0.999 * LINE_HEIGHT
+
+
+def test_layers_are_of_the_fields_that_they_show() -> None:
+    """Bands from low to high, and a level where it is not far above all lines."""
+
+    def fields(trivial: float) -> set[tuple[str | None, ...]]:
+        comparison = sample(metric=replace(LOSS, trivial=trivial))
+        first, *_ = draw_charts(comparison, summarise(comparison))
+        channels = ("x", "x2", "y", "y2")
+        return {
+            (layer["mark"]["type"], *(layer["encoding"].get(c, {}).get("field") for c in channels))
+            for layer in first.spec["layer"]
+        }
+
+    lines = {
+        ("area", "x", None, "low", "high"),
+        ("circle", "x", None, "mean", None),
+        ("line", "x", None, "mean", None),
+        ("point", "x", None, "mean", None),
+        ("rect", "begin", "end", None, None),
+        ("text", "begin", None, None, None),
+        ("rule", "x", "x", "mean", "at"),
+        ("text", "x", None, "at", None),
+    }
+    level = {("rule", None, None, "at", None), ("text", None, None, "at", None)}
+    assert fields(4.9) == lines | level
+    assert fields(9.0) == lines
 
 
 def test_dashes_and_marks_tell_subjects_apart(charts: list[Chart]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import vl_convert
@@ -28,5 +29,5 @@ def _path() -> Path | None:
     """The file of this version's scripts; None where no cache is kept."""
     if os.name == "posix":
         with suppress(OSError):
-            return cache_folder("scripts") / f"vega-{vl_convert.__version__}.js"
+            return cache_folder("scripts") / f"vega-{version('vl-convert-python')}.js"
     return None
