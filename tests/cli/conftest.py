@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
-from posenc.evaluation.doctor import diagnosis, process
-from posenc.evaluation.doctor.facts import Reading
-from tests.support.commands import forked_workers, run_command
+from tests.support.commands import forked_workers, inspect_here, run_command
 
 __all__ = ["forked_workers"]
 
@@ -25,15 +22,7 @@ def _threads() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _inspected_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process imports transformers for seconds; test_process.py starts one."""
-
-    def read(folder: Path, *, seconds: float) -> Reading:
-        answer = process._inspected(folder)
-        if isinstance(answer, str):
-            raise process.NotRunError(answer)
-        return answer
-
-    monkeypatch.setattr(diagnosis, "read_by_running", read)
+    inspect_here(monkeypatch)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from posenc.evaluation.doctor.diagnosis import diagnose
 from posenc.evaluation.doctor.loading import check_source
 from posenc.evaluation.extend import extend_checkpoint
 from posenc.evaluation.hub import HubName, model_folder
+from tests.support.commands import inspect_here, run_command
 from tests.support.hub import COMMIT, REFUSED, cached, served
 from tests.support.tiny_models import tiny_model
 
@@ -159,24 +160,29 @@ def test_without_huggingface_hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -
     assert caught.value.remedy == "Install it: pip install 'posenc[transformers]'."
 
 
-def test_a_command_takes_names(folder: Path, tmp_path: Path) -> None:
-    """As users set it: a home of the cache in the environment, and no network."""
-    cached(tmp_path / "home/hub", "org/name", folder)
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": REFUSED}
-    environment = {k: v for k, v in environment.items() if not k.startswith("HF_HUB")}
-    command = [sys.executable, "-m", "posenc", "doctor", "--seconds", "0", "--live"]
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        given = [*command, *words]
-        return subprocess.run(given, env=environment, capture_output=True, text=True)
-
-    done = run("org/name", "--engine", "all")
+def test_a_command_takes_names(cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inspect_here(monkeypatch)
+    cached(cache, "org/name", folder)
+    command = ("doctor", "--seconds", "0", "--live")
+    done = run_command(*command, "org/name", "--engine", "all")
     assert done.returncode == 0, done.stderr
     assert "posenc extend org/name --method yarn" in done.stdout
     assert "vLLM, SGLang, llama.cpp and mlx-lm rotate as transformers does." in " ".join(
         done.stdout.split()
     )
     assert "model.rotary_emb.inv_freq: 8 pairs, gain 1, as its config says." in done.stdout
-    done = run("org/other")
+    done = run_command(*command, "org/other")
     assert done.returncode == 2
     assert " ".join(done.stderr.split()).endswith("hf download org/other")
+
+
+def test_the_cache_is_that_of_the_environment(folder: Path, tmp_path: Path) -> None:
+    """As users set it: a home of the cache, and no network."""
+    snapshot = cached(tmp_path / "home/hub", "org/name", folder)
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": REFUSED}
+    environment = {k: v for k, v in environment.items() if not k.startswith("HF_HUB")}
+    program = "from posenc.evaluation import hub; print(hub.model_folder('org/name', weights=True))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == str(snapshot), done.stderr

@@ -22,11 +22,12 @@ from posenc.experiments.report import LiveReport, write_report
 from posenc.experiments.results import Comparison
 from posenc.experiments.summary import summarise
 from posenc.reporting.charts import Chart
-from posenc.reporting.drawing import NARROW_HEIGHT
+from posenc.reporting.drawing import NARROW_HEIGHT, Across, Drawing, Point, Up, looks
+from posenc.reporting.intervals import Estimate
 from posenc.reporting.line_names import LINE_HEIGHT
 from posenc.reporting.palette import CONTROL, LIGHT
 from posenc.storage import output_folder
-from tests.support.samples import ACCURACY, sample
+from tests.support.samples import ACCURACY, LOSS, sample
 
 
 def test_files(report: Path) -> None:
@@ -149,7 +150,7 @@ def test_colours_are_those_of_the_paper(charts: list[Chart]) -> None:
 
 def test_charts_keep_the_schema_of_vega_lite(charts: list[Chart]) -> None:
     for chart in charts:
-        alt.LayerChart.from_dict(chart.spec)
+        alt.TopLevelLayerSpec.validate(chart.spec)
 
 
 def test_lines_are_named_at_their_ends(charts: list[Chart]) -> None:
@@ -172,6 +173,33 @@ def test_lines_are_named_at_their_ends(charts: list[Chart]) -> None:
         if layer["mark"]["type"] == "line"
     )
     assert gap / (high - low) * NARROW_HEIGHT >= 0.999 * LINE_HEIGHT
+
+
+def test_layers_are_of_the_fields_that_they_show() -> None:
+    """Bands from low to high, and a level where it is not far above all lines."""
+
+    def fields(trivial: float) -> set[tuple[str | None, ...]]:
+        comparison = sample(metric=replace(LOSS, trivial=trivial))
+        first, *_ = draw_charts(comparison, summarise(comparison))
+        channels = ("x", "x2", "y", "y2")
+        return {
+            (layer["mark"]["type"], *(layer["encoding"].get(c, {}).get("field") for c in channels))
+            for layer in first.spec["layer"]
+        }
+
+    lines = {
+        ("area", "x", None, "low", "high"),
+        ("circle", "x", None, "mean", None),
+        ("line", "x", None, "mean", None),
+        ("point", "x", None, "mean", None),
+        ("rect", "begin", "end", None, None),
+        ("text", "begin", None, None, None),
+        ("rule", "x", "x", "mean", "at"),
+        ("text", "x", None, "at", None),
+    }
+    level = {("rule", None, None, "at", None), ("text", None, None, "at", None)}
+    assert fields(4.9) == lines | level
+    assert fields(9.0) == lines
 
 
 def test_dashes_and_marks_tell_subjects_apart(charts: list[Chart]) -> None:
@@ -228,6 +256,23 @@ def test_no_change_is_drawn_from_nothing() -> None:
     assert "rope" in without("alibi")
     assert "alibi" not in without("alibi")
     assert without(*everyone) == []
+
+
+def test_what_is_no_number_stays_out_of_the_page() -> None:
+    """JSON has neither infinity nor NaN: a page with one shows no chart at all."""
+    base = sample(seeds=(0,), lengths=(64, 128))
+    first, *others = base.measurements
+    comparison = replace(base, measurements=(replace(first, value=math.inf), *others))
+    for chart in draw_charts(comparison, summarise(comparison)):
+        json.dumps(chart.spec, allow_nan=False)
+    points = [
+        Point("a", 1, Estimate(math.nan, None, 1), "NaN"),
+        Point("a", 2, Estimate(1.0, None, 1), "1"),
+    ]
+    drawing = Drawing(["a"], looks({"a": "candidate"}), "encoding")
+    chart = drawing.lines("key", "title", "guide", points, (Across(title="x"), Up(title="y")))
+    (rows, *_) = chart.spec["datasets"].values()
+    assert [row["mean"] for row in rows] == [None, 1.0]
 
 
 def test_charts_only_of_what_was_measured() -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+
+import pytest
 
 from posenc.reporting.drawing import Look
+from posenc.reporting.libraries import bundled
 from posenc.reporting.opening import Opening, Remedy, Verdict, Verdicts
 from posenc.reporting.page import Cell, Column, Maps, Page, Table, Words
 
@@ -93,3 +97,25 @@ def test_maps_and_words() -> None:
     assert '<td style="--share: 0.20">20</td>' in text
     assert text.index("<p>P.</p>") < text.index("<li>S.</li>") < text.index("<h3>L</h3>")
     assert text.count("<h3>") == 1
+
+
+def test_scripts_are_bundled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for all processes of a user, but again where the cache is damaged or not to be had."""
+    made: list[str] = []
+
+    def bundle() -> str:
+        made.append("scripts")
+        return "scripts ✓"
+
+    monkeypatch.setattr("vl_convert.javascript_bundle", bundle)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert bundled() == bundled() == "scripts ✓"
+    assert len(made) == 1
+    (file,) = (tmp_path / "posenc/scripts").iterdir()
+    file.write_bytes(b"\xff")
+    assert bundled() == bundled() == "scripts ✓"
+    assert len(made) == 2
+    file.unlink()
+    file.mkdir()
+    assert "scripts ✓" in page().render()
+    assert len(made) == 3

@@ -14,6 +14,8 @@ import pytest
 
 from posenc.cli import main
 from posenc.cli.console import ERRORS, OUT
+from posenc.evaluation.doctor import diagnosis, process
+from posenc.evaluation.doctor.facts import Reading
 from posenc.experiments import workers
 from tests.support.processes import forking
 
@@ -42,3 +44,18 @@ def forked_workers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
         yield
+
+
+def inspect_here(patch: pytest.MonkeyPatch) -> None:
+    """Let ``doctor`` run models in this process.
+
+    Another one imports transformers for seconds; ``test_process.py`` starts it.
+    """
+
+    def read(folder: Path, *, seconds: float) -> Reading:
+        answer = process._inspected(folder)
+        if isinstance(answer, str):
+            raise process.NotRunError(answer)
+        return answer
+
+    patch.setattr(diagnosis, "read_by_running", read)

@@ -35,6 +35,9 @@ from posenc.training import TrainingPlan, Watch, fit, full_weights, loop
 VOCABULARY, ROWS, LENGTH = 19, 5, 8
 IGNORED = -100
 
+STEPS = 8
+"""Of a training: warm-up, full rate and decay, and enough for the smallest difference to show."""
+
 SIZES: dict[str, Any] = {"dim": 16, "heads": 2}
 TEXT: dict[str, Any] = {"vocabulary": VOCABULARY, "layers": 1, "max_length": 16, **SIZES}
 
@@ -150,7 +153,7 @@ def plan(kind: str, steps: int, folder: str | None = None, **changes: Any) -> Tr
 def trained(
     group: dist.ProcessGroup,
     kind: str,
-    steps: int = 20,
+    steps: int = STEPS,
     encoding: str | None = None,
     **changes: Any,
 ) -> tuple[list[float], dict[str, list[float]]]:
@@ -172,7 +175,7 @@ def stopped(group: dist.ProcessGroup, after: int, **settings: Any) -> str:
     mesh = DeviceMesh.from_group(group, "cpu")
     kind = settings.pop("kind")
     try:
-        fit(build(kind), Learning(kind), plan(kind, 20, **settings), Watch(stop=stop), mesh=mesh)
+        fit(build(kind), Learning(kind), plan(kind, STEPS, **settings), Watch(stop=stop), mesh=mesh)
     except Interrupted as error:
         return str(error)
     raise AssertionError("not stopped")
@@ -196,7 +199,7 @@ def killed(group: dist.ProcessGroup, at: int, kind: str, **settings: Any) -> int
         fit(
             build(kind),
             Learning(kind),
-            plan(kind, 20, **settings),
+            plan(kind, STEPS, **settings),
             Watch(stepped=stepped),
             mesh=mesh,
         )

@@ -19,10 +19,10 @@ from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.problem.lowering import lower
 from posenc.attention.problem.problem import Problem
 from posenc.attention.trial_parts import HEADS, KERNELS, LONGEST, PARTS, WHOLE, WIDTH, Kind
-from posenc.attention.user_cache import cache_folder, opened_folder, read_file, write_file
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import is_transformed, without_autocast
+from posenc.user_cache import cache_folder, opened_folder, read_file, write_file
 
 KEY_HEADS = 2
 

@@ -12,13 +12,13 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc import training
 from posenc.errors import ArgumentError
 from posenc.evaluation.settings import Positions, Tuning
 from posenc.experiments.pieces import Pieces
 from posenc.experiments.tasks.common import needles
 from posenc.experiments.tasks.common.byte_text import random_windows
 from posenc.layout import Layout
-from posenc.training import TrainingPlan, Watch, fit
 from posenc.training.seeding import generator
 from posenc.transforms import randomized, skipped
 
@@ -67,7 +67,7 @@ def finetuned(
             )
         stepped(step, float(loss))
 
-    plan = TrainingPlan(
+    plan = training.TrainingPlan(
         encoding="",
         seed=tuning.seed,
         steps=tuning.steps,
@@ -78,7 +78,7 @@ def finetuned(
     )
     size = goal if tuning.positions == "plain" else length
     windows = _Windows(text, pieces, tuning.positions, size, goal, byte_needles)
-    done = fit(trained, windows, plan, Watch(stepped=after))
+    done = training.fit(trained, windows, plan, training.Watch(stepped=after))
     return done.model, done.seconds
 
 

@@ -11,13 +11,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import vl_convert
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from posenc.reporting.charts import THEME, Chart, picture_files
 from posenc.reporting.drawing import Look
 from posenc.reporting.intervals import Estimate
+from posenc.reporting.libraries import bundled
 from posenc.reporting.numbers import setting_in_words
 from posenc.reporting.opening import Opening
 from posenc.reporting.palette import DARK, LIGHT, OUTLINES
@@ -180,7 +180,6 @@ class Page:
     def render(self) -> str:
         """The page as HTML, scripts and styles included."""
         templates = environment("posenc.reporting")
-        libraries = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub is wrong
         judged = [row for row in self.opening.verdicts.rows if not row.reference]
         lines = sum(math.ceil(len(row.name) / NAME_LINE) for row in judged)
         folded = lines > ALL_SHOWN and len(judged) > SHOWN
@@ -194,7 +193,7 @@ class Page:
             settings={name: setting_in_words(value) for name, value in self.settings.items()},
             styles=styles(templates, "style.css", "report.css"),
             script=source(templates, "table.js") + source(templates, "charts.js"),
-            libraries=Markup(libraries.replace("</script", "<\\/script")),
+            libraries=Markup(bundled().replace("</script", "<\\/script")),
         )
 
     def files(self) -> Iterator[tuple[str, bytes]]:

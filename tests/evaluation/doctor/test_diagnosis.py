@@ -20,7 +20,7 @@ from posenc.evaluation.doctor.diagnosis import diagnose
 from posenc.evaluation.doctor.inspection import inspect
 from tests.integrations.accelerate.cases import layoutlmv2, layoutlmv3, udop
 from tests.integrations.accelerate.cases.deberta_v2 import SIZES
-from tests.support.commands import run_command
+from tests.support.commands import inspect_here, run_command
 from tests.support.tiny_models import tiny_model
 
 
@@ -52,7 +52,8 @@ def test_longer_costs_are_computed_by_a_parabola() -> None:
         assert row.accelerated_seconds == pytest.approx(exact.accelerated_seconds)
 
 
-def test_the_command_prints_json(tmp_path: Path) -> None:
+def test_the_command_prints_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inspect_here(monkeypatch)
     transformers.DebertaV2Config(**SIZES).save_pretrained(tmp_path)
     done = run_command("doctor", str(tmp_path), "--seconds", "0.01", "--json")
     printed = json.loads(done.stdout)

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.attention.user_cache import cache_folder, opened_folder, read_file, write_file
 from posenc.codec import from_plain, to_plain
 from posenc.errors import UnknownNameError
 from posenc.evaluation.questions.documents import DOCUMENT_TASKS
@@ -22,6 +21,7 @@ from posenc.evaluation.questions.question import Question, Task, Unfit
 from posenc.evaluation.questions.source import Source
 from posenc.evaluation.questions.tracking import TRACKING_TASKS
 from posenc.training.seeding import fingerprint
+from posenc.user_cache import cache_folder, opened_folder, read_file, write_file
 
 TASKS = {task.name: task for task in (*NEEDLE_TASKS, *TRACKING_TASKS, *DOCUMENT_TASKS)}
 """All tasks by name."""
