@@ -6,13 +6,14 @@ import itertools
 import re
 from dataclasses import replace
 
+import altair as alt
+import pandas as pd
 import pytest
 import vl_convert
 
 from posenc.experiments.charts import draw_charts
 from posenc.experiments.statistics import bounds_of
 from posenc.experiments.summary import summarise
-from posenc.reporting.axes import layer
 from posenc.reporting.charts import Chart
 from posenc.reporting.drawing import Up
 from posenc.reporting.intervals import Bounds, Estimate, estimate
@@ -33,10 +34,9 @@ RANGES = {
 
 def labels(values: list[float], **how: bool) -> list[str]:
     """The labels of the axis as they are drawn."""
-    points = layer([{"mean": value} for value in values or [0.0]], "point", {})
-    points |= {"data": {"values": points["data"]}, "height": 320}
-    points["encoding"]["y"] = Up(title="title", **how).axis(values)
-    svg = vl_convert.vegalite_to_svg(points)
+    data = pd.DataFrame({"mean": values or [0.0]})
+    chart = alt.Chart(data).mark_point().encode(y=Up(title="title", **how).axis(values))
+    svg = vl_convert.vegalite_to_svg(chart.properties(height=320).to_dict())
     (axis,) = re.findall(r'role-axis-label".*?</g>', svg, re.DOTALL)
     return re.findall(r"<text[^>]*>([^<]*)</text>", axis)
 
@@ -56,7 +56,7 @@ def test_ticks_differ(values: list[float], percent: bool) -> None:
 
 
 def test_an_axis_ends_where_its_metric_does() -> None:
-    axis = Up(title="", percent=True, bounds=Bounds(0.0, 1.0)).axis([0.97, 1.0])
+    axis = Up(title="", percent=True, bounds=Bounds(0.0, 1.0)).axis([0.97, 1.0]).to_dict()
     assert axis["scale"]["domain"][1] == 1.0
 
 

@@ -1,67 +1,50 @@
-"""Layers of charts as Vega-Lite has them: rules across, and shaded ranges."""
+"""Rules across charts, and shaded ranges."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
+
+import altair as alt
+import pandas as pd
 
 from posenc.reporting.palette import CONTROL
 
-Channel = dict[str, Any]
-"""Where a mark is, or how it looks: a field of the data, or a value."""
 
-Rows = Sequence[Mapping[str, Any]]
-
-Layer = dict[str, Any]
-
-
-def measured(field: str, **how: Any) -> Channel:
-    """The channel of a field of numbers."""
-    return {"field": field, "type": "quantitative", **how}
-
-
-def named(field: str, **how: Any) -> Channel:
-    """The channel of a field of words."""
-    return {"field": field, "type": "nominal", **how}
-
-
-def of_field(axis: Channel, field: str) -> Channel:
+def of_field(axis: alt.X | alt.Y, field: str) -> Any:
     """The same axis of another field."""
-    return {**axis, "field": field}
+    other = axis.copy()
+    other.shorthand = field
+    return other
 
 
-def layer(rows: Rows, mark: str, how: Mapping[str, Any], **encoding: Any) -> Layer:
-    """Marks, one a row; layers of the same ``rows`` share them in a chart."""
-    return {"data": rows, "mark": {"type": mark, **how}, "encoding": encoding}
-
-
-def rule(axis: Channel, at: float, label: str, *, left: bool = False) -> list[Layer]:
+def rule(axis: alt.Y, at: float, label: str, *, left: bool = False) -> list[Any]:
     """A dashed rule at a value of a vertical axis, labelled at its end, or at its left one."""
-    rows = [{"at": at, "label": label}]
-    y, x = of_field(axis, "at"), {"value": 0 if left else "width"}
-    place: Channel = {"align": "left" if left else "right", "baseline": "bottom"}
-    place |= {"dx": 5 if left else 0, "dy": -3, "color": "--soft"}
-    line = {"strokeDash": [5, 4], "color": CONTROL, "strokeWidth": 1.2}
-    return [
-        layer(rows, "rule", line, y=y),
-        layer(rows, "text", place, x=x, y=y, text=named("label")),
-    ]
+    base = alt.Chart(pd.DataFrame({"at": [at], "label": [label]})).encode(y=of_field(axis, "at:Q"))
+    line = base.mark_rule(strokeDash=[5, 4], color=CONTROL, strokeWidth=1.2)
+    text = base.mark_text(
+        align="left" if left else "right",
+        baseline="bottom",
+        dx=5 if left else 0,
+        dy=-3,
+        color="--soft",
+    )
+    return [line, text.encode(x=alt.value(0 if left else "width"), text="label:N")]
 
 
-def shade(axis: Channel, begin: float, end: float, label: str, *, top: bool = False) -> list[Layer]:
+def shade(axis: alt.X, begin: float, end: float, label: str, *, top: bool = False) -> list[Any]:
     """A shaded range of a horizontal axis over the whole height, named at its beginning.
 
     Args:
         top: write the name above rather than below.
     """
-    rows = [{"begin": begin, "end": end, "label": label}]
-    x, height = of_field(axis, "begin"), {"value": "height"}
-    place: Channel = {"align": "left", "baseline": "top" if top else "bottom"}
-    place |= {"dx": 4, "dy": 5 if top else -5, "color": "--soft"}
-    at = {"value": 0} if top else height
-    return [
-        layer(
-            rows, "rect", {"color": "--shade"}, x=x, x2={"field": "end"}, y={"value": 0}, y2=height
-        ),
-        layer(rows, "text", place, x=x, y=at, text=named("label")),
-    ]
+    data = pd.DataFrame({"begin": [begin], "end": [end], "label": [label]})
+    area = (
+        alt.Chart(data)
+        .mark_rect(color="--shade")
+        .encode(x=of_field(axis, "begin:Q"), x2="end:Q", y=alt.value(0), y2=alt.value("height"))
+    )
+    text = alt.Chart(data).mark_text(
+        align="left", baseline="top" if top else "bottom", dx=4, dy=5 if top else -5, color="--soft"
+    )
+    at = alt.value(0 if top else "height")
+    return [area, text.encode(x=of_field(axis, "begin:Q"), y=at, text="label:N")]

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import vl_convert
 
 from posenc.reporting.palette import LIGHT
-
-SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-
-PICKED = "picked"
-"""Parameter of a chart: the name that a reader has chosen, or an empty text."""
 
 PICTURE_WIDTH = 760
 """Pixels a chart is wide as a picture, before doubling."""
@@ -69,32 +63,25 @@ class Chart:
         key: str,
         title: str,
         guide: str,
-        layers: Sequence[Mapping[str, Any]],
+        chart: Any,
         text: str,
         *,
         width: int = PICTURE_WIDTH,
         height: int = 320,
         narrow: int | None = None,
     ) -> Chart:
-        """A chart of layers, in which ``PICKED`` says which name stands out.
+        """A chart by Altair.
 
         Args:
             key, title, guide, text, width: as of the class.
-            layers: of Vega-Lite, each with its rows as ``data``; equal ones are written once.
+            chart: Altair's.
             height: pixels of its plot.
             narrow: the same on a narrow page.
         """
-        tables = {id(layer["data"]): layer["data"] for layer in layers}
-        names = {key: f"data-{number}" for number, key in enumerate(tables)}
-        spec: dict[str, Any] = {
-            "$schema": SCHEMA,
-            "width": "container",
-            "height": height,
-            "description": text,
-            "params": [{"name": PICKED, "value": ""}],
-            "datasets": {names[key]: _finite(rows) for key, rows in tables.items()},
-            "layer": [{**layer, "data": {"name": names[id(layer["data"])]}} for layer in layers],
-        }
+        spec = chart.properties(width="container", height=height, description=text).to_dict(
+            validate=False
+        )
+        spec.pop("config", None)
         if narrow is not None:
             spec["usermeta"] = {"narrow": narrow}
         return cls(key, title, guide, spec, text, width)
@@ -118,17 +105,6 @@ def text_of(
         end = "" if first == last else f", {ends} at {last:g}"
         parts.append(f"{name}: {begins} at {first:g}{end}")
     return f"{title}. {axes[1]} against {axes[0]}. {'; '.join(parts)}."
-
-
-def _finite(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows without numbers that JSON has not."""
-    return [
-        {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in row.items()
-        }
-        for row in rows
-    ]
 
 
 def coloured(value: Any, colours: Mapping[str, str]) -> Any:

@@ -1,4 +1,4 @@
-"""Charts of named lines and amounts in Vega-Lite, from plain records."""
+"""Charts of named lines and amounts, drawn by Altair from plain records."""
 
 from __future__ import annotations
 
@@ -6,21 +6,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, cast
 
-from posenc.reporting.axes import (
-    Channel,
-    Layer,
-    Rows,
-    layer,
-    measured,
-    named,
-    of_field,
-    rule,
-    shade,
-)
-from posenc.reporting.charts import PICKED, PICTURE_WIDTH, Chart, text_of
+import altair as alt
+import pandas as pd
+
+from posenc.reporting.axes import of_field, rule, shade
+from posenc.reporting.charts import PICTURE_WIDTH, Chart, text_of
 from posenc.reporting.intervals import UNBOUNDED, Bounds, Estimate
 from posenc.reporting.line_names import LINE_HEIGHT, MANY, TIGHT, line_names
 from posenc.reporting.palette import CONTROL, SERIES, SHAPES
@@ -109,27 +101,27 @@ class Across:
     lengths: tuple[int, ...] = ()
     log: bool = False
 
-    def axis(self) -> tuple[Channel, float]:
+    def axis(self) -> tuple[alt.X, float]:
         """The axis, and where it begins: of lengths, before the trained one."""
         if not self.lengths:
-            axis: Channel = {"tickCount": 5, "grid": False}
-            scale: Channel = {"zero": True, "nice": False}
-            return measured("x", title=self.title, axis=axis, scale=scale), 0.0
+            axis = alt.Axis(tickCount=5, grid=False)
+            scale = alt.Scale(zero=True, nice=False)
+            return alt.X("x:Q", title=self.title, axis=axis, scale=scale), 0.0
         first, last = self.lengths[0], self.lengths[-1]
         trained = first if self.trained is None else self.trained
         if first == last:
-            scale, low = {"domain": [0, 2 * last]}, float(last)
+            scale, low = alt.Scale(domain=[0, 2 * last]), float(last)
         elif self.log:
             low = min(first, trained * (trained / last) ** (BEFORE / (1 - BEFORE)))
-            scale = {"type": "log", "base": 2, "domain": [low, last], "nice": False}
+            scale = alt.Scale(type="log", base=2, domain=[low, last], nice=False)
         else:
             low = min(first, trained - (last - trained) * BEFORE / (1 - BEFORE))
-            scale = {"domain": [low, last], "nice": False, "zero": False}
+            scale = alt.Scale(domain=[low, last], nice=False, zero=False)
         label = "format(datum.value, 'd')"
         if self.trained:
             label = f"[{label}, format(datum.value / {trained}, '.3~g') + ' ×']"
-        axis = {"values": list(self.lengths), "labelExpr": label, "grid": False}
-        return measured("x", title=self.title, axis=axis, scale=scale), low
+        axis = alt.Axis(values=list(self.lengths), labelExpr=label, grid=False)
+        return alt.X("x:Q", title=self.title, axis=axis, scale=scale), low
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,15 +149,15 @@ class Up:
     level: float | None = None
     level_name: str = ""
 
-    def axis(self, values: Iterable[float]) -> Channel:
+    def axis(self, values: Iterable[float]) -> alt.Y:
         """The axis around all values that are to be seen; those not finite are left out."""
         if self.log:
             seen = [value for value in values if 0 < value < math.inf] or [1.0]
             first, last = math.floor(math.log10(min(seen))), math.ceil(math.log10(max(seen)))
             powers = [10.0**n for n in range(first, max(last, first + 1) + 1)]
-            axis = {"values": powers, "labelExpr": PLAIN}
-            scale = {"type": "log", "domain": [powers[0], powers[-1]], "nice": False}
-            return measured("mean", title=self.title, axis=axis, scale=scale)
+            axis = alt.Axis(values=powers, labelExpr=PLAIN)
+            scale = alt.Scale(type="log", domain=[powers[0], powers[-1]], nice=False)
+            return alt.Y("mean:Q", title=self.title, axis=axis, scale=scale)
         clip = self.bounds.clip
         seen = [value for value in values if math.isfinite(value)] + ([0.0] if self.zero else [])
         low, high = (min(seen), max(seen)) if seen else (0.0, 1.0)
@@ -180,9 +172,9 @@ class Up:
         form = f"format(datum.value, '.{digits}{'%' if self.percent else 'f'}')"
         if self.signed:
             form = f"datum.value > 0 ? '+' + {form} : {form}"
-        axis = {"values": sorted(set(ticks)), "labelExpr": form}
-        scale = {"domain": [ticks[0], ticks[-1]], "nice": False}
-        return measured("mean", title=self.title, axis=axis, scale=scale)
+        axis = alt.Axis(values=sorted(set(ticks)), labelExpr=form)
+        scale = alt.Scale(domain=[ticks[0], ticks[-1]], nice=False)
+        return alt.Y("mean:Q", title=self.title, axis=axis, scale=scale)
 
 
 def _step(width: float) -> float:
@@ -203,20 +195,21 @@ class Drawing:
     def __init__(self, names: Sequence[str], looks: Mapping[str, Look], noun: str) -> None:
         self.names, self.noun = list(names), noun
 
-        def by_name(values: list[Any]) -> Channel:
-            scale = {"domain": self.names, "range": values}
-            return named("subject", sort=self.names, legend=None, scale=scale)
+        def by_name(channel: Any, values: list[Any]) -> Any:
+            scaled = channel("subject:N", sort=self.names, legend=None)
+            return scaled.scale(domain=self.names, range=values)
 
-        self.colour = by_name([looks[name].colour for name in names])
-        self.shape = by_name([looks[name].shape for name in names])
-        self.dash = by_name([looks[name].dash for name in names])
+        self.colour = by_name(alt.Color, [looks[name].colour for name in names])
+        self.shape = by_name(alt.Shape, [looks[name].shape for name in names])
+        self.dash = by_name(alt.StrokeDash, [looks[name].dash for name in names])
+        self.picked = alt.param(name="picked", value="")
         self.dim = self._unless_dimmed(1.0, 0.12)
 
     @staticmethod
-    def _unless_dimmed(value: float, dimmed: float) -> Channel:
+    def _unless_dimmed(value: float, dimmed: float) -> Any:
         """A value for what is picked, and for all if nothing is."""
-        chosen = f"{PICKED} === '' || datum.subject === {PICKED}"
-        return {"condition": {"test": chosen, "value": value}, "value": dimmed}
+        chosen = "picked === '' || datum.subject === picked"
+        return alt.condition(chosen, alt.value(value), alt.value(dimmed))
 
     def lines(
         self,
@@ -237,39 +230,35 @@ class Drawing:
             first: larger than the others, with a dot a run.
         """
         across, up = axes
-        rows: list[dict[str, Any]] = [
-            {"subject": p.name, "x": p.x, "mean": p.value.mean, "low": p.value.low}
-            | {"high": p.value.high, "shown": p.shown, "n": p.value.n}
+        columns = ["subject", "x", "mean", "low", "high", "shown", "n"]
+        rows = [
+            (p.name, p.x, p.value.mean, p.value.low, p.value.high, p.shown, p.value.n)
             for p in points
         ]
-        dots = [{"subject": p.name, "x": p.x, "mean": run} for p in points for run in p.runs]
+        data = pd.DataFrame(rows, columns=columns)
+        runs = [(p.name, p.x, run) for p in points for run in p.runs]
+        dots = pd.DataFrame(runs, columns=columns[:3])
         x, start = across.axis()
         level = up.level
-        highest = max((p.value.high for p in points), default=-math.inf)
-        if level is not None and level > 1.1 * highest:
+        if level is not None and (data.empty or level > 1.1 * float(data.high.max())):
             level = None
-        around = [bound for p in points for bound in (p.value.low, p.value.high, *p.runs)]
-        y = up.axis(around if level is None else [*around, level])
-        layers = self._layers(rows, dots, x, y, first=first)
+        ruled = [] if level is None else [level]
+        y = up.axis([*data.low, *data.high, *dots["mean"], *ruled])
+        layers = self._layers(data, dots, x, y, first=first)
         if level is not None:
             # Lines by length begin close together; those by pair rise from the left corner.
             layers = rule(y, level, up.level_name, left=not across.lengths) + layers
         end = across.trained
         if end is not None and start < end:
             layers = shade(x, start, end, "trained" if first else "", top=up.lower) + layers
-        shown = {p.name for p in points}
+        shown = set(data.subject)
         drawn = [name for name in self.names if name in shown]
         many = len(drawn) > MANY
         narrow = HEIGHT if len(drawn) * TIGHT > NARROW_HEIGHT else NARROW_HEIGHT
-        last = {p.name: p for p in sorted(points, key=attrgetter("x"))}
-        least = min((p.x for p in points), default=0.0)
-        ends = [
-            {"subject": p.name, "x": p.x, "mean": p.value.mean}
-            for p in last.values()
-            # Names of points on the axis have no room in a small chart, nor have many.
-            if first or (p.x > least and not many)
-        ]
-        if ends:
+        ends = data.sort_values("x").groupby("subject", sort=False).tail(1)
+        if not first:  # names of points on the axis have no room, nor have many
+            ends = ends[(ends.x > data.x.min()) & (not many)]
+        if len(ends):
             layers += line_names(
                 ends,
                 x,
@@ -284,7 +273,7 @@ class Drawing:
             key,
             title,
             guide,
-            layers,
+            alt.layer(*layers).add_params(self.picked),
             text_of(title, (across.title, up.title), series),
             width=PICTURE_WIDTH if first else SMALL_WIDTH,
             height=HEIGHT if first else SMALL_HEIGHT,
@@ -292,34 +281,35 @@ class Drawing:
         )
 
     def _layers(
-        self, rows: Rows, dots: Rows, x: Channel, y: Channel, *, first: bool
-    ) -> list[Layer]:
+        self, data: pd.DataFrame, dots: pd.DataFrame, x: alt.X, y: alt.Y, *, first: bool
+    ) -> list[Any]:
         """Bands, runs, lines and points."""
+        titles = [cast(dict[str, Any], axis.to_dict())["title"] for axis in (x, y)]
         tooltip = [
-            named("subject", title=self.noun),
-            measured("x", title=x["title"]),
-            named("shown", title=y["title"]),
+            alt.Tooltip("subject", title=self.noun),
+            alt.Tooltip("x", title=titles[0]),
+            alt.Tooltip("shown", title=titles[1]),
         ]
-        if any(row["n"] > 1 for row in rows):
-            tooltip.append(measured("n", title="seeds"))
-        place = {"x": x, "y": y, "color": self.colour}
-        seen = place | {"opacity": self.dim}
-        few = len(rows) < FEW
+        if (data.n > 1).any():
+            tooltip.append(alt.Tooltip("n", title="seeds"))
+        base = alt.Chart(data).encode(x=x, y=y, color=self.colour)
+        line = base.mark_line(strokeWidth=2.2).encode(strokeDash=self.dash, opacity=self.dim)
+        few = len(data) < FEW
         size = (64 if first else 36) if few else 12
-        layers = []
-        if any(row["low"] < row["high"] for row in rows):
+        point = base.mark_point(size=size, filled=True).encode(
+            shape=self.shape, opacity=self.dim, tooltip=tooltip
+        )
+        band = base.mark_area().encode(
+            y=of_field(y, "low:Q"),
+            y2="high:Q",
             # Not opacity, for which a rasteriser draws each band into a layer of its own.
-            faint = {"fillOpacity": self._unless_dimmed(0.16, 0.02)}
-            band = place | faint | {"y": of_field(y, "low"), "y2": {"field": "high"}}
-            layers.append(layer(rows, "area", {}, **band))
-        if few and first and dots:
-            layers.append(layer(dots, "circle", {"size": 14, "clip": True}, **seen))
-        point = seen | {"shape": self.shape, "tooltip": tooltip}
-        return [
-            *layers,
-            layer(rows, "line", {"strokeWidth": 2.2}, **seen, strokeDash=self.dash),
-            layer(rows, "point", {"size": size, "filled": True}, **point),
-        ]
+            fillOpacity=self._unless_dimmed(0.16, 0.02),
+        )
+        layers = [band] if (data.low < data.high).any() else []
+        if few and first and not dots.empty:
+            circles = alt.Chart(dots).mark_circle(size=14, clip=True)
+            layers.append(circles.encode(x=x, y=y, color=self.colour, opacity=self.dim))
+        return [*layers, line, point]
 
     def amounts(
         self,
@@ -342,40 +332,36 @@ class Drawing:
             level: an amount that is ruled.
         """
         title, across = titles
-        names = [row["subject"] for row in sorted(rows, key=itemgetter("amount"), reverse=True)]
-        seen = {
-            "x": measured("amount", title=across, axis={"labelExpr": PLAIN, "tickCount": 4}),
-            "y": named(
-                "subject",
-                title=None,
-                sort=names,
-                axis={"labelLimit": 140, "grid": False, "labelColor": "--ink"}
-                | {"domain": False, "ticks": False},
+        data = pd.DataFrame(rows)
+        names = list(data.sort_values("amount", ascending=False).subject)
+        base = alt.Chart(data).encode(
+            x=alt.X("amount:Q", title=across, axis=alt.Axis(labelExpr=PLAIN, tickCount=4)),
+            y=alt.Y("subject:N", title=None, sort=names).axis(
+                labelLimit=140, grid=False, labelColor="--ink", domain=False, ticks=False
             ),
-            "color": self.colour,
-            "opacity": self.dim,
-        }
-        facts = [name for name in rows[0] if name not in ("subject", "amount")]
+            color=self.colour,
+            opacity=self.dim,
+        )
+        facts = [name for name in data.columns if name not in ("subject", "amount")]
         tooltip = [
-            named("subject", title=self.noun),
-            measured("amount", title=across, format=",.3~r"),
-            *map(named, facts),
+            alt.Tooltip("subject", title=self.noun),
+            alt.Tooltip("amount", title=across, format=",.3~r"),
+            *(alt.Tooltip(fact) for fact in facts),
         ]
-        stem = seen | {"x2": {"datum": 0}, "strokeDash": self.dash}
-        point = seen | {"shape": self.shape, "tooltip": tooltip}
-        layers = [
-            layer(rows, "rule", {"strokeWidth": 2}, **stem),
-            layer(rows, "point", {"size": 60, "filled": True, "opacity": 1}, **point),
-        ]
-        if level is not None:
-            line = {"strokeDash": [5, 4], "color": CONTROL, "strokeWidth": 1.2}
-            layers.insert(0, layer([{"amount": level}], "rule", line, x=measured("amount")))
+        stems = base.mark_rule(strokeWidth=2).encode(x2=alt.datum(0), strokeDash=self.dash)
+        points = base.mark_point(size=60, filled=True, opacity=1).encode(
+            shape=self.shape, tooltip=tooltip
+        )
         series = [(row["subject"], [(row["amount"], row[facts[0]])]) for row in rows]
+        ruled: list[Any] = []
+        if level is not None:
+            at = alt.Chart(pd.DataFrame({"amount": [level]})).encode(x="amount:Q")
+            ruled = [at.mark_rule(strokeDash=[5, 4], color=CONTROL, strokeWidth=1.2)]
         return Chart.of(
             key,
             title,
             guide,
-            layers,
+            alt.layer(*ruled, stems, points).add_params(self.picked),
             text_of(title, (across, facts[0]), series),
             width=PICTURE_WIDTH if first else SMALL_WIDTH,
             height=max(SMALL_HEIGHT, round(LINE_HEIGHT * len(names))),

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from posenc.reporting.axes import Channel, Layer, Rows, layer, named, of_field
+import altair as alt
+import pandas as pd
+
+from posenc.reporting.axes import of_field
 
 LINE_HEIGHT, TIGHT = 15.0, 13.0
 """Pixels from one name to the next, and where there are many."""
@@ -99,15 +102,15 @@ def _cut_within(names: Sequence[str]) -> dict[str, str]:
 
 
 def line_names(
-    ends: Rows,
-    x: Channel,
-    y: Channel,
+    ends: pd.DataFrame,
+    x: alt.X,
+    y: alt.Y,
     *,
     height: int,
     left_of: float,
-    colour: Channel,
-    opacity: Channel,
-) -> list[Layer]:
+    colour: Any,
+    opacity: Any,
+) -> list[Any]:
     """Layers with the name of each line right of its end, none over another.
 
     Args:
@@ -117,38 +120,52 @@ def line_names(
         left_of: short names of lines that end here or before stand on the left of their end.
         colour, opacity: of the lines.
     """
-    scale = y["scale"]
+    height_axis: Any = y.to_dict()
+    scale = height_axis["scale"]
     log = scale.get("type") == "log"
     low, high = map(math.log10, scale["domain"]) if log else scale["domain"]
     many = len(ends) > MANY
     gap, size, away = (TIGHT, 11, 24) if many else (LINE_HEIGHT, 12, 10)
-    shown = distinct([end["subject"] for end in ends], lines=1 if many else 2)
+    shown = distinct(list(ends.subject), lines=1 if many else 2)
     gap *= 1 + max((name.count("\n") for name in shown.values()), default=0)
-    left: list[dict[str, Any]] = []
-    right: list[dict[str, Any]] = []
-    double: list[dict[str, Any]] = []
-    for at_x in sorted({end["x"] for end in ends}):
-        group = [end for end in ends if end["x"] == at_x]
-        wanted = [math.log10(end["mean"]) if log else end["mean"] for end in group]
+    rows: list[pd.DataFrame] = []
+    for _, group in ends.groupby("x", sort=True):
+        wanted = [math.log10(mean) if log else mean for mean in group["mean"]]
         placed = apart(wanted, gap * (high - low) / height, low, high)
-        for end, place in zip(group, placed, strict=True):
-            name = shown[end["subject"]]
-            on_left = at_x <= left_of and len(end["subject"]) <= LONGEST_LEFT
-            side = left if on_left else double if "\n" in name else right
-            side.append({**end, "at": 10.0**place if log else place, "name": name})
-    layers: list[Layer] = []
-    for rows, sign, up in ((left, -1, 0.0), (right, 1, 0.0), (double, 1, -TIGHT / 2)):
-        if not rows:
+        placed = [10.0**at for at in placed] if log else placed
+        rows.append(group.assign(at=placed, name=[shown[name] for name in group.subject]))
+    data = pd.concat(rows) if rows else ends.assign(at=[], name=[])
+    on_left = (data.x <= left_of) & (data.subject.str.len() <= LONGEST_LEFT)
+    double = data.name.str.contains("\n")
+    layers: list[Any] = []
+    sides: tuple[tuple[Any, int, Literal["left", "right"], float], ...]
+    sides = (
+        (data[on_left], -1, "right", 0.0),
+        (data[~on_left & ~double], 1, "left", 0.0),
+        (data[double], 1, "left", -TIGHT / 2),  # the first line, as far above as the other below
+    )
+    for here, sign, side, up in sides:
+        if here.empty:
             continue
-        link = {"strokeWidth": 1, "xOffset": 4 * sign, "x2Offset": (away - 2) * sign}
-        ends_at = {"x": x, "x2": {"field": "x"}, "y": of_field(y, "mean"), "y2": {"field": "at"}}
-        layers.append(layer(rows, "rule", link, **ends_at, color=colour, opacity=opacity))
-        where: Channel = {"align": "left" if sign > 0 else "right", "baseline": "middle"}
-        # Of two lines the first is as far above as the other below.
-        where |= {"dx": away * sign, "dy": up, "fontSize": size}
-        where |= {"lineBreak": "\n", "lineHeight": TIGHT}
-        text = {"x": x, "y": of_field(y, "at"), "text": named("name"), "opacity": opacity}
-        # First around the letters, so that they can be read over lines.
-        around = {"color": "--paper", "stroke": "--paper", "strokeWidth": 3.0}
-        layers += [layer(rows, "text", where | ink, **text) for ink in (around, {"color": "--ink"})]
+        base = alt.Chart(here).encode(x=x, opacity=opacity)
+        link = base.mark_rule(strokeWidth=1, xOffset=4 * sign, x2Offset=(away - 2) * sign)
+        text = base.encode(y=of_field(y, "at:Q"), text="name:N")
+        layers.append(link.encode(x2="x:Q", y=of_field(y, "mean:Q"), y2="at:Q", color=colour))
+        layers += [
+            text.mark_text(
+                align=side,
+                baseline="middle",
+                dx=away * sign,
+                dy=up,
+                fontSize=size,
+                lineBreak="\n",
+                lineHeight=TIGHT,
+                **ink,
+            )
+            # First around the letters, so that they can be read over lines.
+            for ink in (
+                {"color": "--paper", "stroke": "--paper", "strokeWidth": 3.0},
+                {"color": "--ink"},
+            )
+        ]
     return layers
