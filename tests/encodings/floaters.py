@@ -33,5 +33,5 @@ def count_evaluations(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
         return counted
 
-    monkeypatch.setattr(Field, "slope", counting(Field.slope))
+    monkeypatch.setattr(Field, "__call__", counting(Field.__call__))
     return calls

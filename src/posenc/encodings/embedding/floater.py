@@ -105,8 +105,7 @@ class Floater(EmbeddingEncoding):
         unit: u.
 
     Raises:
-        ArgumentError: when an option is out of its domain, or torchdiffeq, which "dopri5" and the
-            adjoint equation need, is not installed.
+        ArgumentError: when an option is out of its domain, or torchdiffeq is not installed.
         UnknownNameError: for another ``start``, ``activation``, ``method`` or ``gradient``.
         LengthError: in ``forward``, for a time more than 2^20 steps from 0.
 
@@ -138,8 +137,7 @@ class Floater(EmbeddingEncoding):
         super().__init__()
         self.dim = dim
         hidden = dim if hidden is None else hidden
-        if method == "dopri5" or gradient == "adjoint":
-            load_solvers()
+        load_solvers()
         self.flow = Flow(
             method=method,
             step=step,

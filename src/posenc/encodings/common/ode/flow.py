@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from posenc.encodings.common.ode.field import Activation, Field
-from posenc.encodings.common.ode.steps import stepped, stepped_once
 from posenc.encodings.common.ode.trajectory import SEGMENT, trajectory, unrolled
 from posenc.errors import ArgumentError, LengthError
 from posenc.runtime import is_transformed
@@ -57,7 +56,7 @@ def load_solvers() -> Any:
     except ImportError as error:
         raise ArgumentError(
             "floater",
-            expected='the package torchdiffeq, which solves by "dopri5" and the adjoint equation',
+            expected="the package torchdiffeq, its equation solver",
             got="an installation without torchdiffeq",
             remedy="Install the extra: pip install 'posenc[ode]'.",
         ) from error
@@ -144,11 +143,8 @@ class Flow:
         elif self.gradient == "adjoint" and torch.is_grad_enabled():
 
             def solve(sign: int, counts: Sequence[int]) -> Tensor:
-                def adjoint(
-                    state: Tensor, weights: Sequence[Tensor], begin: int, count: int
-                ) -> Tensor:
-                    numbers = torch.arange(begin, begin + count + 1, device=state.device)
-                    return self._solve(field, state, numbers.to(state) * (sign * self.step))
+                def adjoint(state: Tensor, weights: Sequence[Tensor], *steps: int) -> Tensor:
+                    return self._solve(field, state, self._knots(state, sign, *steps), weights)
 
                 return unrolled(adjoint, counts, start, field.weights)
 
@@ -160,7 +156,11 @@ class Flow:
         rest = times - knot
         if not rest.any():
             return reached
-        return stepped_once(self.method, field, reached, knot, rest)
+
+        def shorter(share: Tensor, z: Tensor) -> Tensor:
+            return rest.unsqueeze(-1) * field(knot + share * rest, z)
+
+        return self._solve(shorter, reached, rest.new_tensor([0.0, 1.0]))[1]
 
     def each_way(
         self, numbers: Int[Tensor, " N"], solve: Callable[[int, Sequence[int]], Tensor]
@@ -202,7 +202,12 @@ class Flow:
         self, field: Field, sign: int, state: Float[Tensor, "S C"], begin: int, count: int
     ) -> Float[Tensor, "N S C"]:
         """``state``, which is ``begin`` steps from 0, and the states of ``count`` steps from it."""
-        return stepped(self.method, field, state, begin, count, sign * self.step)
+        return self._solve(field, state, self._knots(state, sign, begin, count))
+
+    def _knots(self, like: Tensor, sign: int, begin: int, count: int) -> Float[Tensor, " N"]:
+        """Times after ``begin`` whole steps from 0, and after each of ``count`` more."""
+        numbers = torch.arange(begin, begin + count + 1, device=like.device).to(like)
+        return numbers * (sign * self.step)
 
     def _adaptive(
         self, times: Float[Tensor, " N"], field: Field, start: Tensor, bounds: BoundaryStates | None
@@ -227,7 +232,7 @@ class Flow:
             grid = torch.cat([grid, begin + sign * SEGMENT])
 
             def segment(z: Tensor, grid: Tensor = grid, skipped: int = skipped) -> Tensor:
-                return self._solve(field, z, grid)[skipped:]
+                return self._solve(field, z, grid, field.weights)[skipped:]
 
             states = _recomputed(segment, start) if long else segment(start)
             parts.append(states[:-1])
@@ -236,16 +241,22 @@ class Flow:
                 bounds.put(sign, number + 1, start.clone())
         return torch.cat(parts)
 
-    def _solve(self, field: Field, start: Tensor, times: Float[Tensor, " N"]) -> Tensor:
-        """States at ``times`` by torchdiffeq, from ``start`` at the first.
+    def _solve(
+        self,
+        slope: Callable[[Tensor, Tensor], Tensor],
+        start: Tensor,
+        times: Tensor,
+        weights: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """States at ``times``, from ``start`` at the first; a fixed step between two of them.
 
-        Gradients of weights are by the adjoint equation if that is chosen.
+        Gradients of ``weights`` are by the adjoint equation if that is chosen.
         """
         solve, options = load_solvers().odeint, {}
-        if self.gradient == "adjoint":
-            solve, options = load_solvers().odeint_adjoint, {"adjoint_params": (*field.weights,)}
+        if weights and self.gradient == "adjoint":
+            solve, options = load_solvers().odeint_adjoint, {"adjoint_params": tuple(weights)}
         tolerances = {"rtol": self.tolerance, "atol": self.tolerance}
-        states: Tensor = solve(field, start, times, method=self.method, **tolerances, **options)
+        states: Tensor = solve(slope, start, times, method=self.method, **tolerances, **options)
         return states
 
 
