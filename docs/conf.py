@@ -8,10 +8,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
 
+import torch  # noqa: E402
 from scripts.docs.__main__ import write  # noqa: E402
 
 import posenc  # noqa: E402  (after the path of the site's own extensions)
 
+torch.set_num_threads(1)  # tensors are small here: two threads take twice the time
 write()
 
 project, author, language = "posenc", "The posenc authors", "en"

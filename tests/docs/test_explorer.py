@@ -233,12 +233,13 @@ def test_offered_stretches_are_those_that_fit(formulas: playwright.Page) -> None
             assert stretch in fitting, (method, stretch)
 
 
-def visit(browser: playwright.Browser, state: str = "", **options: object) -> Visit:
-    opened = Visit(browser, PAGE, ready="#decay svg", **options)
-    if state:
-        opened.page.evaluate("(hash) => { location.hash = hash; }", state)
-        opened.page.wait_for_timeout(100)
-    return opened
+DRAWN = "#decay svg"
+
+
+@pytest.fixture(scope="module")
+def tab(browser: playwright.Browser) -> Visit:
+    """A tab in which each test opens the explorer anew."""
+    return Visit(browser, PAGE, DRAWN)
 
 
 def set_slider(page: playwright.Page, name: str, value: int) -> None:
@@ -247,11 +248,8 @@ def set_slider(page: playwright.Page, name: str, value: int) -> None:
     )
 
 
-def test_every_method_and_stretch_draws_without_network_or_errors(
-    browser: playwright.Browser,
-) -> None:
-    opened = visit(browser)
-    page = opened.page
+def test_every_method_and_stretch_draws_without_network_or_errors(tab: Visit) -> None:
+    page = tab.open(PAGE, DRAWN)
     for method in page.locator("#method option").evaluate_all("(all) => all.map((e) => e.value)"):
         page.select_option("#method", method)
         page.wait_for_timeout(50)
@@ -264,31 +262,30 @@ def test_every_method_and_stretch_draws_without_network_or_errors(
             drawn = page.locator("#decay path").first.get_attribute("d")
             assert "NaN" not in drawn, (method, stretch)
             assert len(drawn) > 1000, (method, stretch)
-    assert opened.troubles == []
-    assert {url.rsplit("/", 1)[0] for url in opened.requests if not url.startswith("data:")} == {
+    assert tab.troubles == []
+    assert {url.rsplit("/", 1)[0] for url in tab.requests if not url.startswith("data:")} == {
         FOLDER.as_uri()
     }
-    page.close()
 
 
-def test_the_curve_shows_the_logits_of_the_library(browser: playwright.Browser) -> None:
+def test_the_curve_shows_the_logits_of_the_library(tab: Visit) -> None:
     """The live text gives them in words."""
-    opened = visit(browser, "#stretch=rerope&base=1000&trained=64&length=256&distance=200&width=16")
-    opened.page.wait_for_timeout(500)
+    page = tab.open(
+        PAGE, DRAWN, state="#stretch=rerope&base=1000&trained=64&length=256&distance=200&width=16"
+    )
+    page.wait_for_timeout(500)
     rope = extend(posenc.create("rope", head_dim=16, base=1000.0), "rerope", length=64).score
     x = torch.full((1, 1, 1, 16), math.sqrt(CONTENT) / 2)
     at = (Layout.at(torch.tensor([position])) for position in (255.0, 55.0))
     logit = rope(x, x, Grid(*at, causal=True), scale=0.25).item()
-    text = opened.page.locator("#reading").inner_text()
+    text = page.locator("#reading").inner_text()
     assert f"at distance 200 the logit is {logit:.3g}," in text
     assert "rotated by a distance of 32" in text
     assert "beyond the trained length" in text
-    opened.page.close()
 
 
-def test_sliders_change_the_charts_and_the_address(browser: playwright.Browser) -> None:
-    opened = visit(browser)
-    page = opened.page
+def test_sliders_change_the_charts_and_the_address(tab: Visit) -> None:
+    page = tab.open(PAGE, DRAWN)
     before = page.locator("#decay path").first.get_attribute("d")
     set_slider(page, "base", 0)
     page.wait_for_timeout(100)
@@ -297,26 +294,24 @@ def test_sliders_change_the_charts_and_the_address(browser: playwright.Browser) 
     page.locator("#reset").click()
     page.wait_for_timeout(100)
     assert page.locator("#decay path").first.get_attribute("d") == before
-    page.close()
 
 
-def test_an_address_with_nonsense_is_mended(browser: playwright.Browser) -> None:
+def test_an_address_with_nonsense_is_mended(tab: Visit) -> None:
     state = "#method=none&stretch=x&length=999999&distance=-5&head=99&base=abc&trained=1e9"
-    opened = visit(browser, state)
-    assert opened.page.locator("#method").input_value() == "rope"
-    assert opened.page.locator("#row-length output").inner_text() == "8192 tokens"
-    assert opened.page.locator("#row-distance output").inner_text() == "0 tokens"
-    assert opened.troubles == []
-    opened.page.close()
+    page = tab.open(PAGE, DRAWN)
+    page.evaluate("(hash) => { location.hash = hash; }", state)
+    page.wait_for_timeout(100)
+    assert page.locator("#method").input_value() == "rope"
+    assert page.locator("#row-length output").inner_text() == "8192 tokens"
+    assert page.locator("#row-distance output").inner_text() == "0 tokens"
+    assert tab.troubles == []
 
 
-def test_links_to_views_set_what_they_say(browser: playwright.Browser) -> None:
+def test_links_to_views_set_what_they_say(tab: Visit) -> None:
     links = re.findall(r'href="sliders.html\?([^"]+)"', (DOCS / "explorer/index.md").read_text())
     assert len(links) > 5
-    page = browser.new_page()
     for link in map(unescape, links):
-        page.goto(f"{PAGE.as_uri()}?{link}")
-        page.wait_for_selector("#decay svg")
+        page = tab.open(PAGE, DRAWN, state=f"?{link}")
         for setting in link.split("&"):
             name, _, value = setting.partition("=")
             control = page.locator(f"#{name}")
@@ -326,12 +321,10 @@ def test_links_to_views_set_what_they_say(browser: playwright.Browser) -> None:
                 assert control.get_attribute("aria-valuetext").split()[0] == value, link
             else:
                 assert control.input_value() == value, link
-    page.close()
 
 
-def test_keyboard_alone(browser: playwright.Browser) -> None:
-    opened = visit(browser)
-    page = opened.page
+def test_keyboard_alone(tab: Visit) -> None:
+    page = tab.open(PAGE, DRAWN)
     reached = []
     for _ in range(16):
         page.keyboard.press("Tab")
@@ -347,12 +340,10 @@ def test_keyboard_alone(browser: playwright.Browser) -> None:
     assert "Query 2039, key 0, distance 2039" in page.locator("#cell").inner_text()
     page.keyboard.press("ArrowRight")
     assert "key 8, distance 2031" in page.locator("#cell").inner_text()
-    page.close()
 
 
-def test_screen_readers_get_names_values_and_changes(browser: playwright.Browser) -> None:
-    opened = visit(browser, "#method=alibi")
-    page = opened.page
+def test_screen_readers_get_names_values_and_changes(tab: Visit) -> None:
+    page = tab.open(PAGE, DRAWN, state="#method=alibi")
     for control in page.locator("main input, main select").all():
         name = control.get_attribute("id")
         assert page.locator(f"label[for='{name}']").count() == 1, name
@@ -367,26 +358,23 @@ def test_screen_readers_get_names_values_and_changes(browser: playwright.Browser
     assert "distance 300" in page.locator("#reading").inner_text()
     levels = page.locator("h1, h2").evaluate_all("(all) => all.map((e) => e.tagName)")
     assert levels == ["H1", "H2", "H2", "H2"]
-    page.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_legible_in_both_schemes(browser: playwright.Browser, scheme: str) -> None:
-    opened = visit(browser, "#stretch=ntk", color_scheme=scheme)
+def test_legible_in_both_schemes(tab: Visit, scheme: str) -> None:
+    page = tab.open(PAGE, DRAWN, state="#stretch=ntk", scheme=scheme)
     for selector in ("p", "label", "output", "a:not(.skip)", ".chart text", "button"):
-        ratios = opened.page.evaluate(CONTRAST, selector)
+        ratios = page.evaluate(CONTRAST, selector)
         assert ratios
         assert min(ratios) >= 4.5, (selector, min(ratios))
-    opened.page.close()
 
 
 @pytest.mark.parametrize("width", [1280, 768, 390, 320])
 @pytest.mark.parametrize("state", ["#stretch=yarn", "#method=kerple&heads=32", "#method=fire"])
-def test_fits_the_page(browser: playwright.Browser, width: int, state: str) -> None:
-    opened = visit(browser, state, viewport={"width": width, "height": 800})
-    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+def test_fits_the_page(tab: Visit, width: int, state: str) -> None:
+    page = tab.open(PAGE, DRAWN, state=state, width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     for chart in ("#decay svg", "#map", "#spectrum svg"):
-        box = opened.page.locator(chart).bounding_box()
+        box = page.locator(chart).bounding_box()
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= width + 1
-    opened.page.close()

@@ -18,6 +18,8 @@ CHROMIUM = next(
     ),
     None,
 )
+HEIGHTS = {768: 1024, 390: 844}
+"""Of windows of a tablet's and a phone's width; others are 800 pixels high."""
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
 
 
@@ -30,19 +32,51 @@ def browser() -> Iterator[playwright.Browser]:
 
 
 class Visit:
-    """A page, and everything that went wrong or out while it was open."""
+    """A page, and everything that went wrong or out since it was opened last."""
 
     def __init__(
-        self, browser: playwright.Browser, path: Path, ready: str = "main", **options: object
+        self,
+        browser: playwright.Browser,
+        path: Path,
+        ready: str = "main",
+        *,
+        scheme: str = "light",
+        width: int = 1280,
+        **options: object,
     ) -> None:
         self.page = browser.new_page(**options)
-        self.troubles: list[str] = []
-        self.requests: list[str] = []
         self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
         self.page.on("console", self._heard)
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri())
+        self.open(path, ready, scheme=scheme, width=width)
+
+    def open(
+        self,
+        path: Path,
+        ready: str = "main",
+        *,
+        scheme: str = "light",
+        width: int = 1280,
+        state: str = "",
+    ) -> playwright.Page:
+        """Load a file anew in this tab, which takes half the time of a new one.
+
+        Args:
+            path: of the file.
+            ready: selector of what is there once it is drawn.
+            scheme: of colours, on a screen.
+            width: pixels of the window.
+            state: query or fragment of the address.
+        """
+        self.troubles: list[str] = []
+        self.requests: list[str] = []
+        self.page.emulate_media(media="screen", color_scheme=scheme)
+        self.page.set_viewport_size({"width": width, "height": HEIGHTS.get(width, 800)})
+        if state.startswith("#"):
+            self.page.goto("about:blank")  # another fragment of the same file would not load it
+        self.page.goto(path.as_uri() + state)
         self.page.wait_for_selector(ready)
+        return self.page
 
     def _heard(self, message: playwright.ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
