@@ -47,8 +47,8 @@ def test_amounts_are_clear_at_zero_and_full_at_the_ends() -> None:
 
 
 def test_values_close_to_one_another_have_more_digits() -> None:
-    assert _gradient(Scale((0.98, 0.99), 1.0))["format"] == ".4~g"
-    assert _gradient(Scale((0.0, 0.99), 1.0))["format"] == ".2~g"
+    assert _gradient(Scale((0.98, 0.99), 1.0)).to_dict()["format"] == ".4~g"
+    assert _gradient(Scale((0.0, 0.99), 1.0)).to_dict()["format"] == ".2~g"
 
 
 def test_only_the_sides_that_there_are() -> None:
@@ -64,7 +64,7 @@ def test_values_far_above_zero_are_told_apart() -> None:
     assert scale.colour(torch.tensor([0.98, 0.99, 1.0]))[:, 3].tolist() == pytest.approx(
         [0, 0.5, 1], abs=1e-4
     )
-    assert scale.legend()["domain"] == pytest.approx([0.98, 1.0])
+    assert scale.legend().to_dict()["domain"] == pytest.approx([0.98, 1.0])
     assert not is_narrow(torch.tensor([0.4, 1.0]))
     assert not is_narrow(torch.tensor([-1.0, -0.9]))
     assert not is_narrow(torch.ones(3))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
+import altair as alt
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -81,19 +81,20 @@ class Scale:
             coloured = torch.cat([ends[(share > 0).long()], opacity], dim=-1)
         return torch.where(values.isnan().unsqueeze(-1), torch.tensor(NOTHING), coloured)
 
-    def legend(self) -> dict[str, Any]:
-        """The same as Vega-Lite's scale, for its gradient."""
+    def legend(self) -> alt.Scale:
+        """The same for Vega-Lite's gradient."""
         low, high = self.domain
         if self.exponent is None:
             at = torch.linspace(low, high, TURN + 1)
             colours = ["rgb({:.0f},{:.0f},{:.0f})".format(*(255 * c[:3])) for c in self.colour(at)]
-            return {"domain": at.tolist(), "range": colours}
+            return alt.Scale(domain=at.tolist(), range=colours)
         near = 1e-9 * max(-low, high)
         stops = {low: (FALL, 1), -near: (FALL, 0)} if low < 0 else {}
         stops |= {near if low < 0 else low: (RISE, 0), high: (RISE, 1)} if high > 0 else {}
         colours = ["rgba({},{},{},{})".format(*_levels(c), a) for c, a in stops.values()]
-        power = {"type": "pow", "exponent": self.exponent, "interpolate": "rgb"}
-        return power | {"domain": list(stops), "range": colours}
+        return alt.Scale(
+            type="pow", exponent=self.exponent, domain=list(stops), range=colours, interpolate="rgb"
+        )
 
 
 def _levels(colour: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Pictures of encodings, drawn by Vega-Lite from their profiles."""
+"""Pictures of encodings, drawn by Altair from their profiles."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import torch
 import vl_convert
 
@@ -18,8 +19,6 @@ from posenc.visualization.panels import Curves, Heat, Panel, Profile, Trail
 from posenc.visualization.raster import data_uri
 
 FORMATS = (".png", ".svg", ".html")
-
-SCHEMA = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
 
 SIDE = 288
 """Pixels that a panel is wide and high, roughly: cells have whole ones."""
@@ -92,7 +91,7 @@ def draw(profile: Profile, *, summary: str = "") -> dict[str, Any]:
         lines.append(PARAMETERS[profile.parameters])
     panels = [draw_panel(panel) for panel in profile.panels]
     return {
-        "$schema": SCHEMA,
+        "$schema": alt.SCHEMA_URL,
         "config": CONFIG,
         "title": {"text": profile.name, "subtitle": lines, "fontSize": 22, "offset": 22},
         "concat": panels,
@@ -109,19 +108,22 @@ def draw_panel(panel: Panel) -> dict[str, Any]:
     else:
         chart = _draw_curves(panel) if isinstance(panel, Curves) else _draw_trail(panel)
         # A concatenation of one, as heat maps are, so that the titles of panels are level.
-        content = {"vconcat": [chart]}
+        content = {"vconcat": [_specification(chart)]}
     subtitle = textwrap.wrap(panel.note, NOTE_WIDTH)
     return content | {"title": {"text": panel.title, "subtitle": subtitle}}
 
 
-def _number(field: str, **options: Any) -> dict[str, Any]:
-    """Encoding by a field of numbers."""
-    return {"field": field, "type": "quantitative", **options}
+def _specification(chart: Any) -> dict[str, Any]:
+    """A chart of Altair's without what belongs to a whole picture.
 
-
-def _name(field: str, **options: Any) -> dict[str, Any]:
-    """Encoding by a field of names."""
-    return {"field": field, "type": "nominal", **options}
+    Pictures are put together from these: Altair would copy and check all data at each level.
+    """
+    spec: dict[str, Any] = chart.to_dict(validate=False)
+    (rows,) = spec.pop("datasets").values()
+    whole = ("$schema", "config")
+    return {name: part for name, part in spec.items() if name not in whole} | {
+        "data": {"values": rows}
+    }
 
 
 def _draw_heat(heat: Heat) -> dict[str, Any]:
@@ -130,7 +132,7 @@ def _draw_heat(heat: Heat) -> dict[str, Any]:
     across = 2 if several else 1
     scale = Scale.of_angles() if heat.values == "angles" else Scale.of_amounts(heat.maps)
     maps = [
-        _draw_map(values, name, heat, scale, SIDE // across)
+        _specification(_draw_map(values, name, heat, scale, SIDE // across))
         for values, name in zip(heat.maps, heat.names, strict=True)
     ]
     rows = [maps[at : at + across] for at in range(0, len(maps), across)]
@@ -141,50 +143,50 @@ def _draw_heat(heat: Heat) -> dict[str, Any]:
     }
 
 
-def _draw_map(
-    values: torch.Tensor, name: str, heat: Heat, scale: Scale, side: int
-) -> dict[str, Any]:
+def _draw_map(values: torch.Tensor, name: str, heat: Heat, scale: Scale, side: int) -> Any:
     """Cells as pixels of an image, with axes around it and an invisible point for its legend."""
     height, width = values.shape
-    size = {
-        "width": max(1, round(side / width)) * width,
-        "height": max(1, round(side / height)) * height,
-    }
+    down, over = (max(1, round(side / n)) for n in (height, width))
     place = {"x": 0, "y": 0, "x2": width, "y2": height, "value": scale.domain[0]}
-    x = {"title": heat.columns, "axis": _cell_axis(width), "scale": {"domain": [0, width]}}
-    y = {"title": heat.rows, "axis": _cell_axis(height)}
-    y["scale"] = {"domain": [0, height], "reverse": True}
-    image = {"type": "image", "align": "left", "baseline": "top", "aspect": False, "aria": False}
-    cells = {
-        "mark": image | size,
-        "encoding": {"x": _number("x", **x), "y": _number("y", **y), "url": _name("url")},
-    }
-    colour = _number("value", scale=scale.legend(), legend=_gradient(scale))
-    unseen = {
-        "mark": {"type": "point", "opacity": 0},
-        "encoding": {"x": _number("x"), "y": _number("y"), "color": colour},
-    }
-    title = {"text": name, "fontSize": 12, "fontWeight": "normal", "color": SOFT, "offset": 6}
-    picture = {"values": [place | {"url": data_uri(scale.colour(values))}]}
-    chart = {"data": picture, "layer": [cells, unseen], **size}
-    return chart | {"title": title} if name else chart
+    picture = alt.InlineData(values=[place | {"url": data_uri(scale.colour(values))}])
+    x = alt.X("x:Q", title=heat.columns, axis=_cell_axis(width)).scale(domain=[0, width])
+    y = alt.Y("y:Q", title=heat.rows, axis=_cell_axis(height)).scale(
+        domain=[0, height], reverse=True
+    )
+    base = alt.Chart(picture)
+    cells = base.mark_image(
+        width=over * width,
+        height=down * height,
+        align="left",
+        baseline="top",
+        aspect=False,
+        aria=False,
+    ).encode(x=x, y=y, url="url:N")
+    unseen = base.mark_point(opacity=0).encode(
+        x="x:Q", y="y:Q", color=alt.Color("value:Q", scale=scale.legend(), legend=_gradient(scale))
+    )
+    chart = alt.layer(cells, unseen).properties(width=over * width, height=down * height)
+    title = alt.TitleParams(name, fontSize=12, fontWeight="normal", color=SOFT, offset=6)
+    return chart.properties(title=title) if name else chart
 
 
-def _cell_axis(count: int) -> dict[str, Any]:
+def _cell_axis(count: int) -> alt.Axis:
     every = next((n for n in (1, 2, 4, 8, 16, 32, 64, 128) if count / n <= 8), 256)
     ticks = [n + 0.5 for n in range(0, count, every)]
-    labels = {"values": ticks, "labelExpr": "floor(datum.value)", "labelAngle": 0}
-    return labels | {"domain": False, "grid": False}
+    return alt.Axis(
+        values=ticks, labelExpr="floor(datum.value)", labelAngle=0, domain=False, grid=False
+    )
 
 
-def _gradient(scale: Scale | None = None) -> dict[str, Any]:
+def _gradient(scale: Scale | None = None) -> alt.Legend:
     """A strip of colours; with more digits where the values are close to one another."""
     digits = 4 if scale is not None and scale.domain[0] > 0 else 2
-    strip = {"title": None, "gradientLength": 120, "gradientThickness": 10}
-    return strip | {"format": f".{digits}~g", "tickCount": 5}
+    return alt.Legend(
+        title=None, gradientLength=120, gradientThickness=10, format=f".{digits}~g", tickCount=5
+    )
 
 
-def _draw_trail(trail: Trail) -> dict[str, Any]:
+def _draw_trail(trail: Trail) -> Any:
     """A line through the points, coloured by position, with some positions named."""
     middle, half = _frame(trail.points)
     named = _named(trail.points, 2 * half * APART)
@@ -192,25 +194,24 @@ def _draw_trail(trail: Trail) -> dict[str, Any]:
         {"position": n, "x": x, "y": y, "name": str(n) if n in named else ""}
         for n, (x, y) in enumerate(trail.points.tolist())
     ]
-    sides = [{"domain": [centre - half, centre + half], "nice": False} for centre in middle]
-    where = {
-        "x": _number("x", title=trail.x_label, scale=sides[0]),
-        "y": _number("y", title=trail.y_label, scale=sides[1]),
-        "order": _number("position"),
-    }
-    colour = {"scale": {"range": [COLOURS[0], COLOURS[1]]}, "legend": _gradient()}
-    shown = [_number("position"), _number("x", format=".3g")]
-    line = {"mark": {"type": "line", "color": EDGE, "strokeWidth": 1.2}, "encoding": where}
-    points = {
-        "mark": {"type": "point", "filled": True, "size": 26, "opacity": 1},
-        "encoding": where | {"color": _number("position", **colour), "tooltip": shown},
-    }
-    names = {
-        "mark": {"type": "text", "dx": 6, "dy": -7, "fontSize": 10, "color": SOFT},
-        "encoding": where | {"text": _name("name")},
-    }
-    layers = [line, points, names]
-    return {"data": {"values": rows}, "layer": layers, "width": SIDE, "height": SIDE}
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
+        x=alt.X("x:Q", title=trail.x_label).scale(
+            domain=[middle[0] - half, middle[0] + half], nice=False
+        ),
+        y=alt.Y("y:Q", title=trail.y_label).scale(
+            domain=[middle[1] - half, middle[1] + half], nice=False
+        ),
+        order="position:Q",
+    )
+    line = base.mark_line(color=EDGE, strokeWidth=1.2)
+    points = base.mark_point(filled=True, size=26, opacity=1).encode(
+        color=alt.Color(
+            "position:Q", scale=alt.Scale(range=[COLOURS[0], COLOURS[1]]), legend=_gradient()
+        ),
+        tooltip=[alt.Tooltip("position:Q"), alt.Tooltip("x:Q", format=".3g")],
+    )
+    names = base.mark_text(dx=6, dy=-7, fontSize=10, color=SOFT).encode(text="name:N")
+    return alt.layer(line, points, names).properties(width=SIDE, height=SIDE)
 
 
 def _named(points: torch.Tensor, apart: float) -> set[int]:
@@ -230,37 +231,35 @@ def _frame(points: torch.Tensor) -> tuple[list[float], float]:
     return middle, max(half, 1e-6)
 
 
-def _draw_curves(curves: Curves) -> dict[str, Any]:
+def _draw_curves(curves: Curves) -> Any:
     several = len(curves.names) > 1
-    legend = {"title": None, "symbolOpacity": 1, "orient": "top"}
-    common = {
-        "x": _number("x", title=curves.x_label, scale={"nice": False}, axis={"grid": False}),
-        "color": _name(
-            "curve",
-            sort=list(curves.names),
-            legend=legend if several else None,
-            scale={"range": list(COLOURS) if several else [RISE]},
-        ),
-    }
-    from_zero = not is_narrow(curves.values if curves.low is None else curves.low)
-    height = {"title": curves.y_label, "scale": {"zero": from_zero}}
-    layers = []
-    if curves.low is not None:
-        ends = {"y": _number("low", **height), "y2": {"field": "high"}}
-        band = {"type": "area", "opacity": 0.08 if several else 0.18}
-        layers.append({"mark": band, "encoding": common | ends})
-    shown = [_name("curve", title="")] if several else []
-    shown.append(_number("x", title=curves.x_label))
-    shown.append(_number("value", title=curves.y_label, format=".4g"))
-    steps = "step-after" if curves.steps else "linear"
-    layers.append(
-        {
-            "mark": {"type": "line", "strokeWidth": 2, "interpolate": steps},
-            "encoding": common | {"y": _number("value", **height), "tooltip": shown},
-        }
+    points = alt.InlineData(values=list(_points(curves)))
+    colour = alt.Color(
+        "curve:N",
+        sort=list(curves.names),
+        legend=alt.Legend(title=None, symbolOpacity=1, orient="top") if several else None,
+        scale=alt.Scale(range=list(COLOURS)) if several else alt.Scale(range=[RISE]),
     )
-    points = {"values": list(_points(curves))}
-    return {"data": points, "layer": layers, "width": SIDE, "height": SIDE}
+    x = alt.X("x:Q", title=curves.x_label, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False))
+    base = alt.Chart(points).encode(x=x, color=colour)
+    layers = []
+    height = alt.Scale(zero=not is_narrow(curves.values if curves.low is None else curves.low))
+    if curves.low is not None:
+        band = base.mark_area(opacity=0.08 if several else 0.18).encode(
+            y=alt.Y("low:Q", title=curves.y_label, scale=height), y2="high:Q"
+        )
+        layers.append(band)
+    line = base.mark_line(
+        strokeWidth=2, interpolate="step-after" if curves.steps else "linear"
+    ).encode(
+        y=alt.Y("value:Q", title=curves.y_label, scale=height),
+        tooltip=[
+            *([alt.Tooltip("curve:N", title="")] if several else []),
+            alt.Tooltip("x:Q", title=curves.x_label),
+            alt.Tooltip("value:Q", title=curves.y_label, format=".4g"),
+        ],
+    )
+    return alt.layer(*layers, line).properties(width=SIDE, height=SIDE)
 
 
 def _points(curves: Curves) -> Iterable[dict[str, Any]]:
