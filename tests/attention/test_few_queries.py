@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend, create, explain
+from posenc.attention.backends import sdpa
 from posenc.attention.backends.common import fused
 from posenc.encoding import BucketedTerms, ScoreTerm
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
@@ -50,20 +53,28 @@ def test_grouped_heads(
         torch.testing.assert_close(mine, theirs)
 
 
+def called(
+    shapes: list[tuple[int, ...]], real: Any, q: Tensor, *others: Any, **options: Any
+) -> Any:
+    """What ``real`` returns; the shape of its queries is remembered."""
+    shapes.append(tuple(q.shape))
+    return real(q, *others, **options)
+
+
 def test_heads_that_share_keys_are_queries_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = []
+    shapes: list[Any] = []
     real = fused.scaled_dot_product_attention
-
-    def seen(q: Tensor, *others: Tensor, **options: object) -> Tensor:
-        shapes.append(tuple(q.shape))
-        return real(q, *others, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(fused, "scaled_dot_product_attention", seen)
+    monkeypatch.setattr(fused, "scaled_dot_product_attention", partial(called, shapes, real))
     alibi = create("alibi", heads=6)
     for queries in (1, 2, 21, 22):
         attend(*operands(queries), last(queries), Encoding(), backend="sdpa")
         attend(*operands(queries), last(queries), alibi, backend="sdpa")
     attend(*operands(KEYS), last(KEYS), Encoding(), backend="sdpa")
+    with torch.no_grad():
+        q, k, v = (x.float() for x in operands(2))
+        monkeypatch.setattr(sdpa, "flash_forward", partial(called, shapes, sdpa.flash_forward))
+        attend(q, k, v, last(2), alibi, backend="sdpa", return_lse=True)
+    assert shapes.pop() == (2, 2, 6, 16)
     folded = [(2, 2, 3 * queries, 16) for queries in (1, 1, 2, 2, 21, 21)]
     assert shapes == [*folded, (2, 6, 22, 16), (2, 6, 22, 16), (2, 6, KEYS, 16)]
 
@@ -88,6 +99,18 @@ def test_calls_of_the_same_few_queries(
             q, k, v = (x.float() + seed for x in (q, k, v))
             expected = attend(q, k, v, grid, encoding, backend="reference", return_lse=True)
             found = attend(q, k, v, grid, encoding, return_lse=True)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_short_causal_text_of_grouped_heads() -> None:
+    """The kernel's own causal mask goes by the index of a query among those of its head."""
+    layout = Layout.sequence(5)
+    grid = Grid(layout, layout, causal=True)
+    with torch.no_grad():
+        for _ in range(3):
+            q, k, v = (x.float()[:, :, :5] for x in operands(5))
+            expected = attend(q, k, v, grid, Encoding(), backend="reference", return_lse=True)
+            found = attend(q, k, v, grid, Encoding(), return_lse=True)
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 

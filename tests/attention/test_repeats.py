@@ -166,6 +166,22 @@ def test_few_queries_are_prepared_by_what_reads_keys_once(
     assert prepared == [by]
 
 
+def test_prepared_calls_are_rotated_by_the_kernel(
+    prepared: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+    rotate = dispatch.rotate
+
+    def counting(*arguments: Any) -> Any:
+        calls.append(None)
+        return rotate(*arguments)
+
+    monkeypatch.setattr(dispatch, "rotate", counting)
+    call("rope", queries=3, causal=True, groups=2)
+    assert prepared == ["sdpa"]
+    assert len(calls) > 3  # three of four calls by what was prepared
+
+
 def test_windows_are_left_to_the_plan_of_each_call(prepared: list[str]) -> None:
     for found, wanted in call("nope", causal=True, window=9):
         torch.testing.assert_close(found, wanted, atol=3e-6, rtol=1e-5)
