@@ -111,7 +111,8 @@ def attention_by_loops(
 
 def make(method: Method = "product", **options: object) -> Encoding:
     torch.manual_seed(2)
-    encoding = irpe(heads=3, head_dim=4, method=method, **options).double()  # type: ignore[arg-type]
+    sizes = {"heads": 3, "head_dim": 4} | options
+    encoding = irpe(method=method, **sizes).double()  # type: ignore[arg-type]
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter)
     return encoding
@@ -188,6 +189,14 @@ def test_lowered_values_are_the_definition(method: Method) -> None:
     rows = group.value[:, group.bucket(grid.offset)[0]]
     dense = torch.einsum("bhqk,hqkd->bhqd", weights, rows)
     torch.testing.assert_close(value(weights, grid), dense)
+
+
+def test_heads_may_share_keys() -> None:
+    encoding, grid = make(on="qk", heads=4, head_dim=8), Grid.of(Layout.image(3, 4))
+    q, k, v = (torch.randn(2, heads, 12, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    each = (q, *(x.repeat_interleave(2, dim=1) for x in (k, v)))
+    expected = attend(*each, grid, encoding, backend="reference")
+    torch.testing.assert_close(attend(q, k, v, grid, encoding), expected)
 
 
 def test_pairs_with_a_class_token_have_no_structured_form() -> None:
