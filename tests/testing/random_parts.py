@@ -21,6 +21,7 @@ from posenc.encoding import (
     ScoreTerm,
     TokenTableProduct,
     ValueTerm,
+    repeat_heads,
 )
 from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
 from posenc.entry import Claims, Entry
@@ -152,6 +153,7 @@ class RandomTerms(ScoreTerm):
     def lower(
         self, q: Tensor, k: Tensor, grid: Grid, *, scale: float
     ) -> tuple[BucketedTerms | LowRank, ...]:
+        k = repeat_heads(k, q.shape[1])
         return tuple(summand.terms(q, k, scale) for summand in self.summands)
 
 
