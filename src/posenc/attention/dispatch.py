@@ -130,7 +130,8 @@ def _preparing(call: AttentionCall) -> list[Backend]:
         return [choice.backend]
     if native.outpaces_sdpa(problem, prepared=True):
         return [native, choice.backend]
-    if choice.rule == FEW_LOGITS or are_few(problem.q):
+    shared = choice.backend.name == "sdpa" and shares_few(problem.q, problem.k)
+    if (choice.rule == FEW_LOGITS or are_few(problem.q)) and not shared:
         return [choice.backend, native]
     return [choice.backend]
 
