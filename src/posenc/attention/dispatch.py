@@ -104,11 +104,11 @@ def repeated(call: AttentionCall, backend: str | Backend) -> Result | None:
 
 def describe_repeats(call: AttentionCall) -> str:
     """The end of a sentence about calls like this one; empty where the first is like the others."""
-    chosen = _choose(call).backend
     if not repeatable(call, _prepare):
         return ""
-    others = [x for x in _preparing(call) if x.prepare(call.problem()) is not None]
-    if others[0] is chosen:
+    backends = _preparing(call)
+    by = next(x for x in backends if x.prepare(call.problem()) is not None)
+    if by is _choose(call).backend:
         return ""
     return "; from the second such call on by compiled kernels, prepared once"
 
