@@ -13,7 +13,7 @@ from scripts.docs.__main__ import write  # noqa: E402
 
 import posenc  # noqa: E402  (after the path of the site's own extensions)
 
-torch.set_num_threads(1)  # tensors are small here: two threads take twice the time
+torch.set_num_threads(1)  # tensors are small here, and threads cost more than they save
 write()
 
 project, author, language = "posenc", "The posenc authors", "en"
