@@ -127,7 +127,7 @@ mutants: $(VENV)/.installed-mutants $(VENV)/.kernels ## change lines at random a
 	$(BIN)/python scripts/mutants.py --count 200 --seed $$(date +%j)
 	$(BIN)/python scripts/mutants.py --planted scripts/kernel_mutants.toml
 
-test-exhaustive: $(VENV)/.installed-test $(VENV)/.kernels ## every case of what the suite tries with a few; half an hour
+test-exhaustive: $(VENV)/.installed-test $(VENV)/.kernels ## every case of what the suite tries with a few; some ten minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m exhaustive
 
 gpu-test: $(VENV)/.installed-test ## on a CUDA device: its trial and the tests that need one, 12 minutes
