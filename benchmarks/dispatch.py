@@ -103,7 +103,8 @@ class Case:
 
 def measure(case: Case, *, backward: bool, rounds: int) -> dict[str, object]:
     """Microseconds by backend, and the choice of ``auto``."""
-    calls, wanted, chosen = case.backends()
+    with torch.set_grad_enabled(backward):
+        calls, wanted, chosen = case.backends()
 
     def once(name: str) -> float:
         began = time.process_time()

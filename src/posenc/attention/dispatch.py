@@ -1,7 +1,7 @@
 """The choice of a backend for a call: by name, as an instance, or by measured rules.
 
-Measured on CPU cores with heads of 64 by ``benchmarks.dispatch``, whose table is in
-``benchmarks/results/dispatch.json``.
+Measured on CPU cores with heads of 64 by ``benchmarks.dispatch``, whose tables are
+``benchmarks/results/dispatch.json`` and, of few queries, ``few_queries.json`` beside it.
 """
 
 from __future__ import annotations
