@@ -56,7 +56,7 @@ def test_grouped_heads(
 def called(
     shapes: list[tuple[int, ...]], real: Any, q: Tensor, *others: Any, **options: Any
 ) -> Any:
-    """What ``real`` returns; the shape of its queries is remembered."""
+    """Call ``real`` and remember the shape of its queries."""
     shapes.append(tuple(q.shape))
     return real(q, *others, **options)
 
