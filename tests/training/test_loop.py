@@ -370,6 +370,21 @@ def test_fit_follows_its_schedule_and_leaves_the_generator_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_random_numbers_are_those_of_the_plans_seed() -> None:
+    """Dropout draws the same wherever the caller's generator is, and others for another seed."""
+    losses = []
+    for seed, elsewhere in ((1, 7), (1, 8), (2, 7)):
+        torch.manual_seed(5)
+        model, task = Toy().build("nope"), Toy()
+        torch.manual_seed(elsewhere)
+        batch = task.batch(1, 0)
+        task.batch = lambda *_, batch=batch: batch  # type: ignore[method-assign,misc]
+        plan = TrainingPlan(encoding="", seed=seed, steps=3, rate=0.01)
+        losses.append(fit(model, task, plan).losses)
+    assert torch.equal(losses[0], losses[1])
+    assert not torch.equal(losses[0], losses[2])
+
+
 def test_weights_decay_as_the_plan_says() -> None:
     """Of AdamW: by rate times decay at every step."""
     norms = []

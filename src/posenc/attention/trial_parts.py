@@ -112,13 +112,9 @@ class Reflected(ScoreTerm):
 
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
         parameters = (self.vectors, self.logits)
+        k = repeat_heads(k, q.shape[1])
         return BlockTransforms.of_reflections(
-            q,
-            repeat_heads(k, q.shape[1]),
-            0,
-            parameters,
-            reflections=self._reflections,
-            scale=scale,
+            q, k, 0, parameters, reflections=self._reflections, scale=scale
         )
 
 

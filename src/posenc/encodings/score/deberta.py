@@ -310,10 +310,8 @@ class Deberta(ScoreTerm):
             from_query, from_key = tables(low, high)
         else:
             from_query, from_key = (table[:, last - high : last - low + 1] for table in found)
-        left, right = (
-            TokenTableProduct(q, from_query),
-            TokenTableProduct(repeat_heads(k, q.shape[1]), from_key),
-        )
+        left = TokenTableProduct(q, from_query)
+        right = TokenTableProduct(repeat_heads(k, q.shape[1]), from_key)
         return (
             BucketedTerms(bucket, left=left, right=right, max_distance=self.relative.max_distance),
         )

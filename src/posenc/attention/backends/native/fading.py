@@ -73,9 +73,8 @@ def _bands(x: KernelProblem) -> list[Band]:
     first, last = x.geometry.lowest, x.geometry.highest
     assert bias is not None
     longest = [y.detach().norm(dim=-1).amax((0, 2)).double() for y in (x.q, x.k)]
-    most = (
-        2 * x.scale * longest[0] * longest[1].repeat_interleave(len(longest[0]) // len(longest[1]))
-    )
+    of_keys = longest[1].repeat_interleave(x.q.shape[1] // x.k.shape[1])
+    most = 2 * x.scale * longest[0] * of_keys
     precision = torch.finfo(torch.promote_types(x.q.dtype, torch.float32)).eps
     limit = math.log(precision / 8 / x.k.shape[2])
     shown = bias[:, first - origin : last - origin + 1].detach().double()
@@ -98,9 +97,9 @@ def _of_heads(x: KernelProblem, heads: slice, band: Band) -> KernelProblem:
 def _groups_of(
     x: Float[Tensor, "B G K D"], heads: slice, size: int
 ) -> Float[Tensor, "B heads_or_groups K D"]:
-    """Keys or values of some query heads, ``size`` a group: a view, if these are whole groups.
+    """Keys or values of some query heads, ``size`` of which share each.
 
-    Or a group's, or a part of one.
+    A view of their groups if these are whole, or one; else a copy for each head.
     """
     groups = slice(heads.start // size, -(-heads.stop // size))
     whole = heads.start % size == heads.stop % size == 0
