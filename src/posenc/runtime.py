@@ -20,6 +20,9 @@ def widest(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
+PLAIN = (Tensor, Parameter)
+
+
 def has_values(x: Tensor) -> bool:
     """True if Python may read the values of ``x``.
 
@@ -51,9 +54,10 @@ def needs_dispatch(*tensors: Tensor | None) -> bool:
     """
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return True
-    return any(
-        x is not None and (type(x) not in (Tensor, Parameter) or x.is_neg()) for x in tensors
-    )
+    for x in tensors:  # noqa: SIM110 - a generator costs more than what it does, at each call
+        if x is not None and (type(x) not in PLAIN or x.is_neg()):
+            return True
+    return False
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:

@@ -72,36 +72,42 @@ def repeatable(call: AttentionCall, prepare: Callable[[AttentionCall], Attend | 
 def _key(call: AttentionCall) -> Hashable | None:
     """The kind of a call, None if it is of none. Reads no tensor."""
     q, k, v, grid, encoding = call.q, call.k, call.v, call.grid, call.encoding
-    tensors = (q, k, v)
-    if not all(type(x) is Tensor and x.device.type == "cpu" and x.numel() for x in tensors):
+    if not (type(q) is type(k) is type(v) is Tensor and q.is_cpu and k.is_cpu and v.is_cpu):
         return None
     if not (isinstance(grid, Grid) and isinstance(encoding, Encoding)):
         return None
     if type(call.dropout) is not float or call.dropout or call.sinks is not None:
         return None
-    if call.whole or call.keyed or needs_dispatch(*tensors) or is_transformed():
+    if call.whole or call.keyed or needs_dispatch(q, k, v) or is_transformed():
         return None
     if torch.is_autocast_enabled("cpu") or torch.compiler.is_exporting():
         return None
     graded = torch.is_grad_enabled()
-    if graded and any(x.requires_grad for x in (*tensors, *encoding.parameters())):
+    if graded and any(x.requires_grad for x in (q, k, v, *encoding.parameters())):
         return None
-    if grid.segmented or not (_is_regular(grid.query) and _is_regular(grid.key)):
+    query = _side(grid.query)
+    key = query if grid.key is grid.query else _side(grid.key)
+    if query is None or key is None or grid.intervals is not None:
         return None
-    of_tensors = tuple((x.shape, x.stride(), x.dtype) for x in tensors)
-    sides = tuple((x.start, x.length, x.positions.dtype) for x in (grid.query, grid.key))
-    factors = tuple((type(x), x) for x in (call.scale, call.softcap))
-    return of_tensors, sides, grid.band, factors
+    of_tensors = (q.shape, q.stride(), q.dtype, k.shape, k.stride(), k.dtype)
+    of_values = (v.shape, v.stride(), v.dtype)
+    scale, softcap = call.scale, call.softcap
+    return of_tensors, of_values, query, key, grid.band, type(scale), scale, type(softcap), softcap
 
 
-def _is_regular(layout: Layout) -> bool:
-    others = (layout.signal, layout.special)
-    return (
-        layout.start is not None and not layout.positions.requires_grad and others == (None, None)
-    )
+def _side(layout: Layout) -> Hashable | None:
+    """A regular layout by value, None for others."""
+    if layout.start is None or layout.document is not None or layout.valid is not None:
+        return None
+    positions = layout.positions
+    if layout.signal is not None or layout.special is not None or positions.requires_grad:
+        return None
+    return layout.start, positions.shape[1], positions.dtype
 
 
 def _prepared(call: AttentionCall, prepare: Callable[[AttentionCall], Attend | None]) -> _Kind:
+    if not (call.q.numel() and call.k.numel() and call.v.numel()):
+        return _Kind(ModuleStates(call.encoding))
     states, problem = ModuleStates(call.encoding), call.problem()
     own = problem.q is call.q and problem.k is call.k and problem.v is call.v
     useful = states.complete and own and call.without_hidden() is call and _reads_rows_alone(call)

@@ -80,12 +80,12 @@ class TensorStates:
 
     def hold(self, tensors: Sequence[Tensor]) -> bool:
         """True if these are the same tensors, unchanged."""
-        return (
-            len(tensors) == len(self.tensors)
-            and all(was() is x for was, x in zip(self.tensors, tensors, strict=True))
-            and self.states == [_state(x) for x in tensors]
-            and all(map(torch.equal, self.samples, self.views))
-        )
+        if len(tensors) != len(self.tensors):
+            return False
+        for x, was, state in zip(tensors, self.tensors, self.states, strict=True):
+            if was() is not x or _state(x) != state:
+                return False
+        return all(map(torch.equal, self.samples, self.views))
 
 
 class _Result:
@@ -112,8 +112,8 @@ class ModuleStates:
         self.complete = all(map(_is_plain, modules)) and all(map(_is_readable, tensors))
         self.complete &= all(_is_setting(x) for own in settings for x in own.values())
         self.root, self.inner = ref(root), modules[1:] if self.complete else []
-        self.modules = [_parts(module) for module in modules] if self.complete else []
-        self.settings = settings if self.complete else []
+        known = list(zip(map(_parts, modules), map(dict.items, settings), strict=True))
+        self.modules = known if self.complete else []
         self.tensors = TensorStates(tensors if self.complete else [])
 
     def hold(self) -> bool:
@@ -122,15 +122,10 @@ class ModuleStates:
         if root is None or not self.complete:
             return True
         modules = [root, *self.inner]
-        return (
-            self.modules == [_parts(module) for module in modules]
-            and all(
-                was.items() <= vars(x).items()
-                for was, x in zip(self.settings, modules, strict=True)
-            )
-            and all(map(_is_plain, modules))
-            and self.tensors.hold(_tensors(modules))
-        )
+        for module, (parts, settings) in zip(modules, self.modules, strict=True):
+            if _parts(module) != parts or not settings <= vars(module).items() or _hooks(module):
+                return False
+        return self.tensors.hold(_tensors(modules))
 
 
 SETTINGS = (bool, int, float, str, tuple, type(None), torch.dtype)
@@ -153,18 +148,25 @@ def _parts(module: nn.Module) -> tuple[Hashable, ...]:
 
 
 def _tensors(modules: Sequence[nn.Module]) -> list[Tensor]:
-    tables = [table for x in modules for table in (x._parameters, x._buffers)]
-    return [tensor for table in tables for tensor in table.values() if tensor is not None]
+    found: list[Tensor] = []
+    for module in modules:
+        for table in (module._parameters, module._buffers):
+            found += [x for x in table.values() if x is not None]
+    return found
 
 
 _RESULTS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """By the first of the weights, then by kind."""
 
 
+def _hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def _is_plain(module: nn.Module) -> bool:
-    hooks = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    observed = _hooks(module) or "forward" in vars(module)
     drops = module.training and isinstance(module, nn.modules.dropout._DropoutNd)
-    return type(module).__module__.startswith(PLAIN) and not (hooks or drops)
+    return type(module).__module__.startswith(PLAIN) and not (observed or drops)
 
 
 def _is_readable(x: Tensor) -> bool:
