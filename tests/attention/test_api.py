@@ -148,7 +148,7 @@ def test_explain_says_how_and_why() -> None:
     assert told.backend == "sdpa"
     assert "zero-copy view" in str(told)
     told = explain(**GOOD, encoding=posenc.create("shaw", head_dim=8))  # type: ignore[arg-type]
-    assert told.backend == "reference"
+    assert told.backend == "native"
     assert "Not sdpa, because the fused kernel has no place for a value part." in str(told)
     for name in ("triton", "flex"):
         assert f"Not {name}, because its kernels run on CUDA devices, not on cpu." in str(told)

@@ -278,13 +278,13 @@ from posenc.attention.backends.native import build
 
 torch.set_num_threads(2)
 encoding, length = posenc.create("alibi", heads=2), 300_000
-q, k, keys = torch.zeros(2, 2, 64, 20), torch.zeros(2, 2, length, 20), Layout.sequence(length)
-attend(q, q, q, Grid.of(Layout.sequence(64)), encoding, backend="native")
+q, k, keys = torch.zeros(2, 2, 65, 20), torch.zeros(2, 2, length, 20), Layout.sequence(length)
+attend(q, q, q, Grid.of(Layout.sequence(65)), encoding, backend="native")
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 50_000_000, -1))
 for build.library()._parallel in (build.library()._parallel, None):
     try:
-        grid = Grid(keys.slice(length - 64, length), keys)
+        grid = Grid(keys.slice(length - 65, length), keys)
         attend(q, k, k, grid, encoding, backend="native")
     except MemoryError as error:
         print(error)

@@ -11,6 +11,7 @@ from torch import Tensor
 from posenc.attention.backends.common.fused import fused_attention
 from posenc.attention.cache import LayerCache
 from posenc.attention.call import AttentionCall
+from posenc.attention.dispatch import query_kernel
 from posenc.attention.past_terms import PastTerms, read_terms
 from posenc.encoding import BucketedTerms, QueryKeyTransform, Rotation
 from posenc.encoding.reuse import ModuleStates
@@ -87,7 +88,7 @@ def attend_last(call: AttentionCall, cache: LayerCache) -> Float[Tensor, "B H 1 
     q, k, v, sinks, softcap = call.q, call.k, call.v, call.sinks, call.softcap
     plain, scale = sinks is None and softcap is None, call.logit_scale()
     terms = _served(call, cache)
-    if isinstance(terms, str) or not (plain or q.dtype.itemsize > 2):
+    if isinstance(terms, str):
         return None
     keys = k.shape[2]
     begin = terms.size - keys
@@ -97,9 +98,14 @@ def attend_last(call: AttentionCall, cache: LayerCache) -> Float[Tensor, "B H 1 
         if read is None:
             return None
         bias = read if bias is None else bias + read
-    if not terms.values and plain:
-        mask = None if bias is None else bias.unsqueeze(0) if bias.dim() == 3 else bias
+    kernel = None if terms.values else query_kernel(q, k, v, plain=plain)
+    mask = None if bias is None else bias.view(-1, *bias.shape[-3:])
+    if kernel is not None:
+        return kernel(q, k, v, mask, scale=scale, sinks=sinks, softcap=softcap)
+    if plain and not terms.values:
         return fused_attention(q, k, v, mask, scale=scale)
+    if not plain and q.dtype.itemsize == 2:
+        return None
     # Heads that share keys are queries of one product.
     logits = ((q * scale).view(*k.shape[:2], -1, q.shape[3]) @ k.mT).view(*q.shape[:3], -1)
     logits = logits if bias is None else logits + bias  # [B, H, 1, K]
@@ -123,7 +129,9 @@ def refusal_of_last(call: AttentionCall, cache: LayerCache) -> str | None:
     terms, dtype = _served(call, cache), call.q.dtype
     if isinstance(terms, str):
         return terms
-    if dtype.itemsize == 2 and not (call.sinks is None and call.softcap is None):
+    plain = call.sinks is None and call.softcap is None
+    by_products = terms.values or query_kernel(call.q, call.k, call.v, plain=plain) is None
+    if dtype.itemsize == 2 and not plain and by_products:
         return f"logits would be rounded to {dtype} before the cap or beside the sinks"
     if terms.buckets and _read_query(terms, call, terms.size - call.k.shape[2]) is None:
         return "the encoding numbers its buckets anew in every call"

@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from posenc.attention import trial
-from posenc.attention.backends.common.base import RARE, Attend, Backend, Plan, Refusal, Result
+from posenc.attention.backends.common.base import (
+    RARE,
+    Attend,
+    Backend,
+    Plan,
+    QueryKernel,
+    Refusal,
+    Result,
+)
 from posenc.attention.backends.common.fused import are_few, shares_few
 from posenc.attention.call import AttentionCall
 from posenc.attention.problem.lowering import is_constant_table
@@ -25,7 +33,7 @@ from posenc.attention.repeats import repeat, repeatable
 from posenc.encoding import LowRank, Rotation
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.registration import Registry
-from posenc.runtime import is_transformed
+from posenc.runtime import is_transformed, needs_dispatch
 
 BACKENDS: Registry[Backend] = Registry(
     Backend, "backend", "posenc.attention.backends", group="posenc.backends"
@@ -125,15 +133,12 @@ def _preparing(call: AttentionCall) -> list[Backend]:
 
     Prepared, the compiled kernels are faster for few logits too.
     """
-    choice, problem, native = _choose(call), call.problem(), BACKENDS["native"]
+    choice, native = _choose(call), BACKENDS["native"]
     if native.unavailable(call.q.device):
         return [choice.backend]
-    if native.outpaces_sdpa(problem, prepared=True):
+    if native.outpaces_sdpa(call.problem(), prepared=True):
         return [native, choice.backend]
-    shared = choice.backend.name == "sdpa" and shares_few(problem.q, problem.k)
-    if (choice.rule == FEW_LOGITS or are_few(problem.q)) and not shared:
-        return [choice.backend, native]
-    return [choice.backend]
+    return [choice.backend, native] if choice.rule == FEW_LOGITS else [choice.backend]
 
 
 def refusals(call: AttentionCall) -> dict[str, str]:
@@ -196,6 +201,16 @@ def rotate(rotation: Rotation, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return BACKENDS["native"].rotate(rotation, q, k)
 
 
+def query_kernel(q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel | None:
+    """Attention of one query a head to all keys on the CPU, see ``Backend.query_kernel``.
+
+    None where PyTorch's own operations serve, and in dispatch modes.
+    """
+    if needs_dispatch(q, k, v):
+        return None
+    return BACKENDS["native"].query_kernel(q, k, v, plain=plain)
+
+
 def _plan(backend: Backend, call: AttentionCall) -> Plan | Refusal:
     """The backend's plan on this machine."""
     return backend.unavailable(call.q.device) or backend.plan(call.problem(rotate))
@@ -227,14 +242,14 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
         return "few logits, under a transform of torch.func", ["reference"]
     few = FEW_UNSTRUCTURED if problem.lowered is None else FEW
     if logits <= few:
-        return FEW_LOGITS, ["sdpa", "reference"]
+        # The definition repeats keys that heads share.
+        shared = ["native"] if shares_few(problem.q, problem.k) else []
+        return FEW_LOGITS, ["sdpa", *shared, "reference"]
     last = ["blockwise", "reference"] if logits > SMALL else ["reference"]
     kernels = ["native", "sdpa", *last]
     if problem.lowered is None:
         return "a score part without structured form", kernels
     if problem.sinks is not None or problem.softcap is not None:
-        if _shares_whole_keys(problem):
-            return "sinks of one query, whose heads share keys", ["sdpa", "native", *last]
         return "sinks or a cap of the logits", kernels
     if problem.grid.segmented:
         return "documents or padding", kernels
@@ -242,10 +257,6 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
     if ranks > problem.q.shape[-1]:
         return "more extra columns than features", kernels
     if any(not isinstance(term, LowRank) for term in problem.lowered):
-        q, k, v = problem.q, problem.k, problem.v
-        fit = shares_few(q, k) or (are_few(q) and q.shape[3] == v.shape[3])
-        if fit and all(map(is_constant_table, problem.lowered)):
-            return "constant tables, few queries", ["sdpa", "native", *last]
         return "terms by offset", kernels
     narrow = problem.q.dtype.itemsize < 4 and problem.q.requires_grad and torch.is_grad_enabled()
     masked = logits > SMALL or (logits > MASKED and queries * keys > MASKED_HEAD)
@@ -253,13 +264,3 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
         return "masked pairs, or gradients in half precision", kernels
     reason = BACKENDS["native"].outpaces_sdpa(problem)
     return (reason, kernels) if reason else ("no terms by offset", ["sdpa", "native", *last])
-
-
-def _shares_whole_keys(problem: Problem) -> bool:
-    """True if heads of one query read the same keys, and all: PyTorch's kernel reads them once.
-
-    Traced, it would not give the LSE that sinks need.
-    """
-    alone = problem.q.shape[2] == 1 and problem.q.shape[1] != problem.k.shape[1]
-    plain = problem.softcap is None and not problem.lowered and problem.grid.dense
-    return alone and plain and not (torch.compiler.is_compiling() or is_transformed())

@@ -26,7 +26,7 @@ from posenc.attention.backends.common.base import (
 )
 from posenc.attention.backends.common.definition import lse_by_definition
 from posenc.attention.backends.common.flash_cpu import flash_forward, prepare_flash
-from posenc.attention.backends.common.fused import are_few, fold_heads, fused_attention, shares_few
+from posenc.attention.backends.common.fused import are_few, fold_heads, fused_attention
 from posenc.attention.backends.common.sinks import beside_sinks
 from posenc.attention.problem.lowering import bias_by_offset, is_constant_table
 from posenc.attention.problem.problem import Problem
@@ -54,20 +54,16 @@ class Sdpa(Backend):
     def prepare(self, problem: Problem) -> Attend | None:
         if isinstance(self.plan(problem), Refusal) or problem.sinks is not None:
             return None
-        rotation, rotate = problem.rotation, problem.rotate
-        if rotation is not None and not shares_few(problem.q, problem.k):
+        if problem.rotation is not None:
             return None  # other kernels rotate as they read
-        rotated = problem.rotated
         mask, causal = None, not problem.lowered and _plainly_causal(problem.grid)
         if problem.lowered or not (problem.grid.dense or causal):
             mask = _mask_of_few(problem)
             if mask is None:
                 return None
-        operands = (rotated.q, rotated.k, rotated.v)
+        operands = (problem.q, problem.k, problem.v)
         found = prepare_flash(*operands, mask, causal=causal, scale=problem.scale)
-        if found is None or rotation is None:
-            return found and (lambda q, k, v: Result(*found(q, k, v)))
-        return lambda q, k, v: Result(*found(*rotate(rotation, q, k), v))
+        return found and (lambda q, k, v: Result(*found(q, k, v)))
 
 
 def _unsupported(problem: Problem) -> Refusal | None:

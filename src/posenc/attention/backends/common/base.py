@@ -100,6 +100,24 @@ class Refusal:
     avoidable: bool = False
 
 
+class QueryKernel(Protocol):
+    """Attention of one query a head to all keys."""
+
+    def __call__(
+        self,
+        q: Float[Tensor, "B H 1 D"],
+        k: Float[Tensor, "B G K D"],
+        v: Float[Tensor, "B G K E"],
+        bias: Float[Tensor, "b h 1 K"] | None,
+        /,
+        *,
+        scale: float,
+        sinks: Float[Tensor, " H"] | None,
+        softcap: float | None,
+    ) -> Float[Tensor, "B H 1 E"]:
+        """Bias is added to the logits before the cap; sinks and softcap as of ``attend``."""
+
+
 class Backend(ABC):
     """A way to compute attention. It never falls back: it supports a problem or gives a reason.
 
@@ -138,6 +156,16 @@ class Backend(ABC):
         """Attention of queries, keys and values like a problem's, of the same terms and geometry.
 
         Only what a call has anew is computed. None where the problem has none such.
+        """
+        return None
+
+    def query_kernel(self, q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel | None:
+        """Attention of one query a head to all keys, without a plan and without gradients.
+
+        None where it has nothing faster than PyTorch's operations.
+
+        Args:
+            plain: without sinks and without a cap of the logits.
         """
         return None
 

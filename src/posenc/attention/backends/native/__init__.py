@@ -13,12 +13,15 @@ from posenc.attention.backends.common.base import (
     Attend,
     Backend,
     Plan,
+    QueryKernel,
     Refusal,
     Result,
     refuse_rare,
 )
+from posenc.attention.backends.common.fused import are_few
 from posenc.attention.backends.native.bands import Part, join_keys, problems_by_band
 from posenc.attention.backends.native.build import description, missing, slow_mkl
+from posenc.attention.backends.native.decoding import attend_query
 from posenc.attention.backends.native.fading import by_bands, join_heads
 from posenc.attention.backends.native.heads import attend_heads, chunks_blocks, chunks_rows
 from posenc.attention.backends.native.op import NATIVE
@@ -45,6 +48,12 @@ ONE_HEAD = 2**13
 MANY = 2**20
 """Logits in all from which on unprepared kernels are worth their time before they begin."""
 
+ROWS = 64
+"""Queries of all heads that share keys up to which these are read once (csrc/few_rows.h)."""
+
+READ = 2**21
+"""Numbers of keys and values, times the queries of a head, likewise for few queries in float32."""
+
 AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 """True where the kernels, rotating as they read, beat a rotation and PyTorch's fused attention."""
 
@@ -68,6 +77,8 @@ class Native(Backend):
         pairs = queries * problem.k.shape[2]
         if queries >= 16 and pairs >= ONE_HEAD and slow_mkl():
             return "no terms by offset, on a processor that MKL is slow on"
+        if _are_few(problem) and (prepared or _worth_planning(problem)):
+            return "few queries, for which keys are read once"
         rotation = problem.rotation
         if not (AVX512 if batch * heads * pairs > MANY else prepared):
             return ""
@@ -100,6 +111,13 @@ class Native(Backend):
         record = form.record(rotated=False)
         return None if by_bands(record) else prepare(record)
 
+    def query_kernel(self, q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel | None:
+        worth = not plain or q.dtype.itemsize < 4 or k.numel() + v.numel() >= READ
+        alike = q.dtype == k.dtype == v.dtype and q.dtype in DTYPES
+        if not (worth and alike and q.shape[1] // k.shape[1] <= ROWS) or self.unavailable(q.device):
+            return None
+        return attend_query
+
     def plan(self, problem: Problem) -> Plan | Refusal:
         refusal = refuse_rare(problem, "whole", "sinks", "softcap")
         if refusal is not None:
@@ -118,6 +136,20 @@ class Native(Backend):
             return Plan(how, partial(_attend_images, problem))
         offsets = Offsets.of(grid)
         return Refusal(offsets) if isinstance(offsets, str) else _plan(problem, offsets)
+
+
+def _are_few(problem: Problem) -> bool:
+    """True of few queries of many keys, which heads that share them read once."""
+    (_, heads, queries, _), (groups, keys) = problem.q.shape, problem.k.shape[1:3]
+    if torch.is_grad_enabled() and problem.q.requires_grad:
+        return False
+    return are_few(problem.q) and 16 * queries <= keys and queries * heads // groups <= ROWS
+
+
+def _worth_planning(problem: Problem) -> bool:
+    """True if what planning costs more than of PyTorch's kernel is less than what is gained."""
+    narrow = problem.q.dtype.itemsize < 4
+    return narrow or (problem.k.numel() + problem.v.numel()) * problem.q.shape[2] >= READ
 
 
 def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:

@@ -75,12 +75,7 @@ class Forward {
       const double of_max = logits_.use_amx ? row_max[i] * LN_2 : row_max[i];
       double lse = empty ? -INFINITY : logits_.row_shift(x_, i) + of_max + std::log(double(row_sum[i]));
       real weight = empty ? 0 : 1 / row_sum[i];
-      if (x_.sinks) {
-        const double of_keys = lse, sink = x_.sinks[row];
-        const double greater = std::max(of_keys, sink), less = std::min(of_keys, sink);
-        lse = less == -INFINITY ? greater : greater + std::log1p(std::exp(less - greater));
-        if (!empty) weight *= real(std::exp(of_keys - lse));
-      }
+      if (x_.sinks) weight *= add_sink(x_.sinks[row], lse);
       write_row(x_.out, row_of(x_.out, b, h, first + i), out + i * width_, weight, x_.value_dim);
       x_.lse[row] = lse;
     }

@@ -1,4 +1,5 @@
 // The functions that library.py calls, for one type of number; this file is compiled once for each.
+#include "few_rows.h"
 #include "head_mixing.h"
 #include "rotation.h"
 #define JOIN(a, b) posenc_##a##_##b
@@ -34,6 +35,7 @@ int run_workers(const Problem& x) {
 #pragma GCC visibility push(default)
 extern "C" {
 int NAME(forward)(const Problem* x) {
+  if (FewRows::serves(*x)) return attend_few(*x);
   return x->pairs.kind == MIXING ? run_workers<AllHeads<Forward>>(*x) : run_workers<Forward>(*x);
 }
 int NAME(backward)(const Problem* x) {

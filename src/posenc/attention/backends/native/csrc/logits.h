@@ -248,12 +248,4 @@ class Logits {
   Scratch bf16_scratch_, left_bf16_scratch_, strips_;
   Scratch q_scratch_, k_scratch_, v_scratch_, left_scratch_;
 };
-
-// s of the keys from t on, -inf for those that are not visible.
-inline vec masked(vec s, index t, Range visible) {
-  if (t >= visible.begin && t + VL <= visible.end) return s;
-  const ivec at = iota() + isplat(lane(t));
-  const vec minus_infinity = splat(-INFINITY);
-  return ((at >= isplat(lane(visible.begin))) & (at < isplat(lane(visible.end)))) ? s : minus_infinity;
-}
 }  // namespace posenc

@@ -38,6 +38,14 @@ struct Range {  // begin … end - 1; empty where end <= begin
   void extend(Range other) { begin = std::min(begin, other.begin), end = std::max(end, other.end); }
 };
 
+// s of the keys from t on, -inf for those that are not visible.
+inline vec masked(vec s, index t, Range visible) {
+  if (t >= visible.begin && t + VL <= visible.end) return s;
+  const ivec at = iota() + isplat(lane(t));
+  const vec minus_infinity = splat(-INFINITY);
+  return ((at >= isplat(lane(visible.begin))) & (at < isplat(lane(visible.end)))) ? s : minus_infinity;
+}
+
 enum Type : index { REAL = 0, BFLOAT16 = 1, FLOAT16 = 2 };  // TYPES in library.py
 
 // [batch, heads, tokens, features], features contiguous; strides in elements, 0 where broadcast.
@@ -153,31 +161,92 @@ inline uint16_t to_bfloat16(float f) {
 inline char* row_of(const Tokens& x, index b, index h, index t) {
   return x.data + (b * x.batch + h * x.head + t * x.token) * (x.type == REAL ? sizeof(real) : 2);
 }
+// VL numbers of a type in memory, as reals.
+template <class Number>
+struct Lanes {
+  typedef Number numbers __attribute__((vector_size(VL * sizeof(Number)), aligned(alignof(Number)), may_alias));
+  static vec load(const Number* p) {
+    return __builtin_convertvector(*reinterpret_cast<const numbers*>(p), vec);
+  }
+  static void store(Number* p, vec x) { *reinterpret_cast<numbers*>(p) = __builtin_convertvector(x, numbers); }
+  static real read(Number x) { return real(x); }
+  static Number write(real x) { return Number(x); }
+};
+// Of bfloat16, which is the upper half of a float32; rounded half to even, NaN kept as NaN.
+template <>
+struct Lanes<uint16_t> {
+  typedef uint16_t numbers __attribute__((vector_size(VL * 2), aligned(2), may_alias));
+  typedef uint32_t bits __attribute__((vector_size(VL * 4)));
+  typedef float floats __attribute__((vector_size(VL * 4)));
+  static vec load(const uint16_t* p) {
+    const bits x = __builtin_convertvector(*reinterpret_cast<const numbers*>(p), bits) << 16;
+    return __builtin_convertvector((floats)x, vec);
+  }
+  static void store(uint16_t* p, vec v) {
+    const floats f = __builtin_convertvector(v, floats);
+    const bits x = (bits)f, rounded = (x + 0x7fff + ((x >> 16) & 1)) >> 16;
+    *reinterpret_cast<numbers*>(p) = __builtin_convertvector(f == f ? rounded : bits{} + 0x7fc0, numbers);
+  }
+  static real read(uint16_t x) { return from_bfloat16(x); }
+  static uint16_t write(real x) { return to_bfloat16(float(x)); }
+};
+#if defined(POSENC_HALF_CLASS) || (VECTOR_BYTES >= 32 && !defined(POSENC_DOUBLE))
+template <>
+struct Lanes<half> {
+  static vec load(const half* p) {
+#if defined(POSENC_DOUBLE)
+    vec x;
+    for (int l = 0; l < VL; ++l) x[l] = p[l];
+    return x;
+#elif VECTOR_BYTES == 64  // GCC converts vectors of _Float16 number by number
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#else
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#endif
+  }
+  static void store(half* p, vec x) {
+#if defined(POSENC_DOUBLE)
+    for (int l = 0; l < VL; ++l) p[l] = half(x[l]);
+#elif VECTOR_BYTES == 64
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+#else
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+#endif
+  }
+  static real read(half x) { return real(x); }
+  static half write(real x) { return half(x); }
+};
+#endif
+
+template <class Number>
+void read_numbers(const Number* from, real by, index n, real* p) {
+  index d = 0;
+  for (; d + VL <= n; d += VL) store(p + d, Lanes<Number>::load(from + d) * by);
+  for (; d < n; ++d) p[d] = Lanes<Number>::read(from[d]) * by;
+}
+template <class Number>
+void write_numbers(Number* to, const real* p, real by, index n) {
+  index d = 0;
+  for (; d + VL <= n; d += VL) Lanes<Number>::store(to + d, load(p + d) * by);
+  for (; d < n; ++d) to[d] = Lanes<Number>::write(p[d] * by);
+}
 // p[0, width) = n features times `by`, then zeros: products may run over whole vectors.
 inline void read_row(const Tokens& x, const char* from, real by, index n, index width, real* p) {
-  if (x.type == REAL) {
-    const real* r = reinterpret_cast<const real*>(from);
-    for (index d = 0; d < n; ++d) p[d] = r[d] * by;
-  } else if (x.type == BFLOAT16) {
-    const uint16_t* r = reinterpret_cast<const uint16_t*>(from);
-    for (index d = 0; d < n; ++d) p[d] = from_bfloat16(r[d]) * by;
-  } else {
-    const half* r = reinterpret_cast<const half*>(from);
-    for (index d = 0; d < n; ++d) p[d] = real(r[d]) * by;
-  }
+  if (x.type == REAL) read_numbers(reinterpret_cast<const real*>(from), by, n, p);
+  if (x.type == BFLOAT16) read_numbers(reinterpret_cast<const uint16_t*>(from), by, n, p);
+  if (x.type == FLOAT16) read_numbers(reinterpret_cast<const half*>(from), by, n, p);
   for (index d = n; d < width; ++d) p[d] = 0;
 }
 inline void write_row(const Tokens& x, char* to, const real* p, real by, index n) {
-  if (x.type == REAL) {
-    real* r = reinterpret_cast<real*>(to);
-    for (index d = 0; d < n; ++d) r[d] = p[d] * by;
-  } else if (x.type == BFLOAT16) {
-    uint16_t* r = reinterpret_cast<uint16_t*>(to);
-    for (index d = 0; d < n; ++d) r[d] = to_bfloat16(float(p[d] * by));
-  } else {
-    half* r = reinterpret_cast<half*>(to);
-    for (index d = 0; d < n; ++d) r[d] = half(p[d] * by);
-  }
+  if (x.type == REAL) write_numbers(reinterpret_cast<real*>(to), p, by, n);
+  if (x.type == BFLOAT16) write_numbers(reinterpret_cast<uint16_t*>(to), p, by, n);
+  if (x.type == FLOAT16) write_numbers(reinterpret_cast<half*>(to), p, by, n);
+}
+// Joins a sink to the LSE of a row's keys; what the weights of keys are then multiplied by.
+inline real add_sink(double sink, double& lse) {
+  const double of_keys = lse, greater = std::max(of_keys, sink), less = std::min(of_keys, sink);
+  lse = less == -INFINITY ? greater : greater + std::log1p(std::exp(less - greater));
+  return of_keys == -INFINITY ? real(0) : real(std::exp(of_keys - lse));
 }
 
 // Memory of one thread, which grows and is never cleared: of(n) keeps no contents where it grows, and

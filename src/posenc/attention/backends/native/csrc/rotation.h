@@ -2,50 +2,6 @@
 #pragma once
 #include "problem.h"
 namespace posenc::NUMBER {
-// VL numbers of a type in memory, as reals.
-template <class Number>
-struct Lanes {
-  typedef Number numbers __attribute__((vector_size(VL * sizeof(Number)), aligned(alignof(Number)), may_alias));
-  static vec load(const Number* p) {
-    return __builtin_convertvector(*reinterpret_cast<const numbers*>(p), vec);
-  }
-  static void store(Number* p, vec x) { *reinterpret_cast<numbers*>(p) = __builtin_convertvector(x, numbers); }
-  static real read(Number x) { return real(x); }
-  static Number write(real x) { return Number(x); }
-};
-// Of bfloat16, which is the upper half of a float32; rounded half to even, NaN kept as NaN.
-template <>
-struct Lanes<uint16_t> {
-  typedef uint16_t numbers __attribute__((vector_size(VL * 2), aligned(2), may_alias));
-  typedef uint32_t bits __attribute__((vector_size(VL * 4)));
-  typedef float floats __attribute__((vector_size(VL * 4)));
-  static vec load(const uint16_t* p) {
-    const bits x = __builtin_convertvector(*reinterpret_cast<const numbers*>(p), bits) << 16;
-    return __builtin_convertvector((floats)x, vec);
-  }
-  static void store(uint16_t* p, vec v) {
-    const floats f = __builtin_convertvector(v, floats);
-    const bits x = (bits)f, rounded = (x + 0x7fff + ((x >> 16) & 1)) >> 16;
-    *reinterpret_cast<numbers*>(p) = __builtin_convertvector(f == f ? rounded : bits{} + 0x7fc0, numbers);
-  }
-  static real read(uint16_t x) { return from_bfloat16(x); }
-  static uint16_t write(real x) { return to_bfloat16(float(x)); }
-};
-#ifdef POSENC_HALF_CLASS
-template <>
-struct Lanes<half> {
-  static vec load(const half* p) {
-    vec x;
-    for (int l = 0; l < VL; ++l) x[l] = p[l];
-    return x;
-  }
-  static void store(half* p, vec x) {
-    for (int l = 0; l < VL; ++l) p[l] = half(x[l]);
-  }
-  static real read(half x) { return x; }
-  static half write(real x) { return half(x); }
-};
-#endif
 template <int FIRST>
 struct EverySecond {
   static constexpr int of(int l) { return FIRST + 2 * l; }

@@ -1,0 +1,241 @@
+// Few queries, as in decoding: reading keys and values takes most of the time, so each is read once, where
+// it lies, for the queries of all heads that share it. Forward packs keys, which few products do not repay.
+#pragma once
+#include "bias.h"
+#include "row_products.h"
+namespace posenc::NUMBER {
+constexpr index MOST_ROWS = 16;     // queries of a head
+constexpr index MOST_SHARED = 64;   // of all heads that share keys
+constexpr index UNPACKED_ROWS = 8;  // up to which keys are not packed
+constexpr index KEY_CHUNK = 512;    // keys of an item of work: results do not depend on the threads
+constexpr index KEY_GROUP = PANEL;  // keys that are converted together
+
+class FewRows {
+ public:
+  static bool serves(const Problem& x) {
+    const Terms& terms = x.terms;
+    const bool plain = !terms.right_rows && !terms.column && !x.rank();
+    return plain && x.pairs.kind == NONE && !x.period && !(x.dropout > 0) &&
+           x.queries * (x.heads / x.groups) <= (x.heads == x.groups ? MOST_ROWS : MOST_SHARED);
+  }
+  explicit FewRows(const Problem& x)
+      : x_(x), heads_(x.heads / x.groups), rows_(heads_ * x.queries), depth_(round_up(x.dim, VL)),
+        width_(round_up(x.value_dim, VL)) {}
+  // Numbers that a chunk's result has: outputs [rows, width], maxima and sums.
+  static index numbers(const Problem& x) {
+    return x.queries * (x.heads / x.groups) * (round_up(x.value_dim, VL) + 2);
+  }
+  // Attention of a group's queries to a chunk of keys, to those of them alone that any query sees.
+  void attend(index b, index g, index chunk, real* result) {
+    const index at = b * x_.rows_batch;
+    const Range keys{std::max<index>(chunk * KEY_CHUNK, *std::min_element(x_.low + at, x_.low + at + x_.queries)),
+                     std::min({(chunk + 1) * KEY_CHUNK, x_.keys,
+                               index(*std::max_element(x_.high + at, x_.high + at + x_.queries))})};
+    real *out = result, *greatest = out + rows_ * width_, *sum = greatest + rows_;
+    fill(out, 0, rows_ * width_);
+    if (!keys.size()) return fill(greatest, -INFINITY, rows_);
+    const Rows q = queries(b, g);
+    const index ld = round_up(keys.size(), KEY_GROUP);
+    real* s = s_.of(rows_ * ld);
+    for_groups(keys, [&](index j, index n) { multiply(q, b, g, j, n, s + j - keys.begin, ld); });
+    if (x_.map.bucket) buckets_ = met_buckets(b, keys), bucket_ld_ = round_up(buckets_.size(), VL) + VL;
+    if (x_.terms.left_rows) multiply_buckets(b, g);
+    if (x_.terms.value_rows) fill(weight_scratch_.of(rows_ * bucket_ld_), 0, rows_ * bucket_ld_);
+    for (index r = 0; r < rows_; ++r) weigh(b, g, r, keys, s + r * ld, greatest[r], sum[r]);
+    for_groups(keys, [&](index j, index n) { add_weighted(s + j - keys.begin, ld, b, g, j, n, out); });
+    if (x_.terms.value_rows) add_bucket_values(g, out);
+  }
+  // Output and LSE from the results of all chunks.
+  void join(index b, index g, index chunks, real* results) {
+    const index step = numbers(x_), maxima = rows_ * width_;
+    for (index r = 0; r < rows_; ++r) {
+      real greatest = -INFINITY;
+      for (index c = 0; c < chunks; ++c) greatest = std::max(greatest, results[c * step + maxima + r]);
+      const index h = g * heads_ + r / x_.queries, i = r % x_.queries, row = (b * x_.heads + h) * x_.queries + i;
+      real* out = results + r * width_;
+      double sum = 0;
+      for (index c = 0; c < chunks && greatest > -INFINITY; ++c) {
+        const real* from = results + c * step;
+        const real by = std::exp(from[maxima + r] - greatest);
+        sum += double(by) * from[maxima + rows_ + r];
+        if (c == 0) scale_range(out, by, width_);
+        else add_scaled(out, from + r * width_, by, width_);
+      }
+      double lse = sum > 0 ? greatest + std::log(sum) : -INFINITY;
+      real weight = sum > 0 ? real(1 / sum) : 0;
+      if (x_.sinks) weight *= add_sink(x_.sinks[row], lse);
+      write_row(x_.out, row_of(x_.out, b, h, i), out, weight, x_.value_dim);
+      x_.lse[row] = lse;
+    }
+  }
+
+ private:
+  // Calls f(first key, how many) for keys that are converted together.
+  template <class F>
+  static void for_groups(Range keys, F f) {
+    for (index j = keys.begin; j < keys.end; j += KEY_GROUP) f(j, std::min(KEY_GROUP, keys.end - j));
+  }
+  Rows queries(index b, index g) {
+    real* to = q_scratch_.of(rows_ * depth_);
+    for (index r = 0; r < rows_; ++r) {
+      const index h = g * heads_ + r / x_.queries, i = r % x_.queries;
+      read_row(x_.q, row_of(x_.q, b, h, i), real(x_.scale), x_.dim, depth_, to + r * depth_);
+      rotate(x_.q_rotary, b, h, i, to + r * depth_);
+    }
+    return {to, depth_};
+  }
+  // s [rows, n] = q k^T for the n keys from j on, read where they lie if they are factors as stored.
+  void multiply(Rows q, index b, index g, index j, index n, real* s, index lds) {
+    const index whole = round_up(n, VL);
+    if (rows_ > UNPACKED_ROWS) {
+      const Rows k = keys(b, g, j, n);
+      real* panel = panel_.of(depth_ * PANEL);
+      pack_transposed(k.data, k.ld, n, depth_, panel);
+      gemm(rows_, PANEL, depth_, {q.data, q.ld, 1}, panel, PANEL, s, lds, false);
+    } else if (x_.rotated || n != whole || depth_ != x_.dim) {
+      const Rows k = keys(b, g, j, n);
+      products<real>(rows_, q, {k.data, k.ld}, whole, depth_, s, lds);
+    } else {
+      as_stored(x_.k, b, g, j, [&](auto k) { products(rows_, q, k, n, depth_, s, lds); });
+    }
+  }
+  // Buckets of the offsets that pairs with some keys have, hidden pairs included.
+  Range met_buckets(index b, Range keys) const {
+    const int32_t* base = x_.base + b * x_.rows_batch;
+    const auto [least, most] = std::minmax_element(base, base + x_.queries);
+    const Range offsets{std::max(keys.begin + *least, x_.map.first),
+                        std::min(keys.end + *most, x_.map.first + x_.map.count)};
+    return offsets.size() ? buckets_of(x_.map, offsets) : Range{0, 0};
+  }
+  // Products of the rows with the rows of these buckets, [rows, ld]; whole vectors may be read from any.
+  void multiply_buckets(index b, index g) {
+    const Operand& left = x_.terms.left;
+    const index depth = round_up(left.features, VL);
+    real *tokens = left_scratch_.of(x_.queries * depth), *to = product_scratch_.of(rows_ * bucket_ld_);
+    for (index n = 0; n < heads_; ++n, to += x_.queries * bucket_ld_) {
+      const index h = g * heads_ + n;
+      for (index i = 0; i < x_.queries; ++i)
+        read_row(left.value, row_of(left.value, b, h, i), 1, left.features, depth, tokens + i * depth);
+      const Rows rows = rows_of_buckets(x_.terms.left_rows, h);
+      products<real>(x_.queries, {tokens, depth}, {rows.data, rows.ld}, round_up(buckets_.size(), VL), depth, to, bucket_ld_);
+    }
+  }
+  // out [rows, width] += weights by bucket, times the values of the buckets.
+  void add_bucket_values(index g, real* out) {
+    const real* weights = weight_scratch_.of(0);
+    for (index n = 0; n < heads_ && buckets_.size(); ++n) {
+      const Rows rows = rows_of_buckets(x_.terms.value_rows, g * heads_ + n);
+      gemm(x_.queries, width_, buckets_.size(), {weights + n * x_.queries * bucket_ld_, bucket_ld_, 1}, rows.data, rows.ld,
+           out + n * x_.queries * width_, width_, true);
+    }
+  }
+  Rows rows_of_buckets(const Operand& rows, index h) {
+    return padded(rows.of(0, h) + buckets_.begin * rows.features, buckets_.size(), rows.features);
+  }
+  // Rows [n, features], and zeros up to whole vectors of both.
+  Rows padded(const real* from, index n, index features) {
+    const index width = round_up(features, VL), all = round_up(n, VL);
+    if (width == features && all == n) return {from, features};
+    real* to = rows_scratch_.of(all * width);
+    fill(to, 0, all * width);
+    for (index i = 0; i < n; ++i) std::copy_n(from + i * features, features, to + i * width);
+    return {to, width};
+  }
+  void add_weighted(const real* s, index lds, index b, index g, index j, index n, real* out) {
+    if (rows_ > UNPACKED_ROWS || width_ != x_.value_dim) {
+      const Rows v = read_rows(x_.v, b, g, j, n, x_.value_dim, 1, v_scratch_);
+      gemm(rows_, width_, n, {s, lds, 1}, v.data, v.ld, out, width_, true);
+    } else {
+      as_stored(x_.v, b, g, j, [&](auto v) { add_values(rows_, s, lds, v, n, out, width_); });
+    }
+  }
+  template <class F>
+  static void as_stored(const Tokens& x, index b, index g, index j, F f) {
+    const char* from = row_of(x, b, g, j);
+    if (x.type == REAL) f(Stored<real>{reinterpret_cast<const real*>(from), x.token});
+    if (x.type == BFLOAT16) f(Stored<uint16_t>{reinterpret_cast<const uint16_t*>(from), x.token});
+    if (x.type == FLOAT16) f(Stored<half>{reinterpret_cast<const half*>(from), x.token});
+  }
+  // n keys from j on as factors of logits, and zeros up to whole vectors of keys.
+  Rows keys(index b, index g, index j, index n) {
+    if (!x_.rotated && n % VL == 0) return read_rows(x_.k, b, g, j, n, x_.dim, 1, k_scratch_);
+    const index all = round_up(n, VL);
+    real* to = k_scratch_.of(all * depth_);
+    for (index t = 0; t < n; ++t) {
+      read_row(x_.k, row_of(x_.k, b, g, j + t), 1, x_.dim, depth_, to + t * depth_);
+      rotate(x_.k_rotary, b, g, j + t, to + t * depth_);
+    }
+    fill(to + n * depth_, 0, (all - n) * depth_);
+    return {to, depth_};
+  }
+  void rotate(const RotaryFactors& by, index b, index h, index t, real* x) const {
+    const index at = by.at(b, h, t);
+    if (x_.rotated) rotate_row(x, x, by.cosine + at, by.sine + at, x_.rotated, x_.adjacent, 1);
+  }
+  // Logits of row r for some keys become weights, zero where hidden, relative to the greatest.
+  void weigh(index b, index g, index r, Range all, real* s, real& greatest, real& sum_of_weights) {
+    const index h = g * heads_ + r / x_.queries, row = b * x_.rows_batch + r % x_.queries;
+    const Range visible{std::max<index>(x_.low[row], all.begin) - all.begin,
+                        std::min<index>(x_.high[row], all.end) - all.begin};
+    const index size = round_up(all.size(), KEY_GROUP);
+    greatest = -INFINITY, sum_of_weights = 0;
+    if (!visible.size()) return fill(s, 0, size);
+    const index offset = all.begin + visible.begin + x_.base[row];  // of the first visible pair
+    const Operand& bias = x_.terms.bias_by_offset;
+    if (bias) add_range(s + visible.begin, bias.of(b, h) + (offset - x_.terms.first), visible.size());
+    if (x_.terms.left_rows)
+      spread<true>(x_.map, product_scratch_.of(0) + r * bucket_ld_ - buckets_.begin, offset, s + visible.begin, visible.size());
+    const index from = visible.begin / VL * VL, to = round_up(visible.end, VL);
+    vec m = splat(-INFINITY);
+    for (index t = from; t < to; t += VL) {
+      vec x = load(s + t);
+      if (x_.softcap) x = real(x_.softcap) * hyperbolic_tangent(x * real(1 / x_.softcap));
+      store(s + t, x = masked(x, t, visible));
+      m = larger(x, m);
+    }
+    greatest = largest(m);
+    const vec finite = splat(greatest == -INFINITY ? real(0) : greatest);  // -inf - -inf would be NaN
+    vec sums{};
+    for (index t = from; t < to; t += VL) {
+      const vec weight = exponential(load(s + t) - finite);
+      sums += weight;
+      store(s + t, weight);
+    }
+    sum_of_weights = sum(sums);
+    fill(s, 0, from);
+    fill(s + to, 0, size - to);
+    if (x_.terms.value_rows)
+      collect(x_.map, s + visible.begin, offset, weight_scratch_.of(0) + r * bucket_ld_ - buckets_.begin, visible.size());
+  }
+
+  const Problem& x_;
+  const index heads_, rows_, depth_, width_;  // heads that share keys, their queries, padded features
+  Range buckets_{0, 0};                       // of a chunk's pairs
+  index bucket_ld_ = 0;                       // of what rows have by bucket
+  Scratch q_scratch_, k_scratch_, v_scratch_, panel_, s_;
+  Scratch left_scratch_, product_scratch_, weight_scratch_, rows_scratch_;
+};
+
+inline int attend_few(const Problem& x) {
+  const index chunks = (x.keys + KEY_CHUNK - 1) / KEY_CHUNK, groups = x.batch * x.groups;
+  const index step = FewRows::numbers(x);
+  // Few numbers are read sooner than threads are woken.
+  const bool few = groups * x.keys * (x.dim + x.value_dim) < (1 << 15);
+  try {
+    Scratch scratch;
+    real* results = scratch.of(groups * chunks * step);
+    std::vector<std::atomic<index>> left(groups);
+    for (auto& count : left) count = chunks;
+    in_parallel(
+        few ? Team{1, nullptr} : x.team, groups * chunks, [&] { return FewRows(x); },
+        [&](FewRows& worker, index item) {
+          const index group = item / chunks, b = group / x.groups, g = group % x.groups;
+          worker.attend(b, g, item % chunks, results + item * step);
+          if (--left[group] == 0) worker.join(b, g, chunks, results + group * chunks * step);
+        });
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+  return 0;
+}
+}  // namespace posenc
