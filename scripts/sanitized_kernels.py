@@ -106,6 +106,7 @@ def run_all() -> None:
                 Grid.of(keys, causal=True),
                 Grid.of(keys, window=7),
                 Grid(keys.slice(n // 2, n), keys),
+                Grid(keys.slice(n - min(3, n), n), keys, causal=True),
                 Grid(
                     Layout.sequence(n, start=0), Layout.sequence(n, start=n - n // 3), causal=True
                 ),

@@ -32,8 +32,9 @@ class FewRows {
                      std::min({(chunk + 1) * KEY_CHUNK, x_.keys,
                                index(*std::max_element(x_.high + at, x_.high + at + x_.queries))})};
     real *out = result, *greatest = out + rows_ * width_, *sum = greatest + rows_;
-    fill(out, 0, rows_ * width_);
-    if (!keys.size()) return fill(greatest, -INFINITY, rows_);
+    fill(out, 0, numbers(x_));
+    fill(greatest, -INFINITY, rows_);
+    if (!keys.size()) return;
     const Rows q = queries(b, g);
     const index ld = round_up(keys.size(), KEY_GROUP);
     real* s = s_.of(rows_ * ld);
@@ -178,7 +179,6 @@ class FewRows {
     const Range visible{std::max<index>(x_.low[row], all.begin) - all.begin,
                         std::min<index>(x_.high[row], all.end) - all.begin};
     const index size = round_up(all.size(), KEY_GROUP);
-    greatest = -INFINITY, sum_of_weights = 0;
     if (!visible.size()) return fill(s, 0, size);
     const index offset = all.begin + visible.begin + x_.base[row];  // of the first visible pair
     const Operand& bias = x_.terms.bias_by_offset;

@@ -259,8 +259,7 @@ class Scratch {
       data_.reset(static_cast<real*>(::operator new((n + 2 * PAD) * sizeof(real), std::align_val_t(64))));
       size_ = n;
 #ifdef POSENC_GUARDED
-      std::memset(static_cast<void*>(data_.get()), 0xff, PAD * sizeof(real));
-      std::memset(static_cast<void*>(data_.get() + PAD + n), 0xff, PAD * sizeof(real));
+      std::memset(static_cast<void*>(data_.get()), 0xff, (n + 2 * PAD) * sizeof(real));  // NaN
       data_.get_deleter().size = n;
 #endif
     }
