@@ -7,8 +7,8 @@ from typing import Any
 
 from posenc.evaluation.doctor.config_findings import Finding, has_rope, rope_dicts
 from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Reading
-from posenc.evaluation.doctor.from_config import WINDOWS
 from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.engines.config import WINDOWS
 
 Config = Mapping[str, Any]
 
