@@ -164,7 +164,7 @@ def diagnosis_page(
     diagnosis: Diagnosis, folder: Path, *, engines: Engines | None, command: str
 ) -> Page:
     """The page with its charts."""
-    opened, reading = opening(diagnosis, folder, engines), diagnosis.reading
+    opened, run = opening(diagnosis, folder, engines), diagnosis.reading.by == "run"
     lines = list(_lines(diagnosis, folder))
     beside = [] if engines is None else list(_engine_lines(engines))
     names = [row.name for row in opened.verdicts.rows]
@@ -175,55 +175,15 @@ def diagnosis_page(
     styles = looks(roles | COSTS)
     drawing = Drawing(list(styles), styles, "rotation")
     shown = [_turns(drawing, [*lines, *beside], diagnosis)] if lines else []
-    layers = Words(
-        key="layers",
-        title="What the layers do",
-        paragraphs=() if reading.layers else (sentence("no_layers"),),
-        terms=tuple(
-            Term(name=name, note="" if name == title else title, text=tuple(lines))
-            for name, title, lines in zip(
-                short_titles(reading), titles(reading), descriptions(reading), strict=True
-            )
-        ),
-    )
-    lengths = Words(
-        key="lengths",
-        title="Longer texts",
-        lists=(("", length_sentences(diagnosis)),),
-        code="\n".join(config_lines(diagnosis.advice)),
-    )
-    settings = Words(
-        key="settings",
-        title="Settings",
-        lists=(("", [" ".join(pair).strip() for pair in setting_sentences(diagnosis)]),),
-    )
-    how = Words(
-        key="method", title="How this was read", paragraphs=(sentence("how_read", reading=reading),)
-    )
     return Page(
         facts=(
             f"posenc doctor · {folder.resolve().name} · {diagnosis.model_type or 'unknown'}",
-            "read by running its code" if reading.by == "run" else "read from its config",
+            "read by running its code" if run else "read from its config",
         ),
         opening=opened,
         charts=[*shown, *_cost_charts(drawing, diagnosis.costs, first=not shown)],
         looks=styles,
-        sections=[
-            lengths,
-            settings,
-            layers,
-            *(_engine_sections(engines, diagnosis) if engines is not None else ()),
-            *(
-                [
-                    _table(
-                        "costs", "Costs of a layer", COST_GUIDE, COST_COLUMNS, cost_rows(diagnosis)
-                    )
-                ]
-                if diagnosis.costs
-                else []
-            ),
-            how,
-        ],
+        sections=list(_sections(diagnosis, engines)),
         command=command,
         settings={
             "model": diagnosis.model_type,
@@ -232,6 +192,39 @@ def diagnosis_page(
         },
         note="Beside this page: every chart as PNG and SVG, doctor.json.",
     )
+
+
+def _sections(diagnosis: Diagnosis, engines: Engines | None) -> Iterator[Table | Words]:
+    """Limits, settings, layers, engines, costs, and how the model was read."""
+    reading = diagnosis.reading
+    yield Words(
+        key="lengths",
+        title="Longer texts",
+        lists=(("", length_sentences(diagnosis)),),
+        code="\n".join(config_lines(diagnosis.advice)),
+    )
+    yield Words(
+        key="settings",
+        title="Settings",
+        lists=(("", [" ".join(pair).strip() for pair in setting_sentences(diagnosis)]),),
+    )
+    named = zip(short_titles(reading), titles(reading), descriptions(reading), strict=True)
+    yield Words(
+        key="layers",
+        title="What the layers do",
+        paragraphs=() if reading.layers else (sentence("no_layers"),),
+        terms=tuple(
+            Term(name=name, note="" if name == title else title, text=tuple(lines))
+            for name, title, lines in named
+        ),
+    )
+    if engines is not None:
+        yield from _engine_sections(engines, diagnosis)
+    if diagnosis.costs:
+        rows = cost_rows(diagnosis)
+        yield _table("costs", "Costs of a layer", COST_GUIDE, COST_COLUMNS, rows)
+    how = sentence("how_read", reading=reading)
+    yield Words(key="method", title="How this was read", paragraphs=(how,))
 
 
 def _lines(diagnosis: Diagnosis, folder: Path) -> Iterator[Line]:
