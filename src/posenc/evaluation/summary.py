@@ -210,8 +210,7 @@ def _baseline(study: Study) -> Iterator[str]:
         if base is None:
             continue
         gaps = {n: gap(base, reading, lower=metric.lower) for n, reading in readings.items()}
-        better = [name for name, deficit in gaps.items() if deficit and deficit.sure]
-        better = [name for name in better if gaps[name].mean > 0]  # type: ignore[union-attr]
+        better = [name for name, lead in gaps.items() if lead and lead.sure and lead.mean > 0]
         yield sentence(
             "baseline", study=study, words=baselines(study)[key], base=base, better=better
         )
