@@ -136,7 +136,7 @@ def missing_gain(study: Study, key: str, *, tuned: bool) -> str:
     and finds no significantly fewer needles, or finds significantly more of them (if these count)
     at no more loss; over a sliding window, whose loss few undercut, also by needles alone.
     """
-    readings = {method.key: reading for method, reading in study.ranked(tuned=tuned)}
+    readings = study.readings(tuned=tuned)
     chosen, metric = readings[key], study.deciding
     level: list[str] = []
     close: list[str] = []

@@ -101,7 +101,7 @@ def _charts(study: Study, drawing: Drawing) -> Iterator[Chart]:
     )
     for tuned in study.whens:
         end, ending = "-tuned" if tuned else "", when(study, tuned=tuned)
-        readings = {method.key: reading for method, reading in study.ranked(tuned=tuned)}
+        readings = study.readings(tuned=tuned)
         for metric in study.metrics:
             deciding = metric == study.deciding
             up = Up(

@@ -136,7 +136,7 @@ def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
         others=[(words, readings[name]) for name, words in names if name in readings],
         needles=next((m for m in study.metrics if m.key == "needles" and has_needles(study)), None),
     )
-    every = {method.key: reading for method, reading in study.ranked(tuned=tuned)}
+    every = study.readings(tuned=tuned)
     yield from _cost(study, key, every)
 
 

@@ -44,7 +44,7 @@ def _layer_types(config: Config, reading: Reading) -> Iterator[Finding]:
         wrong = [
             number
             for layers in reading.layers
-            if layers.attention.kind == "self" and UNKNOWN not in (layers.attention.back,)
+            if layers.attention.kind == "self" and layers.attention.back != UNKNOWN
             for number in layers.numbers
             if number < len(types) and types[number] == kind
             if layers.attention.windowed is not limited
