@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from posenc.evaluation.doctor.advice import FACTOR, REFUSED, Advice, config_lines
@@ -38,23 +39,26 @@ COSTS = {"transformers": "baseline", "with posenc": "candidate"}
 COST_COLUMNS = ("tokens", "transformers", "memory", "with posenc", "memory")
 COST_GUIDE = "One layer, forward, one row, this machine (≈ computed from shorter inputs)."
 
+NOT_ASKED = Engines((), None)
+"""Where no engines are compared with."""
+
 Line = tuple[str, Sequence[float]]
 """A name, and frequencies in radians a token."""
 
 
 def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) -> Opening:
     """A word on each kind of layer up to the limit and beyond it, and on each engine."""
-    limits, reading = diagnosis.limits, diagnosis.reading
+    limits, reading, asked = diagnosis.limits, diagnosis.reading, engines or NOT_ASKED
     spans = {
         title: _span(layers.attention, limited=bool(limits))
         for title, layers in zip(short_titles(reading), reading.layers, strict=True)
     }
     spans |= {table.module: ("holds", "breaks") for table in reading.tables}
-    beside = engines.words() if engines is not None else {}
+    beside = asked.words()
     columns: tuple[str, ...] = ("at any length",)
     if limits:
         columns = (f"to {limits[0].tokens:,} tokens", "beyond")
-    differences = {one.engine: one for one in engines.served} if engines is not None else {}
+    differences = {one.engine: one for one in asked.served}
     # without a limit the word on any length is that on longer texts
     rows = [Verdict(name=name, words=words[-len(columns) :]) for name, words in spans.items()]
     judged = {word for row in rows for word in row.words}
@@ -68,9 +72,7 @@ def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) 
         for name, words in beside.items()
     ]
     return Opening(
-        headline=_headline(
-            diagnosis, folder, engines, [word for words in spans.values() for word in words]
-        ),
+        headline=_headline(diagnosis, folder, asked, [*chain(*spans.values())]),
         verdicts=Verdicts(
             title="Verdicts by layer" + (" and engine" if beside else ""),
             columns=columns,
@@ -82,7 +84,7 @@ def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) 
                 (word for row in rows for word in row.words), lambda word: sentence(f"span_{word}")
             ),
         ),
-        remedies=tuple(_remedies(diagnosis.advice, engines)),
+        remedies=tuple(_remedies(diagnosis.advice, asked)),
     )
 
 
@@ -95,9 +97,7 @@ def _span(facts: Attention, *, limited: bool) -> tuple[str, str]:
     return "holds", "degrades" if limited and facts.unlimited is True else "unknown"
 
 
-def _headline(
-    diagnosis: Diagnosis, folder: Path, engines: Engines | None, words: Sequence[str]
-) -> str:
+def _headline(diagnosis: Diagnosis, folder: Path, engines: Engines, words: Sequence[str]) -> str:
     name = shortened(folder.resolve().name, NAME)
     if diagnosis.advice.why == REFUSED:
         return sentence("take_refused", name=name)
@@ -109,17 +109,17 @@ def _headline(
     else:
         text = sentence("take_any", name=name)
     count = sum(not one.unread for one in diagnosis.findings)
-    unlike = engines.unlike if engines is not None else []
+    unlike = engines.unlike
     mend = sentence("mend_first", count=count) if count else ""
     endings = [sentence(form, names=unlike) for form in ("unlike", "unlike_count") if unlike]
     return fitting(text + end for end in (*(mend + end for end in endings), mend, *endings, ""))
 
 
-def _remedies(advice: Advice, engines: Engines | None) -> Iterator[Remedy]:
-    if engines is not None and engines.remedy is not None:
+def _remedies(advice: Advice, engines: Engines) -> Iterator[Remedy]:
+    if engines.remedy is not None:
         yield Remedy(text=sentence("to_serve", names=engines.unlike, left=engines.remedy.left))
     if advice.command:
-        served = f" --for {engines.alone}" if engines is not None and engines.alone else ""
+        served = f" --for {engines.alone}" if engines.alone else ""
         command = advice.command + served * bool(advice.config)
         yield Remedy(text=sentence("to_extend", advice=advice), command=command)
     elif advice.config:
@@ -165,13 +165,11 @@ def diagnosis_page(
 ) -> Page:
     """The page with its charts."""
     opened, run = opening(diagnosis, folder, engines), diagnosis.reading.by == "run"
-    lines = list(_lines(diagnosis, folder))
-    beside = [] if engines is None else list(_engine_lines(engines))
+    asked = engines or NOT_ASKED
+    lines, beside = list(_lines(diagnosis, folder)), list(_engine_lines(asked))
     names = [row.name for row in opened.verdicts.rows]
     roles = dict.fromkeys([*names, *(name for name, _ in lines)], "candidate")
-    roles |= dict.fromkeys(
-        [*(engines.words() if engines else ()), *(n for n, _ in beside)], "baseline"
-    )
+    roles |= dict.fromkeys([*asked.words(), *(name for name, _ in beside)], "baseline")
     styles = looks(roles | COSTS)
     drawing = Drawing(list(styles), styles, "rotation")
     shown = [_turns(drawing, [*lines, *beside], diagnosis)] if lines else []
