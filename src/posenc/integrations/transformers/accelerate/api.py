@@ -25,7 +25,7 @@ from posenc.integrations.transformers.accelerate.family import (
     family_of,
 )
 from posenc.integrations.transformers.accelerate.report import Report, ReportedModule
-from posenc.integrations.transformers.accelerate.routing import POSENC, Record, recorded
+from posenc.integrations.transformers.accelerate.routing import OWN, POSENC, Record, recorded
 from posenc.integrations.transformers.accelerate.views import config_behind, with_posenc
 
 SHORTEST = 256
@@ -187,10 +187,10 @@ def _report(model: nn.Module, found: Sequence[Found]) -> Report:
             reason = f"from {least} keys on; its own below" if least > 1 else "at all lengths"
             if family.limits:
                 reason = f"{family.limits}, {reason}"
-            rows.append(ReportedModule(path, module.original.__name__, "posenc", reason))
+            rows.append(ReportedModule(path, module.original.__name__, POSENC, reason))
         elif type(module) not in family.configured:
             reason = family.reason(module) or ""
-            rows.append(ReportedModule(path, type(module).__name__, "its own", reason))
+            rows.append(ReportedModule(path, type(module).__name__, OWN, reason))
     return Report(type(model).__name__, tuple(rows))
 
 
