@@ -122,8 +122,8 @@ def attention(
     given: dict[str, Any] = {"dropout": dropout, "scale": scaling}
     if fast and grid is not None:
         output = None
-        options = {"a bias": terms or None, "sinks": s_aux, "a soft cap": softcap}
-        changes = [name for name, option in options.items() if option is not None]
+        extras = {"a bias": terms or None, "sinks": s_aux, "a soft cap": softcap}
+        changes = [name for name, extra in extras.items() if extra is not None]
         if not changes and settings.backend == "auto":
             output = plain_attention(query, key, value, grid, **given)
         if output is not None:
