@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import fields
@@ -48,6 +51,21 @@ def test_a_file_has_values_of_its_own_kinds(posenc: Run, tmp_path: Path) -> None
     (tmp_path / "extend.toml").write_text('checkpoint = "folder"\nreport = false\nfactor = 2\n')
     dumped = dump("extend", "--config", str(tmp_path / "extend.toml"))
     assert tomllib.loads(dumped) == {"checkpoint": "folder", "report": False, "factor": "2"}
+
+
+def test_a_file_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('encodings = "größe"\n', encoding="utf-8")
+    command = [sys.executable, "-c", "from posenc.cli import main; main()", "compare"]
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [*command, "--config", path, "--dump-config"],
+        env=os.environ | plain,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert tomllib.loads(done.stdout) == {"encodings": "größe"}
 
 
 @pytest.mark.parametrize("command", CONFIGURABLE)

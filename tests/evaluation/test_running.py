@@ -172,18 +172,7 @@ def test_fine_tuning_leaves_the_model_and_is_the_same_twice(
 ) -> None:
     tuning = Tuning(steps=3, positions=positions)  # type: ignore[arg-type]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    one, two = (
-        finetuned(
-            model,
-            text.trained,
-            text.trained_pieces,
-            tuning,
-            length=LENGTH,
-            goal=48,
-            byte_needles=True,
-        )[0]
-        for _ in range(2)
-    )
+    one, two = (finetuned(model, text, tuning, length=LENGTH, goal=48)[0] for _ in range(2))
     for name, tensor in one.state_dict().items():
         assert torch.equal(tensor, two.state_dict()[name])
         assert torch.equal(model.state_dict()[name], before[name])
@@ -196,14 +185,7 @@ def test_fine_tuning_learns(model: LiveModel, text: Text) -> None:
     losses: list[float] = []
     tuning = Tuning(steps=30)
     finetuned(
-        model,
-        text.trained,
-        text.trained_pieces,
-        tuning,
-        length=LENGTH,
-        goal=32,
-        byte_needles=False,
-        stepped=lambda step, loss: losses.append(loss),
+        model, text, tuning, length=LENGTH, goal=32, stepped=lambda step, loss: losses.append(loss)
     )
     assert losses[-1] < losses[0] - 0.5
 
@@ -223,15 +205,7 @@ def test_positions_of_fine_tuning_reach_the_goal(
     for positions in ("randomized", "skipped"):
         seen.clear()
         tuning = Tuning(steps=12, positions=positions)
-        finetuned(
-            model,
-            text.trained,
-            text.trained_pieces,
-            tuning,
-            length=LENGTH,
-            goal=64,
-            byte_needles=False,
-        )
+        finetuned(model, text, tuning, length=LENGTH, goal=64)
         assert max(seen) > 2 * LENGTH
         assert max(seen) < 64
 

@@ -13,6 +13,7 @@ from posenc.attention.cache import LayerCache
 from posenc.attention.call import AttentionCall
 from posenc.attention.dispatch import query_kernel
 from posenc.attention.past_terms import PastTerms, read_terms
+from posenc.attention.softmax import softmax_beside
 from posenc.encoding import BucketedTerms, QueryKeyTransform, Rotation
 from posenc.encoding.reuse import ModuleStates
 from posenc.grid import Grid
@@ -111,12 +112,7 @@ def attend_last(call: AttentionCall, cache: LayerCache) -> Float[Tensor, "B H 1 
     logits = logits if bias is None else logits + bias  # [B, H, 1, K]
     if softcap is not None:
         logits = softcap * (logits / softcap).tanh()
-    if sinks is None:
-        weights = logits.softmax(-1)
-    else:
-        column = sinks.to(logits.dtype).view(-1, 1, 1).expand(len(logits), -1, -1, -1)
-        weights = torch.cat([logits, column], dim=-1).softmax(-1)[..., :-1]
-    weights = weights.to(v.dtype)
+    weights = softmax_beside(logits, None, sinks).to(v.dtype)
     output = (weights.view(*v.shape[:2], -1, v.shape[2]) @ v).view(*q.shape[:3], -1)
     for rows, bucket in terms.values:
         sums = weights.new_zeros(*weights.shape[:3], rows.shape[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 def masked_softmax(
@@ -20,6 +21,26 @@ def masked_softmax(
     lowest = torch.finfo(logits.dtype).min
     weights = torch.softmax(logits.masked_fill(hidden, lowest), dim=-1)
     return weights.masked_fill(hidden, 0.0)
+
+
+def softmax_beside(
+    logits: Float[Tensor, "B H Q K"],
+    visible: Bool[Tensor, "*masks Q K"] | None,
+    sinks: Tensor | None,
+) -> Float[Tensor, "B H Q K"]:
+    """Weights of the visible keys (None: of all), beside that of a sink, which is dropped.
+
+    Args:
+        logits: ``[B, H, Q, K]``.
+        visible: as of ``masked_softmax``.
+        sinks: ``[H]``, a logit more in each row of a head.
+    """
+    if sinks is not None:
+        column = sinks.to(logits.dtype).view(-1, 1, 1).expand(*logits.shape[:3], 1)
+        logits = torch.cat([logits, column], dim=-1)
+        visible = None if visible is None else pad(visible, (0, 1), value=True)
+    weights = logits.softmax(-1) if visible is None else masked_softmax(logits, visible)
+    return weights if sinks is None else weights[..., :-1]
 
 
 def log_add_exp(a: Float[Tensor, "*dims"], b: Float[Tensor, "*#dims"]) -> Float[Tensor, "*dims"]:

@@ -106,7 +106,7 @@ def compare(
         out,
         fields,
         task_options or [],
-        existing={"--join": join is not None, "--resume": resume, "--replace": replace},
+        existing={"join": join is not None, "resume": resume, "replace": replace},
     )
     if launch is not None:
         _launch(settings, launch, nodes, launch_options or [])
@@ -183,18 +183,18 @@ def _settings(
 
     given = [name for name, value in existing.items() if value]
     if len(given) > 1:
+        several = ", ".join(f"--{name}" for name in existing)
         raise ArgumentError(
-            given[0], expected=f"one of {', '.join(existing)}", got="both", remedy="Remove one."
+            f"--{given[0]}", expected=f"one of {several}", got="both", remedy="Remove one."
         )
-    stored = None
-    if given in (["--join"], ["--resume"]):
-        stored = load_settings(out, "join" if given == ["--join"] else "resume")
+    way: Any = given[0] if given else "refuse"
+    stored = load_settings(out, way) if way in ("join", "resume") else None
     task = fields.get("task", ComparisonSettings.task if stored is None else stored.task)
     if options and task in TASKS:
         fields["options"] = parse_options(options, TASKS[task].parameters(), of=task)
     if stored is not None:
         return dataclasses.replace(stored, **fields)
-    return ComparisonSettings(out=out, existing="replace" if given else "refuse", **fields)
+    return ComparisonSettings(out=out, existing=way, **fields)
 
 
 def _print_summary(comparison: Comparison, summary: Summary) -> None:

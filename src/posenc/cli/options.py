@@ -149,7 +149,7 @@ def _configure(context: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(
             "config", expected="a TOML file", got=error, remedy="Write steps = 100, for example."

@@ -355,11 +355,8 @@ def kind_of(config: Fields) -> type[LiveModel] | None:
     family, (name, *_) = config.values.get("model_type"), config.values.get("architectures") or [""]
     for kind in LIVE:
         for known, names in getattr(modeling_auto, kind.architectures).items():
-            if (
-                name in (names if isinstance(names, tuple) else (names,))
-                if name
-                else known == family
-            ):
+            classes = names if isinstance(names, tuple) else (names,)
+            if name in classes or (not name and known == family):
                 return kind
     return None
 

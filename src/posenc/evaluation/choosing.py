@@ -136,11 +136,10 @@ def missing_gain(study: Study, key: str, *, tuned: bool) -> str:
     and finds no significantly fewer needles, or finds significantly more of them (if these count)
     at no more loss; over a sliding window, whose loss few undercut, also by needles alone.
     """
-    readings = {method.key: reading for method, reading in study.ranked(tuned=tuned)}
+    readings = study.readings(tuned=tuned)
     chosen, metric = readings[key], study.deciding
-    level: list[str] = []
-    close: list[str] = []
-    ahead: list[str] = []
+    level, close, worse = "cannot be told from", f"is within {TIE:.0%} of", "is worse than"
+    relations: dict[str, list[str]] = {level: [], close: [], worse: []}
     for name, words in baselines(study).items():
         base = readings.get(name)
         if base is None:
@@ -154,13 +153,8 @@ def missing_gain(study: Study, key: str, *, tuned: bool) -> str:
         more = _more(study, chosen, base) if has_needles(study) else 0
         if (stands > 0 and more >= 0) or (more > 0 and (stands == 0 or name == WINDOW)):
             continue
-        worse = stands < 0 or more < 0
-        (ahead if worse else close if tied else level).append(f"{words} ({metric.shown(value)})")
-    relations = {
-        "cannot be told from": level,
-        f"is within {TIE:.0%} of": close,
-        "is worse than": ahead,
-    }
+        relation = worse if stands < 0 or more < 0 else close if tied else level
+        relations[relation].append(f"{words} ({metric.shown(value)})")
     clauses = [f"{relation} {listed(names)}" for relation, names in relations.items() if names]
     if not clauses:
         return ""

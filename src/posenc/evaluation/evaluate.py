@@ -157,13 +157,12 @@ class _Measurement:
             self.suite = replace(self.suite, lengths=tuple(reading.loss))
         reading = self._questions(reading)
         while (effective := self._effective(reading)) is not None:
-            middle = next_length(effective, self.suite.lengths)
-            if not self._may_refine(middle):
+            suite, middle = self.suite, next_length(effective, self.suite.lengths)
+            settled = self.settings.lengths is not None or self.deadline.left <= 0
+            if middle is None or settled or not isinstance(suite, NextTokenSuite):
                 break
             self._step(f"loss and needles at {middle}")
-            assert isinstance(self.suite, NextTokenSuite)
-            assert middle is not None
-            self.suite, reading = self.suite.further(self.model, reading, middle)
+            self.suite, reading = suite.further(self.model, reading, middle)
             self._keep(reading)
             reading = self._questions(reading)
         findings = (Findings(key=self.key, role="baseline", untuned=reading), *self._control())
@@ -225,12 +224,6 @@ class _Measurement:
         parts = (8, 4, 2, 1) if first else (2, 1)  # in the first place the loss may have risen too
         shorter = {max(SHORTEST, risen.position // part) for part in parts}
         self.suite = self._suite(tuple(sorted({*self.suite.lengths, *shorter})))
-
-    def _may_refine(self, middle: int | None) -> bool:
-        """True if one more length is to be measured."""
-        if middle is None or not isinstance(self.suite, NextTokenSuite):
-            return False
-        return self.settings.lengths is None and self.deadline.left > 0
 
     def _questions(self, reading: StudyReading) -> StudyReading:
         """The reading with questions at the reference, and longer ones of what is learned there."""

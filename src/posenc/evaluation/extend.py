@@ -88,66 +88,80 @@ def extend_checkpoint(
     """
     require_unused(out)
     settings = replace(settings or ExtensionSettings(), **fields)
-    factor, length = settings.factor, settings.trained_length
     asked = None if engine is None else engine_named(engine)
+    trained = settings.trained_length
     if isinstance(source, Path | str):
         checkpoint = Checkpoint.open(
-            source, trained_length=length, device=settings.device, extendable=True
+            source, trained_length=trained, device=settings.device, extendable=True
         )
     else:
-        checkpoint = Checkpoint.of_model(source, trained_length=length, extendable=True)
-    assert isinstance(checkpoint.model, LiveModel)  # others are not extendable
-    chosen = methods_for(settings.methods, checkpoint.model, length=checkpoint.length)
+        checkpoint = Checkpoint.of_model(source, trained_length=trained, extendable=True)
+    model, length = checkpoint.model, checkpoint.length
+    assert isinstance(model, LiveModel)  # others are not extendable
+    chosen = methods_for(settings.methods, model, length=length)
     left_out: dict[str, str] = {}
     if asked is not None:
         chosen, left_out = served_methods(
-            chosen, checkpoint.model, asked, factor=factor, length=checkpoint.length
+            chosen, model, asked, factor=settings.factor, length=length
         )
     require_search(settings.search, chosen)
     if settings.report:
-        data = checkpoint.data(
-            text=settings.text,
-            images=settings.images,
-            training=bool(settings.tuning.steps or settings.search),
-        )
-        if settings.search:
-            assert isinstance(data, Text)  # only decoders have factors to search
-            found = out.with_name(f"{out.name}-search.json")
-            with kept(found, command):
-                chosen = searched(
-                    checkpoint,
-                    data,
-                    chosen,
-                    factor=factor,
-                    budget=settings.search,
-                    state=found,
-                    progress=progress,
-                    stop=stop,
-                )
-        state = out.with_name(f"{out.name}-measured.json")
-        with kept(state, command):
-            result = measure_extensions(
-                checkpoint,
-                data,
-                chosen,
-                factor=factor,
-                tuning=settings.tuning,
-                seed=settings.seed,
-                always=settings.always,
-                progress=progress,
-                state=state,
-                stop=stop,
-            )
-            study = replace(result.study, command=command)
-            extended = _written(checkpoint, out, result.model, result.method, study)
-        state.unlink(missing_ok=True)
+        extended = _measured(checkpoint, out, chosen, settings, command, progress, stop)
     else:
         method = _unmeasured(chosen, settings.tuning)
-        candidate = extended_by(checkpoint.model, method, factor=factor, length=checkpoint.length)
+        candidate = extended_by(model, method, factor=settings.factor, length=length)
         assert isinstance(candidate.model, LiveModel)  # not a method of models
         extended = _written(checkpoint, out, candidate.model, method, None)
     extended = replace(extended, left_out=left_out)
     return extended if extended.method is None else _served(extended, asked, checkpoint, settings)
+
+
+def _measured(
+    checkpoint: Checkpoint,
+    out: Path,
+    methods: Sequence[Method],
+    settings: ExtensionSettings,
+    command: str,
+    progress: Progress,
+    stop: Callable[[], bool],
+) -> Extended:
+    """The folder with the best of some methods, measured; see ``extend_checkpoint``."""
+    tuning, factor = settings.tuning, settings.factor
+    data = checkpoint.data(
+        text=settings.text, images=settings.images, training=bool(tuning.steps or settings.search)
+    )
+    if settings.search:
+        assert isinstance(data, Text)  # only decoders have factors to search
+        found = out.with_name(f"{out.name}-search.json")
+        with kept(found, command):
+            methods = searched(
+                checkpoint,
+                data,
+                methods,
+                factor=factor,
+                budget=settings.search,
+                state=found,
+                progress=progress,
+                stop=stop,
+            )
+    state = out.with_name(f"{out.name}-measured.json")
+    with kept(state, command):
+        result = measure_extensions(
+            checkpoint,
+            data,
+            methods,
+            factor=factor,
+            tuning=tuning,
+            seed=settings.seed,
+            always=settings.always,
+            progress=progress,
+            state=state,
+            stop=stop,
+        )
+        study = replace(result.study, command=command)
+        extended = _written(checkpoint, out, result.model, result.method, study)
+    state.unlink(missing_ok=True)
+    return extended
 
 
 def _written(

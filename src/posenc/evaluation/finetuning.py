@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc import training
 from posenc.errors import ArgumentError
 from posenc.evaluation.settings import Positions, Tuning
-from posenc.experiments.pieces import Pieces
+from posenc.evaluation.suites.needles import ByteNeedles
+from posenc.evaluation.texts import Text
 from posenc.experiments.tasks.common import needles
 from posenc.experiments.tasks.common.byte_text import random_windows
 from posenc.layout import Layout
@@ -30,24 +30,20 @@ NEEDLE_SHARE = 0.25
 
 def finetuned(
     model: nn.Module,
-    text: Int[Tensor, " T"],
-    pieces: Pieces,
+    text: Text,
     tuning: Tuning,
     *,
     length: int,
     goal: int,
-    byte_needles: bool,
     stepped: Callable[[int, float], None] = lambda step, loss: None,
 ) -> tuple[nn.Module, float]:
     """A copy of a decoder, fine-tuned on a text, and the seconds spent.
 
     Args:
         model: the extended model.
-        text: ``[T]`` ids.
-        pieces: that they consist of.
+        text: its part to train on; marked bytes are hidden in some rows where ids are bytes.
         tuning: settings.
         length, goal: the trained and the new length.
-        byte_needles: hide needles in some rows.
         stepped: called after each step with its number and loss.
 
     Raises:
@@ -77,7 +73,7 @@ def finetuned(
         schedule=_triangle,
     )
     size = goal if tuning.positions == "plain" else length
-    windows = _Windows(text, pieces, tuning.positions, size, goal, byte_needles)
+    windows = _Windows(text, tuning.positions, size, goal)
     done = training.fit(trained, windows, plan, training.Watch(stepped=after))
     return done.model, done.seconds
 
@@ -86,12 +82,10 @@ def finetuned(
 class _Windows:
     """A task of predicting windows of a text, at positions up to the goal; see ``finetuned``."""
 
-    text: Tensor
-    pieces: Pieces
+    text: Text
     positions: Positions
     size: int
     goal: int
-    byte_needles: bool
     fingerprint: str = ""
 
     @property
@@ -108,11 +102,15 @@ class _Windows:
         """``inputs``, ``targets`` ``[rows, size]`` and their ``layout``."""
         draw = generator(seed, step)
         windows = random_windows(
-            self.text, self.pieces, rows=self.rows, length=self.size + 1, source=draw
+            self.text.trained,
+            self.text.trained_pieces,
+            rows=self.rows,
+            length=self.size + 1,
+            source=draw,
         )
         inputs, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
         asking = round(NEEDLE_SHARE * self.rows) if self.rows > 1 else step % 4 == 0
-        if self.byte_needles and asking:
+        if isinstance(self.text.needles, ByteNeedles) and asking:
             needles.hide(inputs[: int(asking)], targets[: int(asking)], draw)
         layout = Layout.sequence(self.size)
         if self.positions == "randomized":

@@ -45,7 +45,7 @@ def headline(study: Study) -> str:
         alone = sum(method.writable for method in study.findings) == 1
         facts = {"key": shortened(key, NAME), "alone": alone}
         return fitting(sentence("do_not_stretch", at=place, **facts) for place in (at, ""))
-    readings = {method.key: reading for method, reading in study.ranked(tuned=tuned)}
+    readings = study.readings(tuned=tuned)
     metric, goal = study.deciding, study.goal
     figures = f"{metric.name} {metric.shown(readings[key].of(metric)[goal])}"
     for name, words in (("direct", "not stretched"), (CUT, "cut")):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, CheckpointError
-from posenc.evaluation.engines.config import ModelConfig
+from posenc.evaluation.engines.config import WINDOWS, ModelConfig
 from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.integrations.transformers.checkpoints.extended import FIELD, fitting, stored_extension
 from posenc.integrations.transformers.checkpoints.fields import Fields
@@ -234,10 +234,7 @@ class LiveDecoder(LiveModel):
     def windowed(self) -> bool:
         """True if some layers see a window already."""
         config = self.model.config.get_text_config()
-        return any(
-            getattr(config, name, None) is not None
-            for name in ("sliding_window", "attention_chunk_size", "local_attention")
-        )
+        return any(getattr(config, name, None) is not None for name in WINDOWS)
 
     def forward(
         self, tokens: Int[Tensor, "B L"], layout: Layout | None = None, *, last: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 
@@ -101,20 +101,7 @@ def _charts(study: Study, drawing: Drawing) -> Iterator[Chart]:
     )
     for tuned in study.whens:
         end, ending = "-tuned" if tuned else "", when(study, tuned=tuned)
-        readings = {method.key: reading for method, reading in study.ranked(tuned=tuned)}
-
-        def points(
-            metric: StudyMetric,
-            values: Callable[[StudyReading], Iterable[tuple[float, float]]],
-            readings: dict[str, StudyReading] = readings,
-        ) -> list[Point]:
-            form = ".1%" if metric.percent else ".3f"
-            return [
-                Point(key, x, Estimate(value, None, 1), f"{value:{form}}")
-                for key, reading in readings.items()
-                for x, value in values(reading)
-            ]
-
+        readings = study.readings(tuned=tuned)
         for metric in study.metrics:
             deciding = metric == study.deciding
             up = Up(
@@ -127,20 +114,32 @@ def _charts(study: Study, drawing: Drawing) -> Iterator[Chart]:
                 level_name=study.trivial_rule,
             )
             if metric.title:
-                along = points(metric, lambda reading, metric=metric: reading.of(metric).items())  # type: ignore[misc]
+                values = {key: reading.of(metric).items() for key, reading in readings.items()}
                 yield drawing.lines(
                     f"{metric.key}{end}",
                     f"{metric.title}{ending}",
                     metric.guide,
-                    along,
+                    _points(values, metric),
                     (by_length, up),
                     first=deciding and tuned == study.tuned,
                 )
             if metric.key == "loss":
-                along = points(metric, lambda reading: reading.by_position)
+                along = _points({k: r.by_position for k, r in readings.items()}, metric)
                 chart = f"position{end}", f"Loss by position{ending}", at_position
                 if along:  # masked tokens are measured by length alone
                     yield drawing.lines(*chart, along, (by_position, up))
+
+
+def _points(
+    values: Mapping[str, Iterable[tuple[float, float]]], metric: StudyMetric
+) -> list[Point]:
+    """Points of a metric, from values by name and place."""
+    form = ".1%" if metric.percent else ".3f"
+    return [
+        Point(key, x, Estimate(value, None, 1), f"{value:{form}}")
+        for key, pairs in values.items()
+        for x, value in pairs
+    ]
 
 
 def _table(study: Study, *, tuned: bool) -> Table:

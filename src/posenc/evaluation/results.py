@@ -367,6 +367,10 @@ class Study:
         sign = 1 if self.deciding.lower else -1
         return sorted(measured, key=lambda pair: sign * pair[1].of(self.deciding)[self.goal])
 
+    def readings(self, *, tuned: bool = False) -> dict[str, StudyReading]:
+        """Readings by method, as ``ranked``."""
+        return {method.key: reading for method, reading in self.ranked(tuned=tuned)}
+
     def called(self, length: int) -> str:
         """The name of a length in tables."""
         return self.labels.get(length, str(length))

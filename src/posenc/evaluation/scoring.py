@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from posenc.errors import ArgumentError
 from posenc.evaluation.live import LiveDecoder
 from posenc.evaluation.questions import Question
+from posenc.experiments.sequences import stacked
 from posenc.experiments.text_loss import rows_a_call
 from posenc.models import Greedy
 
@@ -69,8 +70,8 @@ class ByProbability:
         asked = [self._ids(question) for question in questions]
         shares: list[float] = []
         for batch in _batches(asked, max(len(ids) for ids, _ in asked)):
-            longest = max(len(ids) for ids, _ in batch)
-            tokens = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in batch])
+            tokens = stacked([ids for ids, _ in batch], 0)
+            longest = tokens.shape[1]
             last = longest - min(bounds[0] for _, bounds in batch) + 1
             guessed = last_logits(model, tokens.to(device), last).argmax(-1).cpu()
             first = longest - last

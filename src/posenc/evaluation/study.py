@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +26,6 @@ from posenc.evaluation.results import Findings, Study
 from posenc.evaluation.settings import Tuning
 from posenc.evaluation.suites.images import BySize, ImageSuite, sides
 from posenc.evaluation.suites.masked import MaskedSuite
-from posenc.evaluation.suites.needles import ByteNeedles
 from posenc.evaluation.suites.next_token import NextTokenSuite, Suite, lengths_to
 from posenc.evaluation.suites.retrieval import RetrievalSuite
 from posenc.evaluation.texts import Text
@@ -95,55 +95,19 @@ def measure_extensions(
             got=", ".join(method.spec for method in methods),
             remedy="Choose another method; posenc evaluate measures a model as it is.",
         )
-
-    def tuned(candidate: Candidate, report: Callable[[str], None]) -> tuple[nn.Module, float]:
-        assert isinstance(data, Text)  # of a decoder
-        assert candidate.model is not None
-        return finetuned(
-            candidate.model,
-            data.trained,
-            data.trained_pieces,
-            tuning,
-            length=checkpoint.length,
-            goal=suite.lengths[-1],
-            byte_needles=isinstance(data.needles, ByteNeedles),
-            stepped=lambda step, loss: report(f"fine-tuning, step {step}, loss {loss:.3f}"),
-        )
-
-    def findings_on(candidate: Candidate, report: Callable[[str], None]) -> Findings:
-        if candidate.model is None:
-            return candidate.findings
-        report("measuring")
-        reading = suite.measure(candidate.model, limit=candidate.limit)
-        findings = replace(candidate.findings, untuned=reading)
-        models[candidate.key] = candidate.model
-        if not tuning.steps or not candidate.trainable:
-            return findings
-        report("fine-tuning")
-        try:
-            models[candidate.key], seconds = tuned(candidate, report)
-        except ArgumentError as error:
-            return replace(findings, failed=str(error))
-        report("measuring again")
-        again = replace(suite.measure(models[candidate.key]), steps=tuning.steps, seconds=seconds)
-        return replace(findings, tuned=again)
-
+    measuring = _Measuring(suite, data, tuning, checkpoint.length)
     sha256 = _source(suite, data).sha256  # changed data are measured anew
     kept = MeasuredFile(
         state, checkpoint.model.parameters(), sha256, suite.lengths, seed, tuning, methods
     )
     findings: list[Findings] = []
-    models: dict[str, nn.Module] = {}
     for done, candidate in enumerate(candidates):
-
-        def report(stage: str, key: str = candidate.key, done: int = done) -> None:
-            progress(f"{key}: {stage}", done, len(candidates))
-
         known = kept.get(candidate.key)
         if known is not None:
             findings.append(replace(candidate.findings, **vars(known)))
             continue
-        findings.append(findings_on(candidate, report))
+        report = partial(_report, progress, candidate.key, done, len(candidates))
+        findings.append(measuring.findings(candidate, report))
         kept.add(findings[-1])
         if stop() and done + 1 < len(candidates):
             raise Interrupted(
@@ -162,12 +126,75 @@ def measure_extensions(
     winner = next((candidate for candidate in candidates if candidate.key == chosen), None)
     if winner is None:
         return ExtensionResult(study, None, None)
-    model = models.get(winner.key) or winner.model
-    if winner.key not in models and tuning.steps:  # measured before an interruption
-        model, _ = tuned(winner, lambda stage: None)
-    model = model.goal if isinstance(model, BySize) else model
-    assert isinstance(model, LiveModel)  # one that can be written
-    return ExtensionResult(study, model, winner.method)
+    return ExtensionResult(study, measuring.model(winner), winner.method)
+
+
+def _report(progress: Progress, key: str, done: int, count: int, stage: str) -> None:
+    progress(f"{key}: {stage}", done, count)
+
+
+Report = Callable[[str], None]
+"""Called with the stage of one model."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Measuring:
+    """Measurement of candidates, before and after fine-tuning; see ``measure_extensions``.
+
+    Args:
+        suite: of the measurements.
+        data: to fine-tune on.
+        tuning: settings of that.
+        length: the trained length.
+        models: those measured, by key, as they are after it.
+    """
+
+    suite: Suite
+    data: Text | ImageSource
+    tuning: Tuning
+    length: int
+    models: dict[str, nn.Module] = field(default_factory=dict)
+
+    def findings(self, candidate: Candidate, report: Report) -> Findings:
+        """The readings of a candidate, or why there are none."""
+        if candidate.model is None:
+            return candidate.findings
+        report("measuring")
+        reading = self.suite.measure(candidate.model, limit=candidate.limit)
+        findings = replace(candidate.findings, untuned=reading)
+        self.models[candidate.key] = candidate.model
+        if not self.tuning.steps or not candidate.trainable:
+            return findings
+        report("fine-tuning")
+        try:
+            tuned, seconds = self._tuned(candidate, report)
+        except ArgumentError as error:
+            return replace(findings, failed=str(error))
+        self.models[candidate.key] = tuned
+        report("measuring again")
+        again = replace(self.suite.measure(tuned), steps=self.tuning.steps, seconds=seconds)
+        return replace(findings, tuned=again)
+
+    def model(self, chosen: Candidate) -> LiveModel:
+        """The model to write, fine-tuned anew if it was measured before an interruption."""
+        model = self.models.get(chosen.key) or chosen.model
+        if chosen.key not in self.models and self.tuning.steps:
+            model, _ = self._tuned(chosen, lambda stage: None)
+        model = model.goal if isinstance(model, BySize) else model
+        assert isinstance(model, LiveModel)  # one that can be written
+        return model
+
+    def _tuned(self, candidate: Candidate, report: Report) -> tuple[nn.Module, float]:
+        assert isinstance(self.data, Text)  # of a decoder
+        assert candidate.model is not None
+        return finetuned(
+            candidate.model,
+            self.data,
+            self.tuning,
+            length=self.length,
+            goal=self.suite.lengths[-1],
+            stepped=lambda step, loss: report(f"fine-tuning, step {step}, loss {loss:.3f}"),
+        )
 
 
 def _prepared(

@@ -136,7 +136,7 @@ def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
         others=[(words, readings[name]) for name, words in names if name in readings],
         needles=next((m for m in study.metrics if m.key == "needles" and has_needles(study)), None),
     )
-    every = {method.key: reading for method, reading in study.ranked(tuned=tuned)}
+    every = study.readings(tuned=tuned)
     yield from _cost(study, key, every)
 
 
@@ -145,18 +145,20 @@ def _cost(study: Study, key: str, readings: dict[str, StudyReading]) -> Iterator
     chosen, plain = readings[key], readings.get("direct")
     facts = {"study": study, "key": key, "chosen": chosen}
     if plain is not None:
-        slower = plain.per_second / chosen.per_second
-        timed = chosen.timed and plain.timed
-        if not timed or slower >= SLOWER:
-            times = slower if timed else None
+        times = _times(chosen, plain)
+        if times is None or times >= SLOWER:
             yield sentence("cost", **facts, base=plain, times=times, than="original")
     base = readings.get(CUT) or readings.get(SCALED)
     if base is not None:
         longer = 1.0 if study.unit == "pixel" else study.goal / study.length
-        times = longer * base.per_second / chosen.per_second
-        timed = chosen.timed and base.timed
-        times_known = times if timed else None
-        yield sentence("cost", **facts, base=base, times=times_known, than="shorter")
+        times = _times(chosen, base, longer)
+        yield sentence("cost", **facts, base=base, times=times, than="shorter")
+
+
+def _times(one: StudyReading, other: StudyReading, longer: float = 1.0) -> float | None:
+    """How many times as long one takes, on longer texts; None where times are imprecise."""
+    timed = one.timed and other.timed
+    return longer * other.per_second / one.per_second if timed else None
 
 
 def _certainty(study: Study) -> Iterator[str]:
@@ -210,8 +212,7 @@ def _baseline(study: Study) -> Iterator[str]:
         if base is None:
             continue
         gaps = {n: gap(base, reading, lower=metric.lower) for n, reading in readings.items()}
-        better = [name for name, deficit in gaps.items() if deficit and deficit.sure]
-        better = [name for name in better if gaps[name].mean > 0]  # type: ignore[union-attr]
+        better = [name for name, lead in gaps.items() if lead and lead.sure and lead.mean > 0]
         yield sentence(
             "baseline", study=study, words=baselines(study)[key], base=base, better=better
         )

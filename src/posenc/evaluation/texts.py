@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -221,15 +222,29 @@ def read_tokenizer(folder: Path, vocabulary: int) -> TokenizerFile:
             )
         return ids
 
+    return TokenizerFile(
+        encode,
+        tokenizer.decode,
+        _special(tokenizer, folder, content, around),
+        identity=hashlib.sha256(stored).hexdigest(),
+        chat=read_template(folder),
+    )
+
+
+def _special(tokenizer: Any, folder: Path, content: list[int], around: list[int]) -> SpecialTokens:
+    """Tokens that a tokenizer adds.
+
+    Args:
+        tokenizer: of the tokenizers library.
+        folder: whose ``tokenizer_config.json`` names the mask.
+        content, around: ids of a text without the tokens, and with them.
+    """
     named = text_of(read_object(folder / "tokenizer_config.json").get("mask_token"))
     masks = [tokenizer.token_to_id(name) for name in (named, *MASKS) if isinstance(name, str)]
     mask = next((number for number in masks if number is not None), None)
     inside = (n for n, number in enumerate(around) if number in content)
     begin = next(inside, len(around) // 2)
-    end = begin + len(content)
-    special = SpecialTokens(tuple(around[:begin]), tuple(around[end:]), mask)
-    identity = hashlib.sha256(stored).hexdigest()
-    return TokenizerFile(encode, tokenizer.decode, special, identity, read_template(folder))
+    return SpecialTokens(tuple(around[:begin]), tuple(around[begin + len(content) :]), mask)
 
 
 def _no_tokenizer(path: Path, error: Exception) -> CheckpointError:

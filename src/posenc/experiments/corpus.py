@@ -160,19 +160,19 @@ def read_text(path: Path) -> TextCorpus:
         elif path.is_file():
             files = [path]
         elif path.exists():
-            raise _unusable(path, "a device, pipe or socket", "Save the text in a file first.")
+            raise unusable(path, "a device, pipe or socket", "Save the text in a file first.")
         else:
-            raise _unusable(path, "nothing there", "Check the path for a typing error.")
+            raise unusable(path, "nothing there", "Check the path for a typing error.")
         total = sum(file.stat().st_size for file in files)
         if total > MOST_BYTES:
-            raise _unusable(path, f"{_size(total)}", f"Give at most {_size(MOST_BYTES)}.")
+            raise unusable(path, _size(total), f"Give at most {_size(MOST_BYTES)}.")
         contents = [read_bytes(file, most=MOST_BYTES) for file in files]
     except OSError as error:
         got = f"{error.strerror or error} ({error.filename or path})"
-        raise _unusable(path, got, "Check the file's permissions, or leave it out.") from error
+        raise unusable(path, got, "Check the file's permissions, or leave it out.") from error
     if not any(contents):
         got = "an empty file" if path.is_file() else "a folder without text"
-        raise _unusable(path, got, "Give a text of at least a few thousand bytes.")
+        raise unusable(path, got, "Give a text of at least a few thousand bytes.")
     return TextCorpus(name=path.resolve().name, text=b"".join(contents), files=len(contents))
 
 
@@ -186,8 +186,9 @@ def _walk(folder: Path) -> Iterator[Path]:
             yield entry
 
 
-def _unusable(path: Path, got: str, remedy: str) -> DataError:
-    return DataError("text", expected=f"readable text at {path}", got=got, remedy=remedy)
+def unusable(path: Path, got: str, remedy: str, argument: str = "text") -> DataError:
+    """The error for a text that cannot be read."""
+    return DataError(argument, expected=f"readable text at {path}", got=got, remedy=remedy)
 
 
 def _not_as_shipped(got: object) -> DataError:

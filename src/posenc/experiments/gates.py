@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from posenc.experiments.results import Comparison
 from posenc.experiments.tasks import TASKS
-from posenc.experiments.verdicts import LEARNED_NOTHING, Row
+from posenc.experiments.verdicts import LEARNED_NOTHING, Row, by_metric
 from posenc.reporting.sentences import sentence
 
 MORE = 4
@@ -25,32 +26,18 @@ def unsure(comparison: Comparison, rows: Sequence[Row]) -> Iterable[str]:
     for row in rows:
         if row.verdict != "unsure":
             continue
-        for verdict, metric, values in (
-            (row.predicts, comparison.headline, row.values),
-            (row.finds, comparison.metric("recall"), row.recall),
-        ):
-            facts = {
-                "label": row.subject.label,
-                "metric": metric,
-                "advice": longer_training(comparison),
-            }
-            if metric is None:
-                continue
+        label, advice = row.subject.label, longer_training(comparison)
+        for metric, verdict, values in by_metric(comparison, row):
+            facts: dict[str, Any] = {"label": label, "metric": metric, "advice": advice}
             if verdict == "unsure":
                 last = max(values)
-                yield sentence(
-                    "disagreeing", before=values[train], after=values[last], last=last, **facts
-                )
+                facts |= {"before": values[train], "after": values[last], "last": last}
+                yield sentence("disagreeing", **facts)
             elif verdict == "unlearned":
-                yield sentence(
-                    "finding_nothing",
-                    last=max(row.values),
-                    train=train,
-                    value=values[train],
-                    **facts,
-                )
+                facts |= {"train": train, "value": values[train], "last": max(row.values)}
+                yield sentence("finding_nothing", **facts)
             elif verdict == "untestable":
-                yield sentence("never_asked", label=row.subject.label, train=train)
+                yield sentence("never_asked", label=label, train=train)
 
 
 def gated(comparison: Comparison, rows: Sequence[Row], longest: int) -> Iterable[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import product
 
 from posenc.experiments.results import Comparison
-from posenc.experiments.verdicts import GATES, LEARNED_NOTHING, Row, longest_measured
+from posenc.experiments.verdicts import GATES, LEARNED_NOTHING, Row, by_metric, longest_measured
 from posenc.reporting.headlines import LONGEST, at_times, of_one, shortened
 from posenc.reporting.intervals import paired_difference
 from posenc.reporting.sentences import exactly, sentence
@@ -89,11 +89,10 @@ def _name(row: Row, most: int = NAMES[0]) -> str:
 def _of_one(comparison: Comparison, row: Row, longest: int, at: str) -> str:
     """The verdict on the only candidate, with its values if they fit."""
     train = comparison.train_length
-    measured = [(comparison.headline, row.values), (comparison.metric("recall"), row.recall)]
     changes = [
         (metric.noun, *(exactly(values[length].mean, metric) for length in (train, longest)))
-        for metric, values in measured
-        if metric is not None and train in values and longest in values
+        for metric, _, values in by_metric(comparison, row)
+        if train in values and longest in values
     ]
     return of_one(_name(row), row.verdict, at, changes)
 

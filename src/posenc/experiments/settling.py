@@ -15,7 +15,7 @@ from posenc.experiments.results import Comparison
 from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.statistics import change
 from posenc.experiments.tasks import TASKS
-from posenc.experiments.verdicts import Row
+from posenc.experiments.verdicts import Row, by_metric
 from posenc.reporting.intervals import Estimate, quantile
 from posenc.reporting.opening import Remedy
 from posenc.reporting.sentences import sentence
@@ -89,11 +89,8 @@ def _remedies(comparison: Comparison, rows: Sequence[Row]) -> Iterable[Remedy]:
 def _unsure(comparison: Comparison, rows: Sequence[Row]) -> Iterable[tuple[Row, str, int | None]]:
     """Unsure verdicts by a metric: the row, the metric's noun, and the seeds that it needs."""
     for row in rows:
-        for metric, verdict, values in (
-            (comparison.headline, row.predicts, row.values),
-            (comparison.metric("recall"), row.finds, row.recall),
-        ):
-            if verdict == "unsure" and metric is not None:
+        for metric, verdict, values in by_metric(comparison, row):
+            if verdict == "unsure":
                 ends = (comparison.train_length, max(values))
                 base, last = (comparison.values(row.subject.name, metric.key, n) for n in ends)
                 worse = change(metric, base, last)

@@ -6,7 +6,7 @@ That a subject holds, degrades or breaks is decided by ``reporting/verdicts.py``
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -67,6 +67,16 @@ class Row:
     def gate(self) -> Verdict | None:
         """The gate; None if there is a verdict."""
         return self.verdict if self.verdict in GATES else None
+
+
+def by_metric(
+    comparison: Comparison, row: Row
+) -> Iterator[tuple[Metric, Verdict | None, Mapping[int, Estimate]]]:
+    """The deciding metric and, if the task has it, recall; with verdicts and estimates."""
+    yield comparison.headline, row.predicts, row.values
+    recall = comparison.metric("recall")
+    if recall is not None:
+        yield recall, row.finds, row.recall
 
 
 def judged(comparison: Comparison) -> tuple[Row, ...]:

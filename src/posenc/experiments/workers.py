@@ -121,17 +121,17 @@ class WorkerPool:
         halted = False
         failure: PosencError | None = None
         while True:
-            if not halted and stop():
+            if not halted and (failure is not None or stop()):
                 halted = True
                 self._halt()
-                stopping()
+                if failure is None:
+                    stopping()
             if not halted and left:
                 try:
                     left = self._give(waiting)
                 except PosencError as error:
                     failure = error
-                    halted = True
-                    self._halt()
+                    continue
             busy = {m.connection: m for m in self._workers if m.order is not None}
             if not busy and (halted or not left):
                 break
@@ -147,8 +147,6 @@ class WorkerPool:
                     interrupted = isinstance(message.error, Interrupted)
                     if not interrupted and not not_applicable(order):
                         failure = failure or message.error
-                        halted = True
-                        self._halt()
                 else:
                     emit(message)
         if failure is not None:

@@ -34,7 +34,7 @@ THEME: dict[str, Any] = {
     "title": {"anchor": "start", "color": "--ink", "fontSize": 15, "offset": 14},
     "view": {"stroke": None},
 }
-"""Vega's configuration of all charts. Colours are by name; see ``colours.py``."""
+"""Vega's configuration of all charts. Colours are by name; see ``palette.py``."""
 
 
 @dataclass(frozen=True)

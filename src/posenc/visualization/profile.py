@@ -39,7 +39,6 @@ def make_profile(
     length: int = 48,
     heads: int = 4,
     head_dim: int = 32,
-    max_length: int | None = None,
     causal: bool = True,
     options: Mapping[str, object] | None = None,
 ) -> Profile:
@@ -49,7 +48,6 @@ def make_profile(
         name: one name, or several joined by ``+``.
         length: tokens.
         heads, head_dim: shape of the attention it is put in.
-        max_length: positions of a learned table; ``length`` by default.
         causal: whether queries see the past only; images are always seen whole.
         options: the method's own.
 
@@ -59,8 +57,7 @@ def make_profile(
     """
     if length < 2:
         raise ArgumentError("length", expected="2 or more", got=length, remedy="48 is usual.")
-    shape: dict[str, Any] = {"dim": heads * head_dim, "heads": heads, "head_dim": head_dim}
-    shape["max_length"] = length if max_length is None else max_length
+    shape = {"dim": heads * head_dim, "heads": heads, "head_dim": head_dim, "max_length": length}
     chosen: dict[str, Any] = dict(options or {})
 
     def make(axes: int) -> Encoding:

@@ -234,6 +234,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "full": bidirectional_mask_function,
     "window": sliding_window_causal_mask_function(3),
     "packed": and_masks(causal_mask_function, packed_sequence_mask_function(DOCUMENTS)),
+    "packed twice": and_masks(
+        *(packed_sequence_mask_function(ids) for ids in (DOCUMENTS, DOCUMENTS.flip(1)))
+    ),
     "chunks": chunked_causal_mask_function(5, torch.tensor([0, 3])),
     "two-sided": sliding_window_bidirectional_mask_function(2),
     "images": or_masks(sliding_window_causal_mask_function(3), blockwise_overlay(BLOCKS)),

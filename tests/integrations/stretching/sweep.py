@@ -21,9 +21,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers import restore, stretch
 from posenc.integrations.transformers.accelerate.checking import tensors_in
+from posenc.integrations.transformers.stretching.configs import SCALED
 from posenc.integrations.transformers.stretching.frequencies import frequencies_in
 from posenc.integrations.transformers.stretching.probing import run
-from posenc.integrations.transformers.stretching.words import SCALED
 from tests.support.tiny_models import VOCABULARY, tiny_model
 
 LIMIT = 90

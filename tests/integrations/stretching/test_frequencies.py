@@ -17,8 +17,8 @@ from posenc.errors import ArgumentError, UnknownNameError
 from posenc.integrations.transformers import restore, stretch
 from posenc.integrations.transformers.accelerate import accelerate
 from posenc.integrations.transformers.checkpoints.extended import FIELD
+from posenc.integrations.transformers.stretching.configs import _same
 from posenc.integrations.transformers.stretching.frequencies import frequencies_in
-from posenc.integrations.transformers.stretching.words import _same
 from tests.integrations.stretching.cases import decoded, model_of, near, outputs, texts
 from tests.support.tiny_models import tiny_model
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from posenc.errors import CheckpointError
 from posenc.evaluation.checkpoint import kind_of, require_unstretched
-from posenc.evaluation.doctor.config_findings import TRAINED, rope_dicts
+from posenc.evaluation.doctor.config_findings import rope_dicts, scaling_of
 from posenc.evaluation.doctor.facts import UNKNOWN, Layers, Reading
 from posenc.evaluation.doctor.rotation import Rotation
 from posenc.integrations.transformers.checkpoints.fields import Fields
+from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
 Config = Mapping[str, Any]
 FACTOR = 4
@@ -66,7 +67,7 @@ def trained_length(config: Config) -> int | None:
     """Tokens of the longest text that rotations serve, stretched ones included."""
     longest = config.get("max_position_embeddings") or config.get("n_positions")
     for rope in rope_dicts(config).values():
-        kind, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
+        kind, factor = scaling_of(rope), rope.get("factor")
         original = config.get(TRAINED) or rope.get(TRAINED)
         if kind == "dynamic" and longest and factor:
             return int(longest * factor)
@@ -142,8 +143,7 @@ def _for_table(folder: Path, fields: Fields) -> Advice:
 
 
 def _scaled(config: Config) -> str:
-    kinds = {r.get("rope_type") or r.get("type") or "default" for r in rope_dicts(config).values()}
-    return ", ".join(sorted(kinds - {"default"}))
+    return ", ".join(sorted({*map(scaling_of, rope_dicts(config).values())} - {"default"}))
 
 
 def _lines(config: Config, beyond: list[Layers], trained: int) -> dict[str, Any]:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from posenc.evaluation.engines.config import head_dim
+from posenc.integrations.transformers.checkpoints.rope import TRAINED
+
 SCALED = ("linear", "dynamic", "llama3", "longrope", "yarn")
 """Values of ``rope_type`` that change frequencies."""
 
 ROPE_TYPES = ("default", "proportional", "axial", *SCALED)
-
-TRAINED = "original_max_position_embeddings"
 
 Config = Mapping[str, Any]
 
@@ -58,6 +59,11 @@ def rope_dicts(config: Config) -> dict[str, Mapping[str, Any]]:
         return {}
     nested = {k: v for k, v in values.items() if k in (config.get("layer_types") or ())}
     return {k: v or {} for k, v in nested.items()} or {"": values}
+
+
+def scaling_of(rope: Config) -> str:
+    """The kind of scaling that RoPE's parameters name."""
+    return str(rope.get("rope_type") or rope.get("type") or "default")
 
 
 def has_rope(config: Config) -> bool:
@@ -109,7 +115,7 @@ def _scaling(config: Config) -> Iterator[Finding]:
         kind, old = rope.get("rope_type"), rope.get("type")
         if kind and old and kind != old:
             yield Finding("type", f"{old!r} is ignored: rope_type is {kind!r}", f'"type": "{kind}"')
-        kind = kind or old or "default"
+        kind = scaling_of(rope)
         factor = rope.get("factor")
         if kind not in ROPE_TYPES:
             yield Finding(
@@ -173,9 +179,7 @@ def _trained_length(config: Config, rope: Config, kind: str) -> Iterator[Finding
 
 
 def _factors(config: Config, rope: Config) -> Iterator[Finding]:
-    dim, heads = config.get("hidden_size"), config.get("num_attention_heads")
-    whole = dim // heads if isinstance(dim, int) and isinstance(heads, int) else None
-    width = config.get("head_dim") or whole
+    width = head_dim(config)
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
     for name in ("short_factor", "long_factor"):
         factors = rope.get(name) or []

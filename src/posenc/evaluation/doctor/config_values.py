@@ -11,7 +11,7 @@ from typing import Any
 from posenc.arguments import EXACT
 from posenc.errors import CheckpointError
 from posenc.evaluation.doctor.config_findings import Finding
-from posenc.evaluation.engines.config import PARTS, completed, is_known
+from posenc.evaluation.engines.config import LAYERS, PARTS, WINDOWS, completed, is_known
 from posenc.integrations.transformers.checkpoints.fields import Fields
 
 Config = Mapping[str, Any]
@@ -61,7 +61,6 @@ def _at_most(limit: int) -> Callable[[Any], bool]:
     return valid
 
 
-LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 HEADS = ("num_attention_heads", "n_head", "num_key_value_heads")
 WIDTHS = ("hidden_size", "n_embd")
 LENGTHS = ("max_position_embeddings", "n_positions", "original_max_position_embeddings")
@@ -90,9 +89,7 @@ SIZES = (
     Kind("a whole number", lambda value: type(value) is int and value >= 0, ("head_dim",)),
     Kind("a number of tokens, 1 or more", lambda value: _is_number(value) and value >= 1, LENGTHS),
     Kind(
-        "a whole number of tokens, or -1",
-        lambda value: type(value) is int and value >= -1,
-        ("sliding_window", "attention_chunk_size", "local_attention"),
+        "a whole number of tokens, or -1", lambda value: type(value) is int and value >= -1, WINDOWS
     ),
     Kind("a number", _is_number, ("attn_logit_softcapping",)),
     Kind(

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from posenc.evaluation.engines.config import LAYERS
+
 LENGTHS = (128, 512, 2048, 8192, 32768, 131072)
-LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_decoder_layers")
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def costs(folder: Path, *, budget: float) -> tuple[list[Cost], str]:
     except ImportError:
         return ([], "Costs were not measured: transformers is not installed.")
     config = AutoConfig.from_pretrained(folder)
-    for name in LAYERS:
+    for name in (*LAYERS, "num_decoder_layers"):
         if isinstance(getattr(config, name, None), int):
             with suppress(AttributeError, ValueError):
                 setattr(config, name, 1)

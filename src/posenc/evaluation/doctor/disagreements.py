@@ -7,8 +7,8 @@ from typing import Any
 
 from posenc.evaluation.doctor.config_findings import Finding, has_rope, rope_dicts
 from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Reading
-from posenc.evaluation.doctor.from_config import WINDOWS
 from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.engines.config import WINDOWS
 
 Config = Mapping[str, Any]
 
@@ -44,7 +44,7 @@ def _layer_types(config: Config, reading: Reading) -> Iterator[Finding]:
         wrong = [
             number
             for layers in reading.layers
-            if layers.attention.kind == "self" and UNKNOWN not in (layers.attention.back,)
+            if layers.attention.kind == "self" and layers.attention.back != UNKNOWN
             for number in layers.numbers
             if number < len(types) and types[number] == kind
             if layers.attention.windowed is not limited

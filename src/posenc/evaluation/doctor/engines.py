@@ -12,12 +12,12 @@ from typing import Any
 from posenc.evaluation.doctor.advice import REFUSED
 from posenc.evaluation.doctor.config_values import ROTATION, readable
 from posenc.evaluation.doctor.facts import Reading
+from posenc.evaluation.doctor.rotation import Rotation as RotationRead
 from posenc.evaluation.engines import ENGINES, Remedy, Rotation, Served, compare, right_in_all
 from posenc.evaluation.engines.comparison import AS_LONGER, differs, engine_named, no_engine_has
 from posenc.evaluation.engines.config import ModelConfig, refusal
 from posenc.evaluation.engines.rotation import differing_pairs
 from posenc.evaluation.engines.transformers import TRANSFORMERS
-from posenc.evaluation.engines.truth import unlike_rules
 from posenc.evaluation.hub import model_folder
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.reporting.sentences import sentence
@@ -89,9 +89,9 @@ class Engines:
         if not self.served:
             yield sentence("engines_not_compared", why=self.why_none)
             return
-        numbers = unlike_rules(self.served[0], reading)
-        if numbers:
-            yield sentence("engines_unlike_code", count=len(numbers))
+        unlike = _unlike_layers(self.served[0], reading)
+        if unlike:
+            yield sentence("engines_unlike_code", count=unlike)
         alike = [one.engine for one in self.served[1:] if not one.difference]
         if alike:
             yield sentence("engines_alike", names=alike)
@@ -157,3 +157,33 @@ def _word(served: Served) -> str:
     if not differs(served.difference):
         return "unknown" if served.difference else "same"
     return "differs" if served.rotations else "refuses"
+
+
+def _unlike_layers(served: Served, reading: Reading) -> int:
+    """Number of layers that rotate by none of the rotations of a config, as their code ran.
+
+    Args:
+        served: the config in transformers.
+        reading: of the layers; nothing is known of layers that were not run, of rotations that
+            change with the length, and of those without frequencies.
+    """
+    if reading.by != "run" or not served.rotations:
+        return 0
+    return sum(
+        len(layers.numbers)
+        for layers in reading.layers
+        if isinstance(layers.attention.rotation, RotationRead)
+        if not any(_alike(layers.attention.rotation, own) for own in served.rotations.values())
+    )
+
+
+def _alike(read: RotationRead, stated: Rotation) -> bool:
+    if read.frequencies is None or read.varies is not False:
+        return True
+    moving = [theta for theta in stated.frequencies if theta]
+    if len(moving) != len(read.frequencies):
+        return False
+    same = all(
+        math.isclose(a, b, rel_tol=1e-3) for a, b in zip(read.frequencies, moving, strict=True)
+    )
+    return same and (read.gain is None or math.isclose(read.gain, stated.gain, rel_tol=1e-3))

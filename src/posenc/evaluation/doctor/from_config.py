@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from posenc.evaluation.doctor.config_findings import Finding, has_rope, rope_dicts
+from posenc.evaluation.doctor.config_findings import Finding, has_rope, rope_dicts, scaling_of
 from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Layers, Maybe, Reading
 from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.engines.config import LAYERS, WINDOWS, head_dim
 from posenc.reporting.numbers import counted
 
 Config = Mapping[str, Any]
-COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 FULL = ("full_attention", "attention")
 SLIDING = ("sliding_attention", "hybrid_sliding")
 ATTENTION = frozenset(
@@ -25,9 +25,6 @@ what they see."""
 
 NO_ATTENTION = frozenset({"linear_attention", "conv", "mamba", "mamba2", "recurrent", "moe", "mlp"})
 """Types of layers without softmax attention."""
-
-WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
-"""Fields with a number of tokens that limits what a layer sees."""
 
 
 def read_config(config: Config, reason: str) -> Reading:
@@ -50,7 +47,7 @@ def read_config(config: Config, reason: str) -> Reading:
 
 def _layer_types(config: Config) -> list[str]:
     """The type of every layer, "" where it is not told; those of parts beyond them are left out."""
-    count = next((config[name] for name in COUNTS if isinstance(config.get(name), int)), 0)
+    count = next((config[name] for name in LAYERS if isinstance(config.get(name), int)), 0)
     types = list(config.get("layer_types") or ())
     return [*types[:count], *[""] * (count - len(types))] if count else types
 
@@ -88,10 +85,7 @@ def _attention(config: Config, kind: str) -> Attention:
     elif not kind and window is not None and config.get("use_sliding_window", True):
         back = UNKNOWN  # of all layers, of some or of none
     heads = config.get("num_attention_heads") or config.get("n_head")
-    width = config.get("hidden_size") or config.get("n_embd")
-    dim = config.get("head_dim") or (
-        width // heads if isinstance(width, int) and isinstance(heads, int) else None
-    )
+    dim = head_dim(config)
     return Attention(
         module=module,
         kind="self" if kind in ATTENTION else UNKNOWN,
@@ -118,7 +112,7 @@ def _rotation(config: Config, kind: str, dim: int | None) -> Rotation | Maybe:
     rope = given.get(kind) or given.get("") or {}
     base = rope.get("rope_theta") or config.get("rope_theta")
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
-    scaled = (rope.get("rope_type") or rope.get("type") or "default") != "default"
+    scaled = scaling_of(rope) != "default"
     features = None if dim is None else 2 * (int(dim * share) // 2)
     if not base or not features or scaled:
         return Rotation(features=features)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -106,12 +107,7 @@ def build(config: Any, dtype: torch.dtype) -> tuple[nn.Module, dict[int, int]]:
     classes = [transformers.AutoModelForCausalLM, transformers.AutoModel]
     if getattr(config, "is_encoder_decoder", False):
         classes.reverse()
-    model = _first(
-        lambda auto, attention: auto.from_config(
-            config, dtype=dtype, attn_implementation=attention
-        ),
-        [(auto, attention) for auto in classes for attention in (INTERFACE, "eager", None)],
-    )
+    model = _unstored(config, dtype, classes)
     for module in model.modules():
         own: Any = getattr(module, "config", None)
         if hasattr(own, "_attn_implementation_internal"):
@@ -130,13 +126,16 @@ def without_feed_forward(model: nn.Module) -> None:
             module.forward = lambda x, *rest, **options: torch.zeros_like(x)
 
 
-def _first(make: Callable[..., nn.Module], choices: list[tuple[Any, ...]]) -> nn.Module:
-    """The model of the first choice that can be built."""
+def _unstored(config: Any, dtype: torch.dtype, classes: list[Any]) -> nn.Module:
+    """The model of the first class and attention that can be built."""
     reasons: list[Exception] = []
-    for choice in choices:
+    for auto, attention in product(classes, (INTERFACE, "eager", None)):
         try:
             with _Unstored():
-                return make(*choice)
+                model: nn.Module = auto.from_config(
+                    config, dtype=dtype, attn_implementation=attention
+                )
+            return model
         except Exception as error:  # whatever the code of a model raises
             reasons.append(error)
     raise reasons[0]

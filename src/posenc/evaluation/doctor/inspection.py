@@ -47,10 +47,17 @@ class _Passes:
 
     plain: Recorder
     unrotated: Recorder
-    far: Recorder | None
-    far_unrotated: Recorder | None
-    start: int
+    far: _Far | None
     silent: Recorder | None
+
+
+@dataclass
+class _Far:
+    """Passes with and without rotation whose first position is ``start``."""
+
+    start: int
+    plain: Recorder
+    unrotated: Recorder
 
 
 def inspect(config: Any) -> Reading:
@@ -89,7 +96,7 @@ def _inspect(config: Any, dtype: torch.dtype) -> Reading:
     own = any(call.logits is not None for call in plain.calls)
     silent = record(model, seeds, silent=True) if own else None
     unrotated = record(model, seeds, rotated=False)
-    passes = _Passes(plain, unrotated, *_far(model, seeds, plain, config), silent)
+    passes = _Passes(plain, unrotated, _far(model, seeds, plain, config), silent)
     names = {module: name for name, module in model.named_modules()}
     facts = _Facts(passes, names, encoder=getattr(config, "is_encoder_decoder", False))
     found = [(names[call.module], facts.of(i, call)) for i, call in enumerate(plain.calls)]
@@ -102,14 +109,12 @@ def _inspect(config: Any, dtype: torch.dtype) -> Reading:
         layers=_grouped(found),
         tables=tuple(tables),
         reason=left_out,
-        far=passes.start if passes.far else None,
+        far=passes.far.start if passes.far else None,
     )
 
 
-def _far(
-    model: nn.Module, seeds: Mapping[int, int], plain: Recorder, config: Any
-) -> tuple[Recorder | None, Recorder | None, int]:
-    """The far passes, with and without rotation, and their first position."""
+def _far(model: nn.Module, seeds: Mapping[int, int], plain: Recorder, config: Any) -> _Far | None:
+    """The far passes; None for a model that takes no far positions."""
     text = config.get_text_config(decoder=True)
     longest: Any = getattr(text, "max_position_embeddings", None)
     longest = longest or getattr(text, "n_positions", 512)
@@ -121,8 +126,8 @@ def _far(
         except Exception:  # a table without these rows, or a cache of another kind
             continue
         if [call.module for call in rotated.calls] == modules:
-            return rotated, unrotated, start
-    return None, None, 0
+            return _Far(start, rotated, unrotated)
+    return None
 
 
 class _Facts:
@@ -278,12 +283,11 @@ class _Facts:
         if float(away.abs().max()) > 1e-6 * float(query.abs().max()):
             return UNKNOWN, DIFFER
         found = {str(at): float(f) for at, f in enumerate(factors)}
-        far = self.passes.far_unrotated
-        same = far is not None and far.calls[index].query.shape[1:] == call.query.shape[1:]
-        if far is not None and same and self._absolute(call) is False:
-            found[str(self.passes.start)] = float(
-                far.calls[index].query[0, :, 0].norm() / first[:, 0].norm()
-            )
+        far = self.passes.far
+        if far is not None and self._absolute(call) is False:
+            moved = far.unrotated.calls[index].query
+            if moved.shape[1:] == call.query.shape[1:]:
+                found[str(far.start)] = float(moved[0, :, 0].norm() / first[:, 0].norm())
         rounded = {at: float(f"{f:.5g}") for at, f in found.items()}
         return {at: f for at, f in rounded.items() if abs(f - 1) > SAME_SIZE}, "sizes of queries"
 
@@ -293,14 +297,12 @@ class _Facts:
         before = getattr(bare[index], name)[0] if index < len(bare) else None
         if before is None or before.shape != after.shape or not bool(after.any()):
             return UNKNOWN, "unknown: not called without rotation"
-        far = None
-        if self.passes.far is not None and self.passes.far_unrotated is not None:
-            far = tuple(
-                getattr(p.calls[index], name)[0]
-                for p in (self.passes.far, self.passes.far_unrotated)
-            )
-            far = None if far[0].shape != after.shape else far
-        found = rotation((after, before), far, self.passes.start)
+        distant, far = self.passes.far, None
+        if distant is not None:
+            calls = (recorder.calls[index] for recorder in (distant.plain, distant.unrotated))
+            moved, still = (getattr(call, name)[0] for call in calls)
+            far = (moved, still) if moved.shape == after.shape else None
+        found = rotation((after, before), far, distant.start if distant else 0)
         source = "with and without rotation"
         if found is None:
             found = rotation((after, after[:, :1].expand_as(after)), None, 0)

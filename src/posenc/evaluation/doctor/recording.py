@@ -144,33 +144,34 @@ def record(
         rotated: as it is; else rotary modules answer without a rotation.
         silent: products are zero.
     """
-    choices = _inputs(model, start, cached)
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     layers = {layer for stack in stacks for layer in stack}
-    for number, inputs in enumerate(choices):
+
+    def passed(inputs: dict[str, Any]) -> Recorder:
         recorder = Recorder(layers, seeds, silent=silent)
-        try:
-            with ExitStack() as hooks:
-                for module in model.modules():
-                    if ROTARY.search(type(module).__name__) and not rotated:
-                        hook = module.register_forward_hook(_unrotated, with_kwargs=True)
-                        hooks.callback(hook.remove)
-                    if isinstance(module, nn.Softmax | nn.Dropout):
-                        continue  # softmax belongs to the module around it
-                    hook = module.register_forward_pre_hook(recorder.enter, with_kwargs=True)
+        with ExitStack() as hooks:
+            for module in model.modules():
+                if ROTARY.search(type(module).__name__) and not rotated:
+                    hook = module.register_forward_hook(_unrotated, with_kwargs=True)
                     hooks.callback(hook.remove)
-                    hook = module.register_forward_hook(recorder.leave, always_call=True)
-                    hooks.callback(hook.remove)
-                token = _MASKS.set(recorder.masks)
-                hooks.callback(_MASKS.reset, token)
-                recorder.calls = hooks.enter_context(recorded_calls())
-                with torch.no_grad(), recorder:
-                    model(**inputs)
-            return recorder
-        except TypeError:  # an argument that this model does not take
-            if number + 1 == len(choices):
-                raise
-    raise AssertionError("unreachable")
+                if isinstance(module, nn.Softmax | nn.Dropout):
+                    continue  # softmax belongs to the module around it
+                hook = module.register_forward_pre_hook(recorder.enter, with_kwargs=True)
+                hooks.callback(hook.remove)
+                hook = module.register_forward_hook(recorder.leave, always_call=True)
+                hooks.callback(hook.remove)
+            token = _MASKS.set(recorder.masks)
+            hooks.callback(_MASKS.reset, token)
+            recorder.calls = hooks.enter_context(recorded_calls())
+            with torch.no_grad(), recorder:
+                model(**inputs)
+        return recorder
+
+    *others, last = _inputs(model, start, cached)
+    for inputs in others:
+        with suppress(TypeError):  # of an argument that this model does not take
+            return passed(inputs)
+    return passed(last)
 
 
 def _inputs(model: Any, start: int | None, cached: bool) -> list[dict[str, Any]]:

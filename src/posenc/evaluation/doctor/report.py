@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from posenc.evaluation.doctor.advice import FACTOR, REFUSED, Advice, config_lines
@@ -38,23 +39,26 @@ COSTS = {"transformers": "baseline", "with posenc": "candidate"}
 COST_COLUMNS = ("tokens", "transformers", "memory", "with posenc", "memory")
 COST_GUIDE = "One layer, forward, one row, this machine (≈ computed from shorter inputs)."
 
+NOT_ASKED = Engines((), None)
+"""Where no engines are compared with."""
+
 Line = tuple[str, Sequence[float]]
 """A name, and frequencies in radians a token."""
 
 
 def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) -> Opening:
     """A word on each kind of layer up to the limit and beyond it, and on each engine."""
-    limits, reading = diagnosis.limits, diagnosis.reading
+    limits, reading, asked = diagnosis.limits, diagnosis.reading, engines or NOT_ASKED
     spans = {
         title: _span(layers.attention, limited=bool(limits))
         for title, layers in zip(short_titles(reading), reading.layers, strict=True)
     }
     spans |= {table.module: ("holds", "breaks") for table in reading.tables}
-    beside = engines.words() if engines is not None else {}
+    beside = asked.words()
     columns: tuple[str, ...] = ("at any length",)
     if limits:
         columns = (f"to {limits[0].tokens:,} tokens", "beyond")
-    differences = {one.engine: one for one in engines.served} if engines is not None else {}
+    differences = {one.engine: one for one in asked.served}
     # without a limit the word on any length is that on longer texts
     rows = [Verdict(name=name, words=words[-len(columns) :]) for name, words in spans.items()]
     judged = {word for row in rows for word in row.words}
@@ -68,9 +72,7 @@ def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) 
         for name, words in beside.items()
     ]
     return Opening(
-        headline=_headline(
-            diagnosis, folder, engines, [word for words in spans.values() for word in words]
-        ),
+        headline=_headline(diagnosis, folder, asked, [*chain(*spans.values())]),
         verdicts=Verdicts(
             title="Verdicts by layer" + (" and engine" if beside else ""),
             columns=columns,
@@ -82,7 +84,7 @@ def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) 
                 (word for row in rows for word in row.words), lambda word: sentence(f"span_{word}")
             ),
         ),
-        remedies=tuple(_remedies(diagnosis.advice, engines)),
+        remedies=tuple(_remedies(diagnosis.advice, asked)),
     )
 
 
@@ -95,9 +97,7 @@ def _span(facts: Attention, *, limited: bool) -> tuple[str, str]:
     return "holds", "degrades" if limited and facts.unlimited is True else "unknown"
 
 
-def _headline(
-    diagnosis: Diagnosis, folder: Path, engines: Engines | None, words: Sequence[str]
-) -> str:
+def _headline(diagnosis: Diagnosis, folder: Path, engines: Engines, words: Sequence[str]) -> str:
     name = shortened(folder.resolve().name, NAME)
     if diagnosis.advice.why == REFUSED:
         return sentence("take_refused", name=name)
@@ -109,17 +109,17 @@ def _headline(
     else:
         text = sentence("take_any", name=name)
     count = sum(not one.unread for one in diagnosis.findings)
-    unlike = engines.unlike if engines is not None else []
+    unlike = engines.unlike
     mend = sentence("mend_first", count=count) if count else ""
     endings = [sentence(form, names=unlike) for form in ("unlike", "unlike_count") if unlike]
     return fitting(text + end for end in (*(mend + end for end in endings), mend, *endings, ""))
 
 
-def _remedies(advice: Advice, engines: Engines | None) -> Iterator[Remedy]:
-    if engines is not None and engines.remedy is not None:
+def _remedies(advice: Advice, engines: Engines) -> Iterator[Remedy]:
+    if engines.remedy is not None:
         yield Remedy(text=sentence("to_serve", names=engines.unlike, left=engines.remedy.left))
     if advice.command:
-        served = f" --for {engines.alone}" if engines is not None and engines.alone else ""
+        served = f" --for {engines.alone}" if engines.alone else ""
         command = advice.command + served * bool(advice.config)
         yield Remedy(text=sentence("to_extend", advice=advice), command=command)
     elif advice.config:
@@ -164,66 +164,24 @@ def diagnosis_page(
     diagnosis: Diagnosis, folder: Path, *, engines: Engines | None, command: str
 ) -> Page:
     """The page with its charts."""
-    opened, reading = opening(diagnosis, folder, engines), diagnosis.reading
-    lines = list(_lines(diagnosis, folder))
-    beside = [] if engines is None else list(_engine_lines(engines))
+    opened, run = opening(diagnosis, folder, engines), diagnosis.reading.by == "run"
+    asked = engines or NOT_ASKED
+    lines, beside = list(_lines(diagnosis, folder)), list(_engine_lines(asked))
     names = [row.name for row in opened.verdicts.rows]
     roles = dict.fromkeys([*names, *(name for name, _ in lines)], "candidate")
-    roles |= dict.fromkeys(
-        [*(engines.words() if engines else ()), *(n for n, _ in beside)], "baseline"
-    )
+    roles |= dict.fromkeys([*asked.words(), *(name for name, _ in beside)], "baseline")
     styles = looks(roles | COSTS)
     drawing = Drawing(list(styles), styles, "rotation")
     shown = [_turns(drawing, [*lines, *beside], diagnosis)] if lines else []
-    layers = Words(
-        key="layers",
-        title="What the layers do",
-        paragraphs=() if reading.layers else (sentence("no_layers"),),
-        terms=tuple(
-            Term(name=name, note="" if name == title else title, text=tuple(lines))
-            for name, title, lines in zip(
-                short_titles(reading), titles(reading), descriptions(reading), strict=True
-            )
-        ),
-    )
-    lengths = Words(
-        key="lengths",
-        title="Longer texts",
-        lists=(("", length_sentences(diagnosis)),),
-        code="\n".join(config_lines(diagnosis.advice)),
-    )
-    settings = Words(
-        key="settings",
-        title="Settings",
-        lists=(("", [" ".join(pair).strip() for pair in setting_sentences(diagnosis)]),),
-    )
-    how = Words(
-        key="method", title="How this was read", paragraphs=(sentence("how_read", reading=reading),)
-    )
     return Page(
         facts=(
             f"posenc doctor · {folder.resolve().name} · {diagnosis.model_type or 'unknown'}",
-            "read by running its code" if reading.by == "run" else "read from its config",
+            "read by running its code" if run else "read from its config",
         ),
         opening=opened,
         charts=[*shown, *_cost_charts(drawing, diagnosis.costs, first=not shown)],
         looks=styles,
-        sections=[
-            lengths,
-            settings,
-            layers,
-            *(_engine_sections(engines, diagnosis) if engines is not None else ()),
-            *(
-                [
-                    _table(
-                        "costs", "Costs of a layer", COST_GUIDE, COST_COLUMNS, cost_rows(diagnosis)
-                    )
-                ]
-                if diagnosis.costs
-                else []
-            ),
-            how,
-        ],
+        sections=list(_sections(diagnosis, engines)),
         command=command,
         settings={
             "model": diagnosis.model_type,
@@ -232,6 +190,39 @@ def diagnosis_page(
         },
         note="Beside this page: every chart as PNG and SVG, doctor.json.",
     )
+
+
+def _sections(diagnosis: Diagnosis, engines: Engines | None) -> Iterator[Table | Words]:
+    """Limits, settings, layers, engines, costs, and how the model was read."""
+    reading = diagnosis.reading
+    yield Words(
+        key="lengths",
+        title="Longer texts",
+        lists=(("", length_sentences(diagnosis)),),
+        code="\n".join(config_lines(diagnosis.advice)),
+    )
+    yield Words(
+        key="settings",
+        title="Settings",
+        lists=(("", [" ".join(pair).strip() for pair in setting_sentences(diagnosis)]),),
+    )
+    named = zip(short_titles(reading), titles(reading), descriptions(reading), strict=True)
+    yield Words(
+        key="layers",
+        title="What the layers do",
+        paragraphs=() if reading.layers else (sentence("no_layers"),),
+        terms=tuple(
+            Term(name=name, note="" if name == title else title, text=tuple(lines))
+            for name, title, lines in named
+        ),
+    )
+    if engines is not None:
+        yield from _engine_sections(engines, diagnosis)
+    if diagnosis.costs:
+        rows = cost_rows(diagnosis)
+        yield _table("costs", "Costs of a layer", COST_GUIDE, COST_COLUMNS, rows)
+    how = sentence("how_read", reading=reading)
+    yield Words(key="method", title="How this was read", paragraphs=(how,))
 
 
 def _lines(diagnosis: Diagnosis, folder: Path) -> Iterator[Line]:

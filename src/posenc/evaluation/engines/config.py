@@ -31,6 +31,10 @@ PLACE = re.compile(r"^(Class v|V)alidation error .*?: \w+Error: ")
 LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 """Names of a base, of the rotated share of a head, and of the longest text."""
 
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
+"""Names of the number of layers, and of a number of tokens that limits what a layer sees."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -76,11 +80,7 @@ class ModelConfig:
     @property
     def head_dim(self) -> int | None:
         """Features of a head."""
-        given = self.completed.get("head_dim")
-        heads = first(self.completed, ("num_attention_heads", "n_head"))
-        width = first(self.completed, ("hidden_size", "n_embd"))
-        sizes = isinstance(width, int) and isinstance(heads, int) and heads
-        return given or (width // heads if sizes else None)
+        return head_dim(self.completed)
 
     def ropes(self) -> dict[str, Rope]:
         """Parameters as transformers reads them, by layer type; ``""`` stands for all layers.
@@ -122,6 +122,14 @@ class ModelConfig:
 def first(fields: Fields, names: tuple[str, ...]) -> Any:
     """The value of the first of some names; None if there is none."""
     return next((fields[name] for name in names if fields.get(name) is not None), None)
+
+
+def head_dim(config: Fields) -> int | None:
+    """Features of a head; None where a config does not tell them."""
+    heads = first(config, ("num_attention_heads", "n_head"))
+    width = first(config, ("hidden_size", "n_embd"))
+    sizes = isinstance(width, int) and isinstance(heads, int) and heads
+    return config.get("head_dim") or (width // heads if sizes else None)
 
 
 def text_part(config: Fields) -> Fields:

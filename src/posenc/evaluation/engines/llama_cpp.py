@@ -8,15 +8,7 @@ from typing import Any
 
 from posenc.evaluation.engines.config import FULL, HUNYUAN, ModelConfig, first
 from posenc.evaluation.engines.engine import Engine, NotServedError
-from posenc.evaluation.engines.rotation import (
-    ALPHA,
-    Rope,
-    Rotation,
-    linear,
-    llama3,
-    ntk_alpha,
-    plain,
-)
+from posenc.evaluation.engines.rotation import ALPHA, USUAL, Rope, Rotation, ntk_alpha
 from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
@@ -222,9 +214,7 @@ LLAMA_CPP = Engine(
     source="llama.cpp 0c1e57098, conversion, src/llama-context.cpp, src/models, ggml's rope_yarn",
     read="2026-11",
     kinds={
-        "default": plain,
-        "linear": linear,
-        "llama3": llama3,
+        **USUAL,
         ALPHA: ntk_alpha,
         "longrope": _longrope,
         "proportional": lambda rope, length: rope.proportional(1.0),

@@ -27,6 +27,7 @@ from posenc.evaluation.engines.rotation import (
     Rope,
     Rotation,
     Rule,
+    latent_yarn,
     linear,
     llama3,
     ntk_alpha,
@@ -201,12 +202,6 @@ def _factor(rope: Rope) -> float:
     return float(rope.parameters["factor"])
 
 
-def _yarn(rope: Rope, length: int) -> Rotation:
-    """``attention_factor`` is not read; the ramp's ends are whole pairs."""
-    gain = rope.quotient_gain(rope.number("mscale", 1.0), rope.number("mscale_all_dim", 0.0))
-    return rope.yarn(gain, truncate=True)
-
-
 def _longrope(rope: Rope, length: int) -> Rotation:
     """Long factors for all texts; the trained length is required, a gain is not read."""
     trained = int(rope.parameters[TRAINED])
@@ -233,14 +228,14 @@ MLX_LM = Engine(
         "default": plain,
         "mrope": plain,
         "linear": _by_factor(linear),
-        "dynamic": _by_factor(lambda rope, length: rope.dynamic(length)),
+        "dynamic": _by_factor(Rope.dynamic),
         "llama3": _by_factor(llama3),
         ALPHA: ntk_alpha,
         "longrope": _longrope,
         SU: _su,
         SU_SCALED: _su_scaled,
         "proportional": lambda rope, length: rope.proportional(rope.number("factor", 1.0)),
-        **dict.fromkeys(YARNS, _by_factor(_yarn)),
+        **dict.fromkeys(YARNS, _by_factor(latent_yarn)),  # ``attention_factor`` is not read
     },
     ropes=_ropes,
     longest=lambda config: None,

@@ -111,9 +111,6 @@ class Rope:
     def plain(self) -> Rotation:
         return Rotation(tuple(self.frequencies()))
 
-    def linear(self) -> Rotation:
-        return Rotation(tuple(theta / self.factor for theta in self.frequencies()))
-
     def ntk(self, stretch: float) -> Rotation:
         return Rotation(tuple(self.frequencies(stretch=stretch)))
 
@@ -126,18 +123,6 @@ class Rope:
         still = (0.0,) * (self.head // 2 - rotated)
         steps = (self.base ** (-2 * t / self.head) / factor for t in range(rotated))
         return Rotation((*steps, *still))
-
-    def llama3(self, trained: int) -> Rotation:
-        low = self.number("low_freq_factor", 1.0)
-        high = self.number("high_freq_factor", 4.0)
-        rotated = []
-        for theta in self.frequencies():
-            turns = trained * theta / (2 * math.pi)
-            kept = float(turns >= low)  # of a ramp without width, as Llama 4's
-            if high != low:
-                kept = min(1.0, max(0.0, (turns - low) / (high - low)))
-            rotated.append((1 - kept) * theta / self.factor + kept * theta)
-        return Rotation(tuple(rotated))
 
     def yarn(self, gain: float, *, truncate: bool) -> Rotation:
         start, end = (
@@ -201,9 +186,27 @@ def plain(rope: Rope, length: int) -> Rotation:
 
 def linear(rope: Rope, length: int) -> Rotation:
     """Divided frequencies."""
-    return rope.linear()
+    return Rotation(tuple(theta / rope.factor for theta in rope.frequencies()))
 
 
 def llama3(rope: Rope, length: int) -> Rotation:
     """Frequencies divided below a ramp."""
-    return rope.llama3(rope.length)
+    low, high = rope.number("low_freq_factor", 1.0), rope.number("high_freq_factor", 4.0)
+    rotated = []
+    for theta in rope.frequencies():
+        turns = rope.length * theta / (2 * math.pi)
+        kept = float(turns >= low)  # of a ramp without width, as Llama 4's
+        if high != low:
+            kept = min(1.0, max(0.0, (turns - low) / (high - low)))
+        rotated.append((1 - kept) * theta / rope.factor + kept * theta)
+    return Rotation(tuple(rotated))
+
+
+USUAL: Mapping[str, Rule] = {"default": plain, "linear": linear, "llama3": llama3}
+"""Rules that most engines share, by ``rope_type``."""
+
+
+def latent_yarn(rope: Rope, length: int) -> Rotation:
+    """YaRN of models with latent attention, whose ``mscale`` is 1 and ``mscale_all_dim`` 0."""
+    gain = rope.quotient_gain(rope.number("mscale", 1.0), rope.number("mscale_all_dim", 0.0))
+    return rope.yarn(gain, truncate=True)

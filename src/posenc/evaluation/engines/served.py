@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 from posenc.errors import ArgumentError
 from posenc.evaluation.candidates import Method, extended_by
@@ -57,23 +58,19 @@ def nearest(method: Method, model: LiveModel, engine: Engine, *, factor: float, 
 
     Methods without frequencies of their own are nearest to YaRN.
     """
+
+    def config_by(spec: str) -> ModelConfig | None:
+        with suppress(ArgumentError):
+            return _config(Method.parse(spec), model, factor=factor, length=length)
+        return None
+
     goal = int(factor * length)
-    wanted = None
-    for spec in (method.spec, "yarn"):
-        try:
-            wanted = _config(Method.parse(spec), model, factor=factor, length=length)
-        except ArgumentError:
-            continue
-        if wanted is not None:
-            break
+    wanted = config_by(method.spec) or config_by("yarn")
     found: dict[str, float] = {}
     for name in applicable(model.trained_encoding()):
         if name == "direct" or not EXTENSIONS[name].claims.transformers:
             continue
-        try:
-            config = _config(Method.parse(name), model, factor=factor, length=length)
-        except ArgumentError:
-            continue
+        config = config_by(name)
         if config is not None and not _difference(config, engine, length):
             found[name] = 0.0 if wanted is None else _distance(wanted, config, goal)
     return min(found, key=lambda name: found[name], default="")

@@ -25,6 +25,16 @@ That of a gain, ``attn_factor``, is read by every model and written by no conver
 that the command gives it too; those of its ramp are read by hardly one.
 """
 
+OVERRIDING = {
+    "vllm": ("vllm serve", "--hf-overrides", "--max-model-len"),
+    "sglang": (
+        "python -m sglang.launch_server --model-path",
+        "--json-model-override-args",
+        "--context-length",
+    ),
+}
+"""Commands by engine, and their options for other fields of the config and for the longest text."""
+
 FROM = {"factor": "factor", "original_context_length": TRAINED, "attn_factor": KEY}
 """Parameters of ``config.json`` by keys of GGUF."""
 
@@ -60,26 +70,11 @@ def serving(
     """
     config = ModelConfig.of(fields)
     folder = shlex.quote(str(out))
-    if engine.option == "vllm":
-        given = json.dumps(overrides(config, goal=goal))
-        return Serving(
-            engine.name,
-            f"vllm serve {folder} --max-model-len {goal}",
-            f"vllm serve {source} --hf-overrides {shlex.quote(given)} --max-model-len {goal}"
-            if source
-            else "",
-        )
-    if engine.option == "sglang":
-        given = json.dumps(overrides(config, goal=goal))
-        start = "python -m sglang.launch_server --model-path"
-        return Serving(
-            engine.name,
-            f"{start} {folder} --context-length {goal}",
-            f"{start} {source} --json-model-override-args {shlex.quote(given)} "
-            f"--context-length {goal}"
-            if source
-            else "",
-        )
+    if engine.option in OVERRIDING:
+        start, fields_option, longest = OVERRIDING[engine.option]
+        given = shlex.quote(json.dumps(overrides(config, goal=goal)))
+        original = f"{start} {source} {fields_option} {given} {longest} {goal}" if source else ""
+        return Serving(engine.name, f"{start} {folder} {longest} {goal}", original)
     if engine.option == "llama.cpp":
         command = f"python convert_hf_to_gguf.py {folder} --outfile model.gguf && "
         command += f"llama-server -m model.gguf -c {goal}"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from posenc.evaluation.engines.config import ModelConfig, first
 from posenc.evaluation.engines.engine import Engine, NotServedError
-from posenc.evaluation.engines.rotation import Rope, Rotation, linear, llama3, ntk_alpha, plain
+from posenc.evaluation.engines.rotation import USUAL, Rope, Rotation, latent_yarn, ntk_alpha
 from posenc.evaluation.engines.vllm import latent_ropes, require_whole_texts
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
@@ -37,8 +37,8 @@ def _yarn(rope: Rope, length: int) -> Rotation:
 
 
 def _latent_yarn(rope: Rope, length: int) -> Rotation:
-    gain = rope.quotient_gain(rope.number("mscale", 1.0), rope.number("mscale_all_dim", 0.0))
-    return rope.yarn(gain * rope.number("attn_factor", 1.0), truncate=True)
+    rotation = latent_yarn(rope, length)
+    return replace(rotation, gain=rotation.gain * rope.number("attn_factor", 1.0))
 
 
 def _dynamic(rope: Rope, length: int) -> Rotation:
@@ -82,10 +82,8 @@ SGLANG = Engine(
     source="SGLang 0.5.23, srt/layers/rotary_embedding, srt/utils, models/step3p5.py",
     read="2026-11",
     kinds={
-        "default": plain,
-        "linear": linear,
+        **USUAL,
         "dynamic": _dynamic,
-        "llama3": llama3,
         "longrope": _longrope,
         "proportional": lambda rope, length: rope.proportional(1.0),
         "yarn": _yarn,

@@ -7,15 +7,7 @@ from dataclasses import replace
 
 from posenc.evaluation.engines.config import HUNYUAN, ModelConfig
 from posenc.evaluation.engines.engine import Engine
-from posenc.evaluation.engines.rotation import (
-    ALPHA,
-    Rope,
-    Rotation,
-    linear,
-    llama3,
-    ntk_alpha,
-    plain,
-)
+from posenc.evaluation.engines.rotation import ALPHA, USUAL, Rope, Rotation, ntk_alpha
 
 
 def yarn(rope: Rope, length: int) -> Rotation:
@@ -64,10 +56,8 @@ TRANSFORMERS = Engine(
     source="transformers 5.23, modeling_rope_utils.py, models/hunyuan_v1_dense and _moe",
     read="2026-11",
     kinds={
-        "default": plain,
-        "linear": linear,
-        "dynamic": lambda rope, length: rope.dynamic(length),
-        "llama3": llama3,
+        **USUAL,
+        "dynamic": Rope.dynamic,
         ALPHA: ntk_alpha,
         "longrope": _longrope,
         "proportional": lambda rope, length: rope.proportional(rope.number("factor", 1.0)),

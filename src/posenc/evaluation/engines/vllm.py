@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from posenc.evaluation.engines.config import FULL, HUNYUAN, ModelConfig
 from posenc.evaluation.engines.engine import Engine, NotServedError, UnreadError
-from posenc.evaluation.engines.rotation import Rope, Rotation, linear, llama3, ntk_alpha, plain
+from posenc.evaluation.engines.rotation import USUAL, Rope, Rotation, latent_yarn, ntk_alpha
 from posenc.evaluation.engines.transformers import TRANSFORMERS, yarn
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
@@ -35,12 +35,6 @@ CHUNKED = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"})
 
 OPEN_WEIGHTS = ("factor", TRAINED, "beta_fast", "beta_slow")
 """Parameters that gpt-oss needs; others but ``truncate`` are not read."""
-
-
-def latent_yarn(rope: Rope, length: int) -> Rotation:
-    """YaRN of models with latent attention, whose ``mscale`` is 1 and ``mscale_all_dim`` 0."""
-    gain = rope.quotient_gain(rope.number("mscale", 1.0), rope.number("mscale_all_dim", 0.0))
-    return rope.yarn(gain, truncate=True)
 
 
 def latent_ropes(config: ModelConfig) -> dict[str, Rope]:
@@ -147,10 +141,8 @@ VLLM = Engine(
     source="vLLM 0.33.0, layers/rotary_embedding, models, transformers_utils, config/model.py",
     read="2026-11",
     kinds={
-        "default": plain,
-        "linear": linear,
+        **USUAL,
         "dynamic": _dynamic,
-        "llama3": llama3,
         "longrope": _longrope,
         "proportional": lambda rope, length: rope.proportional(1.0),
         "yarn": yarn,

@@ -30,17 +30,17 @@ ZETA_2 = 1.6449340668482264
 
 def variables(source: Source, draw: random.Random, size: int) -> Question:
     """Variables of one value, each assigned the one before it; see ``Task.make``."""
-    example = _chain(draw, 2)
-    chain = _chain(draw, HOPS)
-    text = scattered(draw, [NOISE] * size, chain[1])
-    shown = "\n".join(scattered(draw, [NOISE] * 2, example[1]))
+    shown, shown_lines, shown_value = _chain(draw, 2)
+    chain, lines, value = _chain(draw, HOPS)
+    text = "\n".join(scattered(draw, [NOISE] * size, lines))
+    example = "\n".join(scattered(draw, [NOISE] * 2, shown_lines))
+    answered = f"{_asked_of(shown_value)}{_begun(shown_value, len(shown))} {', '.join(shown)}"
+    told = "Follow the assignments of variables in the text."
     return Question(
-        head=f"Follow the assignments of variables in the text.\n\n{shown}\n"
-        f"{_asked_of(example[2])}{_begun(example[2], len(example[0]))} {', '.join(example[0])}\n\n"
-        f"Follow the assignments of variables in the text.\n\n" + "\n".join(text) + "\n",
-        tail=_asked_of(chain[2]),
-        lead=_begun(chain[2], len(chain[0])),
-        answers=tuple(chain[0]),
+        head=f"{told}\n\n{example}\n{answered}\n\n{told}\n\n{text}\n",
+        tail=_asked_of(value),
+        lead=_begun(value, len(chain)),
+        answers=tuple(chain),
     )
 
 
@@ -63,20 +63,19 @@ def _begun(value: str, count: int) -> str:
 
 def common_words(source: Source, draw: random.Random, size: int) -> Question:
     """The ten words that a list of ``size`` entries repeats most; see ``Task.make``."""
-    example = _numbered(draw, names(draw, COMMON), names(draw, COMMON), SHORT)
+    example, shown = _numbered(draw, names(draw, COMMON), names(draw, COMMON), SHORT)
     common, times = names(draw, COMMON), LONG if size >= LONG_LIST else SHORT
     count = (size - COMMON * times[0]) // times[1]
     others = [word for word in names(draw, count + COMMON) if word not in common][:count]
-    listed = _numbered(draw, common, others, times)
+    text, answers = _numbered(draw, common, others, times)
     asked = f"Question: Which {COMMON} words stand there most often, in alphabetical order?"
     lead = " Answer: They are"
     told = "Some words of this numbered list stand there more often than others. Remember these."
     return Question(
-        head=f"{told}\n{example[0]}\n{asked}{lead} {', '.join(example[1])}\n\n"
-        + f"{told}\n{listed[0]}\n",
+        head=f"{told}\n{example}\n{asked}{lead} {', '.join(shown)}\n\n{told}\n{text}\n",
         tail=asked,
         lead=lead,
-        answers=tuple(listed[1]),
+        answers=tuple(answers),
     )
 
 

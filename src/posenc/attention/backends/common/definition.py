@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from posenc.attention.backends.common.base import Result
 from posenc.attention.problem.problem import Problem, Whole
-from posenc.attention.softmax import log_add_exp, masked_softmax
+from posenc.attention.softmax import log_add_exp, softmax_beside
 from posenc.encoding import repeat_heads
 from posenc.runtime import is_transformed, widest
 
@@ -40,17 +40,6 @@ def attend_by_definition(problem: Problem, *, lse: bool = False) -> Result:
         output = output - problem.whole.output.detach() * weights.sum(-1, keepdim=True)
     sums = _masked_lse(logits, visible, problem.sinks) if lse else None
     return Result(output.to(problem.v.dtype), sums)
-
-
-def softmax_beside(
-    logits: Float[Tensor, "B H Q K"], visible: Bool[Tensor, "b 1 Q K"], sinks: Tensor | None
-) -> Float[Tensor, "B H Q K"]:
-    """Weights of the keys, beside that of a sink, which is dropped."""
-    if sinks is None:
-        return masked_softmax(logits, visible)
-    column = sinks.to(logits.dtype).view(-1, 1, 1).expand(*logits.shape[:3], 1)
-    seen = torch.nn.functional.pad(visible, (0, 1), value=True)
-    return masked_softmax(torch.cat([logits, column], dim=-1), seen)[..., :-1]
 
 
 def _weights_in(

@@ -45,6 +45,9 @@ TESTED_TOKENS = 1 << 15
 MOST, FEWEST = 256, 32
 """Examples tested at a length: as many as have ``TESTED_TOKENS``, within these bounds."""
 
+LEARNED = 0.9
+"""Share of tokens that shows that a rule was learned at the training length."""
+
 DEFAULTS = Defaults(
     encodings=("rope", "alibi", "t5", "sinusoidal", "sinusoidal@randomized"),
     references=("nope", "sinusoidal@unsorted"),
@@ -88,7 +91,6 @@ class Algorithm:
         trivial_rule: a predictor that sees no input.
         unit: what lengths count.
         scored: what is scored, in the plural.
-        learned: share of tokens that shows that the rule was learned at the training length.
     """
 
     title: str
@@ -103,7 +105,6 @@ class Algorithm:
     trivial_rule: str = "a guess"
     unit: str
     scored: str = "tokens of the answers"
-    learned: float = 0.9
 
 
 class AlgorithmTask(Task):
@@ -220,7 +221,7 @@ def _metrics(rule: Algorithm) -> tuple[Metric, ...]:
             description=f"Share of {rule.scored} that are predicted right, each after the "
             f"right ones before it. The rule is {rule.trivial_rule}.",
             headline=True,
-            learned=rule.learned,
+            learned=LEARNED,
         ),
         metric(
             key="accuracy",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posenc.errors import DataError
-from posenc.experiments.corpus import MOST_BYTES
+from posenc.experiments.corpus import MOST_BYTES, unusable
 from posenc.storage import read_bytes
 
 
@@ -63,7 +63,7 @@ def read_parallel(text: Path, target: Path | None = None, *, skip_empty: bool = 
             )
     kept = [pair for pair in stripped if all(pair)]
     if not kept:
-        raise _unusable("text", text, "no pairs", "Give sentences and their translations.")
+        raise unusable(text, "no pairs", "Give sentences and their translations.")
     digest = hashlib.sha256()
     for source, other in kept:
         digest.update(f"{source}\t{other}\n".encode())
@@ -130,9 +130,9 @@ def read_lines(path: Path, argument: str = "text") -> list[str]:
         remedy = f"Give a text file of at most {MOST_BYTES:,} bytes that you may read."
         if isinstance(error, FileNotFoundError):
             remedy = "Check the path for a typing error."
-        raise _unusable(argument, path, error.strerror or str(error), remedy) from error
+        raise unusable(path, error.strerror or str(error), remedy, argument) from error
     if not content.strip():
-        raise _unusable(argument, path, "an empty file", "Give some text.")
+        raise unusable(path, "an empty file", "Give some text.", argument)
     return decoded(content, path, argument)
 
 
@@ -155,7 +155,3 @@ def decoded(content: bytes, path: Path | str, argument: str = "text") -> list[st
     # Not splitlines(), to which a form feed or a Unicode separator within a sentence ends a line.
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     return lines[:-1] if lines[-1] == "" else lines
-
-
-def _unusable(argument: str, path: Path, got: str, remedy: str) -> DataError:
-    return DataError(argument, expected=f"readable text at {path}", got=got, remedy=remedy)

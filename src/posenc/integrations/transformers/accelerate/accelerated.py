@@ -96,9 +96,9 @@ class Accelerated(nn.Module):
         scale: float | None = None,
     ) -> Float[Tensor, "B H Q E"]:
         """``posenc.attend`` with score terms; drops nothing in evaluation mode."""
-        given: dict[str, Any] = {"dropout": dropout if self.training else 0.0, "scale": scale}
-        backend = settings_of(self).backend
-        return attend(q, k, v, grid, encoding_of(*terms), backend=backend, **given)
+        encoding, backend = encoding_of(*terms), settings_of(self).backend
+        dropped = dropout if self.training else 0.0
+        return attend(q, k, v, grid, encoding, backend=backend, dropout=dropped, scale=scale)
 
 
 def settings_of(module: nn.Module) -> Settings:

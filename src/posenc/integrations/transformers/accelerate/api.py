@@ -25,7 +25,7 @@ from posenc.integrations.transformers.accelerate.family import (
     family_of,
 )
 from posenc.integrations.transformers.accelerate.report import Report, ReportedModule
-from posenc.integrations.transformers.accelerate.routing import POSENC, Record, recorded
+from posenc.integrations.transformers.accelerate.routing import OWN, POSENC, Record, recorded
 from posenc.integrations.transformers.accelerate.views import config_behind, with_posenc
 
 SHORTEST = 256
@@ -77,14 +77,9 @@ def accelerate(
     models = switching.on_interface(model)
     if not found and not models:
         raise _unknown(model)
-    comparison, off, notes = None, None, []
+    comparison, note = _comparison(model, served, models) if check else (None, "")
+    off, notes = None, [note] if note else []
     calls: Record = []
-    if check and (served or models):
-        if without_values(model):
-            notes.append("Outputs were not compared, since weights are on the meta device.")
-        else:
-            comparison, reason = _comparison(model, served, models)
-            notes += [reason] if reason else []
     try:
         _change(model, found, Settings(backend))
         if comparison is not None:
@@ -113,6 +108,10 @@ def _comparison(
     model: nn.Module, served: Sequence[nn.Module], models: Sequence[nn.Module]
 ) -> tuple[Comparison | None, str]:
     """The comparison, or why there is none: of some models random inputs cannot be made."""
+    if not (served or models):
+        return None, ""
+    if without_values(model):
+        return None, "Outputs were not compared, since weights are on the meta device."
     try:
         return Comparison(model, [*served, *models]), ""
     except ArgumentError as error:
@@ -187,10 +186,10 @@ def _report(model: nn.Module, found: Sequence[Found]) -> Report:
             reason = f"from {least} keys on; its own below" if least > 1 else "at all lengths"
             if family.limits:
                 reason = f"{family.limits}, {reason}"
-            rows.append(ReportedModule(path, module.original.__name__, "posenc", reason))
+            rows.append(ReportedModule(path, module.original.__name__, POSENC, reason))
         elif type(module) not in family.configured:
             reason = family.reason(module) or ""
-            rows.append(ReportedModule(path, type(module).__name__, "its own", reason))
+            rows.append(ReportedModule(path, type(module).__name__, OWN, reason))
     return Report(type(model).__name__, tuple(rows))
 
 

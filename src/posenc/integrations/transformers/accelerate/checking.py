@@ -266,9 +266,7 @@ def _inputs_of_config(model: Any) -> dict[str, Tensor]:
     if name == "input_ids":
         text = config.get_text_config()
         length = fitting_length(model, text)
-        # Ids of special tokens are low ones.
-        size, vocabulary = (ROWS, length), text.vocab_size
-        ids = torch.randint(vocabulary // 2, vocabulary, size, generator=generator)
+        ids = random_ids(text.vocab_size, (ROWS, length), generator)
         attended = torch.ones_like(ids)
         attended[1, length - min(PADDING, length // 2) :] = 0
         inputs = {"input_ids": ids, "attention_mask": attended}
@@ -282,6 +280,11 @@ def _inputs_of_config(model: Any) -> dict[str, Tensor]:
         "input_features": lambda: (ROWS, LENGTH, config.feature_projection_input_dim),
     }
     return {name: torch.randn(shapes[name](), generator=generator)}
+
+
+def random_ids(vocabulary: int, size: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """Ids from the upper half of a vocabulary; those of special tokens are low ones."""
+    return torch.randint(vocabulary // 2, vocabulary, size, generator=generator)
 
 
 def fitting_length(model: nn.Module, config: Any, most: int = LENGTH) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import dropout as drop
 
 from posenc.attention.backends.common.fused import fused_attention
-from posenc.attention.softmax import masked_softmax
+from posenc.attention.softmax import softmax_beside
 from posenc.derivatives import with_definition
 from posenc.encoding import repeat_heads
 
@@ -99,11 +99,5 @@ def attend_by_logits(
         logits = softcap * (logits / softcap).tanh()
     if mask is not None and mask.dtype != torch.bool:
         logits, mask = logits + mask, None
-    keys = logits.shape[-1]
-    if sinks is not None:
-        column = sinks.to(logits.dtype).view(-1, 1, 1).expand(*logits.shape[:3], 1)
-        logits = torch.cat([logits, column], dim=-1)
-        mask = None if mask is None else torch.nn.functional.pad(mask, (0, 1), value=True)
-    weights = logits.softmax(-1) if mask is None else masked_softmax(logits, mask)
-    weights = drop(weights[..., :keys].to(value.dtype), dropout)
+    weights = drop(softmax_beside(logits, mask, sinks).to(value.dtype), dropout)
     return weights @ repeat_heads(value, logits.shape[1]), weights

@@ -6,7 +6,7 @@ all pairs, and ``attention`` calls ``attend`` with the grid that ``patterns`` re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -101,14 +101,7 @@ def attention(
         ArgumentError: for any other option that is not None, such as paged caches (``cache``); for
             ``is_causal=True`` without a mask.
     """
-    for name, option in options.items():
-        if option is not None and name not in IGNORED:
-            raise ArgumentError(
-                name,
-                expected="None, since posenc's attention does not read it",
-                got=type(option).__name__,
-                remedy="Use attn_implementation='eager' for this model.",
-            )
+    _require_read(options)
     # Norms of queries and keys leave them wider than values under autocast.
     query, key = query.to(value.dtype), key.to(value.dtype)
     queries, keys = query.shape[2], key.shape[2]
@@ -129,8 +122,8 @@ def attention(
     given: dict[str, Any] = {"dropout": dropout, "scale": scaling}
     if fast and grid is not None:
         output = None
-        options = {"a bias": terms or None, "sinks": s_aux, "a soft cap": softcap}
-        changes = [name for name, option in options.items() if option is not None]
+        extras = {"a bias": terms or None, "sinks": s_aux, "a soft cap": softcap}
+        changes = [name for name, extra in extras.items() if extra is not None]
         if not changes and settings.backend == "auto":
             output = plain_attention(query, key, value, grid, **given)
         if output is not None:
@@ -142,16 +135,35 @@ def attention(
         return output.transpose(1, 2).contiguous(), None
     note(module, OWN, "weights are asked for" if with_weights else "a mask of all pairs")
     bias = position_bias.dense if isinstance(position_bias, PositionBias) else position_bias
-    pairs = lazy_mask.pairs_behind(attention_mask)
-    hides = pairs is None or not pairs.hide_nothing
-    mask = lazy_mask.written_out(attention_mask) if hides else None
-    if mask is not None and mask.dim() == 2:
-        mask = mask[:, None, None]
-    elif mask is not None and mask.is_floating_point():
-        mask = mask.to(query.dtype)  # which autocast has made another
+    mask = _all_pairs(attention_mask, query.dtype)
     given |= {"with_weights": with_weights, "sinks": s_aux, "softcap": softcap}
     output, weights = dense_attention(query, key, value, bias, mask, **given)
     return output.transpose(1, 2).contiguous(), weights
+
+
+def _require_read(options: Mapping[str, Any]) -> None:
+    """Refuse options that say something about attention and are not read."""
+    for name, option in options.items():
+        if option is not None and name not in IGNORED:
+            raise ArgumentError(
+                name,
+                expected="None, since posenc's attention does not read it",
+                got=type(option).__name__,
+                remedy="Use attn_implementation='eager' for this model.",
+            )
+
+
+def _all_pairs(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A mask of all pairs, bool or added to logits of this dtype; None if it hides nothing."""
+    pairs = lazy_mask.pairs_behind(mask)
+    if pairs is not None and pairs.hide_nothing:
+        return None
+    written = lazy_mask.written_out(mask)
+    if written is not None and written.dim() == 2:
+        return written[:, None, None]
+    if written is not None and written.is_floating_point():
+        return written.to(dtype)  # autocast has made the logits' another
+    return written
 
 
 def mask(

@@ -25,6 +25,9 @@ from posenc.runtime import has_values
 MaskFunction = Callable[..., Any]
 """From batch row, head, query and key indices to whether the query may attend to the key."""
 
+Documents = tuple[Int[Tensor, "b Q"], Int[Tensor, "b K"]]
+"""Numbers of the documents of queries and keys."""
+
 BLOCK = 2**20
 """Pairs of a batch row for which a function is evaluated at once."""
 
@@ -72,7 +75,7 @@ class Pattern:
     low: int = -FARTHEST
     high: int = FARTHEST
     intervals: Int[Tensor, "b Q 2"] | None = None
-    documents: tuple[Int[Tensor, "b Q"], Int[Tensor, "b K"]] | None = None
+    documents: Documents | None = None
     valid: Bool[Tensor, "b K"] | None = None
 
     def __and__(self, other: Pattern) -> Pattern:
@@ -82,7 +85,7 @@ class Pattern:
             intervals = torch.stack([begin.maximum(first), stop.minimum(end)], dim=-1)
         documents = self.documents if other.documents is None else other.documents
         if self.documents is not None and other.documents is not None:
-            documents = tuple(map(_paired, self.documents, other.documents))  # type: ignore[assignment]
+            documents = _paired(self.documents, other.documents)
         valid = self.valid if other.valid is None else other.valid
         if self.valid is not None and other.valid is not None:
             valid = self.valid & other.valid
@@ -303,11 +306,13 @@ def _extent(blocks: Int[Tensor, "b L"], place: Place) -> tuple[Tensor, Tensor] |
     return first[:, queries], last[:, queries] + 1
 
 
-def _paired(first: Int[Tensor, "b L"], second: Int[Tensor, "b L"]) -> Int[Tensor, "b L"]:
-    """Numbers that are equal where both are."""
-    both = torch.stack(torch.broadcast_tensors(first, second), dim=-1)  # type: ignore[no-untyped-call]
+def _paired(first: Documents, second: Documents) -> Documents:
+    """Documents whose numbers, of queries and keys together, are equal where both are."""
+    sides = (torch.cat(documents, dim=1) for documents in (first, second))
+    both = torch.stack(torch.broadcast_tensors(*sides), dim=-1)  # type: ignore[no-untyped-call]
     numbers: Tensor = torch.unique(both.flatten(0, 1), dim=0, return_inverse=True)[1]
-    return numbers.view(both.shape[:2])
+    numbers, queries = numbers.view(both.shape[:2]), first[0].shape[1]
+    return numbers[:, :queries], numbers[:, queries:]
 
 
 _FOUND: dict[Hashable, Pattern | None] = {}

@@ -195,18 +195,7 @@ def _matched(
     for name, tensor in join(matches).items():
         spelling = next((s for s in family.spellings(name) if s in stored.shapes), None)
         if spelling is None:
-            bare = _is_bare(name, family, stored)
-            raise CheckpointError(
-                str(stored.folder),
-                expected=f"a model with an output layer ({name}), which predicts the next token"
-                if bare
-                else f"a tensor {name}",
-                got="one without, saved from the bare model" if bare else "none",
-                remedy="Save the whole model, as AutoModelForCausalLM loads it. Nothing was loaded."
-                if bare
-                else "config.json describes a model with it. Download both again. Nothing was "
-                "loaded.",
-            )
+            raise _missing(name, family, stored)
         stored.require(spelling, tensor.shape)
         spelled[name] = spelling
     used = set(spelled.values())
@@ -221,10 +210,22 @@ def _matched(
     return matches, spelled
 
 
-def _is_bare(name: str, family: Family, stored: StoredTensors) -> bool:
-    """True if a missing tensor is of the head and the checkpoint has no head at all."""
+def _missing(name: str, family: Family, stored: StoredTensors) -> CheckpointError:
+    """The error of a checkpoint without a tensor: of a head, if it has no head at all."""
     prefix = family.prefix
-    return bool(prefix) and not any(s.startswith(prefix) for s in (name, *stored.shapes))
+    if prefix and not any(other.startswith(prefix) for other in (name, *stored.shapes)):
+        return CheckpointError(
+            str(stored.folder),
+            expected=f"a model with an output layer ({name}), which predicts the next token",
+            got="one without, saved from the bare model",
+            remedy="Save the whole model, as AutoModelForCausalLM loads it. Nothing was loaded.",
+        )
+    return CheckpointError(
+        str(stored.folder),
+        expected=f"a tensor {name}",
+        got="none",
+        remedy="config.json describes a model with it. Download both again. Nothing was loaded.",
+    )
 
 
 @torch.no_grad()

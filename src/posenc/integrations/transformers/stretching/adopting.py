@@ -31,11 +31,11 @@ from posenc.integrations.transformers.stretching.attention import (
     inner_attention,
 )
 from posenc.integrations.transformers.stretching.changes import Change, Undoable, undo
+from posenc.integrations.transformers.stretching.configs import configs_of
 from posenc.integrations.transformers.stretching.frequencies import INNER, Frequencies, SineTable
 from posenc.integrations.transformers.stretching.positions import PLACED, Adoption, Switch
 from posenc.integrations.transformers.stretching.probing import quiet, run
 from posenc.integrations.transformers.stretching.rotary import Calls
-from posenc.integrations.transformers.stretching.words import configs_of
 from posenc.layout import Layout
 
 PAIRINGS: tuple[Pairing, ...] = ("half", "adjacent")

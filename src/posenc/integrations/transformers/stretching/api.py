@@ -13,7 +13,7 @@ from posenc.errors import ArgumentError
 from posenc.extension import EXTENSIONS
 from posenc.integrations.transformers.accelerate.api import restore as unaccelerate
 from posenc.integrations.transformers.checkpoints.extended import FIELD
-from posenc.integrations.transformers.stretching import rotary, words
+from posenc.integrations.transformers.stretching import configs, rotary
 from posenc.integrations.transformers.stretching.adopting import adopt
 from posenc.integrations.transformers.stretching.attention import StretchedLayer
 from posenc.integrations.transformers.stretching.biases import LinearBias, biases_in
@@ -126,8 +126,8 @@ def _stretch_frequencies(
             pass
     if place == "attention":
         parts = _stretch_layers(adopt(model, used, calls, changes), request, model)
-    described = words.describe(model, stretched, request)
-    changes += described or words.field(model, request)
+    described = configs.describe(model, stretched, request)
+    changes += described or configs.field(model, request)
     return place, parts, "transformers" if described else "posenc"
 
 
@@ -167,7 +167,7 @@ def _stretch_biases(
         length = request.length or longest
         changes.append(Change.of(model.config, "max_seq_len", round(length * factor)))
         request = replace(request, length=length)
-    changes += words.field(model, request)
+    changes += configs.field(model, request)
     return "biases", tuple(parts), "posenc"
 
 

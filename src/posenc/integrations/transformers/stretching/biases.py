@@ -58,8 +58,8 @@ class LinearBias:
         Raises:
             ArgumentError: for an encoding that does more.
         """
-        (part,) = encoding.parts() if len(encoding.parts()) == 1 else (None,)
-        if not isinstance(part, SqueezedAlibi):
+        part = encoding.score
+        if encoding.parts() != (part,) or not isinstance(part, SqueezedAlibi):
             raise ArgumentError(
                 "method",
                 expected="one that divides slopes",

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DummyLayer, DynamicLayer
 
 from posenc.attention import attend
-from posenc.attention.backends.common.definition import softmax_beside
 from posenc.attention.backends.common.fused import fold_heads
 from posenc.attention.problem.once import once_for_part
+from posenc.attention.softmax import softmax_beside
 from posenc.encoding import Encoding, apply_rotation
 from posenc.extension.banded import BandedRope
 from posenc.extension.methods.log_n import LogN

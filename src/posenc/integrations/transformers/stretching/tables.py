@@ -17,8 +17,8 @@ from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.stretching.changes import Change
+from posenc.integrations.transformers.stretching.configs import configs_of
 from posenc.integrations.transformers.stretching.probing import quiet, run
-from posenc.integrations.transformers.stretching.words import configs_of
 
 SPECIAL = range(3)
 """Numbers of tokens of an image that are no cells: class and distillation tokens."""

@@ -17,6 +17,7 @@ from transformers.models.speecht5.modeling_speecht5 import (
 )
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
+from posenc.integrations.transformers.accelerate.checking import random_ids
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import PositionBias, attention
 from posenc.integrations.transformers.accelerate.masks import added_mask
@@ -98,8 +99,7 @@ def inputs(model: Any) -> dict[str, Tensor]:
     def values(part: Any, width: int) -> Tensor:
         prenet = getattr(part, "prenet", None)
         if hasattr(prenet, "embed_tokens"):
-            vocabulary = config.vocab_size
-            return torch.randint(vocabulary // 2, vocabulary, (2, length), generator=generator)
+            return random_ids(config.vocab_size, (2, length), generator)
         if hasattr(prenet, "feature_encoder"):
             return torch.randn(2, 8000, generator=generator)
         width = config.hidden_size if prenet is None else width

@@ -17,6 +17,7 @@ from transformers.models.udop.modeling_udop import (
 )
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated
+from posenc.integrations.transformers.accelerate.checking import random_ids
 from posenc.integrations.transformers.accelerate.families.common.page import read_by_distance
 from posenc.integrations.transformers.accelerate.families.common.t5_bias import T5Bias
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
@@ -43,8 +44,7 @@ class BiasByDistance(Accelerated):
 
 def _inputs(model: Any) -> dict[str, Tensor]:
     config, generator = model.config, torch.Generator().manual_seed(0)
-    low, high = config.vocab_size // 2, config.vocab_size
-    ids = torch.randint(low, high, (2, 40), generator=generator)
+    ids = random_ids(config.vocab_size, (2, 40), generator)
     attended = torch.ones_like(ids)
     attended[1, -5:] = 0
     corners = 0.5 * torch.rand(2, 40, 2, generator=generator)

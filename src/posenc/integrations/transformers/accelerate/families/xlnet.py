@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import one_hot, pad
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
 from posenc.encoding import LowRank, StructuredScore
@@ -217,12 +218,7 @@ class XLNetStreams(Accelerated, XLNetModel):
         batch, length = tokens.shape[:2]
         if past + length < self.shortest:
             return None
-        attention_mask, input_mask = masks
-        attended = None
-        if attention_mask is not None:
-            attended = attention_mask >= 1
-        elif input_mask is not None:
-            attended = input_mask <= 0
+        attended = _attended(*masks)
         if attended is not None:
             if attended.shape != (batch, length):
                 return None
@@ -234,15 +230,29 @@ class XLNetStreams(Accelerated, XLNetModel):
             return None
         segments = None
         if token_types is not None:
-            if not has_values(token_types):
+            segments = _segments(token_types, past)
+            if segments is None:
                 return None
-            kinds = torch.nn.functional.pad(token_types, (past, 0))
-            numbers, inverse = torch.unique(kinds, return_inverse=True)
-            if len(numbers) > MOST_SEGMENTS:
-                return None
-            segments = torch.nn.functional.one_hot(inverse, len(numbers)).to(self.dtype)
+            segments = segments.to(self.dtype)
         window = past + 1 if causal and self.same_length else None
         return [Memory(state, attended, segments, causal, window) for state in states]
+
+
+def _attended(
+    attention_mask: Tensor | None, input_mask: Tensor | None
+) -> Bool[Tensor, "B Q"] | None:
+    """False for padding, by a mask that is 1 for tokens or by one that is 1 for padding."""
+    if attention_mask is not None:
+        return attention_mask >= 1
+    return None if input_mask is None else input_mask <= 0
+
+
+def _segments(token_types: Int[Tensor, "B Q"], past: int) -> Int[Tensor, "B K S"] | None:
+    """1 at the segment of each token; None where types have no values to read, or of too many."""
+    if not has_values(token_types):
+        return None
+    numbers, inverse = torch.unique(pad(token_types, (past, 0)), return_inverse=True)
+    return None if len(numbers) > MOST_SEGMENTS else one_hot(inverse, len(numbers))
 
 
 def _some_without_keys(attended: Bool[Tensor, "B K"] | None) -> bool:

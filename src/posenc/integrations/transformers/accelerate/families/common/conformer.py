@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
+from posenc.integrations.transformers.accelerate.checking import random_ids
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import PositionBias, attention
 from posenc.integrations.transformers.accelerate.terms import products_by_offset
@@ -57,9 +58,7 @@ def features_and_ids(model: Any) -> dict[str, Tensor]:
     size = (2, 48, config.feature_projection_input_dim)
     made = {"input_features": torch.randn(size, generator=generator)}
     if hasattr(model, "text_decoder"):
-        vocabulary = config.vocab_size
-        ids = torch.randint(vocabulary // 2, vocabulary, (2, 9), generator=generator)
-        made["decoder_input_ids"] = ids
+        made["decoder_input_ids"] = random_ids(config.vocab_size, (2, 9), generator)
     return made
 
 

@@ -1,4 +1,4 @@
-"""Stretched frequencies in the words of a config."""
+"""Configs of a model, and an extension written into them."""
 
 from __future__ import annotations
 
