@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, QuantizedLayer
 
-from posenc.errors import ArgumentError
+from posenc.errors import ArgumentError, BackendRefusal
 from posenc.integrations.transformers.accelerate import accelerate, interface, restore
+from posenc.integrations.transformers.accelerate.accelerated import settings_of
 from posenc.integrations.transformers.accelerate.routing import recorded
 from tests.testing.tiny_models import LENGTH, WINDOW, inputs_of, tiny_config
 from tests.testing.transformers_sweep import EQUAL, REFUSED, outcome
@@ -94,6 +95,32 @@ def test_restored_models_are_what_they_were(kind: str, tmp_path: Path) -> None:
         ]
         assert found == before
         assert torch.equal(x(**inputs_of(x))[0], expected)
+
+
+def test_settings_follow_copies_and_hold_in_graphs() -> None:
+    model = causal("gemma2")
+    accelerate(model, backend="sdpa", check=False, shortest=LENGTH)  # which has no soft cap
+    for x in (model, deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with pytest.raises(BackendRefusal, match="sdpa"):
+            x(**inputs_of(model))
+        assert x(inputs_of(model)["input_ids"][:, : LENGTH - 1]).logits.isfinite().all()
+    module = model.get_submodule("model.layers.0.self_attn")
+    compiled = torch.compile(
+        lambda x: x + settings_of(module).shortest, backend="eager", fullgraph=True
+    )
+    assert int(compiled(torch.tensor(0))) == LENGTH
+
+
+def test_another_implementation_may_follow_and_precede() -> None:
+    model = causal("mistral")
+    first = accelerate(model)
+    assert "accelerated before" in str(accelerate(model, backend="reference"))
+    model.set_attn_implementation("sdpa")
+    assert accelerate(model).accelerated == first.accelerated == 2
+    assert model.config._attn_implementation == "posenc"
+    model.set_attn_implementation("eager")
+    restore(model)
+    assert model.config._attn_implementation == "eager"
 
 
 def test_a_model_with_other_outputs_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

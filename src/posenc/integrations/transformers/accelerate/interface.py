@@ -32,7 +32,6 @@ from posenc.integrations.transformers.accelerate.routing import (
     note_kernel,
     plain_attention,
 )
-from posenc.integrations.transformers.accelerate.switching import switched_settings
 from posenc.integrations.transformers.accelerate.terms import ComputedOnce, encoding_of
 from posenc.integrations.transformers.accelerate.views import (
     CAUSAL_KEYS,
@@ -122,7 +121,7 @@ def attention(
     grid = lazy_mask.grid_behind(attention_mask, queries, keys)
     if attention_mask is None or attention_mask.dim() == 2:
         grid = grid_of(queries, keys, attention_mask, device=query.device)
-    settings = switched_settings(module) or settings_of(module)
+    settings = settings_of(module)
     with_weights = wants_weights(module, options)
     fast = not with_weights and keys >= settings.shortest and not isinstance(position_bias, Tensor)
     terms = position_bias.terms if fast and isinstance(position_bias, PositionBias) else ()
