@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    DataCollatorWithFlattening,
+    DynamicCache,
+    PreTrainedModel,
+)
 from transformers.cache_utils import Cache, QuantizedLayer
 
 from posenc.errors import ArgumentError, BackendRefusal
@@ -224,6 +230,23 @@ def test_packed_positions(kind: str) -> None:
         packed = model(ids, position_ids=places, use_cache=False).last_hidden_state
     torch.testing.assert_close(packed, expected, rtol=1e-4, atol=1e-4)
     assert "a mask of all pairs" not in {reason for _, _, reason in calls}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("lengths", [(11, 18), (29,)])
+def test_rows_with_the_boundaries_of_flash_attention(lengths: tuple[int, ...]) -> None:
+    model: Any = causal("mistral")
+    ids = inputs_of(model)["input_ids"][0].split(lengths)
+    collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    batch = collate([{"input_ids": part.tolist()} for part in ids])
+    expected = model(**batch, use_cache=False)
+    found = served(model)(**batch, use_cache=False)
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.loss, expected.loss)
+    del batch["position_ids"]
+    if len(lengths) > 1:
+        with pytest.raises(ArgumentError, match=r"cu_seq_lens_.*position_ids"):
+            model(**batch, use_cache=False)
 
 
 @pytest.mark.parametrize("kind", WINDOWED)

@@ -6,7 +6,7 @@ all pairs, and ``attention`` calls ``attend`` with the grid that ``patterns`` re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -45,11 +45,15 @@ IGNORED = frozenset(
     {
         *("deterministic", "position_ids", "sliding_window"),
         *("cache_position", "grid_thw", "logits_to_keep", "num_items_in_batch", "use_cache"),
+        *("max_length_q", "max_length_k"),
         *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
     }
 )
 """Options that say nothing about attention beyond the mask; models hand on what they are called
 with."""
+
+BOUNDARIES = frozenset({"cu_seq_lens_q", "cu_seq_lens_k"})
+"""Options in which FlashAttention finds the documents of a row, as collators add them."""
 
 
 @dataclass(eq=False)
@@ -91,7 +95,8 @@ def attention(
         position_bias: added to the logits.
         softcap: c of ``c · tanh(s / c)``, which logits become before they are masked.
         s_aux: ``[H]``, sinks: logits that only the sum of the softmax sees.
-        options: ``output_attentions`` makes the weights; ``IGNORED`` are not read.
+        options: ``output_attentions`` makes the weights; ``IGNORED`` are not read, nor are
+            ``BOUNDARIES`` where the mask shows documents that ``position_ids`` pack into a row.
 
     Returns:
         The output, contiguous, and, if asked for, the weights ``[B, H, Q, K]``.
@@ -100,17 +105,25 @@ def attention(
         ArgumentError: for any other option that is not None, such as paged caches (``cache``); for
             ``is_causal=True`` without a mask.
     """
-    for name, option in options.items():
-        if option is not None and name not in IGNORED:
-            raise ArgumentError(
-                name,
-                expected="None, since posenc's attention does not read it",
-                got=type(option).__name__,
-                remedy="Use attn_implementation='eager' for this model.",
-            )
     # Norms of queries and keys leave them wider than values under autocast.
     query, key = query.to(value.dtype), key.to(value.dtype)
     queries, keys = query.shape[2], key.shape[2]
+    grid = lazy_mask.grid_behind(attention_mask, queries, keys)
+    ignored = IGNORED | BOUNDARIES if _says_packed(grid, options) else IGNORED
+    for name, option in options.items():
+        if option is not None and name not in ignored:
+            bounds = name in BOUNDARIES
+            raise ArgumentError(
+                name,
+                expected="None, or boundaries of documents that the mask shows too, as most models'"
+                " does by position_ids that begin anew with each"
+                if bounds
+                else "None, since posenc's attention does not read it",
+                got=type(option).__name__,
+                remedy="Put one document into a row."
+                if bounds
+                else "Use attn_implementation='eager' for this model.",
+            )
     if is_causal and attention_mask is None and queries > 1:
         raise ArgumentError(
             "attention_mask",
@@ -118,7 +131,6 @@ def attention(
             got=None,
             remedy="Make one by transformers' create_causal_mask.",
         )
-    grid = lazy_mask.grid_behind(attention_mask, queries, keys)
     if attention_mask is None or attention_mask.dim() == 2:
         grid = grid_of(queries, keys, attention_mask, device=query.device)
     settings = settings_of(module)
@@ -151,6 +163,14 @@ def attention(
     given |= {"with_weights": with_weights, "sinks": s_aux, "softcap": softcap}
     output, weights = dense_attention(query, key, value, bias, mask, **given)
     return output.transpose(1, 2).contiguous(), weights
+
+
+def _says_packed(grid: Grid | None, options: Mapping[str, Any]) -> bool:
+    """True if a mask shows several documents in a row, or boundaries are of one."""
+    if grid is not None and grid.key.document is not None:
+        return True
+    given = [options[name] for name in BOUNDARIES if options.get(name) is not None]
+    return all(len(boundaries) <= 2 for boundaries in given)
 
 
 def mask(
