@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from posenc.attention import attend
 from posenc.encoding import BucketedTerms
 from posenc.errors import ArgumentError
-from posenc.grid import FARTHEST
+from posenc.grid import FARTHEST, Grid
 from posenc.integrations.transformers.accelerate import lazy_mask
 from posenc.integrations.transformers.accelerate.accelerated import settings_of, wants_weights
 from posenc.integrations.transformers.accelerate.dense import dense_attention
