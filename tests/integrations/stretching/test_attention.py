@@ -209,6 +209,19 @@ def test_rows_do_not_depend_on_padding() -> None:
     assert near(outputs(model, input_ids=texts()[:1, 9:]), padded[:1, 9:])
 
 
+@pytest.mark.parametrize("kind", ["llama4_text", "gemma3_text"])
+def test_chunks_and_windows_of_padded_rows(kind: str) -> None:
+    """Where positions are no indices, a query sees the tokens that it saw before."""
+    model = model_of(kind)
+    attended = torch.ones_like(texts())
+    attended[0, :9] = 0
+    places = (attended.cumsum(1) - 1).clamp(min=0)
+    options = {"attention_mask": attended, "position_ids": places}
+    expected = outputs(model, **options)[attended.bool()]
+    stretch(model, "rerope", **FREE)
+    assert near(expected, outputs(model, **options)[attended.bool()])
+
+
 def test_an_assistant_drafts_tokens() -> None:
     model, assistant = model_of("llama"), model_of("llama", num_hidden_layers=1)
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
