@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from posenc.cli.app import run
 from posenc.registry import ENCODINGS
 from posenc.visualization.catalogue import Document
 from tests.support.commands import run_command as posenc
@@ -319,6 +321,23 @@ def test_a_shell_gets_output_errors_and_exit_codes() -> None:
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "Did you mean 'alibi'" in wrong.stderr
     assert "Traceback" not in wrong.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+def test_outputs_in_an_encoding_without_all_characters(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def printed(*arguments: str) -> str:
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "argv", ["posenc", *arguments])
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+        with pytest.raises(SystemExit, match=r"^0$"):
+            run()
+        sys.stdout.flush()
+        return written.getvalue().decode(encoding)
+
+    assert ("θ_t" if encoding == "utf-8" else "?_t") in printed("show", "rope")
+    assert json.loads(printed("list", "--json")) == json.loads(posenc("list", "--json").stdout)
 
 
 def test_version_and_help() -> None:

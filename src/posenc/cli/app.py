@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -76,7 +77,12 @@ def _options(
 
 
 def run() -> None:
-    """Run the command line; a ``PosencError`` is printed without a traceback."""
+    """Run the command line; a ``PosencError`` is printed without a traceback.
+
+    Characters that the output's encoding lacks, as of a pipe on Windows, are printed as ``?``.
+    """
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         app(prog_name="posenc")
     except PosencError as error:

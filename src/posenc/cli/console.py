@@ -227,8 +227,10 @@ def print_error(error: PosencError) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print ``value`` as JSON on standard output."""
+    """Print ``value`` as JSON on standard output, escaped where its encoding lacks a character."""
     text = json.dumps(value, indent=1, ensure_ascii=False)
-    if any(ord(character) in CONTROLS for character in text):
+    encoding = sys.stdout.encoding or "utf-8"
+    lossless = text.encode(encoding, "replace").decode(encoding) == text
+    if not lossless or any(ord(character) in CONTROLS for character in text):
         text = json.dumps(value, indent=1)
     sys.stdout.write(text + "\n")

@@ -124,6 +124,20 @@ def test_compiled_models_give_the_same() -> None:
     )
 
 
+@torch.no_grad()
+def test_exported_programs_take_any_length() -> None:
+    """Also one from which on posenc is faster, and others before it."""
+    encoder = t5(num_layers=1).encoder
+    accelerate(encoder, check=False, shortest=24)
+    tokens = {1: torch.export.Dim("tokens", min=4, max=4096)}
+    shapes = dict.fromkeys(inputs := texts(), tokens)
+    program = torch.export.export(encoder, (), inputs, dynamic_shapes=shapes).module()
+    for length in (23, 31):
+        inputs = texts(length)
+        expected, found = encoder(**inputs)[0], program(**inputs)[0]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_bias_written_out_compiles_into_one_graph() -> None:
     """Two layers of the decoder share it."""
     model = t5(attn_implementation="eager", num_layers=1, num_decoder_layers=2)

@@ -11,11 +11,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    DataCollatorWithFlattening,
+    DynamicCache,
+    PreTrainedModel,
+)
 from transformers.cache_utils import Cache, QuantizedLayer
 
-from posenc.errors import ArgumentError
+from posenc.errors import ArgumentError, BackendRefusal
 from posenc.integrations.transformers.accelerate import accelerate, interface, restore
+from posenc.integrations.transformers.accelerate.accelerated import settings_of
 from posenc.integrations.transformers.accelerate.routing import recorded
 from tests.testing.tiny_models import LENGTH, WINDOW, inputs_of, tiny_config
 from tests.testing.transformers_sweep import EQUAL, REFUSED, outcome
@@ -94,6 +101,32 @@ def test_restored_models_are_what_they_were(kind: str, tmp_path: Path) -> None:
         ]
         assert found == before
         assert torch.equal(x(**inputs_of(x))[0], expected)
+
+
+def test_settings_follow_copies_and_hold_in_graphs() -> None:
+    model = causal("gemma2")
+    accelerate(model, backend="sdpa", check=False, shortest=LENGTH)  # which has no soft cap
+    for x in (model, deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with pytest.raises(BackendRefusal, match="sdpa"):
+            x(**inputs_of(model))
+        assert x(inputs_of(model)["input_ids"][:, : LENGTH - 1]).logits.isfinite().all()
+    module = model.get_submodule("model.layers.0.self_attn")
+    compiled = torch.compile(
+        lambda x: x + settings_of(module).shortest, backend="eager", fullgraph=True
+    )
+    assert int(compiled(torch.tensor(0))) == LENGTH
+
+
+def test_another_implementation_may_follow_and_precede() -> None:
+    model = causal("mistral")
+    first = accelerate(model)
+    assert "accelerated before" in str(accelerate(model, backend="reference"))
+    model.set_attn_implementation("sdpa")
+    assert accelerate(model).accelerated == first.accelerated == 2
+    assert model.config._attn_implementation == "posenc"
+    model.set_attn_implementation("eager")
+    restore(model)
+    assert model.config._attn_implementation == "eager"
 
 
 def test_a_model_with_other_outputs_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +230,23 @@ def test_packed_positions(kind: str) -> None:
         packed = model(ids, position_ids=places, use_cache=False).last_hidden_state
     torch.testing.assert_close(packed, expected, rtol=1e-4, atol=1e-4)
     assert "a mask of all pairs" not in {reason for _, _, reason in calls}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("lengths", [(11, 18), (29,)])
+def test_rows_with_the_boundaries_of_flash_attention(lengths: tuple[int, ...]) -> None:
+    model: Any = causal("mistral")
+    ids = inputs_of(model)["input_ids"][0].split(lengths)
+    collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    batch = collate([{"input_ids": part.tolist()} for part in ids])
+    expected = model(**batch, use_cache=False)
+    found = served(model)(**batch, use_cache=False)
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.loss, expected.loss)
+    del batch["position_ids"]
+    if len(lengths) > 1:
+        with pytest.raises(ArgumentError, match=r"cu_seq_lens_.*position_ids"):
+            model(**batch, use_cache=False)
 
 
 @pytest.mark.parametrize("kind", WINDOWED)

@@ -13,6 +13,7 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 from posenc import Grid, Layout
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers import restore, stretch
+from posenc.integrations.transformers.accelerate import accelerate
 from tests.integrations.stretching.cases import FREE, decoded, model_of, near, outputs, texts
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -208,6 +209,19 @@ def test_rows_do_not_depend_on_padding() -> None:
     assert near(outputs(model, input_ids=texts()[:1, 9:]), padded[:1, 9:])
 
 
+@pytest.mark.parametrize("kind", ["llama4_text", "gemma3_text"])
+def test_chunks_and_windows_of_padded_rows(kind: str) -> None:
+    """Where positions are no indices, a query sees the tokens that it saw before."""
+    model = model_of(kind)
+    attended = torch.ones_like(texts())
+    attended[0, :9] = 0
+    places = (attended.cumsum(1) - 1).clamp(min=0)
+    options = {"attention_mask": attended, "position_ids": places}
+    expected = outputs(model, **options)[attended.bool()]
+    stretch(model, "rerope", **FREE)
+    assert near(expected, outputs(model, **options)[attended.bool()])
+
+
 def test_an_assistant_drafts_tokens() -> None:
     model, assistant = model_of("llama"), model_of("llama", num_hidden_layers=1)
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
@@ -226,6 +240,25 @@ def test_copies_and_pickles_are_stretched_and_restored() -> None:
         restore(other)
         assert torch.equal(before, outputs(other))
     assert near(expected, decoded(model))
+
+
+@pytest.mark.parametrize("accelerated_first", [True, False])
+def test_acceleration_before_and_after(accelerated_first: bool) -> None:
+    model, other = model_of("llama"), model_of("llama")
+    arguments: dict[str, Any] = {"length": 16, "window": 6}
+    stretch(other, "rerope", **arguments)
+    if accelerated_first:
+        accelerate(model)
+        stretch(model, "rerope", **arguments)
+    else:
+        stretch(model, "rerope", **arguments)
+        assert "2 × LlamaAttention: posenc, stretched, at all lengths." in str(accelerate(model))
+    assert near(outputs(other), outputs(model))
+    assert near(outputs(other), decoded(model))
+    restore(model)
+    assert model.config._attn_implementation == model_of("llama").config._attn_implementation
+    assert torch.equal(outputs(model_of("llama")), outputs(model))
+    assert not model._forward_pre_hooks
 
 
 def test_caches_of_another_state_of_the_model_are_refused() -> None:

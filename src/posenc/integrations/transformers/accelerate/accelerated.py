@@ -26,7 +26,7 @@ SETTINGS = "_posenc_settings"
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of an accelerated module.
+    """Settings of an accelerated module, or of a layer of a switched model.
 
     Args:
         backend: of ``posenc.attend``.
@@ -102,14 +102,16 @@ class Accelerated(nn.Module):
 
 
 def settings_of(module: nn.Module) -> Settings:
-    """Settings of an accelerated module; the defaults for others.
+    """Settings of an accelerated module or of a layer of a switched model; the defaults for others.
 
     While ``torch.jit`` traces, as the older ONNX exporter does, models run as they did: the graph
-    holds PyTorch's operators alone, and lengths are tensors.
+    holds PyTorch's operators alone, and lengths are tensors. Programs of ``torch.export`` compute
+    with posenc at every length: a number of tokens to begin from would be the bound of theirs.
     """
     if is_scripted():
         return AS_IT_WAS
-    return cast(Settings, module.__dict__.get(SETTINGS, DEFAULT))
+    settings = cast(Settings, module.__dict__.get(SETTINGS, DEFAULT))
+    return Settings(settings.backend) if torch.compiler.is_exporting() else settings
 
 
 def wants_weights(module: nn.Module, options: Mapping[str, Any]) -> bool:

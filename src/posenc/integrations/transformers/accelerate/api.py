@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -25,11 +26,13 @@ from posenc.integrations.transformers.accelerate.family import (
     family_of,
 )
 from posenc.integrations.transformers.accelerate.report import Report, ReportedModule
-from posenc.integrations.transformers.accelerate.routing import OWN, POSENC, Record, recorded
+from posenc.integrations.transformers.accelerate.routing import MOVED, OWN, POSENC, Record, recorded
 from posenc.integrations.transformers.accelerate.views import config_behind, with_posenc
 
 SHORTEST = 256
 """Keys from which on windows were measured to be faster than PyTorch's attention with a mask."""
+
+ALREADY = "It was accelerated before and stays as it is; restore(model) first for other settings."
 
 Found = tuple[str, nn.Module, AcceleratedFamily]
 
@@ -48,8 +51,8 @@ def accelerate(
 
     Weights, their names, the state dict and what ``save_pretrained`` writes stay as they are;
     outputs and gradients are the same up to rounding. Below a number of tokens that was measured,
-    and where nothing is gained, a module's own attention runs. A second call changes nothing;
-    ``restore`` undoes it.
+    and where nothing is gained, a module's own attention runs. A second call changes nothing,
+    unless the model was given another attention implementation since; ``restore`` undoes it.
 
     Args:
         model: of transformers, or one that holds such a model (of peft, sentence-transformers).
@@ -70,9 +73,11 @@ def accelerate(
         raise _unknown(model)
     if isinstance(backend, str) and backend != "auto" and backend not in BACKENDS:
         raise UnknownNameError.of("backend", backend, ["auto", *BACKENDS])
+    if switching.is_left(model):
+        restore(model)
     found = list(_modules(model))
     if switching.is_switched(model) or _accelerated(model):
-        return _report(model, found)
+        return replace(_report(model, found), note=ALREADY)
     served = [module for _, module, family in found if family.reason(module) is None]
     models = switching.on_interface(model)
     if not found and not models:
@@ -126,7 +131,8 @@ def _rows(model: nn.Module, calls: Record, least: int) -> tuple[ReportedModule, 
     rows = []
     for module, by, reason in dict.fromkeys(calls):
         if id(module) in paths and not isinstance(module, Accelerated):
-            since = f", from {least} keys on" if by == POSENC and least > 1 else ""
+            bound = by == POSENC and least > 1 and reason != MOVED
+            since = f", from {least} keys on" if bound else ""
             row = paths[id(module)], type(module).__name__, by, reason + since
             rows.append(ReportedModule(*row))
     return tuple(rows)
@@ -141,8 +147,7 @@ def restore(model: nn.Module) -> None:
     Raises:
         ArgumentError: if classes or methods of modules were changed since, as FSDP does.
     """
-    for module in _accelerated(model):
-        require_untouched(module)
+    require_restorable(model)
     switching.switch_back(model)
     for module in _accelerated(model):
         put_back(module)
@@ -150,6 +155,16 @@ def restore(model: nn.Module) -> None:
         config = part.__dict__.get("config")
         if config is not None:
             part.__dict__["config"] = config_behind(config)
+
+
+def require_restorable(model: nn.Module) -> None:
+    """Require that ``restore`` can undo what ``accelerate`` did.
+
+    Raises:
+        ArgumentError: as ``restore``.
+    """
+    for module in _accelerated(model):
+        require_untouched(module)
 
 
 def _accelerated(model: nn.Module) -> list[Accelerated]:

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from posenc.attention import attend
 from posenc.encoding import BucketedTerms
 from posenc.errors import ArgumentError
-from posenc.grid import FARTHEST
+from posenc.grid import FARTHEST, Grid
 from posenc.integrations.transformers.accelerate import lazy_mask
 from posenc.integrations.transformers.accelerate.accelerated import settings_of, wants_weights
 from posenc.integrations.transformers.accelerate.dense import dense_attention
@@ -32,7 +32,6 @@ from posenc.integrations.transformers.accelerate.routing import (
     note_kernel,
     plain_attention,
 )
-from posenc.integrations.transformers.accelerate.switching import switched_settings
 from posenc.integrations.transformers.accelerate.terms import ComputedOnce, encoding_of
 from posenc.integrations.transformers.accelerate.views import (
     CAUSAL_KEYS,
@@ -46,11 +45,15 @@ IGNORED = frozenset(
     {
         *("deterministic", "position_ids", "sliding_window"),
         *("cache_position", "grid_thw", "logits_to_keep", "num_items_in_batch", "use_cache"),
+        *("max_length_q", "max_length_k"),
         *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
     }
 )
 """Options that say nothing about attention beyond the mask; models hand on what they are called
 with."""
+
+BOUNDARIES = frozenset({"cu_seq_lens_q", "cu_seq_lens_k"})
+"""Options in which FlashAttention finds the documents of a row, as collators add them."""
 
 
 @dataclass(eq=False)
@@ -92,7 +95,8 @@ def attention(
         position_bias: added to the logits.
         softcap: c of ``c · tanh(s / c)``, which logits become before they are masked.
         s_aux: ``[H]``, sinks: logits that only the sum of the softmax sees.
-        options: ``output_attentions`` makes the weights; ``IGNORED`` are not read.
+        options: ``output_attentions`` makes the weights; ``IGNORED`` are not read, nor are
+            ``BOUNDARIES`` where the mask shows documents that ``position_ids`` pack into a row.
 
     Returns:
         The output, contiguous, and, if asked for, the weights ``[B, H, Q, K]``.
@@ -101,10 +105,11 @@ def attention(
         ArgumentError: for any other option that is not None, such as paged caches (``cache``); for
             ``is_causal=True`` without a mask.
     """
-    _require_read(options)
     # Norms of queries and keys leave them wider than values under autocast.
     query, key = query.to(value.dtype), key.to(value.dtype)
     queries, keys = query.shape[2], key.shape[2]
+    grid = lazy_mask.grid_behind(attention_mask, queries, keys)
+    _require_read(options, grid)
     if is_causal and attention_mask is None and queries > 1:
         raise ArgumentError(
             "attention_mask",
@@ -112,10 +117,9 @@ def attention(
             got=None,
             remedy="Make one by transformers' create_causal_mask.",
         )
-    grid = lazy_mask.grid_behind(attention_mask, queries, keys)
     if attention_mask is None or attention_mask.dim() == 2:
         grid = grid_of(queries, keys, attention_mask, device=query.device)
-    settings = switched_settings(module) or settings_of(module)
+    settings = settings_of(module)
     with_weights = wants_weights(module, options)
     fast = not with_weights and keys >= settings.shortest and not isinstance(position_bias, Tensor)
     terms = position_bias.terms if fast and isinstance(position_bias, PositionBias) else ()
@@ -141,16 +145,31 @@ def attention(
     return output.transpose(1, 2).contiguous(), weights
 
 
-def _require_read(options: Mapping[str, Any]) -> None:
-    """Refuse options that say something about attention and are not read."""
+def _require_read(options: Mapping[str, Any], grid: Grid | None) -> None:
+    """Refuse options that say something about attention and are not read.
+
+    Args:
+        grid: of the mask; None for none, or one of all pairs.
+    """
+    packed = _says_packed(grid, options)
     for name, option in options.items():
-        if option is not None and name not in IGNORED:
-            raise ArgumentError(
-                name,
-                expected="None, since posenc's attention does not read it",
-                got=type(option).__name__,
-                remedy="Use attn_implementation='eager' for this model.",
-            )
+        if option is None or name in IGNORED or (packed and name in BOUNDARIES):
+            continue
+        expected = "None, since posenc's attention does not read it"
+        remedy = "Use attn_implementation='eager' for this model."
+        if name in BOUNDARIES:
+            expected = "None, or boundaries of documents that the mask shows too, as most models'"
+            expected += " does by position_ids that begin anew with each"
+            remedy = "Put one document into a row."
+        raise ArgumentError(name, expected=expected, got=type(option).__name__, remedy=remedy)
+
+
+def _says_packed(grid: Grid | None, options: Mapping[str, Any]) -> bool:
+    """True if a mask shows several documents in a row, or boundaries are of one."""
+    if grid is not None and grid.key.document is not None:
+        return True
+    given = [options[name] for name in BOUNDARIES if options.get(name) is not None]
+    return all(len(boundaries) <= 2 for boundaries in given)
 
 
 def _all_pairs(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -16,6 +16,9 @@ from posenc.integrations.transformers.accelerate.dense import dense_attention
 
 POSENC, OWN = "posenc", "its own"
 
+MOVED = "stretched, at all lengths"
+"""The reason of calls that posenc computes since ``stretch`` moved their positions."""
+
 Record = list[tuple[nn.Module, str, str]]
 """Modules in the order of their calls, with what computed them and the reason."""
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import reduce
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from posenc.integrations.transformers.accelerate.accelerated import Settings
+from posenc.integrations.transformers.accelerate.accelerated import SETTINGS, Accelerated, Settings
 from posenc.integrations.transformers.accelerate.family import family_of
 from posenc.integrations.transformers.accelerate.growing import grow
-from posenc.integrations.transformers.accelerate.views import NAME, config_behind, is_on_interface
+from posenc.integrations.transformers.accelerate.views import (
+    NAME,
+    STRETCHED,
+    config_behind,
+    is_on_interface,
+)
 
 BEFORE = "_posenc_before"
 """Attribute of a model: the implementations that its config and those in it named before, by the
@@ -22,8 +25,6 @@ path of the attribute. Plain, so that copies and pickles of the model have it.""
 
 INTERNAL = "_attn_implementation_internal"
 """Attribute of a config, which transformers does not save; its setter refuses other models."""
-
-_SETTINGS: WeakKeyDictionary[nn.Module, Settings] = WeakKeyDictionary()
 
 
 def on_interface(model: nn.Module) -> list[PreTrainedModel]:
@@ -42,8 +43,18 @@ def is_switched(model: nn.Module) -> bool:
     return any(BEFORE in part.__dict__ for part in model.modules())
 
 
+def is_left(model: nn.Module) -> bool:
+    """True if a model that ``switch`` changed was given another implementation since."""
+    switched = [part for part in model.modules() if BEFORE in part.__dict__]
+    names = {getattr(config_behind(part.config), INTERNAL, None) for part in switched}
+    return not names <= {NAME, STRETCHED}
+
+
 def switch(model: nn.Module, settings: Settings) -> None:
-    """Name posenc's attention in the configs of models on the interface."""
+    """Name posenc's attention in the configs of models on the interface.
+
+    Stretched models keep theirs, which is posenc's too.
+    """
     models = on_interface(model)
     owned = {id(part.config) for part in model.modules() if isinstance(part, PreTrainedModel)}
     own = {id(part.config) for part in models}
@@ -51,7 +62,7 @@ def switch(model: nn.Module, settings: Settings) -> None:
         before = {}
         for path, config in _configs(part.config):
             mine = id(config) in own or id(config) not in owned
-            if mine and getattr(config, INTERNAL, None) != NAME:
+            if mine and getattr(config, INTERNAL, None) not in (NAME, STRETCHED):
                 before[path] = getattr(config, INTERNAL, None)
                 setattr(config, INTERNAL, NAME)
         part.__dict__[BEFORE] = before
@@ -63,25 +74,28 @@ def switch_settings(model: nn.Module, settings: Settings) -> None:
     """Set what the layers of models that were switched are computed with."""
     for part in model.modules():
         if BEFORE in part.__dict__:
-            _SETTINGS.update(dict.fromkeys(part.modules(), settings))
+            for layer in _unfamiliar(part):
+                layer.__dict__[SETTINGS] = settings
 
 
 def switch_back(model: nn.Module) -> None:
-    """Undo ``switch``."""
+    """Undo ``switch``, but for implementations that were chosen since."""
+    for layer in _unfamiliar(model):
+        layer.__dict__.pop(SETTINGS, None)
     for part in model.modules():
         for path, implementation in part.__dict__.pop(BEFORE, {}).items():
             config = reduce(getattr, filter(None, path.split(".")), config_behind(part.config))
-            setattr(config, INTERNAL, implementation)
-        _SETTINGS.pop(part, None)
+            if getattr(config, INTERNAL, None) == NAME:
+                setattr(config, INTERNAL, implementation)
         for key, hook in list(part._forward_pre_hooks.items()):
             if hook is grow:  # found by itself: copies of a model have no handle of the hook
                 del part._forward_pre_hooks[key]
                 del part._forward_pre_hooks_with_kwargs[key]
 
 
-def switched_settings(module: nn.Module) -> Settings | None:
-    """The settings that a module's model was switched with; None for others."""
-    return None if torch.compiler.is_compiling() else _SETTINGS.get(module)
+def _unfamiliar(model: nn.Module) -> Iterator[nn.Module]:
+    """Modules but those of accelerated families, which have settings of their own."""
+    return (part for part in model.modules() if not isinstance(part, Accelerated))
 
 
 def _configs(config: Any, path: str = "") -> Iterator[tuple[str, PreTrainedConfig]]:

@@ -15,6 +15,9 @@ from posenc.errors import ArgumentError
 NAME = "posenc"
 """Name of the attention implementation."""
 
+STRETCHED = "posenc_stretched"
+"""Its name in models whose positions ``stretch`` moves."""
+
 KEYS, CAUSAL_KEYS = "posenc_keys", "posenc_causal_keys"
 """Its names where accelerated modules take masks of keys: see ``interface.keys_mask``."""
 

@@ -21,11 +21,10 @@ from posenc.integrations.transformers.accelerate.checking import PRECISIONS, ten
 from posenc.integrations.transformers.accelerate.interface import mask
 from posenc.integrations.transformers.accelerate.lazy_mask import written_out
 from posenc.integrations.transformers.accelerate.switching import INTERNAL
-from posenc.integrations.transformers.accelerate.views import is_on_interface
+from posenc.integrations.transformers.accelerate.views import STRETCHED, is_on_interface
 from posenc.integrations.transformers.recording import Call, record_call, recorded_calls
 from posenc.integrations.transformers.stretching.attention import (
     LAYER,
-    NAME,
     StretchedLayer,
     attention,
     inner_attention,
@@ -144,7 +143,7 @@ def adopt(
     holders = [holders_of(model, f.module)[-1] for f in used]
     if not inner and not all(is_on_interface(type(holder)) for holder in holders):
         raise refusal("attention that is not on the interface")
-    name = model.config._attn_implementation if inner else NAME
+    name = model.config._attn_implementation if inner else STRETCHED
     adoption = Adoption(Switch(), name if inner else RECORDING)
     with quiet(model):
         expected = run(model)
@@ -199,7 +198,7 @@ def _implement(model: nn.Module, layers: dict[nn.Module, Call]) -> list[Change]:
     for module in layers:
         configs += [holder.config for holder in holders_of(model, module)]
     unique = {id(config): config for config in configs if config is not None}
-    return [Change.of(c, INTERNAL, NAME) for c in unique.values()]
+    return [Change.of(c, INTERNAL, STRETCHED) for c in unique.values()]
 
 
 def holders_of(model: nn.Module, module: nn.Module) -> list[Any]:

@@ -11,6 +11,7 @@ from posenc.arguments import check
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.extension import EXTENSIONS
+from posenc.integrations.transformers.accelerate.api import require_restorable
 from posenc.integrations.transformers.accelerate.api import restore as unaccelerate
 from posenc.integrations.transformers.checkpoints.extended import FIELD
 from posenc.integrations.transformers.stretching import configs, rotary
@@ -265,11 +266,12 @@ def restore(model: nn.Module) -> StretchReport:
     Raises:
         ArgumentError: as ``accelerate.restore``.
     """
-    unaccelerate(model)
+    require_restorable(model)
     inner = transformers_model(model)
     stretched: Stretched | None = inner.__dict__.pop(STRETCHED, None)
+    undo([] if stretched is None else stretched.changes)
+    unaccelerate(model)
     if stretched is None:
         return StretchReport(type(inner).__name__, "", "", ())
-    undo(stretched.changes)
     restored = tuple(part for part in stretched.report.parts if part.stretched)
     return StretchReport(type(inner).__name__, "", "", restored)

@@ -22,13 +22,12 @@ from posenc.integrations.transformers.accelerate.dense import attend_by_logits, 
 from posenc.integrations.transformers.accelerate.growing import Growing
 from posenc.integrations.transformers.accelerate.interface import mask
 from posenc.integrations.transformers.accelerate.lazy_mask import grid_behind, written_out
+from posenc.integrations.transformers.accelerate.routing import MOVED, POSENC, note
+from posenc.integrations.transformers.accelerate.views import STRETCHED
 from posenc.integrations.transformers.stretching.decoding import Past, attend_last
 from posenc.integrations.transformers.stretching.frequencies import Frequencies, Of
 from posenc.integrations.transformers.stretching.positions import Adoption, Placement, placement_in
 from posenc.runtime import is_transformed
-
-NAME = "posenc_stretched"
-"""Name of the attention implementation."""
 
 LAYER = "_posenc_layer"
 """Attribute of attention modules: their ``StretchedLayer``."""
@@ -153,6 +152,7 @@ def attention(
     plain = position_bias is None and not weights
     if plain and grid is not None and placed is not None:
         given: dict[str, Any] = {"scale": scale, "sinks": s_aux, "softcap": softcap}
+        note(module, POSENC, MOVED)
         output = None
         if past is not None and not dropout:
             output = attend_last(query, key, value, placed, encoding, past, **given)
@@ -212,5 +212,5 @@ def inner_attention(
     return output.transpose(1, 2), weights
 
 
-AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, mask)
+AttentionInterface.register(STRETCHED, attention)
+AttentionMaskInterface.register(STRETCHED, mask)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -131,7 +131,7 @@ class Placement:
             side.with_positions(positions.float().unsqueeze(-1))
             for side, positions in ((grid.query, self.queries), (grid.key, places))
         )
-        return Grid(query, key, grid.causal, grid.window)
+        return replace(grid, query=query, key=key)
 
 
 def _equal(positions: Tensor, order: Tensor) -> bool:
