@@ -56,8 +56,8 @@ CHECK = f"""async ([contrast, kinds, exclude]) => {{
   const context = kinds ? {{ include: {KINDS}(exclude), exclude }} : {{ exclude }};
   const found = await axe.run(context, {{ resultTypes: ["violations"], ...only }});
   return found.violations.filter((v) => ["serious", "critical"].includes(v.impact))
-    .flatMap((v) => v.nodes.map((n) => `${{v.id}}: ${{n.html.slice(0, 99)}} ${{n.failureSummary}}`));
-  }}"""
+    .flatMap(({{ id, nodes }}) => nodes.map(
+      (n) => `${{id}}: ${{n.html.slice(0, 99)}} ${{n.failureSummary}}`)); }}"""
 
 DARK = """() => { const [r, g, b] = getComputedStyle(document.body).backgroundColor
   .match(/[\\d.]+/g).map(Number); return r + g + b < 300; }"""

@@ -33,14 +33,16 @@ FIRST = [next(key for key in CASES if key.startswith(f"{name}-")) for name in FA
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")  # WavLM's
 
 WAYS = ("bloom", "deberta_v2", "inkling", "sam", "swin", "t5", "wav2vec2_conformer", "xlnet")
-"""Families whose layers are taken over in different ways: by a bias over all tokens, over windows or
-the axes of an image, by terms of queries and keys, by memories, with gates or in a page."""
+"""Families whose layers are taken over in different ways.
+
+By a bias over all tokens, over windows or the axes of an image, by terms of queries and keys, with
+memories, with gates, or in a page.
+"""
 
 all_cases = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 one_a_family = pytest.mark.parametrize("case", [CASES[key] for key in FIRST], ids=FIRST)
-one_a_way = pytest.mark.parametrize(
-    "key", kept_in_suite(FIRST, [key for key in FIRST if key.partition("-")[0] in WAYS])
-)
+FIRST_OF_WAYS = [key for key in FIRST if key.partition("-")[0] in WAYS]
+one_a_way = pytest.mark.parametrize("key", kept_in_suite(FIRST, FIRST_OF_WAYS))
 """Of laws about ``accelerate`` alone, which all families share."""
 
 
