@@ -19,7 +19,8 @@ def in_turn(rounds: int, *axes: Collection[object]) -> list[object]:
     """The product of axes; those combinations in which they do not take turns are exhaustive.
 
     In round r the values n of all axes meet, each axis r further on than the one before, until the
-    longest has ended. So the suite has each value of each axis ``rounds`` times or more.
+    longest has ended. So the suite has each value of each axis, ``rounds`` times or more where no
+    axis is shorter than that.
 
     Args:
         rounds: how often the axes are gone through.
