@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-exhaustive check docs site format pages bench gpu-test gpu-bench wheel wheels test-wheel check-locks lock clean
+.PHONY: help style types suite kernels test-sanitized demo demo-extend test fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-exhaustive check docs site format pages bench gpu-test gpu-bench wheel wheels test-wheel check-locks lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -67,9 +67,11 @@ demo-extend: $(VENV)/.installed ## stretch a small model by every method; prints
 test-sanitized: $(VENV)/.installed-test ## each variant of the CPU kernels by each compiler under sanitizers
 	OMP_NUM_THREADS=2 $(BIN)/python scripts/sanitized_kernels.py
 
-# Types and the site keep one process each, so these run at the same time, and no test waits.
+# Types keep one process that needs nothing of the tests; the site is built by the first that needs it.
 test: $(VENV)/.installed-test ## run format, lint, types and the whole suite
-	@$(MAKE) --no-print-directory --jobs=2 check site
+	@$(MAKE) --no-print-directory --jobs=2 types suite
+
+suite: style $(VENV)/.kernels
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not exhaustive" --durations=10
 
 sweep-doctor: $(VENV)/.installed-test ## diagnose every causal language model of transformers (some 15 minutes)
@@ -81,9 +83,13 @@ fuzz-files: $(VENV)/.installed-test ## damage files that posenc reads, in many w
 sweep-stretching: $(VENV)/.installed-test ## stretch every RoPE model type of transformers; none may be wrong
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.integrations.stretching.sweep
 
-check: $(VENV)/.installed-test ## format, lint and types
+check: style types ## format, lint and types
+
+style: $(VENV)/.installed-test
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
+
+types: style
 	$(BIN)/mypy --no-error-summary
 
 docs: $(VENV)/.installed-test ## write the pages of docs/ that follow from the registry, build the site in build/docs

@@ -143,6 +143,7 @@ def test_papers_spellings_lead_to_the_name() -> None:
             create(written)
 
 
+@pytest.mark.long
 def test_random_options_are_served_or_refused_in_words() -> None:
     assert fuzz(800, seed=0) == []
 

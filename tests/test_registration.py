@@ -158,6 +158,7 @@ def test_every_entry_point_is_shown() -> None:
     )
 
 
+@pytest.mark.long
 def test_what_another_package_adds_is_used(outside: Path, tmp_path: Path) -> None:
     """In a process of its own, in which it is installed."""
     command = [sys.executable, "-W", "error", "-c", "".join([BEGIN, *USES.values()])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -29,6 +29,7 @@ from posenc.attention.problem.record import (
 )
 from posenc.attention.problem.terms import Terms
 from posenc.testing.subject import agree
+from tests.support.exhaustive import in_turn
 
 METHODS = (
     "nope",
@@ -67,10 +68,9 @@ def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(definition, "BUDGET", 3000)
 
 
-def in_blocks_of_both_sizes(*grids: str, usual: Sequence[str]) -> pytest.MarkDecorator:
+def in_blocks_of_both_sizes(grids: Iterable[str], usual: Iterable[str]) -> list[tuple[str, str]]:
     """Several small blocks meet all grids; of the usual ones there is one, which meets a few."""
-    cases = [*(("small blocks", where) for where in grids), *(("usual blocks", x) for x in usual)]
-    return pytest.mark.parametrize(("_blocks", "where"), cases, indirect=["_blocks"])
+    return [*(("small blocks", where) for where in grids), *(("usual blocks", x) for x in usual)]
 
 
 def make(name: str, *, causal: bool) -> Encoding:
@@ -118,8 +118,11 @@ def check(encoding: Encoding, grid: Grid, tensors: Sequence[Tensor], tolerance: 
 
 
 @pytest.mark.usefixtures("_blocks")
-@in_blocks_of_both_sizes(*GRIDS, usual=("square", "causal window", "padded"))
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "_blocks", "where"),
+    in_turn(4, METHODS, in_blocks_of_both_sizes(GRIDS, ("square", "causal window", "padded"))),
+    indirect=["_blocks"],
+)
 def test_equals_the_definition(name: str, where: str) -> None:
     grid = GRIDS[where]
     encoding, tensors = make(name, causal=grid.causal), inputs(grid)
@@ -128,10 +131,17 @@ def test_equals_the_definition(name: str, where: str) -> None:
 
 
 @pytest.mark.usefixtures("_blocks")
-@in_blocks_of_both_sizes(
-    *("causal", "causal window", "chunk", "packed", "padded"), usual=("causal window", "padded")
+@pytest.mark.parametrize(
+    ("name", "_blocks", "where"),
+    in_turn(
+        2,
+        ["cope", "fire", "t5+sinusoidal", "stick_breaking"],
+        in_blocks_of_both_sizes(
+            ("causal", "causal window", "chunk", "packed", "padded"), ("causal window", "padded")
+        ),
+    ),
+    indirect=["_blocks"],
 )
-@pytest.mark.parametrize("name", ["cope", "fire", "t5+sinusoidal", "stick_breaking"])
 def test_without_structured_form_by_definition(name: str, where: str) -> None:
     grid = GRIDS[where]
     encoding, tensors = make(name, causal=True), inputs(grid)
@@ -143,10 +153,17 @@ def test_without_structured_form_by_definition(name: str, where: str) -> None:
 
 
 @pytest.mark.usefixtures("_blocks")
-@in_blocks_of_both_sizes(
-    *("causal", "causal window", "packed", "padded", "irregular"), usual=("causal", "packed")
+@pytest.mark.parametrize(
+    ("name", "_blocks", "where"),
+    in_turn(
+        2,
+        ["path", "forgetting", "cable", "grape_additive"],
+        in_blocks_of_both_sizes(
+            ("causal", "causal window", "packed", "padded", "irregular"), ("causal", "packed")
+        ),
+    ),
+    indirect=["_blocks"],
 )
-@pytest.mark.parametrize("name", ["path", "forgetting", "cable", "grape_additive"])
 def test_sums_over_tokens_between(name: str, where: str) -> None:
     """Of PaTH, by transforms of 64 keys each, with the gradients of signals and parameters."""
     encoding, grid = make(name, causal=True), GRIDS[where]
@@ -159,11 +176,17 @@ def test_sums_over_tokens_between(name: str, where: str) -> None:
     check(encoding, seen, tensors, 1e-6)
 
 
-@pytest.mark.parametrize("sides", [(7, 9), (1, 13), (13, 1), (20, 17)])
-@pytest.mark.parametrize("name", ["swin", "swin_v2", "irpe"])
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    ("sides", "name", "frozen"),
+    in_turn(
+        3,
+        {"image": [7, 9], "row": [1, 13], "column": [13, 1], "large": [20, 17]},
+        ["swin", "swin_v2", "irpe"],
+        [False, True],
+    ),
+)
 def test_tables_between_images(
-    name: str, sides: tuple[int, int], frozen: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, sides: list[int], frozen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(definition, "BUDGET", 50_000)
     options = {"irpe": {"mode": "bias"}}.get(name, {"window": (20, 20)})

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 HEADER = ROOT / "tests" / "support" / "emulated_tiles.h"
 
 
+@pytest.mark.long
 @pytest.mark.skipif("avx512bw" not in instruction_sets(), reason="the processor has no AVX-512")
 @pytest.mark.skipif(unsupported("amx") is None, reason="the processor has AMX itself")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -31,7 +32,8 @@ def test_paths_by_amx() -> None:
         "test_native_tiles.py",
         "test_native_bfloat16.py",
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "bfloat16"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["-k", "bfloat16", "-m", "not exhaustive"]
     files = [str(ROOT / "tests" / "attention" / name) for name in tests]
     done = subprocess.run(
         [*command, *files], env=environment, cwd=ROOT, capture_output=True, text=True, check=False

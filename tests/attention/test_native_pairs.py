@@ -14,6 +14,7 @@ from posenc.errors import BackendRefusal
 from posenc.grid import Grid
 from posenc.layout import Layout
 from tests.attention.test_native import _agree, _both, _inputs, built
+from tests.support.exhaustive import in_turn
 from tests.testing.tolerances import distance, tolerance
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -38,6 +39,12 @@ PATH_GRIDS = [
     Grid.of(Layout.packed([20, 150, 44]), causal=True),
     Grid.of(Layout.padded([200, 20], side="left"), causal=True, window=70),
 ]
+
+SIZES = {
+    f"{q} of {k}": [q, k] for q, k in ((1, 1), (1, 65), (63, 63), (65, 65), (30, 65), (40, 600))
+}
+MANY = {"800 of 800": [800, 800], "300 of 1100": [300, 1100]}
+"""Queries and keys, in a tile or a few, and in many."""
 
 HALVES = [torch.bfloat16, torch.float16]
 
@@ -100,9 +107,8 @@ def _observed(encoding: Encoding, grid: Grid, x: Tensor) -> Grid:
 
 
 @built
-@pytest.mark.parametrize("size", [(1, 1), (1, 65), (63, 63), (65, 65), (30, 65), (40, 600)])
-@pytest.mark.parametrize("name", METHODS)
-def test_values_and_gradients(name: str, size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("name", "size"), in_turn(3, list(METHODS), SIZES))
+def test_values_and_gradients(name: str, size: list[int]) -> None:
     keys = Layout.sequence(size[1])
     queries = keys.slice(size[1] - size[0], size[1])
     for dtype in (torch.float64, torch.float32):
@@ -200,9 +206,8 @@ def test_path_takes_queries_that_are_among_the_keys() -> None:
 
 
 @built
-@pytest.mark.parametrize("size", [(800, 800), (300, 1100)])
-@pytest.mark.parametrize("name", METHODS)
-def test_many_tiles(name: str, size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("name", "size"), in_turn(1, list(METHODS), MANY))
+def test_many_tiles(name: str, size: list[int]) -> None:
     keys = Layout.sequence(size[1])
     grid = Grid(keys.slice(size[1] - size[0], size[1]), keys, causal=True)
     _check(name, grid, dtype=torch.float64, rows=1)

@@ -23,6 +23,7 @@ from posenc.attention.dispatch import BACKENDS
 from posenc.attention.problem.lowering import lower
 from posenc.attention.problem.problem import Problem, Whole
 from posenc.errors import ArgumentError, BackendRefusal
+from tests.support.exhaustive import in_turn
 
 HEADS, WIDTH, LENGTH = 4, 5, 11
 
@@ -111,9 +112,9 @@ def computed(problem: Problem, backend: str) -> Result:
     return differentiable_twice(result, problem)
 
 
-@pytest.mark.parametrize("extras", EXTRAS)
-@pytest.mark.parametrize("where", GRIDS)
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize(
+    ("extras", "where", "name"), in_turn(5, list(EXTRAS), list(GRIDS), list(ENCODINGS))
+)
 def test_values_and_gradients(name: str, where: str, extras: str) -> None:
     problem, wanted = posed(name, where, extras)
     found = []

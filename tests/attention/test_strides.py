@@ -22,6 +22,7 @@ from posenc.attention.backends.common.flash_cpu import flash_forward
 from posenc.attention.backends.native.build import missing
 from posenc.attention.dispatch import rotate
 from posenc.errors import ArgumentError
+from tests.support.exhaustive import in_turn
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="mprotect is POSIX")
 
@@ -156,8 +157,9 @@ def draw() -> list[Tensor]:
     ]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", sorted({name for name, _ in ENCODINGS}))
+@pytest.mark.parametrize(
+    ("name", "form"), in_turn(4, sorted({name for name, _ in ENCODINGS}), list(FORMS))
+)
 def test_memory_of_any_strides(name: str, form: str) -> None:
     shape = FORMS[form]
     grids = ["image"] if "swin" in name else ["dense", "causal"]

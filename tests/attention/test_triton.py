@@ -29,13 +29,19 @@ HERE = Path(__file__).parent
 @pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton has no wheel for this system"
 )
-@pytest.mark.parametrize("way", ["interpreted", "compiled"])
-def test_kernels(way: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "cases"),
+    [
+        *((way, "not exhaustive") for way in ("interpreted", "compiled")),
+        pytest.param("interpreted", "exhaustive", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_kernels(way: str, cases: str) -> None:
     """In a process of its own: Triton has to be told before anything imports it."""
     compiled = HERE / "triton_compiling.py"
     files = {compiled} if way == "compiled" else {*HERE.glob("triton_*.py")} - {compiled}
     assert files
-    options = ["-q", "-p", "no:cacheprovider"]
+    options = ["-q", "-p", "no:cacheprovider", "-m", cases]
     options += ["-p", "tests.support.interpreter"] if way == "interpreted" else []
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *map(str, sorted(files))],

@@ -84,7 +84,11 @@ def test_tiles_that_are_not_square(tile: tuple[int, int], monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("dtype", "length"), [(torch.float32, 49), (torch.float16, 35), (torch.bfloat16, 35)]
+    ("dtype", "length"),
+    [
+        *((torch.float32, 49), (torch.float16, 35)),
+        pytest.param(torch.bfloat16, 35, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_errs_as_little_as_the_definition(dtype: torch.dtype, length: int) -> None:
     """Gradients of the scale and the threshold, too, whose sums by number and by query cancel."""
@@ -139,6 +143,7 @@ def test_every_run_gives_the_same_bits() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
+@pytest.mark.exhaustive  # the operator is one, and takes the function as other tensors
 def test_compiled_equals_eager() -> None:
     grid = Grid.of(Layout.padded([9, 4], side="left"), causal=True)
     given = inputs(grid, batch=2)

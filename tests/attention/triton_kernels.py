@@ -384,7 +384,13 @@ def test_dropout_is_the_same_in_both_directions() -> None:
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("layout", [Layout.sequence(9), Layout.padded([9, 4], side="left")])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(Layout.sequence(9), marks=pytest.mark.exhaustive),
+        Layout.padded([9, 4], side="left"),
+    ],
+)
 def test_compiled_equals_eager(layout: Layout) -> None:
     grid = Grid.of(layout, causal=True)
     given = inputs(grid, batch=layout.batch)

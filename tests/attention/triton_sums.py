@@ -28,6 +28,7 @@ from posenc.attention.problem.record import (
 from posenc.attention.problem.terms import Terms
 from posenc.errors import BackendRefusal
 from tests.attention.triton_kernels import KEY_HEADS, WIDTH, check, inputs, sequence
+from tests.support.exhaustive import in_turn
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -68,8 +69,7 @@ GRIDS = {
 }
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("method", ["sticks", "counts"])
+@pytest.mark.parametrize(("grid", "method"), in_turn(1, list(GRIDS), ["sticks", "counts"]))
 def test_equals_reference(method: str, grid: str) -> None:
     where = GRIDS[grid]
     check(METHODS[method], where, inputs(where, batch=where.query.batch))
@@ -108,10 +108,11 @@ def test_some_queries_at_a_time(method: str, monkeypatch: pytest.MonkeyPatch) ->
     check(encoding, grid, given)
 
 
-@pytest.mark.parametrize("method", ["sticks", "counts"])
-@pytest.mark.parametrize("tile", [(32, 16), (16, 32)])
+@pytest.mark.parametrize(
+    ("tile", "method"), in_turn(1, {"wide": [32, 16], "high": [16, 32]}, ["sticks", "counts"])
+)
 def test_tiles_that_are_not_square(
-    tile: tuple[int, int], method: str, monkeypatch: pytest.MonkeyPatch
+    tile: list[int], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = type(sums_forward_kernel.configs[0])({"block_x": tile[0], "block_y": tile[1]})
     monkeypatch.setattr(sums_forward_kernel, "configs", [chosen])
@@ -119,10 +120,12 @@ def test_tiles_that_are_not_square(
     check(METHODS[method], grid, inputs(grid))
 
 
-@pytest.mark.parametrize("method", ["sticks", "counts"])
-@pytest.mark.parametrize("blocks", [(32, 16, 16), (16, 32, 32)])
+@pytest.mark.parametrize(
+    ("blocks", "method"),
+    in_turn(1, {"carries": [32, 16, 16], "gradients": [16, 32, 32]}, ["counts", "sticks"]),
+)
 def test_kernels_of_the_gradients_may_work_in_other_blocks(
-    blocks: tuple[int, int, int], method: str, monkeypatch: pytest.MonkeyPatch
+    blocks: list[int], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of queries: each kernel's are chosen by times of its own."""
     for kernel, block in zip(BACKWARD, blocks, strict=True):

@@ -147,6 +147,7 @@ def test_no_cache_over_ranks(pool: Pool) -> None:
     assert "cache: expected None" in pool.run(f"{JOBS}:cached", 1)[0]
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
     """Both that of a call of attention and that of a training, which run side by side.
 

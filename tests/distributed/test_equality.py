@@ -56,7 +56,7 @@ def test_four_ranks(pool: Pool, form: str) -> None:
     check(pool, 4, spread(KINDS, 4, form))
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.exhaustive), 3])
 def test_every_encoding_by_heads(pool: Pool, ranks: int) -> None:
     splits, layouts = list(SPLITS), list(LAYOUTS)
     cases = [

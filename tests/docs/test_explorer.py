@@ -20,6 +20,7 @@ from posenc.encodings.score.kerple import Kerple
 from posenc.encodings.score.t5 import T5
 from posenc.extension import applicable, extend
 from tests.support.browsing import CHROMIUM, CONTRAST, Visit, browser
+from tests.support.exhaustive import in_turn
 
 playwright = pytest.importorskip("playwright.sync_api")
 
@@ -369,8 +370,10 @@ def test_legible_in_both_schemes(tab: Visit, scheme: str) -> None:
         assert min(ratios) >= 4.5, (selector, min(ratios))
 
 
-@pytest.mark.parametrize("width", [1280, 768, 390, 320])
-@pytest.mark.parametrize("state", ["#stretch=yarn", "#method=kerple&heads=32", "#method=fire"])
+@pytest.mark.parametrize(
+    ("width", "state"),
+    in_turn(1, [320, 390, 768, 1280], ["#method=kerple&heads=32", "#stretch=yarn", "#method=fire"]),
+)
 def test_fits_the_page(tab: Visit, width: int, state: str) -> None:
     page = tab.open(PAGE, DRAWN, state=state, width=width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -24,6 +24,7 @@ def test_every_page_has_a_picture_in_words(folder: Path, page: str) -> None:
         assert alt != caption.strip()
 
 
+@pytest.mark.long
 def test_pictures_are_drawn_in_both_languages(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sphinx")
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))

@@ -119,6 +119,7 @@ def test_batches_hold_little_padding(settings: Settings) -> None:
     assert tokens > 0.8 * places
 
 
+@pytest.mark.long
 def test_it_learns_to_translate(settings: Settings, out: Path) -> None:
     settings.text.write_text("".join(f"{a}\t{b}\n" for a, b in sentences(1500, longest=3)))
     longer = replace(

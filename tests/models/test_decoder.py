@@ -12,6 +12,7 @@ from posenc.attention import Cache
 from posenc.errors import ArgumentError, LengthError, UnknownNameError
 from posenc.models import Decoder, DecoderConfig
 from tests.models.text_encodings import TEXT_ENCODINGS
+from tests.support.exhaustive import in_turn
 
 NAMES = [*TEXT_ENCODINGS, "rope+alibi", "t5+sinusoidal"]
 LENGTH, VOCABULARY = 24, 29
@@ -32,8 +33,9 @@ def close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("chunks", [[1] * 4 + [20], [10, 1, 13]], ids=["one by one", "chunks"])
-@pytest.mark.parametrize("encoding", NAMES)
+@pytest.mark.parametrize(
+    ("encoding", "chunks"), in_turn(1, NAMES, {"one by one": [1] * 4 + [20], "chunks": [10, 1, 13]})
+)
 def test_cached_equals_whole(encoding: str, chunks: list[int]) -> None:
     model, text = make(encoding), tokens()
     cache = model.new_cache()
@@ -50,8 +52,7 @@ def test_packed_equals_separate(encoding: str) -> None:
     close(packed[:, 9:], model(text[:, 9:]))
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("encoding", NAMES)
+@pytest.mark.parametrize(("encoding", "side"), in_turn(1, NAMES, ["left", "right"]))
 def test_padded_equals_unpadded(encoding: str, side: str) -> None:
     model, text = make(encoding), tokens()
     layout = Layout.padded([LENGTH, 15], side=side)
@@ -104,8 +105,7 @@ def test_other_weights_do_not_depend_on_the_encoding(encoding: str) -> None:
         assert torch.equal(weight, other[name]), name
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("encoding", NAMES)
+@pytest.mark.parametrize(("encoding", "dtype"), in_turn(1, NAMES, [torch.bfloat16, torch.float64]))
 def test_other_dtypes(encoding: str, dtype: torch.dtype) -> None:
     model, text = make(encoding), tokens()
     expected = model(text)

@@ -19,6 +19,9 @@ HERE = "tests.training.spread"
 KINDS = [kind for kind in MODELS if MODELS[kind].__module__.startswith("posenc.models.")]
 """Those of ``posenc.models``: tasks and examples may have registered more."""
 
+WHOLE = ("decoder", "deberta", "swin")
+"""Kinds that are trained by DDP in the suite."""
+
 Result = tuple[list[float], dict[str, list[float]]]
 
 
@@ -34,8 +37,17 @@ def alone(pool: Pool) -> dict[str, Result]:
     return {kind: pool.run(f"{HERE}:trained", 1, kind=kind)[0] for kind in KINDS}
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [
+        # DDP takes a model as a whole, FSDP takes it apart.
+        *((kind, "fsdp") for kind in KINDS),
+        *(
+            pytest.param(kind, "ddp", marks=[pytest.mark.exhaustive] * (kind not in WHOLE))
+            for kind in KINDS
+        ),
+    ],
+)
 def test_two_ranks_train_as_one(
     pool: Pool, alone: dict[str, Result], kind: str, strategy: str
 ) -> None:

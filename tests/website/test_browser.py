@@ -33,11 +33,31 @@ ROWS = 3
 AROUND = (".bd-header", ".bd-sidebar-primary", ".bd-footer")
 """Parts around a page, which are checked on the first page of each folder."""
 
-CHECK = """async ([rules, exclude]) => {
-  const only = rules ? { runOnly: { type: "rule", values: rules } } : {};
-  const found = await axe.run({ exclude }, { resultTypes: ["violations"], ...only });
+KINDS = """((exclude) => {
+  const seen = new Set();
+  const style = (e) => {
+    const { color, fontSize, fontWeight, opacity } = getComputedStyle(e), grounds = [];
+    for (let at = e; at; at = at.parentElement) {
+      const { backgroundColor, backgroundImage, opacity } = getComputedStyle(at);
+      grounds.push(backgroundColor + backgroundImage + opacity); }
+    return [color, fontSize, fontWeight, opacity, ...new Set(grounds)].join(); };
+  return [...document.querySelectorAll("body *")].filter((e) => {
+    const words = [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+    if (!words || !e.checkVisibility() || exclude.some((part) => e.closest(part))) return false;
+    const key = style(e), first = !seen.has(key);
+    seen.add(key);
+    return first; }); })"""
+"""The first element with words of its own of each colour, size and ground: its contrast is that of
+all others of its kind, and looking for what lies behind each takes most of a second a page."""
+
+CHECK = f"""async ([contrast, kinds, exclude]) => {{
+  const only = contrast ? {{ runOnly: {{ type: "rule", values: ["color-contrast"] }} }}
+    : {{ rules: {{ "color-contrast": {{ enabled: false }} }} }};
+  const context = kinds ? {{ include: {KINDS}(exclude), exclude }} : {{ exclude }};
+  const found = await axe.run(context, {{ resultTypes: ["violations"], ...only }});
   return found.violations.filter((v) => ["serious", "critical"].includes(v.impact))
-    .flatMap((v) => v.nodes.map((n) => `${v.id}: ${n.html.slice(0, 99)} ${n.failureSummary}`)); }"""
+    .flatMap(({{ id, nodes }}) => nodes.map(
+      (n) => `${{id}}: ${{n.html.slice(0, 99)}} ${{n.failureSummary}}`)); }}"""
 
 DARK = """() => { const [r, g, b] = getComputedStyle(document.body).backgroundColor
   .match(/[\\d.]+/g).map(Number); return r + g + b < 300; }"""
@@ -114,11 +134,13 @@ def see(visit: Visit, name: str, *, rows: int | None) -> Seen:
             page.evaluate(SHORTER, rows)
         page.evaluate((Path(axe.__file__).parent / "axe.min.js").read_text())
         exclude = () if rows is None or name.endswith("index.html") else AROUND
-        light = page.evaluate(CHECK, [None, exclude])
+        kinds = rows is not None
+        light = page.evaluate(CHECK, [False, False, exclude])
+        light += page.evaluate(CHECK, [True, kinds, exclude])
         page.add_style_tag(content="* { transition: none !important; }")
         page.emulate_media(color_scheme="dark")
         page.wait_for_function(DARK)
-        dark = page.evaluate(CHECK, [["color-contrast"], exclude])
+        dark = page.evaluate(CHECK, [True, kinds, exclude])
     return Seen(troubles, outside, [over] if over > 0 else [], cut, scrolled, light, dark)
 
 

@@ -17,6 +17,11 @@ def of_field(axis: alt.X | alt.Y, field: str) -> Any:
     return other
 
 
+def constant(channel: Any, value: float | str) -> Any:
+    """A value of a channel, in pixels or by the name of a size."""
+    return channel(value)
+
+
 def rule(axis: alt.Y, at: float, label: str, *, left: bool = False) -> list[Any]:
     """A dashed rule at a value of a vertical axis, labelled at its end, or at its left one."""
     base = alt.Chart(pd.DataFrame({"at": [at], "label": [label]})).encode(y=of_field(axis, "at:Q"))
@@ -28,7 +33,10 @@ def rule(axis: alt.Y, at: float, label: str, *, left: bool = False) -> list[Any]
         dy=-3,
         color="--soft",
     )
-    return [line, text.encode(x=alt.value(0 if left else "width"), text="label:N")]
+    return [
+        line,
+        text.encode(x=constant(alt.XValue, 0 if left else "width"), text=alt.Text("label:N")),
+    ]
 
 
 def shade(axis: alt.X, begin: float, end: float, label: str, *, top: bool = False) -> list[Any]:
@@ -41,10 +49,15 @@ def shade(axis: alt.X, begin: float, end: float, label: str, *, top: bool = Fals
     area = (
         alt.Chart(data)
         .mark_rect(color="--shade")
-        .encode(x=of_field(axis, "begin:Q"), x2="end:Q", y=alt.value(0), y2=alt.value("height"))
+        .encode(
+            x=of_field(axis, "begin:Q"),
+            x2=alt.X2("end:Q"),
+            y=constant(alt.YValue, 0),
+            y2=constant(alt.Y2Value, "height"),
+        )
     )
     text = alt.Chart(data).mark_text(
         align="left", baseline="top" if top else "bottom", dx=4, dy=5 if top else -5, color="--soft"
     )
-    at = alt.value(0 if top else "height")
-    return [area, text.encode(x=of_field(axis, "begin:Q"), y=at, text="label:N")]
+    at = constant(alt.YValue, 0 if top else "height")
+    return [area, text.encode(x=of_field(axis, "begin:Q"), y=at, text=alt.Text("label:N"))]

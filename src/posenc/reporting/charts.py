@@ -63,25 +63,33 @@ class Chart:
         key: str,
         title: str,
         guide: str,
-        chart: Any,
+        layers: Iterable[Any],
         text: str,
         *,
         width: int = PICTURE_WIDTH,
         height: int = 320,
         narrow: int | None = None,
     ) -> Chart:
-        """A chart by Altair.
+        """A chart by Altair, in which a name can be picked.
+
+        Its layers are put together here: Altair copies all of them at each step of it.
 
         Args:
             key, title, guide, text, width: as of the class.
-            chart: Altair's.
+            layers: Altair's charts, from the lowest one.
             height: pixels of its plot.
             narrow: the same on a narrow page.
         """
-        spec = chart.properties(width="container", height=height, description=text).to_dict(
-            validate=False
-        )
-        spec.pop("config", None)
+        parts = [layer.to_dict(validate=False) for layer in layers]
+        spec = {
+            "$schema": parts[0]["$schema"],
+            "datasets": {name: rows for part in parts for name, rows in part["datasets"].items()},
+            "description": text,
+            "height": height,
+            "layer": [{key: part[key] for key in ("data", "encoding", "mark")} for part in parts],
+            "params": [{"name": "picked", "value": ""}],
+            "width": "container",
+        }
         if narrow is not None:
             spec["usermeta"] = {"narrow": narrow}
         return cls(key, title, guide, spec, text, width)

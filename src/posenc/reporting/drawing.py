@@ -202,14 +202,13 @@ class Drawing:
         self.colour = by_name(alt.Color, [looks[name].colour for name in names])
         self.shape = by_name(alt.Shape, [looks[name].shape for name in names])
         self.dash = by_name(alt.StrokeDash, [looks[name].dash for name in names])
-        self.picked = alt.param(name="picked", value="")
-        self.dim = self._unless_dimmed(1.0, 0.12)
+        self.dim = self._unless_dimmed(alt.OpacityValue, 1.0, 0.12)
 
     @staticmethod
-    def _unless_dimmed(value: float, dimmed: float) -> Any:
-        """A value for what is picked, and for all if nothing is."""
-        chosen = "picked === '' || datum.subject === picked"
-        return alt.condition(chosen, alt.value(value), alt.value(dimmed))
+    def _unless_dimmed(channel: Any, value: float, dimmed: float) -> Any:
+        """A value of a channel for what is picked, and for all if nothing is."""
+        chosen = {"test": "picked === '' || datum.subject === picked", "value": value}
+        return channel(dimmed, condition=chosen)
 
     def lines(
         self,
@@ -273,7 +272,7 @@ class Drawing:
             key,
             title,
             guide,
-            alt.layer(*layers).add_params(self.picked),
+            layers,
             text_of(title, (across.title, up.title), series),
             width=PICTURE_WIDTH if first else SMALL_WIDTH,
             height=HEIGHT if first else SMALL_HEIGHT,
@@ -301,9 +300,9 @@ class Drawing:
         )
         band = base.mark_area().encode(
             y=of_field(y, "low:Q"),
-            y2="high:Q",
+            y2=alt.Y2("high:Q"),
             # Not opacity, for which a rasteriser draws each band into a layer of its own.
-            fillOpacity=self._unless_dimmed(0.16, 0.02),
+            fillOpacity=self._unless_dimmed(alt.FillOpacityValue, 0.16, 0.02),
         )
         layers = [band] if (data.low < data.high).any() else []
         if few and first and not dots.empty:
@@ -348,20 +347,20 @@ class Drawing:
             alt.Tooltip("amount", title=across, format=",.3~r"),
             *(alt.Tooltip(fact) for fact in facts),
         ]
-        stems = base.mark_rule(strokeWidth=2).encode(x2=alt.datum(0), strokeDash=self.dash)
+        stems = base.mark_rule(strokeWidth=2).encode(x2=alt.X2Datum(0), strokeDash=self.dash)
         points = base.mark_point(size=60, filled=True, opacity=1).encode(
             shape=self.shape, tooltip=tooltip
         )
         series = [(row["subject"], [(row["amount"], row[facts[0]])]) for row in rows]
         ruled: list[Any] = []
         if level is not None:
-            at = alt.Chart(pd.DataFrame({"amount": [level]})).encode(x="amount:Q")
+            at = alt.Chart(pd.DataFrame({"amount": [level]})).encode(x=alt.X("amount:Q"))
             ruled = [at.mark_rule(strokeDash=[5, 4], color=CONTROL, strokeWidth=1.2)]
         return Chart.of(
             key,
             title,
             guide,
-            alt.layer(*ruled, stems, points).add_params(self.picked),
+            [*ruled, stems, points],
             text_of(title, (across, facts[0]), series),
             width=PICTURE_WIDTH if first else SMALL_WIDTH,
             height=max(SMALL_HEIGHT, round(LINE_HEIGHT * len(names))),

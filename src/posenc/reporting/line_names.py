@@ -149,8 +149,10 @@ def line_names(
             continue
         base = alt.Chart(here).encode(x=x, opacity=opacity)
         link = base.mark_rule(strokeWidth=1, xOffset=4 * sign, x2Offset=(away - 2) * sign)
-        text = base.encode(y=of_field(y, "at:Q"), text="name:N")
-        layers.append(link.encode(x2="x:Q", y=of_field(y, "mean:Q"), y2="at:Q", color=colour))
+        text = base.encode(y=of_field(y, "at:Q"), text=alt.Text("name:N"))
+        layers.append(
+            link.encode(x2=alt.X2("x:Q"), y=of_field(y, "mean:Q"), y2=alt.Y2("at:Q"), color=colour)
+        )
         layers += [
             text.mark_text(
                 align=side,

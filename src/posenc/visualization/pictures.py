@@ -161,9 +161,11 @@ def _draw_map(values: torch.Tensor, name: str, heat: Heat, scale: Scale, side: i
         baseline="top",
         aspect=False,
         aria=False,
-    ).encode(x=x, y=y, url="url:N")
+    ).encode(x=x, y=y, url=alt.Url("url:N"))
     unseen = base.mark_point(opacity=0).encode(
-        x="x:Q", y="y:Q", color=alt.Color("value:Q", scale=scale.legend(), legend=_gradient(scale))
+        x=alt.X("x:Q"),
+        y=alt.Y("y:Q"),
+        color=alt.Color("value:Q", scale=scale.legend(), legend=_gradient(scale)),
     )
     chart = alt.layer(cells, unseen).properties(width=over * width, height=down * height)
     title = alt.TitleParams(name, fontSize=12, fontWeight="normal", color=SOFT, offset=6)
@@ -201,7 +203,7 @@ def _draw_trail(trail: Trail) -> Any:
         y=alt.Y("y:Q", title=trail.y_label).scale(
             domain=[middle[1] - half, middle[1] + half], nice=False
         ),
-        order="position:Q",
+        order=alt.Order("position:Q"),
     )
     line = base.mark_line(color=EDGE, strokeWidth=1.2)
     points = base.mark_point(filled=True, size=26, opacity=1).encode(
@@ -210,7 +212,7 @@ def _draw_trail(trail: Trail) -> Any:
         ),
         tooltip=[alt.Tooltip("position:Q"), alt.Tooltip("x:Q", format=".3g")],
     )
-    names = base.mark_text(dx=6, dy=-7, fontSize=10, color=SOFT).encode(text="name:N")
+    names = base.mark_text(dx=6, dy=-7, fontSize=10, color=SOFT).encode(text=alt.Text("name:N"))
     return alt.layer(line, points, names).properties(width=SIDE, height=SIDE)
 
 
@@ -246,7 +248,7 @@ def _draw_curves(curves: Curves) -> Any:
     height = alt.Scale(zero=not is_narrow(curves.values if curves.low is None else curves.low))
     if curves.low is not None:
         band = base.mark_area(opacity=0.08 if several else 0.18).encode(
-            y=alt.Y("low:Q", title=curves.y_label, scale=height), y2="high:Q"
+            y=alt.Y("low:Q", title=curves.y_label, scale=height), y2=alt.Y2("high:Q")
         )
         layers.append(band)
     line = base.mark_line(

@@ -21,6 +21,7 @@ from posenc.models import Decoder, DecoderConfig
 from posenc.registry import create_layers
 from posenc.testing import LAWS, Subject
 from tests.encodings.floaters import count_evaluations, make
+from tests.support.exhaustive import in_turn
 
 METHODS: tuple[Method, ...] = ("rk4", "dopri5")
 
@@ -96,8 +97,7 @@ def test_a_number_by_hand() -> None:
     assert path.flatten().tolist() == [1.0, 1.5, 2.25, 1.875]
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("dim", [2, 8, 48])
+@pytest.mark.parametrize(("method", "dim"), in_turn(1, METHODS, [2, 8, 48]))
 def test_starts_as_the_sinusoidal_encoding(method: Method, dim: int) -> None:
     times = torch.tensor([[0.0, 0.25, 1.0, 37.5, 511.0, -3.0]], dtype=torch.float64)
     got = Floater(dim=dim, method=method).path(times)
@@ -112,8 +112,10 @@ def test_the_turning_alone_solves_to_the_sinusoid() -> None:
     torch.testing.assert_close(exact(encoding, times), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("method", "order"), [("euler", 1), ("midpoint", 2), ("rk4", 4)])
-@pytest.mark.parametrize("start", ["sinusoidal", "random"])
+@pytest.mark.parametrize(
+    ("method", "order", "start"),
+    in_turn(1, [("euler", 1), ("midpoint", 2), ("rk4", 4)], ["sinusoidal", "random"]),
+)
 def test_order_of_the_solver_shows(method: Method, order: int, start: str) -> None:
     """Halving the step divides the error by 2^order, at knots and between them."""
     times = torch.tensor([[1.0, 2.0, 1.3]], dtype=torch.float64)

@@ -21,6 +21,7 @@ from posenc.encodings.common.ode.flow import Method
 from posenc.encodings.embedding.floater import Floater
 from posenc.registry import create_layers
 from tests.encodings.floaters import count_evaluations, make
+from tests.support.exhaustive import in_turn
 
 STAGES = 4
 
@@ -48,11 +49,18 @@ def fresh(block: Floater, times: Tensor) -> Tensor:
         return copy.deepcopy(block).path(times)
 
 
-@pytest.mark.parametrize("method", ["euler", "midpoint", "rk4"])
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"start": "random", "activation": "relu"}, {"dim": 5, "step": 0.5}, {"dim": 1}],
-    ids=["sinusoidal", "random", "odd", "single"],
+    ("options", "method"),
+    in_turn(
+        1,
+        {
+            "sinusoidal": {},
+            "random": {"start": "random", "activation": "relu"},
+            "odd": {"dim": 5, "step": 0.5},
+            "single": {"dim": 1},
+        },
+        ["rk4", "midpoint", "euler"],
+    ),
 )
 def test_fixed_steps_are_torchdiffeqs(method: Method, options: dict[str, Any]) -> None:
     """Values and gradients, before 0 and past the first segment."""

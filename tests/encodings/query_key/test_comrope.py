@@ -14,11 +14,12 @@ from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import inputs
 from tests.encodings.image_grids import IMAGES
 from tests.encodings.matrix_loops import turn_blocks_by_loops
+from tests.support.exhaustive import in_turn
 
 
-@pytest.mark.parametrize("block", [2, 4])
-@pytest.mark.parametrize("variant", ["linear", "axial"])
-@pytest.mark.parametrize("grid", IMAGES.values(), ids=IMAGES)
+@pytest.mark.parametrize(
+    ("grid", "variant", "block"), in_turn(2, IMAGES, ["linear", "axial"], [2, 4])
+)
 def test_equals_loops(grid: Grid, variant: str, block: int) -> None:
     q, k, v = (x[:, :2] for x in inputs(grid))
     rope = ComRope(heads=2, head_dim=8, variant=variant, block=block, span=5.0)  # type: ignore[arg-type]

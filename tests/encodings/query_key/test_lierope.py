@@ -16,10 +16,10 @@ from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import inputs
 from tests.encodings.image_grids import IMAGES
 from tests.encodings.matrix_loops import turn_blocks_by_loops
+from tests.support.exhaustive import in_turn
 
 
-@pytest.mark.parametrize("block", [2, 4, 8])
-@pytest.mark.parametrize("grid", IMAGES.values(), ids=IMAGES)
+@pytest.mark.parametrize(("grid", "block"), in_turn(1, IMAGES, [2, 4, 8]))
 def test_equals_loops(grid: Grid, block: int) -> None:
     q, k, v = (x[:, :2] for x in inputs(grid))
     lie = LieRope(heads=2, head_dim=8, block=block, span=5.0)

@@ -15,6 +15,7 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.xpos import Xpos
 from posenc.errors import ArgumentError, UnknownNameError
 from tests.encodings.grids import GRIDS, inputs
+from tests.support.exhaustive import in_turn
 
 CAUSAL = {
     name: Grid(grid.query, grid.key, causal=True, window=grid.window)
@@ -37,8 +38,7 @@ def fading_product(
     return total
 
 
-@pytest.mark.parametrize("pairing", ["half", "adjacent"])
-@pytest.mark.parametrize("grid", CAUSAL.values(), ids=CAUSAL)
+@pytest.mark.parametrize(("grid", "pairing"), in_turn(1, CAUSAL, ["half", "adjacent"]))
 def test_equals_loops(grid: Grid, pairing: str) -> None:
     q, k, v = inputs(grid)
     expected = torch.zeros_like(q)

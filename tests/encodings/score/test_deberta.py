@@ -26,6 +26,7 @@ from posenc.encodings.score.deberta import Deberta, RelativeEmbeddings, deberta
 from posenc.errors import ArgumentError, PosencError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
+from tests.support.exhaustive import in_turn
 
 
 def make(**options: object) -> Deberta:
@@ -59,8 +60,7 @@ VERSIONS = {
 }
 
 
-@pytest.mark.parametrize("options", VERSIONS.values(), ids=VERSIONS)
-@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize(("grid", "options"), in_turn(2, GRIDS, VERSIONS))
 def test_equals_loops(grid: Grid, options: dict[str, object]) -> None:
     q, k, v = inputs(grid)
     part = make(**options).requires_grad_(False)

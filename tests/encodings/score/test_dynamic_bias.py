@@ -15,6 +15,7 @@ from posenc.encodings.score.dynamic_bias import DynamicBias
 from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
+from tests.support.exhaustive import in_turn
 
 KINDS = {
     "plain": {},
@@ -34,8 +35,7 @@ def make(**options: object) -> tuple[DynamicBias, nn.Sequential]:
     return made, nn.Sequential(*layers, made.output)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize(("grid", "kind"), in_turn(2, GRIDS, KINDS))
 def test_equals_loops(grid: Grid, kind: dict[str, object]) -> None:
     made, network = make(**kind)
     made.requires_grad_(False)

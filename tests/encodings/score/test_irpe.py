@@ -16,6 +16,7 @@ from posenc.encoding import BucketedTerms
 from posenc.encodings.common.piecewise_index import METHODS, Method, Piecewise, buckets_of
 from posenc.encodings.score.irpe import irpe
 from posenc.errors import ArgumentError, UnknownNameError
+from tests.support.exhaustive import in_turn
 
 PAPER = (1.9, 3.8, 15.2)
 LAST = 3
@@ -125,11 +126,14 @@ def draw(grid: Grid) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "on", "shared"),
-    [("contextual", "k", True), ("contextual", "qkv", False), ("bias", "qk", False)],
+    ("grid", "method", "mode", "on", "shared"),
+    in_turn(
+        4,
+        GRIDS,
+        METHODS,
+        [("contextual", "k", True), ("contextual", "qkv", False), ("bias", "qk", False)],
+    ),
 )
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 def test_equals_loops(grid: Grid, method: Method, mode: str, on: str, shared: bool) -> None:
     encoding = make(method, mode=mode, on=on, shared_heads=shared)
     q, k, v = draw(grid)

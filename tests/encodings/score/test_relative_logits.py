@@ -18,6 +18,7 @@ from posenc.encodings.score.relative_logits import relative_logits
 from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
+from tests.support.exhaustive import in_turn
 
 CONFIG = InklingTextConfig(
     hidden_size=24,
@@ -46,9 +47,7 @@ def make(floor: float | None = None, extent: int = 3) -> Encoding:
     return encoding
 
 
-@pytest.mark.parametrize("floor", [None, 2.5])
-@pytest.mark.parametrize("extent", [1, 3, 100])
-@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize(("grid", "extent", "floor"), in_turn(2, GRIDS, [1, 3, 100], [None, 2.5]))
 def test_equals_loops(grid: Grid, extent: int, floor: float | None) -> None:
     q, k, v = inputs(grid)
     encoding = make(floor, extent)

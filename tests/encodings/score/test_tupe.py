@@ -19,6 +19,7 @@ from posenc.encodings.score.tupe import Tupe
 from posenc.errors import ArgumentError, LengthError
 from posenc.testing.oracles import attention_by_loops, t5_bucket_by_loops
 from tests.encodings.grids import GRIDS, inputs
+from tests.support.exhaustive import in_turn
 
 WIDTHS = {"dim": 10, "heads": 6, "head_dim": 8, "max_length": 5100}
 
@@ -43,9 +44,9 @@ def vectors(part: Tupe, at: float) -> tuple[Tensor, Tensor]:
     return part.query(row).view(part.heads, -1), part.key(row).view(part.heads, -1)
 
 
-@pytest.mark.parametrize("buckets", [None, 32])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize(
+    ("grid", "causal", "buckets"), in_turn(2, GRIDS, [False, True], [None, 32])
+)
 def test_equals_loops(grid: Grid, causal: bool, buckets: int | None) -> None:
     grid = replace(grid, causal=causal)
     q, k, v = inputs(grid)

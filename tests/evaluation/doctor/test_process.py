@@ -28,6 +28,7 @@ def from_config(folder: Path) -> Reading:
     return reading
 
 
+@pytest.mark.long
 def test_the_process_answers_as_the_inspection_does(tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "head_dim": 8}
     config = AutoConfig.for_model("gemma2", **sizes, vocab_size=64, intermediate_size=32)
@@ -47,6 +48,7 @@ def test_limits_of_the_process(tmp_path: Path, limits: dict[str, Any], reason: s
         read_by_running(tmp_path, **limits)
 
 
+@pytest.mark.long
 def test_transformers_own_reason_is_told(tmp_path: Path) -> None:
     write(tmp_path, model_type="new", num_hidden_layers=4, rope_theta=1e4)
     diagnosis = diagnose(tmp_path, budget=0)

@@ -21,6 +21,7 @@ from posenc.integrations.transformers.checkpoints.families import FAMILIES
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 from posenc.models import Decoder
+from tests.support.exhaustive import in_turn
 
 transformers = pytest.importorskip("transformers")
 
@@ -148,8 +149,9 @@ def expected_of(family: str, method: str, told: dict[str, str]) -> dict[str, str
     return same
 
 
-@pytest.mark.parametrize(("method", "options", "told"), METHODS)
-@pytest.mark.parametrize(("family", "width", "share", "factor"), SHAPES)
+@pytest.mark.parametrize(
+    ("method", "options", "told", "family", "width", "share", "factor"), in_turn(2, METHODS, SHAPES)
+)
 def test_every_engine_rotates_alike_or_is_named(
     family: str,
     width: int,
@@ -181,8 +183,10 @@ def test_every_engine_rotates_alike_or_is_named(
                 assert served.frequencies == pytest.approx(right.frequencies, rel=1e-6), name
 
 
-@pytest.mark.parametrize(("method", "options"), [case[:2] for case in METHODS])
-@pytest.mark.parametrize(("family", "width", "share"), [("llama", 64, 1.0), ("gpt_neox", 80, 0.5)])
+@pytest.mark.parametrize(
+    ("method", "options", "family", "width", "share"),
+    in_turn(1, [case[:2] for case in METHODS], [("llama", 64, 1.0), ("gpt_neox", 80, 0.5)]),
+)
 def test_transformers_rotates_as_the_encoding(
     family: str, width: int, share: float, method: str, options: dict[str, Any], tmp_path: Path
 ) -> None:

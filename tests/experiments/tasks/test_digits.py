@@ -14,6 +14,7 @@ from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks import TASKS
 from posenc.experiments.tasks.digits import HELD_OUT, VIEWS, Digits
 from posenc.models import VisionTransformer
+from tests.support.exhaustive import kept_in_suite
 
 pytest.importorskip("sklearn", reason="scikit-learn has the images")
 
@@ -107,7 +108,7 @@ def test_what_cannot_be_shown_is_refused_with_the_reason(tmp_path: Path) -> None
     assert "whole image" in getattr(whole["fitted", 16], "reason", "")
 
 
-@pytest.mark.parametrize("encoding", ["learned2d", "swin"])
+@pytest.mark.parametrize("encoding", kept_in_suite(["learned2d", "swin"], ["swin"]))
 def test_a_short_training_learns(tmp_path: Path, encoding: str) -> None:
     task = make(tmp_path, width=32, batch=32)
     torch.manual_seed(0)

@@ -400,6 +400,7 @@ def test_index_positions_do_not_see_the_times(tmp_path: Path) -> None:
     assert torch.equal(by_index(given[0], batch["times"], given[1]), plain)
 
 
+@pytest.mark.long
 def test_times_tell_more_than_indices(tmp_path: Path) -> None:
     """The control that must fail does."""
     task, settings = made(

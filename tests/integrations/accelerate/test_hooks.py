@@ -25,7 +25,7 @@ from tests.integrations.accelerate.cases.xlnet import SIZES as XLNET
 from tests.integrations.accelerate.test_laws import (
     FIRST,
     accelerated,
-    one_a_family,
+    one_a_way,
     put_under,
     require_near,
 )
@@ -58,8 +58,9 @@ def posenc_calls(case: Case, model: PreTrainedModel, monkeypatch: pytest.MonkeyP
     return len(calls)
 
 
-@one_a_family
-def test_hooks_before(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+@one_a_way
+def test_hooks_before(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[key]
     model = case.model()
     outputs = case.outputs(model)
     hooked(model)
@@ -76,8 +77,9 @@ def test_hooks_before(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     require_near(case.outputs(copied), outputs, case.relative)
 
 
-@one_a_family
-def test_hooks_after(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+@one_a_way
+def test_hooks_after(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[key]
     model = case.model()
     outputs = case.outputs(model)
     put_under(model, check=False)

@@ -21,6 +21,7 @@ from posenc.integrations.transformers.accelerate.checking import Comparison
 from posenc.integrations.transformers.accelerate.families.common import page
 from tests.integrations.accelerate.case import Case
 from tests.integrations.accelerate.cases import CASES
+from tests.support.exhaustive import kept_in_suite
 
 API = "posenc.integrations.transformers.accelerate.api"
 
@@ -31,8 +32,18 @@ FIRST = [next(key for key in CASES if key.startswith(f"{name}-")) for name in FA
 
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")  # WavLM's
 
+WAYS = ("bloom", "deberta_v2", "inkling", "sam", "swin", "t5", "wav2vec2_conformer", "xlnet")
+"""Families whose layers are taken over in different ways.
+
+By a bias over all tokens, over windows or the axes of an image, by terms of queries and keys, with
+memories, with gates, or in a page.
+"""
+
 all_cases = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 one_a_family = pytest.mark.parametrize("case", [CASES[key] for key in FIRST], ids=FIRST)
+FIRST_OF_WAYS = [key for key in FIRST if key.partition("-")[0] in WAYS]
+one_a_way = pytest.mark.parametrize("key", kept_in_suite(FIRST, FIRST_OF_WAYS))
+"""Of laws about ``accelerate`` alone, which all families share."""
 
 
 def put_under(model: PreTrainedModel, **options: Any) -> Report:
@@ -82,8 +93,8 @@ def _require_results(
     for name, gradient in gradients.items():
         # Gradients that are zero but for rounding, such as a key bias's, are compared with others.
         bound = 10 * case.relative * max(float(gradient.abs().max()), 1e-3 * largest)
-        label = f"{name} by {backend}"
-        torch.testing.assert_close(got[name], gradient, rtol=0, atol=bound, msg=label)
+        off = float((got[name] - gradient).abs().max())
+        assert off <= bound, f"{name} by {backend} is {off} off"
 
 
 @all_cases
@@ -133,8 +144,9 @@ def test_restored_models_are_the_same_to_the_bit(case: Case) -> None:
     restore(model)
 
 
-@one_a_family
-def test_a_second_call_changes_nothing(case: Case) -> None:
+@one_a_way
+def test_a_second_call_changes_nothing(key: str) -> None:
+    case = CASES[key]
     model = case.model()
     first = put_under(model)
     kinds = [type(module) for module in model.modules()]
@@ -164,8 +176,9 @@ def test_copies_are_accelerated_and_pickles_are_not(case: Case) -> None:
     assert accelerated(model)
 
 
-@one_a_family
-def test_short_inputs_run_as_they_did(case: Case) -> None:
+@one_a_way
+def test_short_inputs_run_as_they_did(key: str) -> None:
+    case = CASES[key]
     model = case.model()
     outputs = case.outputs(model)
     accelerate(model, shortest=100_000)
@@ -173,8 +186,9 @@ def test_short_inputs_run_as_they_did(case: Case) -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-@one_a_family
-def test_a_failure_leaves_the_model_as_it_was(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+@one_a_way
+def test_a_failure_leaves_the_model_as_it_was(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[key]
     model = case.model()
     kinds = [type(module) for module in model.modules()]
     monkeypatch.setattr(Comparison, "difference", lambda comparison: float("nan"))
@@ -186,10 +200,11 @@ def test_a_failure_leaves_the_model_as_it_was(case: Case, monkeypatch: pytest.Mo
     )
 
 
-@one_a_family
+@one_a_way
 def test_a_failure_half_way_leaves_the_model_as_it_was(
-    case: Case, monkeypatch: pytest.MonkeyPatch
+    key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    case = CASES[key]
     model = case.model()
     kinds, outputs = [type(module) for module in model.modules()], case.outputs(model)
     changed: list[Any] = []
@@ -209,8 +224,9 @@ def test_a_failure_half_way_leaves_the_model_as_it_was(
         assert torch.equal(a, b)
 
 
-@one_a_family
-def test_random_states_and_training_flags_are_kept(case: Case) -> None:
+@one_a_way
+def test_random_states_and_training_flags_are_kept(key: str) -> None:
+    case = CASES[key]
     model = case.model().train()
     model.get_submodule(next(name for name, _ in model.named_modules() if name)).eval()
     flags, state = [module.training for module in model.modules()], torch.get_rng_state()
