@@ -219,8 +219,8 @@ class FewRows {
 inline int attend_few(const Problem& x) {
   const index chunks = (x.keys + KEY_CHUNK - 1) / KEY_CHUNK, groups = x.batch * x.groups;
   const index step = FewRows::numbers(x);
-  // Few numbers are read sooner than threads are woken.
-  const bool few = groups * x.keys * (x.dim + x.value_dim) < (1 << 15);
+  // Few products are computed sooner than threads are woken.
+  const bool few = groups * x.keys * step < (1 << 16);
   try {
     Scratch scratch;
     real* results = scratch.of(groups * chunks * step);
