@@ -52,11 +52,9 @@ def columns(count: int) -> LowRank:
 TABLE = BucketedTerms(bucket=lambda offsets: offsets[..., 0].long(), table=torch.zeros(1, 1))
 
 
-def one_query(*, groups: int, **options: Any) -> Problem:
-    """One query of four heads with sinks, whose keys are those of so many."""
-    posed = problem(1, 2**15)
-    k = posed.k[:, :groups]
-    return replace(posed, k=k, v=k, sinks=torch.zeros(4), **options)
+def one_query(**options: Any) -> Problem:
+    """One query of four heads with sinks."""
+    return replace(problem(1, 2**15), **({"sinks": torch.zeros(4)} | options))
 
 
 def shared(posed: Problem, *, groups: int = 1) -> Problem:
@@ -97,7 +95,16 @@ CASES = {
     ),
     "more columns": (problem(600, 600, lowered=(columns(4), columns(5))), "more extra columns"),
     "table": (problem(600, 8192, lowered=(TABLE,)), "terms by offset"),
-    "table, few queries": (problem(16, 8192, lowered=(TABLE,)), "terms by offset, not many"),
+    "table, few queries": (problem(4, 8192, lowered=(TABLE,)), "few queries, not many"),
+    "table, few queries, fewer keys": (
+        problem(16, 2047, lowered=(TABLE,)),
+        "terms by offset, not many",
+    ),
+    "column, few queries": (problem(4, 8192, lowered=(COLUMN,)), "terms by offset, not many"),
+    "columns, few queries": (
+        problem(4, 8192, lowered=(columns(1),)),
+        "no terms by offset, not many",
+    ),
     "few queries": (problem(4, 8192), "few queries, not many"),
     "few queries, not so many keys": (problem(4, 8191), "no terms by offset, not many"),
     "few queries, fewer rows": (problem(4, 8192, heads=3), "no terms by offset, not many"),
@@ -114,6 +121,7 @@ CASES = {
     ),
     "not so few queries": (half(problem(17, 2048)), "no terms by offset, not many"),
     "masked, not so few": (problem(17, 8192), "masked pairs, not many"),
+    "few logits, few queries": (half(problem(1, 64)), "few queries, not many"),
     "few logits, shared keys": (shared(problem(2, 64)), "few logits, shared"),
     "table beside columns": (problem(600, 600, lowered=(columns(1), TABLE)), "terms by offset"),
     "long without table": (problem(600, 8192, lowered=(columns(1),)), "masked pairs"),
@@ -126,7 +134,13 @@ CASES = {
         "a score part without",
     ),
     "unstructured, few": (problem(64, 65, lowered=None), "a score part without, few"),
-    "one query": (one_query(groups=4), "sinks or a cap, not many"),
+    "one query": (one_query(), "few queries, not many"),
+    "one query, cap": (one_query(sinks=None, softcap=1.0), "few queries, not many"),
+    "one query, cap, gradients": (
+        graded(one_query(sinks=None, softcap=1.0)),
+        "sinks or a cap, not many",
+    ),
+    "one query, dropout": (one_query(dropout=0.1), "sinks or a cap, not many"),
     "unstructured, fewer": (problem(64, 64, lowered=None), "few logits"),
 }
 ORDER = {

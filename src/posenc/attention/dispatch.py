@@ -136,7 +136,9 @@ def _preparing(call: AttentionCall) -> list[Backend]:
     choice, native = _choose(call), BACKENDS["native"]
     if native.unavailable(call.q.device):
         return [choice.backend]
-    if native.outpaces_sdpa(call.problem(), prepared=True):
+    problem = call.problem()
+    once = native.reads_keys_once(problem, prepared=True)
+    if once or native.outpaces_sdpa(problem, prepared=True):
         return [native, choice.backend]
     return [choice.backend, native] if choice.rule == FEW_LOGITS else [choice.backend]
 
@@ -240,13 +242,15 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
     if logits <= SMALL and is_transformed():
         # vmap would call the fused kernel in a loop, with a warning
         return "few logits, under a transform of torch.func", ["reference"]
+    last = ["blockwise", "reference"] if logits > SMALL else ["reference"]
+    kernels = ["native", "sdpa", *last]
+    if problem.lowered is not None and BACKENDS["native"].reads_keys_once(problem):
+        return "few queries, for which keys are read once", kernels
     few = FEW_UNSTRUCTURED if problem.lowered is None else FEW
     if logits <= few:
         # The definition repeats keys that heads share.
         shared = ["native"] if shares_few(problem.q, problem.k) else []
         return FEW_LOGITS, ["sdpa", *shared, "reference"]
-    last = ["blockwise", "reference"] if logits > SMALL else ["reference"]
-    kernels = ["native", "sdpa", *last]
     if problem.lowered is None:
         return "a score part without structured form", kernels
     if problem.sinks is not None or problem.softcap is not None:

@@ -137,6 +137,13 @@ class Backend(ABC):
         """
         return ""
 
+    def reads_keys_once(self, problem: Problem, *, prepared: bool = False) -> bool:
+        """True of few queries, if it reads keys once for the heads that share them.
+
+        Where that is faster than PyTorch's fused attention, planned anew or ``prepared``.
+        """
+        return False
+
     def untuned(self) -> Backend:
         """The same without measurements of its own before the first call, as for a trial."""
         return self

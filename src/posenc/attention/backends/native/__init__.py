@@ -18,11 +18,11 @@ from posenc.attention.backends.common.base import (
     Result,
     refuse_rare,
 )
-from posenc.attention.backends.common.fused import are_few
 from posenc.attention.backends.native.bands import Part, join_keys, problems_by_band
 from posenc.attention.backends.native.build import description, missing, slow_mkl
 from posenc.attention.backends.native.decoding import attend_query
 from posenc.attention.backends.native.fading import by_bands, join_heads
+from posenc.attention.backends.native.few_rows import ROWS, are_few_rows
 from posenc.attention.backends.native.heads import attend_heads, chunks_blocks, chunks_rows
 from posenc.attention.backends.native.op import NATIVE
 from posenc.attention.backends.native.pairs import DESCRIPTIONS
@@ -48,11 +48,8 @@ ONE_HEAD = 2**13
 MANY = 2**20
 """Logits in all from which on unprepared kernels are worth their time before they begin."""
 
-ROWS = 64
-"""Queries of all heads that share keys up to which these are read once (csrc/few_rows.h)."""
-
 READ = 2**21
-"""Numbers of keys and values, times the queries of a head, likewise for few queries in float32."""
+"""Numbers of keys and values, times the queries of a head, from which on planning repays itself."""
 
 AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 """True where the kernels, rotating as they read, beat a rotation and PyTorch's fused attention."""
@@ -77,8 +74,6 @@ class Native(Backend):
         pairs = queries * problem.k.shape[2]
         if queries >= 16 and pairs >= ONE_HEAD and slow_mkl():
             return "no terms by offset, on a processor that MKL is slow on"
-        if _are_few(problem) and (prepared or _worth_planning(problem)):
-            return "few queries, for which keys are read once"
         rotation = problem.rotation
         if not (AVX512 if batch * heads * pairs > MANY else prepared):
             return ""
@@ -88,6 +83,13 @@ class Native(Backend):
         if narrow and queries >= 16 and pairs >= ONE_HEAD:
             return "no terms by offset, in bfloat16"
         return ""
+
+    def reads_keys_once(self, problem: Problem, *, prepared: bool = False) -> bool:
+        queries, keys = problem.q.shape[2], problem.k.shape[2]
+        if 16 * queries > keys or not are_few_rows(problem):
+            return False
+        read = (problem.k.numel() + problem.v.numel()) * queries
+        return prepared or problem.q.dtype.itemsize < 4 or read >= READ
 
     def unavailable(self, device: torch.device) -> Refusal | None:
         if device.type != "cpu":
@@ -136,20 +138,6 @@ class Native(Backend):
             return Plan(how, partial(_attend_images, problem))
         offsets = Offsets.of(grid)
         return Refusal(offsets) if isinstance(offsets, str) else _plan(problem, offsets)
-
-
-def _are_few(problem: Problem) -> bool:
-    """True of few queries of many keys, which heads that share them read once."""
-    (_, heads, queries, _), (groups, keys) = problem.q.shape, problem.k.shape[1:3]
-    if torch.is_grad_enabled() and problem.q.requires_grad:
-        return False
-    return are_few(problem.q) and 16 * queries <= keys and queries * heads // groups <= ROWS
-
-
-def _worth_planning(problem: Problem) -> bool:
-    """True if what planning costs more than of PyTorch's kernel is less than what is gained."""
-    narrow = problem.q.dtype.itemsize < 4
-    return narrow or (problem.k.numel() + problem.v.numel()) * problem.q.shape[2] >= READ
 
 
 def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from posenc.attention.backends.native.rotation import rotate, serves_inside
+from posenc.attention.backends.native.few_rows import are_few_rows
+from posenc.attention.backends.native.rotation import fits_inside, rotate, serves_inside
 from posenc.attention.problem.dropout import draw_seed
 from posenc.attention.problem.images import axis_rows, image_table
 from posenc.attention.problem.lowering import is_constant_table, lower, sinks_beside
@@ -163,6 +164,8 @@ def rotated_where_faster(problem: Problem) -> Problem:
     """The problem with queries and keys rotated, unless the kernels rotate them as they read."""
     rotation = problem.rotation
     if rotation is None or serves_inside(rotation, problem.q, problem.k):
+        return problem
+    if are_few_rows(problem) and fits_inside(rotation, problem.q, problem.k):
         return problem
     q, k = rotate(rotation, problem.q, problem.k)
     return replace(problem, q=q, k=k, rotation=None)

@@ -58,7 +58,8 @@ def rotate_one(
 def serves_inside(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
     """True if the kernels of attention rotate while they read.
 
-    They rotate keys once for each query head, which takes long beside few queries.
+    They rotate keys once for each query head, which takes long beside few queries, but for those
+    of ``few_rows``.
     """
     many = q.shape[2] * k.shape[1] >= QUERIES * q.shape[1]
     return many and _serves(q, rotation.query) and _serves(k, rotation.key)
