@@ -96,10 +96,7 @@ CASES = {
     "more columns": (problem(600, 600, lowered=(columns(4), columns(5))), "more extra columns"),
     "table": (problem(600, 8192, lowered=(TABLE,)), "terms by offset"),
     "table, few queries": (problem(4, 8192, lowered=(TABLE,)), "few queries, not many"),
-    "table, few queries, fewer keys": (
-        problem(16, 2047, lowered=(TABLE,)),
-        "terms by offset, not many",
-    ),
+    "table, few queries, fewer keys": (problem(16, 1023, lowered=(TABLE,)), "few logits"),
     "column, few queries": (problem(4, 8192, lowered=(COLUMN,)), "terms by offset, not many"),
     "columns, few queries": (
         problem(4, 8192, lowered=(columns(1),)),

@@ -206,9 +206,12 @@ def rotate(rotation: Rotation, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 def query_kernel(q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel | None:
     """Attention of one query a head to all keys on the CPU, see ``Backend.query_kernel``.
 
-    None where PyTorch's own operations serve, and in dispatch modes.
+    None where PyTorch's own operations serve, for gradients, and where calls are traced, watched or
+    transformed.
     """
-    if needs_dispatch(q, k, v):
+    if needs_dispatch(q, k, v) or is_transformed():
+        return None
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return None
     return BACKENDS["native"].query_kernel(q, k, v, plain=plain)
 

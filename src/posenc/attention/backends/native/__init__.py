@@ -48,8 +48,9 @@ ONE_HEAD = 2**13
 MANY = 2**20
 """Logits in all from which on unprepared kernels are worth their time before they begin."""
 
-READ = 2**21
-"""Numbers of keys and values, times the queries of a head, from which on planning repays itself."""
+READ = 2**20
+"""Numbers of keys and values, times the queries of a head, from which on planning repays itself
+with terms or a rotation; twice as many without."""
 
 AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 """True where the kernels, rotating as they read, beat a rotation and PyTorch's fused attention."""
@@ -89,7 +90,8 @@ class Native(Backend):
         if 16 * queries > keys or not are_few_rows(problem):
             return False
         read = (problem.k.numel() + problem.v.numel()) * queries
-        return prepared or problem.q.dtype.itemsize < 4 or read >= READ
+        least = READ if problem.lowered or problem.rotation else 2 * READ
+        return prepared or problem.q.dtype.itemsize < 4 or read >= least
 
     def unavailable(self, device: torch.device) -> Refusal | None:
         if device.type != "cpu":
@@ -114,7 +116,7 @@ class Native(Backend):
         return None if by_bands(record) else prepare(record)
 
     def query_kernel(self, q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel | None:
-        worth = not plain or q.dtype.itemsize < 4 or k.numel() + v.numel() >= READ
+        worth = not plain or q.dtype.itemsize < 4 or k.numel() + v.numel() >= 2 * READ
         alike = q.dtype == k.dtype == v.dtype and q.dtype in DTYPES
         if not (worth and alike and q.shape[1] // k.shape[1] <= ROWS) or self.unavailable(q.device):
             return None

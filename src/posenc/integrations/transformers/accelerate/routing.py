@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.attention.dispatch import query_kernel
 from posenc.grid import FARTHEST, Grid
 from posenc.integrations.transformers.accelerate.dense import dense_attention
 
@@ -77,13 +78,13 @@ def plain_attention(
 ) -> Float[Tensor, "B H Q E"] | None:
     """PyTorch's attention to all keys, the causal ones, or those of one query; None elsewhere.
 
-    There its kernel needs no mask of all pairs, and nothing is gained by another.
+    There its kernel needs no mask of all pairs, and little is gained by another but for one query.
     """
-    attend = partial(dense_attention, bias=None, dropout=dropout, scale=scale)
+    attend = partial(_attend_all, dropout=dropout, scale=scale)
     if grid.dense:
-        return attend(query, key, value, mask=None)[0]
+        return attend(query, key, value, None)
     if grid.band == (-FARTHEST, 0) and grid.shift == 0 and not grid.segmented:
-        return attend(query, key, value, mask=None, causal=True)[0]
+        return attend(query, key, value, None, causal=True)
     plain = grid.intervals is None and grid.key.document is None and grid.shift is not None
     if not plain or query.shape[2] > 1 or query.shape[0] != key.shape[0]:
         return None
@@ -94,4 +95,25 @@ def plain_attention(
     mask = None if seen is None else seen[:, None, None, begin:end]
     if begin >= end:
         return None
-    return attend(query, key[:, :, begin:end], value[:, :, begin:end], mask=mask)[0]
+    return attend(query, key[:, :, begin:end], value[:, :, begin:end], mask)
+
+
+def _attend_all(
+    query: Float[Tensor, "B H Q D"],
+    key: Float[Tensor, "B G K D"],
+    value: Float[Tensor, "B G K E"],
+    mask: Tensor | None,
+    *,
+    dropout: float,
+    scale: float | None,
+    causal: bool = False,
+) -> Float[Tensor, "B H Q E"]:
+    """By PyTorch's kernel, or one query by what is faster."""
+    if query.shape[2] == 1 and mask is None and not dropout:
+        kernel = query_kernel(query, key, value, plain=True)
+        if kernel is not None:
+            scale = query.shape[3] ** -0.5 if scale is None else scale
+            return kernel(query, key, value, None, scale=scale, sinks=None, softcap=None)
+    return dense_attention(
+        *(query, key, value, None, mask), dropout=dropout, scale=scale, causal=causal
+    )[0]
