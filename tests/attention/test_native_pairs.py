@@ -289,3 +289,18 @@ def test_explain_names_it(name: str) -> None:
     encoding, grid = _encoding(name), Grid.of(Layout.sequence(33), causal=True)
     seen = _observed(encoding, grid, torch.randn(2, 33, 32))
     assert "compiled" in explain(*_inputs(33, 33), seen, encoding, backend="native").how
+
+
+@pytest.mark.parametrize("layer", ["input", "output"])
+@pytest.mark.parametrize("name", ["fire", "dape"])
+def test_adapted_layers_are_called(name: str, layer: str) -> None:
+    """Hooks, adapters and quantizers compute with more than a layer's weights."""
+    encoding, tensors = posenc.create(name, **METHODS[name]), _inputs(300, 300)
+    grid = Grid.of(KEYS, causal=True)
+    before = attend(*tensors, grid, encoding)
+    assert explain(*tensors, grid, encoding).backend == "native"
+    getattr(encoding.score, layer).register_forward_hook(lambda *given: 3 * given[-1])
+    found = attend(*tensors, grid, encoding)
+    expected = attend(*tensors, grid, encoding, backend="reference")
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert distance(found, before) > 1e-2

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.common import definition
+from posenc.attention import softmax as softmaxes
 from posenc.attention.softmax import masked_softmax
 
 
@@ -44,7 +44,7 @@ def rounded_logits(unit: float, seed: int) -> Iterator[None]:
         return weights
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(definition, "masked_softmax", softmax)
+        patch.setattr(softmaxes, "masked_softmax", softmax)
         yield
 
 

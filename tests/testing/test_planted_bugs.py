@@ -12,9 +12,9 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention import LayerCache, repeats
-from posenc.attention.backends import sdpa
+from posenc.attention.backends import native, sdpa
 from posenc.attention.backends.common import fused
-from posenc.attention.backends.common.base import Refusal
+from posenc.attention.backends.common.base import Backend, Refusal
 from posenc.encoding import Rotation
 from posenc.encodings.common.rotation import Rotary
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
@@ -148,8 +148,14 @@ def _visible_without(mark: str) -> Plant:
             return seen
 
         patch.setattr(Grid, "visible", property(visible))
+        _keep_away(patch, native.Native)  # it reads intervals
 
     return plant
+
+
+def _keep_away(patch: pytest.MonkeyPatch, *backends: type[Backend]) -> None:
+    for backend in backends:
+        patch.setattr(backend, "plan", lambda self, problem: Refusal("out of the way"))
 
 
 def _visible_shifted(**changes: int) -> Plant:
@@ -165,7 +171,7 @@ def _visible_shifted(**changes: int) -> Plant:
 
         patch.setattr(Grid, "visible", property(visible))
         # The kernel's own causal flag and the zero-copy view do not ask for visible.
-        patch.setattr(sdpa.Sdpa, "plan", lambda self, problem: Refusal("out of the way"))
+        _keep_away(patch, native.Native, sdpa.Sdpa)
 
     return plant
 

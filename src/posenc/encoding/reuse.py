@@ -52,7 +52,7 @@ def reused(
     weights = [*tensors, *(x for module in modules for x in module.parameters(recurse=False))]
     if torch.is_grad_enabled() and any(x.requires_grad for x in weights):
         return None
-    if not (all(map(_is_plain, modules)) and all(map(_is_readable, weights))):
+    if not (all(map(is_plain, modules)) and all(map(_is_readable, weights))):
         return None
     if is_transformed() or needs_dispatch(*weights):
         return None
@@ -109,7 +109,7 @@ class ModuleStates:
     def __init__(self, root: nn.Module) -> None:
         modules = list(root.modules())
         tensors, settings = _tensors(modules), [_settings(module) for module in modules]
-        self.complete = all(map(_is_plain, modules)) and all(map(_is_readable, tensors))
+        self.complete = all(map(is_plain, modules)) and all(map(_is_readable, tensors))
         self.complete &= all(_is_setting(x) for own in settings for x in own.values())
         self.root, self.inner = ref(root), modules[1:] if self.complete else []
         known = list(zip(map(_parts, modules), map(dict.items, settings), strict=True))
@@ -163,7 +163,8 @@ def _hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def _is_plain(module: nn.Module) -> bool:
+def is_plain(module: nn.Module) -> bool:
+    """True of a layer of PyTorch or posenc that computes by its parameters, unobserved."""
     observed = _hooks(module) or "forward" in vars(module)
     drops = module.training and isinstance(module, nn.modules.dropout._DropoutNd)
     return type(module).__module__.startswith(PLAIN) and not (observed or drops)
