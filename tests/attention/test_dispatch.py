@@ -13,7 +13,7 @@ from posenc.attention import dispatch
 from posenc.attention.backends import native
 from posenc.attention.dispatch import FEW, SMALL, preference
 from posenc.attention.problem.problem import Problem
-from posenc.encoding import BucketedTerms, LowRank, Rotation, StructuredScore
+from posenc.encoding import BucketedTerms, LowRank, Rotation, StructuredScore, TokenTableProduct
 
 CPU = torch.device("cpu")
 
@@ -62,6 +62,7 @@ def shared(posed: Problem, *, groups: int = 1) -> Problem:
     return replace(posed, k=posed.k[:, :groups], v=posed.v[:, :groups])
 
 
+RIGHT = replace(TABLE, right=TokenTableProduct(torch.zeros(1, 4, 1, 8), torch.zeros(1, 1, 8)))
 COLUMN = replace(TABLE, column=torch.zeros(1, 4, 600))
 SIDE = 512
 """Queries and keys of four heads with just ``SMALL`` logits; ``FEW`` are a quarter of a head."""
@@ -98,6 +99,10 @@ CASES = {
     "table, few queries": (problem(4, 8192, lowered=(TABLE,)), "few queries, not many"),
     "table, few queries, fewer keys": (problem(16, 1023, lowered=(TABLE,)), "few logits"),
     "column, few queries": (problem(4, 8192, lowered=(COLUMN,)), "terms by offset, not many"),
+    "products with keys, few queries": (
+        problem(4, 8192, lowered=(RIGHT,)),
+        "terms by offset, not many",
+    ),
     "columns, few queries": (
         problem(4, 8192, lowered=(columns(1),)),
         "no terms by offset, not many",

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -340,3 +341,24 @@ def test_a_layer_repeats_its_attention(planned: list[None]) -> None:
     for output in outputs[1:]:
         torch.testing.assert_close(output, outputs[0], atol=1e-5, rtol=1e-5)
     assert isinstance(layer, nn.Module)
+
+
+def test_padded_calls_are_planned_each(planned: list[None]) -> None:
+    valid = torch.arange(16).expand(2, -1) >= torch.tensor([[0], [7]])
+    layout, encoding = replace(Layout.sequence(16), valid=valid), make("alibi")
+    with torch.no_grad():
+        for seed in range(3):
+            q, k, v = tensors(16, seed)
+            found = attend(q, k, v, Grid.of(layout, causal=True), encoding)
+            expected = attend(q, k, v, Grid.of(layout, causal=True), encoding, backend="reference")
+            torch.testing.assert_close(found, expected, atol=3e-6, rtol=1e-5)
+    assert len(planned) == 6
+
+
+def test_positions_with_gradients_are_planned_each() -> None:
+    layout, encoding = Layout.sequence(16), make("rope")
+    layout.positions.requires_grad_()
+    for seed in range(3):
+        output = attend(*tensors(16, seed), Grid.of(layout, causal=True), encoding)
+        (gradient,) = torch.autograd.grad(output.sin().sum(), layout.positions)
+        assert gradient.abs().sum() > 0

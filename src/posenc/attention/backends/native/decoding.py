@@ -29,9 +29,7 @@ def attend_query(
     q, k, v = (contiguous_rows(x) for x in (q, k, v))
     out = empty_like_tokens(v, (batch, heads, 1, v.shape[3]))
     lse = q.new_empty(batch, heads, dtype=torch.float64)
-    interval = (ctypes.c_int32 * 3)(
-        0, keys, 0
-    )  # the first key, the end, and the offset of the first
+    interval = (ctypes.c_int32 * 3)(0, keys, 0)  # the first key, the end, and its offset
     low, size = ctypes.addressof(interval), ctypes.sizeof(ctypes.c_int32)
     problem = Problem(
         batch=batch,
