@@ -214,7 +214,7 @@ def test_one_query_goes_to_the_kernel_where_that_is_faster(
 
 @pytest.mark.parametrize("name", ["nope", "alibi", "t5", "shaw_keys"])
 def test_the_last_token_of_a_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a cache keeps of the terms is the kernel's bias, in half precision too."""
+    """Terms that a cache keeps are the kernel's bias, in half precision too."""
     seen = []
 
     def watching(*operands: Any, **options: Any) -> Tensor:

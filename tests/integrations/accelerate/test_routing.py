@@ -1,4 +1,4 @@
-"""Which code computes a call whose mask hides nothing, or only the keys outside of a window."""
+"""The code that computes a call whose mask hides nothing, or only the keys outside of a window."""
 
 from __future__ import annotations
 

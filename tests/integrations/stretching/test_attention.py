@@ -211,7 +211,7 @@ def test_rows_do_not_depend_on_padding() -> None:
 
 @pytest.mark.parametrize("kind", ["llama4_text", "gemma3_text"])
 def test_chunks_and_windows_of_padded_rows(kind: str) -> None:
-    """Where positions are no indices, a query sees the tokens that it saw before."""
+    """A query sees the tokens that it saw before, though positions are no indices."""
     model = model_of(kind)
     attended = torch.ones_like(texts())
     attended[0, :9] = 0
