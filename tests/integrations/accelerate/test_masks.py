@@ -30,7 +30,7 @@ from posenc.integrations.transformers.accelerate.lazy_mask import (
     pairs_behind,
     written_out,
 )
-from tests.integrations.accelerate.test_interface import heads, model_of
+from tests.integrations.accelerate.test_interface import SERVED, heads, model_of
 
 PADDING = torch.ones(2, 12, dtype=torch.bool)
 PADDING[0, :3] = False
