@@ -157,14 +157,16 @@ class FewRows {
     if (x.type == BFLOAT16) f(Stored<uint16_t>{reinterpret_cast<const uint16_t*>(from), x.token});
     if (x.type == FLOAT16) f(Stored<half>{reinterpret_cast<const half*>(from), x.token});
   }
-  // n keys from j on as factors of logits, and room up to whole vectors of keys.
+  // n keys from j on as factors of logits, and zeros up to whole vectors of keys.
   Rows keys(index b, index g, index j, index n) {
     if (!x_.rotated && n % VL == 0) return read_rows(x_.k, b, g, j, n, x_.dim, 1, k_scratch_);
-    real* to = k_scratch_.of(round_up(n, VL) * depth_);
+    const index all = round_up(n, VL);
+    real* to = k_scratch_.of(all * depth_);
     for (index t = 0; t < n; ++t) {
       read_row(x_.k, row_of(x_.k, b, g, j + t), 1, x_.dim, depth_, to + t * depth_);
       rotate(x_.k_rotary, b, g, j + t, to + t * depth_);
     }
+    fill(to + n * depth_, 0, (all - n) * depth_);  // a cap of NaN, masked later, would overflow
     return {to, depth_};
   }
   void rotate(const RotaryFactors& by, index b, index h, index t, real* x) const {
