@@ -15,7 +15,6 @@ from tests.support.exhaustive import kept_in_suite
 
 INEXPRESSIBLE = {
     "abacus": "aten.cummax",
-    "comrope": "aten.linalg_matrix_exp",
     "floater": "posenc.flow",
     "gaussian_fourier": "aten.view",
     "grape_multiplicative": "aten._linalg_solve_ex",

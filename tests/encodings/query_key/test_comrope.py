@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend
+from posenc.encoding import apply_rotation
 from posenc.encodings.query_key.comrope import ComRope
 from posenc.encodings.query_key.rope2d import Rope2d
 from posenc.errors import ArgumentError, UnknownNameError
@@ -108,3 +109,24 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
         ComRope(**({"heads": 2, "head_dim": 8} | options))  # type: ignore[arg-type]
     with pytest.raises(UnknownNameError, match="axial"):
         ComRope(heads=2, head_dim=8, variant="axal")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("block", [2, 4])
+def test_blocks_of_two_rotate_by_an_angle(block: int) -> None:
+    """Blocks of two have the fused form, whose angles are those of the exponentials."""
+    rope = ComRope(heads=2, head_dim=8, block=block, span=3.0)
+    grid, q = Grid.of(Layout.image(3, 4, prefix=1)), torch.randn(1, 2, 13, 8)
+    found = rope.lower(q, q, grid)
+    if block > 2:
+        assert found is None
+        assert rope.rotation(grid.query) is None
+        return
+    assert found is not None
+    turned = apply_rotation(q, *found.query, found.pairing)
+    matrices = rope.rotations(grid.query)
+    expected = (matrices @ q.reshape(1, 2, 13, 4, 2, 1)).reshape(q.shape)
+    torch.testing.assert_close(turned, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rope(q, q, grid)[1], expected, atol=1e-5, rtol=1e-5)
+    one = torch.randn(1, 1, 13, 8)  # keys of one head, which the rotations differ for
+    assert rope.lower(q, one, grid) is None
+    assert rope(q, one, grid)[1].shape == q.shape

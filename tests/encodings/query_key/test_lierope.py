@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -114,3 +115,37 @@ def test_autocast_keeps_the_angles() -> None:
 def test_bad_options(options: dict[str, float], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         LieRope(**({"heads": 2, "head_dim": 8} | options))  # type: ignore[arg-type]
+
+
+def test_rotations_are_kept_while_the_matrices_stay() -> None:
+    lie = LieRope(heads=2, head_dim=16)
+    layout = Layout.image(3, 4, prefix=1)
+    grid, q = Grid.of(layout), torch.randn(1, 2, 13, 16)
+    with torch.no_grad():
+        first, second, third = (lie(q, q, grid)[0] for _ in range(3))
+        assert lie.rotations(layout).data_ptr() == lie.rotations(layout).data_ptr()
+        assert torch.equal(first, second)
+        assert torch.equal(first, third)
+        lie.upper.mul_(0.5)
+        changed = lie(q, q, grid)[0]
+        assert torch.equal(changed, LieRope.forward(_copy(lie), q, q, grid)[0])
+        assert not torch.allclose(changed, first)
+    turned = lie(q, q, grid)[0]
+    assert turned.requires_grad
+
+
+def _copy(lie: LieRope) -> LieRope:
+    twin = LieRope(heads=lie.heads, head_dim=lie.head_dim)
+    twin.load_state_dict(lie.state_dict())
+    return twin
+
+
+def test_special_tokens_are_told_apart_in_what_is_kept() -> None:
+    lie, layout = LieRope(heads=1, head_dim=8), Layout.image(2, 3, prefix=1)
+    assert layout.special is not None
+    nowhere = replace(layout, extent=None, special=torch.ones_like(layout.special))
+    with torch.no_grad():
+        for _ in range(2):
+            somewhere, still = lie.rotations(layout), lie.rotations(nowhere)
+    assert torch.equal(still, torch.eye(8).expand_as(still))
+    assert not torch.allclose(somewhere[0, 0, -1, 0], torch.eye(8), atol=0.1)

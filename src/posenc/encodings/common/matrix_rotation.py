@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Count, Positive, Width, checked
-from posenc.encoding import QueryKeyTransform
+from posenc.encoding import Pairing, QueryKeyTransform, Rotation, apply_rotation
+from posenc.encoding.reuse import reused
+from posenc.encoding.rotation import Factors
 from posenc.encoding.tensors import Keys, Queries
+from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.precision import wider
-from posenc.encodings.common.rotation import repeat_keys, require_width
+from posenc.encodings.common.rotation import cos_sin, repeat_keys, require_width
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import without_autocast
 
+T = TypeVar("T")
+
+ADJACENT: Pairing = "adjacent"
+
+KEPT = 2**24
+"""Numbers of rotations that are kept for further calls, at most."""
+
 
 class MatrixRotary(QueryKeyTransform, ABC):
     """``q'_i = exp(Σ_a p_ia A_a) q_i`` and likewise keys, in blocks of b features.
 
     A subclass defines ``generators``, whose skew-symmetric parts are the matrices A; exponentials
-    of skew-symmetric matrices are rotations.
+    of skew-symmetric matrices are rotations, those of blocks of two by an angle.
 
     Args:
         heads: query heads H.
@@ -60,19 +72,54 @@ class MatrixRotary(QueryKeyTransform, ABC):
 
     def rotations(self, layout: Layout) -> Float[Tensor, "b H L N b b"]:
         """The rotation of every token and block, in the positions' float32 or float64."""
+        numbers = layout.positions[..., 0].numel() * self.heads * self.head_dim * self.block
+        if numbers <= KEPT:
+            given = (layout.positions, *(() if layout.special is None else (layout.special,)))
+            kept = reused((self,), given, lambda: self._exponentials(layout))
+            if kept is not None:
+                return kept
+        return self._exponentials(layout)
+
+    def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
+        require_width(q, self.head_dim)
+        k = repeat_keys(k, self.heads)
+        # Not under autocast: bfloat16 exponents of a few turns are off by radians.
+        with without_autocast(q.device):
+            if self.block == 2:
+                query, key = self._both(grid, self._factors)
+                return apply_rotation(q, *query, ADJACENT), apply_rotation(k, *key, ADJACENT)
+            turned, turned_key = self._both(grid, self.rotations)
+            return _apply(q, turned), _apply(k, turned_key)
+
+    def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation | None:
+        if self.block > 2 or k.shape[1] != self.heads:
+            return None
+        require_width(q, self.head_dim)
+        with without_autocast(q.device):
+            return Rotation(*self._both(grid, self._factors), ADJACENT)
+
+    def rotation(self, layout: Layout) -> tuple[Tensor, Tensor, Pairing] | None:
+        return None if self.block > 2 else (*self._factors(layout), ADJACENT)
+
+    def _exponentials(self, layout: Layout) -> Float[Tensor, "b H L N b b"]:
         positions = zero_special(wider(layout.positions) / self.span, layout)
         generators = self.generators(dtype=positions.dtype)
         skew = generators - generators.mT
         exponents = torch.einsum("bla,ahnij->bhlnij", positions, skew).contiguous()
         return torch.matrix_exp(exponents).to(layout.positions.dtype)
 
-    def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
-        require_width(q, self.head_dim)
-        # Not under autocast: bfloat16 exponents of a few turns are off by radians.
-        with without_autocast(q.device):
-            query = self.rotations(grid.query)
-            key = query if grid.key is grid.query else self.rotations(grid.key)
-            return _apply(q, query), _apply(repeat_keys(k, self.heads), key)
+    def _factors(self, layout: Layout) -> Factors:
+        """Cosines and sines ``[b, H, L, N]`` of the angles of blocks of two."""
+        made = self.generators(dtype=wider(layout.positions).dtype)
+        frequencies = ((made[..., 1, 0] - made[..., 0, 1]) / self.span).unsqueeze(2)
+        positions = layout.positions[:, None, :, :, None]
+        axes = [angles_at(positions[..., a, :], row) for a, row in enumerate(frequencies)]
+        return cos_sin(zero_special(torch.stack(axes).sum(0), layout))
+
+    @staticmethod
+    def _both(grid: Grid, of: Callable[[Layout], T]) -> tuple[T, T]:
+        query = of(grid.query)
+        return query, query if grid.key is grid.query else of(grid.key)
 
 
 def _apply(
