@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import posenc
 from posenc.attention import attend, explain
@@ -175,68 +174,6 @@ def test_many_tiles(name: str, size: tuple[int, int]) -> None:
         _both((q, k, v), grid, encoding, "reference"),
         1e-9,
     )
-
-
-@built
-@pytest.mark.parametrize("cells", [(5, 7), (16, 16)])
-def test_tables_of_images(cells: tuple[int, int]) -> None:
-    torch.manual_seed(0)
-    encoding = posenc.create("swin", heads=4, window=cells)
-    torch.nn.init.normal_(next(encoding.parameters()))
-    grid = Grid.of(Layout.image(*cells))
-    inputs = _inputs(grid.query.length, grid.key.length)
-    _agree(
-        _both(inputs, grid, encoding, "native"), _both(inputs, grid, encoding, "reference"), 1e-4
-    )
-
-
-@built
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("queries", "keys"),
-    [
-        ((5, 7), (5, 7)),
-        ((5, 7), (3, 20)),
-        ((3, 130), (9, 70)),
-        ((20, 9), (1, 1)),
-        ((82, 8), (82, 8)),
-        ((3, 127), (2, 20)),
-    ],
-)
-def test_rows_by_axis_of_images(
-    queries: tuple[int, int], keys: tuple[int, int], dtype: torch.dtype
-) -> None:
-    """Blocks of queries that are parts of image rows and several of them."""
-    torch.manual_seed(0)
-    encoding = posenc.create("decomposed2d", head_dim=24, size=(82, 130)).double()
-    for parameter in encoding.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    grid = Grid(Layout.image(*queries), Layout.image(*keys))
-    given = [x.detach().to(dtype) for x in _inputs(grid.query.length, grid.key.length)]
-    wide, narrow = ([x.to(to).requires_grad_() for x in given] for to in (torch.float64, dtype))
-    expected = _both((wide[0], wide[1], wide[2]), grid, encoding, "reference")
-    got = _both((narrow[0], narrow[1], narrow[2]), grid, encoding.float(), "native")
-    _agree([x.double() for x in got], expected, 1e-4 if dtype == torch.float32 else 0.04)
-
-
-@built
-def test_rows_by_axis_take_no_memory_for_each_query() -> None:
-    largest = 0
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            nonlocal largest
-            found = func(*args, **(kwargs or {}))
-            sizes = [x.numel() for x in tree_leaves(found) if isinstance(x, Tensor)]
-            largest = max([largest, *sizes])
-            return found
-
-    encoding = posenc.create("decomposed2d", head_dim=2, size=(16, 16))
-    inputs = _inputs(256, 256, width=2)
-    with Sizes():
-        output = attend(*inputs, Grid.of(Layout.image(16, 16)), encoding, backend="native")
-        output.sum().backward()
-    assert largest == inputs[0].numel()
 
 
 @built

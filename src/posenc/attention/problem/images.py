@@ -1,30 +1,54 @@
-"""Terms between the cells of whole images as tables by offset."""
+"""Terms between the cells of whole images, by the offset between two of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from posenc.attention.problem.terms import reads_offsets
 from posenc.encoding import BucketedTerms, StructuredScore
 from posenc.grid import Grid
 
 
 def serves_images(grid: Grid, lowered: Sequence[StructuredScore] | None) -> bool:
-    """True if all terms are tables over the offsets between whole, fully visible images, or
-    queries are multiplied by rows for one axis of the offset, whose buckets are read."""
+    """True if all terms follow from the offsets between whole, fully visible images.
+
+    Buckets of rows are read to find those that are met, which graphs cannot.
+    """
     sides = (grid.query, grid.key)
     plain = all(side.extent is not None and side.special is None for side in sides)
     if not (plain and grid.dense and lowered):
         return False
-    for term in lowered:
-        if not isinstance(term, BucketedTerms) or (term.table, term.left) == (None, None):
-            return False
-        if any(part is not None for part in (term.right, term.column, term.value)):
-            return False
-        if term.left is not None and (torch.compiler.is_compiling() or axis_of(term, grid) is None):
+    groups = [term for term in lowered if isinstance(term, BucketedTerms) and reads_offsets(term)]
+    if len(groups) < len(lowered) or any(group.column is not None for group in groups):
+        return False
+    return not (torch.compiler.is_compiling() and any(map(has_products, groups)))
+
+
+def has_products(group: BucketedTerms) -> bool:
+    """True if a group has rows that queries, keys or weights are multiplied by."""
+    return any(part is not None for part in (group.left, group.right, group.value))
+
+
+def with_rows(group: BucketedTerms, read: Callable[[Tensor], Tensor]) -> BucketedTerms:
+    """The group with other rows, from its own."""
+    left, right, value = group.left, group.right, group.value
+    return replace(
+        group,
+        left=left and replace(left, rows=read(left.rows)),
+        right=right and replace(right, rows=read(right.rows)),
+        value=None if value is None else read(value),
+    )
+
+
+def are_axial(groups: Sequence[BucketedTerms], grid: Grid) -> bool:
+    """True if queries alone are multiplied by rows, each group's for one axis of the offset."""
+    for group in groups:
+        if group.right is not None or group.value is not None or axis_of(group, grid) is None:
             return False
     return True
 
@@ -37,32 +61,39 @@ def axis_of(group: BucketedTerms, grid: Grid) -> int | None:
     return 1 if torch.equal(bucket, bucket[:1].expand_as(bucket)) else None
 
 
-def axis_rows(group: BucketedTerms, grid: Grid) -> Float[Tensor, "h N F"]:
-    """Rows that a group multiplies queries by, for every offset along columns, then along rows.
+def axis_rows(
+    group: BucketedTerms, grid: Grid, rows: Float[Tensor, "h M F"]
+) -> Float[Tensor, "h N F"]:
+    """Rows by bucket of a group, for every offset along columns, then along rows.
 
     Zero for those of the axis that its bucket does not depend on.
     """
-    assert group.left is not None
     axis = axis_of(group, grid)
     offsets = _offsets(grid, device=grid.query.device)
     along = (offsets[:, :1].flatten(0, 1), offsets[:1].flatten(0, 1))
     assert axis is not None
-    rows = group.left.rows[:, group.bucket(along[axis])]
     others = len(along[1 - axis])
-    return torch.nn.functional.pad(rows, (0, 0, 0, others) if axis == 0 else (0, 0, others, 0))
+    ends = (0, 0, 0, others) if axis == 0 else (0, 0, others, 0)
+    return torch.nn.functional.pad(rows[:, group.bucket(along[axis])], ends)
+
+
+def shared_buckets(
+    groups: Sequence[BucketedTerms], grid: Grid
+) -> tuple[Int[Tensor, "W"], Int[Tensor, "groups N"]]:
+    """A bucket of each offset, one for each combination of the groups' own, and these of it."""
+    offsets = _offsets(grid, device=grid.query.device).flatten(0, 1)
+    own = torch.stack([group.bucket(offsets) for group in groups])
+    own, bucket = torch.unique(own, dim=1, return_inverse=True)
+    return bucket, own
 
 
 def image_table(
-    lowered: Sequence[StructuredScore], grid: Grid, *, device: torch.device
-) -> Float[Tensor, "H Y X"]:
-    """The sum of the tables at every offset (Δy, Δx), both ascending."""
-    offsets = _offsets(grid, device=device)
-    tables = [
-        group.table[:, group.bucket(offsets)]
-        for group in lowered
-        if isinstance(group, BucketedTerms) and group.table is not None
-    ]
-    return torch.stack(tables).sum(0)
+    groups: Sequence[BucketedTerms], grid: Grid, *, device: torch.device
+) -> Float[Tensor, "H W"] | None:
+    """The sum of the tables at every offset (Δy, Δx), both ascending; None without tables."""
+    offsets = _offsets(grid, device=device).flatten(0, 1)
+    tables = [x.table[:, x.bucket(offsets)] for x in groups if x.table is not None]
+    return torch.stack(tables).sum(0) if tables else None
 
 
 def _offsets(grid: Grid, *, device: torch.device) -> Float[Tensor, "Y X 2"]:

@@ -20,7 +20,8 @@ class Spans:
     """A bucket map over consecutive offsets, its buckets numbered in the order they are met.
 
     A bucket that is left and met again has a number for each time, so that the number of an offset
-    is that of the offset before it, or one more.
+    is that of the offset before it, or one more. Of images, along each image row: rows of offsets
+    with the same buckets share their numbers, and no span goes on from one to the next.
 
     Args:
         buckets: ``[N]`` int64, the map's own bucket of each number.
@@ -29,7 +30,8 @@ class Spans:
             the step, 1 where the number rises with the offset and 0 where it is constant.
         span_of: ``[W]`` int32, the span of each offset.
         consecutive: whether ``buckets`` are n, n + 1, …, n + N - 1.
-        varying: from and to (exclusive) of the offsets between the constant spans at the two ends.
+        varying: from and to (exclusive) of the offsets between the constant spans at the two ends;
+            all of them of images.
     """
 
     buckets: Int[Tensor, "N"]
@@ -47,34 +49,41 @@ class Spans:
         return table[:, first : first + len(self.buckets)]
 
 
-def spans_of(bucket: Int[Tensor, "W"]) -> Spans:
-    """Spans of the buckets of W consecutive offsets; kept for the maps met last."""
+def spans_of(bucket: Int[Tensor, "W"], columns: int | None = None) -> Spans:
+    """Spans of the buckets of W consecutive offsets; kept for the maps met last.
+
+    Args:
+        columns: of images, offsets along an image row.
+    """
     bucket = bucket.detach().to("cpu", torch.int64).contiguous()
-    return _spans(ctypes.string_at(bucket.data_ptr(), 8 * len(bucket)))
+    content = ctypes.string_at(bucket.data_ptr(), 8 * len(bucket))
+    return _spans(content, columns or len(bucket))
 
 
 @lru_cache(maxsize=64)
-def _spans(content: bytes) -> Spans:
-    bucket = torch.frombuffer(bytearray(content), dtype=torch.int64)
-    begins = torch.ones_like(bucket, dtype=torch.bool)
-    torch.ne(bucket[1:], bucket[:-1], out=begins[1:])
-    number, first = begins.cumsum(0) - 1, begins.nonzero().flatten()
-    last = torch.cat([first[1:], torch.tensor([len(bucket)])]) - 1
+def _spans(content: bytes, columns: int) -> Spans:
+    bucket = torch.frombuffer(bytearray(content), dtype=torch.int64).view(-1, columns)
+    rows, row_of = torch.unique(bucket, dim=0, return_inverse=True)
+    changes = torch.ones_like(rows, dtype=torch.bool)
+    torch.ne(rows[:, 1:], rows[:, :-1], out=changes[:, 1:])
+    number = (changes.flatten().cumsum(0) - 1).view_as(rows)[row_of].flatten()
+    first = changes[row_of].flatten().nonzero().flatten()
+    last = torch.cat([first[1:], torch.tensor([bucket.numel()])]) - 1
     single = first == last
     # Runs of one offset that follow one another are one rising span.
-    opens = torch.ones_like(single)
-    opens[1:] = ~(single[1:] & single[:-1])
+    opens = first % columns == 0
+    opens[1:] |= ~(single[1:] & single[:-1])
     start = opens.nonzero().flatten()
     end = torch.cat([start[1:], torch.tensor([len(first)])]) - 1
-    spans = torch.stack([first[start], last[end], start, single[start].long()], dim=1)
-    buckets = bucket[first]
+    spans = torch.stack([first[start], last[end], number[first[start]], single[start].long()], 1)
+    buckets = rows[changes]
     return Spans(
         buckets,
         number.to(torch.int32),
         spans.to(torch.int32).contiguous(),
         torch.repeat_interleave(last[end] - first[start] + 1).to(torch.int32),
         bool((buckets.diff() == 1).all()),
-        _varying(spans),
+        _varying(spans) if len(bucket) == 1 else (0, bucket.numel()),
     )
 
 

@@ -149,11 +149,8 @@ class IrpeScore(ScoreTerm):
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         if has_special(grid):
             return None
-        k = repeat_heads(k, q.shape[1])
-        return tuple(
-            self._group(place, buckets, q * scale, k * scale)
-            for place, buckets in enumerate(self.buckets)
-        )
+        q, k = q * scale, repeat_heads(k, q.shape[1]) * scale
+        return tuple(self._group(n, buckets, q, k) for n, buckets in enumerate(self.buckets))
 
     def _group(self, place: int, buckets: Buckets, q: Tensor, k: Tensor) -> BucketedTerms:
         keys = queries = None

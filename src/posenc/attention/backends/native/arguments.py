@@ -96,7 +96,7 @@ class Arguments:
         x, operands = self.struct, self.struct.terms
         operands.first = terms.first
         if terms.bucket is not None:
-            self.spans = spans = spans_of(terms.bucket)
+            self.spans = spans = spans_of(terms.bucket, x.period + x.jump or None)
             x.map = Map(
                 _padded(spans).data_ptr() + 4 * PAD,
                 spans.span_of.data_ptr(),

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.attention.backends.native.few_rows import are_few_rows
 from posenc.attention.backends.native.rotation import fits_inside, rotate, serves_inside
 from posenc.attention.problem.dropout import draw_seed
-from posenc.attention.problem.images import axis_rows, image_table
+from posenc.attention.problem.images import (
+    are_axial,
+    axis_rows,
+    has_products,
+    image_table,
+    shared_buckets,
+    with_rows,
+)
 from posenc.attention.problem.lowering import is_constant_table, lower, sinks_beside
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.once import once_for_part
@@ -141,23 +148,49 @@ def read_own_terms(lowered: Sequence[StructuredScore], problem: Problem, offsets
 
 def image_record(problem: Problem) -> KernelProblem:
     """Terms by the offsets between the cells of two images, one image row after the other."""
-    grid, q, lowered = problem.grid, problem.q, problem.lowered or ()
+    grid, lowered = problem.grid, problem.lowered or ()
     (rows, columns), (_, key_columns) = grid.query.extent, grid.key.extent  # type: ignore[misc]
-    groups = [term for term in lowered if isinstance(term, BucketedTerms)]
-    tables = [group for group in groups if group.table is not None]
-    products = [TokenTableProduct(g.left.tokens, axis_rows(g, grid)) for g in groups if g.left]
-    if len({id(product.tokens) for product in products}) == 1:
-        products = [replace(products[0], rows=reduce(torch.add, [x.rows for x in products]))]
-    left, left_rows = stacked([(product, None) for product in products], q)
-    terms = Terms(
-        bias_by_offset=image_table(tables, grid, device=q.device).flatten(1) if tables else None,
-        left=None if left is q else left,
-        left_rows=left_rows,
-    )
     jump = columns - 1
     shift = (rows - 1) * (key_columns + jump) + columns - 1
     x = rotated_where_faster(problem)
-    return _record(x, lowered, terms, Geometry(shift, period=key_columns, jump=jump))
+    geometry = Geometry(shift, period=key_columns, jump=jump)
+    return _record(x, lowered, _image_terms(problem), geometry)
+
+
+def _image_terms(problem: Problem) -> Terms:
+    """Tables by offset; products by axis where rows of each axis suffice, else by bucket."""
+    grid, q, bucket = problem.grid, problem.q, None
+    groups = [term for term in problem.lowered or () if isinstance(term, BucketedTerms)]
+    rowed = [group for group in groups if has_products(group)]
+    if are_axial(rowed, grid):
+        rowed = [with_rows(group, partial(axis_rows, group, grid)) for group in rowed]
+    else:
+        bucket, own = shared_buckets(rowed, grid)
+        rowed = [
+            with_rows(group, partial(torch.index_select, dim=1, index=n))
+            for group, n in zip(rowed, own, strict=True)
+        ]
+    left, left_rows = _joined([group.left for group in rowed if group.left], q)
+    right, right_rows = _joined([group.right for group in rowed if group.right], q)
+    values = [group.value for group in rowed if group.value is not None]
+    return Terms(
+        bias_by_offset=image_table(groups, grid, device=q.device),
+        left=None if left is q else left,
+        left_rows=left_rows,
+        right=None if right is problem.k else right,
+        right_rows=right_rows,
+        value_rows=reduce(torch.add, values) if values else None,
+        bucket=bucket,
+    )
+
+
+def _joined(
+    products: Sequence[TokenTableProduct], q: Tensor
+) -> tuple[Float[Tensor, "B H L F"] | None, Float[Tensor, "h N F"] | None]:
+    """Several products as one, of the same tokens by the sum of their rows."""
+    if len({id(product.tokens) for product in products}) == 1:
+        products = [replace(products[0], rows=reduce(torch.add, [x.rows for x in products]))]
+    return stacked([(product, None) for product in products], q)
 
 
 def rotated_where_faster(problem: Problem) -> Problem:

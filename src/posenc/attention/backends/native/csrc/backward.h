@@ -312,7 +312,7 @@ class Backward {
     const index offset = tile.j0 + visible.begin + tile.base[i], n = visible.size();
     if (x_.pairs.kind == STICKS) return stick_row(b, h, i, s, ds);
     logits_.add_terms(x_, s, i, visible);
-    if (x_.terms.value_rows) spread<true>(x_.map, dp_by_bucket_.row(i), offset, ds + visible.begin, n);
+    if (x_.terms.value_rows) spread<true>(x_, dp_by_bucket_.row(i), tile.j0, visible, tile.base[i], ds);
     const index from = visible.begin / VL * VL, to = round_up(visible.end, VL);
     const vec lse = splat(lse_[i]), delta = splat(delta_[i]);
     // A single key's weight is 1 whatever its logit, but for a sink: dp - delta would leave a rounding error.
@@ -345,7 +345,7 @@ class Backward {
     else if (x_.terms.left_rows)
       logits_.collect_left(x_, ds, i, visible, ds_by_bucket_.row(i));
     if (x_.terms.right_rows) logits_.key_term.collect_far(x_, tile, ds, i, from, to);
-    if (x_.terms.value_rows) collect(x_.map, s + visible.begin, offset, weights_by_bucket_.row(i), n);
+    if (x_.terms.value_rows) collect(x_, s, tile.j0, visible, tile.base[i], weights_by_bucket_.row(i));
   }
   // The same by stick breaking, which has no lse: ds of log p first, then of the logits.
   void stick_row(index b, index h, index i, real* s, real* ds) {

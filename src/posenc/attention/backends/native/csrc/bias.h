@@ -14,31 +14,22 @@ class BiasByOffset {
   }
   // s[t] += bias of key j0 + t for t in [a, b).
   void add(const Problem& x, real* s, index j0, index a, index b, index base) const {
-    for_parts(x, j0, a, b, base, [&](index t, index n, index at) {
+    for_key_runs(x, j0, a, b, base, [&](index t, index n, index offset) {
+      const real* from = data_ + offset - x.terms.first;
       if (!x.period)  // whole vectors: keys from b on are masked after this
-        for (index u = 0; u < n; u += VL) store(s + t + u, load(s + t + u) + load(data_ + at + u));
+        for (index u = 0; u < n; u += VL) store(s + t + u, load(s + t + u) + load(from + u));
       else
-        add_range(s + t, data_ + at, n);
+        add_range(s + t, from, n);
     });
   }
   static void collect(const Problem& x, const real* ds, index j0, index a, index b, index base,
                       real* into) {
-    for_parts(x, j0, a, b, base,
-              [&](index t, index n, index at) { add_range(into + at, ds + t, n); });
+    for_key_runs(x, j0, a, b, base, [&](index t, index n, index offset) {
+      add_range(into + offset - x.terms.first, ds + t, n);
+    });
   }
 
  private:
-  // Calls part(t, n, index of the bias of key j0 + t) for runs of n keys along which both rise by one:
-  // all keys of a sequence, an image row each of an image.
-  template <class F>
-  static void for_parts(const Problem& x, index j0, index a, index b, index base, F part) {
-    if (!x.period) return part(a, b - a, j0 + a + base - x.terms.first);
-    for (index t = a; t < b;) {
-      const index j = j0 + t, row = j / x.period, n = std::min(b - t, (row + 1) * x.period - j);
-      part(t, n, j + base + row * x.jump - x.terms.first);
-      t += n;
-    }
-  }
   Scratch scratch_;
   const real* data_ = nullptr;
 };
@@ -72,7 +63,7 @@ class Column {
 // Buckets are first those of offsets down, ascending, then those across.
 class Axes {
  public:
-  static bool serves(const Problem& x) { return x.period && x.terms.left_rows; }
+  static bool serves(const Problem& x) { return x.period && x.terms.left_rows && !x.map.bucket; }
   void set(const Problem& x) {
     columns_ = x.jump + 1, rows_ = x.queries / columns_, key_columns_ = x.period;
     across_ = x.map.buckets - x.period - x.jump;

@@ -6,10 +6,23 @@
 namespace posenc::NUMBER {
 constexpr index KEY_TILE = 512, QUERY_TILE = 256;  // multiples of PANEL and of BLOCK
 
-// The buckets of a range of offsets; all, where there is no map (CoPE: products by count).
-inline Range buckets_of(const Map& map, Range offsets) {
-  if (!map.bucket) return {0, map.buckets};
+// The buckets of a range of offsets; all, where there is no map (CoPE: products by count) or they are
+// of several image rows.
+inline Range buckets_of(const Problem& x, Range offsets) {
+  const Map& map = x.map;
+  if (!map.bucket || x.period) return {0, map.buckets};
   return {map.bucket[offsets.begin - map.first], map.bucket[offsets.end - 1 - map.first] + 1};
+}
+// Calls part(t, n, offset of key j0 + t) for runs of the keys j0 + t, t in [a, b), along which the
+// offset rises by one: all keys of a sequence, an image row each of an image.
+template <class F>
+void for_key_runs(const Problem& x, index j0, index a, index b, index base, F part) {
+  if (!x.period) return part(a, b - a, j0 + a + base);
+  for (index t = a; t < b;) {
+    const index j = j0 + t, n = std::min(b - t, (j / x.period + 1) * x.period - j);
+    part(t, n, x.place_of(j) + base);
+    t += n;
+  }
 }
 // dst[t] (+)= src[bucket(offset + t)] for t < n. Buckets rise by at most one an offset, so those of VL
 // offsets are among VL entries: one load and a permutation, no gather. Reads VL entries of src at once.
@@ -77,6 +90,17 @@ inline void collect(const Map& map, const real* src, index offset, real* dst, in
       dst[span->bucket] += sum_range(src + t, end - t);
     t = end, ++span;
   }
+}
+
+// The same between a query's numbers by bucket and those of the keys j0 + t, t in `visible`.
+template <bool add>
+inline void spread(const Problem& x, const real* src, index j0, Range visible, index base, real* dst) {
+  for_key_runs(x, j0, visible.begin, visible.end, base,
+               [&](index t, index n, index offset) { spread<add>(x.map, src, offset, dst + t, n); });
+}
+inline void collect(const Problem& x, const real* src, index j0, Range visible, index base, real* dst) {
+  for_key_runs(x, j0, visible.begin, visible.end, base,
+               [&](index t, index n, index offset) { collect(x.map, src + t, offset, dst, n); });
 }
 
 // Rows of all buckets of a head, [buckets up to a multiple of PANEL, width], and their transpose as

@@ -106,7 +106,7 @@ class FewRows {
     const auto [least, most] = std::minmax_element(base, base + x_.queries);
     const Range offsets{std::max(keys.begin + *least, x_.map.first),
                         std::min(keys.end + *most, x_.map.first + x_.map.count)};
-    return offsets.size() ? buckets_of(x_.map, offsets) : Range{0, 0};
+    return offsets.size() ? buckets_of(x_, offsets) : Range{0, 0};
   }
   // Products of the rows with the rows of these buckets, [rows, ld]; whole vectors may be read from any.
   void multiply_buckets(index b, index g) {

@@ -195,9 +195,7 @@ class Forward {
     if (x_.terms.value_rows) weights_by_bucket_.scale_row(i, by);
   }
   void collect_weights(index i, const real* s, Range visible) {
-    if (!x_.terms.value_rows) return;
-    const index offset = logits_.tile.j0 + visible.begin + logits_.tile.base[i];
-    collect(x_.map, s + visible.begin, offset, weights_by_bucket_.row(i), visible.size());
+    if (x_.terms.value_rows) collect(x_, s, logits_.tile.j0, visible, logits_.tile.base[i], weights_by_bucket_.row(i));
   }
   void drop(index b, index h, index i, real* s, Range keys) const {
     if (!(x_.dropout > 0)) return;

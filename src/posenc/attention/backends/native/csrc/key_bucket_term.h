@@ -50,12 +50,12 @@ class KeyBucketTerm {
     });
     if (!current_) return;
     BucketTile& product = current_->product;
-    if (!t.regular) return for_near_pairs(x, t, [&](index i, index j, index k) { s[i * ld + j] += product.row(j)[k]; });
+    if (has_scattered_pairs(x, t))
+      return for_near_pairs(x, t, [&](index i, index j, index k) { s[i * ld + j] += product.row(j)[k]; });
     for_strips(x, t, [&](index j, Range visible, real* strip, index width) {
-      // A key's offset rises from the last row to the first: strip [VL keys, rows in reverse].
-      for (index l = 0; l < std::min<index>(VL, t.width - j); ++l)
-        spread<false>(x.map, product.row(j + l), t.j0 + j + l + t.base[visible.end - 1], strip + l * width,
-                      visible.size());
+      for_key_rows(x, t, j, visible, [&](index key, index at, index n, index offset) {
+        spread<false>(x.map, product.row(key), offset, strip + (key - j) * width + at, n);
+      });
       for (index r = 0; r < visible.size(); r += VL) {
         vec block[VL];
         for (int l = 0; l < VL; ++l) block[l] = load(strip + l * width + r);
@@ -81,7 +81,8 @@ class KeyBucketTerm {
     if (!current_) return;
     BucketTile& into = current_->sums;
     for_blocks(x, t, [&](index p, Range n) { into.clear(p, n); });
-    if (!t.regular) return for_near_pairs(x, t, [&](index i, index j, index k) { into.row(j)[k] += ds[i * ld + j]; });
+    if (has_scattered_pairs(x, t))
+      return for_near_pairs(x, t, [&](index i, index j, index k) { into.row(j)[k] += ds[i * ld + j]; });
     for_strips(x, t, [&](index j, Range visible, real* strip, index width) {
       for (index r = 0; r < visible.size(); r += VL) {
         vec block[VL];
@@ -91,9 +92,9 @@ class KeyBucketTerm {
         transpose(block);
         for (int l = 0; l < VL; ++l) store(strip + l * width + r, block[l]);
       }
-      for (index l = 0; l < std::min<index>(VL, t.width - j); ++l)
-        NUMBER::collect(x.map, strip + l * width, t.j0 + j + l + t.base[visible.end - 1], into.row(j + l),
-                        visible.size());
+      for_key_rows(x, t, j, visible, [&](index key, index at, index n, index offset) {
+        NUMBER::collect(x.map, strip + (key - j) * width + at, offset, into.row(key), n);
+      });
     });
   }
   BucketRows rows;
@@ -147,7 +148,7 @@ class KeyBucketTerm {
         n.begin = std::max({n.begin, first, x.map.low - VL});
         n.end = std::min({n.end, first + visible.size() + PANEL - 1, x.map.high + VL});
       }
-      if (n.begin < n.end) f(p, buckets_of(x.map, n));
+      if (n.begin < n.end) f(p, buckets_of(x, n));
     }
   }
   // Calls f(first of VL keys, rows with near offsets to them, strip [VL, width], width).
@@ -160,6 +161,19 @@ class KeyBucketTerm {
       if (visible.size()) f(j, visible, strip, width);
     }
   }
+  // Calls f(key, at, n, offset) for the VL keys from j on: a key's offset rises by one from row to row,
+  // in reverse, for n of them, which begin at place `at` of a strip. Of images, along an image row.
+  template <class F>
+  static void for_key_rows(const Problem& x, const QueryTile& t, index j, Range visible, F f) {
+    const index columns = x.period ? x.jump + 1 : x.queries;
+    for (index end = visible.end, begin; end > visible.begin; end = begin) {
+      begin = std::max(visible.begin, (t.i0 + end - 1) / columns * columns - t.i0);
+      for (index key = j; key < std::min(j + VL, t.width); ++key)
+        f(key, visible.end - end, end - begin, x.place_of(t.j0 + key) + t.base[end - 1]);
+    }
+  }
+  // Whether the offset of neighbouring pairs follows no rule.
+  static bool has_scattered_pairs(const Problem& x, const QueryTile& t) { return !t.regular && !x.period; }
   // Calls f(t, end) for the vectors of keys in [a, b) with far offsets to row i, before those that are
   // near (end 0: first bucket) and after them (end 1: last bucket).
   template <class F>
@@ -168,7 +182,7 @@ class KeyBucketTerm {
     for (index u = a; u < std::min(b, near.begin); u += VL) f(u, 0);
     for (index u = std::max(a, near.end); u < b; u += VL) f(u, 1);
   }
-  // Calls f(i, j, bucket) for all visible pairs: of tiles that are not regular, all pairs are near.
+  // Calls f(i, j, bucket) for all visible pairs: of tiles that are not regular, all are near.
   template <class F>
   void for_near_pairs(const Problem& x, const QueryTile& t, F f) {
     for (index i = 0; i < t.rows; ++i) {

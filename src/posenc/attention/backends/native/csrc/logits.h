@@ -63,7 +63,7 @@ class Logits {
     for (index n = 0; n < (tile.rows + BLOCK - 1) / BLOCK; ++n) {
       if (!tile.block_offsets[n].size()) continue;
       if (!Axes::serves(x)) {
-        f(n, buckets_of(x.map, tile.block_offsets[n]));
+        f(n, buckets_of(x, tile.block_offsets[n]));
         continue;
       }
       const Range queries{tile.i0 + n * BLOCK, tile.i0 + std::min((n + 1) * BLOCK, tile.rows)};
@@ -165,7 +165,7 @@ class Logits {
     else if (Axes::serves(x))
       axes_.add(s, query_products.row(i), tile.i0 + i, tile.j0, visible);
     else if (x.terms.left_rows)
-      spread<true>(x.map, query_products.row(i), j + tile.base[i], s + visible.begin, n);
+      spread<true>(x, query_products.row(i), tile.j0, visible, tile.base[i], s);
     if (x.terms.right_rows) key_term.add_far(x, tile, s, i, visible.begin / VL * VL, visible.end);
     if (x.pairs.kind == DISTANCE) distance.add(s + visible.begin, i, j + tile.base[i], n);
     if (x.terms.column) column.add(s, tile.j0, visible, column_shift(x, i));
@@ -196,7 +196,7 @@ class Logits {
   // to[bucket] += ds of row i: the gradient of its products with buckets.
   void collect_left(const Problem& x, const real* ds, index i, Range visible, real* to) const {
     if (Axes::serves(x)) return axes_.collect(ds, to, tile.i0 + i, tile.j0, visible);
-    collect(x.map, ds + visible.begin, tile.j0 + visible.begin + tile.base[i], to, visible.size());
+    collect(x, ds, tile.j0, visible, tile.base[i], to);
   }
   // Whether the packed keys of a row are kept: where heads are computed together, that is all heads'.
   static bool keeps_panels(const Problem& x) {

@@ -64,7 +64,8 @@ struct Span {
   int32_t first, last, bucket, step;  // bucket: of the first
 };
 // Buckets of the offsets first … first + count - 1, renumbered so that the bucket never falls, and
-// rises by at most 1 from one offset to the next: neighbouring offsets read neighbouring rows.
+// rises by at most 1 from one offset to the next: neighbouring offsets read neighbouring rows. Of
+// images, so it is among the offsets along an image row; other rows may have the same buckets.
 struct Map {
   const int32_t* bucket;   // [count], and PAD readable entries before and after
   const int32_t* span_of;  // [count], index of each offset's span
@@ -133,14 +134,16 @@ struct Problem {
   const int32_t* base;  // [B|1, Q]: the offset of key j is j + base
   index rows_batch;     // batch stride of the three
   // Images: keys a row (0 for sequences), and what the offset jumps by after each of them, which is
-  // one less than a row has queries. Left's buckets are then of offsets along image columns, and
-  // after those along image rows.
+  // one less than a row has queries. Without a map, left's buckets are then of offsets along image
+  // columns, and after those along image rows.
   index period, jump;
   Terms terms;
   Map map;
   Tokens gradient, dq, dk, dv;  // gradient: of out; dk and dv are [splits, B, H, K, .]
   index dk_split, dv_split;     // strides of their first axis
   Pairs pairs;
+  // The offset of key j, less that of the query's base.
+  index place_of(index j) const { return period ? j + j / period * jump : j; }
   index rank() const { return terms.query_factor.features; }
   index depth() const { return dim + rank(); }  // features of a product of a query and a key
 };

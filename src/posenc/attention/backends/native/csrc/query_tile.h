@@ -35,7 +35,8 @@ constexpr index MANY_BUCKETS = 1024;  // more would make [queries, buckets] larg
 // Whether products of queries with many buckets are kept for a window of them that moves along with
 // the tiles of keys. So it can where buckets follow the offset alone, in every batch row.
 inline bool needs_bucket_windows(const Problem& x) {
-  if (x.map.buckets <= MANY_BUCKETS || !x.map.bucket || x.terms.value_rows || x.pairs.kind != NONE) return false;
+  if (x.map.buckets <= MANY_BUCKETS || !x.map.bucket || x.period) return false;
+  if (x.terms.value_rows || x.pairs.kind != NONE) return false;
   for (index at = 0; at < (x.rows_batch ? x.batch : 1) * x.queries; ++at)
     if (x.base[at] != x.base[at - at % x.queries] - at % x.queries) return false;
   return true;
@@ -53,7 +54,7 @@ class QueryTile {
     const index at = b * x.rows_batch + first;
     i0 = first, rows = count, low_ = x.low + at, high_ = x.high + at, base = x.base + at;
     keys = {x.keys, 0};
-    regular = true;
+    regular = !x.period;
     for (index i = 0; i < rows; ++i) {
       if (low_[i] < high_[i]) {
         keys.begin = std::min<index>(keys.begin, low_[i]);
@@ -79,10 +80,11 @@ class QueryTile {
     }
     for (const Range& part : block_offsets) offsets.extend(part);
   }
-  // Rows with a near offset to any of the VL keys from j on; of regular tiles, whose offset j - i + c
-  // falls with the row.
+  // Rows with a near offset to any of the VL keys from j on: all, but of regular tiles, whose offset
+  // j - i + c falls with the row.
   Range near_rows(const Map& map, index j) const {
     const Range visible = panel_rows[j / PANEL];
+    if (!regular) return visible;
     const index first = j0 + j + base[0];
     return {std::max(visible.begin, first - map.high + 1), std::min(visible.end, first + VL - map.low)};
   }

@@ -1,0 +1,190 @@
+"""The compiled kernels' terms between the cells of images, against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import posenc
+from posenc.attention import attend, explain
+from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
+from posenc.encodings.common.buckets import gather_rows
+from posenc.grid import Grid
+from posenc.layout import Layout
+from tests.attention.test_native import _agree, _both, _inputs, built
+from tests.support.exhaustive import in_turn
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+PAIRS = [
+    ((5, 7), (5, 7)),
+    ((5, 7), (3, 20)),
+    ((3, 130), (9, 70)),
+    ((20, 9), (1, 1)),
+    ((82, 8), (82, 8)),
+    ((3, 127), (2, 20)),
+]
+"""Blocks of queries that are parts of image rows and several of them; more than a tile of keys."""
+
+
+@built
+@pytest.mark.parametrize("cells", [(5, 7), (16, 16)])
+def test_tables_of_images(cells: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    encoding = posenc.create("swin", heads=4, window=cells)
+    torch.nn.init.normal_(next(encoding.parameters()))
+    grid = Grid.of(Layout.image(*cells))
+    inputs = _inputs(grid.query.length, grid.key.length)
+    _agree(
+        _both(inputs, grid, encoding, "native"), _both(inputs, grid, encoding, "reference"), 1e-4
+    )
+
+
+@built
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("queries", "keys"), PAIRS)
+def test_rows_by_axis_of_images(
+    queries: tuple[int, int], keys: tuple[int, int], dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    encoding = posenc.create("decomposed2d", head_dim=24, size=(82, 130)).double()
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    grid = Grid(Layout.image(*queries), Layout.image(*keys))
+    given = [x.detach().to(dtype) for x in _inputs(grid.query.length, grid.key.length)]
+    wide, narrow = ([x.to(to).requires_grad_() for x in given] for to in (torch.float64, dtype))
+    expected = _both((wide[0], wide[1], wide[2]), grid, encoding, "reference")
+    got = _both((narrow[0], narrow[1], narrow[2]), grid, encoding.float(), "native")
+    _agree([x.double() for x in got], expected, 1e-4 if dtype == torch.float32 else 0.04)
+
+
+@built
+def test_rows_by_axis_take_no_memory_for_each_query() -> None:
+    largest = 0
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal largest
+            found = func(*args, **(kwargs or {}))
+            sizes = [x.numel() for x in tree_leaves(found) if isinstance(x, Tensor)]
+            largest = max([largest, *sizes])
+            return found
+
+    encoding = posenc.create("decomposed2d", head_dim=2, size=(16, 16))
+    inputs = _inputs(256, 256, width=2)
+    with Sizes():
+        output = attend(*inputs, Grid.of(Layout.image(16, 16)), encoding, backend="native")
+        output.sum().backward()
+    assert largest == inputs[0].numel()
+
+
+def _irpe(**options: object) -> Encoding:
+    torch.manual_seed(0)
+    encoding = posenc.create("irpe", heads=4, head_dim=24, **options).double()
+    for parameter in encoding.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return encoding
+
+
+@built
+@pytest.mark.parametrize(
+    ("queries", "keys", "method", "on", "shared"),
+    in_turn(
+        3, PAIRS, ["product", "cross", "euclidean", "quantised"], ["k", "qkv", "qv"], [True, False]
+    ),
+)
+def test_rows_by_bucket_of_images(
+    queries: tuple[int, int], keys: tuple[int, int], method: str, on: str, shared: bool
+) -> None:
+    """iRPE: rows by a bucket of both axes for queries, keys and values, in any combination."""
+    encoding = _irpe(method=method, on=on, shared_heads=shared)
+    grid = Grid(Layout.image(*queries), Layout.image(*keys))
+    inputs = _inputs(grid.query.length, grid.key.length)
+    q, k, v = (x.detach().double().requires_grad_() for x in inputs)
+    got, expected = (_both((q, k, v), grid, encoding, b) for b in ("native", "reference"))
+    _agree(got, expected, 1e-11)
+
+
+@built
+@pytest.mark.parametrize(("queries", "keys"), PAIRS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_by_bucket_in_narrow_numbers(
+    queries: tuple[int, int], keys: tuple[int, int], dtype: torch.dtype
+) -> None:
+    encoding, grid = _irpe(on="qkv"), Grid(Layout.image(*queries), Layout.image(*keys))
+    given = [x.detach().to(dtype) for x in _inputs(grid.query.length, grid.key.length)]
+    wide, narrow = ([x.to(to).requires_grad_() for x in given] for to in (torch.float64, dtype))
+    expected = _both((wide[0], wide[1], wide[2]), grid, encoding, "reference")
+    got = _both((narrow[0], narrow[1], narrow[2]), grid, encoding.float(), "native")
+    _agree([x.double() for x in got], expected, 1e-4 if dtype == torch.float32 else 0.06)
+
+
+class Scattered(ScoreTerm):
+    """A row for any of 90 buckets of the two offsets, which follow no order."""
+
+    axes = (2,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(1, 90, 24) * 0.3)
+        self.table = nn.Parameter(torch.randn(4, 90))
+
+    @staticmethod
+    def bucket(offset: Tensor) -> Tensor:
+        down, across = offset.long().unbind(-1)
+        return (down * 31 + across * 17 + down * across).remainder(90)
+
+    def forward(self, q: Tensor, k: Tensor, grid: Grid, *, scale: float) -> Tensor:
+        index = self.bucket(grid.offset)
+        products = gather_rows(q * scale, self.rows, index)
+        return products + self.table[:, index].transpose(0, 1)
+
+    def lower(self, q: Tensor, k: Tensor, grid: Grid, *, scale: float) -> tuple[BucketedTerms, ...]:
+        left = TokenTableProduct(q * scale, self.rows)
+        return (BucketedTerms(self.bucket, table=self.table, left=left),)
+
+
+@built
+def test_buckets_in_any_order() -> None:
+    torch.manual_seed(0)
+    encoding, grid = Encoding(score=Scattered()), Grid(Layout.image(6, 19), Layout.image(9, 11))
+    inputs = _inputs(grid.query.length, grid.key.length)
+    got, expected = (_both(inputs, grid, encoding, b) for b in ("native", "reference"))
+    _agree(got, expected, 1e-4)
+
+
+@built
+def test_dropout_of_rows_by_bucket_of_images() -> None:
+    """A mask hides the same weights in both passes: the gradient is that of the output."""
+    encoding = _irpe(on="qkv")
+    grid = Grid.of(Layout.image(5, 6))
+    q, k, v = (x.detach().double() for x in _inputs(30, 30))
+    rows = next(encoding.parameters())
+
+    def loss() -> Tensor:
+        torch.manual_seed(7)
+        output = attend(q, k, v, grid, encoding, backend="native", dropout=0.4)
+        return output.square().sum()
+
+    (slope,) = torch.autograd.grad(loss(), rows)
+    step, direction = 1e-6, torch.randn_like(rows)
+    with torch.no_grad():
+        rows += step * direction
+        up = loss()
+        rows -= 2 * step * direction
+        down = loss()
+    torch.testing.assert_close(
+        (up - down) / (2 * step), (slope * direction).sum(), rtol=1e-5, atol=0
+    )
+
+
+@built
+def test_auto_takes_the_kernels_for_irpe() -> None:
+    q, k, v = _inputs(256, 256)
+    encoding = posenc.create("irpe", heads=4, head_dim=24)
+    assert "image offset" in str(explain(q, k, v, Grid.of(Layout.image(16, 16)), encoding))
+    masked = Layout.image(16, 16, valid=torch.arange(256).view(1, 16, 16) < 250)
+    assert explain(q, k, v, Grid.of(masked), encoding).backend != "native"
