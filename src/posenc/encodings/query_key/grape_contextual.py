@@ -10,12 +10,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Base, EvenWidth, Positive, Width, checked
-from posenc.encoding import QueryKeyTransform
+from posenc.encoding import QueryKeyTransform, Rotation, apply_rotation
 from posenc.encoding.tensors import Features, Keys, Queries
 from posenc.encodings.common.frequencies import geometric_frequencies
 from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import Ranks
-from posenc.encodings.common.rotation import require_width, rotate
+from posenc.encodings.common.rotation import cos_sin, require_width
 from posenc.encodings.common.signals import require_signal
 from posenc.entry import Claims, Entry
 from posenc.grid import Grid
@@ -95,10 +95,16 @@ class GrapeContextual(QueryKeyTransform):
         return until_query.squeeze(1) - query, until_key.squeeze(1) - key
 
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
+        turn = self.lower(q, k, grid)
+        turned = apply_rotation(q, *turn.query, turn.pairing)
+        return turned, apply_rotation(k, *turn.key, turn.pairing)
+
+    def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation:
         require_width(q, self.head_dim)
-        theta, phases = self.log_frequencies, self.phases(grid)
-        angles = [phase.unsqueeze(-1) * theta.to(phase.dtype).exp() for phase in phases]
-        return rotate(q, angles[0], "half"), rotate(k, angles[1], "half")
+        wide, theta = torch.promote_types(q.dtype, torch.float32), self.log_frequencies
+        angles = [phase.unsqueeze(-1) * theta.to(phase.dtype).exp() for phase in self.phases(grid)]
+        query, key = ([x.to(wide) for x in cos_sin(angle)] for angle in angles)
+        return Rotation((query[0], query[1]), (key[0], key[1]), "half")
 
 
 ENTRY = Entry(
