@@ -12,6 +12,7 @@ import posenc
 from posenc.attention import attend, explain
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
 from posenc.encodings.common.buckets import gather_rows
+from posenc.errors import BackendRefusal
 from posenc.grid import Grid
 from posenc.layout import Layout
 from tests.attention.test_native import _agree, _both, _inputs, built
@@ -188,3 +189,36 @@ def test_auto_takes_the_kernels_for_irpe() -> None:
     assert "image offset" in str(explain(q, k, v, Grid.of(Layout.image(16, 16)), encoding))
     masked = Layout.image(16, 16, valid=torch.arange(256).view(1, 16, 16) < 250)
     assert explain(q, k, v, Grid.of(masked), encoding).backend != "native"
+
+
+@built
+@pytest.mark.parametrize(("before", "keys_before"), [(1, 1), (2, 3), (0, 2), (3, 0)])
+@pytest.mark.parametrize("name", ["irpe", "swin", "decomposed2d", "rope2d+irpe"])
+def test_special_tokens_before_images(name: str, before: int, keys_before: int) -> None:
+    """Pairs with a class token are computed apart and joined, in values, LSE and gradients."""
+    torch.manual_seed(0)
+    options = {
+        "irpe": {"on": "qkv", "heads": 4, "head_dim": 24},
+        "swin": {"window": (9, 9), "heads": 4},
+        "decomposed2d": {"head_dim": 24, "size": (9, 9)},
+        "rope2d+irpe": {"heads": 4, "head_dim": 24},
+    }[name]
+    encoding = posenc.create(name, **options).double()  # type: ignore[arg-type]
+    for parameter in encoding.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    query, key = Layout.image(6, 8, prefix=before), Layout.image(9, 7, prefix=keys_before)
+    grid, inputs = Grid(query, key), _inputs(query.length, key.length)
+    q, k, v = (x.detach().double().requires_grad_() for x in inputs)
+    assert "special tokens apart" in str(explain(q, k, v, grid, encoding, backend="native"))
+    got, expected = (_both((q, k, v), grid, encoding, b) for b in ("native", "reference"))
+    _agree(got, expected, 1e-10)
+
+
+@built
+def test_many_special_tokens_and_masks_are_left_alone() -> None:
+    encoding = posenc.create("irpe", heads=4, head_dim=24)
+    seen = torch.arange(48).view(1, 6, 8) < 40
+    for layout in (Layout.image(6, 8, prefix=40), Layout.image(6, 8, prefix=1, valid=seen)):
+        q, k, v = _inputs(layout.length, layout.length)
+        with pytest.raises(BackendRefusal, match="whole stretches"):
+            attend(q, k, v, Grid.of(layout), encoding, backend="native")

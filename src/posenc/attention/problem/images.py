@@ -83,8 +83,11 @@ def shared_buckets(
     """A bucket of each offset, one for each combination of the groups' own, and these of it."""
     offsets = _offsets(grid, device=grid.query.device).flatten(0, 1)
     own = torch.stack([group.bucket(offsets) for group in groups])
-    own, bucket = torch.unique(own, dim=1, return_inverse=True)
-    return bucket, own
+    combined = own[0]
+    for more in own[1:]:
+        combined = combined * (int(more.max()) + 1) + more
+    found, bucket = torch.unique(combined, return_inverse=True)
+    return bucket, own.new_empty(len(own), len(found)).index_copy_(1, bucket, own)
 
 
 def image_table(

@@ -29,6 +29,7 @@ from posenc.attention.backends.native.pairs import DESCRIPTIONS
 from posenc.attention.backends.native.posing import Form, fused_form, image_record, structured_terms
 from posenc.attention.backends.native.prepared import prepare
 from posenc.attention.backends.native.rotation import fits_inside, rotate, serves_inside
+from posenc.attention.backends.native.special_tokens import attend_beside, problem_of_cells
 from posenc.attention.backends.native.variants import SWITCHED_OFF
 from posenc.attention.problem.images import serves_images
 from posenc.attention.problem.lowering import add_rows, has_rows, without_rows
@@ -51,6 +52,8 @@ MANY = 2**20
 READ = 2**20
 """Numbers of keys and values, times the queries of a head, from which on planning repays itself
 with terms or a rotation; twice as many without."""
+
+OF_IMAGES = "compiled tiles with terms by image offset"
 
 AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 """True where the kernels, rotating as they read, beat a rotation and PyTorch's fused attention."""
@@ -136,8 +139,11 @@ class Native(Backend):
             return Refusal(f"its kernels do not take {problem.q.dtype}")
         grid = problem.grid
         if serves_images(grid, problem.lowered):
-            how = "compiled tiles with terms by image offset"
-            return Plan(how, partial(_attend_images, problem))
+            return Plan(OF_IMAGES, partial(_attend_images, problem))
+        cells = problem_of_cells(problem)
+        if cells is not None:
+            how = f"{OF_IMAGES}; special tokens apart"
+            return Plan(how, partial(attend_beside, problem, partial(_attend_images, cells)))
         offsets = Offsets.of(grid)
         return Refusal(offsets) if isinstance(offsets, str) else _plan(problem, offsets)
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from posenc.attention.backends.common.base import Result
 from posenc.attention.backends.native.rotation import rotate_one
@@ -70,8 +69,11 @@ def join_keys(results: Sequence[Result], *, lse: bool) -> Result:
     sums = torch.stack([result.lse for result in results if result.lse is not None])
     nothing = sums.isneginf().all(0)
     known = sums.masked_fill(nothing, 0.0)  # no -inf - -inf
-    weights = known.softmax(0).unsqueeze(-1)
-    pairs = zip(weights, results, strict=True)
-    output: Tensor = sum(weight * result.output for weight, result in pairs)
+    first, *others = results
+    wide = torch.promote_types(first.output.dtype, torch.float32)
+    weight, *weights = known.softmax(0).unsqueeze(-1).to(wide)
+    output = weight * first.output
+    for weight, result in zip(weights, others, strict=True):
+        output = torch.addcmul(output, weight, result.output)
     total = known.logsumexp(0).masked_fill(nothing, -torch.inf) if lse else None
-    return Result(output.to(results[0].output.dtype), total)
+    return Result(output.to(first.output.dtype), total)

@@ -1,0 +1,106 @@
+"""Images behind special tokens (a class token): cells by the kernels, other pairs apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+
+from posenc.attention.backends.common.base import Compute, Result
+from posenc.attention.backends.common.definition import attend_by_definition
+from posenc.attention.backends.native.bands import join_keys
+from posenc.attention.problem.images import serves_images
+from posenc.attention.problem.lowering import lower
+from posenc.attention.problem.once import Known, once_for
+from posenc.attention.problem.problem import Problem
+from posenc.grid import Grid
+from posenc.layout import Layout
+
+MOST = 16
+"""Special tokens of a side, at most: pairs with them are computed by the definition."""
+
+
+class Grids(NamedTuple):
+    """The pairs of cells; those of a cell and a special key; those of a special query."""
+
+    cells: Grid
+    special_keys: Grid
+    special_queries: Grid
+
+
+def problem_of_cells(problem: Problem) -> Problem | None:
+    """The problem of two images without the special tokens before them.
+
+    None where there are none before whole images, the parts do not compute each pair for itself, or
+    the cells have no structured form that the kernels serve.
+    """
+    grid, parts = problem.grid, (problem.encoding.score, problem.encoding.value)
+    sides = (grid.query, grid.key)
+    before = _specials(grid)
+    if before is None or not 0 < max(before) <= MOST or not grid.dense:
+        return None
+    if any(part is not None and not part.pairwise for part in parts):
+        return None
+    if torch.compiler.is_compiling() or any(side.positions.requires_grad for side in sides):
+        return None
+    if problem.whole is not None or problem.sinks is not None:
+        return None
+    grids, x = once_for(grid, _KNOWN, _grids), problem.rotated
+    queries, keys = slice(before[0], None), slice(before[1], None)
+    cells = _part(x, grids.cells, queries, keys)
+    width = x.v.shape[3]
+    lowered = lower(x.encoding, cells.q, cells.k, cells.grid, scale=x.scale, value_dim=width)
+    return replace(cells, lowered=lowered) if serves_images(cells.grid, lowered) else None
+
+
+def attend_beside(problem: Problem, attend_cells: Compute, *, lse: bool) -> Result:
+    """Attention of special tokens and cells, by way of that among the cells."""
+    before, grids = _specials(problem.grid), once_for(problem.grid, _KNOWN, _grids)
+    assert before is not None
+    x, (queries, keys) = problem.rotated, before
+    of_cells = attend_cells(lse=lse or keys > 0)
+    if keys:
+        part = _part(x, grids.special_keys, slice(queries, None), slice(keys))
+        of_cells = join_keys([of_cells, attend_by_definition(part, lse=True)], lse=lse)
+    if not queries:
+        return of_cells
+    part = _part(x, grids.special_queries, slice(queries), slice(None))
+    special = attend_by_definition(part, lse=lse)
+    output = torch.cat([special.output, of_cells.output], dim=2)
+    if special.lse is None or of_cells.lse is None:
+        return Result(output, None)
+    return Result(output, torch.cat([special.lse, of_cells.lse.to(special.lse.dtype)], dim=2))
+
+
+def _part(problem: Problem, grid: Grid, queries: slice, keys: slice) -> Problem:
+    q, k, v = problem.q[:, :, queries], problem.k[:, :, keys], problem.v[:, :, keys]
+    return replace(problem, q=q, k=k, v=v, grid=grid, lowered=None, source=None)
+
+
+def _specials(grid: Grid) -> tuple[int, int] | None:
+    """Special tokens before the cells of both sides; None but for whole images."""
+    query, key = grid.query, grid.key
+    if query.extent is None or key.extent is None:
+        return None
+    (rows, columns), (key_rows, key_columns) = query.extent, key.extent
+    return query.length - rows * columns, key.length - key_rows * key_columns
+
+
+_KNOWN: Known[Grids] = WeakKeyDictionary()
+
+
+def _grids(grid: Grid) -> Grids:
+    before = _specials(grid)
+    assert before is not None
+    queries, keys = before
+    query, key = grid.query.slice(queries, grid.query.length), grid.key
+    cells = Grid(_cells(grid.query, queries), _cells(key, keys))
+    special_keys = Grid(query, key.slice(0, keys))
+    return Grids(cells, special_keys, Grid(grid.query.slice(0, queries), key))
+
+
+def _cells(layout: Layout, before: int) -> Layout:
+    cells = layout.slice(before, layout.length)
+    return replace(cells, special=None, extent=layout.extent)
