@@ -9,9 +9,13 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
+
+Made = TypeVar("Made")
 
 REMEDY = "remove it, or set XDG_CACHE_HOME to a folder of your own"
 
@@ -19,6 +23,40 @@ _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 # A named pipe would block, a terminal become the process's own.
 _FILE = _NO_LINK | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+
+DAMAGED = (OSError, ValueError, TypeError, EOFError, zlib.error)
+"""Of files that are missing, another's, or not whole."""
+
+
+def kept(
+    kind: str,
+    name: str,
+    make: Callable[[], Made],
+    *,
+    read: Callable[[bytes], Made],
+    write: Callable[[Made], bytes],
+) -> Made:
+    """What was made by an earlier process, from a file of a ``cache_folder``; else made and kept.
+
+    Where no file can be kept, it is made each time.
+
+    Args:
+        kind, name: of the folder and its file.
+        make: called where the file is missing or damaged.
+        read, write: from and to the content of the file; ``read`` may raise ``DAMAGED``.
+    """
+    if os.name != "posix":
+        return make()
+    with suppress(*DAMAGED):
+        path = cache_folder(kind) / name
+        with opened_folder(path.parent) as folder:
+            return read(read_file(path, folder))
+    made = make()
+    with suppress(OSError):
+        path = cache_folder(kind) / name
+        with opened_folder(path.parent, create=True) as folder:
+            write_file(path, folder, write(made))
+    return made
 
 
 def cache_folder(kind: str) -> Path:

@@ -6,7 +6,6 @@ import hashlib
 import importlib.metadata
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from threading import RLock
@@ -22,7 +21,7 @@ from posenc.attention.trial_parts import HEADS, KERNELS, LONGEST, PARTS, WHOLE, 
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import is_transformed, without_autocast
-from posenc.user_cache import cache_folder, opened_folder, read_file, write_file
+from posenc.user_cache import kept
 
 KEY_HEADS = 2
 
@@ -67,20 +66,15 @@ def _stored(
     versions = torch.__version__, importlib.metadata.version("posenc")
     words = (*key, *versions)
     name = hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]
-    with suppress(OSError, UnicodeDecodeError):
-        path = cache_folder("trials") / name
-        with opened_folder(path.parent) as folder:
-            return read_file(path, folder).decode()
-    found = difference(backend, device, dtypes=(dtype,), kernels=kernels)
-    if found:
-        warnings.warn(
-            f"backend {backend.name!r} is put aside: {found}", RuntimeWarning, stacklevel=2
-        )
-    with suppress(OSError):  # tried again by the next process
-        path = cache_folder("trials") / name
-        with opened_folder(path.parent, create=True) as folder:
-            write_file(path, folder, found.encode())
-    return found
+
+    def find() -> str:
+        found = difference(backend, device, dtypes=(dtype,), kernels=kernels)
+        if found:
+            put_aside = f"backend {backend.name!r} is put aside: {found}"
+            warnings.warn(put_aside, RuntimeWarning, stacklevel=4)
+        return found
+
+    return kept("trials", name, find, read=bytes.decode, write=str.encode)
 
 
 def _name(device: torch.device) -> str:

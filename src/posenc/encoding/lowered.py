@@ -182,12 +182,6 @@ class BlockTransforms:
         every = slice(0, query.shape[1]), slice(0, key.shape[2])
         return cls(query, key, first, parameters, compute, partial(reflections, *every))
 
-    def queries_of(self, tokens: slice) -> slice:
-        """The queries whose own keys are among these tokens."""
-        count = self.query.shape[2]
-        begin, end = (min(max(0, at - self.first), count) for at in (tokens.start, tokens.stop))
-        return slice(begin, end)
-
 
 def _reflected_blocks(
     reflections: Callable[[slice, slice], tuple[Tensor, Tensor]],

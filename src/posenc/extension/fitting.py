@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 import reprlib
+from collections.abc import Mapping
 from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
 
 from posenc.arguments import check
 from posenc.encoding import Encoding, Part
@@ -76,6 +80,19 @@ def replaced(encoding: Encoding, old: Part, new: Part | None) -> Encoding:
     """
     kept = [part for part in encoding.parts() if part is not old]
     return Encoding.of(*kept, *(() if new is None else (new,)))
+
+
+def remade(part: AnyPart, *, tables: Mapping[str, Tensor], **changed: object) -> AnyPart:
+    """A new part with other tables, and with the options of ``part`` but for those changed.
+
+    A table is trained if the one that it replaces was.
+    """
+    with torch.device("meta"):
+        made = type(part)(**{**part.given, **changed})
+    for name, table in tables.items():
+        before: Tensor = getattr(part, name)
+        setattr(made, name, nn.Parameter(table, requires_grad=before.requires_grad))
+    return made.train(part.training)
 
 
 def require_factor(factor: float) -> float:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import interpolate
 
 from posenc.arguments import check
@@ -57,16 +57,6 @@ def rows_like(
     noise = torch.randn((count, table.shape[1]), generator=generator, device="cpu", dtype=wide)
     drawn = trained.mean(0) + noise.to(trained.device) * trained.std(0, correction=0)
     return drawn.to(table.dtype)
-
-
-def with_rows(learned: Learned, rows: Float[Tensor, "N C"]) -> Learned:
-    """Learned positions with other rows, as new parameters."""
-    with torch.device("meta"):
-        part = Learned(
-            dim=rows.shape[1], max_length=len(rows), fusion=learned.fusion, std=learned.std
-        )
-    part.table = nn.Parameter(rows, requires_grad=learned.table.requires_grad)
-    return part.train(learned.training)
 
 
 def longer_count(learned: Learned, factor: float, prefix: int) -> int:

@@ -5,13 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import random
-import zlib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from posenc.codec import from_plain, to_plain
 from posenc.errors import UnknownNameError
@@ -21,7 +17,7 @@ from posenc.evaluation.questions.question import Question, Task, Unfit
 from posenc.evaluation.questions.source import Source
 from posenc.evaluation.questions.tracking import TRACKING_TASKS
 from posenc.training.seeding import fingerprint
-from posenc.user_cache import cache_folder, opened_folder, read_file, write_file
+from posenc.user_cache import kept
 
 TASKS = {task.name: task for task in (*NEEDLE_TASKS, *TRACKING_TASKS, *DOCUMENT_TASKS)}
 """All tasks by name."""
@@ -33,9 +29,6 @@ FULL = 0.95
 
 MOST_TRIES, GROWTH = 24, 8
 """Sizes tried for a question, and by how many times itself one may grow at once."""
-
-DAMAGED = (OSError, ValueError, EOFError, TypeError, zlib.error)
-"""Of files that are missing or not whole."""
 
 VERSION = 1
 """Of the questions; another number makes all of them anew."""
@@ -90,25 +83,15 @@ class QuestionMaker:
         """
         if not self.source.sentences:
             raise Unfit("the text has no words")
-        path = self._path(name, length, count)
-        if path is not None:
-            with suppress(*DAMAGED), opened_folder(path.parent) as at:
-                plain = json.loads(gzip.decompress(read_file(path, at)))
-                return from_plain(Questions, plain).questions
-        made = tuple(self._fitted(TASKS[name], length, number) for number in range(count))
-        if path is not None:
-            content = gzip.compress(json.dumps(to_plain(Questions(made))).encode(), mtime=0)
-            with suppress(OSError), opened_folder(path.parent, create=True) as at:
-                write_file(path, at, content)
-        return made
 
-    def _path(self, name: str, length: int, count: int) -> Path | None:
-        if not self.identity or os.name != "posix":
-            return None
+        def make() -> tuple[Question, ...]:
+            return tuple(self._fitted(TASKS[name], length, number) for number in range(count))
+
+        if not self.identity:
+            return make()
         digest = fingerprint(VERSION, self.identity, self.seed, name, length, count)[:32]
-        with suppress(OSError):
-            return cache_folder("questions") / f"{name}-{length}-{digest}.json.gz"
-        return None
+        file = f"{name}-{length}-{digest}.json.gz"
+        return kept("questions", file, make, read=_questions, write=_content)
 
     def _fitted(self, task: Task, length: int, number: int) -> Question:
         """The largest of a question's sizes that fits, found by its tokens a unit."""
@@ -135,3 +118,11 @@ class QuestionMaker:
             else:
                 best, taken, size = question, tokens, tried
         return best
+
+
+def _content(questions: tuple[Question, ...]) -> bytes:
+    return gzip.compress(json.dumps(to_plain(Questions(questions))).encode(), mtime=0)
+
+
+def _questions(content: bytes) -> tuple[Question, ...]:
+    return from_plain(Questions, json.loads(gzip.decompress(content))).questions

@@ -9,8 +9,8 @@ from posenc.encodings.embedding.hierarchical import PAPER_ALPHA, hierarchical_ro
 from posenc.encodings.embedding.learned import Learned
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
-from posenc.extension.fitting import replaced, require_factor, require_part
-from posenc.extension.resampling import longer_count, with_rows
+from posenc.extension.fitting import remade, replaced, require_factor, require_part
+from posenc.extension.resampling import longer_count
 
 
 def hierarchical(
@@ -56,7 +56,8 @@ def hierarchical(
     blocks = -(-count // len(trained))
     rows = hierarchical_rows(trained, alpha, blocks=blocks)[:count].to(table.dtype)
     rows[: len(trained)] = table[prefix:]  # the formula gives these up to rounding
-    return replaced(encoding, learned, with_rows(learned, torch.cat([table[:prefix], rows])))
+    tables = {"table": torch.cat([table[:prefix], rows])}
+    return replaced(encoding, learned, remade(learned, tables=tables, max_length=prefix + count))
 
 
 ENTRY = Extension(

@@ -7,11 +7,12 @@ from functools import partial
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from posenc.encoding import EmbeddingEncoding, Encoding, Part
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.offset_bias import OffsetBias
+from posenc.encodings.common.window import Window
 from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.encodings.embedding.radix import Radix
@@ -21,15 +22,8 @@ from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.swin import Swin
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
-from posenc.extension.fitting import NotApplicable, replaced, require_factor
-from posenc.extension.resampling import (
-    Align,
-    Mode,
-    longer_count,
-    resampled_grid,
-    resampled_rows,
-    with_rows,
-)
+from posenc.extension.fitting import NotApplicable, remade, replaced, require_factor
+from posenc.extension.resampling import Align, Mode, longer_count, resampled_grid, resampled_rows
 from posenc.layout import Layout
 
 Resample = Callable[[Tensor, Sequence[int]], Tensor]
@@ -123,7 +117,8 @@ def _interpolated(
     if isinstance(part, Learned):
         count = longer_count(part, _factor(factor), prefix)
         rows = resampled_rows(part.table[prefix:], count - prefix, align=align or "corners")
-        return with_rows(part, torch.cat([part.table.detach()[:prefix], rows]))
+        table = torch.cat([part.table.detach()[:prefix], rows])
+        return remade(part, tables={"table": table}, max_length=count)
     return None
 
 
@@ -151,23 +146,14 @@ def _size(
 
 
 def _resized(part: Learned2d, size: tuple[int, int], resample: Resample) -> Learned2d:
-    special, dim = part.special, part.table.shape[-1]
-    with torch.device("meta"):
-        resized = Learned2d(dim=dim, size=size, special=len(special), std=part.std)
-    table = resample(part.table, size)
-    resized.table = nn.Parameter(table, requires_grad=part.table.requires_grad)
-    resized.special = nn.Parameter(special.detach().clone(), requires_grad=special.requires_grad)
-    return resized.train(part.training)
+    tables = {"table": resample(part.table, size), "special": part.special.detach().clone()}
+    return remade(part, tables=tables, size=size)
 
 
 def _rewindowed(part: Swin, window: tuple[int, int], resample: Resample) -> Swin:
-    heads = part.table.shape[0]
-    with torch.device("meta"):
-        rewindowed = Swin(heads=heads, window=window)
-    planes = part.table.T.reshape(*part.window.spans, heads)
-    table = resample(planes, rewindowed.window.spans).flatten(0, 1).T.contiguous()
-    rewindowed.table = nn.Parameter(table, requires_grad=part.table.requires_grad)
-    return rewindowed.train(part.training)
+    planes = part.table.T.reshape(*part.window.spans, -1)
+    table = resample(planes, Window(*window).spans).flatten(0, 1).T.contiguous()
+    return remade(part, tables={"table": table}, window=window)
 
 
 class Squeezed(EmbeddingEncoding):

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch import nn
 
 from posenc.arguments import check
 from posenc.encoding import Encoding
 from posenc.encodings.embedding.radix import Radix
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
-from posenc.extension.fitting import replaced, require_factor, require_part
+from posenc.extension.fitting import remade, replaced, require_factor, require_part
 from posenc.extension.resampling import resampled_rows, rows_like
 
 NewDigits = Literal["interpolated", "drawn"]
@@ -77,17 +76,14 @@ def radix_base(
         else:
             drawn = rows_like(table, base - len(table), generator=generator)
             tables.append(torch.cat([table, drawn]))
-    parts = radix.digits if radix.join == "concatenate" else 1
-    with torch.device("meta"):
-        larger = Radix(
-            dim=parts * radix.tables.shape[-1],
-            base=base,
-            digits=radix.digits,
-            join=radix.join,
-            std=radix.std,
-        )
-    larger.tables = nn.Parameter(torch.stack(tables), requires_grad=radix.tables.requires_grad)
-    return replaced(encoding, radix, larger.train(radix.training))
+    larger = remade(
+        radix,
+        tables={"tables": torch.stack(tables)},
+        base=base,
+        digits=radix.digits,
+        max_length=None,
+    )
+    return replaced(encoding, radix, larger)
 
 
 ENTRY = Extension(

@@ -7,8 +7,8 @@ import torch
 from posenc.encoding import Encoding
 from posenc.encodings.embedding.learned import Learned
 from posenc.extension.entry import Extension, ExtensionClaims
-from posenc.extension.fitting import replaced, require_factor, require_part
-from posenc.extension.resampling import longer_count, rows_like, with_rows
+from posenc.extension.fitting import remade, replaced, require_factor, require_part
+from posenc.extension.resampling import longer_count, rows_like
 
 
 def random_tail(encoding: Encoding, *, factor: float, prefix: int = 0, seed: int = 0) -> Encoding:
@@ -37,7 +37,8 @@ def random_tail(encoding: Encoding, *, factor: float, prefix: int = 0, seed: int
     table = learned.table.detach()
     generator = torch.Generator().manual_seed(seed)
     drawn = rows_like(table[prefix:], count - len(table), generator=generator)
-    return replaced(encoding, learned, with_rows(learned, torch.cat([table, drawn])))
+    tables = {"table": torch.cat([table, drawn])}
+    return replaced(encoding, learned, remade(learned, tables=tables, max_length=count))
 
 
 ENTRY = Extension(

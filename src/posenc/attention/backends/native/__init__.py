@@ -16,12 +16,13 @@ from posenc.attention.backends.common.base import (
     QueryKernel,
     Refusal,
     Result,
+    join,
     refuse_rare,
 )
 from posenc.attention.backends.native.bands import Part, join_keys, problems_by_band
 from posenc.attention.backends.native.build import description, missing, slow_mkl
 from posenc.attention.backends.native.decoding import attend_query
-from posenc.attention.backends.native.fading import by_bands, join_heads
+from posenc.attention.backends.native.fading import by_bands
 from posenc.attention.backends.native.few_rows import ROWS, are_few_rows
 from posenc.attention.backends.native.heads import attend_heads, chunks_blocks, chunks_rows
 from posenc.attention.backends.native.op import NATIVE
@@ -178,7 +179,7 @@ def _attend(form: Form, *, lse: bool) -> Result:
     if problem.whole is None and pairs is None:
         parts = by_bands(record)
         if parts:
-            joined = join_heads([_run(problem, (), part, lse=lse) for part in parts])
+            joined = join([_run(problem, (), part, lse=lse) for part in parts], axis="heads")
             sums = None if joined.lse is None else add_rows(joined.lse, form.terms)
             return Result(joined.output, sums)
     return _run(problem, form.terms, record, lse=lse)

@@ -9,7 +9,6 @@ together weigh less than an eighth of the rounding of the output: they are left 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -17,7 +16,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.backends.common.base import Result
 from posenc.attention.backends.common.fused import are_few
 from posenc.attention.problem.record import KernelProblem
 from posenc.runtime import has_values
@@ -106,10 +104,3 @@ def _groups_of(
     if whole or groups.stop - groups.start == 1:
         return x[:, groups]
     return x[:, torch.arange(heads.start, heads.stop, device=x.device) // size]
-
-
-def join_heads(results: Sequence[Result]) -> Result:
-    """Attention of all heads, from that of ranges of them in order."""
-    sums = [result.lse for result in results if result.lse is not None]
-    output = torch.cat([result.output for result in results], dim=1)
-    return Result(output, torch.cat(sums, dim=1) if sums else None)

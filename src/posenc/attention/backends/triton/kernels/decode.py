@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from posenc.attention.backends.triton.kernels.configs import DECODE
-from posenc.attention.backends.triton.kernels.logits import capped
+from posenc.attention.backends.triton.kernels.logits import capped, softmax_step
 from posenc.attention.backends.triton.kernels.memory import (
     LOG2E,
     load_tokens,
@@ -103,12 +103,7 @@ def split_kernel(
             if bias is not None:
                 logits = tl.where(added == float("-inf"), float("-inf"), logits)
         logits = tl.where(valid, logits * LOG2E, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(logits, 1))  # [rows]
-        finite = tl.where(new_max == float("-inf"), 0.0, new_max)  # -inf - -inf would be NaN
-        weights = tl.exp2(logits - finite[:, None])  # [rows, block]
-        rescale = tl.exp2(row_max - finite)
-        row_max = new_max
-        row_sum = row_sum * rescale + tl.sum(weights, 1)
+        weights, rescale, row_max, row_sum = softmax_step(logits, row_max, row_sum)
         values = load_tokens(v, b, g, at, keys)  # [block, E]
         output = output * rescale[:, None] + product(weights.to(values.dtype), values, precision)
         if value_rows is not None:

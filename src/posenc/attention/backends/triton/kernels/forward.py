@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
+from posenc.attention.backends.triton.kernels.arguments import Dropout
 from posenc.attention.backends.triton.kernels.configs import FORWARD, fitting
-from posenc.attention.backends.triton.kernels.curves import rates_of
 from posenc.attention.backends.triton.kernels.logits import (
     HIGH,
     LOW,
@@ -17,6 +16,8 @@ from posenc.attention.backends.triton.kernels.logits import (
     carried_before,
     far_numbers,
     kept,
+    load_own,
+    softmax_step,
     tile_logits,
 )
 from posenc.attention.backends.triton.kernels.memory import (
@@ -93,12 +94,7 @@ def _walk(
         )
         if kind != NEAR and tables.softcap is None:
             logits += (far * LOG2E)[:, None]
-        new_max = tl.maximum(row_max, tl.max(logits, 1))  # [x]
-        finite_max = tl.where(new_max == float("-inf"), 0.0, new_max)  # -inf - -inf would be NaN
-        weights = tl.exp2(logits - finite_max[:, None])  # [x, y]
-        rescale = tl.exp2(row_max - finite_max)
-        row_max = new_max
-        row_sum = row_sum * rescale + tl.sum(weights, 1)
+        weights, rescale, row_max, row_sum = softmax_step(logits, row_max, row_sum)
         if dropout is not None:
             keep = kept(dropout, own.lane, own.start, y0, block_x, block_y, False)
             weights = tl.where(keep, weights, 0.0)
@@ -158,16 +154,7 @@ def forward_kernel(
     h = lane % sizes.heads
     at = x0 + tl.arange(0, block_x)
     tokens, partners = load_side(x, b, h, at)
-    term = None
-    if x.term is not None:
-        term = load_tokens(x.term, b, h, at, x.length)
-    factor = None
-    if x.factor is not None:
-        factor = load_tokens(x.factor, b, h, at, x.length)
-    rate = None
-    if tables.curve is not None:
-        rate = rates_of(tables.curve, b, at, x.length)
-    own = Own(tokens, partners, None, term, factor, None, rate, None, None, x0, b, h, lane)
+    own = load_own(x, tables, tokens, partners, None, b, h, at, x0, lane, False)
     begin, clear, near, far, edge, end = visible_tile_ranges(
         x, y, band, b, x0, causal, False, granule, block_x, block_y, block_x, block_y
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from posenc.attention.backends.triton.kernels.arguments import Own
 from posenc.attention.backends.triton.kernels.curves import rates_of, with_curve
 from posenc.attention.backends.triton.kernels.memory import (
     LOG2E,
@@ -32,6 +33,29 @@ from posenc.attention.backends.triton.kernels.windows import (
 NEAR = tl.constexpr(0)
 LOW = tl.constexpr(1)
 HIGH = tl.constexpr(2)
+
+
+@triton.jit
+def load_own(x, tables, tokens, partners, second, b, h, at, start, lane, for_keys: tl.constexpr):
+    """A block of x from token ``start`` on, of which ``tokens`` to ``second`` have been read."""
+    term = None
+    if x.term is not None:
+        term = load_tokens(x.term, b, h, at, x.length)
+    factor = None
+    if x.factor is not None:
+        factor = load_tokens(x.factor, b, h, at, x.length)
+    column = None
+    if x.column is not None:
+        column = load_numbers(start_of(x.column, b, h), at, x.length, 0.0)
+    lse = None
+    delta = None
+    if x.lse is not None:
+        lse = load_numbers(start_of(x.lse, b, h), at, x.length, float("inf"))
+        delta = load_numbers(start_of(x.delta, b, h), at, x.length, 0.0)
+    rate = None
+    if tables.curve is not None and not for_keys:
+        rate = rates_of(tables.curve, b, at, x.length)
+    return Own(tokens, partners, second, term, factor, column, rate, lse, delta, start, b, h, lane)
 
 
 @triton.jit
@@ -93,6 +117,16 @@ def capped(logits, cap):
     far = (1 - power) / (1 + power)
     far = tl.where(x < 0, -far, far)
     return cap * tl.where(tl.abs(x) < 0.625, small + small * square * near, far)
+
+
+@triton.jit
+def softmax_step(logits, row_max, row_sum):
+    """Weights of a tile, the factor of what was summed before, and the new maxima and sums."""
+    new_max = tl.maximum(row_max, tl.max(logits, 1))  # [x]
+    finite_max = tl.where(new_max == float("-inf"), 0.0, new_max)  # -inf - -inf would be NaN
+    weights = tl.exp2(logits - finite_max[:, None])  # [x, y]
+    rescale = tl.exp2(row_max - finite_max)
+    return weights, rescale, new_max, row_sum * rescale + tl.sum(weights, 1)
 
 
 @triton.jit

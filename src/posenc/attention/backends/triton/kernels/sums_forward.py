@@ -11,6 +11,7 @@ from posenc.attention.backends.triton.kernels.configs import (
     SUMS_QUERIES,
     fitting_sums,
 )
+from posenc.attention.backends.triton.kernels.logits import softmax_step
 from posenc.attention.backends.triton.kernels.memory import (
     LOG2E,
     load_tokens,
@@ -99,12 +100,7 @@ def _walk(
         if sticks:
             weights = tl.exp2(logits)
         else:
-            new_max = tl.maximum(row_max, tl.max(logits, 1))
-            finite_max = tl.where(new_max == float("-inf"), 0.0, new_max)
-            weights = tl.exp2(logits - finite_max[:, None])
-            rescale = tl.exp2(row_max - finite_max)
-            row_max = new_max
-            row_sum = row_sum * rescale + tl.sum(weights, 1)
+            weights, rescale, row_max, row_sum = softmax_step(logits, row_max, row_sum)
             output *= rescale[:, None]
         if dropout is not None:
             keep = kept_pairs(dropout, own.lane, own.start, y0, 0, False, block_x, block_y)
