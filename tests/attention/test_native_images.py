@@ -124,19 +124,18 @@ def test_rows_by_bucket_in_narrow_numbers(
 
 
 class Scattered(ScoreTerm):
-    """A row for any of 90 buckets of the two offsets, which follow no order."""
+    """A row for each bucket of the two offsets, which follow no order."""
 
     axes = (2,)
 
-    def __init__(self) -> None:
+    def __init__(self, buckets: int) -> None:
         super().__init__()
-        self.rows = nn.Parameter(torch.randn(1, 90, 24) * 0.3)
-        self.table = nn.Parameter(torch.randn(4, 90))
+        self.rows = nn.Parameter(torch.randn(1, buckets, 24) * 0.3)
+        self.table = nn.Parameter(torch.randn(4, buckets))
 
-    @staticmethod
-    def bucket(offset: Tensor) -> Tensor:
+    def bucket(self, offset: Tensor) -> Tensor:
         down, across = offset.long().unbind(-1)
-        return (down * 31 + across * 17 + down * across).remainder(90)
+        return (down * 31 + across * 17 + down * across).remainder(self.rows.shape[1])
 
     def forward(self, q: Tensor, k: Tensor, grid: Grid, *, scale: float) -> Tensor:
         index = self.bucket(grid.offset)
@@ -149,9 +148,12 @@ class Scattered(ScoreTerm):
 
 
 @built
-def test_buckets_in_any_order() -> None:
+@pytest.mark.parametrize("buckets", [90, 2000])
+@pytest.mark.parametrize(("rows", "columns"), [(6, 19), (1, 150)])
+def test_buckets_in_any_order(buckets: int, rows: int, columns: int) -> None:
     torch.manual_seed(0)
-    encoding, grid = Encoding(score=Scattered()), Grid(Layout.image(6, 19), Layout.image(9, 11))
+    encoding = Encoding(score=Scattered(buckets))
+    grid = Grid(Layout.image(rows, columns), Layout.image(9, 61))
     inputs = _inputs(grid.query.length, grid.key.length)
     got, expected = (_both(inputs, grid, encoding, b) for b in ("native", "reference"))
     _agree(got, expected, 1e-4)
