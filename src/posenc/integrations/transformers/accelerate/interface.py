@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, masking_utils
 
 from posenc.attention import attend
-from posenc.encoding import BucketedTerms
+from posenc.encoding import BucketedTerms, LowRank, StructuredScore
 from posenc.errors import ArgumentError
 from posenc.grid import FARTHEST, Grid
 from posenc.integrations.transformers.accelerate import lazy_mask
@@ -149,20 +149,17 @@ def attention(
 
 
 def _padding_as_term(
-    grid: Grid, terms: tuple[BucketedTerms, ...], query: Float[Tensor, "B H Q D"]
-) -> tuple[Grid, tuple[BucketedTerms, ...]]:
+    grid: Grid, terms: tuple[StructuredScore, ...], query: Float[Tensor, "B H Q D"]
+) -> tuple[Grid, tuple[StructuredScore, ...]]:
     """A grid without its padding, and terms that hide it: in graphs, kernels cannot read it."""
     valid = grid.key.valid
     if valid is None:
         return grid, terms
     lowest = torch.finfo(query.dtype).min / 2  # finite, also with a logit
-    column = query.new_zeros(valid.shape).masked_fill(~valid, lowest)[:, None]
-    hiding = BucketedTerms(_one_bucket, column=column.expand(-1, query.shape[1], -1))
+    added = query.new_zeros(valid.shape).masked_fill(~valid, lowest)[:, None, :, None]
+    ones = query.new_ones(1, 1, 1, 1).expand(1, *query.shape[1:3], 1)
+    hiding = LowRank(ones, added.expand(-1, query.shape[1], -1, -1))
     return replace(grid, key=replace(grid.key, valid=None)), (*terms, hiding)
-
-
-def _one_bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
-    return offset[..., 0].long() * 0
 
 
 def _require_read(options: Mapping[str, Any], grid: Grid | None) -> None:
