@@ -33,7 +33,7 @@ LENGTHS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
     *("max_target_positions", "max_sequence_length", "max_seq_length", "seq_len"),
 )
-"""Names of the longest text, the smallest of which counts unless there is a ``model_max_length``."""
+"""Names of the longest text: the smallest counts unless there is a ``model_max_length``."""
 
 CHUNKS = "dual_chunk_attention_config"
 CHUNKED = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"})
