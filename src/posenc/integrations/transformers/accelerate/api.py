@@ -60,7 +60,8 @@ def accelerate(
         model: of transformers, or one that holds such a model (of peft, sentence-transformers).
         backend: of ``posenc.attend``.
         check: compare outputs on random inputs with those of the original; costs two forward
-            passes over 2 rows of 48 tokens, or over 2 images. Left out on the meta device.
+            passes over 2 rows of 48 tokens, or over 2 images. Left out on the meta device, and
+            where what holds the model is sharded; a sharded model is called, on every rank.
         shortest: number of keys from which on posenc computes; None: as measured for the family.
 
     Returns:

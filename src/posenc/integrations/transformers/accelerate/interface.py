@@ -303,7 +303,11 @@ def keys_mask(causal: bool) -> Callable[..., Bool[Tensor, "B *pairs"] | None]:
 
 
 def register() -> None:
-    """Add the implementation ``"posenc"`` to transformers; also done by importing this package."""
+    """Add the implementation ``"posenc"`` to transformers; also done by importing this package.
+
+    A model that names it is computed as after ``accelerate``: calls of fewer than ``SHORTEST`` keys
+    are left to PyTorch; ``accelerate(model, shortest=…)`` sets another number.
+    """
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask)
     for name, causal in ((KEYS, False), (CAUSAL_KEYS, True)):
