@@ -10,7 +10,7 @@ from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModel
+from transformers import AutoModel, CompileConfig
 
 from posenc.integrations.transformers.accelerate import accelerate
 from tests.integrations.accelerate.test_switching import causal, served
@@ -81,3 +81,18 @@ def test_compiled_models_give_the_same(kind: str) -> None:
         compiled: Any = torch.compile(served(model), backend="eager")
         found = compiled(**inputs)[0]
     torch.testing.assert_close(found[real], expected[real], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", pytest.param("mistral", marks=pytest.mark.exhaustive)])
+def test_generate_compiles_what_follows_a_static_cache(kind: str) -> None:
+    """Masks come into the graph from outside."""
+    model: Any = causal(kind)
+    ids = torch.randint(3, 100, (2, 23), generator=torch.Generator().manual_seed(0))
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    expected = model.generate(ids, **options)
+    compiling = CompileConfig(backend="eager", fullgraph=True, mode=None)
+    compiling._compile_all_devices = True  # on CPUs generate does not compile by itself
+    torch.compiler.reset()
+    compiled: Any = served(model)
+    options |= {"cache_implementation": "static", "compile_config": compiling}
+    assert torch.equal(compiled.generate(ids, **options), expected)

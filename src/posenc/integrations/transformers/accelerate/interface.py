@@ -214,7 +214,8 @@ def mask(
 ) -> Shaped[Tensor, "B 1 Q K"]:
     """The mask that ``attention`` takes, made as transformers makes masks, and never None.
 
-    Models that read it find the one of ``"sdpa"``, or of ``"eager"`` if they lack that.
+    Models that read it find the one of ``"sdpa"``, or of ``"eager"`` if they lack that. Of one
+    query behind a static cache it is written out: ``generate`` gives it to a compiled model.
 
     Args: as ``pairs_of``, and ``dtype`` and ``config`` of the model.
 
@@ -225,6 +226,9 @@ def mask(
         dtype = torch.bool
     options |= {"config": config, "device": device}
     pairs = pairs_of(batch_size, q_length, kv_length, *arguments, **options)
+    crossing = "allow_is_bidirectional_skip" in options
+    if q_length == 1 and not (crossing or options.get("allow_is_causal_skip", True)):
+        return pairs.written(dtype)
     shape = batch_size, 1, q_length, kv_length
     return lazy_mask.carrying(pairs, shape, dtype, torch.device(device))
 
