@@ -62,9 +62,9 @@ def _documents(function: MaskFunction, place: Place) -> Int[Tensor, "B Q 2"]:
     index = place.index
     row = torch.arange(place.batch, device=place.device)[:, None]
     seen = function(row, None, index[:, 1:], index[:, :-1]).expand(place.batch, -1)
-    begins = torch.nn.functional.pad(index[:, 1:].where(~seen, 0), (1, 0))
-    return torch.stack(torch.broadcast_tensors(begins.cummax(-1).values, index + 1), dim=-1)
+    begins = torch.nn.functional.pad(index[:, 1:].where(~seen, 0), (1, 0)).cummax(-1).values
+    return torch.stack([begins, (index + 1).expand_as(begins)], dim=-1)
 
 
-OF_SEVERAL = masking_utils.and_masks().__code__  # type: ignore[attr-defined]
+OF_SEVERAL = masking_utils.and_masks().__code__
 """Code of functions that hold where several do."""

@@ -123,7 +123,9 @@ def attention(
     settings = settings_of(module)
     with_weights = wants_weights(module, options)
     fast = not with_weights and keys >= settings.shortest and not isinstance(position_bias, Tensor)
-    terms = position_bias.terms if fast and isinstance(position_bias, PositionBias) else ()
+    terms: tuple[StructuredScore, ...] = ()
+    if fast and isinstance(position_bias, PositionBias):
+        terms = position_bias.terms
     given: dict[str, Any] = {"dropout": dropout, "scale": scaling}
     if fast and grid is not None:
         output = None
