@@ -35,6 +35,8 @@ def pattern_in_graph(
         return Pattern(high=0)
     if function is masking_utils.bidirectional_mask_function:
         return Pattern()
+    if torch.compiler.is_exporting():  # other runtimes have no kernels that skip pairs
+        return None
     if options.get("use_vmap") or getattr(function, "__code__", None) is not OF_SEVERAL:
         return None
     window, plain = options.get("local_size"), not _reads_tensors(function, place)
