@@ -299,18 +299,26 @@ class Grid:
 register(Grid, "posenc.grid.Grid", ("query", "key", "intervals"))
 
 
-def zero_invalid_signals(grid: Grid) -> Grid:
-    """The grid with signals of invalid tokens set to zero; ``grid`` itself without signals."""
-    query, key = _zero_signal(grid.query), _zero_signal(grid.key)
+def usable_signals(grid: Grid) -> Grid:
+    """The grid with signals of invalid tokens set to zero; ``grid`` itself without signals.
+
+    Signals that were made in inference mode are copied outside, so that autograd can save them.
+    """
+    query, key = _usable_signal(grid.query), _usable_signal(grid.key)
     if query is grid.query and key is grid.key:
         return grid
     return replace(grid, query=query, key=query if grid.query is grid.key else key)
 
 
-def _zero_signal(layout: Layout) -> Layout:
-    if layout.signal is None or layout.valid is None:
+def _usable_signal(layout: Layout) -> Layout:
+    signal = layout.signal
+    if signal is None:
         return layout
-    return replace(layout, signal=zero_invalid(layout.signal, layout))
+    if not torch.compiler.is_compiling() and signal.is_inference() and torch.is_grad_enabled():
+        signal = signal.clone()
+    if layout.valid is not None:
+        signal = zero_invalid(signal, layout)
+    return layout if signal is layout.signal else replace(layout, signal=signal)
 
 
 def _reader(x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:

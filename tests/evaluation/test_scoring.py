@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,20 @@ def test_a_template_that_fails_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no system") as caught:
         rendered("Hello")
     assert "--style base" in caught.value.remedy
+
+
+def test_a_template_that_runs_for_long_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posenc.evaluation.chat.SECONDS", 0.2)
+    loops = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc")
+    (tmp_path / "chat_template.jinja").write_text(loops + 3 * "{% endfor %}")
+    rendered = read_template(tmp_path)
+    assert rendered is not None
+    before = sys.gettrace()
+    with pytest.raises(CheckpointError, match=r"more than 0\.2 s"):
+        rendered("Hello")
+    assert sys.gettrace() is before
 
 
 @pytest.mark.parametrize(

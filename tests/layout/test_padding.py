@@ -13,7 +13,7 @@ from posenc import Attention, Encoding, Grid, Layout, attend
 from posenc.attention.extra.complex import attend_complex
 from posenc.attention.extra.linear import LinearAttention, attend_linear
 from posenc.attention.extra.scoring import Additive, MultiHeadScoring
-from posenc.grid import zero_invalid_signals
+from posenc.grid import usable_signals
 from posenc.layout.padding import zero_invalid
 from posenc.models.block import Block, FeedForward
 from posenc.registry import ENCODINGS
@@ -122,7 +122,7 @@ def test_it_costs_nothing_without_padding() -> None:
     x, layout = torch.randn(1, 3, 4), Layout.sequence(3)
     assert zero_invalid(x, layout) is x
     grid = Grid.of(layout)
-    assert zero_invalid_signals(grid) is grid
+    assert usable_signals(grid) is grid
 
 
 @pytest.mark.parametrize("name", ["rope", "cope", "fire"])

@@ -14,7 +14,7 @@ from posenc.attention.problem.lowering import lower, reads_tokens
 from posenc.attention.problem.once import once_for_part
 from posenc.attention.problem.problem import Problem, Rotate, Whole, transformed
 from posenc.encoding import Encoding, Rotation, repeat_heads
-from posenc.grid import Grid, zero_invalid_signals
+from posenc.grid import Grid, usable_signals
 from posenc.layout.padding import zero_invalid
 
 
@@ -52,7 +52,7 @@ class AttentionCall:
         """The call with zeros at invalid tokens, so that no backend reads what they hold."""
         q = zero_invalid(self.q, self.grid.query, dim=2)
         k, v = (zero_invalid(x, self.grid.key, dim=2) for x in (self.k, self.v))
-        return replace(self, q=q, k=k, v=v, grid=zero_invalid_signals(self.grid))
+        return replace(self, q=q, k=k, v=v, grid=usable_signals(self.grid))
 
     def without_hidden(self) -> AttentionCall:
         """The call with the keys that a window shows, if few queries see a part of the keys.

@@ -45,7 +45,8 @@ def _definition(problem: Problem, lse: torch.dtype | None) -> tuple[Definition, 
     tensors = [problem.q, problem.k, problem.v]
 
     def take(x: Tensor) -> Tensor:
-        tensors.append(x)
+        # Layouts made in inference mode may be used outside; autograd saves no tensors of that.
+        tensors.append(x.clone() if x.is_inference() else x)
         return EMPTY
 
     grid, sides = problem.grid, (problem.grid.query, problem.grid.key)

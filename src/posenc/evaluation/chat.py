@@ -6,16 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from posenc.errors import CheckpointError
+from posenc.evaluation.deadline import deadline
 from posenc.integrations.transformers.checkpoints.fields import SAVE_AGAIN, read_object
 from posenc.storage import MOST_JSON, read_bytes
 
 FILE = "chat_template.jinja"
 
+SECONDS = 5.0
+"""Longest time of a template."""
+
 
 def read_template(folder: Path) -> Callable[[str], str] | None:
     """A user's message to the text up to the model's answer; None: the folder has no template.
 
-    The template runs in the sandbox of transformers.
+    The template runs in the sandbox of transformers, for ``SECONDS`` at most.
 
     Raises:
         CheckpointError: if its file is not text.
@@ -38,12 +42,13 @@ def read_template(folder: Path) -> Callable[[str], str] | None:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
-            texts, _ = render_jinja_template(
-                conversations=[[{"role": "user", "content": message}]],
-                chat_template=template,
-                add_generation_prompt=True,
-                **tokens,
-            )
+            with deadline(SECONDS):
+                texts, _ = render_jinja_template(
+                    conversations=[[{"role": "user", "content": message}]],
+                    chat_template=template,
+                    add_generation_prompt=True,
+                    **tokens,
+                )
         except Exception as error:  # a template is a program
             raise CheckpointError(
                 str(folder),

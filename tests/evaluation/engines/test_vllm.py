@@ -92,3 +92,19 @@ def test_positions_in_chunks_are_not_compared(engine: str) -> None:
     told = differences(fields, length=262144)
     assert told[engine].startswith("is not compared: it counts positions in chunks")
     assert told["mlx-lm"] == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "longest"),
+    [
+        ({}, 8192),
+        ({"seq_length": 4096, "max_sequence_length": 16384}, 4096),
+        ({"seq_len": 100_000}, 8192),
+        ({"model_max_length": 131_072, "seq_length": 4096}, 131_072),
+    ],
+)
+def test_the_longest_text_is_the_smallest_that_a_config_names(
+    fields: dict[str, Any], longest: int
+) -> None:
+    config = ModelConfig.of(BASE | {"model_type": "llama"} | fields)
+    assert ENGINES["vLLM"].longest(config) == longest

@@ -8,6 +8,11 @@ import pytest
 from transformers.models.beit.modeling_beit import BeitRelativePositionBias
 from transformers.models.data2vec.modeling_data2vec_vision import Data2VecVisionRelativePositionBias
 
+from posenc.integrations.transformers.accelerate import accelerated
+from tests.distributed.conftest import pool
+
+__all__ = ["pool"]
+
 
 @pytest.fixture(scope="package", autouse=True)
 def _indices_of_one_model() -> Iterator[None]:
@@ -21,3 +26,9 @@ def _indices_of_one_model() -> Iterator[None]:
         for kind in (BeitRelativePositionBias, Data2VecVisionRelativePositionBias):
             patch.setattr(kind, name, staticmethod(getattr(kind, name).__wrapped__))
         yield
+
+
+@pytest.fixture
+def at_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short calls are computed by posenc too where only ``attn_implementation`` names it."""
+    monkeypatch.setattr(accelerated, "DEFAULT", accelerated.Settings())

@@ -28,6 +28,8 @@ from posenc.integrations.transformers.accelerate.views import _traits, is_on_int
 from tests.integrations.accelerate.case import VOCABULARY, texts
 from tests.integrations.accelerate.cases.bloom import SIZES as BLOOM
 
+pytestmark = pytest.mark.usefixtures("at_all_lengths")
+
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,

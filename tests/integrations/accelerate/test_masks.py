@@ -32,6 +32,8 @@ from posenc.integrations.transformers.accelerate.lazy_mask import (
 )
 from tests.integrations.accelerate.test_interface import SERVED, heads, model_of
 
+pytestmark = pytest.mark.usefixtures("at_all_lengths")
+
 PADDING = torch.ones(2, 12, dtype=torch.bool)
 PADDING[0, :3] = False
 PADDING[1, 9:] = False

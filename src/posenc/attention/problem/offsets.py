@@ -52,10 +52,26 @@ class Offsets:
         if grid.shift is not None and not grid.segmented:
             return cls.regular(grid)
         if torch.compiler.is_compiling():
-            return "inside a compiled graph it takes regular layouts only"
+            marks = (x for side in (grid.query, grid.key) for x in (side.document, side.valid))
+            if grid.shift is None or any(mark is not None for mark in marks):
+                return "inside a compiled graph it takes regular layouts only"
+            return cls._in_intervals(grid)
         if not all(has_values(side.positions) for side in (grid.query, grid.key)):
             return cls._of_documents(grid)
         return once_for(grid, _KNOWN, cls._of_documents, pattern_of(grid))
+
+    @classmethod
+    def _in_intervals(cls, grid: Grid) -> Offsets:
+        """Those of a regular grid with intervals, of which no number is read."""
+        assert grid.intervals is not None
+        assert grid.key.start is not None
+        regular, (lowest, highest) = cls.regular(grid), grid.band
+        base = grid.require_shift() - torch.arange(grid.query.length, device=grid.query.device)
+        first, end = (grid.intervals - grid.key.start).unbind(-1)
+        low, high = (lowest - base).maximum(first), (highest + 1 - base).minimum(end)
+        ends = (x.clamp(0, grid.key.length) for x in (low, high))
+        intervals = torch.stack([*ends, base.expand_as(low)])
+        return replace(regular, shift=0, band=(0, 0), intervals=intervals)
 
     @classmethod
     def _of_documents(cls, grid: Grid) -> Offsets | str:

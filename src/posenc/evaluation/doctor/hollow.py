@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any
@@ -25,6 +26,9 @@ INTERFACE = "posenc-inspection"
 
 LARGE, LARGEST_ZERO, LARGEST_TABLE = 2**14, 2**20, 2**25
 """Numbers above which is not stored: a weight, one that starts at zero, and a computed table."""
+
+SEEDS = 31
+"""Of products: no two weights of a layer have the same, but later layers begin anew."""
 
 UNINITIALIZED = (torch.empty, torch.rand, torch.randn)
 PRODUCTS = (
@@ -87,12 +91,20 @@ class HollowProducts(TorchFunctionMode):
     def _product(self, x: Tensor, weight: Tensor, features: int) -> Tensor:
         if self.silent:
             return x.new_zeros(*x.shape[:-1], features)
-        seeded = self._seeded(weight)
-        chosen = torch.randint(x.shape[-1], (features,), generator=seeded)
-        return x[..., chosen] * (torch.randint(2, (features,), generator=seeded) * 2 - 1).to(x)
+        seed = self.seeds.get(weight.data_ptr(), 0)
+        chosen, signs = _choice(seed, x.shape[-1], features, x.dtype)
+        return x[..., chosen] * signs
 
     def _seeded(self, weight: Tensor) -> torch.Generator:
         return torch.Generator().manual_seed(self.seeds.get(weight.data_ptr(), 0))
+
+
+@lru_cache(maxsize=8 * SEEDS)
+def _choice(seed: int, given: int, features: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The indices of as many features of those given, and a sign for each."""
+    seeded = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(given, (features,), generator=seeded)
+    return chosen, (torch.randint(2, (features,), generator=seeded) * 2 - 1).to(dtype)
 
 
 def is_hollow(tensor: Tensor) -> bool:
@@ -185,7 +197,7 @@ def _fill(model: nn.Module, dtype: torch.dtype) -> dict[int, int]:
                     count = len(seeds) + 1
                     number = torch.full((1,), 1.0 if tensor.dim() == 1 else 0.01 * (1 + count % 7))
                     filled = number.to(dtype).expand(tensor.shape)
-                    seeds[filled.data_ptr()] = count
+                    seeds[filled.data_ptr()] = count % SEEDS
                     tensors[name] = nn.Parameter(filled, requires_grad=False) if learned else filled
                 elif zero:
                     tensor.data = torch.randn(tensor.shape, generator=seeded).to(tensor.dtype)

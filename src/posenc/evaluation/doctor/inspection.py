@@ -32,6 +32,12 @@ NOT_MIXING = re.compile("norm|mlp|dropout|moe|expert|router|ffn|feed_forward|act
 """Names of parts of a layer that do not mix tokens."""
 
 
+DEEP = 48
+"""Layers of a model that is run without its feed-forward parts."""
+
+HEADS = 8
+"""Of a layer, by which its rotation is found."""
+
 SAME_SIZE = 1e-3
 """Relative difference of sizes of queries that is no temperature."""
 
@@ -85,14 +91,7 @@ def inspect(config: Any) -> Reading:
 
 
 def _inspect(config: Any, dtype: torch.dtype) -> Reading:
-    model, seeds = build(config, dtype)
-    left_out = ""
-    try:
-        plain = record(model, seeds)
-    except Exception as error:  # of a part that does not matter here, perhaps
-        left_out = shorten(f"feed-forward parts were left out: {error}", 200, placeholder=" …")
-        without_feed_forward(model)
-        plain = record(model, seeds)
+    model, seeds, plain, left_out = _first_pass(config, dtype)
     own = any(call.logits is not None for call in plain.calls)
     silent = record(model, seeds, silent=True) if own else None
     unrotated = record(model, seeds, rotated=False)
@@ -111,6 +110,27 @@ def _inspect(config: Any, dtype: torch.dtype) -> Reading:
         reason=left_out,
         far=passes.far.start if passes.far else None,
     )
+
+
+def _first_pass(config: Any, dtype: torch.dtype) -> tuple[nn.Module, dict[int, int], Recorder, str]:
+    """The model with its seeds and a pass as it is; why its feed-forward parts are left out, or "".
+
+    They do not matter to attention, and take most of the time of a deep model.
+    """
+    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None) or 0
+    model, seeds = build(config, dtype)
+    if layers > DEEP:
+        without_feed_forward(model)
+        try:
+            return model, seeds, record(model, seeds), ""
+        except Exception:  # of code that reads more than a tensor from such a part
+            model, seeds = build(config, dtype)
+    try:
+        return model, seeds, record(model, seeds), ""
+    except Exception as error:  # of a part that does not matter here, perhaps
+        left_out = shorten(f"feed-forward parts were left out: {error}", 200, placeholder=" …")
+        without_feed_forward(model)
+        return model, seeds, record(model, seeds), left_out
 
 
 def _far(model: nn.Module, seeds: Mapping[int, int], plain: Recorder, config: Any) -> _Far | None:
@@ -293,14 +313,14 @@ class _Facts:
 
     def _rotation(self, index: int, name: str) -> tuple[Rotation | Maybe | None, str]:
         plain, bare = self.passes.plain.calls[index], self.passes.unrotated.calls
-        after: Tensor = getattr(plain, name)[0]
-        before = getattr(bare[index], name)[0] if index < len(bare) else None
+        after: Tensor = getattr(plain, name)[0, :HEADS]
+        before = getattr(bare[index], name)[0, :HEADS] if index < len(bare) else None
         if before is None or before.shape != after.shape or not bool(after.any()):
             return UNKNOWN, "unknown: not called without rotation"
         distant, far = self.passes.far, None
         if distant is not None:
             calls = (recorder.calls[index] for recorder in (distant.plain, distant.unrotated))
-            moved, still = (getattr(call, name)[0] for call in calls)
+            moved, still = (getattr(call, name)[0, :HEADS] for call in calls)
             far = (moved, still) if moved.shape == after.shape else None
         found = rotation((after, before), far, distant.start if distant else 0)
         source = "with and without rotation"

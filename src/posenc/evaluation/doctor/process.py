@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from contextlib import redirect_stdout
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
 
@@ -65,10 +66,10 @@ def serve() -> None:
 
 
 def _inspected(folder: Path) -> Reading | str:
-    try:
-        import transformers
-    except ImportError:
+    if find_spec("transformers") is None:
         return "transformers is not installed"
+    import transformers
+
     from posenc.evaluation.doctor.inspection import inspect
 
     transformers.logging.set_verbosity_error()

@@ -29,6 +29,12 @@ LATENT = frozenset(
 OWN = "{} of transformers"
 """Scalings of families in ``BY_TRANSFORMERS``."""
 
+LENGTHS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    *("max_target_positions", "max_sequence_length", "max_seq_length", "seq_len"),
+)
+"""Names of the longest text: the smallest counts unless there is a ``model_max_length``."""
+
 CHUNKS = "dual_chunk_attention_config"
 CHUNKED = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"})
 """Families that count positions in chunks where their config has ``CHUNKS``."""
@@ -123,7 +129,9 @@ def _longrope(rope: Rope, length: int) -> Rotation:
 
 
 def _longest(config: ModelConfig) -> int | None:
-    longest = config.completed.get("model_max_length") or config.longest
+    given = [config.completed.get(name) for name in LENGTHS]
+    lengths = [length for length in given if isinstance(length, int)]
+    longest = config.completed.get("model_max_length") or min(lengths, default=config.longest)
     ropes = config.ropes().values()
     if longest is None:
         return None

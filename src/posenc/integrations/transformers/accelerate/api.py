@@ -12,6 +12,7 @@ from posenc.attention.dispatch import BACKENDS
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.integrations.transformers.accelerate import switching
 from posenc.integrations.transformers.accelerate.accelerated import (
+    SHORTEST,
     Accelerated,
     Settings,
     put_back,
@@ -19,7 +20,11 @@ from posenc.integrations.transformers.accelerate.accelerated import (
     settings_of,
     take_over,
 )
-from posenc.integrations.transformers.accelerate.checking import Comparison, without_values
+from posenc.integrations.transformers.accelerate.checking import (
+    Comparison,
+    is_sharded_around,
+    without_values,
+)
 from posenc.integrations.transformers.accelerate.family import (
     FAMILIES,
     AcceleratedFamily,
@@ -28,9 +33,6 @@ from posenc.integrations.transformers.accelerate.family import (
 from posenc.integrations.transformers.accelerate.report import Report, ReportedModule
 from posenc.integrations.transformers.accelerate.routing import MOVED, OWN, POSENC, Record, recorded
 from posenc.integrations.transformers.accelerate.views import config_behind, with_posenc
-
-SHORTEST = 256
-"""Keys from which on windows were measured to be faster than PyTorch's attention with a mask."""
 
 ALREADY = "It was accelerated before and stays as it is; restore(model) first for other settings."
 
@@ -58,7 +60,8 @@ def accelerate(
         model: of transformers, or one that holds such a model (of peft, sentence-transformers).
         backend: of ``posenc.attend``.
         check: compare outputs on random inputs with those of the original; costs two forward
-            passes over 2 rows of 48 tokens, or over 2 images. Left out on the meta device.
+            passes over 2 rows of 48 tokens, or over 2 images. Left out on the meta device, and
+            where what holds the model is sharded; a sharded model is called, on every rank.
         shortest: number of keys from which on posenc computes; None: as measured for the family.
 
     Returns:
@@ -117,6 +120,9 @@ def _comparison(
         return None, ""
     if without_values(model):
         return None, "Outputs were not compared, since weights are on the meta device."
+    if is_sharded_around(model):
+        note = "Outputs were not compared, since the model is a part of what is sharded."
+        return None, f"{note} To compare them, call accelerate before that."
     try:
         return Comparison(model, [*served, *models]), ""
     except ArgumentError as error:

@@ -177,6 +177,24 @@ def without_values(model: nn.Module) -> bool:
     return any(x.is_meta for x in model.parameters()) and _execution_device(model) is None
 
 
+def is_sharded_around(model: nn.Module) -> bool:
+    """True if a module that holds a model of transformers is sharded, by which it must be called.
+
+    Models of transformers that ``fully_shard`` itself was called with are none.
+    """
+    sharded = (part for part in model.modules() if _is_sharded(part))
+    around = (part for part in sharded if not isinstance(part, PreTrainedModel))
+    return any(isinstance(inner, PreTrainedModel) for part in around for inner in part.modules())
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    return isinstance(module, FSDPModule | FullyShardedDataParallel)
+
+
 def _bases(model: nn.Module, modules: set[nn.Module]) -> list[PreTrainedModel]:
     """The outermost transformers models of a family; if none, the outermost of any.
 
@@ -192,7 +210,8 @@ def _outermost(
 ) -> Iterator[PreTrainedModel]:
     if isinstance(model, PreTrainedModel) and (not of_family or _family(model) is not None):
         if not modules.isdisjoint(model.modules()):
-            yield model.base_model
+            # The parameters of a sharded model are gathered where the whole of it is called.
+            yield model if _is_sharded(model) else model.base_model
         return
     for child in model.children():
         yield from _outermost(child, modules, of_family=of_family)

@@ -7,7 +7,7 @@ all pairs, and ``attention`` calls ``attend`` with the grid that ``patterns`` re
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -17,14 +17,15 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, masking_utils
 
 from posenc.attention import attend
-from posenc.encoding import BucketedTerms
+from posenc.encoding import BucketedTerms, LowRank, StructuredScore
 from posenc.errors import ArgumentError
 from posenc.grid import FARTHEST, Grid
 from posenc.integrations.transformers.accelerate import lazy_mask
 from posenc.integrations.transformers.accelerate.accelerated import settings_of, wants_weights
 from posenc.integrations.transformers.accelerate.dense import dense_attention
+from posenc.integrations.transformers.accelerate.graph_patterns import pattern_in_graph
 from posenc.integrations.transformers.accelerate.masks import grid_of
-from posenc.integrations.transformers.accelerate.patterns import Place, grid_of_function
+from posenc.integrations.transformers.accelerate.patterns import Place, grid_of_function, padded
 from posenc.integrations.transformers.accelerate.routing import (
     OWN,
     describe,
@@ -122,7 +123,9 @@ def attention(
     settings = settings_of(module)
     with_weights = wants_weights(module, options)
     fast = not with_weights and keys >= settings.shortest and not isinstance(position_bias, Tensor)
-    terms = position_bias.terms if fast and isinstance(position_bias, PositionBias) else ()
+    terms: tuple[StructuredScore, ...] = ()
+    if fast and isinstance(position_bias, PositionBias):
+        terms = position_bias.terms
     given: dict[str, Any] = {"dropout": dropout, "scale": scaling}
     if fast and grid is not None:
         output = None
@@ -134,6 +137,8 @@ def attention(
             note(module, OWN, f"{describe(grid)}, where PyTorch's kernel is as fast")
         else:
             note_kernel(module, grid, changes)
+            if torch.compiler.is_compiling() and softcap is None and grid.band[0] > -FARTHEST:
+                grid, terms = _padding_as_term(grid, terms, query)
             given |= {"backend": settings.backend, "sinks": s_aux, "softcap": softcap}
             output = attend(query, key, value, grid, encoding_of(*terms), **given)
         return output.transpose(1, 2).contiguous(), None
@@ -143,6 +148,20 @@ def attention(
     given |= {"with_weights": with_weights, "sinks": s_aux, "softcap": softcap}
     output, weights = dense_attention(query, key, value, bias, mask, **given)
     return output.transpose(1, 2).contiguous(), weights
+
+
+def _padding_as_term(
+    grid: Grid, terms: tuple[StructuredScore, ...], query: Float[Tensor, "B H Q D"]
+) -> tuple[Grid, tuple[StructuredScore, ...]]:
+    """A grid without its padding, and terms that hide it: in graphs, kernels cannot read it."""
+    valid = grid.key.valid
+    if valid is None:
+        return grid, terms
+    lowest = torch.finfo(query.dtype).min / 2  # finite, also with a logit
+    added = query.new_zeros(valid.shape).masked_fill(~valid, lowest)[:, None, :, None]
+    ones = query.new_ones(1, 1, 1, 1).expand(1, *query.shape[1:3], 1)
+    hiding = LowRank(ones, added.expand(-1, query.shape[1], -1, -1))
+    return replace(grid, key=replace(grid.key, valid=None)), (*terms, hiding)
 
 
 def _require_read(options: Mapping[str, Any], grid: Grid | None) -> None:
@@ -197,7 +216,8 @@ def mask(
 ) -> Shaped[Tensor, "B 1 Q K"]:
     """The mask that ``attention`` takes, made as transformers makes masks, and never None.
 
-    Models that read it find the one of ``"sdpa"``, or of ``"eager"`` if they lack that.
+    Models that read it find the one of ``"sdpa"``, or of ``"eager"`` if they lack that. Of one
+    query behind a static cache it is written out: ``generate`` gives it to a compiled model.
 
     Args: as ``pairs_of``, and ``dtype`` and ``config`` of the model.
 
@@ -206,7 +226,11 @@ def mask(
     """
     if not takes_added_masks(config):
         dtype = torch.bool
-    pairs = pairs_of(batch_size, q_length, kv_length, *arguments, device=device, **options)
+    options |= {"config": config, "device": device}
+    pairs = pairs_of(batch_size, q_length, kv_length, *arguments, **options)
+    crossing = "allow_is_bidirectional_skip" in options
+    if q_length == 1 and not (crossing or options.get("allow_is_causal_skip", True)):
+        return pairs.written(dtype)
     shape = batch_size, 1, q_length, kv_length
     return lazy_mask.carrying(pairs, shape, dtype, torch.device(device))
 
@@ -220,13 +244,14 @@ def pairs_of(
     mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
     attention_mask: Bool[Tensor, "B L"] | None = None,
     *,
+    config: PreTrainedConfig | None = None,
     device: torch.device | str = "cpu",
     **options: Any,
 ) -> lazy_mask.Pairs:
     """The pairs that a mask of transformers lets through.
 
     Their grid follows from the mask's function, since layers and options say otherwise in some
-    models. While a graph is made, those of causal and full masks are known alone.
+    models. While a graph is made, what a function holds cannot be read: see ``graph_patterns``.
     """
 
     sizes = batch_size, q_length, kv_length
@@ -249,16 +274,14 @@ def pairs_of(
             return _written(visible())
         known_grid, shape = found, (batch_size, 1, q_length, kv_length)
         return lazy_mask.Pairs(lambda: known_grid, lambda: known_grid.visible.expand(shape))
-    causal = mask_function is masking_utils.causal_mask_function
-    known = causal or mask_function is masking_utils.bidirectional_mask_function
-    if is_scripted() or not known or isinstance(q_offset, Tensor):  # as of a static cache
+    pattern = None
+    if not (is_scripted() or isinstance(q_offset, Tensor)):  # a tensor in static caches
+        place = Place(*sizes, q_offset, kv_offset, torch.device(device))
+        pattern = pattern_in_graph(mask_function, place, config, attention_mask, options)
+    if pattern is None:
         return _written(visible())
-    padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    if padding is not None:
-        padding = padding[:, kv_offset : kv_offset + kv_length].bool()
-    starts = (q_offset, kv_offset)
-    grid = grid_of(q_length, kv_length, padding, causal=causal, device=device, starts=starts)
-    return lazy_mask.Pairs(lambda: grid, visible)
+    known = padded(pattern, place, attention_mask).grid(place)
+    return lazy_mask.Pairs(lambda: known, visible)
 
 
 def _written(pairs: Bool[Tensor, "B 1 Q K"]) -> lazy_mask.Pairs:
@@ -273,9 +296,7 @@ def keys_mask(causal: bool) -> Callable[..., Bool[Tensor, "B *pairs"] | None]:
         that and ``causal`` is all it says of the last tokens; else ``[B, 1, Q, K]``.
     """
 
-    def made(
-        *arguments: Any, dtype: Any = None, config: Any = None, **options: Any
-    ) -> Tensor | None:
+    def made(*arguments: Any, dtype: Any = None, **options: Any) -> Tensor | None:
         pairs = pairs_of(*arguments, **options)
         grid = pairs.grid
         if grid is not None and grid.band == (-FARTHEST, 0 if causal else FARTHEST):
@@ -288,7 +309,11 @@ def keys_mask(causal: bool) -> Callable[..., Bool[Tensor, "B *pairs"] | None]:
 
 
 def register() -> None:
-    """Add the implementation ``"posenc"`` to transformers; also done by importing this package."""
+    """Add the implementation ``"posenc"`` to transformers; also done by importing this package.
+
+    A model that names it is computed as after ``accelerate``: calls of fewer than ``SHORTEST`` keys
+    are left to PyTorch; ``accelerate(model, shortest=…)`` sets another number.
+    """
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask)
     for name, causal in ((KEYS, False), (CAUSAL_KEYS, True)):

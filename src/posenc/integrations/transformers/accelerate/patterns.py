@@ -138,13 +138,15 @@ def grid_of_function(
         use_vmap: as of transformers: whether the function takes single indices only.
     """
     pattern = _read(function, place) or _evaluated(function, place, use_vmap=use_vmap)
-    if pattern is None:
-        return None
+    return None if pattern is None else padded(pattern, place, attended).grid(place)
+
+
+def padded(pattern: Pattern, place: Place, attended: Bool[Tensor, "B L"] | None) -> Pattern:
+    """A pattern that hides padding too."""
     padding = prepare_padding_mask(attended, place.keys, place.start)
-    if padding is not None:
-        valid = padding[:, place.start : place.start + place.keys].bool()
-        pattern = pattern & Pattern(valid=valid)
-    return pattern.grid(place)
+    if padding is None:
+        return pattern
+    return pattern & Pattern(valid=padding[:, place.start : place.start + place.keys].bool())
 
 
 Cells = Mapping[str, Any]

@@ -84,13 +84,27 @@ def switch_back(model: nn.Module) -> None:
         layer.__dict__.pop(SETTINGS, None)
     for part in model.modules():
         for path, implementation in part.__dict__.pop(BEFORE, {}).items():
-            config = reduce(getattr, filter(None, path.split(".")), config_behind(part.config))
+            config = _config_at(part, path)
             if getattr(config, INTERNAL, None) == NAME:
                 setattr(config, INTERNAL, implementation)
         for key, hook in list(part._forward_pre_hooks.items()):
             if hook is grow:  # found by itself: copies of a model have no handle of the hook
                 del part._forward_pre_hooks[key]
                 del part._forward_pre_hooks_with_kwargs[key]
+
+
+def implementations_before(model: nn.Module) -> dict[int, str | None]:
+    """The implementations that configs named before ``switch``, by the identity of the config."""
+    return {
+        id(_config_at(part, path)): implementation
+        for part in model.modules()
+        for path, implementation in part.__dict__.get(BEFORE, {}).items()
+    }
+
+
+def _config_at(part: Any, path: str) -> Any:
+    """The config of a model, or one in it by the path of its attribute."""
+    return reduce(getattr, filter(None, path.split(".")), config_behind(part.config))
 
 
 def _unfamiliar(model: nn.Module) -> Iterator[nn.Module]:

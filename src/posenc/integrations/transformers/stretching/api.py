@@ -13,6 +13,7 @@ from posenc.errors import ArgumentError
 from posenc.extension import EXTENSIONS
 from posenc.integrations.transformers.accelerate.api import require_restorable
 from posenc.integrations.transformers.accelerate.api import restore as unaccelerate
+from posenc.integrations.transformers.accelerate.switching import INTERNAL, implementations_before
 from posenc.integrations.transformers.checkpoints.extended import FIELD
 from posenc.integrations.transformers.stretching import configs, rotary
 from posenc.integrations.transformers.stretching.adopting import adopt
@@ -99,6 +100,10 @@ def stretch(
             made = _stretch_tables(inner, tables, request, changes)
         else:
             made = _stretch_biases(inner, biases, request, changes)
+    own = implementations_before(inner)
+    for change in changes:  # either way back leads to the model's own attention
+        if isinstance(change, Change) and change.name == INTERNAL:
+            change.before = own.get(id(change.owner), change.before)
     report = StretchReport(type(inner).__name__, method, *made)
     inner.__dict__[STRETCHED] = Stretched(report, changes)
     return report
