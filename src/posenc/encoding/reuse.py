@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypeGuard, TypeVar, cast
 from weakref import ref
 
 import torch
@@ -38,8 +38,9 @@ def reused(
     """The result of ``compute``, kept from the second call on while nothing that it reads changes.
 
     A weight counts as changed when it is another tensor, was written to, or differs in one of
-    ``SAMPLED`` numbers: edits through ``.data`` leave no other trace. None at the first call with
-    weights as they are now; on devices other than CPUs; where a gradient is wanted; while PyTorch
+    ``SAMPLED`` numbers: edits through ``.data`` leave no other trace. A layer does when it is
+    another module, or its settings or the modules in it are others. None at the first call with
+    layers as they are now; on devices other than CPUs; where a gradient is wanted; while PyTorch
     traces, watches or transforms what is computed; and with layers that drop, or that others
     observe or replace. A result lives no longer than the first of the weights.
 
@@ -58,8 +59,8 @@ def reused(
         return None
     results: dict[Hashable, _Result] = _RESULTS.setdefault(weights[0], {})  # type: ignore[no-untyped-call]
     result = results.pop((kind, _autocast()), None)
-    if result is None or not result.holds(weights):
-        result = _Result(weights)
+    if result is None or not result.holds(modules, weights):
+        result = _Result(modules, weights)
         while len(results) >= MOST:
             del results[next(iter(results))]
     elif result.value is None:
@@ -89,14 +90,23 @@ class TensorStates:
 
 
 class _Result:
-    """A result, None as yet, and the weights as they were when it was asked for."""
+    """A result, None as yet, with layers and weights as they were when it was asked for."""
 
-    def __init__(self, weights: Sequence[Tensor]) -> None:
+    def __init__(self, modules: Sequence[nn.Module], weights: Sequence[Tensor]) -> None:
         self.value: object = None
-        self.weights = TensorStates(weights)
+        self.modules, self.weights = _made(modules), TensorStates(weights)
 
-    def holds(self, weights: Sequence[Tensor]) -> bool:
-        return self.weights.hold(weights)
+    def holds(self, modules: Sequence[nn.Module], weights: Sequence[Tensor]) -> bool:
+        return self.modules == _made(modules) and self.weights.hold(weights)
+
+
+def _made(modules: Sequence[nn.Module]) -> list[object]:
+    """Modules, none kept alive, with their parts and settings."""
+
+    def settings(module: nn.Module) -> dict[str, object]:
+        return {name: x for name, x in _settings(module).items() if _is_setting(x)}
+
+    return [(ref(module), _parts(module), settings(module)) for module in modules]
 
 
 class ModuleStates:
@@ -168,6 +178,11 @@ def is_plain(module: nn.Module) -> bool:
     observed = _hooks(module) or "forward" in vars(module)
     drops = module.training and isinstance(module, nn.modules.dropout._DropoutNd)
     return type(module).__module__.startswith(PLAIN) and not (observed or drops)
+
+
+def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """The same of one that does nothing but multiply by its weight and add its bias."""
+    return isinstance(module, nn.Linear) and is_plain(module) and module.bias is not None
 
 
 def _is_readable(x: Tensor) -> bool:
