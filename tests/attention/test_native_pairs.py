@@ -320,3 +320,21 @@ def test_adapted_layers_are_called(name: str, layer: str) -> None:
     expected = attend(*tensors, grid, encoding, backend="reference")
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     assert distance(found, before) > 1e-2
+
+
+@built
+@pytest.mark.parametrize("name", ["fire", "dape"])
+def test_layers_of_other_functions_are_called(name: str) -> None:
+    """A stack of PyTorch's layers has no weight, and a layer without bias none to add."""
+    tensors, grid = _inputs(300, 300), Grid.of(KEYS, causal=True)
+    for without_bias in (False, True):
+        encoding = posenc.create(name, **METHODS[name])
+        assert encoding.score is not None
+        plain = encoding.score.get_submodule("input")
+        if without_bias:
+            plain.register_parameter("bias", None)
+        else:
+            encoding.score.input = torch.nn.Sequential(plain, torch.nn.Tanh())
+        expected = attend(*tensors, grid, encoding, backend="reference")
+        found = attend(*tensors, grid, encoding)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
