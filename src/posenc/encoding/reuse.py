@@ -202,5 +202,11 @@ def _sample(x: Tensor) -> Tensor:
     return torch.empty(0, dtype=x.dtype).set_(storage, x.storage_offset(), (size,), (step,))
 
 
+def numbers_of(x: Tensor) -> tuple[Hashable, ...]:
+    """Where a tensor is in memory, and some of its numbers if they can be read at no cost."""
+    sample = _sample(x).tolist() if _is_readable(x) else ()
+    return x.data_ptr(), *sample
+
+
 def _autocast() -> torch.dtype | None:
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
