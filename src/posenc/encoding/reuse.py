@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, ItemsView, Iterator, Sequence
 from typing import Protocol, TypeGuard, TypeVar, cast
 from weakref import ref
 
@@ -94,19 +94,20 @@ class _Result:
 
     def __init__(self, modules: Sequence[nn.Module], weights: Sequence[Tensor]) -> None:
         self.value: object = None
-        self.modules, self.weights = _made(modules), TensorStates(weights)
+        self.weights = TensorStates(weights)
+        self.modules = [
+            (ref(module), _parts(module), _plain_settings(module)) for module in modules
+        ]
 
     def holds(self, modules: Sequence[nn.Module], weights: Sequence[Tensor]) -> bool:
-        return self.modules == _made(modules) and self.weights.hold(weights)
-
-
-def _made(modules: Sequence[nn.Module]) -> list[object]:
-    """Modules, none kept alive, with their parts and settings."""
-
-    def settings(module: nn.Module) -> dict[str, object]:
-        return {name: x for name, x in _settings(module).items() if _is_setting(x)}
-
-    return [(ref(module), _parts(module), settings(module)) for module in modules]
+        if len(modules) != len(self.modules):
+            return False
+        for module, (was, parts, settings) in zip(modules, self.modules, strict=True):
+            if was() is not module or _parts(module) != parts:
+                return False
+            if not settings <= vars(module).items():
+                return False
+        return self.weights.hold(weights)
 
 
 class ModuleStates:
@@ -146,6 +147,11 @@ OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 def _settings(module: nn.Module) -> dict[str, object]:
     """Attributes beside those that any module has, and the arguments that it was made from."""
     return {n: x for n, x in vars(module).items() if n not in OF_MODULES and n != "given"}
+
+
+def _plain_settings(module: nn.Module) -> ItemsView[str, object]:
+    """Those that can be compared."""
+    return {name: x for name, x in _settings(module).items() if _is_setting(x)}.items()
 
 
 def _is_setting(x: object) -> bool:
