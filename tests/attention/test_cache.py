@@ -165,6 +165,7 @@ def test_cached_keys_are_chosen_with_their_rows() -> None:
     torch.testing.assert_close(got[:, 0], whole[:, -1], rtol=1e-4, atol=1e-5)
 
 
+@torch.no_grad()
 def test_tokens_are_written_in_place_and_copies_do_not_see_them() -> None:
     cache = LayerCache()
     cache.append(*chunk(1, 4, 0.0), Layout.sequence(4))
@@ -194,6 +195,32 @@ def test_a_graph_is_kept_through_what_is_appended() -> None:
     assert keys.grad is not None
 
 
+@pytest.mark.parametrize("name", ["rope", "alibi", "fire"])
+def test_queries_alone_are_trained_through_a_cache(name: str) -> None:
+    """Keys without gradients are saved for those of the queries: nothing may be written to them."""
+    encoding = create(name, dim=16, heads=2, head_dim=8, max_length=16)
+    layer = Attention(dim=16, heads=2, encoding=encoding, causal=True).requires_grad_(False)
+    assert layer.query is not None
+    weight, x = layer.query.weight.requires_grad_(), torch.randn(1, 6, 16)
+    (expected,) = torch.autograd.grad(layer(x, Layout.sequence(6)).square().sum(), weight)
+    cache = LayerCache()
+    parts = [layer(x[:, at : at + 1], Layout.sequence(1, at), cache=cache) for at in range(6)]
+    (got,) = torch.autograd.grad(torch.cat(parts, dim=1).square().sum(), weight)
+    torch.testing.assert_close(got, expected)
+
+
+def test_a_past_of_inference_mode_goes_on_outside_of_it() -> None:
+    cache = LayerCache()
+    with torch.inference_mode():
+        for start, length in ((0, 4), (4, 1)):
+            cache.append(*chunk(1, length, 1.0), Layout.sequence(length, start))
+    with torch.no_grad():
+        keys, values, _ = cache.append(*chunk(1, 1, 2.0), Layout.sequence(1, 5))
+    assert keys[0, 0, :, 0].tolist() == [1, 1, 1, 1, 1, 2]
+    assert torch.equal(values, keys + 0.5)
+
+
+@torch.no_grad()
 def test_rows_and_tokens_chosen_are_written_anew() -> None:
     """Once rows are chosen or tokens forgotten, the memory behind the past is that of others."""
     for choose, left in (

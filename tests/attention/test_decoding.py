@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from posenc.attention import Attention, LayerCache, decoding, explain, module
+from posenc.encoding import Encoding
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.registry import create
@@ -88,15 +90,40 @@ def test_other_encodings_take_the_general_way(name: str) -> None:
     torch.testing.assert_close(step_by_step(attention, x), expected)
 
 
-@pytest.mark.parametrize("name", ["t5", "shaw"])
-def test_a_table_that_changes_is_read_again(name: str) -> None:
+def write(encoding: Encoding, others: dict[str, torch.Tensor]) -> None:
+    encoding.load_state_dict(others)
+
+
+def assign(encoding: Encoding, others: dict[str, torch.Tensor]) -> None:
+    encoding.load_state_dict(others, assign=True)
+
+
+def set_data(encoding: Encoding, others: dict[str, torch.Tensor]) -> None:
+    for name, parameter in encoding.named_parameters():
+        parameter.data = others[name]
+
+
+def write_data(encoding: Encoding, others: dict[str, torch.Tensor]) -> None:
+    for name, parameter in encoding.named_parameters():
+        parameter.data.copy_(others[name])
+
+
+def replace_score(encoding: Encoding, others: dict[str, torch.Tensor]) -> None:
+    encoding.score = copy.deepcopy(encoding.score)
+    write(encoding, others)
+
+
+@pytest.mark.parametrize("change", [write, assign, set_data, write_data, replace_score])
+@pytest.mark.parametrize("name", ["t5", "shaw", "rope+kerple"])
+def test_a_table_that_changes_is_read_again(
+    name: str, change: Callable[[Encoding, dict[str, torch.Tensor]], None]
+) -> None:
     attention, x = layer(name), torch.randn(1, 6, 32)
     past = LayerCache()
     with torch.no_grad():
         step_by_step(attention, x, cache=past)
-        for part in attention.encoding.parts():
-            for parameter in part.parameters():
-                parameter.add_(1.0 + torch.arange(parameter.shape[-1]))
+        weights = attention.encoding.state_dict()
+        change(attention.encoding, {key: x.abs() + 1.0 for key, x in weights.items()})
         fresh = copy.deepcopy(past)
         assert fresh.terms is None
         token, where = torch.randn(1, 1, 32), Layout.sequence(1, 6)

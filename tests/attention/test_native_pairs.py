@@ -135,6 +135,22 @@ def test_queries_that_see_no_key(name: str) -> None:
 
 
 @built
+@pytest.mark.parametrize("window", [(None, -3), (-90, -70), (None, -65)])
+@pytest.mark.parametrize("layout", [Layout.sequence(130), Layout.padded([130, 100], side="left")])
+def test_path_where_own_keys_are_hidden(layout: Layout, window: tuple[int, int]) -> None:
+    """No block before a hidden one is reached by queries that nothing has transformed."""
+    encoding, x = _encoding("path").double(), torch.randn(2, 130, 32, dtype=torch.float64)
+    layout = encoding.observe(x, layout)
+    before = torch.stack([layout.order - 90, layout.order - 70], dim=-1)
+    inputs = [x.detach() for x in _inputs(130, 130, rows=2)]
+    for grid in (Grid.of(layout, window=window), Grid.of(layout, causal=True).within(before)):
+        expected = attend(*inputs, grid, encoding, backend="reference")
+        torch.testing.assert_close(attend(*inputs, grid, encoding), expected)
+        with pytest.raises(BackendRefusal, match="own keys"):
+            attend(*inputs, grid, encoding, backend="native")
+
+
+@built
 @pytest.mark.parametrize("grid", PATH_GRIDS)
 def test_path_by_heads(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands of some heads and blocks at a time, as in long sequences."""
@@ -304,3 +320,21 @@ def test_adapted_layers_are_called(name: str, layer: str) -> None:
     expected = attend(*tensors, grid, encoding, backend="reference")
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     assert distance(found, before) > 1e-2
+
+
+@built
+@pytest.mark.parametrize("name", ["fire", "dape"])
+def test_layers_of_other_functions_are_called(name: str) -> None:
+    """A stack of PyTorch's layers has no weight, and a layer without bias none to add."""
+    tensors, grid = _inputs(300, 300), Grid.of(KEYS, causal=True)
+    for without_bias in (False, True):
+        encoding = posenc.create(name, **METHODS[name])
+        assert encoding.score is not None
+        plain = encoding.score.get_submodule("input")
+        if without_bias:
+            plain.register_parameter("bias", None)
+        else:
+            encoding.score.input = torch.nn.Sequential(plain, torch.nn.Tanh())
+        expected = attend(*tensors, grid, encoding, backend="reference")
+        found = attend(*tensors, grid, encoding)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)

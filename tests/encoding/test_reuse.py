@@ -70,6 +70,23 @@ def test_changed_weights_are_noticed(change: Callable[[nn.Linear], object]) -> N
     assert times(layer, 3) == 1
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: setattr(layer[1], "eps", 0.1),
+        lambda layer: layer.append(nn.Tanh()),
+        lambda layer: layer.__setitem__(2, nn.Tanh()),
+    ],
+    ids=["setting", "one more", "another"],
+)
+def test_changed_layers_are_noticed(change: Callable[[nn.Sequential], object]) -> None:
+    """Layers compute with more than weights."""
+    layer = nn.Sequential(nn.Linear(20, 3), nn.LayerNorm(3), nn.ReLU()).eval()
+    times(layer, 2)
+    change(layer)
+    assert times(layer, 3) == 1
+
+
 def observed_layer() -> nn.Module:
     layer = nn.Linear(4, 3).eval()
     layer.register_forward_hook(lambda module, given, result: 2 * result)

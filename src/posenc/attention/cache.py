@@ -17,6 +17,7 @@ from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.layout.checks import require_rows, require_whole
 from posenc.layout.features import require_layout
+from posenc.runtime import is_transformed
 
 T = TypeVar("T")
 
@@ -58,8 +59,8 @@ class LayerCache:
     Keys are kept with their layout as they came from the projection, so that every method,
     length-dependent ones included, sees the past exactly as in one pass over the whole sequence.
     Where the attention layer knows that its encoding transforms each key by its own position
-    alone, it gives them transformed. Without a graph, tokens are written behind the past, in
-    memory that doubles when it is full.
+    alone, it gives them transformed. Where gradients are disabled, tokens are written behind the
+    past, in memory that doubles when it is full.
 
     Args:
         shared: results that the layers of a model have in common.
@@ -76,7 +77,7 @@ class LayerCache:
         self.layout: Layout | None = None
         self.transformed = False
         self.terms: PastTerms | None = None
-        self._rest: tuple[Encoding, Encoding] | None = None
+        self._rest: Encoding | None = None
         self._room: tuple[Tensor, Tensor] | None = None
         self.inputs: tuple[Tensor, Layout, Tensor | None] | None = None
 
@@ -105,9 +106,10 @@ class LayerCache:
 
     def without_transform(self, encoding: Encoding) -> Encoding:
         """The encoding's score and value parts, for queries and keys that are transformed."""
-        if self._rest is None or self._rest[0] is not encoding:
-            self._rest = encoding, Encoding(score=encoding.score, value=encoding.value)
-        return self._rest[1]
+        score, value, rest = encoding.score, encoding.value, self._rest
+        if rest is None or rest.score is not score or rest.value is not value:
+            rest = self._rest = Encoding(score=score, value=value)
+        return rest
 
     def append(
         self, keys: Float[Tensor, "B G L D"], values: Float[Tensor, "B G L E"], layout: Layout
@@ -159,14 +161,16 @@ class LayerCache:
         """The past and what follows it: in place where there is room and no graph."""
         pasts, news = (past_keys, past_values), (keys, values)
         plain = all(
-            not new.requires_grad and new.dtype == past.dtype and new.shape[:2] == past.shape[:2]
-            for past, new in (*zip(pasts, news, strict=True), *zip(pasts, pasts, strict=True))
+            new.dtype == past.dtype and new.shape[:2] == past.shape[:2]
+            for past, new in zip(pasts, news, strict=True)
         )
-        if not plain or torch.compiler.is_compiling():
+        # Queries alone may have gradients, which then need the keys as they were.
+        graphs = torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed()
+        if graphs or not plain:
             self._room = None
             return cat([past_keys, keys], dim=2), cat([past_values, values], dim=2)
         begin, end = past_keys.shape[2], past_keys.shape[2] + keys.shape[2]
-        if self._room is None or self._room[0].shape[2] < end:
+        if self._room is None or self._room[0].shape[2] < end or _is_frozen(self._room[0]):
             size = max(end, 2 * begin)
             rooms = [past.new_empty(*past.shape[:2], size, past.shape[3]) for past in pasts]
             for room, past in zip(rooms, pasts, strict=True):
@@ -186,7 +190,7 @@ class LayerCache:
         copied = LayerCache()
         memo[id(self)] = copied
         copied.__dict__ |= {
-            name: None if name in ("_room", "terms") else deepcopy(value, memo)
+            name: None if name in ("_rest", "_room", "terms") else deepcopy(value, memo)
             for name, value in self.__dict__.items()
         }
         return copied
@@ -276,6 +280,11 @@ class Cache:
         """Forget all but the last ``length`` tokens in every layer."""
         for layer in self.layers:
             layer.truncate(length)
+
+
+def _is_frozen(x: Tensor) -> bool:
+    """True of a tensor of inference mode outside of it, which cannot be written to."""
+    return x.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def _detached(layout: Layout) -> Layout:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posenc.attention.problem.lowering import lower
 from posenc.encoding import BucketedTerms, Encoding
+from posenc.encoding.reuse import ModuleStates
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -23,7 +24,7 @@ class PastTerms:
     Args:
         encoding: that they were read of.
         size: N.
-        versions: of its parameters.
+        states: of it when they were read; None for one without terms.
         bias: ``[H|1, N]``, the sum of the tables.
         buckets: of each term that reads the query, with the function that numbered them.
         values: rows of the value part ``[H|1, M, E]``, and the bucket of each offset.
@@ -32,7 +33,7 @@ class PastTerms:
 
     encoding: Encoding
     size: int
-    versions: tuple[tuple[Tensor, int], ...]
+    states: ModuleStates | None
     bias: Float[Tensor, "h N"] | None = None
     buckets: tuple[tuple[Callable[..., Tensor], Int[Tensor, " N"]], ...] = ()
     values: tuple[tuple[Float[Tensor, "h M E"], Int[Tensor, " N"]], ...] = ()
@@ -42,17 +43,15 @@ class PastTerms:
         """True if the terms are still those of the encoding, for so many keys."""
         if self.encoding is not encoding or keys > self.size:
             return False
-        return all(parameter._version == version for parameter, version in self.versions)
+        return self.states is None or self.states.hold()
 
 
 def read_terms(encoding: Encoding, q: Tensor, v: Tensor, size: int, scale: float) -> PastTerms:
     """The terms for ``size`` keys."""
-    parameters = tuple(encoding.parameters())
-    none = PastTerms(encoding, size, (), served=False)
-    if any(parameter.is_inference() for parameter in parameters):
+    states = ModuleStates(encoding)
+    none = PastTerms(encoding, size, states, served=False)
+    if not states.complete:  # they might change unnoticed
         return none
-    versions = tuple((parameter, parameter._version) for parameter in parameters)
-    none = PastTerms(encoding, size, versions, served=False)
     device = q.device
     grid = Grid(
         Layout.sequence(1, size - 1, device=device), Layout.sequence(size, device=device), True
@@ -80,4 +79,4 @@ def read_terms(encoding: Encoding, q: Tensor, v: Tensor, size: int, scale: float
     if biases and (buckets or not getattr(score, "by_position", False)):
         return none  # a table beside what the query reads may depend on it
     bias = torch.stack(biases).sum(0) if biases else None
-    return PastTerms(encoding, size, versions, bias, tuple(buckets), tuple(values))
+    return PastTerms(encoding, size, states, bias, tuple(buckets), tuple(values))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Protocol, TypeVar, cast
+from collections.abc import Callable, Hashable, ItemsView, Iterator, Sequence
+from typing import Protocol, TypeGuard, TypeVar, cast
 from weakref import ref
 
 import torch
@@ -38,8 +38,9 @@ def reused(
     """The result of ``compute``, kept from the second call on while nothing that it reads changes.
 
     A weight counts as changed when it is another tensor, was written to, or differs in one of
-    ``SAMPLED`` numbers: edits through ``.data`` leave no other trace. None at the first call with
-    weights as they are now; on devices other than CPUs; where a gradient is wanted; while PyTorch
+    ``SAMPLED`` numbers: edits through ``.data`` leave no other trace. A layer does when it is
+    another module, or its settings or the modules in it are others. None at the first call with
+    layers as they are now; on devices other than CPUs; where a gradient is wanted; while PyTorch
     traces, watches or transforms what is computed; and with layers that drop, or that others
     observe or replace. A result lives no longer than the first of the weights.
 
@@ -58,8 +59,8 @@ def reused(
         return None
     results: dict[Hashable, _Result] = _RESULTS.setdefault(weights[0], {})  # type: ignore[no-untyped-call]
     result = results.pop((kind, _autocast()), None)
-    if result is None or not result.holds(weights):
-        result = _Result(weights)
+    if result is None or not result.holds(modules, weights):
+        result = _Result(modules, weights)
         while len(results) >= MOST:
             del results[next(iter(results))]
     elif result.value is None:
@@ -89,13 +90,23 @@ class TensorStates:
 
 
 class _Result:
-    """A result, None as yet, and the weights as they were when it was asked for."""
+    """A result, None as yet, with layers and weights as they were when it was asked for."""
 
-    def __init__(self, weights: Sequence[Tensor]) -> None:
+    def __init__(self, modules: Sequence[nn.Module], weights: Sequence[Tensor]) -> None:
         self.value: object = None
         self.weights = TensorStates(weights)
+        self.modules = [
+            (ref(module), _parts(module), _plain_settings(module)) for module in modules
+        ]
 
-    def holds(self, weights: Sequence[Tensor]) -> bool:
+    def holds(self, modules: Sequence[nn.Module], weights: Sequence[Tensor]) -> bool:
+        if len(modules) != len(self.modules):
+            return False
+        for module, (was, parts, settings) in zip(modules, self.modules, strict=True):
+            if was() is not module or _parts(module) != parts:
+                return False
+            if not settings <= vars(module).items():
+                return False
         return self.weights.hold(weights)
 
 
@@ -138,6 +149,11 @@ def _settings(module: nn.Module) -> dict[str, object]:
     return {n: x for n, x in vars(module).items() if n not in OF_MODULES and n != "given"}
 
 
+def _plain_settings(module: nn.Module) -> ItemsView[str, object]:
+    """Those that can be compared."""
+    return {name: x for name, x in _settings(module).items() if _is_setting(x)}.items()
+
+
 def _is_setting(x: object) -> bool:
     return isinstance(x, SETTINGS) and not (isinstance(x, tuple) and not all(map(_is_setting, x)))
 
@@ -170,6 +186,11 @@ def is_plain(module: nn.Module) -> bool:
     return type(module).__module__.startswith(PLAIN) and not (observed or drops)
 
 
+def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """The same of one that does nothing but multiply by its weight and add its bias."""
+    return isinstance(module, nn.Linear) and is_plain(module) and module.bias is not None
+
+
 def _is_readable(x: Tensor) -> bool:
     plain = x.device.type == "cpu" and x.is_contiguous() and x.numel() > 0
     return plain and has_values(x) and not x.is_inference()
@@ -185,6 +206,12 @@ def _sample(x: Tensor) -> Tensor:
     size = -(-x.numel() // step)
     storage = x.untyped_storage()
     return torch.empty(0, dtype=x.dtype).set_(storage, x.storage_offset(), (size,), (step,))
+
+
+def numbers_of(x: Tensor) -> tuple[Hashable, ...]:
+    """Where a tensor is in memory, and some of its numbers if they can be read at no cost."""
+    sample = _sample(x).tolist() if _is_readable(x) else ()
+    return x.data_ptr(), *sample
 
 
 def _autocast() -> torch.dtype | None:

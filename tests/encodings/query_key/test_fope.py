@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -161,3 +162,28 @@ def test_bad_options(options: dict[str, float], message: str) -> None:
         Fope(**({"heads": 2, "head_dim": 8} | options))  # type: ignore[arg-type]
     with pytest.raises(UnknownNameError, match="adjacent"):
         Fope(heads=2, head_dim=8, pairing="adjacnt")  # type: ignore[arg-type]
+
+
+def double_data(part: Fope) -> None:
+    part.coefficients.data.mul_(2.0)
+
+
+def set_data(part: Fope) -> None:
+    part.coefficients.data = 2.0 * part.coefficients
+
+
+def double(part: Fope) -> None:
+    part.coefficients.mul_(2.0)
+
+
+@pytest.mark.parametrize("change", [double, double_data, set_data])
+def test_changed_coefficients_rotate_anew(change: Callable[[Fope], None]) -> None:
+    """Rotations are kept for a grid while nothing they are made of changes."""
+    part = Fope(heads=2, head_dim=8, max_length=N)
+    encoding, grid = Encoding.of(part), Grid.of(Layout.sequence(9), causal=True)
+    q, k, v = torch.randn(3, 1, 2, 9, 8).unbind()
+    before = attend(q, k, v, grid, encoding)
+    change(part)
+    after = attend(q, k, v, grid, encoding)
+    torch.testing.assert_close(after, attend(q, k, v, grid, encoding, backend="reference"))
+    assert not torch.allclose(after, before, atol=1e-3)

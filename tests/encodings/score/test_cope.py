@@ -139,6 +139,21 @@ def test_half_precision_counts_past_256() -> None:
     assert score[0, 0, 0, 0].item() == pytest.approx(1000 / 2048, rel=4e-3)
 
 
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_queries_that_overflowed_give_nan(backend: str, number: float) -> None:
+    """A scaler of gradients skips such a step; an index out of bounds would end the training."""
+    cope, (q, k, v) = Cope(head_dim=8), inputs(GRIDS["causal"])
+    torch.nn.init.normal_(cope.rows)
+    clean = attend(q, k, v, GRIDS["causal"], Encoding(score=cope), backend=backend)
+    q = q.clone()
+    q[:, :, 1, 0] = number
+    output = attend(q, k, v, GRIDS["causal"], Encoding(score=cope), backend=backend)
+    assert output[:, :, 1].isnan().any()
+    others = torch.arange(q.shape[2]) != 1
+    torch.testing.assert_close(output[:, :, others], clean[:, :, others])
+
+
 def test_starts_as_attention_without_positions() -> None:
     q, k, v = inputs(GRIDS["causal"])
     fresh = posenc.create("cope", head_dim=8)

@@ -124,6 +124,15 @@ class Offsets:
         seen = low < high
         return (int(low[seen].min()), int(high[seen].max())) if bool(seen.any()) else (0, 0)
 
+    @property
+    def shows_own_keys(self) -> bool:
+        """True if each query that sees any key sees the one at its own place, of offset 0."""
+        if self.intervals is None:
+            first, last = self.band
+            return first <= 0 <= last
+        low, high, base = self.intervals
+        return bool(((low >= high) | ((low + base <= 0) & (high + base > 0))).all())
+
     def of_keys(self, queries: int, begin: int, end: int) -> Offsets:
         """Those of the keys ``begin`` to ``end`` (exclusive), which hold all that are shown."""
         if self.intervals is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Part
+from posenc.encoding.reuse import numbers_of
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import has_values, is_transformed, needs_dispatch
@@ -95,6 +96,7 @@ def once_for_part(
     ):
         return compute(grid)
     state = tuple(_state(x) for module in part.modules() for x in vars(module).values())
-    state += tuple(map(_state, buffers))
+    # Edits through ``.data`` leave no trace but in the numbers.
+    state += tuple((_state(x), numbers_of(x)) for x in buffers)
     known = _OF_PARTS.setdefault(part, WeakKeyDictionary())
     return once_for(grid, known, compute, (pattern_of(grid), state, *kind))  # type: ignore[return-value]

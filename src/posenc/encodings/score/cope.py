@@ -66,7 +66,8 @@ class Cope(ScoreTerm):
         products = q @ self.rows.to(q).mT
         low = count.detach().floor().clamp(max=self.rows.shape[0] - 2)
         share = count - low
-        below, above = (products.gather(-1, low.long() + step) for step in (0, 1))
+        at = low.nan_to_num(0.0).long()  # as overflows under autocast leave counts that are none
+        below, above = (products.gather(-1, at + step) for step in (0, 1))
         return below + share * (above - below)
 
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:

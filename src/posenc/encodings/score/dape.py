@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import FusedScore, HeadMixing, ScoreTerm
-from posenc.encoding.reuse import is_plain
+from posenc.encoding.reuse import is_plain_linear
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.encodings.common.precision import WideLinear
@@ -78,7 +78,7 @@ class Dape(ScoreTerm):
         return bias + correction
 
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
-        plain = is_plain(self.input) and is_plain(self.output)  # not adapted, say
+        plain = is_plain_linear(self.input) and is_plain_linear(self.output)  # not adapted, say
         if not (plain and isinstance(self.bias, OffsetBias)):
             return None
         return HeadMixing(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import DistanceFunction, FusedScore, ScoreTerm
-from posenc.encoding.reuse import is_plain
+from posenc.encoding.reuse import is_plain_linear
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.precision import WideLinear
 from posenc.entry import Claims, Entry
@@ -83,7 +83,7 @@ class Fire(ScoreTerm):
         return logits.movedim(-1, 1)
 
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
-        if not (is_plain(self.input) and is_plain(self.output)):  # adapted, say
+        if not (is_plain_linear(self.input) and is_plain_linear(self.output)):  # adapted, say
             return None
         factor = self._most(grid.query.positions[..., 0]).reciprocal()
         weight, bias = (x.to(factor.dtype) for x in (self.input.weight[:, 0], self.input.bias))

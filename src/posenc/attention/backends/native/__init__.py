@@ -166,6 +166,8 @@ def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
     pairs, terms = fused_form(problem)
     if pairs is None or terms is None or (terms and not isinstance(pairs, DistanceFunction)):
         return Refusal(bands)
+    if isinstance(pairs, BlockTransforms) and not offsets.shows_own_keys:
+        return Refusal("its products begin with the own keys of queries, of which some are hidden")
     how = f"compiled tiles with {DESCRIPTIONS[type(pairs)]} (memory linear in the length)"
     return Plan(how, partial(_attend, Form(problem, offsets, terms, pairs)))
 
