@@ -94,7 +94,7 @@ def _irpe(**options: object) -> Encoding:
 @pytest.mark.parametrize(
     ("queries", "keys", "method", "on", "shared"),
     in_turn(
-        3, PAIRS, ["product", "cross", "euclidean", "quantised"], ["k", "qkv", "qv"], [True, False]
+        4, PAIRS, ["product", "cross", "euclidean", "quantised"], ["k", "q", "qkv"], [True, False]
     ),
 )
 def test_rows_by_bucket_of_images(
