@@ -19,7 +19,13 @@ STOP = 2
 def make(encoding: str = "rope", vocabulary: int = 5) -> Decoder:
     torch.manual_seed(3)
     config = DecoderConfig(
-        vocabulary=vocabulary, dim=32, layers=2, heads=4, encoding=encoding, max_length=30
+        vocabulary=vocabulary,
+        dim=32,
+        layers=2,
+        heads=4,
+        encoding=encoding,
+        max_length=30,
+        tied=False,  # tied to its embedding, a token is most like itself, and repeated
     )
     return Decoder(config).eval()
 

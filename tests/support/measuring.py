@@ -16,9 +16,11 @@ WINDOWS = 32
 def few_windows() -> Iterator[None]:
     """Numbers are means over few windows: tests ask what is made of them, not how precise they are.
 
-    Of modules, as some measure once for all their tests.
+    Nor are passes timed until their time is precise. Of modules, as some measure once for all their
+    tests.
     """
     with pytest.MonkeyPatch.context() as patch:
         for suite in (masked, next_token):
             patch.setattr(suite, "MOST", WINDOWS)
+        patch.setattr(next_token, "KNOWN", 1.0)
         yield
