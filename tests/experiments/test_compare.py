@@ -39,7 +39,7 @@ from posenc.experiments.progress import (
 from posenc.experiments.results import Comparison
 from posenc.experiments.settings import ComparisonSettings
 from posenc.models import Decoder
-from tests.experiments.small_comparisons import Log, press_ctrl_c, small, write_text
+from tests.experiments.small_comparisons import Log, press_ctrl_c, small
 
 
 @pytest.fixture(scope="module")
