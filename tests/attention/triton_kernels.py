@@ -214,7 +214,7 @@ def sequence(length: int, *, causal: bool = False, window: int | None = None) ->
 
 
 WHOLE = {
-    "causal": (everything(), sequence(33, causal=True)),
+    "causal": (everything(), sequence(20, causal=True)),
     "two-sided": (everything(), sequence(20)),
     "nothing claimed": (everything(claimed=False), sequence(20)),
     "rows a head": (everything(rows=HEADS), sequence(20, causal=True)),
@@ -319,7 +319,7 @@ def test_tiles_that_are_not_square(tile: tuple[int, int], monkeypatch: pytest.Mo
     for kernel in (forward_kernel, gradients_kernel):
         chosen = type(kernel.configs[0])({"block_x": tile[0], "block_y": tile[1]})
         monkeypatch.setattr(kernel, "configs", [chosen])
-    for grid in (sequence(49, window=20), WITH_MARKS["packed"]):
+    for grid in (sequence(40, window=20), WITH_MARKS["packed"]):
         check(T5[grid.causal], grid, inputs(grid))
 
 
@@ -475,7 +475,7 @@ def test_padding_holds_anything() -> None:
 
 def test_second_derivatives() -> None:
     """Of the definition by the structured form, of which everything is a part."""
-    encoding, grid = everything(), sequence(40, causal=True)
+    encoding, grid = everything(), sequence(20, causal=True)
     given, learned = inputs(grid), list(encoding.parameters())
     found = []
     for backend in ("triton", "reference"):
@@ -513,8 +513,8 @@ def test_relative_logits(width: int, window: int | None) -> None:
         "relative_logits", dim=12, heads=HEADS, width=width, extent=20, floor=9.0
     )
     nn.init.normal_(encoding.score.profiles)
-    grid = sequence(45, causal=True, window=window)
-    signal = torch.randn(1, 45, HEADS * width, requires_grad=True)
+    grid = sequence(33, causal=True, window=window)
+    signal = torch.randn(1, 33, HEADS * width, requires_grad=True)
     observed = replace(grid, query=replace(grid.query, signal=signal))
     given = inputs(observed)
     check(encoding, observed, given)

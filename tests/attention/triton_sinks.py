@@ -19,11 +19,11 @@ __all__ = ["_small_squares"]
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 GRIDS = {
-    "causal": Grid.of(Layout.sequence(40), causal=True),
-    "window": Grid.of(Layout.sequence(40), window=9),
+    "causal": Grid.of(Layout.sequence(20), causal=True),
+    "window": Grid.of(Layout.sequence(33), window=9),
     "unseeing": Grid(Layout.sequence(20), Layout.sequence(20, 7), causal=True),
     "padded": Grid.of(Layout.padded([20, 9], side="left"), causal=True),
-    "packed": Grid.of(Layout.packed([20, 1, 19]), causal=True),
+    "packed": Grid.of(Layout.packed([17, 1, 8]), causal=True),
 }
 
 EXTRAS = {"sinks": (True, None), "cap": (False, 0.9), "both": (True, 0.9)}

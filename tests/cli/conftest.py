@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tests.support.commands import forked_workers, inspect_here, run_command
+from tests.support.measuring import few_windows
 
-__all__ = ["forked_workers"]
+__all__ = ["few_windows", "forked_workers"]
 
 
 @pytest.fixture(autouse=True)

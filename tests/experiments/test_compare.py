@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,13 +25,11 @@ from posenc.errors import (
 )
 from posenc.experiments import compare as comparing
 from posenc.experiments.compare import compare, prepare
-from posenc.experiments.deadline import Deadline
 from posenc.experiments.output import load_settings, resume_command
 from posenc.experiments.progress import (
     Event,
     Finished,
     Measuring,
-    Paced,
     RunFinished,
     RunsPrepared,
     RunStarted,
@@ -42,54 +39,7 @@ from posenc.experiments.progress import (
 from posenc.experiments.results import Comparison
 from posenc.experiments.settings import ComparisonSettings
 from posenc.models import Decoder
-
-
-def write_text(path: Path) -> Path:
-    letters = torch.randint(97, 123, (6000,), generator=torch.Generator().manual_seed(7))
-    path.write_bytes(bytes(letters.tolist()))
-    return path
-
-
-def small(folder: Path, **changes: object) -> ComparisonSettings:
-    """Two encodings, one seed, twelve steps."""
-    settings = ComparisonSettings(
-        out=folder / "out",
-        text=write_text(folder / "text.txt"),
-        encodings=("rope", "learned"),
-        references=("rope|window",),
-        train_length=16,
-        test_lengths=(32,),
-        steps=12,
-        seeds=(0,),
-        width=16,
-        layers=1,
-        heads=2,
-        batch=4,
-    )
-    return replace(settings, **changes)  # type: ignore[arg-type]
-
-
-class Log:
-    """Keeps the events, and does something at the first of a kind."""
-
-    def __init__(
-        self, kind: type[Event] | None = None, act: Callable[[], None] = lambda: None
-    ) -> None:
-        self.kind, self.act = kind, act
-        self.events: list[Event] = []
-
-    def __call__(self, event: Event) -> None:
-        first = self.kind is not None and not self.of(self.kind)
-        self.events.append(event)
-        if first and isinstance(event, self.kind or ()):
-            self.act()
-
-    def of(self, kind: type[Event]) -> list[Event]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-
-def press_ctrl_c() -> None:
-    signal.raise_signal(signal.SIGINT)
+from tests.experiments.small_comparisons import Log, press_ctrl_c, small
 
 
 @pytest.fixture(scope="module")
@@ -447,53 +397,3 @@ def test_training_beyond_memory_is_refused_before_anything(
     with pytest.raises(ArgumentError, match="fits into"):
         compare(small(tmp_path))
     assert not (tmp_path / "out").exists()
-
-
-def spend(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """A callback that ends the budget."""
-    return lambda: monkeypatch.setattr(Deadline, "left", property(lambda self: -1.0))
-
-
-def test_budget_is_turned_into_steps_and_ends_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = small(tmp_path, encodings=("rope",), steps=None, budget_minutes=3.0)
-    log = Log(Paced, spend(monkeypatch))
-    assert not compare(settings, progress=log).complete
-    (paced,) = (event for event in log.events if isinstance(event, Paced))
-    assert paced.steps >= 20
-    assert paced.steps % 10 == 0
-    assert 0.0 < paced.seconds <= 180.5
-    (stopping,) = (event for event in log.events if isinstance(event, Stopping))
-    assert stopping.over_budget
-    assert load_settings(settings.out).steps == paced.steps
-
-
-def test_budget_too_small_says_what_is_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("posenc.experiments.compare.LEAST_STEPS", 10**7)
-    settings = small(tmp_path, encodings=("rope",), steps=None, budget_minutes=3.0)
-    with pytest.raises(ArgumentError, match=r"budget_minutes: expected at least \d+\.\d on this"):
-        compare(settings)
-
-
-def test_a_budget_that_is_spent_at_once_leaves_nothing(tmp_path: Path) -> None:
-    """It ends the preparation of the data, which goes on in a process of its own."""
-    settings = small(tmp_path, steps=None, budget_minutes=1e-6)
-    with pytest.raises(ArgumentError, match="1e-06, which ends while the data is prepared"):
-        compare(settings)
-    assert not settings.out.exists()
-
-
-def test_a_budget_that_ends_with_the_first_steps_ends_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    settings = small(tmp_path, encodings=("rope",), steps=None, budget_minutes=3.0)
-    with pytest.raises(ArgumentError, match=r"speed of training is measured.*add --resume"):
-        compare(settings, progress=Log(RunsPrepared, spend(monkeypatch)))
-    assert list(scratch.iterdir()) == [], "processes that are ended leave nothing behind"
-    assert load_settings(settings.out).budget_minutes == 3.0

@@ -11,7 +11,7 @@ import pytest
 
 from posenc.experiments.jobs import Outcome, TrainingJob, carry_out
 from posenc.experiments.results import Measurement, Refusal
-from tests.experiments.test_compare import small
+from tests.experiments.small_comparisons import small
 
 
 def outcome_of(folder: Path, *, steps: int = 2, damage: float = 0.0, **changes: object) -> Outcome:

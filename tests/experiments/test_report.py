@@ -224,6 +224,7 @@ def test_the_trained_range_is_shaded(longest: int, log: bool) -> None:
     comparison = sample(lengths=(64, longest))
     first, *_ = draw_charts(comparison, summarise(comparison))
     (area,) = [layer for layer in first.spec["layer"] if layer["mark"]["type"] == "rect"]
+    assert [area["encoding"][side] for side in ("y", "y2")] == [{"value": 0}, {"value": "height"}]
     ((row,), scale) = first.spec["datasets"][area["data"]["name"]], area["encoding"]["x"]["scale"]
     assert row["end"] == comparison.train_length
     low, high = scale["domain"]

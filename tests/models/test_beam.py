@@ -17,11 +17,23 @@ STOP = 2
 
 
 def make(encoding: str = "rope", vocabulary: int = 5) -> Decoder:
-    torch.manual_seed(3)
+    """A model whose tokens depend on all that it sees; as drawn, it would repeat some."""
+    torch.manual_seed(9)
     config = DecoderConfig(
-        vocabulary=vocabulary, dim=32, layers=2, heads=4, encoding=encoding, max_length=30
+        vocabulary=vocabulary,
+        dim=32,
+        layers=2,
+        heads=4,
+        encoding=encoding,
+        max_length=30,
+        tied=False,
     )
-    return Decoder(config).eval()
+    model = Decoder(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith((".attention.output.weight", ".feed_forward.output.weight")):
+                parameter.mul_(8)
+    return model
 
 
 def prompt(rows: int = 3, length: int = 4) -> Tensor:
@@ -88,6 +100,13 @@ def tails(model: Decoder, beams: int, new: int, power: float) -> list[list[tuple
             ]
         )
     return rows
+
+
+def test_the_model_depends_on_what_it_sees() -> None:
+    for vocabulary in (5, 40):
+        tokens = generate(make(vocabulary=vocabulary), prompt(), max_new_tokens=9)[:, 4:].tolist()
+        assert len(set(map(tuple, tokens))) == 3
+        assert all(len(set(row)) > 1 for row in tokens)
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, -1.0])

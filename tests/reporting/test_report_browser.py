@@ -79,7 +79,7 @@ LAST = {1280: 800, 768: 1536, 390: 1266}
 """Pixels of the first screen by width; on a phone of a screen and a half."""
 
 
-@views(*ALL, "crowded", widths=(1280, 768, 390))
+@views(*ALL, "crowded", widths=(1280, 768, 390), rounds=2)
 def test_the_answer_is_on_the_first_screen(view: Visit, request: pytest.FixtureRequest) -> None:
     """Chart, verdicts and the command that settles the rest; on a phone in a screen and a half."""
     found, width = request.node.callspec.params["view"]
@@ -173,6 +173,10 @@ def test_without_scripts_charts_are_pictures(scriptless: Visit, page: Path) -> N
     pictures = scriptless.page.locator(".chart img")
     keys = {path.stem for path in page.parent.glob("*.png")}
     assert pictures.count() == len(keys)
+    charts = scriptless.page.locator(".chart[role=img]")
+    words = charts.evaluate_all("charts => charts.map(c => c.ariaLabel)")
+    assert len(words) == len(keys)
+    assert all(" against " in text for text in words)
     assert {Path(url).stem for url in scriptless.requests[1:]} == keys
     assert all(url.startswith(page.parent.as_uri()) for url in scriptless.requests)
     assert scriptless.troubles == []
@@ -261,7 +265,7 @@ def test_a_table_is_sorted_by_a_click(tab: Visit, ranked: Path) -> None:
 @views(*KINDS)
 def test_charts_have_words_for_those_who_cannot_see_them(view: Visit) -> None:
     told = view.page.locator(".chart").evaluate_all(
-        "charts => charts.map(c => [c.id, c.role, c.ariaLabel])"
+        "charts => charts.map(c => [c.id, c.role, c.ariaLabel])"  # as Vega has put them
     )
     for key, role, words in told:
         assert role in ("img", "graphics-document"), "Vega says the second once it has drawn"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -76,6 +77,12 @@ def _options(
     """Positional encodings for Transformers."""
 
 
+@functools.cache
+def parser() -> Any:
+    """The parser of all commands; making it takes most of a tenth of a second."""
+    return typer.main.get_command(app)
+
+
 def run() -> None:
     """Run the command line; a ``PosencError`` is printed without a traceback.
 
@@ -84,11 +91,11 @@ def run() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
-        app(prog_name="posenc")
+        parser()(prog_name="posenc")
     except PosencError as error:
         if "--debug" in sys.argv:
             ERRORS.print_exception()
-        options = options_of(typer.main.get_command(app), sys.argv[1:])
+        options = options_of(parser(), sys.argv[1:])
         error.argument = options.get(error.argument, error.argument)
         print_error(error)
         sys.exit(exit_code(error))

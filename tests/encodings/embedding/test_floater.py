@@ -60,6 +60,18 @@ def exact(encoding: Floater, times: list[float]) -> Tensor:
     return found
 
 
+def test_times_are_not_rounded_as_features_are() -> None:
+    """bfloat16 has even numbers alone between 256 and 512."""
+    times, x = torch.tensor([257.0, 300.5]), torch.zeros(1, 2, 6)
+    encoding = make(dim=6, step=32.0).requires_grad_(requires_grad=False)
+    expected = encoding(x.double(), Layout.at(times.double()))
+    rounded = encoding(x.double(), Layout.at(times.bfloat16().double()))
+    assert ((rounded - expected).abs().amax(-1) > 0.3).all()
+    for layout in (Layout.at(times), Layout.at(times.double())):
+        found = encoding.bfloat16()(x.bfloat16(), layout)
+        torch.testing.assert_close(found.double(), expected, atol=0.02, rtol=0.02)
+
+
 @pytest.mark.parametrize(
     ("dim", "start", "activation"),
     [
