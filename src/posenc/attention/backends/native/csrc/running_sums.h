@@ -61,25 +61,21 @@ struct Logistic {
 
 // Sums of the rows of a tile of queries, [rows]: `sums` over the keys after a tile of keys, carried
 // from the last tile to the first; `d_sums`, of gradients over the keys before it, carried from the
-// first to the last. The latter need the former in reverse: sums at every tile are kept.
+// first to the last. The latter need the former in reverse: sums at every tile are kept. In double,
+// as they may be over many tokens.
 class Carry {
  public:
   void begin(index rows, index tiles) {
-    rows_ = rows;
-    sums = sums_.of(rows);
-    fill(sums, 0, rows);
-    kept_ = tiles ? kept_scratch_.of(rows * tiles) : nullptr;
-    d_sums = d_sums_scratch_.of(rows);
-    fill(d_sums, 0, rows);
+    sums.assign(rows, 0);
+    d_sums.assign(rows, 0);
+    kept_.resize(rows * tiles);
   }
-  void keep(index tile) { std::copy_n(sums, rows_, kept_ + tile * rows_); }
-  void resume(index tile) { std::copy_n(kept_ + tile * rows_, rows_, sums); }
-  real *sums = nullptr, *d_sums = nullptr;
+  void keep(index tile) { std::copy_n(sums.data(), sums.size(), kept_.data() + tile * sums.size()); }
+  void resume(index tile) { std::copy_n(kept_.data() + tile * sums.size(), sums.size(), sums.data()); }
+  std::vector<double> sums, d_sums;
 
  private:
-  Scratch sums_, kept_scratch_, d_sums_scratch_;
-  real* kept_ = nullptr;  // [tiles, rows]
-  index rows_ = 0;
+  std::vector<double> kept_;  // [tiles, rows]
 };
 
 // CoPE: s[i, j] += product[i, count], interpolated between the products of query i with the rows of
@@ -118,7 +114,7 @@ class Counts {
   }
   // Gradients of the row of `add`'s last call: of the products, and of the logits by the gates. A gate
   // is in the counts of its key and all keys before it, hence the prefix sums; d_sums carries them.
-  void collect(const real* product, real* ds, Range visible, real* d_product, real& d_sums) const {
+  void collect(const real* product, real* ds, Range visible, real* d_product, double& d_sums) const {
     const index begin = std::max(visible.begin / VL * VL, full_);
     const index full = std::max<index>(0, std::min(begin, visible.end) - visible.begin);
     d_product[last_low_ + 1] += sum_range(ds + visible.begin, full);
@@ -131,7 +127,7 @@ class Counts {
         d_product[at.low[l] + 1] += high[l];
       }
       const vec rise = gather(product + 1, at.low) - gather(product, at.low);
-      const vec sums = running_sums<true>(count < max_count_ ? d * rise : vec{}) + d_sums;
+      const vec sums = running_sums<true>(count < max_count_ ? d * rise : vec{}) + real(d_sums);
       store(ds + t, d + sums * gate * (1 - gate));
       d_sums = sums[VL - 1];
     }
@@ -193,9 +189,9 @@ class Sticks {
   }
   // Gradients of the logits of the row of `weigh`'s last call, from those of the logarithms of its
   // weights: d log p_j / d z_t is 1 at t = j, and -σ(z_t) for all t >= j.
-  void collect(real* ds, Range visible, real& d_sums) const {
+  void collect(real* ds, Range visible, double& d_sums) const {
     for (index t = visible.begin / VL * VL; t < visible.end; t += VL) {
-      const vec d = load(ds + t), sums = running_sums<true>(d) + d_sums;
+      const vec d = load(ds + t), sums = running_sums<true>(d) + real(d_sums);
       store(ds + t, d - load(betas_ + t) * sums);
       d_sums = sums[VL - 1];
     }
