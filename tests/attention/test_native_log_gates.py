@@ -129,3 +129,20 @@ def test_results_are_the_same_for_any_number_of_threads() -> None:
         torch.set_num_threads(before)
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1.0, 40.0])
+def test_keys_without_weight_and_far_ones_that_outweigh_their_sums(
+    size: float, dtype: torch.dtype
+) -> None:
+    """Tiles of keys are left out where sums outweigh all products; at first, one key does not."""
+    slopes, grid = [0.5, 2.0], Grid.of(Layout.sequence(1300), causal=True)
+    inputs = _inputs(1300, 1300, slopes)
+    inputs[1] *= size
+    inputs[1][:, :, 3] = 60 * inputs[0][:, :, 1290]
+    inputs = [x.to(dtype).double() for x in inputs]
+    expected = _results(inputs, grid, slopes, "reference")
+    got = _results(inputs, grid, slopes, "native", dtype)
+    bound = {torch.float64: 1e-9, torch.float32: 3e-5, torch.bfloat16: 0.04}[dtype]
+    _agree([x.double() for x in got], expected, bound)

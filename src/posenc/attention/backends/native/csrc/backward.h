@@ -117,6 +117,7 @@ class Backward {
       dp_by_bucket_.begin(logits_.value_rows, n);
     }
     index first_live_key = 0;
+    logits_.log_gates.set_levels(lse_, 1);
     if (x_.pairs.sums()) first_live_key = carry_over_tiles(b, h, n, s, d_out);
     if (x_.pairs.kind == BLOCKS) {  // states of all blocks, from the last to the first
       tile.for_key_tiles(x_, true, [&] { logits_.multiply(x_, s, ld_); });
@@ -242,7 +243,7 @@ class Backward {
     tile.for_key_tiles(x_, true, [&] {
       carry.keep(tile.j0 / KEY_TILE);
       if (logits_.carried_out(x_)) {
-        if (x_.pairs.kind == STICKS) first_live_key = std::max(first_live_key, tile.j0 + KEY_TILE);
+        if (x_.pairs.kind != COUNTS) first_live_key = std::max(first_live_key, tile.j0 + KEY_TILE);
         return;
       }
       logits_.carry_over(x_, s, ld_);
@@ -340,7 +341,7 @@ class Backward {
     if (x_.pairs.kind == DISTANCE)
       logits_.distance.collect(ds + visible.begin, i, offset, n);
     if (d_column_) ds_row_sums_[i] += add_wide(d_column_ + tile.j0 + visible.begin, ds + visible.begin, n);
-    if (x_.pairs.kind == LOG_GATES) logits_.log_gates.collect_row(i, ds, visible, logits_.carry.d_sums[i]);
+    if (x_.pairs.kind == LOG_GATES) logits_.log_gates.collect_row(i, tile, ds, visible, logits_.carry.d_sums[i]);
     if (x_.pairs.kind == COUNTS)
       logits_.counts.collect(logits_.query_products.row(i), ds, visible, ds_by_bucket_.row(i), logits_.carry.d_sums[i]);
     else if (x_.terms.left_rows)

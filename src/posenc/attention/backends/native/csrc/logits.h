@@ -37,7 +37,7 @@ class Logits {
     if (!use_amx) k_panels.begin(k, x.keys, x.depth(), keeps_panels(x));
     if (x.terms.right_rows) key_term.begin(x, b, h, use_amx, d_right, d_right_rows);
     if (x.pairs.kind == BLOCKS) blocks.begin_row(x, b, h);
-    if (x.pairs.kind == LOG_GATES) log_gates.begin_row(x, b, h);
+    if (x.pairs.kind == LOG_GATES) log_gates.begin_row(x, b, h, k_source, x.depth());
     if (x.terms.column) column.begin(x.terms.column.of<double>(b, h), x.keys);
   }
   // After begin_row, the gradients that terms of pairs add to.
@@ -47,7 +47,7 @@ class Logits {
   }
   void begin_tile(const Problem& x, index b, index h, index first, index rows) {
     tile.set(x, b, first, rows);
-    if (!use_amx || gradient_ || transforms_qk(x))
+    if (!use_amx || gradient_ || transforms_qk(x) || x.pairs.kind == LOG_GATES)
       q = read_factors(x, x.q, x.q_rotary, x.terms.query_factor, b, h, h, first, rows, real(x.scale), q_scratch_);
     if (use_amx && transforms_qk(x))
       q_bf16_ = HeadTokens(head_of(q), 0, 0, 0, rows, x.depth()).rows(bf16_scratch_);
@@ -56,7 +56,7 @@ class Logits {
     if (x.pairs.kind == DISTANCE) distance.begin_tile(x, b, h, first, rows);
     if (x.pairs.kind == BLOCKS)
       blocks.begin_tile(x, b, h, first, rows, tile.base, q.data, q.ld, gradient_);
-    if (x.pairs.kind == LOG_GATES) log_gates.begin_tile(first, rows, gradient_);
+    if (x.pairs.kind == LOG_GATES) log_gates.begin_tile(x, first, rows, q);
     if (x.terms.left_rows) {
       const Operand& left = x.terms.left;
       left_tokens = read_rows(left.value, b, h, first, rows, left.features, 1, left_scratch_);
@@ -130,7 +130,7 @@ class Logits {
       const Range visible = tile.visible_keys(i);
       double& sum = carry.sums[i];
       if (x.pairs.kind == LOG_GATES)
-        sum += log_gates.tile_sum(i, tile.j0, visible);
+        sum = log_gates.tile_sum(i, tile, visible, sum);
       else if (x.pairs.kind == COUNTS)
         sum = counts.tile_sum(s + i * ld, visible, sum);
       else
@@ -158,9 +158,10 @@ class Logits {
     if (!x.pairs.sizes[0] || !tile.is_visible(i, self_key(i)) || Sticks::exhausted(carry.sums[i])) return 0;
     return std::exp(carry.sums[i]);
   }
-  // Whether the sums of all rows are at their limit, so that earlier keys do not change them.
+  // Whether the sums of all rows are at their limit, so that earlier keys do not change them or have no
+  // weight.
   bool carried_out(const Problem& x) const {
-    if (x.pairs.kind == LOG_GATES) return false;
+    if (x.pairs.kind == LOG_GATES) return log_gates.all_finished(tile, carry.sums);
     for (index i = 0; i < tile.rows; ++i)
       if (x.pairs.kind == COUNTS ? !counts.full(carry.sums[i]) : !Sticks::exhausted(carry.sums[i])) return false;
     return true;
@@ -179,8 +180,8 @@ class Logits {
     else if (x.terms.left_rows)
       spread<true>(x.map, query_products.row(i), j + tile.base[i], s + visible.begin, n);
     if (x.terms.right_rows) key_term.add_far(x, tile, s, i, visible.begin / VL * VL, visible.end);
-    if (x.pairs.kind == LOG_GATES && gradient_) log_gates.add_keeping_rates(i, tile, s, visible, carry.sums[i]);
-    if (x.pairs.kind == LOG_GATES && !gradient_) log_gates.add(i, tile.j0, s, visible, carry.sums[i]);
+    if (x.pairs.kind == LOG_GATES && gradient_) log_gates.add<true>(i, tile, s, visible, carry.sums[i]);
+    if (x.pairs.kind == LOG_GATES && !gradient_) log_gates.add<false>(i, tile, s, visible, carry.sums[i]);
     if (x.pairs.kind == DISTANCE) distance.add(s + visible.begin, i, j + tile.base[i], n);
     if (x.terms.column) column.add(s, tile.j0, visible, column_shift(x, i));
     if (x.softcap) cap(s, real(x.softcap), splat(real(column_shift(x, i))), visible);

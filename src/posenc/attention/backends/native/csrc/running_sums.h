@@ -40,20 +40,30 @@ inline vec gather(const real* p, ivec at) {
   return x;
 #endif
 }
+// log(1 + x) for 0 <= x <= 1, to the precision of x: by a minimax polynomial, to 3e-8, in float; in
+// double as 2 atanh(y), y = x / (2 + x) <= 1/3.
+inline vec log_of_one_plus(vec x) {
+#ifdef POSENC_DOUBLE
+  const vec y = x / (2 + x), y2 = y * y;
+  vec p = splat(1.0 / 35);
+#pragma GCC unroll 17
+  for (int n = 16; n >= 0; --n) p = p * y2 + 1.0 / (2 * n + 1);
+  return 2 * y * p;
+#else
+  constexpr float c[] = {-0.0295052373f, 0.0782259478f, -0.136632453f, 0.191060064f,
+                         -0.248429821f,  0.333190968f,  -0.499994931f, 0.99999997f};
+  vec p = splat(0.00523269411f);
+  for (float coefficient : c) p = p * x + coefficient;
+  return p * x;
+#endif
+}
 // σ(z) and log σ(-z) by one exponential, that of -|z|, which cannot overflow.
 struct Logistic {
   explicit Logistic(vec z) : z_(z), e_(exponential(z < 0 ? z : -z)), inverse_(1 / (1 + e_)) {}
   vec value() const { return z_ < 0 ? e_ * inverse_ : inverse_; }
-  // log(1 - σ(z)) = -log(1 + e^z) = -max(z, 0) - log(1 + e), e = e^-|z|, by log(1 + e) = 2 atanh(y),
-  // y = e / (2 + e) <= 1/3: accurate where e is small, unlike log of a rounded 1 + e.
-  vec log_complement() const {
-    const vec y = e_ / (2 + e_), y2 = y * y;
-    constexpr int terms = sizeof(real) == 4 ? 8 : 17;
-    vec p = splat(real(1) / (2 * terms + 1));
-#pragma GCC unroll 17
-    for (int n = terms - 1; n >= 0; --n) p = p * y2 + real(1) / (2 * n + 1);
-    return (z_ > 0 ? -z_ : vec{}) - 2 * y * p;
-  }
+  // log(1 - σ(z)) = -log(1 + e^z) = -max(z, 0) - log(1 + e), e = e^-|z|: accurate where e is small,
+  // unlike log of a rounded 1 + e.
+  vec log_complement() const { return (z_ > 0 ? -z_ : vec{}) - log_of_one_plus(e_); }
 
  private:
   vec z_, e_, inverse_;
