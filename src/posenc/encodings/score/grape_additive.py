@@ -77,14 +77,14 @@ class GrapeAdditive(ScoreTerm):
         return Ranks.of(grid).after_key(steps.masked_fill(~grid.visible, 0.0))
 
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
-        ends = self._vectors(grid.query) / self.width
-        slopes = ends.new_tensor(geometric_slopes(self.heads))
-        return LogGateSums(ends, self._path(grid.key), slopes)
+        path = self._path(grid.key, 1 / self.width)
+        slopes = path.new_tensor(geometric_slopes(self.heads))
+        return LogGateSums(self._vectors(grid.query), path, slopes)
 
-    def _path(self, key: Layout) -> Float[Tensor, "b H K E"]:
-        """The keys' normalized vectors, rotated by their positions."""
+    def _path(self, key: Layout, factor: float = 1.0) -> Float[Tensor, "b H K E"]:
+        """The keys' normalized vectors times a factor, rotated by their positions."""
         path, small = self._vectors(key), torch.finfo(torch.float32).eps
-        path = path * (path.square().mean(-1, keepdim=True) + small).rsqrt()
+        path = path * ((path.square().mean(-1, keepdim=True) + small).rsqrt() * factor)
         angles = zero_special(-key.positions.expand(-1, -1, self.width // 2), key)
         return rotate(path, angles, "half")
 
