@@ -89,7 +89,7 @@ KINDS = {
     "sticks": Kind(3, lambda _: (0,)),
     "sticks_self": Kind(3, lambda _: (1,)),
 }
-"""By name: in csrc, a header of each, but of counts and sticks: ``running_sums.h``."""
+"""By name; csrc/problem.h says which header describes each."""
 
 
 def pair_gradients(
