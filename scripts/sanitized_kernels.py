@@ -34,6 +34,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fire": {"heads": 2, "hidden": 7},
     "cope": {"head_dim": 20},
     "dape": {"heads": 2, "hidden": 7},
+    "grape_additive": {"dim": 32, "heads": 2, "width": 10},
     "path": {"dim": 32, "heads": 2, "head_dim": 20},
     "stick_breaking": {},
 }

@@ -84,6 +84,7 @@ TIMES: tuple[tuple[str, Sequence[str], Sequence[int], Sequence[bool], float, flo
     ("biases of tokens", ("forgetting", "cable"), LENGTHS, PAST, 1.15, 1.15),
     ("functions of distance", ("fire",), LENGTHS, EITHER, 1.4, 1.4),
     ("counted positions", ("cope", "stick_breaking"), LENGTHS, PAST, 2.5, 2.5),
+    ("sums of gates' logarithms", ("grape_additive",), LENGTHS, PAST, 1.5, 1.5),
     ("MLP across heads", ("dape",), LENGTHS, EITHER, 4.0, 4.0),
     ("products of reflections", ("path",), LENGTHS, PAST, 4.0, 4.0),
 )

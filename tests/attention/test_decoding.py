@@ -15,7 +15,9 @@ from posenc.layout import Layout
 from posenc.registry import create
 
 SERVED = ("nope", "rope", "alibi", "kerple", "sandwich", "t5", "shaw", "rope+alibi", "rope+t5")
-OTHERS = ("deberta", "transformer_xl", "tupe", "fire", "cope", "forgetting", "xpos")
+OTHERS = (
+    *("deberta", "transformer_xl", "tupe", "fire", "cope", "forgetting", "grape_additive", "xpos"),
+)
 LENGTH = 11
 
 

@@ -25,6 +25,8 @@ METHODS: dict[str, dict[str, object]] = {
     "fire": {"heads": HEADS, "hidden": 9, "threshold": 20.0},
     "cope": {"head_dim": WIDTH, "max_count": 20},
     "dape": {"heads": HEADS, "hidden": 7},
+    "grape_additive": {"dim": 32, "heads": HEADS},
+    "grape_additive, wide": {"dim": 32, "heads": HEADS, "width": 18},
     "dape, of alibi": {"heads": HEADS, "bias": "alibi"},
     "path": {"dim": 32, "heads": HEADS, "head_dim": WIDTH, "rank": 6},
     "stick_breaking": {},
@@ -187,7 +189,7 @@ def test_documents_with_signals(name: str) -> None:
 
 
 @built
-@pytest.mark.parametrize("name", ["forgetting", "cable", "transformer_xl"])
+@pytest.mark.parametrize("name", ["forgetting", "cable", "transformer_xl", "grape_additive"])
 def test_gradients_of_sums_by_key_are_as_exact_as_the_definition(name: str) -> None:
     options = {"transformer_xl": {"dim": 32, "heads": HEADS, "head_dim": WIDTH}}
     torch.manual_seed(3)

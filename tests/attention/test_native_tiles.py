@@ -109,13 +109,14 @@ def test_every_term(
 
 
 @pytest.mark.parametrize(("length", "rows", "count"), [(1100, 1, 1), (600, 2, 4)])
-@pytest.mark.parametrize("name", ["stick_breaking", "cope", "path"])
+@pytest.mark.parametrize("name", ["stick_breaking", "cope", "path", "grape_additive"])
 def test_carries_between_tiles(name: str, length: int, rows: int, count: int) -> None:
     """In float32: sticks are broken within a tile, gates count over several."""
     torch.manual_seed(1)
     options: dict[str, dict[str, int]] = {
         "cope": {"head_dim": WIDTH, "max_count": 300},
         "path": {"dim": 2 * WIDTH, "heads": count, "head_dim": WIDTH},
+        "grape_additive": {"dim": 2 * WIDTH, "heads": count, "head_dim": WIDTH},
     }
     encoding = posenc.create(name, **options.get(name, {}))
     if name == "path":  # which reflects next to nothing at first; gradients of CoPE have jumps

@@ -53,6 +53,7 @@ MANY: Mapping[str, Mapping[str, object]] = {
     "deberta": {"max_distance": 2000},
     "fire": {},
     "forgetting": {},
+    "grape_additive": {},
     "shaw": {"max_distance": 900},
     "stick_breaking": {},
     "t5": {"buckets": 512, "max_distance": 3000},

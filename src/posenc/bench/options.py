@@ -11,7 +11,7 @@ from posenc.arguments import EXACT, Count, Interval, Option, Width
 METHODS = (
     *("nope", "rope", "alibi", "sandwich", "t5@frozen", "t5", "kerple", "tupe"),
     *("swin", "decomposed2d", "shaw@scores", "shaw", "transformer_xl", "deberta@buckets=256"),
-    *("forgetting", "cable", "fire", "cope", "stick_breaking", "dape", "path"),
+    *("forgetting", "cable", "fire", "cope", "stick_breaking", "grape_additive", "dape", "path"),
 )
 """Encodings timed by default: all kinds of terms."""
 

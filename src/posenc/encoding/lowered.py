@@ -105,6 +105,22 @@ class GateCounts:
 
 
 @dataclass(frozen=True, eq=False)
+class LogGateSums:
+    """``s_ij += slope[h] · Σ_{t=j+1..i} log σ(query[b, h, i] · key[b, h, t])``.
+
+    The sum is over the keys that the query sees, by order.
+
+    Args:
+        query: ``[B|1, H, Q, E]``; key: ``[B|1, H, K, E]``; any factor of their product is in one.
+        slope: ``[H]``, at least 0, in logits. It gets no gradient.
+    """
+
+    query: Float[Tensor, "b H Q E"]
+    key: Float[Tensor, "b H K E"]
+    slope: Float[Tensor, " H"]
+
+
+@dataclass(frozen=True, eq=False)
 class StickWeights:
     """Weights ``σ(s_ij) · Π_{j<t<i} (1 - σ(s_it))`` instead of the softmax, over keys before i.
 
@@ -224,5 +240,7 @@ def _reflected_blocks(
     )
 
 
-FusedScore = BlockTransforms | DistanceFunction | GateCounts | HeadMixing | StickWeights
+FusedScore = (
+    BlockTransforms | DistanceFunction | GateCounts | HeadMixing | LogGateSums | StickWeights
+)
 """Forms of single methods outside the structured one, for compiled kernels."""

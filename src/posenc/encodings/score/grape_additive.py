@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, EvenWidth, Width, checked
-from posenc.encoding import ScoreTerm
+from posenc.encoding import FusedScore, LogGateSums, ScoreTerm
 from posenc.encoding.tensors import Features, Keys, Queries, Scores
 from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import Ranks
@@ -71,14 +71,22 @@ class GrapeAdditive(ScoreTerm):
         return replace(layout, signal=self.project(at_least_single(x)))
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        ends, path = self._vectors(grid.query), self._vectors(grid.key)
-        small = torch.finfo(torch.float32).eps
-        path = path * (path.square().mean(-1, keepdim=True) + small).rsqrt()
-        angles = zero_special(-grid.key.positions.expand(-1, -1, self.width // 2), grid.key)
-        products = ends @ rotate(path, angles, "half").mT / self.width
+        products = self._vectors(grid.query) @ self._path(grid.key).mT / self.width
         slopes = products.new_tensor(geometric_slopes(self.heads)).view(-1, 1, 1)
         steps = slopes * nn.functional.logsigmoid(products)
         return Ranks.of(grid).after_key(steps.masked_fill(~grid.visible, 0.0))
+
+    def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
+        path = self._path(grid.key, 1 / self.width)
+        slopes = path.new_tensor(geometric_slopes(self.heads))
+        return LogGateSums(self._vectors(grid.query), path, slopes)
+
+    def _path(self, key: Layout, factor: float = 1.0) -> Float[Tensor, "b H K E"]:
+        """The keys' normalized vectors times a factor, rotated by their positions."""
+        path, small = self._vectors(key), torch.finfo(torch.float32).eps
+        path = path * ((path.square().mean(-1, keepdim=True) + small).rsqrt() * factor)
+        angles = zero_special(-key.positions.expand(-1, -1, self.width // 2), key)
+        return rotate(path, angles, "half")
 
     def _vectors(self, layout: Layout) -> Float[Tensor, "b H L E"]:
         signal = require_signal(layout, type(self).__name__, self.heads * self.width)

@@ -21,7 +21,14 @@ from posenc.attention.problem.intervals import run_intervals
 from posenc.attention.problem.lowering import part_of
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem, Whole
-from posenc.encoding import BlockTransforms, Encoding, GateCounts, ScoreTerm, StickWeights
+from posenc.encoding import (
+    BlockTransforms,
+    Encoding,
+    GateCounts,
+    LogGateSums,
+    ScoreTerm,
+    StickWeights,
+)
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.grid import Grid
 from posenc.runtime import has_values, is_transformed
@@ -83,7 +90,7 @@ def looks_at_seen_keys(problem: Problem) -> bool:
         return True
     if value is not None or score is None or score.keys_by_keys:
         return False
-    return isinstance(problem.fused(), GateCounts | StickWeights)
+    return isinstance(problem.fused(), GateCounts | LogGateSums | StickWeights)
 
 
 def block_transforms(problem: Problem) -> BlockTransforms | None:

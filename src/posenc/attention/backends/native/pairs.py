@@ -9,13 +9,21 @@ import torch
 from torch import Tensor
 
 from posenc.attention.backends.native.library import Problem
-from posenc.encoding import BlockTransforms, DistanceFunction, GateCounts, HeadMixing, StickWeights
+from posenc.encoding import (
+    BlockTransforms,
+    DistanceFunction,
+    GateCounts,
+    HeadMixing,
+    LogGateSums,
+    StickWeights,
+)
 
 DESCRIPTIONS: dict[type, str] = {
     DistanceFunction: "a piecewise-linear function of the distance",
     HeadMixing: "a network of the logits of all heads, which go together",
     BlockTransforms: "queries that blocks of keys transform",
     GateCounts: "counts by gates, carried from the last key to the first",
+    LogGateSums: "sums of gates' logarithms, carried from the last key to the first",
     StickWeights: "stick breaking, carried from the last key to the first",
 }
 
@@ -65,15 +73,23 @@ def _block_gradients(
     return (problem.splits, *matrices.shape), own.shape
 
 
+def _log_gate_gradients(
+    tensors: Sequence[Tensor], problem: Problem, parts: int
+) -> Sequence[Shape | None]:
+    query, key, _ = tensors
+    return query.shape, (problem.splits, *key.shape), None
+
+
 KINDS = {
     "distance": Kind(1, _distance_sizes, _distance_gradients),
     "counts": Kind(2),
-    "blocks": Kind(5, lambda tensors: (tensors[0].shape[2],), _block_gradients),
-    "mixing": Kind(4, lambda tensors: tensors[1].shape, _mixing_gradients),
+    "blocks": Kind(6, lambda tensors: (tensors[0].shape[2],), _block_gradients),
+    "log_gates": Kind(4, lambda tensors: tensors[0].shape[3:], _log_gate_gradients),
+    "mixing": Kind(5, lambda tensors: tensors[1].shape, _mixing_gradients),
     "sticks": Kind(3, lambda _: (0,)),
     "sticks_self": Kind(3, lambda _: (1,)),
 }
-"""By name: in csrc distance.h, block_transforms.h, head_mixing.h and running_sums.h."""
+"""By name; csrc/problem.h says which header describes each."""
 
 
 def pair_gradients(

@@ -33,6 +33,7 @@ from posenc.encoding import (
     FusedScore,
     GateCounts,
     HeadMixing,
+    LogGateSums,
     Rotation,
     StickWeights,
     StructuredScore,
@@ -242,6 +243,9 @@ def _with_pairs(
         left = None if form.product.tokens is problem.q else form.product.tokens
         terms = replace(terms, left=left, left_rows=form.product.rows)
         return replace(record, terms=terms, pairs=PairTerm("counts"))
+    if isinstance(form, LogGateSums):
+        query, key = (x.expand(len(problem.q), *x.shape[1:]) for x in (form.query, form.key))
+        return replace(record, pairs=PairTerm("log_gates", (query, key, form.slope)))
     if isinstance(form, StickWeights):
         return replace(record, pairs=PairTerm("sticks_self" if form.rest_to_self else "sticks"))
     if isinstance(form, BlockTransforms):

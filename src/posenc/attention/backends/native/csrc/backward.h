@@ -54,7 +54,7 @@ class Backward {
     else
       d_right_tokens_ = dk_;
     logits_.begin_row(x_, b, h, d_right_tokens_, &d_right_);
-    if (x_.pairs.kind == BLOCKS) logits_.blocks.begin_gradient(x_, b, h, split);
+    logits_.begin_gradient(x_, b, h, split);
     if (logits_.use_amx) {
       k_pairs_ = HeadTokens(logits_.k_source, 0, 0, 0, x_.keys, x_.depth()).pairs(pairs_scratch_);
       v_strips_ = HeadTokens(x_.v, b, logits_.group, 0, x_.keys, x_.value_dim).columns(strips_scratch_);
@@ -117,6 +117,7 @@ class Backward {
       dp_by_bucket_.begin(logits_.value_rows, n);
     }
     index first_live_key = 0;
+    logits_.log_gates.set_levels(lse_, 1);
     if (x_.pairs.sums()) first_live_key = carry_over_tiles(b, h, n, s, d_out);
     if (x_.pairs.kind == BLOCKS) {  // states of all blocks, from the last to the first
       tile.for_key_tiles(x_, true, [&] { logits_.multiply(x_, s, ld_); });
@@ -139,6 +140,7 @@ class Backward {
       for (index i = 0; i < n; ++i) row_gradients(b, h, i, s + i * ld_, ds + i * ld_);
       if (logits_.precomputed.data) logits_.store_precomputed(ds, ld_);
       if (x_.terms.right_rows) logits_.key_term.collect(x_, tile, ds, ld_);
+      if (x_.pairs.kind == LOG_GATES) logits_.log_gates.collect(tile);
       if (x_.pairs.kind == BLOCKS)
         logits_.blocks.collect(j, tile.panels, logits_.k.data, logits_.k.ld, ds, ld_, dq, dk_);
       for_panels([&](index at, index keys, Range m) {
@@ -241,10 +243,9 @@ class Backward {
     tile.for_key_tiles(x_, true, [&] {
       carry.keep(tile.j0 / KEY_TILE);
       if (logits_.carried_out(x_)) {
-        if (x_.pairs.kind == STICKS) first_live_key = std::max(first_live_key, tile.j0 + KEY_TILE);
+        if (x_.pairs.kind != COUNTS) first_live_key = std::max(first_live_key, tile.j0 + KEY_TILE);
         return;
       }
-      logits_.multiply(x_, s, ld_);
       logits_.carry_over(x_, s, ld_);
     });
     for (index i = 0; i < n && x_.pairs.kind == STICKS; ++i) {
@@ -340,6 +341,7 @@ class Backward {
     if (x_.pairs.kind == DISTANCE)
       logits_.distance.collect(ds + visible.begin, i, offset, n);
     if (d_column_) ds_row_sums_[i] += add_wide(d_column_ + tile.j0 + visible.begin, ds + visible.begin, n);
+    if (x_.pairs.kind == LOG_GATES) logits_.log_gates.collect_row(i, tile, ds, visible, logits_.carry.d_sums[i]);
     if (x_.pairs.kind == COUNTS)
       logits_.counts.collect(logits_.query_products.row(i), ds, visible, ds_by_bucket_.row(i), logits_.carry.d_sums[i]);
     else if (x_.terms.left_rows)

@@ -47,8 +47,9 @@ class Forward {
     fill(row_sum, 0, n);
     if (x_.terms.value_rows) weights_by_bucket_.begin(logits_.value_rows, n);
     if (x_.pairs.sums()) logits_.carry.begin(n, 0);
+    logits_.log_gates.set_levels(row_max, logits_.use_amx ? LN_2 : 1);
     tile.for_key_tiles(x_, x_.pairs.from_last(), [&] {
-      if (x_.pairs.kind == STICKS && logits_.carried_out(x_)) return;
+      if (x_.pairs.sums() && x_.pairs.kind != COUNTS && logits_.carried_out(x_)) return;
       if (some_rows_)
         logits_.multiply_buckets(x_);
       else

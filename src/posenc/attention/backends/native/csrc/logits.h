@@ -4,7 +4,7 @@
 #include "block_transforms.h"
 #include "distance.h"
 #include "key_bucket_term.h"
-#include "running_sums.h"
+#include "log_gates.h"
 namespace posenc::NUMBER {
 // Common to forward and backward: the operands of one head, and the logits s [queries, ld] of a tile.
 // Products and the key-side term are computed for the tile at once (multiply), the other terms row by
@@ -24,6 +24,7 @@ class Logits {
     if (Axes::serves(x)) axes_.set(x);
     if (x.pairs.kind == DISTANCE) distance.begin_head(x.pairs, h);
     if (x.pairs.kind == COUNTS) counts.begin(x.map);
+    if (x.pairs.kind == LOG_GATES) log_gates.begin_head(x.pairs, h);
   }
   void begin_row(const Problem& x, index b, index h, real* d_right = nullptr,
                  const RowSums* d_right_rows = nullptr) {
@@ -36,11 +37,17 @@ class Logits {
     if (!use_amx) k_panels.begin(k, x.keys, x.depth(), keeps_panels(x));
     if (x.terms.right_rows) key_term.begin(x, b, h, use_amx, d_right, d_right_rows);
     if (x.pairs.kind == BLOCKS) blocks.begin_row(x, b, h);
+    if (x.pairs.kind == LOG_GATES) log_gates.begin_row(x, b, h, k_source, x.depth());
     if (x.terms.column) column.begin(x.terms.column.of<double>(b, h), x.keys);
+  }
+  // After begin_row, the gradients that terms of pairs add to.
+  void begin_gradient(const Problem& x, index b, index h, index split) {
+    if (x.pairs.kind == BLOCKS) blocks.begin_gradient(x, b, h, split);
+    if (x.pairs.kind == LOG_GATES) log_gates.begin_gradient(x, b, h, split);
   }
   void begin_tile(const Problem& x, index b, index h, index first, index rows) {
     tile.set(x, b, first, rows);
-    if (!use_amx || gradient_ || transforms_qk(x))
+    if (!use_amx || gradient_ || transforms_qk(x) || x.pairs.kind == LOG_GATES)
       q = read_factors(x, x.q, x.q_rotary, x.terms.query_factor, b, h, h, first, rows, real(x.scale), q_scratch_);
     if (use_amx && transforms_qk(x))
       q_bf16_ = HeadTokens(head_of(q), 0, 0, 0, rows, x.depth()).rows(bf16_scratch_);
@@ -49,6 +56,7 @@ class Logits {
     if (x.pairs.kind == DISTANCE) distance.begin_tile(x, b, h, first, rows);
     if (x.pairs.kind == BLOCKS)
       blocks.begin_tile(x, b, h, first, rows, tile.base, q.data, q.ld, gradient_);
+    if (x.pairs.kind == LOG_GATES) log_gates.begin_tile(x, first, rows, q);
     if (x.terms.left_rows) {
       const Operand& left = x.terms.left;
       left_tokens = read_rows(left.value, b, h, first, rows, left.features, 1, left_scratch_);
@@ -115,12 +123,15 @@ class Logits {
                to + (m.begin - rows.begin) * ld + from, ld, false);
     });
   }
-  // Carry the sums of the rows on over the keys of the selected tile.
-  void carry_over(const Problem& x, const real* s, index ld) {
+  // Carry the sums of the rows on over the keys of the selected tile, whose logits may be computed in s.
+  void carry_over(const Problem& x, real* s, index ld) {
+    if (x.pairs.kind != LOG_GATES) multiply(x, s, ld);
     for (index i = 0; i < tile.rows; ++i) {
       const Range visible = tile.visible_keys(i);
-      real& sum = carry.sums[i];
-      if (x.pairs.kind == COUNTS)
+      double& sum = carry.sums[i];
+      if (x.pairs.kind == LOG_GATES)
+        sum = log_gates.tile_sum(i, tile, visible, sum);
+      else if (x.pairs.kind == COUNTS)
         sum = counts.tile_sum(s + i * ld, visible, sum);
       else
         sum = Sticks::tile_sum(s + i * ld, Sticks::keys_before_query(visible, tile.j0, tile.base[i]), sum);
@@ -147,8 +158,10 @@ class Logits {
     if (!x.pairs.sizes[0] || !tile.is_visible(i, self_key(i)) || Sticks::exhausted(carry.sums[i])) return 0;
     return std::exp(carry.sums[i]);
   }
-  // Whether the sums of all rows are at their limit, so that earlier keys do not change them.
+  // Whether the sums of all rows are at their limit, so that earlier keys do not change them or have no
+  // weight.
   bool carried_out(const Problem& x) const {
+    if (x.pairs.kind == LOG_GATES) return log_gates.all_finished(tile, carry.sums);
     for (index i = 0; i < tile.rows; ++i)
       if (x.pairs.kind == COUNTS ? !counts.full(carry.sums[i]) : !Sticks::exhausted(carry.sums[i])) return false;
     return true;
@@ -167,6 +180,8 @@ class Logits {
     else if (x.terms.left_rows)
       spread<true>(x, query_products.row(i), tile.j0, visible, tile.base[i], s);
     if (x.terms.right_rows) key_term.add_far(x, tile, s, i, visible.begin / VL * VL, visible.end);
+    if (x.pairs.kind == LOG_GATES && gradient_) log_gates.add<true>(i, tile, s, visible, carry.sums[i]);
+    if (x.pairs.kind == LOG_GATES && !gradient_) log_gates.add<false>(i, tile, s, visible, carry.sums[i]);
     if (x.pairs.kind == DISTANCE) distance.add(s + visible.begin, i, j + tile.base[i], n);
     if (x.terms.column) column.add(s, tile.j0, visible, column_shift(x, i));
     if (x.softcap) cap(s, real(x.softcap), splat(real(column_shift(x, i))), visible);
@@ -223,6 +238,7 @@ class Logits {
   Carry carry;
   Counts counts;
   Sticks sticks;
+  LogGates log_gates;
 
  private:
   double column_shift(const Problem& x, index i) const { return x.terms.column ? column.at_end(tile.all_visible_keys(i)) : 0; }

@@ -99,16 +99,16 @@ struct Terms {
   index first;  // offset of the first entry of bias_by_offset
 };
 // A function of pairs other than the terms above, with its arrays; the header of its kind says which:
-// distance.h (FIRE), running_sums.h (CoPE, stick breaking), head_mixing.h (DAPE), block_transforms.h
-// (PaTH).
-enum Kind : index { NONE = 0, DISTANCE = 1, COUNTS = 2, STICKS = 3, MIXING = 4, BLOCKS = 5 };
+// distance.h (FIRE), running_sums.h (CoPE, stick breaking), log_gates.h (GRAPE), head_mixing.h (DAPE),
+// block_transforms.h (PaTH).
+enum Kind : index { NONE = 0, DISTANCE = 1, COUNTS = 2, STICKS = 3, LOG_GATES = 4, MIXING = 5, BLOCKS = 6 };
 struct Pairs {
   index kind;
   index sizes[6];
   const real* data[6];
   real* gradient[6];
   // Whether logits or weights depend on sums over the later keys of a row.
-  bool sums() const { return kind == COUNTS || kind == STICKS; }
+  bool sums() const { return kind == COUNTS || kind == STICKS || kind == LOG_GATES; }
   // Whether tiles of keys go from the last to the first.
   bool from_last() const { return sums() || kind == BLOCKS; }
 };

@@ -40,20 +40,30 @@ inline vec gather(const real* p, ivec at) {
   return x;
 #endif
 }
+// log(1 + x) for 0 <= x <= 1, to the precision of x: by a minimax polynomial, to 3e-8, in float; in
+// double as 2 atanh(y), y = x / (2 + x) <= 1/3.
+inline vec log_of_one_plus(vec x) {
+#ifdef POSENC_DOUBLE
+  const vec y = x / (2 + x), y2 = y * y;
+  vec p = splat(1.0 / 35);
+#pragma GCC unroll 17
+  for (int n = 16; n >= 0; --n) p = p * y2 + 1.0 / (2 * n + 1);
+  return 2 * y * p;
+#else
+  constexpr float c[] = {-0.0295052373f, 0.0782259478f, -0.136632453f, 0.191060064f,
+                         -0.248429821f,  0.333190968f,  -0.499994931f, 0.99999997f};
+  vec p = splat(0.00523269411f);
+  for (float coefficient : c) p = p * x + coefficient;
+  return p * x;
+#endif
+}
 // σ(z) and log σ(-z) by one exponential, that of -|z|, which cannot overflow.
 struct Logistic {
   explicit Logistic(vec z) : z_(z), e_(exponential(z < 0 ? z : -z)), inverse_(1 / (1 + e_)) {}
   vec value() const { return z_ < 0 ? e_ * inverse_ : inverse_; }
-  // log(1 - σ(z)) = -log(1 + e^z) = -max(z, 0) - log(1 + e), e = e^-|z|, by log(1 + e) = 2 atanh(y),
-  // y = e / (2 + e) <= 1/3: accurate where e is small, unlike log of a rounded 1 + e.
-  vec log_complement() const {
-    const vec y = e_ / (2 + e_), y2 = y * y;
-    constexpr int terms = sizeof(real) == 4 ? 8 : 17;
-    vec p = splat(real(1) / (2 * terms + 1));
-#pragma GCC unroll 17
-    for (int n = terms - 1; n >= 0; --n) p = p * y2 + real(1) / (2 * n + 1);
-    return (z_ > 0 ? -z_ : vec{}) - 2 * y * p;
-  }
+  // log(1 - σ(z)) = -log(1 + e^z) = -max(z, 0) - log(1 + e), e = e^-|z|: accurate where e is small,
+  // unlike log of a rounded 1 + e.
+  vec log_complement() const { return (z_ > 0 ? -z_ : vec{}) - log_of_one_plus(e_); }
 
  private:
   vec z_, e_, inverse_;
@@ -61,25 +71,21 @@ struct Logistic {
 
 // Sums of the rows of a tile of queries, [rows]: `sums` over the keys after a tile of keys, carried
 // from the last tile to the first; `d_sums`, of gradients over the keys before it, carried from the
-// first to the last. The latter need the former in reverse: sums at every tile are kept.
+// first to the last. The latter need the former in reverse: sums at every tile are kept. In double,
+// as they may be over many tokens.
 class Carry {
  public:
   void begin(index rows, index tiles) {
-    rows_ = rows;
-    sums = sums_.of(rows);
-    fill(sums, 0, rows);
-    kept_ = tiles ? kept_scratch_.of(rows * tiles) : nullptr;
-    d_sums = d_sums_scratch_.of(rows);
-    fill(d_sums, 0, rows);
+    sums.assign(rows, 0);
+    d_sums.assign(rows, 0);
+    kept_.resize(rows * tiles);
   }
-  void keep(index tile) { std::copy_n(sums, rows_, kept_ + tile * rows_); }
-  void resume(index tile) { std::copy_n(kept_ + tile * rows_, rows_, sums); }
-  real *sums = nullptr, *d_sums = nullptr;
+  void keep(index tile) { std::copy_n(sums.data(), sums.size(), kept_.data() + tile * sums.size()); }
+  void resume(index tile) { std::copy_n(kept_.data() + tile * sums.size(), sums.size(), sums.data()); }
+  std::vector<double> sums, d_sums;
 
  private:
-  Scratch sums_, kept_scratch_, d_sums_scratch_;
-  real* kept_ = nullptr;  // [tiles, rows]
-  index rows_ = 0;
+  std::vector<double> kept_;  // [tiles, rows]
 };
 
 // CoPE: s[i, j] += product[i, count], interpolated between the products of query i with the rows of
@@ -118,7 +124,7 @@ class Counts {
   }
   // Gradients of the row of `add`'s last call: of the products, and of the logits by the gates. A gate
   // is in the counts of its key and all keys before it, hence the prefix sums; d_sums carries them.
-  void collect(const real* product, real* ds, Range visible, real* d_product, real& d_sums) const {
+  void collect(const real* product, real* ds, Range visible, real* d_product, double& d_sums) const {
     const index begin = std::max(visible.begin / VL * VL, full_);
     const index full = std::max<index>(0, std::min(begin, visible.end) - visible.begin);
     d_product[last_low_ + 1] += sum_range(ds + visible.begin, full);
@@ -131,7 +137,7 @@ class Counts {
         d_product[at.low[l] + 1] += high[l];
       }
       const vec rise = gather(product + 1, at.low) - gather(product, at.low);
-      const vec sums = running_sums<true>(count < max_count_ ? d * rise : vec{}) + d_sums;
+      const vec sums = running_sums<true>(count < max_count_ ? d * rise : vec{}) + real(d_sums);
       store(ds + t, d + sums * gate * (1 - gate));
       d_sums = sums[VL - 1];
     }
@@ -193,9 +199,9 @@ class Sticks {
   }
   // Gradients of the logits of the row of `weigh`'s last call, from those of the logarithms of its
   // weights: d log p_j / d z_t is 1 at t = j, and -σ(z_t) for all t >= j.
-  void collect(real* ds, Range visible, real& d_sums) const {
+  void collect(real* ds, Range visible, double& d_sums) const {
     for (index t = visible.begin / VL * VL; t < visible.end; t += VL) {
-      const vec d = load(ds + t), sums = running_sums<true>(d) + d_sums;
+      const vec d = load(ds + t), sums = running_sums<true>(d) + real(d_sums);
       store(ds + t, d - load(betas_ + t) * sums);
       d_sums = sums[VL - 1];
     }
