@@ -36,7 +36,7 @@ def kept(
     read: Callable[[bytes], Made],
     write: Callable[[Made], bytes],
 ) -> Made:
-    """What was made by an earlier process, from a file of a ``cache_folder``; else made and kept.
+    """The content of a file of a ``cache_folder``; made and kept where no process made it before.
 
     Where no file can be kept, it is made each time.
 

@@ -209,7 +209,7 @@ def _sample(x: Tensor) -> Tensor:
 
 
 def numbers_of(x: Tensor) -> tuple[Hashable, ...]:
-    """Where a tensor is in memory, and some of its numbers if they can be read at no cost."""
+    """The place of a tensor in memory, and some of its numbers if they can be read at no cost."""
     sample = _sample(x).tolist() if _is_readable(x) else ()
     return x.data_ptr(), *sample
 
