@@ -77,7 +77,7 @@ def whole() -> KernelProblem:
         *(q, k, v, 0.5),
         terms=terms,
         pairs=PairTerm("mixing", tuple(torch.randn(4, 4) for _ in range(4))),
-        geometry=Geometry(0, -4, 0, 5, 6, intervals),
+        geometry=Geometry(0, -4, 0, 5, 4, intervals),
         segments=Segments(ids, ids + 1, ids.long(), ids.long() + 1, summary, summary + 1, True, 7),
         rotary=Rotary(*(torch.randn(1, 1, 5, 2) for _ in range(4)), adjacent=True),
         dropout=0.1,

@@ -22,7 +22,7 @@ from posenc.evaluation.report import write_study
 from posenc.evaluation.results import StudyReading
 from posenc.evaluation.settings import EvaluationSettings, ExtensionSettings, Tuning
 from posenc.evaluation.study import ExtensionResult, measure_extensions
-from posenc.evaluation.suites.next_token import NextTokenSuite, lengths_to
+from posenc.evaluation.suites.next_token import POSITION, NextTokenSuite, lengths_to
 from posenc.evaluation.summary import answer, findings
 from posenc.evaluation.texts import Text, read_ids
 from posenc.extension import NotApplicable
@@ -77,6 +77,14 @@ def test_every_byte_costs_eight_bits_where_all_are_alike(text: Text) -> None:
     assert all(math.isclose(value, 8, abs_tol=1e-5) for _, value in reading.by_position)
     assert reading.found(32) == 0
     assert reading.copied[32] == 0
+
+
+def test_the_loss_by_position_is_a_mean_over_the_text(model: LiveModel, text: Text) -> None:
+    reading = NextTokenSuite.of(text, (8, 16, 32), seed=0).measure(model)
+    of_windows = [list(values) for values in reading.pieces[POSITION].values()]
+    assert max(map(max, of_windows)) > 1.1 * min(map(min, of_windows))
+    means = [sum(values) / len(values) for values in of_windows]
+    assert [value for _, value in reading.by_position] == pytest.approx(means, rel=1e-3)
 
 
 def test_a_short_text_is_refused(text: Text) -> None:
