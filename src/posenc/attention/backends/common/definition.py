@@ -82,16 +82,18 @@ def lse_by_definition(problem: Problem) -> Float[Tensor, "B H Q"]:
 def _masked_lse(
     logits: Float[Tensor, "B H Q K"], visible: Bool[Tensor, "b 1 Q K"], sinks: Tensor | None
 ) -> Float[Tensor, "B H Q"]:
-    """-inf, or the sink's logit, with gradients of zero for keys, where a query sees none."""
-    empty = ~visible.any(-1)
-    # A row that sees nothing sees all here, so that its gradient is zero and not NaN.
-    seen = visible | empty.unsqueeze(-1)
-    shown = logits.masked_fill(~seen, -torch.inf)
+    """-inf, or the sink's logit, with gradients of zero for keys, where a query sees none.
+
+    Nor where all that it sees have logits of -inf.
+    """
+    shown = logits.masked_fill(~visible, -torch.inf)
+    nothing = shown.detach().isneginf().all(-1)
+    shown = shown.masked_fill(nothing.unsqueeze(-1), 0.0)  # gradients are zero, and not NaN
     largest = shown.detach().amax(-1, keepdim=True)
     # Both summands are exact to a rounding of their own, which is lost in a sum of their precision.
     wide = torch.promote_types(logits.dtype, widest(logits.device))
     lse = largest.to(wide).squeeze(-1) + (shown - largest).exp().sum(-1).log()
-    lse = lse.masked_fill(empty, -torch.inf)
+    lse = lse.masked_fill(nothing, -torch.inf)
     return lse if sinks is None else log_add_exp(lse, sinks.to(lse.dtype).unsqueeze(-1))
 
 

@@ -99,7 +99,7 @@ class Backward {
     delta_ = delta_scratch_.of(n), lse_ = lse_scratch_.of(n), ds_row_sums_.assign(n, 0);
     for (index i = 0; i < n; ++i) {
       const index row = (b * x_.heads + h) * x_.queries + first + i;
-      lse_[i] = real(x_.lse[row] - logits_.row_shift(x_, i));
+      lse_[i] = x_.lse[row] == -INFINITY ? INFINITY : real(x_.lse[row] - logits_.row_shift(x_, i));  // no weight
       delta_[i] = dot(d_out.at(i), out.at(i), value_width_) - (x_.lse_gradient ? real(x_.lse_gradient[row]) : 0);
       if (x_.sinks)  // -inf, as an empty row's lse may then be, has no weight
         ds_row_sums_[i] = x_.sinks_gradient[row] =

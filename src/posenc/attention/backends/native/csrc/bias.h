@@ -34,28 +34,50 @@ class BiasByOffset {
   const real* data_ = nullptr;
 };
 
-// A bias by key in double, which may be a sum over thousands of tokens (of gates). Logits are
-// relative to the bias of the last visible key (Logits::row_shift), as float32 differences: of biases
-// within a vector of keys, and of the vector's first key.
+// A bias by key in double, which may be a sum over thousands of tokens (of gates), or hide keys. Logits
+// are relative to about the greatest of a row's visible keys (Logits::row_shift), so that those of
+// weight are exact in float32.
 class Column {
  public:
   void begin(const double* from, index keys) {
-    from_ = from;
-    real* to = scratch_.of(round_up(keys, VL));
-    for (index j = 0; j < keys; ++j) to[j] = real(from[j] - from[j / VL * VL]);
-    fill(to + keys, 0, round_up(keys, VL) - keys);
-    data_ = to;
+    const index size = round_up(keys, VL);
+    double* exact = scratch_of<double>(exact_scratch_, size);
+    real* rounded = rounded_scratch_.of(size);
+    std::copy_n(from, keys, exact);
+    std::fill(exact + keys, exact + size, 0.0);
+    for (index j = 0; j < size; ++j) rounded[j] = real(exact[j]);
+    exact_ = exact, rounded_ = rounded;
   }
-  double at_end(Range visible) const { return visible.size() ? from_[visible.end - 1] : 0; }
-  void add(real* s, index j0, Range visible, double row_shift) const {
+  // visible(i): the keys that row i of the tile sees.
+  template <class F>
+  void begin_tile(index rows, F visible) {
+    shifts_.resize(rows);
+    Range before{0, 0};
+    real greatest = -INFINITY;
+    for (index i = 0; i < rows; ++i) {
+      const Range keys = visible(i);
+      const bool goes_on = keys.begin == before.begin && keys.end >= before.end;
+      if (!goes_on) greatest = -INFINITY;
+      greatest = std::max(greatest, greatest_of({goes_on ? before.end : keys.begin, keys.end}));
+      shifts_[i] = greatest == -INFINITY ? 0 : greatest, before = keys;
+    }
+  }
+  double shift(index i) const { return shifts_[i]; }
+  void add(real* s, index j0, Range visible, double shift) const {
     for (index t = visible.begin / VL * VL; t < visible.end; t += VL)
-      store(s + t, load(s + t) + (load(data_ + j0 + t) + real(from_[j0 + t] - row_shift)));
+      store(s + t, load(s + t) + narrow_difference(exact_ + j0 + t, shift));
   }
 
  private:
-  Scratch scratch_;
-  const double* from_ = nullptr;
-  const real* data_ = nullptr;
+  real greatest_of(Range keys) const {
+    vec m = splat(-INFINITY);
+    for (index t = keys.begin / VL * VL; t < keys.end; t += VL) m = larger(masked(load(rounded_ + t), t, keys), m);
+    return largest(m);
+  }
+  Scratch exact_scratch_, rounded_scratch_;
+  const double* exact_ = nullptr;  // [keys up to a multiple of VL]
+  const real* rounded_ = nullptr;
+  std::vector<double> shifts_;  // [rows]
 };
 
 // Decomposed relative positions of images: the products of a query with the row of the offset along

@@ -53,6 +53,7 @@ class Logits {
       q_bf16_ = HeadTokens(head_of(q), 0, 0, 0, rows, x.depth()).rows(bf16_scratch_);
     else if (use_amx)
       q_bf16_ = HeadTokens(x.q, b, h, first, rows, x.dim, exact_ ? real(x.scale) : 1).rows(bf16_scratch_);
+    if (x.terms.column) column.begin_tile(rows, [&](index i) { return tile.all_visible_keys(i); });
     if (x.pairs.kind == DISTANCE) distance.begin_tile(x, b, h, first, rows);
     if (x.pairs.kind == BLOCKS)
       blocks.begin_tile(x, b, h, first, rows, tile.base, q.data, q.ld, gradient_);
@@ -241,7 +242,7 @@ class Logits {
   LogGates log_gates;
 
  private:
-  double column_shift(const Problem& x, index i) const { return x.terms.column ? column.at_end(tile.all_visible_keys(i)) : 0; }
+  double column_shift(const Problem& x, index i) const { return x.terms.column ? column.shift(i) : 0; }
   // s = c tanh((s + shift) / c)
   static void cap(real* s, real c, vec shift, Range visible) {
     for (index t = visible.begin / VL * VL; t < visible.end; t += VL)

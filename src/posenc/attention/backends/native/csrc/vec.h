@@ -44,6 +44,17 @@ typedef int32_t ivec32 __attribute__((vector_size(VL * 4)));
 typedef int32_t ivec32_u __attribute__((vector_size(VL * 4), aligned(4), may_alias));
 
 inline index round_up(index n, index to) { return (n + to - 1) / to * to; }
+// VL numbers less another, in double, rounded.
+inline vec narrow_difference(const double* x, double by) {
+  constexpr int lanes = VECTOR_BYTES / 8;
+  typedef double wide __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
+  typedef real narrow __attribute__((vector_size(lanes * sizeof(real)), may_alias));
+  vec found;
+  for (int l = 0; l < VL; l += lanes)
+    reinterpret_cast<narrow*>(&found)[l / lanes] =
+        __builtin_convertvector(*reinterpret_cast<const wide*>(x + l) - by, narrow);
+  return found;
+}
 // x - 0, not x + 0, which would turn -0 into 0.
 inline vec splat(real x) { return x - vec{}; }
 inline ivec isplat(lane x) { return x - ivec{}; }
