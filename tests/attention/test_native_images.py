@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from weakref import ref
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -214,6 +217,17 @@ def test_special_tokens_before_images(name: str, before: int, keys_before: int) 
     assert "special tokens apart" in str(explain(q, k, v, grid, encoding, backend="native"))
     got, expected = (_both((q, k, v), grid, encoding, b) for b in ("native", "reference"))
     _agree(got, expected, 1e-10)
+
+
+@built
+def test_what_is_kept_of_special_tokens_goes_with_their_layout() -> None:
+    encoding, layout = posenc.create("irpe", heads=4, head_dim=24), Layout.image(6, 8, prefix=1)
+    q, k, v = _inputs(49, 49)
+    attend(q, k, v, Grid.of(layout), encoding, backend="native")
+    alive = ref(layout)
+    del layout
+    gc.collect()
+    assert alive() is None
 
 
 @built

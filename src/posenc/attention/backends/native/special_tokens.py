@@ -92,13 +92,13 @@ _KNOWN: Known[Grids] = WeakKeyDictionary()
 
 
 def _grids(grid: Grid) -> Grids:
-    before = _specials(grid)
+    before, query, key = _specials(grid), grid.query, grid.key
     assert before is not None
     queries, keys = before
-    query, key = grid.query.slice(queries, grid.query.length), grid.key
-    cells = Grid(_cells(grid.query, queries), _cells(key, keys))
-    special_keys = Grid(query, key.slice(0, keys))
-    return Grids(cells, special_keys, Grid(grid.query.slice(0, queries), key))
+    cells = Grid(_cells(query, queries), _cells(key, keys))
+    special_keys = Grid(query.slice(queries, query.length), key.slice(0, keys))
+    # Slices alone: what is kept must not hold the layouts that it lives as long as.
+    return Grids(cells, special_keys, Grid(query.slice(0, queries), key.slice(0, key.length)))
 
 
 def _cells(layout: Layout, before: int) -> Layout:
