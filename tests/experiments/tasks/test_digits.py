@@ -111,16 +111,16 @@ def test_what_cannot_be_shown_is_refused_with_the_reason(tmp_path: Path) -> None
 @pytest.mark.parametrize("encoding", kept_in_suite(["learned2d", "swin"], ["swin"]))
 def test_a_short_training_learns(tmp_path: Path, encoding: str) -> None:
     task = make(tmp_path, width=32, batch=32)
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     model = task.build(encoding)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for step in range(150):
+    for step in range(250):
         optimizer.zero_grad()
         task.loss(model, task.batch(0, step)).backward()
         optimizer.step()
     found = measured(task, encoding, model.eval())["scaled", 8]
     assert isinstance(found, Measurement)
-    assert found.value > 0.5  # of ten digits; from 0.6 to 0.8 by the first weights
+    assert found.value > 0.7
 
 
 def test_models_are_saved(tmp_path: Path) -> None:
