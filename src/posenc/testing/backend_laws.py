@@ -142,22 +142,21 @@ def _match(forward: Tensor, dense: Tensor, inputs: list[Tensor], label: str) -> 
     _agree_gradients(label, *pairs, tolerance=1e-6)
 
 
-SHAPES = ((1, 1), (1, 65), (63, 63), (30, 65))
-"""Numbers of queries (the last ones) and keys, beside those that frozen weights are tried with."""
+SHAPES = ((1, 1), (1, 65), (63, 63), (65, 65), (30, 65))
+"""Numbers of queries (the last ones) and keys."""
 
 
 @law
 def backends_agree(subject: Subject) -> None:
     """Every backend that supports the encoding equals ``reference``, including gradients."""
-    encoding = subject.layer().encoding
-    for queries, keys in SHAPES:
-        _one_grid(subject, encoding, Layout.sequence(keys), queries)
-    frozen = subject.layer().encoding.requires_grad_(requires_grad=False)
-    for made in (encoding, frozen) if learned(encoding) else (frozen,):
-        _one_grid(subject, made, Layout.sequence(65), 65)
-        _one_grid(subject, made, Layout.packed([20, 1, 44]), 65)
-        _one_grid(subject, made, Layout.padded([65, 20], side="left"), 65)
-        _one_grid(subject, made, Layout.padded([40, 65]), 30)
+    trained = bool(learned(subject.layer().encoding))
+    for frozen in (False, True) if trained else (True,):
+        encoding = subject.layer().encoding.requires_grad_(not frozen)
+        for queries, keys in SHAPES:
+            _one_grid(subject, encoding, Layout.sequence(keys), queries)
+        _one_grid(subject, encoding, Layout.packed([20, 1, 44]), 65)
+        _one_grid(subject, encoding, Layout.padded([65, 20], side="left"), 65)
+        _one_grid(subject, encoding, Layout.padded([40, 65]), 30)
 
 
 @law
