@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from posenc.attention.backends.triton.forms import (
     tokens,
 )
 from posenc.attention.backends.triton.kernels import arguments
-from posenc.attention.backends.triton.kernels.configs import SPANS, UNTUNED
+from posenc.attention.backends.triton.kernels.configs import SPANS, tuning_key
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
 from posenc.attention.backends.triton.kernels.products import delta_kernel, ends_kernel
@@ -174,14 +175,28 @@ class Call:
         return ends
 
     def _sides(self, *, for_keys: bool) -> tuple[arguments.Side, arguments.Side]:
+        queries, keys = self._both_sides
+        if self.ended:
+            left, right, second = (
+                low_and_high(ends, for_keys=for_keys)
+                for ends in (self.left, self.right, self.second)
+            )
+            queries = queries._replace(
+                term_low=left[0], term_high=left[1], second_low=second[0], second_high=second[1]
+            )
+            keys = keys._replace(term_low=right[0], term_high=right[1])
+        return (keys, queries) if for_keys else (queries, keys)
+
+    @cached_property
+    def _both_sides(self) -> tuple[arguments.Side, arguments.Side]:
+        """Queries and keys, without products with the rows at both ends."""
         x, terms, segments, given = self.x, self.x.terms, self.x.segments, self.x.rotary
         queries = arguments.Side(
             tokens(x.q),
             rotary(given.query_cosine, given.query_sine, x.q.shape[-1], adjacent=given.adjacent),
             maybe(tokens, self.gradient),
             maybe(tokens, terms.left),
-            *low_and_high(self.left, for_keys=for_keys),
-            *low_and_high(self.second, for_keys=for_keys),
+            *(None, None, None, None),
             maybe(tokens, terms.query_factor),
             None,
             maybe(numbers, self.sinks),
@@ -198,21 +213,17 @@ class Call:
             rotary(given.key_cosine, given.key_sine, x.k.shape[-1], adjacent=given.adjacent),
             tokens(x.v),
             maybe(tokens, terms.right),
-            *low_and_high(self.right, for_keys=for_keys),
-            None,
-            None,
+            *(None, None, None, None),
             maybe(tokens, terms.key_factor),
             maybe(numbers, terms.column),
-            None,
-            None,
-            None,
+            *(None, None, None),
             *by_row(segments.key_ids),
             *by_row(segments.key_order),
             *by_row(segments.key_summary),
             self.keys,
             END,
         )
-        return (keys, queries) if for_keys else (queries, keys)
+        return queries, keys
 
     def band(self, *, for_keys: bool) -> arguments.Band:
         """The band of pairs, the keys' if ``for_keys``."""
@@ -231,8 +242,8 @@ class Call:
         band = self.band(for_keys=for_keys)
         return bool(band.first > band.origin - ((self.keys if for_keys else self.queries) - 1))
 
-    def common(self, *, for_keys: bool) -> dict[str, Any]:
-        """Arguments of the large kernels."""
+    def common(self, *, for_keys: bool, sums: str = "") -> dict[str, Any]:
+        """Arguments of the large kernels; ``sums`` tells of what one sums up by offset."""
         x, terms = self.x, self.x.terms
         own, others = self._sides(for_keys=for_keys)
         band = self.band(for_keys=for_keys)
@@ -262,7 +273,7 @@ class Call:
             "sizes": arguments.Sizes(self.batch, self.heads, self.heads // x.k.shape[1]),
             "dropout": dropout,
             "scale": x.scale,
-            "key": self._key(exact),
+            "key": tuning_key(*self._kind, sums, tuned=x.tuned),
             "has_low": self.has_last if for_keys else self.has_first,
             "has_high": self.has_first if for_keys else self.has_last,
             "causal": x.segments.causal,
@@ -271,21 +282,20 @@ class Call:
             "factor_precision": of_factors,
         }
 
-    def _key(self, precision: str) -> str:
-        """Key of the autotuner: all that the memory of tiles depends on, and rough sizes."""
-        x = self.x
-        found = [] if x.tuned else [UNTUNED]
+    @cached_property
+    def _kind(self) -> tuple[object, ...]:
+        """All that the memory of tiles depends on, and rough sizes."""
+        x, segments = self.x, self.x.segments
         flat = flatten(x, SCHEMA)
-        found += [str(x.q.dtype), precision, x.pairs.kind]
+        found: list[object] = [x.q.dtype, precision_of(x.q.dtype)[0], x.pairs.kind]
         for path, tensor in zip(paths_of(flat.words), flat.tensors, strict=True):
             wide = tensor.dim() == 4 or path.endswith("_rows")
             found.append(f"{path} {padded(tensor.shape[-1])}" if wide else path)
-        segments = x.segments
-        kind = segments.causal, segments.window > 0, x.dropout > 0, x.rotary.adjacent, x.softcap > 0
+        found += [segments.causal, segments.window > 0, x.dropout > 0]
+        found += [x.rotary.adjacent, x.softcap > 0]
         sizes = self.queries, self.keys, self.batch, self.heads
-        found += [str(size.bit_length()) for size in sizes]
-        group = self.heads // x.k.shape[1]
-        return " ".join([*found, *map(str, kind), str(group), str(x.q.device)])
+        found += [size.bit_length() for size in sizes]
+        return *found, self.heads // x.k.shape[1], x.q.device
 
 
 def blocks(

@@ -137,10 +137,8 @@ def _sums(call: Call, rows: str | None, *, entries: bool, curve: bool) -> _Sums:
         pieces = 2 * padded(x.pairs.tensors[2].shape[1] - 1)
         of_curve = arguments.CurveGradients(made(pieces), made(pieces))
     if count:
-        common = call.common(for_keys=for_keys)
-        common["key"] += f" {rows} {entries} {curve}"
         offsets_kernel[(count * heads * splits,)](
-            **common,
+            **call.common(for_keys=for_keys, sums=f"{rows} {entries} {curve}"),
             bias_ptr=of_entries,
             rows_ptr=of_rows,
             of_curve=of_curve,

@@ -74,7 +74,9 @@ def _empty_gradient(path: str, x: Tensor, wanted: bool) -> Tensor | None:
     return empty_as(x, x.shape[-1]) if of_tokens else x.new_empty(x.shape)
 
 
-TRITON = Operator("triton", compute_output, compute_gradients, _empty_output, _empty_gradient)
+TRITON = Operator(
+    "triton", compute_output, compute_gradients, _empty_output, _empty_gradient, direct=True
+)
 
 
 def _ready(record: KernelProblem) -> KernelProblem:
@@ -88,5 +90,7 @@ def _ready(record: KernelProblem) -> KernelProblem:
         else x.contiguous()
         for path, x in zip(paths_of(flat.words), flat.tensors, strict=True)
     ]
+    if all(x is given for x, given in zip(ready, flat.tensors, strict=True)):
+        return record
     found: KernelProblem = restore(flat._replace(tensors=ready), SCHEMA)
     return found

@@ -15,7 +15,7 @@ from posenc.attention.backends.triton.forms import (
     table,
     tokens,
 )
-from posenc.attention.backends.triton.kernels.configs import KEYS_PER_SPLIT, PROGRAMS
+from posenc.attention.backends.triton.kernels.configs import KEYS_PER_SPLIT, PROGRAMS, tuning_key
 from posenc.attention.backends.triton.kernels.decode import combine_kernel, split_kernel
 from posenc.attention.problem.record import KernelProblem
 
@@ -37,7 +37,7 @@ def attend_split_k(x: KernelProblem) -> tuple[Tensor, Tensor]:
     partial_lse = q.new_empty(batch, heads, splits, dtype=torch.float32)
     precision, _ = precision_of(q.dtype)
     kind = [q.dtype, q.shape[-1], width, ratio, bias is None, value_rows is None, x.softcap > 0]
-    kind += [keys.bit_length(), batch.bit_length(), programs.bit_length(), str(q.device)]
+    kind += [keys.bit_length(), batch.bit_length(), programs.bit_length(), q.device]
     kind += [] if factors.key_cosine is None else [factors.key_cosine.shape[-1], factors.adjacent]
     split_kernel[(batch * programs * splits,)](
         tokens(q),
@@ -61,7 +61,7 @@ def attend_split_k(x: KernelProblem) -> tuple[Tensor, Tensor]:
         programs // key_heads,
         x.scale,
         x.softcap or None,
-        key=" ".join(map(str, kind)),
+        key=tuning_key(*kind, tuned=True),
         ratio=ratio,
         rows=padded(ratio),
         precision=precision,

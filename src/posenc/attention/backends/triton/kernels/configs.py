@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import triton
@@ -20,17 +22,13 @@ __all__ = [
     "SUMS_KEYS",
     "SUMS_QUERIES",
     "TOKENS",
-    "UNTUNED",
     "all_or_first",
     "diagonal_block",
     "fitting",
     "fitting_sums",
     "room",
+    "tuning_key",
 ]
-
-
-UNTUNED = "untuned"
-"""Begins the keys of problems that take the first tile sizes, unmeasured."""
 
 
 def _config(block_x: int, block_y: int, warps: int, stages: int) -> Any:
@@ -109,6 +107,18 @@ else:
     DECODE.append(triton.Config({"block": 16}, num_stages=1))  # fits wherever others do not
 
 
+@lru_cache(1024)
+def tuning_key(*kind: object, tuned: bool) -> int:
+    """A number of 64 bits for a kind of problem; negative if it takes the first tiles, unmeasured.
+
+    A number, which kernels take as any other argument: compiled code serves all kinds of problems
+    that differ in nothing else, as lengths do.
+    """
+    digest = hashlib.sha256(" ".join(map(str, kind)).encode()).digest()
+    number = 1 << 62 | int.from_bytes(digest[:8]) >> 2
+    return number if tuned else -number
+
+
 def fitting(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:
     """Those that are worth compiling for a problem.
 
@@ -132,8 +142,7 @@ def fitting(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]
 
 def all_or_first(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:
     """The first alone for problems that are not tuned."""
-    key = {**given, **more}["key"]
-    return configs[:1] if key.startswith(UNTUNED) else configs
+    return configs[:1] if {**given, **more}["key"] < 0 else configs
 
 
 def fitting_sums(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:

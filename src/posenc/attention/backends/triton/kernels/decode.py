@@ -21,7 +21,7 @@ from posenc.attention.backends.triton.kernels.rotary import load_rotated
 
 
 @triton.autotune(configs=DECODE, key=["key"])
-@triton.jit
+@triton.jit(do_not_specialize=["key"])
 def split_kernel(
     q,
     k,
@@ -39,7 +39,7 @@ def split_kernel(
     sharing,
     scale,
     softcap,
-    key: tl.constexpr,
+    key,
     ratio: tl.constexpr,
     rows: tl.constexpr,
     precision: tl.constexpr,

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Dropout
+from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
 from posenc.attention.backends.triton.kernels.configs import FORWARD, fitting
+from posenc.attention.backends.triton.kernels.curves import rates_of
 from posenc.attention.backends.triton.kernels.logits import (
     HIGH,
     LOW,
@@ -16,7 +17,6 @@ from posenc.attention.backends.triton.kernels.logits import (
     carried_before,
     far_numbers,
     kept,
-    load_own,
     softmax_step,
     tile_logits,
 )
@@ -116,7 +116,7 @@ def _walk(
 
 
 @triton.autotune(configs=FORWARD, key=["key"], prune_configs_by={"early_config_prune": fitting})
-@triton.jit
+@triton.jit(do_not_specialize=["key"])
 def forward_kernel(
     x,
     y,
@@ -127,7 +127,7 @@ def forward_kernel(
     output,
     lse,
     scale,
-    key: tl.constexpr,
+    key,
     edged: tl.constexpr,
     has_low: tl.constexpr,
     has_high: tl.constexpr,
@@ -154,7 +154,16 @@ def forward_kernel(
     h = lane % sizes.heads
     at = x0 + tl.arange(0, block_x)
     tokens, partners = load_side(x, b, h, at)
-    own = load_own(x, tables, tokens, partners, None, b, h, at, x0, lane, False)
+    term = None
+    if x.term is not None:
+        term = load_tokens(x.term, b, h, at, x.length)
+    factor = None
+    if x.factor is not None:
+        factor = load_tokens(x.factor, b, h, at, x.length)
+    rate = None
+    if tables.curve is not None:
+        rate = rates_of(tables.curve, b, at, x.length)
+    own = Own(tokens, partners, None, term, factor, None, rate, None, None, x0, b, h, lane)
     begin, clear, near, far, edge, end = visible_tile_ranges(
         x, y, band, b, x0, causal, False, granule, block_x, block_y, block_x, block_y
     )

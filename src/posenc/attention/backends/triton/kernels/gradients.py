@@ -11,17 +11,16 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Dropout
+from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
 from posenc.attention.backends.triton.kernels.backward_tile import tile_ds
 from posenc.attention.backends.triton.kernels.configs import TOKENS, fitting
-from posenc.attention.backends.triton.kernels.curves import rate_gradients
+from posenc.attention.backends.triton.kernels.curves import rate_gradients, rates_of
 from posenc.attention.backends.triton.kernels.logits import (
     HIGH,
     LOW,
     NEAR,
     carried_before,
     far_numbers,
-    load_own,
 )
 from posenc.attention.backends.triton.kernels.memory import (
     clip,
@@ -157,7 +156,7 @@ def _walk(
 @triton.autotune(
     configs=TOKENS, key=["key", "for_keys"], prune_configs_by={"early_config_prune": fitting}
 )
-@triton.jit
+@triton.jit(do_not_specialize=["key"])
 def gradients_kernel(
     x,
     y,
@@ -167,7 +166,7 @@ def gradients_kernel(
     dropout,
     into,
     scale,
-    key: tl.constexpr,
+    key,
     edged: tl.constexpr,
     has_low: tl.constexpr,
     has_high: tl.constexpr,
@@ -229,14 +228,31 @@ def gradients_kernel(
         y_head = h
         if not for_keys:
             y_head = h // sizes.group
+        term = None
         term_sum = dummy
         if x.term is not None:
+            term = load_tokens(x.term, b, h, at, x.length)
             term_sum = tl.zeros([block_x, x.term.block], tl.float32)
+        factor = None
         factor_sum = dummy
         if x.factor is not None:
+            factor = load_tokens(x.factor, b, h, at, x.length)
             factor_sum = tl.zeros([block_x, x.factor.block], tl.float32)
+        column = None
+        if x.column is not None:
+            column = load_numbers(start_of(x.column, b, h), at, x.length, 0.0)
+        rate = None
+        lse = None
+        delta = None
+        if not for_keys:
+            lse = load_numbers(start_of(x.lse, b, h), at, x.length, float("inf"))
+            delta = load_numbers(start_of(x.delta, b, h), at, x.length, 0.0)
+            if tables.curve is not None:
+                rate = rates_of(tables.curve, b, at, x.length)
         query_lane = (b * sizes.heads + h).to(tl.int32)
-        own = load_own(x, tables, tokens, partners, second, b, h, at, x0, query_lane, for_keys)
+        own = Own(
+            tokens, partners, second, term, factor, column, rate, lse, delta, x0, b, h, query_lane
+        )
         state = _State(
             token_sum, partner_sum, second_sum, term_sum, factor_sum, zeros, zeros, zeros,
             zeros, zeros, zeros,

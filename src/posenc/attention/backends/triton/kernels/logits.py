@@ -10,7 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Own
 from posenc.attention.backends.triton.kernels.curves import rates_of, with_curve
 from posenc.attention.backends.triton.kernels.memory import (
     LOG2E,
@@ -33,29 +32,6 @@ from posenc.attention.backends.triton.kernels.windows import (
 NEAR = tl.constexpr(0)
 LOW = tl.constexpr(1)
 HIGH = tl.constexpr(2)
-
-
-@triton.jit
-def load_own(x, tables, tokens, partners, second, b, h, at, start, lane, for_keys: tl.constexpr):
-    """A block of x from token ``start`` on, of which ``tokens`` to ``second`` have been read."""
-    term = None
-    if x.term is not None:
-        term = load_tokens(x.term, b, h, at, x.length)
-    factor = None
-    if x.factor is not None:
-        factor = load_tokens(x.factor, b, h, at, x.length)
-    column = None
-    if x.column is not None:
-        column = load_numbers(start_of(x.column, b, h), at, x.length, 0.0)
-    lse = None
-    delta = None
-    if x.lse is not None:
-        lse = load_numbers(start_of(x.lse, b, h), at, x.length, float("inf"))
-        delta = load_numbers(start_of(x.delta, b, h), at, x.length, 0.0)
-    rate = None
-    if tables.curve is not None and not for_keys:
-        rate = rates_of(tables.curve, b, at, x.length)
-    return Own(tokens, partners, second, term, factor, column, rate, lse, delta, start, b, h, lane)
 
 
 @triton.jit

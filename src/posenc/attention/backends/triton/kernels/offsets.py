@@ -11,12 +11,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Dropout
+from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
 from posenc.attention.backends.triton.kernels.backward_tile import tile_ds
 from posenc.attention.backends.triton.kernels.configs import OFFSETS, all_or_first
-from posenc.attention.backends.triton.kernels.curves import piece_gradients
-from posenc.attention.backends.triton.kernels.logits import NEAR, carried_before, load_own
-from posenc.attention.backends.triton.kernels.memory import load_tokens, product
+from posenc.attention.backends.triton.kernels.curves import piece_gradients, rates_of
+from posenc.attention.backends.triton.kernels.logits import NEAR, carried_before
+from posenc.attention.backends.triton.kernels.memory import (
+    load_numbers,
+    load_tokens,
+    product,
+    start_of,
+)
 from posenc.attention.backends.triton.kernels.rotary import load_side
 from posenc.attention.backends.triton.kernels.visibility import tiles_meet
 from posenc.attention.backends.triton.kernels.windows import roll_x, roll_y, window_start
@@ -25,7 +30,7 @@ from posenc.attention.backends.triton.kernels.windows import roll_x, roll_y, win
 @triton.autotune(
     configs=OFFSETS, key=["key"], prune_configs_by={"early_config_prune": all_or_first}
 )
-@triton.jit
+@triton.jit(do_not_specialize=["key"])
 def offsets_kernel(
     x,
     y,
@@ -44,7 +49,7 @@ def offsets_kernel(
     splits,
     scale,
     width: tl.constexpr,
-    key: tl.constexpr,
+    key,
     of_values: tl.constexpr,
     has_low: tl.constexpr,
     has_high: tl.constexpr,
@@ -115,13 +120,31 @@ def offsets_kernel(
         if meet:
             tokens, partners = load_side(x, b, x_head, x_at)
             second = load_tokens(x.second, b, x_head, x_at, x.length)
-            lane = (b * sizes.heads + h).to(tl.int32)
-            own = load_own(x, tables, tokens, partners, second, b, h, x_at, x0, lane, for_keys)
+            term = None
+            if x.term is not None:
+                term = load_tokens(x.term, b, h, x_at, x.length)
+            x_factor = None
             y_factor = None
-            if y.factor is not None:
+            if x.factor is not None:
+                x_factor = load_tokens(x.factor, b, h, x_at, x.length)
                 y_factor = load_tokens(y.factor, b, h, y_at, y.length)
+            column = None
+            if x.column is not None:
+                column = load_numbers(start_of(x.column, b, h), x_at, x.length, 0.0)
+            rate = None
+            lse = None
+            delta = None
+            if not for_keys:
+                lse = load_numbers(start_of(x.lse, b, h), x_at, x.length, float("inf"))
+                delta = load_numbers(start_of(x.delta, b, h), x_at, x.length, 0.0)
+                if tables.curve is not None:
+                    rate = rates_of(tables.curve, b, x_at, x.length)
+            lane = (b * sizes.heads + h).to(tl.int32)
             y_tokens, y_partners = load_side(y, b, y_head, y_at)
             y_second = load_tokens(y.second, b, y_head, y_at, y.length)
+            own = Own(
+                tokens, partners, second, term, x_factor, column, rate, lse, delta, x0, b, h, lane
+            )
             carried = carried_before(own, tables, band, y0, True, precision, for_keys, block)
             weights, ds, _ = tile_ds(
                 own, None, None, y_tokens, y_partners, y_second, y_factor, carried, x, y, tables,
@@ -140,7 +163,7 @@ def offsets_kernel(
             if of_curve is not None:
                 start = window_start(x0, y0, band.origin, block, for_keys)
                 bias_sum, slope_sum, intercept_sum = piece_gradients(
-                    bias_sum, slope_sum, intercept_sum, summand, own.rate, tables.curve, b, h, x0,
+                    bias_sum, slope_sum, intercept_sum, summand, rate, tables.curve, b, h, x0,
                     start, tables.count, block, block,
                 )
             elif bias_ptr is not None:

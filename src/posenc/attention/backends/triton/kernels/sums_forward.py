@@ -113,7 +113,7 @@ def _walk(
 @triton.autotune(
     configs=SUMS_FORWARD, key=["key"], prune_configs_by={"early_config_prune": fitting_sums}
 )
-@triton.jit
+@triton.jit(do_not_specialize=["key"])
 def sums_forward_kernel(
     x,
     y,
@@ -126,7 +126,7 @@ def sums_forward_kernel(
     lse,
     scale,
     limit,
-    key: tl.constexpr,
+    key,
     edged: tl.constexpr,
     sticks: tl.constexpr,
     rest_to_self: tl.constexpr,
@@ -242,7 +242,7 @@ def _carry(
 @triton.autotune(
     configs=SUMS_QUERIES, key=["key"], prune_configs_by={"early_config_prune": fitting_sums}
 )
-@triton.jit
+@triton.jit(do_not_specialize=["key"])
 def carries_kernel(
     x,
     y,
@@ -252,7 +252,7 @@ def carries_kernel(
     first_tiles,
     scale,
     limit,
-    key: tl.constexpr,
+    key,
     edged: tl.constexpr,
     sticks: tl.constexpr,
     bits: tl.constexpr,

@@ -109,7 +109,7 @@ def _walk(
 @triton.autotune(
     configs=SUMS_KEYS, key=["key"], prune_configs_by={"early_config_prune": fitting_sums}
 )
-@triton.jit
+@triton.jit(do_not_specialize=["key"])
 def sums_keys_kernel(
     x,
     y,
@@ -123,7 +123,7 @@ def sums_keys_kernel(
     scale,
     limit,
     query_start,
-    key: tl.constexpr,
+    key,
     sticks: tl.constexpr,
     rest_to_self: tl.constexpr,
     width: tl.constexpr,

@@ -130,7 +130,7 @@ def _walk(
 @triton.autotune(
     configs=SUMS_QUERIES, key=["key"], prune_configs_by={"early_config_prune": fitting_sums}
 )
-@triton.jit
+@triton.jit(do_not_specialize=["key"])
 def sums_queries_kernel(
     x,
     y,
@@ -143,7 +143,7 @@ def sums_queries_kernel(
     scale,
     limit,
     query_start,
-    key: tl.constexpr,
+    key,
     edged: tl.constexpr,
     sticks: tl.constexpr,
     rest_to_self: tl.constexpr,
