@@ -239,6 +239,7 @@ class Run:
         ]
         count = max(1, min(WORKERS, (os.cpu_count() or 1) - 1))
         options = ["-q", "-m", "gpu", "-p", "benchmarks.device_tests", "-p", "no:cacheprovider"]
+        options += ["--continue-on-collection-errors"]
         options += ["-k", DRY_TESTS] if self.dry else ["-n", str(count)]
         with TemporaryDirectory() as folder:
             lines, log = Path(folder) / "tests", Path(folder) / "log"

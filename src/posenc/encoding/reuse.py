@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, ItemsView, Iterator, Sequence
+from functools import lru_cache
 from typing import Protocol, TypeGuard, TypeVar, cast
 from weakref import ref
 
@@ -68,6 +69,24 @@ def reused(
             result.value = compute()
     results[kind, _autocast()] = result  # the last used is the last to go
     return cast(T | None, result.value)
+
+
+def constant(values: Sequence[float], *, like: Tensor) -> Tensor:
+    """Numbers as a tensor of the dtype and device of another, made once.
+
+    Anew while PyTorch traces, captures, watches or transforms what is computed. On a CUDA device a
+    new one waits for all that the device has yet to do.
+    """
+    capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
+    if capturing or is_transformed() or needs_dispatch(like) or not has_values(like):
+        return like.new_tensor(values)
+    return _constant(tuple(values), like.dtype, like.device)
+
+
+@lru_cache(256)
+def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device)
 
 
 class TensorStates:

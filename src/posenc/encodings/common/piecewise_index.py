@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.encoding.reuse import constant
 from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.errors import ArgumentError
 
@@ -67,7 +68,7 @@ class Piecewise:
 
     def of(self, x: Float[Tensor, "*dims"]) -> BucketIndex:
         """g of any real numbers, ``-last … last``."""
-        boundaries = torch.tensor(self.boundaries(), dtype=x.dtype, device=x.device)
+        boundaries = constant(self.boundaries(), like=x)
         size = torch.bucketize(x.abs(), boundaries, right=True)
         return torch.where(x < 0, -size, size)
 
@@ -146,7 +147,7 @@ class Ranked(Radial):
 
     def distance(self, back: Offsets) -> Float[Tensor, "*dims"]:
         square = back.round().square().sum(-1)
-        squares = torch.tensor(self.squares, dtype=square.dtype, device=square.device)
+        squares = constant(self.squares, like=square)
         return torch.bucketize(square, squares, right=True).to(square.dtype) - 1
 
 

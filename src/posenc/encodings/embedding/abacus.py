@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Magnitude, Natural, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.reuse import constant
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_tokens
 from posenc.encodings.common.fusion import fuse
@@ -105,7 +106,7 @@ class Abacus(EmbeddingEncoding):
 
     def place(self, tokens: TokenIds, layout: Layout) -> TokenIds:
         """Each digit's place in its number, from 1; 0 for all other tokens."""
-        digits = torch.tensor(self.digits, device=tokens.device)
+        digits = constant(self.digits, like=tokens)
         digit = (tokens.unsqueeze(-1) == digits).any(-1)
         hidden = hidden_tokens(layout)
         digit = digit if hidden is None else digit & ~hidden

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Factor, Fraction, Width, checked
 from posenc.encoding import Pairing
+from posenc.encoding.reuse import constant
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.rotation import Rotary
@@ -104,7 +105,7 @@ class Rope(Rotary):
             theta = self.log_frequencies.to(like.dtype).exp()
         if self.divisors is None:
             return theta
-        return theta / torch.tensor(self.divisors, dtype=like.dtype, device=like.device)
+        return theta / constant(self.divisors, like=like)
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
         positions = layout.positions[..., :1]

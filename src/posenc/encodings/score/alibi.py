@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, checked
+from posenc.encoding.reuse import constant
 from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
@@ -69,7 +70,7 @@ class Alibi(OffsetBias):
     def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, H * dims]:
         distance = offset.abs()
         if self.log_slopes is None:
-            past = ahead = distance.new_tensor(geometric_slopes(self.heads))
+            past = ahead = constant(geometric_slopes(self.heads), like=distance)
         else:
             slopes = self.log_slopes.to(distance.dtype).exp()
             past, ahead = slopes[0], slopes[-1]

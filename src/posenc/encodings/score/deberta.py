@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
 from posenc.encoding.parts import Projection
-from posenc.encoding.reuse import reused
+from posenc.encoding.reuse import constant, reused
 from posenc.encoding.tensors import (
     BucketIndex,
     Keys,
@@ -191,7 +191,7 @@ class RelativeEmbeddings(nn.Module):
         back = -offset[..., 0].round()
         if self.boundaries is None:
             return back.clamp(-self.span, self.span).long() + self.span
-        boundaries = torch.tensor(self.boundaries, dtype=back.dtype, device=back.device)
+        boundaries = constant(self.boundaries, like=back)
         step = torch.bucketize(back.abs(), boundaries, right=True)
         return torch.where(back < 0, -step, step) + self.span
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, EvenWidth, Width, checked
 from posenc.encoding import FusedScore, LogGateSums, ScoreTerm
+from posenc.encoding.reuse import constant
 from posenc.encoding.tensors import Features, Keys, Queries, Scores
 from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import Ranks
@@ -72,13 +73,13 @@ class GrapeAdditive(ScoreTerm):
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         products = self._vectors(grid.query) @ self._path(grid.key).mT / self.width
-        slopes = products.new_tensor(geometric_slopes(self.heads)).view(-1, 1, 1)
+        slopes = constant(geometric_slopes(self.heads), like=products).view(-1, 1, 1)
         steps = slopes * nn.functional.logsigmoid(products)
         return Ranks.of(grid).after_key(steps.masked_fill(~grid.visible, 0.0))
 
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
         path = self._path(grid.key, 1 / self.width)
-        slopes = path.new_tensor(geometric_slopes(self.heads))
+        slopes = constant(geometric_slopes(self.heads), like=path)
         return LogGateSums(self._vectors(grid.query), path, slopes)
 
     def _path(self, key: Layout, factor: float = 1.0) -> Float[Tensor, "b H K E"]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm
+from posenc.encoding.reuse import constant
 from posenc.encoding.tensors import Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.cosine import CosineLogits
 from posenc.encodings.common.precision import WideLinear
@@ -95,7 +96,7 @@ class SwinV2Bias(ScoreTerm):
 
     def coordinates(self, offset: Offsets) -> Offsets:
         """u of each axis, from offsets Δ = key - query; ±log2(9)/log2(8) at the window's ends."""
-        largest = torch.tensor(self.window.sides, dtype=offset.dtype, device=offset.device) - 1
+        largest = constant(self.window.sides, like=offset) - 1
         # An axis of one cell has one offset, 0; it stays 0.
         scaled = torch.where(largest > 0, -offset * self.WIDEST / largest.clamp(min=1), 0.0)
         return scaled.sign() * torch.log2(scaled.abs() + 1) / math.log2(self.WIDEST)

@@ -9,6 +9,7 @@ from torch import nn
 
 from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import BucketedTerms, ScoreTerm
+from posenc.encoding.reuse import constant
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores
 from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
@@ -89,7 +90,7 @@ class T5(ScoreTerm):
     def bucket(self, offset: Offsets) -> BucketIndex:
         """Bucket of each offset Δ ``[..., 1]``, 0 … N-1."""
         delta = offset[..., 0]
-        boundaries = torch.tensor(self.boundaries, dtype=delta.dtype, device=delta.device)
+        boundaries = constant(self.boundaries, like=delta)
         if self.causal:
             return torch.bucketize((-delta).clamp(min=0), boundaries, right=True)
         ahead = (delta > 0).long() * (self.table.shape[1] // 2)

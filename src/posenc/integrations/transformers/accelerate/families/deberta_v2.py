@@ -36,7 +36,7 @@ class DebertaV2Attention(DisentangledAttention, DisentangledSelfAttention):
         if not has_values(tokens):  # one graph serves all lengths
             return 0, 2 * self.pos_ebd_size - 1
         length = tokens.shape[2]
-        ends = torch.tensor([[length - 1.0], [1.0 - length]], device=tokens.device)
+        ends = torch.tensor([[length - 1.0], [1.0 - length]], device="cpu")
         first, last = self.bucket(ends).tolist()
         return first, last
 
