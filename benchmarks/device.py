@@ -44,6 +44,9 @@ MINUTES = {"environment": 1, "trial": 2, "tests": 9, "static": 4, "times": 8, "l
 WORKERS = 12
 """Processes of the tests: most of their time goes into compiling."""
 
+ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+"""For tests: each of their processes would start as many more as there are cores."""
+
 OUT_OF_TIME = "out of time"
 
 DRY_TESTS = "test_half_precision and alibi and dtype1"
@@ -249,7 +252,9 @@ class Run:
                     stdout=output,
                     stderr=output,
                     cwd=ROOT,
-                    env=_environment({**self.variables, "POSENC_TEST_LINES": str(lines)}),
+                    env=_environment(
+                        {**self.variables, **ONE_COMPILER, "POSENC_TEST_LINES": str(lines)}
+                    ),
                     start_new_session=True,
                 )
                 try:

@@ -108,6 +108,27 @@ def test_training(compiled: dict[str, int]) -> None:
     assert max(compiled.values()) < 99 * 1024  # what the smallest devices of 8.0 and up have
 
 
+def test_one_compilation_serves_lengths_that_are_tuned_apart(
+    monkeypatch: pytest.MonkeyPatch, compiled: dict[str, int]
+) -> None:
+    keys, codes = set[int](), set[str]()
+    run: Callable[..., Any] = JITFunction.run
+
+    def noted(kernel: Any, *given: Any, **named: Any) -> Any:
+        result = run(kernel, *given, **named)
+        if kernel.fn.__name__ == "forward_kernel":
+            keys.add(named["key"])
+            codes.add(result.hash)
+        return result
+
+    monkeypatch.setattr(JITFunction, "run", noted)
+    for length in (64, 4096):
+        grid = Grid.of(Layout.sequence(length), causal=True)
+        attend(*inputs(length, length, learned=False), grid, Encoding(), backend="triton")
+    assert len(keys) == 2
+    assert len(codes) == 1
+
+
 def test_function_of_the_distance(
     compiled: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,10 +9,12 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import posenc
 from posenc import Grid, Layout, attend
-from posenc.encoding.reuse import reused
+from posenc.encoding.reuse import constant, reused
 
 
 class Doubled(nn.Module):
@@ -170,3 +172,35 @@ def test_kept_projections_are_those_of_every_length(name: str, start: int) -> No
                 for _ in range(3):
                     output = attend(q, k, v, grid, encoding, backend="blockwise")
                     torch.testing.assert_close(output, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_constants_are_made_once_of_a_kind() -> None:
+    single, double = torch.zeros(1), torch.zeros(1, dtype=torch.float64)
+    first = constant([0.5, 2.0], like=single)
+    assert constant((0.5, 2.0), like=single) is first
+    assert first.tolist() == [0.5, 2.0]
+    assert constant([0.5, 2.0], like=double).dtype == torch.float64
+    assert constant([0.5, 3.0], like=single).tolist() == [0.5, 3.0]
+    with torch.inference_mode():
+        made = constant([7.0], like=torch.zeros(1))
+    learned = torch.ones(1, requires_grad=True)
+    (learned * made).sum().backward()
+    assert learned.grad is not None
+    assert learned.grad.item() == 7.0
+
+
+def test_constants_of_traces_stay_in_them() -> None:
+    def scaled(x: Tensor) -> Tensor:
+        return x * constant([11.0, 13.0], like=x)
+
+    with FakeTensorMode():
+        scaled(torch.zeros(2))
+    graph = make_fx(scaled)(torch.zeros(2))
+    assert scaled(torch.ones(2)).tolist() == [11.0, 13.0]
+    assert graph(torch.ones(2)).tolist() == [11.0, 13.0]
+    rows = torch.func.vmap(scaled)(torch.ones(3, 2))
+    assert rows.tolist() == [[11.0, 13.0]] * 3
+    assert torch.compile(scaled, backend="eager", fullgraph=True)(torch.ones(2)).tolist() == [
+        11,
+        13,
+    ]
