@@ -77,8 +77,9 @@ def constant(values: Sequence[float], *, like: Tensor) -> Tensor:
     Anew while PyTorch traces, captures, watches or transforms what is computed. On a CUDA device a
     new one waits for all that the device has yet to do.
     """
-    capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
-    if capturing or is_transformed() or needs_dispatch(like) or not has_values(like):
+    if is_transformed() or needs_dispatch(like) or not has_values(like):
+        return like.new_tensor(values)
+    if like.is_cuda and torch.cuda.is_current_stream_capturing():
         return like.new_tensor(values)
     return _constant(tuple(values), like.dtype, like.device)
 

@@ -1,0 +1,1 @@
+"""Calls of the public API and values that they must refuse."""
