@@ -318,7 +318,7 @@ def _usable_signal(layout: Layout) -> Layout:
         signal = signal.clone()
     if layout.valid is not None:
         signal = zero_invalid(signal, layout)
-    return layout if signal is layout.signal else replace(layout, signal=signal)
+    return layout if signal is layout.signal else layout.with_signal(signal)
 
 
 def _reader(x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:

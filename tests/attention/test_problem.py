@@ -243,6 +243,9 @@ def test_documents_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         Offsets.of(Grid.of(packed, causal=True))
     assert len(calls) == 1
+    for signal in torch.randn(2, 1, 40, 3):  # of the same tokens, as layers observe them
+        Offsets.of(Grid.of(packed.with_signal(signal), causal=True))
+    assert len(calls) == 1
     Offsets.of(Grid.of(packed, causal=True, window=3))
     Offsets.of(Grid.of(packed))
     assert len(calls) == 3

@@ -228,3 +228,19 @@ def test_the_next_token_of_two_axes_follows_its_own_document() -> None:
     order = torch.arange(3).expand(1, 3)
     layout = Layout(positions, order, document=torch.tensor([[0, 1, 1]]))
     assert layout.following().positions.tolist() == [[[2.0, 2.0]]]
+
+
+def test_signals_are_given_to_the_same_tokens() -> None:
+    layout = Layout.packed([3, 2])
+    signal = torch.randn(1, 5, 2)
+    signed = layout.with_signal(signal)
+    assert signed.signal is signal
+    assert signed.positions is layout.positions
+    assert signed.document is layout.document
+    assert signed.consecutive
+    other = signed.with_signal(None)
+    assert other.signal is None
+    assert layout.unsigned is signed.unsigned is other.unsigned is layout
+    assert signed.slice(1, 4).unsigned.length == 3
+    with pytest.raises(ArgumentError, match="signal"):
+        layout.with_signal(torch.randn(1, 4, 2))

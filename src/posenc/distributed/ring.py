@@ -84,7 +84,7 @@ def _of_sums(part: Any) -> Any:
 
 
 def _plain(layout: Layout) -> Layout:
-    return layout if layout.signal is None else replace(layout, signal=None)
+    return layout if layout.signal is None else layout.with_signal(None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -372,6 +372,29 @@ class Layout:
         """The same tokens, order and documents with other positions."""
         return replace(self, positions=positions, start=None, extent=None, consecutive=False)
 
+    def with_signal(self, signal: Float[Tensor, "b L S"] | None) -> Layout:
+        """The same tokens with another signal, or with none.
+
+        Raises:
+            ArgumentError: for a signal of another length.
+        """
+        if torch.compiler.is_compiling():
+            return replace(self, signal=signal)
+        if signal is not None:
+            require_signal(signal, self.length)
+        layout = self._with({"signal": signal})
+        vars(layout)["_unsigned"] = self.unsigned
+        return layout
+
+    @property
+    def unsigned(self) -> Layout:
+        """The layout that a signal was given to; itself if none was.
+
+        What depends on no signal is kept for all layouts with the same one.
+        """
+        layout: Layout = vars(self).get("_unsigned", self)
+        return layout
+
     def concat(self, other: Layout) -> Layout:
         """This layout's tokens followed by those of ``other``, in every row.
 

@@ -21,13 +21,24 @@ Known = WeakKeyDictionary[Layout, WeakKeyDictionary[Layout, dict[Hashable, T]]]
 """Something of each pair of layouts that has been met, by what else it depends on."""
 
 
-def once_for(grid: Grid, known: Known[T], compute: Callable[[Grid], T], kind: Hashable = None) -> T:
+def once_for(
+    grid: Grid,
+    known: Known[T],
+    compute: Callable[[Grid], T],
+    kind: Hashable = None,
+    *,
+    signals: bool = False,
+) -> T:
     """The result of ``compute`` for a grid's pair of layouts, computed once for each ``kind``.
 
     Its tensors can be saved for gradients, also when they were computed in inference mode.
+    ``signals``: it depends on those of the layouts.
     """
-    of_query = known.setdefault(grid.query, WeakKeyDictionary())
-    found = of_query.setdefault(grid.key, {})
+    query, key = grid.query, grid.key
+    if not signals:
+        query, key = query.unsigned, key.unsigned
+    of_query = known.setdefault(query, WeakKeyDictionary())
+    found = of_query.setdefault(key, {})
     if kind not in found:
         with torch.inference_mode(False):
             found[kind] = compute(grid)

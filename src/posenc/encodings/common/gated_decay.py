@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -83,7 +82,7 @@ class GatedDecay(SumDifference):
         """Each token's addend to the running sum, from the linear map of the layer's input."""
 
     def observe(self, x: Features, layout: Layout) -> Layout:
-        return replace(layout, signal=self.steps(self.gate(at_least_single(x))))
+        return layout.with_signal(self.steps(self.gate(at_least_single(x))))
 
     def sums(self, grid: Grid) -> tuple[Float[Tensor, "b H Q"], Float[Tensor, "b H K"]]:
         steps = require_signal(grid.key, type(self).__name__, self.gate.out_features).mT

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -40,8 +42,7 @@ def require_inside(
     elif not (layout.positions.numel() and has_values(layout.positions)):
         return
     else:
-        positions = real_positions(layout, axis)
-        first, last = float(positions.min()), float(positions.max())
+        first, last = _ends(layout.unsigned, axis)
     if first < 0 or last > count - 1:
         raise LengthError(
             "positions",
@@ -49,6 +50,18 @@ def require_inside(
             got=f"{first:g} to {last:g}",
             remedy=remedy,
         )
+
+
+_ENDS: WeakKeyDictionary[Layout, dict[int, tuple[float, float]]] = WeakKeyDictionary()
+
+
+def _ends(layout: Layout, axis: int) -> tuple[float, float]:
+    """The first and last real position on an axis, read once: that waits for the device."""
+    found = _ENDS.setdefault(layout, {})
+    if axis not in found:
+        positions = real_positions(layout, axis)
+        found[axis] = float(positions.min()), float(positions.max())
+    return found[axis]
 
 
 def real_positions(layout: Layout, axis: int = 0) -> Float[Tensor, "b L"]:

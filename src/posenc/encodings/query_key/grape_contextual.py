@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -82,7 +81,7 @@ class GrapeContextual(QueryKeyTransform):
             self.gate.bias.fill_(bias)
 
     def observe(self, x: Features, layout: Layout) -> Layout:
-        return replace(layout, signal=nn.functional.softplus(self.gate(at_least_single(x))))
+        return layout.with_signal(nn.functional.softplus(self.gate(at_least_single(x))))
 
     def phases(self, grid: Grid) -> tuple[Float[Tensor, "b Q"], Float[Tensor, "b K"]]:
         """Φ of every query and key."""

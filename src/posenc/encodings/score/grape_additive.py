@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -69,7 +67,7 @@ class GrapeAdditive(ScoreTerm):
         nn.init.normal_(self.project.weight, std=0.5 * self.project.in_features**-0.5)
 
     def observe(self, x: Features, layout: Layout) -> Layout:
-        return replace(layout, signal=self.project(at_least_single(x)))
+        return layout.with_signal(self.project(at_least_single(x)))
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         products = self._vectors(grid.query) @ self._path(grid.key).mT / self.width

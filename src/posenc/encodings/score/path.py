@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -86,7 +85,7 @@ class Path(ScoreTerm):
     def observe(self, x: Features, layout: Layout) -> Layout:
         wide = at_least_single(x)
         signal = torch.cat([self.narrow(wide), self.strength(wide)], dim=-1)
-        return replace(layout, signal=signal)
+        return layout.with_signal(signal)
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         ranks = Ranks.of(grid)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -133,7 +131,7 @@ class RelativeLogits(ScoreTerm):
         nn.init.normal_(self.profiles, std=STD)
 
     def observe(self, x: Features, layout: Layout) -> Layout:
-        return replace(layout, signal=self.project(at_least_single(x)))
+        return layout.with_signal(self.project(at_least_single(x)))
 
     def bucket(self, offset: Offsets) -> BucketIndex:
         """Distance i - j of each offset Δ ``[..., 1]``; ``extent`` for those without a bias."""

@@ -47,7 +47,7 @@ def problem_of_cells(problem: Problem) -> Problem | None:
         return None
     if problem.whole is not None or problem.sinks is not None:
         return None
-    grids, x = once_for(grid, _KNOWN, _grids), problem.rotated
+    grids, x = once_for(grid, _KNOWN, _grids, signals=True), problem.rotated
     queries, keys = slice(before[0], None), slice(before[1], None)
     cells = _part(x, grids.cells, queries, keys)
     width = x.v.shape[3]
@@ -57,7 +57,7 @@ def problem_of_cells(problem: Problem) -> Problem | None:
 
 def attend_beside(problem: Problem, attend_cells: Compute, *, lse: bool) -> Result:
     """Attention of special tokens and cells, by way of that among the cells."""
-    before, grids = _specials(problem.grid), once_for(problem.grid, _KNOWN, _grids)
+    before, grids = _specials(problem.grid), once_for(problem.grid, _KNOWN, _grids, signals=True)
     assert before is not None
     x, (queries, keys) = problem.rotated, before
     of_cells = attend_cells(lse=lse or keys > 0)
