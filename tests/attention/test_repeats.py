@@ -261,6 +261,21 @@ def test_changed_encodings_are_planned(
     torch.testing.assert_close(output, expected, atol=3e-6, rtol=1e-5)
 
 
+def test_calls_are_planned_while_all_modules_are_observed(planned: list[None]) -> None:
+    encoding, (q, k, v) = make("t5"), tensors()
+    with torch.no_grad():
+        for _ in range(3):
+            attend(q, k, v, grid(), encoding)
+        del planned[:]
+        handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+        try:
+            attend(q, k, v, grid(), encoding)
+            attend(q, k, v, grid(), encoding)
+        finally:
+            handle.remove()
+    assert len(planned) == 2
+
+
 class Moody(ScoreTerm):
     """A table that depends on the queries."""
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.hooks import RemovableHandle
 
 import posenc
 from posenc import Grid, Layout, attend
-from posenc.encoding.reuse import constant, reused
+from posenc.encoding.reuse import constant, is_plain_linear, reused
 
 
 class Doubled(nn.Module):
@@ -26,6 +27,9 @@ class Doubled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weight
+
+
+Register = Callable[[Callable[..., None]], RemovableHandle]
 
 
 def times(layer: nn.Module, calls: int, *kind: int) -> int:
@@ -114,6 +118,43 @@ def replaced_forward() -> nn.Module:
 )
 def test_layers_that_may_change_otherwise_are_computed(layer: nn.Module) -> None:
     assert times(layer, 3) == 0
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        nn.modules.module.register_module_forward_hook,
+        nn.modules.module.register_module_forward_pre_hook,
+    ],
+)
+def test_layers_are_computed_while_all_modules_are_observed(register: Register) -> None:
+    layer = nn.Linear(4, 3).eval()
+    times(layer, 2)
+    handle = register(lambda *_: None)
+    try:
+        assert times(layer, 3) == 0
+    finally:
+        handle.remove()
+    assert times(layer, 3) == 0  # what was kept before
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        nn.modules.module.register_module_full_backward_hook,
+        nn.modules.module.register_module_full_backward_pre_hook,
+    ],
+)
+def test_gradients_of_linear_layers_are_observed(register: Register) -> None:
+    layer = nn.Linear(4, 3)
+    assert is_plain_linear(layer)
+    handle = register(lambda *_: None)
+    try:
+        assert not is_plain_linear(layer)
+    finally:
+        handle.remove()
+    layer.register_full_backward_hook(lambda *_: None)
+    assert not is_plain_linear(layer)
 
 
 def test_nothing_is_kept_where_gradients_are_wanted() -> None:

@@ -152,6 +152,8 @@ class ModuleStates:
         root = self.root()
         if root is None or not self.complete:
             return True
+        if _observes_all():
+            return False
         modules = [root, *self.inner]
         for module, (parts, settings) in zip(modules, self.modules, strict=True):
             if _parts(module) != parts or not settings <= vars(module).items() or _hooks(module):
@@ -199,16 +201,29 @@ def _hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
+def _observes_all() -> bool:
+    """True while hooks observe each call of any module."""
+    every = nn.modules.module
+    return bool(every._global_forward_hooks or every._global_forward_pre_hooks)
+
+
 def is_plain(module: nn.Module) -> bool:
     """True of a layer of PyTorch or posenc that computes by its parameters, unobserved."""
-    observed = _hooks(module) or "forward" in vars(module)
+    observed = _hooks(module) or "forward" in vars(module) or _observes_all()
     drops = module.training and isinstance(module, nn.modules.dropout._DropoutNd)
     return type(module).__module__.startswith(PLAIN) and not (observed or drops)
 
 
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """The same of one that does nothing but multiply by its weight and add its bias."""
-    return isinstance(module, nn.Linear) and is_plain(module) and module.bias is not None
+    """The same of one that does nothing but multiply by its weight and add its bias.
+
+    Its gradients may be read through it, too.
+    """
+    every = nn.modules.module
+    backward = module._backward_hooks or module._backward_pre_hooks
+    backward = backward or every._global_backward_hooks or every._global_backward_pre_hooks
+    linear = isinstance(module, nn.Linear) and module.bias is not None
+    return linear and is_plain(module) and not backward
 
 
 def _is_readable(x: Tensor) -> bool:
