@@ -63,6 +63,8 @@ class GatedDecay(SumDifference):
         ArgumentError: when an argument is below 1.
     """
 
+    heads: int
+
     pairwise = False
 
     @checked
@@ -85,13 +87,13 @@ class GatedDecay(SumDifference):
         return layout.with_signal(self.steps(self.gate(at_least_single(x))))
 
     def sums(self, grid: Grid) -> tuple[Float[Tensor, "b H Q"], Float[Tensor, "b H K"]]:
-        steps = require_signal(grid.key, type(self).__name__, self.gate.out_features).mT
+        steps = require_signal(grid.key, type(self).__name__, self.heads).mT
         if grid.key.valid is not None:
             steps = steps.masked_fill(~grid.key.valid.unsqueeze(1), 0.0)
         return Ranks.of(grid).running(steps)
 
     def of_sums(self) -> ScoreTerm:
-        return SignalDifference(self.gate.out_features)
+        return SignalDifference(self.heads)
 
 
 class SignalDifference(SumDifference):

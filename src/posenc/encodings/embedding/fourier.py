@@ -76,7 +76,8 @@ class Fourier(EmbeddingEncoding):
         self.output.reset_parameters()
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
-        features = waves(layout, self.frequencies) * self.input.in_features**-0.5
+        features = waves(layout, self.frequencies)
+        features = features * features.shape[-1] ** -0.5
         vectors = self.output(nn.functional.gelu(self.input(features)))
         return fuse(x, zero_special(vectors, layout), "add")
 

@@ -51,6 +51,7 @@ class GrapeAdditive(ScoreTerm):
     """
 
     heads: int
+    dim: int
 
     causal_only = True
     pairwise = False
@@ -64,7 +65,7 @@ class GrapeAdditive(ScoreTerm):
 
     def reset_parameters(self) -> None:
         """Draw W with deviation ``1 / (2√C)``, as the authors' code does."""
-        nn.init.normal_(self.project.weight, std=0.5 * self.project.in_features**-0.5)
+        nn.init.normal_(self.project.weight, std=0.5 * self.dim**-0.5)
 
     def observe(self, x: Features, layout: Layout) -> Layout:
         return layout.with_signal(self.project(at_least_single(x)))

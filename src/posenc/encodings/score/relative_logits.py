@@ -119,7 +119,7 @@ class RelativeLogits(ScoreTerm):
         temperature: LogTemperature | None = None,
     ) -> None:
         super().__init__()
-        self.dim, self.heads, self.extent = dim, heads, extent
+        self.dim, self.heads, self.width, self.extent = dim, heads, width, extent
         self.temperature = temperature
         self.project = WideLinear(dim, heads * width, bias=False)
         self.profiles = nn.Parameter(torch.empty(width, extent))
@@ -148,7 +148,7 @@ class RelativeLogits(ScoreTerm):
 
     def _mixtures(self, grid: Grid) -> Float[Tensor, "b H Q E"]:
         """r of the queries, times τ."""
-        signal = require_signal(grid.query, "relative_logits", self.project.out_features)
+        signal = require_signal(grid.query, "relative_logits", self.heads * self.width)
         mixtures = signal.view(*signal.shape[:2], self.heads, -1).transpose(1, 2)
         if self.temperature is None:
             return mixtures

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import BucketedTerms, LowRank, ScoreTerm
-from posenc.encoding.reuse import reused
+from posenc.encoding.reuse import is_plain_linear, reused
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.pieces import by_pieces
 from posenc.encodings.common.precision import (
@@ -173,7 +173,8 @@ class Tupe(ScoreTerm):
 
         def project(table: Tensor) -> tuple[Tensor, Tensor]:
             rows = self.norm(at_least_single(table))
-            return scale * _outputs(self.query, rows, part), _outputs(self.key, rows, part)
+            query, key = (self._outputs(x, rows, part) for x in (self.query, self.key))
+            return scale * query, key
 
         layout, same = grid.query, grid.key is grid.query
         kept = self._reused(grid, project, scale, heads)
@@ -228,7 +229,17 @@ class Tupe(ScoreTerm):
             and length * self.positions.shape[1] >= LARGE
         )
 
-    def _project(self, layout: Layout, layer: nn.Linear) -> Float[Tensor, "b H L D"]:
+    def _outputs(
+        self, layer: nn.Module, x: Float[Tensor, "*b L C"], part: slice
+    ) -> Float[Tensor, "*b L E"]:
+        """Some of a projection's outputs, computed alone where nothing else observes the layer."""
+        whole = part == slice(0, self.heads * self.head_dim)
+        if whole or type(layer) is not WideLinear or not is_plain_linear(layer):
+            outputs: Tensor = layer(x)
+            return outputs[..., part]
+        return wide_product(x, layer.weight[part], layer.bias[part])
+
+    def _project(self, layout: Layout, layer: nn.Module) -> Float[Tensor, "b H L D"]:
         """Normalised position vectors through U_Q or U_K, in float32 or better."""
         return self._split(layer(self.norm(at_least_single(self._read(layout)))))
 
@@ -242,16 +253,6 @@ class Tupe(ScoreTerm):
 
     def _require_inside(self, layout: Layout) -> None:
         require_inside(layout, len(self.positions), "TUPE's table")
-
-
-def _outputs(layer: nn.Linear, x: Float[Tensor, "*b L C"], part: slice) -> Tensor:
-    """Some of a layer's outputs, computed alone where nothing else observes the layer."""
-    hooks = layer._forward_hooks or layer._forward_pre_hooks
-    hooks = hooks or layer._backward_hooks or layer._backward_pre_hooks
-    if part == slice(0, layer.out_features) or hooks or type(layer) is not WideLinear:
-        outputs: Tensor = layer(x)
-        return outputs[..., part]
-    return wide_product(x, layer.weight[part], layer.bias[part])
 
 
 def _correct_columns(
