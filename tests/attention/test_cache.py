@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -183,6 +185,43 @@ def test_tokens_are_written_in_place_and_copies_do_not_see_them() -> None:
         assert other.keys is not None
         assert other.keys[0, 0, :, 0].tolist() == [0, 0, 0, 0, 1, 9]
     assert cache.keys[0, 0, :, 0].tolist() == [0, 0, 0, 0, 1, 2, 3, 4]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["rope", "alibi", "shaw", "tupe", "conv"])
+@pytest.mark.parametrize("way", ["pickle", "save", "deepcopy"])
+def test_decoding_goes_on_from_a_stored_cache(name: str, way: str) -> None:
+    encoding = create(name, dim=16, heads=2, max_length=32, causal=True)
+    layers = [Attention(dim=16, heads=2, causal=True, encoding=encoding).eval() for _ in range(2)]
+    cache, x = Cache(2), torch.randn(1, 9, 16)
+
+    def step(past: Cache, begin: int, end: int) -> torch.Tensor:
+        layout, y = Layout.sequence(end - begin, begin), x[:, begin:end]
+        for layer, own in zip(layers, past.layers, strict=True):
+            y = layer(own.embed(encoding, y, layout), layout, cache=own)
+        return y
+
+    for begin, end in ((0, 5), (5, 6), (6, 7)):
+        step(cache, begin, end)
+    copied = stored(cache, way)
+    assert copied.layers[0].shared is copied.layers[1].shared
+    for begin in (7, 8):
+        expected = step(cache, begin, begin + 1)
+        torch.testing.assert_close(step(copied, begin, begin + 1), expected)
+    assert copied.length == cache.length == 9
+
+
+def stored(cache: Cache, way: str) -> Cache:
+    if way == "deepcopy":
+        return copy.deepcopy(cache)
+    if way == "pickle":
+        unpickled: Cache = pickle.loads(pickle.dumps(cache))
+        return unpickled
+    file = io.BytesIO()
+    torch.save(cache, file)
+    file.seek(0)
+    loaded: Cache = torch.load(file, weights_only=False)
+    return loaded
 
 
 def test_a_graph_is_kept_through_what_is_appended() -> None:

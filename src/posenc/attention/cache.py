@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
 from typing import TypeVar
 
@@ -46,11 +45,9 @@ class SharedResults:
             self._latest[name] = (), result
         return result  # type: ignore[return-value]
 
-    def __copy__(self) -> SharedResults:
-        return SharedResults()
-
-    def __deepcopy__(self, memo: dict[int, object]) -> SharedResults:
-        return SharedResults()
+    def __reduce__(self) -> tuple[type[SharedResults], tuple[()]]:
+        """Copies and pickled ones begin anew."""
+        return SharedResults, ()
 
 
 class LayerCache:
@@ -186,14 +183,9 @@ class LayerCache:
         copied.__dict__ |= self.__dict__ | {"_room": None}
         return copied
 
-    def __deepcopy__(self, memo: dict[int, object]) -> LayerCache:
-        copied = LayerCache()
-        memo[id(self)] = copied
-        copied.__dict__ |= {
-            name: None if name in ("_rest", "_room", "terms") else deepcopy(value, memo)
-            for name, value in self.__dict__.items()
-        }
-        return copied
+    def __getstate__(self) -> dict[str, object]:
+        """The past alone, to be copied or pickled, without what was computed for later tokens."""
+        return self.__dict__ | dict.fromkeys(("_rest", "_room", "terms"))
 
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep these batch rows, in this order; a row may come more than once (beam search).
