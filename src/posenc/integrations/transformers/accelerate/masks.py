@@ -47,6 +47,11 @@ def all_attended(attended: Bool[Tensor, "B K"] | None) -> bool:
     return attended is None or (has_values(attended) and bool(attended.all()))
 
 
+def fewest_attended(attended: Bool[Tensor, "B K"]) -> int | None:
+    """The least number of keys that a batch row attends to; None for a mask without values."""
+    return int(attended.sum(1).amin()) if has_values(attended) else None
+
+
 def attended_keys(mask: Tensor | None) -> Tensor | None:
     """A mask ``[B, 1, Q, K]`` as ``[B, K]``, False for padding, if all queries see the same keys.
 

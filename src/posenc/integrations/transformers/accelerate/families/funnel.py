@@ -19,7 +19,7 @@ from posenc.encoding import LowRank, StructuredScore
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
-from posenc.integrations.transformers.accelerate.masks import all_attended
+from posenc.integrations.transformers.accelerate.masks import fewest_attended
 from posenc.integrations.transformers.accelerate.terms import Movable, products_by_offset
 from posenc.layout import Layout
 from posenc.runtime import has_values
@@ -114,8 +114,11 @@ class FunnelAttention(Accelerated, FunnelRelMultiheadAttention):
         if isinstance(types, TokenTypes):
             rows = embeddings[self.block_index][stride - 1]
             fits = rows is not None and len(rows) == stride * queries + keys
-            if not output_attentions and keys >= self.shortest and fits:
-                attended = None if attention_mask is None else attention_mask >= 1
+            served = not output_attentions and keys >= self.shortest and fits
+            attended = None if attention_mask is None else attention_mask >= 1
+            fewest = fewest_attended(attended) if served and attended is not None else keys
+            if served and fewest != 0:  # pooling may hide all keys of a row that has tokens
+                attended = None if fewest == keys else attended
                 output = self._attend(query, key, value, rows, types, attended, stride)
                 output = self.hidden_dropout(self.post_proj(output))
                 return (self.layer_norm(query + output),)
@@ -164,7 +167,7 @@ class FunnelAttention(Accelerated, FunnelRelMultiheadAttention):
         if of_query.shape[-1]:
             terms.append(LowRank(of_query, of_key))
         of_queries, of_keys = (Layout.sequence(x.shape[2], device=q.device) for x in (biased, k))
-        if not all_attended(attended):
+        if attended is not None:
             of_keys = replace(of_keys, valid=attended)
         grid, dropped = Grid(of_queries, of_keys), self.attention_dropout.p
         output = self.attend(biased, k, v, grid, *terms, dropout=dropped, scale=self.scale)
