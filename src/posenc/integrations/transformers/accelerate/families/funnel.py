@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from posenc.encoding import LowRank, StructuredScore
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
-from posenc.integrations.transformers.accelerate.masks import fewest_attended
+from posenc.integrations.transformers.accelerate.masks import MasksRead
 from posenc.integrations.transformers.accelerate.terms import Movable, products_by_offset
 from posenc.layout import Layout
 from posenc.runtime import has_values
@@ -37,11 +37,13 @@ class TokenTypes(Movable):
     Args:
         query: ``[B, Q]``; key: ``[B, K]``. ``CLASS_TYPE`` is of one type with every other.
         kinds: the types there are but for ``CLASS_TYPE``; none where these are one or none.
+        masks: of the pass, pooled ones too.
     """
 
     query: Int[Tensor, "B Q"]
     key: Int[Tensor, "B K"]
     kinds: Int[Tensor, " S"]
+    masks: MasksRead = field(default_factory=MasksRead)
 
     @property
     def same(self) -> Bool[Tensor, "B Q K"]:
@@ -115,10 +117,11 @@ class FunnelAttention(Accelerated, FunnelRelMultiheadAttention):
             rows = embeddings[self.block_index][stride - 1]
             fits = rows is not None and len(rows) == stride * queries + keys
             served = not output_attentions and keys >= self.shortest and fits
-            attended = None if attention_mask is None else attention_mask >= 1
-            fewest = fewest_attended(attended) if served and attended is not None else keys
+            attended: Tensor | None = None
+            fewest: int | None = keys
+            if served and attention_mask is not None:
+                attended, fewest = types.masks.keys(attention_mask, lambda mask: mask >= 1)
             if served and fewest != 0:  # pooling may hide all keys of a row that has tokens
-                attended = None if fewest == keys else attended
                 output = self._attend(query, key, value, rows, types, attended, stride)
                 output = self.hidden_dropout(self.post_proj(output))
                 return (self.layer_norm(query + output),)
