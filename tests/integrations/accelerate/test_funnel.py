@@ -52,6 +52,25 @@ def test_pooled_blocks_too_short_to_gain_run_as_they_did(monkeypatch: pytest.Mon
     assert set(keys) == {24}
 
 
+@pytest.mark.parametrize("rows", ["pooled", "padding"])
+def test_rows_without_keys(rows: str) -> None:
+    """Pooled with padding, or padding alone; as transformers has them, they see all keys."""
+
+    def inputs() -> dict[str, Tensor]:
+        made = segments()
+        made["attention_mask"][0] = 0
+        made["attention_mask"][0, -1] = int(rows == "pooled")
+        return made
+
+    case = Case(make, inputs)
+    model = case.model()
+    outputs, gradients = case.results(model)
+    put_under(model)
+    found, others = case.results(model)
+    require_near(found, outputs)
+    require_near(list(others.values()), list(gradients.values()), 1e-4)
+
+
 def test_positions_dropped_out() -> None:
     """The dropout of sines and cosines is that of the model, shared by its layers."""
     case = Case(lambda: make(attention_dropout=0.0), segments)

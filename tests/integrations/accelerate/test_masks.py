@@ -22,7 +22,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from posenc.integrations.transformers.accelerate import interface, lazy_mask
+from posenc.integrations.transformers.accelerate import accelerate, interface, lazy_mask, masks
 from posenc.integrations.transformers.accelerate.dense import dense_attention
 from posenc.integrations.transformers.accelerate.interface import attention, keys_mask, mask
 from posenc.integrations.transformers.accelerate.lazy_mask import (
@@ -30,6 +30,7 @@ from posenc.integrations.transformers.accelerate.lazy_mask import (
     pairs_behind,
     written_out,
 )
+from tests.integrations.accelerate.cases import CASES
 from tests.integrations.accelerate.test_interface import SERVED, heads, model_of
 
 pytestmark = pytest.mark.usefixtures("at_all_lengths")
@@ -221,3 +222,19 @@ def test_masks_in_a_compiled_graph() -> None:
     compiled = torch.compile(attended, fullgraph=True, backend="eager")
     tensors = heads(12, 12)
     torch.testing.assert_close(compiled(*tensors, PADDING), attended(*tensors, PADDING))
+
+
+@pytest.mark.parametrize(("key", "reads"), [("wavlm-model", 1), ("funnel-blocks", 3)])
+def test_layers_read_their_mask_once(key: str, reads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Funnel's anew after each pooling; a layer that reads waits for all before it."""
+    case, seen = CASES[key], []
+
+    def counted(attended: Tensor) -> int | None:
+        seen.append(attended)
+        return fewest(attended)
+
+    model, fewest = case.model(), masks.fewest_attended
+    accelerate(model, shortest=0, check=False)
+    monkeypatch.setattr(masks, "fewest_attended", counted)
+    case.outputs(model)
+    assert len(seen) == reads

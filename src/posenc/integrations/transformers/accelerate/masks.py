@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -42,9 +43,41 @@ def grid_of(
     return Grid(query, key, causal)
 
 
-def all_attended(attended: Bool[Tensor, "B K"] | None) -> bool:
+def all_attended(attended: Bool[Tensor, "B K"]) -> bool:
     """True if no token is known to be padding; reads the mask if it has values."""
-    return attended is None or (has_values(attended) and bool(attended.all()))
+    return has_values(attended) and bool(attended.all())
+
+
+def fewest_attended(attended: Bool[Tensor, "B K"]) -> int | None:
+    """The least number of keys that a batch row attends to; None for a mask without values."""
+    return int(attended.sum(1).amin()) if has_values(attended) else None
+
+
+class MasksRead:
+    """What masks say of keys, each read once for the layers that share it.
+
+    Reading waits for all that a CUDA device has yet to do. Lives no longer than a pass.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Tensor, tuple[Tensor | None, int | None]]] = {}
+
+    def keys(
+        self, mask: Tensor, attends: Callable[[Tensor], Bool[Tensor, "B K"]]
+    ) -> tuple[Bool[Tensor, "B K"] | None, int | None]:
+        """False for padding, None if there is none; and ``fewest_attended``.
+
+        Args:
+            attends: makes the first of a mask.
+        """
+        if torch.compiler.is_compiling():
+            return attends(mask), None
+        if id(mask) not in self._known:
+            attended = attends(mask)
+            fewest = fewest_attended(attended)
+            found = None if fewest == attended.shape[1] else attended
+            self._known[id(mask)] = mask, (found, fewest)  # with the mask, whose id stays its own
+        return self._known[id(mask)][1]
 
 
 def attended_keys(mask: Tensor | None) -> Tensor | None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from transformers.cache_utils import Cache, DummyLayer, DynamicLayer
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DummyLayer,
+    DynamicLayer,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
 
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -29,7 +36,7 @@ class Switch:
     on: bool = True
 
 
-class Positions(DynamicLayer, DummyLayer):
+class Positions(CacheLayerMixin):
     """Positions ``[B|1, 1, T, 1]`` of all tokens in a cache, as one more layer of it.
 
     So they are reordered, repeated, cut and reset as the keys are. It counts as a dummy, since
@@ -37,11 +44,18 @@ class Positions(DynamicLayer, DummyLayer):
     """
 
     is_compileable, supports_early_init = True, False
+    keys: Any
+    values: Any
+    switch: Switch
 
-    def __init__(self, switch: Switch) -> None:
-        super().__init__()
-        self.switch = switch
-        self.is_initialized = False
+    @staticmethod
+    def beside(cache: Cache, switch: Switch) -> Positions:
+        """Those of an empty cache: in memory of a fixed size where the keys are."""
+        rooms = [x.max_cache_len for x in cache.layers if isinstance(x, StaticLayer)]
+        windows = [x.max_cache_len for x in cache.layers if isinstance(x, StaticSlidingWindowLayer)]
+        if len(rooms) == len(windows):  # windows do not say how many tokens there will be
+            return GrowingPositions(switch)
+        return FixedPositions(switch, max(rooms))
 
     @property
     def is_sliding(self) -> bool:
@@ -54,9 +68,32 @@ class Positions(DynamicLayer, DummyLayer):
             raise _foreign_cache("one that a stretched model filled, which was restored since")
         return False
 
+    def append(self, ids: Int[Tensor, "b Q"]) -> None:
+        """Keep the positions of a pass."""
+        rows = len(ids)
+        if self.is_initialized:
+            rows = max(rows, len(self.keys))
+            if len(self.keys) < rows:
+                kept = (self.keys, self.values)
+                self.keys, self.values = (x.expand(rows, -1, -1, -1).clone() for x in kept)
+        new = ids.expand(rows, -1)[:, None, :, None]
+        self.update(new, new)
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self._of_rows():
             super().reorder_cache(beam_idx)
+
+    def _of_rows(self) -> bool:
+        """False where one row of positions is that of all."""
+        return self.is_initialized and len(self.keys) > 1
+
+
+class GrowingPositions(Positions, DynamicLayer, DummyLayer):
+    """Positions in a cache that grows."""
+
+    def __init__(self, switch: Switch) -> None:
+        DynamicLayer.__init__(self)
+        self.switch = switch
 
     def batch_select_indices(self, indices: Tensor) -> None:
         if self._of_rows():
@@ -66,14 +103,37 @@ class Positions(DynamicLayer, DummyLayer):
         if self._of_rows():
             super().batch_repeat_interleave(repeats)
 
-    def _of_rows(self) -> bool:
-        """False where one row of positions is that of all."""
-        return self.is_initialized and len(self.keys) > 1
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Positions:
-        copied = Positions(self.switch)
+    def __deepcopy__(self, memo: dict[int, Any]) -> GrowingPositions:
+        copied = GrowingPositions(self.switch)
         if self.is_initialized:
             copied.update(self.keys, self.values)
+        return copied
+
+
+class FixedPositions(Positions, StaticLayer, DummyLayer):
+    """Positions in a cache of a fixed size, free room after the last.
+
+    Compiled decoding reads no length: that would break the graph, or wait for the device.
+    """
+
+    def __init__(self, switch: Switch, room: int) -> None:
+        StaticLayer.__init__(self, room)
+        self.switch = switch
+
+    def before(self, ids: Int[Tensor, "b Q"]) -> Placement:
+        """The placement of tokens that follow those in the cache, however many these are."""
+        rows, length = max(len(self.keys), len(ids)), ids.shape[1]
+        index = self.cumulative_length + torch.arange(length, device=ids.device)
+        kept = self.keys[:, 0, :, 0].expand(rows, -1)
+        tokens = kept.index_copy(1, index, ids.expand(rows, -1).to(kept.dtype))
+        return Placement(ids, tokens, self.cumulative_length + length)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FixedPositions:
+        copied = FixedPositions(self.switch, self.max_cache_len)
+        if self.is_initialized:
+            copied.lazy_initialization(self.keys, self.values)
+            copied.keys.copy_(self.keys)
+            copied.cumulative_length.copy_(self.cumulative_length)
         return copied
 
 
@@ -83,11 +143,13 @@ class Placement:
 
     Args:
         queries: of this pass's tokens.
-        tokens: of all tokens so far, cached ones first.
+        tokens: of all tokens so far, cached ones first; perhaps more numbers after them.
+        count: number of these tokens; a tensor where a graph is made for any.
     """
 
     queries: Int[Tensor, "B Q"]
     tokens: Int[Tensor, "B T"]
+    count: int | Int[Tensor, ""]
     grids: dict[tuple[int, int], tuple[Grid | None, Grid]] = field(default_factory=dict)
 
     def grid(self, grid: Grid | None, queries: int, keys: int, *, causal: bool) -> Grid:
@@ -114,17 +176,20 @@ class Placement:
         return known[1]
 
     def _grid(self, grid: Grid | None, keys: int, causal: bool) -> Grid:
-        device, total = self.tokens.device, self.tokens.shape[1]
+        device, room = self.tokens.device, self.tokens.shape[1]
         # windows keep the last keys; caches of fixed size have free room after the last
-        first = max(0, total - keys)
+        first = _not_negative(self.count - keys)
         places = self.tokens
-        if keys > total:
-            places = nn.functional.pad(places, (0, keys - total))
-        places = places[:, first : first + keys]
+        if keys > room:
+            places = nn.functional.pad(places, (0, keys - room))
+        elif isinstance(first, int):
+            places = places[:, first : first + keys]
+        elif keys < room:
+            places = places.index_select(1, first + torch.arange(keys, device=device))
         if grid is None:
-            count = self.queries.shape[1]
-            query = Layout.sequence(count, total - count, device=device)
-            grid = Grid(query, Layout.sequence(keys, first, device=device), causal)
+            queries = self.queries.shape[1]
+            query = _sequence(queries, self.count - queries, device)
+            grid = Grid(query, _sequence(keys, first, device), causal)
         elif _equal(self.queries, grid.query.order) and _equal(places, grid.key.order):
             return grid
         query, key = (
@@ -132,6 +197,18 @@ class Placement:
             for side, positions in ((grid.query, self.queries), (grid.key, places))
         )
         return replace(grid, query=query, key=key)
+
+
+def _not_negative(number: int | Tensor) -> int | Tensor:
+    return max(0, number) if isinstance(number, int) else number.clamp(min=0)
+
+
+def _sequence(length: int, start: int | Tensor, device: torch.device) -> Layout:
+    """The layout of tokens in sequence."""
+    if isinstance(start, int):
+        return Layout.sequence(length, start, device=device)
+    order = (start + torch.arange(length, device=device)).unsqueeze(0)
+    return Layout(order.float().unsqueeze(-1), order)
 
 
 def _equal(positions: Tensor, order: Tensor) -> bool:
@@ -185,10 +262,9 @@ class Adoption:
         if found is not None and self.latest is not None and found.layers:
             held = _positions_in(found)
             if held is None:
-                held = Positions(self.switch)
+                held = Positions.beside(found, self.switch)
                 found.layers.append(held)
-            new = self.latest.queries[:, None, :, None]
-            held.update(new, new)
+            held.append(self.latest.queries)
         self.cache = None
 
     def rotated(
@@ -239,16 +315,19 @@ class Adoption:
             ids = ids[0]
         if self.latest is not None and self.latest.queries is ids:
             return self.latest
+        held = _positions_in(self.cache)
+        fixed = isinstance(held, FixedPositions) and held.is_initialized
+        if fixed and torch.compiler.is_compiling():
+            return cast(FixedPositions, held).before(ids)
         past = 0 if self.cache is None else int(self.cache.get_seq_length())
         if not past:
-            return Placement(ids, ids)
-        held = _positions_in(self.cache)
-        if held is None or held.get_seq_length() != past:
+            return Placement(ids, ids, ids.shape[1])
+        if held is None or int(held.get_seq_length()) != past:
             raise _foreign_cache("one that was filled before, or otherwise")
-        before = held.keys[:, 0, :, 0]
+        before = held.keys[:, 0, :past, 0]
         rows = max(len(before), len(ids))
         tokens = torch.cat([before.expand(rows, -1), ids.expand(rows, -1)], 1)
-        return Placement(ids, tokens)
+        return Placement(ids, tokens, tokens.shape[1])
 
 
 def placement_in(values: Any) -> Placement | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from posenc.encoding import LowRank, StructuredScore
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
-from posenc.integrations.transformers.accelerate.masks import all_attended
+from posenc.integrations.transformers.accelerate.masks import MasksRead
 from posenc.integrations.transformers.accelerate.terms import Movable, products_by_offset
 from posenc.layout import Layout
 from posenc.runtime import has_values
@@ -37,11 +37,13 @@ class TokenTypes(Movable):
     Args:
         query: ``[B, Q]``; key: ``[B, K]``. ``CLASS_TYPE`` is of one type with every other.
         kinds: the types there are but for ``CLASS_TYPE``; none where these are one or none.
+        masks: of the pass, pooled ones too.
     """
 
     query: Int[Tensor, "B Q"]
     key: Int[Tensor, "B K"]
     kinds: Int[Tensor, " S"]
+    masks: MasksRead = field(default_factory=MasksRead)
 
     @property
     def same(self) -> Bool[Tensor, "B Q K"]:
@@ -114,8 +116,12 @@ class FunnelAttention(Accelerated, FunnelRelMultiheadAttention):
         if isinstance(types, TokenTypes):
             rows = embeddings[self.block_index][stride - 1]
             fits = rows is not None and len(rows) == stride * queries + keys
-            if not output_attentions and keys >= self.shortest and fits:
-                attended = None if attention_mask is None else attention_mask >= 1
+            served = not output_attentions and keys >= self.shortest and fits
+            attended: Tensor | None = None
+            fewest: int | None = keys
+            if served and attention_mask is not None:
+                attended, fewest = types.masks.keys(attention_mask, lambda mask: mask >= 1)
+            if served and fewest != 0:  # pooling may hide all keys of a row that has tokens
                 output = self._attend(query, key, value, rows, types, attended, stride)
                 output = self.hidden_dropout(self.post_proj(output))
                 return (self.layer_norm(query + output),)
@@ -164,7 +170,7 @@ class FunnelAttention(Accelerated, FunnelRelMultiheadAttention):
         if of_query.shape[-1]:
             terms.append(LowRank(of_query, of_key))
         of_queries, of_keys = (Layout.sequence(x.shape[2], device=q.device) for x in (biased, k))
-        if not all_attended(attended):
+        if attended is not None:
             of_keys = replace(of_keys, valid=attended)
         grid, dropped = Grid(of_queries, of_keys), self.attention_dropout.p
         output = self.attend(biased, k, v, grid, *terms, dropout=dropped, scale=self.scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -14,7 +15,14 @@ from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import PositionBias, attention
-from posenc.integrations.transformers.accelerate.masks import all_attended
+from posenc.integrations.transformers.accelerate.masks import MasksRead
+
+
+@dataclass(eq=False)
+class SharedBias(PositionBias):
+    """The bias of all layers before their gates, and what their mask says of keys."""
+
+    masks: MasksRead = field(default_factory=MasksRead)
 
 
 class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
@@ -24,16 +32,16 @@ class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
         self,
         hidden_states: Float[Tensor, "B L C"],
         attention_mask: Tensor | None = None,
-        position_bias: Tensor | PositionBias | None = None,
+        position_bias: Tensor | SharedBias | None = None,
         index: int = 0,
         **options: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | PositionBias | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | SharedBias | None]:
         length = hidden_states.shape[1]
         if position_bias is None and length >= self.shortest:
             position_bias = self._bias(hidden_states)
-        if not isinstance(position_bias, PositionBias) or wants_weights(self, options):
+        if not isinstance(position_bias, SharedBias) or wants_weights(self, options):
             own = position_bias
-            if isinstance(position_bias, PositionBias):
+            if isinstance(position_bias, SharedBias):
                 own = position_bias.dense
             output, weights, own = super().forward(
                 hidden_states, attention_mask, own, index, **options
@@ -41,8 +49,9 @@ class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
             return output, weights, own if position_bias is None else position_bias
         layers = self.q_proj, self.k_proj, self.v_proj
         q, k, v = self.in_heads(hidden_states, self.num_heads, *layers)
-        attended = None if attention_mask is None else attention_mask.eq(1)
-        attended = None if all_attended(attended) else attended
+        attended = None
+        if attention_mask is not None:
+            attended, _ = position_bias.masks.keys(attention_mask, lambda mask: mask.eq(1))
         (shared,) = position_bias.terms
         bias = PositionBias((self._gated(shared, hidden_states),))
         dropout = self.dropout if self.training else 0.0
@@ -51,7 +60,7 @@ class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
         )
         return self.out_proj(output.flatten(2)), weights, position_bias
 
-    def _bias(self, hidden_states: Float[Tensor, "B L C"]) -> PositionBias:
+    def _bias(self, hidden_states: Float[Tensor, "B L C"]) -> SharedBias:
         """The bias of all layers, before any gate."""
         batch, length, _ = hidden_states.shape
 
@@ -65,7 +74,7 @@ class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
         rows = torch.arange(self.num_buckets, device=hidden_states.device)
         table = self.rel_attn_embed(rows).T  # [H, N]
         terms = BucketedTerms(bucket, table=table, max_distance=self.max_distance)
-        return PositionBias((terms,), dense)
+        return SharedBias((terms,), dense)
 
     def _gated(self, bias: BucketedTerms, hidden_states: Tensor) -> BucketedTerms:
         """The bias times this layer's gates."""

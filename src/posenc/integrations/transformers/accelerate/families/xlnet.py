@@ -14,7 +14,7 @@ from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAt
 from posenc.encoding import LowRank, StructuredScore
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
-from posenc.integrations.transformers.accelerate.masks import all_attended, grid_of
+from posenc.integrations.transformers.accelerate.masks import fewest_attended, grid_of
 from posenc.integrations.transformers.accelerate.terms import Movable, products_by_offset
 from posenc.runtime import has_values
 
@@ -224,10 +224,12 @@ class XLNetStreams(Accelerated, XLNetModel):
                 return None
             attended = torch.cat([attended.new_ones(batch, past), attended], dim=1)
         causal = self.attn_type == "uni"
-        if all_attended(attended):
-            attended = None
-        elif causal or (queried and _some_without_keys(attended)):
-            return None
+        if attended is not None:
+            fewest = fewest_attended(attended)
+            if fewest == past + length:
+                attended = None
+            elif causal or (queried and not fewest):
+                return None
         segments = None
         if token_types is not None:
             segments = _segments(token_types, past)
@@ -253,13 +255,6 @@ def _segments(token_types: Int[Tensor, "B Q"], past: int) -> Int[Tensor, "B K S"
         return None
     numbers, inverse = torch.unique(pad(token_types, (past, 0)), return_inverse=True)
     return None if len(numbers) > MOST_SEGMENTS else one_hot(inverse, len(numbers))
-
-
-def _some_without_keys(attended: Bool[Tensor, "B K"] | None) -> bool:
-    """True unless each batch row is known to have a token that is not padding."""
-    if attended is None:
-        return False
-    return not (has_values(attended) and bool(attended.any(1).all()))
 
 
 def _slots(attended: Bool[Tensor, "B K"]) -> Bool[Tensor, "B K"]:

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding import BucketedTerms
+from posenc.encoding.reuse import constant
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated
 from posenc.integrations.transformers.accelerate.dense import dense_attention
@@ -50,15 +51,19 @@ def attend_windows(
 
     if mask is None:
         return whole(q, k, v).transpose(1, 2).flatten(2)
-    free = (mask == 0).flatten(1).all(1)
-    chosen = free.repeat(len(q) // len(mask)).nonzero()[:, 0]
-    others = (~free).repeat(len(q) // len(mask)).nonzero()[:, 0]
+    free = (mask == 0).flatten(1).all(1).tolist()  # one number a window; all else follows from it
+    numbers = torch.arange(0, len(q), len(mask), device=q.device).unsqueeze(1)  # of first windows
+    joined, parted = (
+        constant([n for n, x in enumerate(free) if x == kind], like=numbers)
+        for kind in (True, False)
+    )
+    chosen, others = ((numbers + windows).flatten() for windows in (joined, parted))
     output = torch.empty_like(v)
     if len(chosen):
         output = output.index_copy(0, chosen, whole(*(x[chosen] for x in (q, k, v))).to(v.dtype))
     if len(others):
         bias = table[:, bucket(grid.offset)[0]].unsqueeze(0)  # [1, H, L, L]
-        masks = mask[~free].repeat(len(q) // len(mask), 1, 1).unsqueeze(1).to(bias.dtype)
+        masks = mask[parted].repeat(len(numbers), 1, 1).unsqueeze(1).to(bias.dtype)
         q, k, v = (x[others] for x in (q, k, v))
         dropped = dropout if module.training else 0.0
         part, _ = dense_attention(q, k, v, bias, masks, dropout=dropped, scale=scale)
