@@ -16,6 +16,7 @@ from posenc.encoding.reuse import reused
 from posenc.encoding.rotation import Factors
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.frequencies import angles_at
+from posenc.encodings.common.matrix_exponential import exponentials
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.rotation import cos_sin, repeat_keys, require_width
 from posenc.encodings.common.special_tokens import zero_special
@@ -105,8 +106,7 @@ class MatrixRotary(QueryKeyTransform, ABC):
         positions = zero_special(wider(layout.positions) / self.span, layout)
         generators = self.generators(dtype=positions.dtype)
         skew = generators - generators.mT
-        exponents = torch.einsum("bla,ahnij->bhlnij", positions, skew).contiguous()
-        return torch.matrix_exp(exponents).to(layout.positions.dtype)
+        return exponentials(positions, skew, dtype=layout.positions.dtype)
 
     def _factors(self, layout: Layout) -> Factors:
         """Cosines and sines ``[b, H, L, N]`` of the angles of blocks of two."""
