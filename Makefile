@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 BIN := $(VENV)/bin
+# That of the oldest PyTorch that pyproject.toml allows.
+OLDEST_TRITON := 3.6.0
 # Not compiled while installing: Python compiles what is imported, once, which is far less. That
 # only pays if the compiled files are kept, so the variable that forbids it is not passed on.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
@@ -11,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help style types suite kernels test-sanitized demo demo-extend test fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-exhaustive check docs site format pages bench gpu-test gpu-bench wheel wheels test-wheel check-locks lock clean
+.PHONY: help style types suite kernels test-sanitized demo demo-extend test fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-exhaustive check docs site format pages bench gpu-test gpu-bench wheel wheels test-wheel check-locks test-oldest-triton lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -153,6 +155,10 @@ test-wheel: ## install the wheel of dist/ without a compiler and run tests on ea
 
 check-locks: $(VENV)/.installed-test ## ask the package index alone whether the locks can be installed
 	$(BIN)/python scripts/lock.py --check
+
+test-oldest-triton: $(VENV)/.installed-test ## compile the CUDA kernels with the oldest Triton that posenc takes
+	$(PIP) --no-deps --upgrade --target build/triton-$(OLDEST_TRITON) triton==$(OLDEST_TRITON)
+	PYTHONPATH=build/triton-$(OLDEST_TRITON) $(BIN)/python -m pytest -q -k "not limits" tests/attention/triton_compiling.py
 
 lock: $(VENV)/.installed-test ## pin what pyproject.toml newly needs; all anew: make lock UPGRADE=--upgrade
 	$(BIN)/python scripts/lock.py $(UPGRADE)
