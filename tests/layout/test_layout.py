@@ -240,7 +240,7 @@ def test_signals_are_given_to_the_same_tokens() -> None:
     assert signed.consecutive
     other = signed.with_signal(None)
     assert other.signal is None
-    assert layout.unsigned is signed.unsigned is other.unsigned is layout
-    assert signed.slice(1, 4).unsigned.length == 3
+    assert layout.without_signal is signed.without_signal is other.without_signal is layout
+    assert signed.slice(1, 4).without_signal.length == 3
     with pytest.raises(ArgumentError, match="signal"):
         layout.with_signal(torch.randn(1, 4, 2))

@@ -383,16 +383,16 @@ class Layout:
         if signal is not None:
             require_signal(signal, self.length)
         layout = self._with({"signal": signal})
-        vars(layout)["_unsigned"] = self.unsigned
+        vars(layout)["_without_signal"] = self.without_signal
         return layout
 
     @property
-    def unsigned(self) -> Layout:
+    def without_signal(self) -> Layout:
         """The layout that a signal was given to; itself if none was.
 
         What depends on no signal is kept for all layouts with the same one.
         """
-        layout: Layout = vars(self).get("_unsigned", self)
+        layout: Layout = vars(self).get("_without_signal", self)
         return layout
 
     def concat(self, other: Layout) -> Layout:

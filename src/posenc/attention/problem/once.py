@@ -36,7 +36,7 @@ def once_for(
     """
     query, key = grid.query, grid.key
     if not signals:
-        query, key = query.unsigned, key.unsigned
+        query, key = query.without_signal, key.without_signal
     of_query = known.setdefault(query, WeakKeyDictionary())
     found = of_query.setdefault(key, {})
     if kind not in found:

@@ -42,7 +42,7 @@ def require_inside(
     elif not (layout.positions.numel() and has_values(layout.positions)):
         return
     else:
-        first, last = _ends(layout.unsigned, axis)
+        first, last = _ends(layout.without_signal, axis)
     if first < 0 or last > count - 1:
         raise LengthError(
             "positions",
