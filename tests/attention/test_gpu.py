@@ -336,6 +336,45 @@ def test_dropout_is_the_same_in_both_directions() -> None:
     assert measured == pytest.approx(expected, rel=2e-2)
 
 
+@pytest.mark.skipif(DEVICE != "cuda", reason="there is no device to wait for")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", [*STRUCTURED, "fire", "kerple", "forgetting"])
+def test_later_calls_wait_for_nothing(name: str, layout: str) -> None:
+    """What is read of layouts is kept, and constants stay on the device."""
+    where, encoding = LAYOUTS[layout].to(DEVICE), created(name)
+    x = torch.randn(where.batch, LENGTH, HEADS * WIDTH, device=DEVICE)
+    learned = [p for p in encoding.parameters() if p.requires_grad]
+    given = inputs(Grid.of(where), dtype=torch.bfloat16)
+
+    def call() -> None:
+        grid = Grid.of(encoding.observe(x, where), causal=True)
+        output = attend(*given, grid, encoding, backend="triton")
+        torch.autograd.grad(output.sum(), [*given, *learned], allow_unused=True)
+
+    call()
+    call()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="graphs are captured on devices")
+@pytest.mark.parametrize("name", ["rope", "t5", "shaw"])
+def test_captured_in_a_graph(name: str) -> None:
+    grid, encoding = Grid.of(LAYOUTS["packed"].to(DEVICE), causal=True), created(name)
+    given, graph = [x.detach() for x in inputs(grid)], torch.cuda.CUDAGraph()
+    with torch.no_grad():
+        attend(*given, grid, encoding, backend="triton")
+        with torch.cuda.graph(graph):
+            got = attend(*given, grid, encoding, backend="triton")
+        for x in given:
+            x.normal_()
+        graph.replay()
+        agree([got], [attend(*given, grid, encoding, backend="triton")], 1e-5, "captured")
+
+
 def test_compiled_equals_eager() -> None:
     grid, encoding = Grid.of(LAYOUTS["sequence"].to(DEVICE), causal=True), created("t5")
     given = inputs(grid)
