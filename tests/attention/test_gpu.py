@@ -340,7 +340,7 @@ def test_dropout_is_the_same_in_both_directions() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", [*STRUCTURED, "fire", "kerple", "forgetting"])
 def test_later_calls_wait_for_nothing(name: str, layout: str) -> None:
-    """What is read of layouts is kept, and constants stay on the device."""
+    """Layouts are read once, and constants stay on the device."""
     where, encoding = LAYOUTS[layout].to(DEVICE), created(name)
     x = torch.randn(where.batch, LENGTH, HEADS * WIDTH, device=DEVICE)
     learned = [p for p in encoding.parameters() if p.requires_grad]

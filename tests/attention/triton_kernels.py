@@ -489,7 +489,7 @@ def test_second_derivatives() -> None:
 
 def test_they_read_the_whole_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """But what is said otherwise: buckets and intervals by offsets and segments."""
-    monkeypatch.setattr(launch.Call, "_key", lambda *_: "")
+    monkeypatch.setattr(launch.Call, "_kind", ())
     function = PairTerm("distance", tuple(torch.rand(n) for n in ((1, 9), (2,), (4, 3), (4, 3))))
     record = whole()
     function = replace(function, tensors=(*function.tensors, torch.rand(1, 5)))
@@ -501,7 +501,7 @@ def test_they_read_the_whole_record(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(record)
     for for_keys in (False, True):
         launch.Call(watched).common(for_keys=for_keys)  # type: ignore[arg-type]
-    others = {"terms.bucket", "splits", "tuned"}
+    others = {"terms.bucket", "splits"}
     others |= {f"geometry.{name}" for name in ("period", "jump", "intervals")}
     assert watched.read == {field.path for field in leaves(SCHEMA)} - others
 

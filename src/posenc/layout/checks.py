@@ -161,6 +161,18 @@ def require_fields(length: int, token_fields: Mapping[str, Tensor | None]) -> li
     return rows
 
 
+def require_times(times: Tensor) -> None:
+    """Require real numbers of one, two or three dimensions."""
+    require_tensor("times", times)
+    if times.dim() not in (1, 2, 3) or times.is_complex() or times.dtype == torch.bool:
+        raise ArgumentError(
+            "times",
+            expected="real numbers of 1, 2 or 3 dimensions",
+            got=f"{times.dtype} of {times.dim()}",
+            remedy="See Layout.at.",
+        )
+
+
 def require_finite(positions: Float[Tensor, "b L A"]) -> None:
     """Require finite positions, if their values can be read."""
     if not has_values(positions):

@@ -1,18 +1,4 @@
-"""Layout: positions, order, documents and padding of a batch of tokens.
-
-Shape letters used throughout posenc:
-
-====== =========================================
-``B``  batch rows (1 where all rows agree)
-``H``  query heads
-``G``  key/value heads (H is a multiple of G)
-``L``  tokens
-``Q``  queries, ``K`` keys
-``D``  width of a head, ``C`` width of the model
-``A``  axes of a position (1 text, 2 images)
-``N``  buckets of a relative method
-====== =========================================
-"""
+"""Layout: positions, order, documents and padding of a batch of tokens."""
 
 from __future__ import annotations
 
@@ -38,6 +24,7 @@ from posenc.layout.checks import (
     require_signal,
     require_tensor,
     require_tensors,
+    require_times,
     require_tokens,
     require_whole,
 )
@@ -260,14 +247,7 @@ class Layout:
         Raises:
             ArgumentError: for NaN, infinity or an integer beyond 2^53, on any device.
         """
-        require_tensor("times", times)
-        if times.dim() not in (1, 2, 3) or times.is_complex() or times.dtype == torch.bool:
-            raise ArgumentError(
-                "times",
-                expected="real numbers of 1, 2 or 3 dimensions",
-                got=f"{times.dtype} of {times.dim()}",
-                remedy="See Layout.at.",
-            )
+        require_times(times)
         if not times.is_floating_point():
             times = exact_floats(times, argument="times")
         positions = times.reshape(1, -1, 1) if times.dim() == 1 else times
@@ -388,10 +368,7 @@ class Layout:
 
     @property
     def without_signal(self) -> Layout:
-        """The layout that a signal was given to; itself if none was.
-
-        What depends on no signal is kept for all layouts with the same one.
-        """
+        """The layout that a signal was given to, or itself: what needs none is kept by it."""
         layout: Layout = vars(self).get("_without_signal", self)
         return layout
 

@@ -54,7 +54,7 @@ def fewest_attended(attended: Bool[Tensor, "B K"]) -> int | None:
 
 
 class MasksRead:
-    """What masks say of keys, each read once for the layers that share it.
+    """Masks of keys, each read once for the layers that share it.
 
     Reading waits for all that a CUDA device has yet to do. Lives no longer than a pass.
     """
