@@ -217,7 +217,7 @@ def test_the_hosted_workflow_runs_what_there_is() -> None:
     assert "run: .ci/run\n" in workflow
     makefile = (ROOT / "Makefile").read_text()
     targets = re.findall(r"run: make ([a-z-]+)\n", workflow)
-    assert targets == ["test-exhaustive", "wheels", "test-wheel"]
+    assert targets == ["test-exhaustive", "test-oldest-triton", "wheels", "test-wheel"]
     for target in targets:
         assert f"\n{target}:" in makefile
 
