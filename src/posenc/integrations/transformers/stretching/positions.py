@@ -150,7 +150,7 @@ class Placement:
     queries: Int[Tensor, "B Q"]
     tokens: Int[Tensor, "B T"]
     count: int | Int[Tensor, ""]
-    grids: dict[tuple[int, int], tuple[Grid | None, Grid]] = field(default_factory=dict)
+    grids: list[tuple[Grid | None, int, Grid]] = field(default_factory=list)
 
     def grid(self, grid: Grid | None, queries: int, keys: int, *, causal: bool) -> Grid:
         """The grid at these positions.
@@ -170,10 +170,12 @@ class Placement:
                 got=queries,
                 remedy="Call restore(model) before passes over some of the queries.",
             )
-        known = self.grids.get((id(grid), keys))
-        if known is None:
-            known = self.grids[id(grid), keys] = grid, self._grid(grid, keys, causal)
-        return known[1]
+        for given, count, known in self.grids:
+            if given is grid and count == keys:
+                return known
+        made = self._grid(grid, keys, causal)
+        self.grids.append((grid, keys, made))
+        return made
 
     def _grid(self, grid: Grid | None, keys: int, causal: bool) -> Grid:
         device, room = self.tokens.device, self.tokens.shape[1]
