@@ -1,7 +1,8 @@
 """Arguments of the kernels, bundled. Absent ones are None.
 
 Triton 3.6 forgets the constants of tuples within a tuple unless a constant of its own comes after
-them: ``end`` is there for that.
+them: ``end`` is there for that. Nor does it let a function return None within a tuple, so that
+each kernel reads what it holds (``Own``) itself.
 
 Kernels know two sides. Each program owns ``block_x`` tokens of one, *x*, and loops over those of
 the other, *y*, in tiles of ``block_y``. If ``for_keys``, x are the keys and y the queries.
