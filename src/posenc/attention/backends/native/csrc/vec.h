@@ -90,9 +90,13 @@ inline void store_n(real* p, vec x, index n) {
 #endif
 }
 inline real sum(vec x) {
+#if VECTOR_BYTES == 64 && !defined(POSENC_DOUBLE)
+  return _mm512_reduce_add_ps((__m512)x);
+#else
   real s = 0;
   for (int l = 0; l < VL; ++l) s += x[l];
   return s;
+#endif
 }
 // The larger of two numbers; y where one is NaN.
 inline vec larger(vec x, vec y) {
