@@ -48,13 +48,18 @@ def _tokens(queries: int, keys: int, width: int, rows: int = 2) -> list[Tensor]:
     return [torch.randn(rows, HEADS, n, width).bfloat16() for n in (queries, keys, keys)]
 
 
-def _errors(name: str, grid: Grid, width: int, *, rows: int = 2, **options: Any) -> list[float]:
+def _errors(
+    name: str, grid: Grid, width: int, *, rows: int = 2, rise: float = 0.0, **options: Any
+) -> list[float]:
     """Largest errors of output and LSE (of a softmax), and of gradients of queries, keys, values.
 
     Relative to the largest number of each, from the reference's of the same tokens in double.
+    Logits of the last keys are ``rise`` above those of the first.
     """
     encoding = _encoding(name, width, causal=grid.causal)
     tokens = _tokens(grid.query.length, grid.key.length, width, rows)
+    tokens[0][..., 0] = 1.0
+    tokens[1][..., 0] = torch.linspace(0.0, rise * width**0.5, grid.key.length)
     found: list[list[Tensor]] = []
     answers: tuple[Tensor, ...]
     for dtype, backend in ((torch.float64, "reference"), (torch.bfloat16, "native")):
@@ -88,6 +93,33 @@ def test_several_tiles_of_queries_and_keys(name: str, window: int | None) -> Non
     length = 1100 if name == "nope" else 600
     grid = Grid.of(Layout.sequence(length), causal=True, window=window)
     assert max(_errors(name, grid, 64, rows=1)) < 0.04
+
+
+@pytest.mark.parametrize("rise", [-300.0, 0.0, 15.0, 40.0, 600.0])
+@pytest.mark.parametrize("width", [48, 64])
+@pytest.mark.parametrize("name", ["nope", "t5", "shaw"])
+def test_logits_above_those_of_the_keys_before(name: str, width: int, rise: float) -> None:
+    """Many keys go by parts, relative to the parts before as far as weights have room for it."""
+    full, causal = (Grid.of(Layout.sequence(1100), causal=causal) for causal in (False, True))
+    for grid in (full, causal, Grid.of(Layout.sequence(1100), causal=False, window=400)):
+        output, lse, *_ = _errors(name, grid, width, rows=1, rise=rise)
+        assert output < 0.02
+        assert lse < (1e-3 if name == "shaw" else 2e-6)
+
+
+def test_biases_far_above_all_products() -> None:
+    """Keys far before a query have a logit of 200 more, far beyond float32's exponents."""
+    encoding = _encoding("shaw", 64, causal=False)
+    for rows in encoding.parameters():
+        rows.data[..., 0, 0] = 1600.0
+    q, k, v = _tokens(1100, 1100, 64, rows=1)
+    q[..., 0] = 1.0
+    grid = Grid.of(Layout.sequence(1100))
+    expected = attend(
+        *(x.double() for x in (q, k, v)), grid, encoding.double(), backend="reference"
+    )
+    output = attend(q, k, v, grid, encoding.float(), backend="native")
+    assert (output.double() - expected).abs().max() < 0.01 * expected.abs().max()
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.3, 1e-3])

@@ -114,28 +114,35 @@ inline void store_interleaved(__m256i x, __m256i y, uint32_t* to) {
   const __m512i low = _mm512_cvtepu16_epi32(x), high = _mm512_cvtepu16_epi32(y);
   _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
 }
-inline void store_bf16_pairs(vec x, vec y, uint32_t* to) { store_interleaved(bf16_lanes(x), bf16_lanes(y), to); }
-inline void store_bf16_pairs(const uint16_t* x, const uint16_t* y, uint32_t* to) {
-  const auto lanes = [](const uint16_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); };
-  store_interleaved(lanes(x), lanes(y), to);
+// The same of AMX_DEPTH numbers of two rows: columns below AMX_TILE, and those from there on.
+inline void store_bf16_pairs(const uint16_t* x, const uint16_t* y, uint32_t* to, uint32_t* next) {
+  const __m512i step = _mm512_set1_epi32(0x00200000), rise = (__m512i)(iota() * 0x00010001);
+  const __m512i a = _mm512_loadu_si512(x), b = _mm512_loadu_si512(y), first = _mm512_or_si512(step, rise);
+  _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, first, b));
+  _mm512_storeu_si512(next, _mm512_permutex2var_epi16(a, _mm512_add_epi16(first, _mm512_set1_epi16(16)), b));
 }
+inline void store_bf16_pairs(vec x, vec y, uint32_t* to) { store_interleaved(bf16_lanes(x), bf16_lanes(y), to); }
 inline vec load_bf16(const uint16_t* from) {
   const __m256i lanes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(lanes), 16);
 }
 
-// 2^x to 2e-7 by a minimax polynomial of degree 5, NaN for NaN; 0 below the normal numbers.
+// 2^x to 2e-7 by a minimax polynomial of degree 5 that is 1 at 0, NaN for NaN; 0 below the normal numbers,
+// which are slow.
 __attribute__((always_inline)) inline vec power_of_two(vec x) {
-  constexpr real shift = 12582912.f;  // 1.5 * 2^23, as in parts_of_exponential
-  const vec t = x + shift, r = x - (t - shift);
-  vec p = splat(1.3264727e-3f);
-  p = p * r + 9.6715126e-3f;
-  p = p * r + 5.5507337e-2f;
-  p = p * r + 2.4022242e-1f;
-  p = p * r + 6.9314698e-1f;
+  const vec r = (vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x - floor(x)
+  vec p = splat(1.86895634e-3f);
+  p = p * r + 9.01488457e-3f;
+  p = p * r + 5.57993007e-2f;
+  p = p * r + 2.40165651e-1f;
+  p = p * r + 6.93151068e-1f;
   p = p * r + 1.f;
-  const ivec power = ((ivec)t + isplat(127)) << 23;
-  return x < -126 ? vec{} : p * (vec)power;
+  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126), _CMP_NLT_UQ);
+  return (vec)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)x);
+}
+// False where a lane is above, or NaN.
+inline bool all_below(vec x, real most) {
+  return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(most), _CMP_NLE_UQ) == 0;
 }
 #else
 inline bool has_amx() { return false; }
@@ -146,9 +153,10 @@ inline void amx_gemm(index, index, index, Bf16Rows, VnniStrips, real*, index, bo
 inline void store_bf16(vec, uint16_t*) {}
 inline void store_bf16_two(vec, vec, uint16_t*) {}
 inline void store_bf16_pairs(vec, vec, uint32_t*) {}
-inline void store_bf16_pairs(const uint16_t*, const uint16_t*, uint32_t*) {}
+inline void store_bf16_pairs(const uint16_t*, const uint16_t*, uint32_t*, uint32_t*) {}
 inline vec load_bf16(const uint16_t*) { return vec{}; }
 inline vec power_of_two(vec x) { return x; }
+inline bool all_below(vec, real) { return true; }
 #endif
 inline void store_bf16_row(const real* from, index n, uint16_t* to) {
   for (index t = 0; t < n; t += VL) store_bf16(load(from + t), to + t);
@@ -178,12 +186,12 @@ class HeadTokens {
   VnniStrips columns(Scratch& scratch) const {
     const index ld = round_up(features_, AMX_DEPTH) / 2 * AMX_TILE;
     uint32_t* to = scratch_of<uint32_t>(scratch, round_up(count_, PANEL) / AMX_TILE * ld);
-    alignas(64) uint16_t rows[AMX_TILE][AMX_DEPTH];
+    alignas(64) uint16_t copies[AMX_TILE][AMX_DEPTH];
     for (index t = 0; t < round_up(count_, PANEL); t += AMX_TILE)
       for (index d = 0; d < features_; d += AMX_DEPTH) {
-        for (index l = 0; l < AMX_TILE; ++l) read(t + l, d, rows[l]);
+        for (index l = 0; l < AMX_TILE; ++l) read(t + l, d, copies[l]);
         vec block[VL];
-        for (index l = 0; l < VL; ++l) block[l] = load(reinterpret_cast<const real*>(rows[l]));
+        for (index l = 0; l < VL; ++l) block[l] = load(reinterpret_cast<const real*>(copies[l]));
         transpose(block);
         uint32_t* strip = to + t / AMX_TILE * ld + d / 2 * AMX_TILE;
         for (index l = 0; l < VL; ++l) store(reinterpret_cast<real*>(strip + l * AMX_TILE), block[l]);
@@ -194,18 +202,23 @@ class HeadTokens {
   VnniStrips pairs(Scratch& scratch) const {
     const index ld = round_up(count_, PANEL) / 2 * AMX_TILE;
     uint32_t* to = scratch_of<uint32_t>(scratch, round_up(features_, AMX_DEPTH) / AMX_TILE * ld);
-    alignas(64) uint16_t rows[2][AMX_DEPTH];
+    alignas(64) uint16_t copies[2][AMX_DEPTH];
     for (index t = 0; t < round_up(count_, PANEL); t += 2)
       for (index d = 0; d < features_; d += AMX_DEPTH) {
-        read(t, d, rows[0]);
-        read(t + 1, d, rows[1]);
-        for (index c = 0; c < AMX_DEPTH; c += AMX_TILE)
-          store_bf16_pairs(rows[0] + c, rows[1] + c, to + (d + c) / AMX_TILE * ld + t / 2 * AMX_TILE);
+        uint32_t* strip = to + d / AMX_TILE * ld + t / 2 * AMX_TILE;
+        store_bf16_pairs(seen(t, d, copies[0]), seen(t + 1, d, copies[1]), strip, strip + ld);
       }
     return {to, ld};
   }
 
  private:
+  // AMX_DEPTH features of token t from d on, where they lie or in `copy`.
+  const uint16_t* seen(index t, index d, uint16_t* copy) const {
+    if (x_.type == BFLOAT16 && by_ == 1 && t < count_ && d + AMX_DEPTH <= features_)
+      return reinterpret_cast<const uint16_t*>(from_) + t * x_.token + d;
+    read(t, d, copy);
+    return copy;
+  }
   // to[AMX_DEPTH] = features of token t from d on; zero beyond the last of either.
   void read(index t, index d, uint16_t* to) const {
     if (t >= count_) return void(std::fill_n(to, AMX_DEPTH, uint16_t(0)));

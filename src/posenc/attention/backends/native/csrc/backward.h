@@ -130,7 +130,7 @@ class Backward {
       logits_.multiply(x_, s, ld_);
       const real* values = logits_.use_amx ? nullptr : v_panels_.at(j);
       if (logits_.use_amx)
-        logits_.amx_products({0, n}, d_out_bf16, v_strips_, ds, ld_);
+        logits_.amx_products({0, n}, tile.panel_keys(), d_out_bf16, v_strips_, ds, ld_);
       else
         for_panels([&](index at, index, Range m) {
           gemm(m.size(), PANEL, x_.value_dim, {d_out.at(m.begin), d_out.ld, 1}, values + at * x_.value_dim, PANEL,
@@ -315,13 +315,16 @@ class Backward {
     logits_.add_terms(x_, s, i, visible);
     if (x_.terms.value_rows) spread<true>(x_, dp_by_bucket_.row(i), tile.j0, visible, tile.base[i], ds);
     const index from = visible.begin / VL * VL, to = round_up(visible.end, VL);
-    const vec lse = splat(lse_[i]), delta = splat(delta_[i]);
+    const vec lse = splat(lse_[i]), delta = splat(delta_[i]), powers_lse = splat(lse_[i] * PER_LN_2);
+    const auto weight = [&](vec x) {
+      return logits_.use_amx ? power_of_two(x * PER_LN_2 - powers_lse) : exponential(x - lse);
+    };
     // A single key's weight is 1 whatever its logit, but for a sink: dp - delta would leave a rounding error.
     const bool alone = !x_.part && !x_.sinks && !x_.lse_gradient && tile.all_visible_keys(i).size() == 1;
     const ivec single_key = alone ? ~ivec{} : ivec{};
     const uint32_t seed = dropout_.row_seed((b * x_.heads + h) * x_.queries + tile.i0 + i);
     for (index t = from; t < to; t += VL) {
-      const vec logits = load(s + t), p = exponential(masked(logits, t, visible) - lse);
+      const vec logits = load(s + t), p = weight(masked(logits, t, visible));
       vec dp = load(ds + t), dropped = p;
       if (x_.dropout > 0) {
         const vec factor = dropout_.at(seed, tile.j0 + t);
@@ -373,6 +376,7 @@ class Backward {
         f(p * PANEL, std::min<index>(PANEL, tile.width - p * PANEL), tile.panel_rows[p]);
   }
 
+  static constexpr real PER_LN_2 = real(1.44269504088896341);
   const Problem& x_;
   Dropout dropout_;
   index ld_, width_, value_width_, left_width_ = 0, right_width_ = 0;

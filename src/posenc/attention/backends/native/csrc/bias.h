@@ -22,6 +22,7 @@ class BiasByOffset {
         add_range(s + t, from, n);
     });
   }
+  const real* at(index n) const { return data_ + n; }
   static void collect(const Problem& x, const real* ds, index j0, index a, index b, index base,
                       real* into) {
     for_key_runs(x, j0, a, b, base, [&](index t, index n, index offset) {

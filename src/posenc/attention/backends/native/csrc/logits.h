@@ -84,7 +84,12 @@ class Logits {
   void multiply(const Problem& x, real* s, index ld) {
     if (precomputed.data) return load_precomputed(s, ld);
     if (x.pairs.kind == BLOCKS) return blocks.products(tile.j0, tile.panels, k_panels.at(tile.j0), s, ld);
-    if (use_amx) multiply_rows({0, tile.rows}, s, ld, remaining_scale(x));
+    if (use_amx) {
+      const Range keys = tile.panel_keys();
+      multiply_rows({0, tile.rows}, keys, s, ld);
+      const real by = remaining_scale(x);
+      for (index i = 0; i < tile.rows && by != 1; ++i) scale_range(s + i * ld + keys.begin, by, keys.size());
+    }
     const real* keys = use_amx ? nullptr : k_panels.at(tile.j0);
     for (index p = tile.panels.begin; p < tile.panels.end && !use_amx; ++p) {
       const Range m = tile.panel_rows[p];
@@ -101,26 +106,19 @@ class Logits {
       query_products.multiply(left_rows, {left_tokens.data, left_tokens.ld, 1}, left_bf16_, block, n);
     });
   }
-  // By AMX, q · k of some rows of the selected tile times `by`, s from the first of them on.
-  void multiply_rows(Range rows, real* s, index ld, real by) const {
-    amx_products(rows, q_bf16_, k_strips_, s, ld);
-    if (by == 1) return;
-    const Range keys = tile.panel_keys();
-    for (index i = 0; i < rows.size(); ++i) scale_range(s + i * ld + keys.begin, by, keys.size());
-  }
-  // Whether logits are products of queries and keys alone, of whatever scale.
-  static bool only_products(const Problem& x) {
-    const Terms& terms = x.terms;
-    return !terms.bias_by_offset && !terms.left_rows && !terms.right_rows && !terms.column && !x.softcap &&
-           x.pairs.kind == NONE;
+  // By AMX, products of some rows with some keys of the selected tile, s from the first row on: logits
+  // where remaining_scale is 1.
+  void multiply_rows(Range rows, Range keys, real* s, index ld) const {
+    amx_products(rows, keys, q_bf16_, k_strips_, s, ld);
   }
   // What AMX' products are still to be multiplied by: q times the scale would have been rounded.
   real remaining_scale(const Problem& x) const { return exact_ ? real(1) : real(x.scale); }
-  // By AMX, products of some rows with the keys visible to any of them, `to` from the first of them on.
-  void amx_products(Range rows, Bf16Rows x, VnniStrips keys, real* to, index ld) const {
-    tile.for_equal_panels(rows, [&](Range panels, Range m) {
+  // By AMX, products of some rows with those of some keys that are visible to any of them, `to` from the
+  // first of them on.
+  void amx_products(Range rows, Range keys, Bf16Rows x, VnniStrips strips, real* to, index ld) const {
+    tile.for_equal_panels(rows, keys, [&](Range panels, Range m) {
       const index from = panels.begin * PANEL;
-      amx_gemm(m.size(), panels.size() * PANEL, x.ld, x.at(m.begin), keys.at(0, tile.j0 + from),
+      amx_gemm(m.size(), panels.size() * PANEL, x.ld, x.at(m.begin), strips.at(0, tile.j0 + from),
                to + (m.begin - rows.begin) * ld + from, ld, false);
     });
   }
@@ -152,6 +150,10 @@ class Logits {
     fill(s + all.begin, 0, whole.begin - all.begin);
     fill(s + whole.end, 0, all.end - whole.end);
     return whole;
+  }
+  // The biases by offset of row i, from the selected tile's first key on. Images have none in one row.
+  const real* bias_at(const Problem& x, index i) const {
+    return bias_by_offset_.at(tile.j0 + tile.base[i] - x.terms.first);
   }
   index self_key(index i) const { return -index(tile.base[i]); }
   // The weight that the keys before leave to row i's own key, once the sums are over all of them.

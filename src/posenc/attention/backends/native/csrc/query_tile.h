@@ -104,17 +104,18 @@ class QueryTile {
       if (offsets.begin < offsets.end) run();
     }
   }
-  // Calls f(panels, rows) for runs of panels that are visible to the same of some rows, one large
-  // product each: whole tiles of AMX around the rows that see any key of them.
+  // Calls f(panels, rows) for runs of panels of some keys that are visible to the same of some rows, one
+  // large product each: whole tiles of AMX around the rows that see any key of them.
   template <class F>
-  void for_equal_panels(Range some, F f) const {
+  void for_equal_panels(Range some, Range some_keys, F f) const {
     const auto rows_of = [&](index p) {
       const Range m = panel_rows[p];
       return Range{std::max(m.begin, some.begin) / AMX_TILE * AMX_TILE, round_up(std::min(m.end, some.end), AMX_TILE)};
     };
-    for (index p = panels.begin, end; p < panels.end; p = end) {
+    const index stop = some_keys.end / PANEL;
+    for (index p = some_keys.begin / PANEL, end; p < stop; p = end) {
       const Range m = rows_of(p);
-      for (end = p + 1; end < panels.end && rows_of(end) == m;) ++end;
+      for (end = p + 1; end < stop && rows_of(end) == m;) ++end;
       if (m.size()) f(Range{p, end}, m);
     }
   }

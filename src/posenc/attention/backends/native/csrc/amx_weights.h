@@ -1,0 +1,194 @@
+// Weights and outputs by AMX, a few rows at a time: their logits are in a near cache when they become
+// weights, in bfloat16.
+#pragma once
+#include "row_weights.h"
+namespace posenc::NUMBER {
+class AmxWeights {
+ public:
+  AmxWeights(const Problem& x, RowWeights& rows)
+      : x_(x), rows_(rows), logits_(rows.logits), registers_(logits_.use_amx) {
+    some_rows_ = logits_.use_amx && !x.terms.right_rows && x.pairs.kind != MIXING;
+    const bool few_near = x.map.high - x.map.low <= 2 * NEAR_KEYS;
+    some_plain_ = some_rows_ && x.pairs.kind == NONE && !x.terms.column && !x.period && !x.softcap &&
+                  !(x.dropout > 0) && few_near;
+    by_parts_ = some_plain_ && x.keys > KEY_TILE;
+    product_scale_ = some_rows_ ? logits_.remaining_scale(x) : 1, rate_ = product_scale_ * PER_LN_2;
+    ld_ = (by_parts_ ? NEAR_KEYS : round_up(std::min(x.keys, KEY_TILE), PANEL)) + 16;
+  }
+  void begin_row(index b) {
+    if (logits_.use_amx)
+      v_pairs_ = HeadTokens(x_.v, b, logits_.group, 0, x_.keys, x_.value_dim).pairs(pairs_scratch_);
+  }
+  // Whether logits are computed here; else they are complete products, of the whole tile.
+  bool multiplies() const { return some_rows_; }
+  // The selected tile of keys, s [rows, ld] being its logits if they are computed.
+  void add_tile(real* s, index ld) {
+    const QueryTile& tile = logits_.tile;
+    const Range all = tile.panel_keys();
+    const index step = by_parts_ ? NEAR_KEYS : KEY_TILE;
+    if (some_rows_) s = s_.of(NEAR_ROWS * ld_), ld = ld_;
+    if (by_parts_) weights_ = scratch_of<uint16_t>(weights_scratch_, NEAR_ROWS * WEIGHTS_LD);
+    for (index i = 0; i < tile.rows; i += NEAR_ROWS)
+      for (index j = all.begin; j < all.end; j += step) {
+        const Range rows{i, std::min(i + NEAR_ROWS, tile.rows)}, keys{j, std::min(j + step, all.end)};
+        real* at = by_parts_ ? s - j : some_rows_ ? s : s + i * ld;
+        add_part(rows, keys, at, ld);
+      }
+  }
+
+ private:
+  // Some keys of some rows; row i's logits are s [keys] and those of the rows after it ld apart.
+  void add_part(Range rows, Range keys, real* s, index ld) {
+    const QueryTile& tile = logits_.tile;
+    if (some_rows_) logits_.multiply_rows(rows, keys, s, ld);
+    // In the place of the logits, or apart so that a row can be weighed again.
+    const index to_ld = by_parts_ ? WEIGHTS_LD : 2 * ld;
+    uint16_t* to = by_parts_ ? weights_ - keys.begin : reinterpret_cast<uint16_t*>(s);
+    if (some_plain_ && x_.terms.bias_by_offset)
+      weigh_rows<true>(rows, keys, s, ld, to, to_ld);
+    else
+      weigh_rows<false>(rows, keys, s, ld, to, to_ld);
+    tile.for_equal_panels(rows, keys, [&](Range panels, Range m) {
+      const index p = panels.begin * PANEL;
+      amx_gemm(m.size(), rows_.width, panels.size() * PANEL, {to + (m.begin - rows.begin) * to_ld + p, to_ld},
+               v_pairs_.at(tile.j0 + p, 0), rows_.output(m.begin), rows_.width, true);
+    });
+  }
+  // Logits of rows become weights, in bfloat16. TABLE: biases by offset are added where rows are plain.
+  template <bool TABLE>
+  void weigh_rows(Range rows, Range keys, real* s, index ld, uint16_t* to, index to_ld) {
+    bool rising = false;
+    for (index i = rows.begin; i < rows.end; i += ROWS_TOGETHER, s += ROWS_TOGETHER * ld, to += ROWS_TOGETHER * to_ld) {
+      const index n = std::min(ROWS_TOGETHER, rows.end - i);
+      index bucket[ROWS_TOGETHER];
+      for (index r = 0; r < n; ++r) {
+        bucket[r] = some_plain_ ? plain_bucket(i + r, keys) : -1;
+        if (bucket[r] < 0) complete_row(i + r, s + r * ld, keys);
+      }
+      for (index r = 0; r < n; ++r)
+        if (bucket[r] < 0)
+          weigh_row(i + r, s + r * ld, to + r * to_ld, keys);
+        else
+          weigh_plain<TABLE>(i + r, bucket[r], s + r * ld, to + r * to_ld, keys, rising);
+    }
+  }
+  // The bucket of all the keys to row i, 0 where there are no buckets; -1 where they have several, or some
+  // keys are hidden.
+  index plain_bucket(index i, Range keys) const {
+    const QueryTile& tile = logits_.tile;
+    const Range visible = tile.visible_keys(i);
+    if (visible.begin > keys.begin || visible.end < keys.end) return -1;
+    if (!x_.map.buckets) return 0;
+    const index offset = tile.j0 + tile.base[i];
+    const Range buckets = buckets_of(x_, {offset + keys.begin, offset + keys.end});
+    return buckets.size() == 1 ? buckets.begin : -1;
+  }
+  // In one pass, relative to the greatest logit of the keys before; but where weights are too large for that,
+  // or, as with ALiBi, those of the row before have been.
+  template <bool TABLE>
+  __attribute__((always_inline)) void weigh_plain(index i, index bucket, const real* s, uint16_t* to, Range keys,
+                                                  bool& rising) {
+    const real* table = TABLE ? logits_.bias_at(x_, i) : nullptr;
+    const real bias = x_.terms.left_rows ? logits_.query_products.row(i)[bucket] * PER_LN_2 : 0;
+    vec total = splat(NAN);
+    if (rows_.levels[i] > -INFINITY && !rising)
+      total = weigh<TABLE>(rate_, rows_.levels[i] - bias, s, to, keys, table);
+    if (!all_below(total, 1 << MAX_RISE)) {
+      const real before = rows_.levels[i];
+      rows_.raise_level(i, greatest<TABLE>(rate_, s, keys, table) + bias);
+      rising = rows_.levels[i] > before + MAX_RISE;
+      total = weigh<TABLE>(rate_, rows_.finite_level(i) - bias, s, to, keys, table);
+    }
+    rows_.add(i, total);
+    if (x_.terms.value_rows) rows_.by_bucket.row(i)[bucket] += sum(total);
+  }
+  // Any other row: its terms are added, logits of hidden keys are -inf.
+  void complete_row(index i, real* s, Range part) {
+    const Range visible = visible_of(i, part), keys = whole_tiles(visible);
+    if (!visible.size()) return;
+    if (product_scale_ != 1) scale_range(s + keys.begin, product_scale_, keys.size());
+    if (x_.pairs.kind == STICKS) return;
+    logits_.add_terms(x_, s, i, visible);
+    for (index edge : {keys.begin, keys.end - AMX_DEPTH})
+      for (index t = edge; t < edge + AMX_DEPTH; t += VL) store(s + t, masked(load(s + t), t, visible));
+    rows_.raise_level(i, greatest<false>(PER_LN_2, s, keys, nullptr));
+  }
+  void weigh_row(index i, real* s, uint16_t* to, Range part) {
+    const Range visible = visible_of(i, part), keys = whole_tiles(visible);
+    if (!visible.size()) return clear(to, part);
+    if (x_.pairs.kind == STICKS) {
+      rows_.stick_row(i, s);
+      return store_bf16_row(s + part.begin, part.size(), to + part.begin);
+    }
+    const real level = rows_.finite_level(i);
+    if (!x_.terms.value_rows && !(x_.dropout > 0)) {
+      rows_.add(i, weigh<false>(PER_LN_2, level, s, to, keys, nullptr));
+    } else {
+      vec total{};
+      for (index t = keys.begin; t < keys.end; t += VL) {
+        const vec p = power_of_two(load(s + t) * PER_LN_2 - level);
+        total += p, store(s + t, p);
+      }
+      rows_.add(i, total);
+      rows_.drop(i, s, keys);  // after the sum: weights are normalized before dropout
+      rows_.collect(i, s, visible);
+      store_bf16_row(s + keys.begin, keys.size(), to + keys.begin);
+    }
+    clear(to, {part.begin, keys.begin});
+    clear(to, {keys.end, part.end});
+  }
+  Range visible_of(index i, Range part) const {
+    const Range visible = logits_.tile.visible_keys(i);
+    return {std::max(visible.begin, part.begin), std::min(visible.end, part.end)};
+  }
+  static Range whole_tiles(Range keys) { return {keys.begin / AMX_DEPTH * AMX_DEPTH, round_up(keys.end, AMX_DEPTH)}; }
+  // Weights of logits, products times `rate` and biases, relative to a level, in powers of two: in bfloat16,
+  // and their sums by lane.
+  template <bool TABLE>
+  __attribute__((always_inline)) static vec weigh(real rate, real level, const real* s, uint16_t* to, Range keys,
+                                                  const real* table) {
+    const vec from = splat(level), by = splat(rate);
+    vec sums[2] = {};
+    for (index t = keys.begin; t < keys.end; t += AMX_DEPTH) {
+      const vec p = power_of_two(exponents<TABLE>(by, from, s + t, table + t));
+      const vec q = power_of_two(exponents<TABLE>(by, from, s + t + VL, table + t + VL));
+      sums[0] += p, sums[1] += q;
+      store_bf16_two(p, q, to + t);
+    }
+    return sums[0] + sums[1];
+  }
+  template <bool TABLE>
+  __attribute__((always_inline)) static real greatest(real rate, const real* s, Range keys, const real* table) {
+    const vec by = splat(rate);
+    vec m = splat(-INFINITY), n = m;
+    for (index t = keys.begin; t < keys.end; t += AMX_DEPTH) {
+      m = larger(exponents<TABLE>(by, vec{}, s + t, table + t), m);
+      n = larger(exponents<TABLE>(by, vec{}, s + t + VL, table + t + VL), n);
+    }
+    return largest(larger(m, n));
+  }
+  template <bool TABLE>
+  __attribute__((always_inline)) static vec exponents(vec rate, vec level, const real* s, const real* table) {
+    return load(s) * rate - (TABLE ? level - load(table) * PER_LN_2 : level);
+  }
+  static void clear(uint16_t* to, Range keys) { std::memset(to + keys.begin, 0, keys.size() * sizeof(uint16_t)); }
+
+  static constexpr index NEAR_ROWS = 32, NEAR_KEYS = 256;     // that fit the first cache, with their weights
+  static constexpr index ROWS_TOGETHER = 4;                   // whose greatest logits are found at once
+  static constexpr index WEIGHTS_LD = NEAR_KEYS + AMX_DEPTH;  // not a power of two
+  static constexpr real PER_LN_2 = real(1 / RowWeights::LN_2);
+  static constexpr int MAX_RISE = 12;  // of exponents of two, until the level is raised
+  const Problem& x_;
+  RowWeights& rows_;
+  Logits& logits_;
+  AmxTiles registers_;
+  VnniStrips v_pairs_;
+  bool some_rows_ = false;   // products are computed for NEAR_ROWS at a time
+  bool some_plain_ = false;  // rows may be plain: see weigh_plain
+  bool by_parts_ = false;    // NEAR_KEYS at a time
+  real product_scale_, rate_;                  // of products to be logits; to be exponents of two
+  index ld_;
+  uint16_t* weights_ = nullptr;
+  Scratch s_, weights_scratch_, pairs_scratch_;
+};
+}  // namespace posenc
