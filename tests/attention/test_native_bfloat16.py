@@ -95,13 +95,12 @@ def test_several_tiles_of_queries_and_keys(name: str, window: int | None) -> Non
     assert max(_errors(name, grid, 64, rows=1)) < 0.04
 
 
-@pytest.mark.parametrize("rise", [-300.0, 0.0, 15.0, 40.0, 600.0])
-@pytest.mark.parametrize("width", [48, 64])
-@pytest.mark.parametrize("name", ["nope", "t5", "shaw"])
+@pytest.mark.parametrize("rise", [-300.0, 0.0, 15.0, 600.0])
+@pytest.mark.parametrize(("name", "width"), [("nope", 64), ("t5", 48), ("shaw", 48)])
 def test_logits_above_those_of_the_keys_before(name: str, width: int, rise: float) -> None:
     """Many keys go by parts, relative to the parts before as far as weights have room for it."""
-    full, causal = (Grid.of(Layout.sequence(1100), causal=causal) for causal in (False, True))
-    for grid in (full, causal, Grid.of(Layout.sequence(1100), causal=False, window=400)):
+    full, causal = (Grid.of(Layout.sequence(800), causal=causal) for causal in (False, True))
+    for grid in (full, causal, Grid.of(Layout.sequence(800), window=400)):
         output, lse, *_ = _errors(name, grid, width, rows=1, rise=rise)
         assert output < 0.02
         assert lse < (1e-3 if name == "shaw" else 2e-6)
@@ -112,9 +111,9 @@ def test_biases_far_above_all_products() -> None:
     encoding = _encoding("shaw", 64, causal=False)
     for rows in encoding.parameters():
         rows.data[..., 0, 0] = 1600.0
-    q, k, v = _tokens(1100, 1100, 64, rows=1)
+    q, k, v = _tokens(800, 800, 64, rows=1)
     q[..., 0] = 1.0
-    grid = Grid.of(Layout.sequence(1100))
+    grid = Grid.of(Layout.sequence(800))
     expected = attend(
         *(x.double() for x in (q, k, v)), grid, encoding.double(), backend="reference"
     )
