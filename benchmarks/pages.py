@@ -30,6 +30,7 @@ README = {
 def pages() -> dict[Path, str]:
     """Every page that shows results, as it follows from them."""
     attention, others = read("attention_amd"), read("attention_amd_others")
+    by_amx = read("attention_intel")
     compared = tables(others["readings"])["other contenders"]
     short = chosen(read("attention_cascadelake")["readings"], README)
     parts = {
@@ -37,6 +38,8 @@ def pages() -> dict[Path, str]:
             "measured": about(attention),
             **tables(attention["readings"]),
             "other contenders": compared,
+            "measured by AMX": about(by_amx),
+            "times by AMX": tables(by_amx["readings"])["times in bfloat16"],
         },
         ROOT / "README.md": {"attention": short, "demo": evidence.text()},
         ROOT / "docs/results/language.md": {"demo": evidence.language()},
