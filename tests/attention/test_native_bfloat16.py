@@ -58,8 +58,9 @@ def _errors(
     """
     encoding = _encoding(name, width, causal=grid.causal)
     tokens = _tokens(grid.query.length, grid.key.length, width, rows)
-    tokens[0][..., 0] = 1.0
-    tokens[1][..., 0] = torch.linspace(0.0, rise * width**0.5, grid.key.length)
+    if rise:
+        tokens[0][..., 0] = 1.0
+        tokens[1][..., 0] = torch.linspace(0.0, rise * width**0.5, grid.key.length)
     found: list[list[Tensor]] = []
     answers: tuple[Tensor, ...]
     for dtype, backend in ((torch.float64, "reference"), (torch.bfloat16, "native")):

@@ -11,6 +11,7 @@
 namespace posenc::NUMBER {
 constexpr index AMX_TILE = 16;   // rows, and float32 columns, of a tile register
 constexpr index AMX_DEPTH = 32;  // products that one instruction sums: bfloat16 columns
+constexpr real PER_LN_2 = real(1.44269504088896341);  // from exponents of e to those of two
 
 // Right factor [K, N] as VNNI wants it: rows 2r and 2r + 1 interleaved in numbers of 32 bits, in
 // strips of AMX_TILE columns, [N / AMX_TILE][K / 2][AMX_TILE].

@@ -150,8 +150,8 @@ class AmxWeights {
     const vec from = splat(level), by = splat(rate);
     vec sums[2] = {};
     for (index t = keys.begin; t < keys.end; t += AMX_DEPTH) {
-      const vec p = power_of_two(exponents<TABLE>(by, from, s + t, table + t));
-      const vec q = power_of_two(exponents<TABLE>(by, from, s + t + VL, table + t + VL));
+      const vec p = power_of_two(exponents<TABLE>(by, from, s, table, t));
+      const vec q = power_of_two(exponents<TABLE>(by, from, s, table, t + VL));
       sums[0] += p, sums[1] += q;
       store_bf16_two(p, q, to + t);
     }
@@ -162,21 +162,21 @@ class AmxWeights {
     const vec by = splat(rate);
     vec m = splat(-INFINITY), n = m;
     for (index t = keys.begin; t < keys.end; t += AMX_DEPTH) {
-      m = larger(exponents<TABLE>(by, vec{}, s + t, table + t), m);
-      n = larger(exponents<TABLE>(by, vec{}, s + t + VL, table + t + VL), n);
+      m = larger(exponents<TABLE>(by, vec{}, s, table, t), m);
+      n = larger(exponents<TABLE>(by, vec{}, s, table, t + VL), n);
     }
     return largest(larger(m, n));
   }
   template <bool TABLE>
-  __attribute__((always_inline)) static vec exponents(vec rate, vec level, const real* s, const real* table) {
-    return load(s) * rate - (TABLE ? level - load(table) * PER_LN_2 : level);
+  __attribute__((always_inline)) static vec exponents(vec rate, vec level, const real* s, const real* table,
+                                                      index t) {
+    return load(s + t) * rate - (TABLE ? level - load(table + t) * PER_LN_2 : level);
   }
   static void clear(uint16_t* to, Range keys) { std::memset(to + keys.begin, 0, keys.size() * sizeof(uint16_t)); }
 
   static constexpr index NEAR_ROWS = 32, NEAR_KEYS = 256;     // that fit the first cache, with their weights
   static constexpr index ROWS_TOGETHER = 4;                   // whose greatest logits are found at once
   static constexpr index WEIGHTS_LD = NEAR_KEYS + AMX_DEPTH;  // not a power of two
-  static constexpr real PER_LN_2 = real(1 / RowWeights::LN_2);
   static constexpr int MAX_RISE = 12;  // of exponents of two, until the level is raised
   const Problem& x_;
   RowWeights& rows_;
@@ -186,7 +186,7 @@ class AmxWeights {
   bool some_rows_ = false;   // products are computed for NEAR_ROWS at a time
   bool some_plain_ = false;  // rows may be plain: see weigh_plain
   bool by_parts_ = false;    // NEAR_KEYS at a time
-  real product_scale_, rate_;                  // of products to be logits; to be exponents of two
+  real product_scale_, rate_;  // of products to be logits; to be exponents of two
   index ld_;
   uint16_t* weights_ = nullptr;
   Scratch s_, weights_scratch_, pairs_scratch_;

@@ -376,7 +376,6 @@ class Backward {
         f(p * PANEL, std::min<index>(PANEL, tile.width - p * PANEL), tile.panel_rows[p]);
   }
 
-  static constexpr real PER_LN_2 = real(1.44269504088896341);
   const Problem& x_;
   Dropout dropout_;
   index ld_, width_, value_width_, left_width_ = 0, right_width_ = 0;

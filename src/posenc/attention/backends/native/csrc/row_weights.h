@@ -68,9 +68,9 @@ class RowWeights {
     drop(i, s, logits.stick_row(s, i));
   }
   Logits logits;
-  const index width;           // of a row of outputs
-  real* levels = nullptr;      // [n]: about the greatest logit so far; by AMX, of logits in powers of two
-  BucketTile by_bucket;        // weights, where values have rows of buckets
+  const index width;       // of a row of outputs
+  real* levels = nullptr;  // [n]: about the greatest logit so far; by AMX, of logits in powers of two
+  BucketTile by_bucket;    // weights, where values have rows of buckets
   static constexpr double LN_2 = 0.693147180559945309;
 
  private:
