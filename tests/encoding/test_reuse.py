@@ -185,6 +185,18 @@ def test_results_do_not_outlive_their_weights() -> None:
     assert dead() is None
 
 
+def test_layers_that_share_a_tensor_keep_results_of_their_own() -> None:
+    shared = torch.randn(7, 4)
+    layers = [nn.Linear(4, 3).eval() for _ in range(5)]
+    with torch.no_grad():
+        for _ in range(3):
+            found = [reused((layer,), (shared,), lambda: object()) for layer in layers]
+        again = [reused((layer,), (shared,), lambda: object()) for layer in layers]
+    assert None not in found
+    assert len(set(found)) == len(layers)
+    assert again == found
+
+
 def test_few_kinds_are_kept() -> None:
     layer, kept = nn.Linear(4, 3).eval(), []
     with torch.no_grad():

@@ -51,7 +51,8 @@ def reused(
         kind: what else the result depends on.
     """
     modules = [module for layer in layers for module in layer.modules()]
-    weights = [*tensors, *(x for module in modules for x in module.parameters(recurse=False))]
+    own = [x for module in modules for x in module.parameters(recurse=False)]
+    weights = [*own, *tensors]  # a layer's own first: layers may share tensors
     if torch.is_grad_enabled() and any(x.requires_grad for x in weights):
         return None
     if not (all(map(is_plain, modules)) and all(map(_is_readable, weights))):

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from tests.integrations.accelerate.case import texts
@@ -31,3 +33,27 @@ def test_talking_heads_stay() -> None:
     assert report.accelerated == len(accelerated(model)) == 0
     assert all("talking" in module.reason for module in report.modules)
     assert torch.equal(model(**texts()).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("make", [deberta.make, deberta_v2.make], ids=["v1", "v2"])
+def test_each_layer_keeps_its_projections(
+    make: Callable[[], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the embeddings, which all layers share."""
+    model = make().eval()
+    put_under(model)
+    of_rows, linear = [], functional.linear
+
+    def counted(x: Tensor, *weights: Tensor | None) -> Tensor:
+        of_rows.extend([x] * (x.dim() == 2))  # tokens have a batch
+        return linear(x, *weights)
+
+    monkeypatch.setattr(functional, "linear", counted)
+    counts = []
+    with torch.no_grad():
+        for _ in range(5):
+            of_rows.clear()
+            model(**texts())
+            counts.append(len(of_rows))
+    assert counts[0] == 2 * len(model.encoder.layer)
+    assert counts[-1] == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -35,18 +37,13 @@ class DebertaV2Attention(DisentangledAttention, DisentangledSelfAttention):
     def rows(self, tokens: Float[Tensor, "B H L D"]) -> tuple[int, int]:
         if not has_values(tokens):  # one graph serves all lengths
             return 0, 2 * self.pos_ebd_size - 1
-        length = tokens.shape[2]
-        ends = torch.tensor([[length - 1.0], [1.0 - length]], device="cpu")
-        first, last = self.bucket(ends).tolist()
-        return first, last
+        return _reached(tokens.shape[2], *self._buckets())
 
     def bucket(self, offset: Offsets) -> BucketIndex:
-        back, span = -offset[..., 0].long(), self.pos_ebd_size
-        if self.position_buckets > 0 and self.max_relative_positions > 0:
-            back = make_log_bucket_position(
-                back, self.position_buckets, self.max_relative_positions
-            ).long()
-        return (back + span).clamp(0, 2 * span - 1)
+        return _bucket(offset, *self._buckets())
+
+    def _buckets(self) -> tuple[int, int, int]:
+        return self.pos_ebd_size, self.position_buckets, self.max_relative_positions
 
     def projections(self) -> tuple[nn.Module | None, nn.Module | None]:
         key, query = self.key_proj, self.query_proj
@@ -55,6 +52,22 @@ class DebertaV2Attention(DisentangledAttention, DisentangledSelfAttention):
             (self.pos_key_proj if own else key) if "c2p" in self.pos_att_type else None,
             (self.pos_query_proj if own else query) if "p2c" in self.pos_att_type else None,
         )
+
+
+def _bucket(offset: Offsets, span: int, buckets: int, furthest: int) -> BucketIndex:
+    """The row of each offset among ``2 * span``."""
+    back = -offset[..., 0].long()
+    if buckets > 0 and furthest > 0:
+        back = make_log_bucket_position(back, buckets, furthest).long()
+    return (back + span).clamp(0, 2 * span - 1)
+
+
+@lru_cache(256)
+def _reached(length: int, *buckets: int) -> tuple[int, int]:
+    """The first and the last row that a sequence reads."""
+    ends = torch.tensor([[length - 1.0], [1.0 - length]], device="cpu")
+    first, last = _bucket(ends, *buckets).tolist()
+    return first, last
 
 
 class DebertaV2Encoding(DisentangledEncoder, DebertaV2Encoder):
