@@ -143,6 +143,20 @@ def test_rows_of_few_heads_at_a_time(
 
 
 @built
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_sums_of_equal_logits(dtype: torch.dtype) -> None:
+    """The LSE of n logits 0 is log(n); NaN of a query that is not a number."""
+    q, v = torch.zeros(2, 1, 1, 700, 16, dtype=dtype)
+    q[:, :, 3] = torch.nan
+    grid = Grid.of(Layout.sequence(700), causal=True)
+    _, lse = attend(q, torch.zeros_like(q), v, grid, Encoding(), backend="native", return_lse=True)
+    expected = torch.arange(1.0, 701.0, dtype=torch.float64).log()
+    expected[3] = torch.nan
+    rtol = 1e-15 if dtype == torch.float64 else 6e-8
+    torch.testing.assert_close(lse.flatten().double(), expected, rtol=rtol, atol=0, equal_nan=True)
+
+
+@built
 @pytest.mark.parametrize("name", METHODS)
 def test_windows_documents_and_padding(name: str) -> None:
     for causal in (False, True):

@@ -96,15 +96,33 @@ def test_several_tiles_of_queries_and_keys(name: str, window: int | None) -> Non
     assert max(_errors(name, grid, 64, rows=1)) < 0.04
 
 
+@pytest.mark.parametrize("length", [160, 800])
 @pytest.mark.parametrize("rise", [-300.0, 0.0, 15.0, 600.0])
 @pytest.mark.parametrize(("name", "width"), [("nope", 64), ("t5", 48), ("shaw", 48)])
-def test_logits_above_those_of_the_keys_before(name: str, width: int, rise: float) -> None:
-    """Many keys go by parts, relative to the parts before as far as weights have room for it."""
-    full, causal = (Grid.of(Layout.sequence(800), causal=causal) for causal in (False, True))
-    for grid in (full, causal, Grid.of(Layout.sequence(800), window=400)):
+def test_logits_above_those_of_the_keys_before(
+    name: str, width: int, rise: float, length: int
+) -> None:
+    """Keys go by parts, relative to those before as far as weights have room for it."""
+    sequence = Layout.sequence(length)
+    full, causal = (Grid.of(sequence, causal=causal) for causal in (False, True))
+    for grid in (full, causal, Grid.of(sequence, window=length // 2)):
         output, lse, *_ = _errors(name, grid, width, rows=1, rise=rise)
         assert output < 0.02
         assert lse < (1e-3 if name == "shaw" else 2e-6)
+
+
+def test_first_keys_without_weight() -> None:
+    """The first logits that are finite are far below 0."""
+    encoding, sequence = _encoding("t5", 64, causal=False), Layout.sequence(300)
+    for table in encoding.parameters():
+        table.data[:, 15] = -torch.inf  # of keys far before
+    q, k, v = _tokens(300, 300, 64, rows=1)
+    q[..., 0], k[..., 0] = 40.0, -40.0
+    found = [
+        attend(*(x.to(dtype) for x in (q, k, v)), Grid.of(sequence), encoding, backend=backend)
+        for dtype, backend in ((torch.float32, "reference"), (torch.bfloat16, "native"))
+    ]
+    torch.testing.assert_close(found[1].float(), found[0], atol=0.02, rtol=0.02)
 
 
 def test_biases_far_above_all_products() -> None:

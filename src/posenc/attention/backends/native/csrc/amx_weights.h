@@ -11,7 +11,7 @@ class AmxWeights {
     const bool few_near = x.map.high - x.map.low <= 2 * NEAR_KEYS;
     some_plain_ = some_rows_ && x.pairs.kind == NONE && !x.terms.column && !x.period && !x.softcap &&
                   !(x.dropout > 0) && few_near;
-    by_parts_ = some_plain_ && x.keys > KEY_TILE;
+    by_parts_ = some_plain_;
     product_scale_ = some_rows_ ? logits_.remaining_scale(x) : 1, rate_ = product_scale_ * PER_LN_2;
     ld_ = (by_parts_ ? NEAR_KEYS : round_up(std::min(x.keys, KEY_TILE), PANEL)) + 16;
   }
@@ -83,14 +83,17 @@ class AmxWeights {
     const Range buckets = buckets_of(x_, {offset + keys.begin, offset + keys.end});
     return buckets.size() == 1 ? buckets.begin : -1;
   }
-  // In one pass, relative to the greatest logit of the keys before; but where weights are too large for that,
-  // or, as with ALiBi, those of the row before have been.
+  // In one pass, relative to the greatest logit of the keys before, or of the first few keys; but where weights
+  // are too large for that, or, as with ALiBi, those of the row before have been, to the greatest of all.
   template <bool TABLE>
   __attribute__((always_inline)) void weigh_plain(index i, index bucket, const real* s, uint16_t* to, Range keys,
                                                   bool& rising) {
     const real* table = TABLE ? logits_.bias_at(x_, i) : nullptr;
     const real bias = x_.terms.left_rows ? logits_.query_products.row(i)[bucket] * PER_LN_2 : 0;
     vec total = splat(NAN);
+    const Range some{keys.begin, keys.begin + AMX_DEPTH};
+    if (rows_.levels[i] == -INFINITY && !rising)
+      rows_.raise_level(i, greatest<TABLE>(rate_, s, some, table) + bias);
     if (rows_.levels[i] > -INFINITY && !rising)
       total = weigh<TABLE>(rate_, rows_.levels[i] - bias, s, to, keys, table);
     if (!all_below(total, 1 << MAX_RISE)) {
@@ -174,7 +177,7 @@ class AmxWeights {
   }
   static void clear(uint16_t* to, Range keys) { std::memset(to + keys.begin, 0, keys.size() * sizeof(uint16_t)); }
 
-  static constexpr index NEAR_ROWS = 32, NEAR_KEYS = 256;     // that fit the first cache, with their weights
+  static constexpr index NEAR_ROWS = 64, NEAR_KEYS = 256;     // that fit a near cache, with their weights
   static constexpr index ROWS_TOGETHER = 4;                   // whose greatest logits are found at once
   static constexpr index WEIGHTS_LD = NEAR_KEYS + AMX_DEPTH;  // not a power of two
   static constexpr int MAX_RISE = 12;  // of exponents of two, until the level is raised

@@ -2,18 +2,6 @@
 #pragma once
 #include "rotation.h"
 namespace posenc::NUMBER {
-// One vector of the sums of VL vectors over their lanes: lane l is the sum of x[l].
-template <int H = 1>
-inline vec sums_of_lanes(vec* x) {
-  if constexpr (H == VL) {
-    return x[0];
-  } else {
-#pragma GCC unroll 16
-    for (int i = 0; i < VL / (2 * H); ++i)
-      x[i] = choose<Upper<H>>(x[2 * i], x[2 * i + 1]) + choose<Lower<H>>(x[2 * i], x[2 * i + 1]);
-    return sums_of_lanes<2 * H>(x);
-  }
-}
 // Keys or values of one head as they are stored, from one token on.
 template <class Number>
 struct Stored {

@@ -11,10 +11,10 @@ class RowWeights {
     logits.begin_tile(x_, b, h, first, n);
     first_row_ = (b * x_.heads + h) * x_.queries + first;
     outputs_ = outputs_scratch_.of(round_up(n, AMX_TILE) * width);
-    levels = levels_scratch_.of(n), sums_ = sums_scratch_.of(n * VL);
+    levels = levels_scratch_.of(n), sums_ = sums_scratch_.of(round_up(n, VL) * VL);
     fill(outputs_, 0, n * width);
     fill(levels, -INFINITY, n);
-    fill(sums_, 0, n * VL);
+    fill(sums_, 0, round_up(n, VL) * VL);
     if (x_.terms.value_rows) by_bucket.begin(logits.value_rows, n);
     if (x_.pairs.sums()) logits.carry.begin(n, 0);
     logits.log_gates.set_levels(levels, logits.use_amx ? LN_2 : 1);
@@ -26,16 +26,13 @@ class RowWeights {
       by_bucket.pull_back(logits.value_rows, {}, outputs_, nullptr, 0);
     else if (x_.terms.value_rows)
       by_bucket.times_rows(logits.value_rows, outputs_, width);
-    for (index i = 0; i < n; ++i) {
-      const real total = sum(load(sums_ + i * VL));
-      const bool empty = total == 0;
-      const index row = first_row_ + i;
-      const double level = logits.use_amx ? levels[i] * LN_2 : levels[i];
-      double lse = empty ? -INFINITY : logits.row_shift(x_, i) + level + std::log(double(total));
-      real weight = empty ? 0 : 1 / total;
-      if (x_.sinks) weight *= add_sink(x_.sinks[row], lse);
-      write_row(x_.out, row_of(x_.out, b, h, first + i), output(i), weight, x_.value_dim);
-      x_.lse[row] = lse;
+    for (index i = 0; i < n; i += VL) {
+      vec sums[VL];
+      for (int l = 0; l < VL; ++l) sums[l] = load(sums_ + (i + l) * VL);
+      const vec totals = sums_of_lanes(sums);
+      double logs[VL];
+      logarithms(totals, logs);
+      for (index r = i; r < std::min(i + VL, n); ++r) write(b, h, first, r, totals[r - i], logs[r - i]);
     }
   }
   real* output(index i) const { return outputs_ + i * width; }
@@ -43,6 +40,7 @@ class RowWeights {
   // their weights are relative to 0.
   void raise_level(index i, real to) {
     if (!(to > levels[i])) return;
+    if (levels[i] == -INFINITY) return void(levels[i] = to);  // there are no weights yet
     const real by = logits.use_amx ? std::exp2(levels[i] - to) : std::exp(levels[i] - to);
     levels[i] = to;
     store(sums_ + i * VL, load(sums_ + i * VL) * by);
@@ -74,6 +72,17 @@ class RowWeights {
   static constexpr double LN_2 = 0.693147180559945309;
 
  private:
+  // Row i of the tile, from the sum of its weights and the sum's logarithm.
+  void write(index b, index h, index first, index i, real total, double log) {
+    const bool empty = total == 0;
+    const index row = first_row_ + i;
+    const double level = logits.use_amx ? levels[i] * LN_2 : levels[i];
+    double lse = empty ? -INFINITY : logits.row_shift(x_, i) + level + log;
+    real weight = empty ? 0 : 1 / total;
+    if (x_.sinks) weight *= add_sink(x_.sinks[row], lse);
+    write_row(x_.out, row_of(x_.out, b, h, first + i), output(i), weight, x_.value_dim);
+    x_.lse[row] = lse;
+  }
   // out += remainder · v of each row's own key: what stick breaking leaves (Logits::remainder).
   void add_remainder(index n) {
     for (index i = 0; i < n; ++i) {

@@ -283,4 +283,36 @@ inline void transpose(vec* x) {
   if constexpr (VL > 4) transpose_stage<4>(x);
   if constexpr (VL > 8) transpose_stage<8>(x);
 }
+// One vector of the sums of VL vectors over their lanes: lane l is the sum of x[l].
+template <int H = 1>
+inline vec sums_of_lanes(vec* x) {
+  if constexpr (H == VL) {
+    return x[0];
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < VL / (2 * H); ++i)
+      x[i] = choose<Upper<H>>(x[2 * i], x[2 * i + 1]) + choose<Lower<H>>(x[2 * i], x[2 * i + 1]);
+    return sums_of_lanes<2 * H>(x);
+  }
+}
+// to[l] = ln x[l] of positive numbers, to rounding; NaN for NaN. With x = 2^n m, m about 1: ln m = 2 artanh s,
+// s = (m - 1) / (m + 1), by Taylor's series.
+inline void logarithms(vec x, double* to) {
+  constexpr int lanes = VECTOR_BYTES / 8;
+  typedef double wide __attribute__((vector_size(VECTOR_BYTES)));
+  typedef int64_t bits __attribute__((vector_size(VECTOR_BYTES)));
+  typedef real narrow __attribute__((vector_size(lanes * sizeof(real)), may_alias));
+  constexpr int mantissa = 52;
+  constexpr int64_t root_half = 0x3fe6a09e667f3bcd;  // bits of the square root of 1/2: m is at least that
+  for (int l = 0; l < VL; l += lanes) {
+    const wide y = __builtin_convertvector(reinterpret_cast<const narrow*>(&x)[l / lanes], wide);
+    const bits n = ((bits)y - root_half) >> mantissa;
+    const wide m = (wide)((bits)y - (n << mantissa)), s = (m - 1) / (m + 1), z = s * s;
+    wide p = wide{} + 1. / 19;
+    for (double odd : {17., 15., 13., 11., 9., 7., 5., 3.}) p = p * z + 1 / odd;
+    const wide found = __builtin_convertvector(n, wide) * 0.693147180559945309 + 2 * (s + s * z * p);
+    const wide numbers = y > 0 ? found : y;
+    std::memcpy(to + l, &numbers, sizeof(numbers));
+  }
+}
 }  // namespace posenc
