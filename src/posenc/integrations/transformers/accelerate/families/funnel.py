@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,18 +17,23 @@ from transformers.models.funnel.modeling_funnel import (
 )
 
 from posenc.encoding import LowRank, StructuredScore
+from posenc.encoding.reuse import is_plain
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.masks import MasksRead
+from posenc.integrations.transformers.accelerate.tables import FURTHEST, kept_projection
 from posenc.integrations.transformers.accelerate.terms import Movable, products_by_offset
 from posenc.layout import Layout
-from posenc.runtime import has_values
+from posenc.runtime import has_values, is_scripted, is_transformed, needs_dispatch
 
 MOST_TYPES = 16
 """Numbers of token types up to which posenc computes: each widens queries and keys by one."""
 
 CLASS_TYPE = FunnelAttentionStructure.cls_token_type_id
+
+_TABLES: WeakKeyDictionary[nn.Module, dict[Hashable, Any]] = WeakKeyDictionary()
+"""Rows for the longest sequence, by the module that makes them and its settings, the last ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +92,37 @@ class FunnelStructure(Accelerated, FunnelAttentionStructure):
         self.seq_len = length = inputs_embeds.shape[1]
         rows = self.get_position_embeds(length, inputs_embeds.dtype, inputs_embeds.device)
         return rows, types, attention_mask, None
+
+    def get_position_embeds(
+        self, seq_len: int, dtype: torch.dtype, device: torch.device
+    ) -> list[list[Tensor | None]]:
+        compute, config = super().get_position_embeds, self.config
+        if needs_dispatch() or is_scripted() or is_transformed() or seq_len > FURTHEST:
+            return compute(seq_len, dtype, device)
+        if not (is_plain(self.sin_dropout) and is_plain(self.cos_dropout)):
+            return compute(seq_len, dtype, device)
+        pooling = config.separate_cls, config.truncate_seq, config.num_blocks
+        kind = (dtype, device, config.d_model, *pooling)
+        tables = _TABLES.setdefault(self, {})
+        if kind not in tables:
+            tables.clear()
+            with torch.inference_mode(False):
+                tables[kind] = compute(FURTHEST, dtype, device)
+        lengths = zip(self._lengths(seq_len), self._lengths(FURTHEST), strict=True)
+        rows, keys = [], seq_len
+        for (alike, pooled), (queries, most) in zip(tables[kind], lengths, strict=True):
+            skipped = most - queries  # tables begin as many strides ahead as there are queries
+            between = pooled if pooled is None else pooled[2 * skipped :][: 2 * queries + keys]
+            rows.append([alike[skipped:][: 2 * queries], between])
+            keys = queries
+        return rows
+
+    def _lengths(self, length: int) -> Iterator[int]:
+        """Of a sequence in each block."""
+        tokens = list(range(length))
+        for block in range(self.config.num_blocks):
+            tokens = self.stride_pool_pos(tokens, block) if block else tokens
+            yield len(tokens)
 
     def stride_pool(self, tensor: Any, axis: int | Sequence[int]) -> Any:
         pool = super().stride_pool
@@ -147,7 +184,8 @@ class FunnelAttention(Accelerated, FunnelRelMultiheadAttention):
             for projection, x in ((self.q_head, query), (self.k_head, key), (self.v_head, value))
         )
         # Row p holds the position that is ``p - stride · Q`` keys after a query.
-        projected = torch.einsum("pc,chd->hpd", rows, self.r_kernel)
+        kept = kept_projection(self._project, rows, 0, weights=(self.r_kernel,))
+        projected = self._project(rows) if kept is None else kept
         position, typed = (
             ((q + bias.unsqueeze(1)) * self.scale).to(q.dtype)  # autocast casts no sums
             for bias in (self.r_r_bias, self.r_s_bias)
@@ -175,6 +213,9 @@ class FunnelAttention(Accelerated, FunnelRelMultiheadAttention):
         grid, dropped = Grid(of_queries, of_keys), self.attention_dropout.p
         output = self.attend(biased, k, v, grid, *terms, dropout=dropped, scale=self.scale)
         return output[:, :, ::stride].transpose(1, 2).flatten(2)
+
+    def _project(self, rows: Float[Tensor, "n C"]) -> Float[Tensor, "H n D"]:
+        return torch.einsum("pc,chd->hpd", rows, self.r_kernel)
 
 
 def _spread(x: Float[Tensor, "B H Q N"], stride: int) -> Float[Tensor, "B H L N"]:

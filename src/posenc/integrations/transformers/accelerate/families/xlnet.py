@@ -12,9 +12,11 @@ from torch.nn.functional import one_hot, pad
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
 from posenc.encoding import LowRank, StructuredScore
+from posenc.encoding.reuse import reused
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.masks import fewest_attended, grid_of
+from posenc.integrations.transformers.accelerate.tables import FURTHEST, kept_projection
 from posenc.integrations.transformers.accelerate.terms import Movable, products_by_offset
 from posenc.runtime import has_values
 
@@ -61,10 +63,12 @@ class Stream:
     Args:
         memory: from the model.
         content: a query of the content stream sees itself, even if it is padding.
+        rows: projected positions, kept from earlier calls; None: those that attention is given.
     """
 
     memory: Memory
     content: bool
+    rows: Float[Tensor, "H P D"] | None
 
 
 class XLNetAttention(Accelerated, XLNetRelativeAttention):
@@ -83,13 +87,18 @@ class XLNetAttention(Accelerated, XLNetRelativeAttention):
         **options: Any,
     ) -> Any:
         if isinstance(mems, Memory):
-            attn_mask_h, attn_mask_g = Stream(mems, content=True), Stream(mems, content=False)
+            kept = None
+            if r.stride(1) == 0 or r.shape[1] == 1:  # batch rows share it
+                kept = kept_projection(self._project, r, 0, weights=(self.r,))
+                r = r[:, :1] if kept is None else r[:0, :1]  # none are left to project
+            attn_mask_h, attn_mask_g = (Stream(mems, own, kept) for own in (True, False))
             mems = mems.states
-            if r.stride(1) == 0:
-                r = r[:, :1]  # batch rows share it
         return super().forward(
             h, g, attn_mask_h, attn_mask_g, r, seg_mat, mems, *arguments, **options
         )
+
+    def _project(self, rows: Float[Tensor, "n C"]) -> Float[Tensor, "H n D"]:
+        return torch.einsum("pc,chd->hpd", rows.type(self.r.dtype), self.r)
 
     def rel_attn_core(
         self,
@@ -107,6 +116,7 @@ class XLNetAttention(Accelerated, XLNetRelativeAttention):
             )
         q, k, v, rows = (x.permute(1, 2, 0, 3) for x in (q_head, k_head_h, v_head_h, k_head_r))
         memory, content = attn_mask.memory, attn_mask.content
+        rows = rows if attn_mask.rows is None else attn_mask.rows.unsqueeze(0)
         if len(rows) == 1:
             output = self._attend(q, k, v, rows[0], memory, content=content)
         else:  # dropout or bi_data gives each batch row its own
@@ -193,6 +203,23 @@ class XLNetStreams(Accelerated, XLNetModel):
             mems = memories
         given = input_ids, attention_mask, mems, perm_mask, target_mapping, token_type_ids
         return super().forward(*given, *rest, **options)
+
+    def relative_positional_encoding(
+        self, qlen: int, klen: int, bsz: int | None = None, device: torch.device | None = None
+    ) -> Float[Tensor, "P B C"]:
+        compute, table = super().relative_positional_encoding, None
+        if not self.bi_data and has_values(self.mask_emb) and klen <= FURTHEST:
+            table = reused(  # beside a weight of the model, to be kept for as long
+                (self.dropout,),
+                (self.mask_emb,),
+                lambda: compute(FURTHEST, FURTHEST, device=device),
+                *(self.attn_type, self.clamp_len, self.d_model, device),
+            )
+        if table is None:
+            return compute(qlen, klen, bsz, device)
+        count = klen + (qlen if self.attn_type == "bi" else 1)
+        rows: Tensor = table.narrow(0, FURTHEST - klen, count)
+        return rows.expand(-1, 1 if bsz is None else bsz, -1)
 
     def cache_mem(self, curr_out: Tensor, prev_mem: Tensor | Memory | None) -> Tensor:
         states = prev_mem.states if isinstance(prev_mem, Memory) else prev_mem

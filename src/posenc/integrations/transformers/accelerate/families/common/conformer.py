@@ -12,6 +12,7 @@ from posenc.integrations.transformers.accelerate.accelerated import Accelerated,
 from posenc.integrations.transformers.accelerate.checking import random_ids
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import PositionBias, attention
+from posenc.integrations.transformers.accelerate.tables import kept_projection
 from posenc.integrations.transformers.accelerate.terms import products_by_offset
 from posenc.integrations.transformers.accelerate.views import KEYS
 
@@ -35,9 +36,8 @@ class ConformerAttention(Accelerated):
         layers = self.linear_q, self.linear_k, self.linear_v
         q, k, v = self.in_heads(hidden_states, self.num_heads, *layers)
         tokens, behind = q, q.shape[2] - 1
-        if self.position_embeddings_type == "relative":
-            rows = self.linear_pos(relative_position_embeddings)[0]
-            rows = rows.unflatten(-1, (self.num_heads, -1)).transpose(0, 1)  # [H, 2L - 1, D]
+        if relative_position_embeddings is not None:
+            rows = self._rows(relative_position_embeddings)
             tokens, q = (q + x.unsqueeze(1).to(q) for x in (self.pos_bias_v, self.pos_bias_u))
         else:
             left, right = self.left_max_position_embeddings, self.right_max_position_embeddings
@@ -50,6 +50,18 @@ class ConformerAttention(Accelerated):
             self, q, k, v, attention_mask, dropout, self.scaling, position_bias=bias, **options
         )
         return self.linear_out(output.flatten(2)), weights
+
+    def _rows(self, embeddings: Float[Tensor, "1 N C"]) -> Float[Tensor, "H N D"]:
+        """Projections of relative positions."""
+
+        def project(rows: Float[Tensor, "n C"]) -> Float[Tensor, "H n D"]:
+            heads: Tensor = self.linear_pos(rows.unsqueeze(0))[0].unflatten(
+                -1, (self.num_heads, -1)
+            )
+            return heads.transpose(0, 1)
+
+        kept = kept_projection(project, embeddings, 1, layers=(self.linear_pos,))
+        return project(embeddings[0]) if kept is None else kept
 
 
 def features_and_ids(model: Any) -> dict[str, Tensor]:
