@@ -29,14 +29,15 @@ def draw(heads: int = 6, *, keys: int = LENGTH) -> list[Tensor]:
     return [0.1 * torch.randn(1, *shape, 8, generator=generator) for shape in shapes]
 
 
-def bands(grid: Grid, encoding: Encoding, *tensors: Tensor, **options: Any) -> list[Any]:
+def bands(grid: Grid, encoding: Encoding, *tensors: Tensor, **options: Any) -> list[list[int]]:
+    """The least and the greatest offset of each head; nothing where all heads need all."""
     scale = 8**-0.5
     lowered = lower(encoding, *tensors[:2], grid, scale=scale)
     assert lowered is not None
     problem = Problem(*tensors, grid, encoding, scale, 0.0, lowered, **options)  # type: ignore[arg-type]
     record = Form(problem, Offsets.regular(grid), lowered).record()
-    parts = fading.by_bands(record)
-    return [(x.q.shape[1], (x.geometry.lowest, x.geometry.highest)) for x in parts]
+    found = fading.narrowed(record).geometry.bands
+    return [] if found is None else found.tolist()
 
 
 @pytest.mark.parametrize("where", GRIDS)
@@ -45,7 +46,7 @@ def test_nothing_changes_beyond_rounding(where: str, monkeypatch: pytest.MonkeyP
     grid, encoding = Grid.of(Layout.sequence(LENGTH), **GRIDS[where]), create("alibi", heads=6)
     wanted = [x.requires_grad_() for x in draw()]
     weight = torch.linspace(-1, 1, 6 * LENGTH * 8).view(1, 6, LENGTH, 8)
-    assert len(bands(grid, encoding, *wanted)) > 2
+    assert bands(grid, encoding, *wanted)
 
     def found(backend: str, *tensors: Tensor) -> list[Tensor]:
         sinks = torch.linspace(-1, 2, 6, dtype=tensors[0].dtype).requires_grad_()
@@ -69,28 +70,26 @@ def test_the_bands_hold_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
         create("alibi", heads=6),
         draw(),
     )
-    groups = bands(grid, encoding, q, k, v)
-    assert sum(heads for heads, _ in groups) == 6
-    lengths = [last - first for _, (first, last) in groups]
+    found = bands(grid, encoding, q, k, v)
+    lengths = [last - first for first, last in found]
+    assert len(lengths) == 6
     assert min(lengths) < 100
     assert max(lengths) == LENGTH - 1
-    assert all(last == 0 for _, (_, last) in groups)
-    assert bands(grid, encoding, 1000 * q, k, v) == []
+    assert all(last == 0 for _, last in found)
+    assert bands(grid, encoding, 1e6 * q, k, v) == []
     assert bands(grid, encoding, q * torch.nan, k, v) == []
     assert bands(grid, encoding, q, k, v, softcap=3.0) == []  # far pairs weigh e^-6 at least
 
 
-def test_whole_groups_of_heads_share_their_keys() -> None:
-    k = torch.arange(24.0).view(1, 3, 2, 4)
-    every = k.repeat_interleave(4, dim=1)
-    for begin in range(12):
-        for end in range(begin + 1, 13):
-            found = fading._groups_of(k, slice(begin, end), 4)
-            each = found.repeat_interleave((end - begin) // found.shape[1], dim=1)
-            assert torch.equal(each, every[:, begin:end])
-            inside = begin // 4 == (end - 1) // 4
-            if inside or begin % 4 == end % 4 == 0:
-                assert found.data_ptr() == k[:, begin // 4].data_ptr()
+@pytest.mark.parametrize("causal", [True, False])
+def test_keys_outside_the_bands_are_not_read(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fading, "LONG", 100)
+    grid, encoding = Grid.of(Layout.sequence(LENGTH), causal=causal), create("alibi", heads=6)
+    q, k, v = draw()
+    v[:, :, [0, -1]] = torch.nan
+    output = attend(q, k, v, grid, encoding, backend="native")
+    narrow = min(range(6), key=lambda head: bands(grid, encoding, q, k, v)[head][1])
+    assert output[0, narrow, 200:256].isfinite().all()
 
 
 def test_few_queries_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -488,7 +488,7 @@ def test_second_derivatives() -> None:
 
 
 def test_they_read_the_whole_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But what is said otherwise: buckets and intervals by offsets and segments."""
+    """But what is said otherwise, by offsets and segments, and bands of the CPU kernels."""
     monkeypatch.setattr(launch.Call, "_kind", ())
     function = PairTerm("distance", tuple(torch.rand(n) for n in ((1, 9), (2,), (4, 3), (4, 3))))
     record = whole()
@@ -502,7 +502,7 @@ def test_they_read_the_whole_record(monkeypatch: pytest.MonkeyPatch) -> None:
     for for_keys in (False, True):
         launch.Call(watched).common(for_keys=for_keys)  # type: ignore[arg-type]
     others = {"terms.bucket", "splits"}
-    others |= {f"geometry.{name}" for name in ("period", "jump", "intervals")}
+    others |= {f"geometry.{name}" for name in ("period", "jump", "intervals", "bands")}
     assert watched.read == {field.path for field in leaves(SCHEMA)} - others
 
 

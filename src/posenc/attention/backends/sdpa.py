@@ -21,7 +21,7 @@ from posenc.attention.backends.common.base import (
     Plan,
     Refusal,
     Result,
-    join,
+    join_queries,
     refuse_rare,
 )
 from posenc.attention.backends.common.definition import lse_by_definition
@@ -246,7 +246,7 @@ def _attend_biased(
         part = (_reversed(q[:, :, begin:end]), k[:, :, low:high], v[:, :, low:high])
         output, sums = _kernel(*part, problem, mask=view, lse=lse)
         parts.append(Result(_reversed(output), None if sums is None else _reversed(sums)))
-    result = join(parts, axis="queries")
+    result = join_queries(parts)
     if result.lse is None:
         return result
     return _masked(result, _empty_rows(grid, q))

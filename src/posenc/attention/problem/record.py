@@ -28,6 +28,8 @@ class Geometry:
         jump: how far the offset's index jumps after each image row of keys.
         intervals: ``[3, B|1, Q]`` int32: each query sees the keys from the first number up to the
             second, and the offset of key j is j plus the third. None for a regular grid.
+        bands: for ``native``, ``[H, 2]`` int32: the least and the greatest offset of each head that
+            may weigh anything. None: all.
     """
 
     shift: int = 0
@@ -36,6 +38,7 @@ class Geometry:
     period: int = 0
     jump: int = 0
     intervals: Int[Tensor, "3 b Q"] | None = None
+    bands: Int[Tensor, "H 2"] | None = None
 
 
 @dataclass(frozen=True, eq=False)

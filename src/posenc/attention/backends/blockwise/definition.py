@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from posenc.attention.backends.blockwise.offsets import seen_keys
-from posenc.attention.backends.common.base import Result, join
+from posenc.attention.backends.common.base import Result, join_queries
 from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.problem.dropout import KeyedDropout, draw_seed
 from posenc.attention.problem.given_terms import given_encoding
@@ -65,7 +65,7 @@ def attend_blockwise(problem: Problem, *, lse: bool) -> Result:
             part = replace(part, encoding=Encoding(score=score, value=problem.encoding.value))
         blocks.append(_attend(part, lse=lse, alone=rows == slice(0, queries)))
         begin = rows.stop
-    return join(blocks, axis="queries")
+    return join_queries(blocks)
 
 
 def with_keyed_dropout(problem: Problem) -> Problem:

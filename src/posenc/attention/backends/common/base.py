@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float
@@ -36,14 +36,13 @@ class Result(NamedTuple):
     lse: Float[Tensor, "B H Q"] | None
 
 
-def join(results: Sequence[Result], *, axis: Literal["heads", "queries"]) -> Result:
-    """Attention of all heads or queries, from that of ranges of them in order."""
+def join_queries(results: Sequence[Result]) -> Result:
+    """Attention of all queries, from that of ranges of them in order."""
     if len(results) == 1:
         return results[0]
-    dim = 1 if axis == "heads" else 2
     sums = [result.lse for result in results if result.lse is not None]
-    output = torch.cat([result.output for result in results], dim=dim)
-    return Result(output, torch.cat(sums, dim=dim) if sums else None)
+    output = torch.cat([result.output for result in results], dim=2)
+    return Result(output, torch.cat(sums, dim=2) if sums else None)
 
 
 Attend = Callable[[Tensor, Tensor, Tensor], Result]

@@ -16,13 +16,12 @@ from posenc.attention.backends.common.base import (
     QueryKernel,
     Refusal,
     Result,
-    join,
     refuse_rare,
 )
 from posenc.attention.backends.native.bands import Part, join_keys, problems_by_band
 from posenc.attention.backends.native.build import description, missing, slow_mkl
 from posenc.attention.backends.native.decoding import attend_query
-from posenc.attention.backends.native.fading import by_bands
+from posenc.attention.backends.native.fading import narrowed
 from posenc.attention.backends.native.few_rows import ROWS, are_few_rows
 from posenc.attention.backends.native.heads import attend_heads, chunks_blocks, chunks_rows
 from posenc.attention.backends.native.op import NATIVE
@@ -117,7 +116,7 @@ class Native(Backend):
         if rotation is not None and not fits_inside(rotation, problem.q, problem.k):
             return None
         record = form.record(rotated=False)
-        return None if by_bands(record) else prepare(record)
+        return prepare(record) if narrowed(record) is record else None
 
     def query_kernel(self, q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel | None:
         worth = not plain or q.dtype.itemsize < 4 or k.numel() + v.numel() >= 2 * READ
@@ -179,11 +178,7 @@ def _attend(form: Form, *, lse: bool) -> Result:
         return _result(problem, found, (), lse=lse)
     record = form.record()
     if problem.whole is None and pairs is None:
-        parts = by_bands(record)
-        if parts:
-            joined = join([_run(problem, (), part, lse=lse) for part in parts], axis="heads")
-            sums = None if joined.lse is None else add_rows(joined.lse, form.terms)
-            return Result(joined.output, sums)
+        record = narrowed(record)
     return _run(problem, form.terms, record, lse=lse)
 
 

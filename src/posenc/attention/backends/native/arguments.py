@@ -90,6 +90,8 @@ class Arguments:
             intervals = _regular_intervals(x.queries, x.keys, *_numbers(geometry))
         x.low, x.high, x.base = (part.data_ptr() for part in self.keep(intervals))
         x.rows_batch = 0 if intervals.shape[1] == 1 else x.queries
+        if geometry.bands is not None:
+            x.bands = self.keep(geometry.bands).data_ptr()
         x.period, x.jump = geometry.period, geometry.jump
 
     def _terms(self, terms: Terms) -> None:

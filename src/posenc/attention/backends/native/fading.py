@@ -1,4 +1,4 @@
-"""Bands of offsets in which a constant table leaves pairs a weight, by groups of heads.
+"""Bands of offsets in which a constant table leaves pairs a weight, of each head.
 
 A query that sees its own position has a logit of at least ``bias[0] - B`` there, B = scale · max‖q‖
 · max‖k‖ of the head; a pair at offset Δ has one of at most ``bias[Δ] + B``. So its weight is at
@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import groupby
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Int
 from torch import Tensor
 
 from posenc.attention.backends.common.fused import are_few
@@ -23,28 +22,15 @@ from posenc.runtime import has_values
 LONG = 2048
 """Keys from which on norms of queries and keys cost little beside the pairs that they save."""
 
-NARROW = 0.75
-"""Heads get a call of their own if they need no more than this share of the offsets."""
 
-Band = tuple[int, int]
-
-
-def by_bands(x: KernelProblem) -> list[KernelProblem]:
-    """The problem in groups of heads, in order, each with its band; none where all need all."""
-    band = x.geometry.lowest, x.geometry.highest
+def narrowed(x: KernelProblem) -> KernelProblem:
+    """The problem with the band of each head; itself where all heads need all offsets."""
     if not _serves(x):
-        return []
-    bands = _bands(x)
-    full = NARROW * (band[1] - band[0])
-    bands = [found if found[1] - found[0] <= full else band for found in bands]
-    if all(found == band for found in bands):
-        return []
-    parts, begin = [], 0
-    for found, same in groupby(bands):
-        heads = slice(begin, begin + len(list(same)))
-        parts.append(_of_heads(x, heads, found))
-        begin = heads.stop
-    return parts
+        return x
+    bands, all_offsets = _bands(x), x.geometry.highest - x.geometry.lowest
+    if int((bands[:, 1] - bands[:, 0]).min()) == all_offsets:
+        return x
+    return replace(x, geometry=replace(x.geometry, bands=bands))
 
 
 def _serves(x: KernelProblem) -> bool:
@@ -65,7 +51,7 @@ def _serves(x: KernelProblem) -> bool:
     )
 
 
-def _bands(x: KernelProblem) -> list[Band]:
+def _bands(x: KernelProblem) -> Int[Tensor, "H 2"]:
     """The smallest and largest offset that may weigh anything, of each head."""
     bias, origin = x.terms.bias_by_offset, x.terms.first
     first, last = x.geometry.lowest, x.geometry.highest
@@ -77,30 +63,5 @@ def _bands(x: KernelProblem) -> list[Band]:
     limit = math.log(precision / 8 / x.k.shape[2])
     shown = bias[:, first - origin : last - origin + 1].detach().double()
     kept = shown - bias[:, -origin, None] + most.unsqueeze(-1) >= limit  # [H, offsets]
-    lows = kept.int().argmax(-1).tolist()
-    highs = kept.flip(-1).int().argmax(-1).tolist()
-    return [(first + low, last - high) for low, high in zip(lows, highs, strict=True)]
-
-
-def _of_heads(x: KernelProblem, heads: slice, band: Band) -> KernelProblem:
-    bias = x.terms.bias_by_offset
-    assert bias is not None
-    k, v = (_groups_of(y, heads, x.q.shape[1] // y.shape[1]) for y in (x.k, x.v))
-    terms = replace(x.terms, bias_by_offset=bias if len(bias) == 1 else bias[heads])
-    geometry = replace(x.geometry, lowest=band[0], highest=band[1])
-    sinks = None if x.sinks is None else x.sinks[:, heads]
-    return replace(x, q=x.q[:, heads], k=k, v=v, terms=terms, geometry=geometry, sinks=sinks)
-
-
-def _groups_of(
-    x: Float[Tensor, "B G K D"], heads: slice, size: int
-) -> Float[Tensor, "B heads_or_groups K D"]:
-    """Keys or values of some query heads, ``size`` of which share each.
-
-    A view of their groups if these are whole, or one; else a copy for each head.
-    """
-    groups = slice(heads.start // size, -(-heads.stop // size))
-    whole = heads.start % size == heads.stop % size == 0
-    if whole or groups.stop - groups.start == 1:
-        return x[:, groups]
-    return x[:, torch.arange(heads.start, heads.stop, device=x.device) // size]
+    low, high = (side.int().argmax(-1) for side in (kept, kept.flip(-1)))
+    return torch.stack([first + low, last - high], dim=-1).int()

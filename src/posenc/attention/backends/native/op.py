@@ -14,7 +14,7 @@ from posenc.attention.backends.native.gradients import OPTIONAL, Room
 from posenc.attention.backends.native.library import Tokens
 from posenc.attention.problem.record import KernelProblem
 
-WITHOUT_GRADIENT = ("terms.bucket", "geometry.intervals", "seed")
+WITHOUT_GRADIENT = ("terms.bucket", "geometry.intervals", "geometry.bands", "seed")
 
 
 def compute_output(record: KernelProblem) -> tuple[Tensor, Tensor]:

@@ -46,7 +46,7 @@ class Logits {
     if (x.pairs.kind == LOG_GATES) log_gates.begin_gradient(x, b, h, split);
   }
   void begin_tile(const Problem& x, index b, index h, index first, index rows) {
-    tile.set(x, b, first, rows);
+    tile.set(x, b, h, first, rows);
     if (!use_amx || gradient_ || transforms_qk(x) || x.pairs.kind == LOG_GATES)
       q = read_factors(x, x.q, x.q_rotary, x.terms.query_factor, b, h, h, first, rows, real(x.scale), q_scratch_);
     if (use_amx && transforms_qk(x))

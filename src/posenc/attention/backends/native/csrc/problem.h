@@ -132,7 +132,8 @@ struct Problem {
   const int32_t* low;   // [B|1, Q]: keys low … high - 1 are visible
   const int32_t* high;  // [B|1, Q]
   const int32_t* base;  // [B|1, Q]: the offset of key j is j + base
-  index rows_batch;     // batch stride of the three
+  const int32_t* bands;  // [H, 2]: the least and the greatest visible offset, or null
+  index rows_batch;     // batch stride of low, high and base
   // Images: keys a row (0 for sequences), and what the offset jumps by after each of them, which is
   // one less than a row has queries. Without a map, left's buckets are then of offsets along image
   // columns, and after those along image rows.

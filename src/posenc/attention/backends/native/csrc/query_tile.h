@@ -50,9 +50,10 @@ inline index tile_of(const Problem& x, bool needs_bucket_windows, index usual) {
 // Keys of a tile are counted from j0.
 class QueryTile {
  public:
-  void set(const Problem& x, index b, index first, index count) {
+  void set(const Problem& x, index b, index h, index first, index count) {
     const index at = b * x.rows_batch + first;
     i0 = first, rows = count, low_ = x.low + at, high_ = x.high + at, base = x.base + at;
+    if (x.bands) narrow(x.bands + 2 * h);
     keys = {x.keys, 0};
     regular = !x.period;
     for (index i = 0; i < rows; ++i) {
@@ -136,6 +137,15 @@ class QueryTile {
   bool regular;  // base falls by one from row to row: offsets are key - query + a constant
 
  private:
+  // To the keys at the offsets of a band.
+  void narrow(const int32_t* band) {
+    for (index i = 0; i < rows; ++i) {
+      ends_[0][i] = std::max(low_[i], band[0] - base[i]);
+      ends_[1][i] = std::min(high_[i], band[1] - base[i] + 1);
+    }
+    low_ = ends_[0], high_ = ends_[1];
+  }
   const int32_t *low_, *high_;
+  int32_t ends_[2][QUERY_TILE];  // where a band narrows them
 };
 }  // namespace posenc
