@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from jaxtyping import Float
@@ -44,7 +45,7 @@ def kept_projection(
     reach = max(middle - first, first + count - middle)
     if reach > FURTHEST:
         return None
-    reach = 1 << (reach - 1).bit_length()
+    reach = 2 ** math.ceil(math.log2(reach))
     start, end = max(middle - reach, 0), min(middle + reach, size)
 
     def compute() -> Tensor:
