@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 #ifdef __AVX__
 #include <immintrin.h>
@@ -208,8 +209,9 @@ __attribute__((always_inline)) inline Exponential parts_of_exponential(vec x) {
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r;
 #endif
-  // 2^n: the bits of `shift` above n are shifted out.
-  const ivec bits = ((ivec)t + isplat(bias)) << mantissa;
+  // 2^n: the bits of `shift` above n are shifted out. Unsigned, since those of NaN overflow.
+  typedef std::make_unsigned_t<lane> unsigned_lanes __attribute__((vector_size(VECTOR_BYTES)));
+  const unsigned_lanes bits = ((unsigned_lanes)t + bias) << mantissa;
   return {(vec)bits, p};
 }
 // e^x, NaN for NaN; 0 below `lowest`, where products with small values would be subnormal and slow.
