@@ -11,9 +11,8 @@ class AmxWeights {
     const bool few_near = x.map.high - x.map.low <= 2 * NEAR_KEYS;
     some_plain_ = some_rows_ && x.pairs.kind == NONE && !x.terms.column && !x.period && !x.softcap &&
                   !(x.dropout > 0) && few_near;
-    by_parts_ = some_plain_;
     product_scale_ = some_rows_ ? logits_.remaining_scale(x) : 1, rate_ = product_scale_ * PER_LN_2;
-    ld_ = (by_parts_ ? NEAR_KEYS : round_up(std::min(x.keys, KEY_TILE), PANEL)) + 16;
+    ld_ = (some_plain_ ? NEAR_KEYS : round_up(std::min(x.keys, KEY_TILE), PANEL)) + 16;
   }
   void begin_row(index b) {
     if (logits_.use_amx)
@@ -25,13 +24,13 @@ class AmxWeights {
   void add_tile(real* s, index ld) {
     const QueryTile& tile = logits_.tile;
     const Range all = tile.panel_keys();
-    const index step = by_parts_ ? NEAR_KEYS : KEY_TILE;
+    const index step = some_plain_ ? NEAR_KEYS : KEY_TILE;
     if (some_rows_) s = s_.of(NEAR_ROWS * ld_), ld = ld_;
-    if (by_parts_) weights_ = scratch_of<uint16_t>(weights_scratch_, NEAR_ROWS * WEIGHTS_LD);
+    if (some_plain_) weights_ = scratch_of<uint16_t>(weights_scratch_, NEAR_ROWS * WEIGHTS_LD);
     for (index i = 0; i < tile.rows; i += NEAR_ROWS)
       for (index j = all.begin; j < all.end; j += step) {
         const Range rows{i, std::min(i + NEAR_ROWS, tile.rows)}, keys{j, std::min(j + step, all.end)};
-        real* at = by_parts_ ? s - j : some_rows_ ? s : s + i * ld;
+        real* at = some_plain_ ? s - j : some_rows_ ? s : s + i * ld;
         add_part(rows, keys, at, ld);
       }
   }
@@ -42,8 +41,8 @@ class AmxWeights {
     const QueryTile& tile = logits_.tile;
     if (some_rows_) logits_.multiply_rows(rows, keys, s, ld);
     // In the place of the logits, or apart so that a row can be weighed again.
-    const index to_ld = by_parts_ ? WEIGHTS_LD : 2 * ld;
-    uint16_t* to = by_parts_ ? weights_ - keys.begin : reinterpret_cast<uint16_t*>(s);
+    const index to_ld = some_plain_ ? WEIGHTS_LD : 2 * ld;
+    uint16_t* to = some_plain_ ? weights_ - keys.begin : reinterpret_cast<uint16_t*>(s);
     if (some_plain_ && x_.terms.bias_by_offset)
       weigh_rows<true>(rows, keys, s, ld, to, to_ld);
     else
@@ -187,8 +186,7 @@ class AmxWeights {
   AmxTiles registers_;
   VnniStrips v_pairs_;
   bool some_rows_ = false;   // products are computed for NEAR_ROWS at a time
-  bool some_plain_ = false;  // rows may be plain: see weigh_plain
-  bool by_parts_ = false;    // NEAR_KEYS at a time
+  bool some_plain_ = false;  // rows may be plain (see weigh_plain), so that they go by parts of NEAR_KEYS
   real product_scale_, rate_;  // of products to be logits; to be exponents of two
   index ld_;
   uint16_t* weights_ = nullptr;
