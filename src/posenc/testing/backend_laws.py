@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -279,7 +279,7 @@ def serving(
 def weights_that_change_are_followed(subject: Subject) -> None:
     """However weights are changed, nothing computed from the old ones is used.
 
-    Written to by an optimizer, through ``.data`` or by a state dict, or replaced.
+    Written to by an optimizer, through ``.data`` or by a state dict, or replaced; all or one alone.
     """
     encoding = subject.layer().encoding.eval()
     q, k, v = operands(LENGTH, LENGTH)
@@ -299,14 +299,21 @@ def weights_that_change_are_followed(subject: Subject) -> None:
             for name, parameter in list(module.named_parameters(recurse=False)):
                 setattr(module, name, nn.Parameter(-parameter))
 
+    alone = [partial(_grow, encoding, name) for name, _ in encoding.named_parameters()]
+    changes: list[Callable[[], None]] = [in_place, behind_autograd, replaced, *alone]
+    changes.append(partial(_load, encoding, other))
     with torch.no_grad():
         for backend in ("auto", *serving(q, k, v, grid, encoding)):
-            for change in (in_place, behind_autograd, replaced, partial(_load, encoding, other)):
+            for change in changes:
                 for _ in range(2):  # results are kept from the second call on
                     attend(q, k, v, grid, encoding, backend=backend)
                 change()
                 expected = attend(q, k, v, grid, copy.deepcopy(encoding), backend="reference")
                 agree(backend, attend(q, k, v, grid, encoding, backend=backend), expected)
+
+
+def _grow(encoding: Encoding, name: str) -> None:
+    encoding.get_parameter(name).mul_(1.25)
 
 
 def _load(encoding: Encoding, state: Mapping[str, Tensor]) -> None:

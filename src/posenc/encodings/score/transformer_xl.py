@@ -141,7 +141,7 @@ class TransformerXL(ScoreTerm):
         if grid.shift is None:
             rotated, key_waves = self._factors(q, grid)
             return scale * (content + rotated @ key_waves.mT)
-        rows = self._rows(grid, q)
+        rows, _ = self._rows(grid, q)
         index = _bucket(grid, rows)(grid.offset)
         return scale * (content + gather_rows(q, rows, index))
 
@@ -157,40 +157,49 @@ class TransformerXL(ScoreTerm):
             ones = column.new_ones(1, q.shape[1], q.shape[2], 1)
             factors = self._factors(scale * (q + w.to(q).unsqueeze(1)), grid)
             return LowRank(*factors), LowRank(ones, column.unsqueeze(-1))
-        rows = self._rows(grid, q, scale, heads)
-        table = _column(w, rows)  # w's products are a table, and the queries stay as they are
+        # w's products are a table, and the queries stay as they are
+        rows, table = self._rows(grid, q, scale, heads)
         left = TokenTableProduct(q, rows)
         return (BucketedTerms(_bucket(grid, rows), table=table, left=left, column=column),)
 
     def _rows(
         self, grid: Grid, like: Tensor, factor: float = 1.0, heads: slice = slice(None)
-    ) -> Float[Tensor, "h N D"]:
-        """``factor · W r(-Δ)`` at every offset Δ of a regular grid, ascending; causal, to 0.
+    ) -> tuple[Float[Tensor, "h N D"], Float[Tensor, "h N"]]:
+        """``factor · W r(-Δ)`` at every offset Δ of a regular grid, and w's products with it.
 
-        The sines' part of ``W r(x)`` is odd and the cosines' even: each distance is projected once.
+        Offsets ascend; of causal grids, to 0.
         """
         shift = grid.require_shift()
         first, last = shift - (grid.query.length - 1), shift + grid.key.length - 1
         found = self._reused(first, last, like, factor, heads)
-        if found is not None:
-            return found
-        weight = factor * self.weight[heads].to(like)
+        if found is None:
+            rows = self._projected(first, last, grid, factor * self.weight[heads].to(like))
+            found = rows, _column(self.biases()[1][heads], rows)
+        return found
+
+    def _projected(
+        self, first: int, last: int, grid: Grid, weight: Float[Tensor, "h D C"]
+    ) -> Float[Tensor, "h N D"]:
+        """Products of a weight with ``r(-Δ)`` for Δ from ``first`` to ``last``.
+
+        The sines' part of ``W r(x)`` is odd and the cosines' even: each distance is projected once.
+        """
         # Comparisons of symbolic lengths would bound them in an exported program.
         if torch.compiler.is_exporting() or first >= 0 or last <= 0:
-            waves = self._waves(-grid.float_offsets(device=like.device))
+            waves = self._waves(-grid.float_offsets(device=weight.device))
             odd, even = _projected(waves, weight)
             return odd + even
         count = max(-first, last) + 1
         last = 0 if grid.causal else last
-        if has_values(like) and like.device.type == "cpu" and count <= KEPT:
+        if has_values(weight) and weight.device.type == "cpu" and count <= KEPT:
             return _mirrored(
-                _kept_waves(count, self.dim, self.base, like.dtype), weight, first, last
+                _kept_waves(count, self.dim, self.base, weight.dtype), weight, first, last
             )
-        distances = torch.arange(float(count), device=like.device)
-        if not has_values(like) or count <= KEPT:
+        distances = torch.arange(float(count), device=weight.device)
+        if not has_values(weight) or count <= KEPT:
             return _mirrored(self._waves(distances), weight, first, last)
         # A piece, then a head at a time: results between take several times the memory of rows.
-        sine, cosine = (like.new_empty(count, self.dim // 2) for _ in range(2))
+        sine, cosine = (weight.new_empty(count, self.dim // 2) for _ in range(2))
         for at in range(0, count, KEPT):
             piece = slice(at, at + KEPT)
             sine[piece], cosine[piece] = self._waves(distances[piece])
@@ -199,18 +208,22 @@ class TransformerXL(ScoreTerm):
 
     def _reused(
         self, first: int, last: int, like: Tensor, factor: float, heads: slice
-    ) -> Float[Tensor, "h N D"] | None:
-        """Rows from ``first`` to ``last`` of those that are kept while the weight is the same."""
+    ) -> tuple[Float[Tensor, "h N D"], Float[Tensor, "h N"]] | None:
+        """Those from ``first`` to ``last`` of what is kept while the weights are the same."""
         if not has_values(like) or max(-first, last) >= REUSED:
             return None
         count = 1 << max(-first, last).bit_length()  # few kinds while a cache grows
+        position = self.biases.position
 
-        def rows() -> Tensor:
+        def compute() -> tuple[Tensor, Tensor]:
             waves = _kept_waves(count, self.dim, self.base, like.dtype)
-            return _mirrored(waves, factor * self.weight[heads].to(like), 1 - count, count - 1)
+            rows = _mirrored(waves, factor * self.weight[heads].to(like), 1 - count, count - 1)
+            return rows, _column(position[heads], rows)
 
-        kept = reused((), (self.weight,), rows, count, like.dtype, factor, heads.start, heads.stop)
-        return None if kept is None else kept[:, first + count - 1 : last + count]
+        kind = count, like.dtype, factor, heads.start, heads.stop
+        kept = reused((), (self.weight, position), compute, *kind)
+        part = slice(first + count - 1, last + count)
+        return None if kept is None else (kept[0][:, part], kept[1][:, part])
 
     def _factors(
         self, q: Queries, grid: Grid

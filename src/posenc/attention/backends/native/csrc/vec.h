@@ -45,8 +45,19 @@ typedef int32_t ivec32 __attribute__((vector_size(VL * 4)));
 typedef int32_t ivec32_u __attribute__((vector_size(VL * 4), aligned(4), may_alias));
 
 inline index round_up(index n, index to) { return (n + to - 1) / to * to; }
-// VL numbers less another, in double, rounded.
+// VL numbers less another, in double, rounded. Halves that were joined in memory would be read back late.
 inline vec narrow_difference(const double* x, double by) {
+#if VECTOR_BYTES == 64 && !defined(POSENC_DOUBLE)
+  const auto half = [&](index at) {
+    return _mm256_castps_pd(_mm512_cvtpd_ps(_mm512_sub_pd(_mm512_loadu_pd(x + at), _mm512_set1_pd(by))));
+  };
+  return (vec)_mm512_insertf64x4(_mm512_castpd256_pd512(half(0)), half(8), 1);
+#elif defined(__AVX2__) && VECTOR_BYTES == 32 && !defined(POSENC_DOUBLE)
+  const auto half = [&](index at) {
+    return _mm256_cvtpd_ps(_mm256_sub_pd(_mm256_loadu_pd(x + at), _mm256_set1_pd(by)));
+  };
+  return (vec)_mm256_insertf128_ps(_mm256_castps128_ps256(half(0)), half(4), 1);
+#else
   constexpr int lanes = VECTOR_BYTES / 8;
   typedef double wide __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
   typedef real narrow __attribute__((vector_size(lanes * sizeof(real)), may_alias));
@@ -55,6 +66,7 @@ inline vec narrow_difference(const double* x, double by) {
     reinterpret_cast<narrow*>(&found)[l / lanes] =
         __builtin_convertvector(*reinterpret_cast<const wide*>(x + l) - by, narrow);
   return found;
+#endif
 }
 // x - 0, not x + 0, which would turn -0 into 0.
 inline vec splat(real x) { return x - vec{}; }
