@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+
+from posenc.attention import api
 
 
 @pytest.fixture
@@ -14,3 +17,17 @@ def poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """An entry for each call that is planned."""
+    calls: list[None] = []
+    choose = api.choose
+
+    def counting(*arguments: Any) -> Any:
+        calls.append(None)
+        return choose(*arguments)
+
+    monkeypatch.setattr(api, "choose", counting)
+    return calls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from posenc.attention.backends.common.base import Attend, Result
 from posenc.attention.call import AttentionCall
-from posenc.encoding import Encoding, LowRank, StructuredScore, TokenTableProduct
+from posenc.attention.problem.problem import Problem
+from posenc.encoding import DistanceFunction, Encoding, LowRank, StructuredScore, TokenTableProduct
 from posenc.encoding.reuse import ModuleStates
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -41,7 +42,8 @@ def repeat(call: AttentionCall, prepare: Callable[[AttentionCall], Attend | None
     """Attention by what was prepared for calls of the same kind; None: it has to be planned.
 
     A kind is prepared when it is met for the second time: shapes, strides and dtypes, regular
-    layouts, scale and cap of the call, of an encoding whose settings and weights are as they were.
+    layouts or whole images, scale and cap of the call, of an encoding whose settings and weights
+    are as they were.
     Calls with gradients, dropout or sinks, in graphs or dispatch modes, and on other devices than
     CPUs are of no kind.
 
@@ -85,8 +87,9 @@ def _key(call: AttentionCall) -> Hashable | None:
     graded = torch.is_grad_enabled()
     if graded and any(x.requires_grad for x in (q, k, v, *encoding.parameters())):
         return None
-    query = _side(grid.query)
-    key = query if grid.key is grid.query else _side(grid.key)
+    side = _image if grid.query.start is None and grid.dense else _sequence
+    query = side(grid.query)
+    key = query if grid.key is grid.query else side(grid.key)
     if query is None or key is None or grid.intervals is not None:
         return None
     of_tensors = (q.shape, q.stride(), q.dtype, k.shape, k.stride(), k.dtype)
@@ -95,14 +98,27 @@ def _key(call: AttentionCall) -> Hashable | None:
     return of_tensors, of_values, query, key, grid.band, type(scale), scale, type(softcap), softcap
 
 
-def _side(layout: Layout) -> Hashable | None:
+def _sequence(layout: Layout) -> Hashable | None:
     """A regular layout by value, None for others."""
-    if layout.start is None or layout.document is not None or layout.valid is not None:
+    if layout.start is None or layout.special is not None or not _is_plain(layout):
         return None
     positions = layout.positions
-    if layout.signal is not None or layout.special is not None or positions.requires_grad:
-        return None
     return layout.start, positions.shape[1], positions.dtype
+
+
+def _image(layout: Layout) -> Hashable | None:
+    """The layout of a whole image by value, whose order nothing reads; None for others.
+
+    All tokens before its cells are special.
+    """
+    if layout.extent is None or not _is_plain(layout):
+        return None
+    return layout.extent, layout.positions.dtype
+
+
+def _is_plain(layout: Layout) -> bool:
+    others = (layout.document, layout.valid, layout.signal)
+    return all(x is None for x in others) and not layout.positions.requires_grad
 
 
 def _prepared(call: AttentionCall, prepare: Callable[[AttentionCall], Attend | None]) -> _Kind:
@@ -121,22 +137,35 @@ def _reads_rows_alone(call: AttentionCall) -> bool:
     included.
     """
     q, k = (torch.full_like(x, torch.nan) for x in (call.q, call.k))
-    lowered, others = call.problem().lowered, replace(call, q=q, k=k).problem().lowered
-    if lowered is None or others is None:
+    terms, others = (_terms(x.problem()) for x in (call, replace(call, q=q, k=k)))
+    if terms is None or others is None or len(terms) != len(others):
         return False
-    return len(lowered) == len(others) and all(map(_same_rows, lowered, others))
+    return all(map(_same_rows, terms, others))
 
 
-def _same_rows(term: StructuredScore, other: StructuredScore) -> bool:
+Term = StructuredScore | DistanceFunction
+
+
+def _terms(problem: Problem) -> Sequence[Term] | None:
+    """The score in structured form or as a function of the distance; None in others."""
+    if problem.lowered is not None:
+        return problem.lowered
+    fused = problem.fused()
+    return (fused,) if isinstance(fused, DistanceFunction) else None
+
+
+def _same_rows(term: Term, other: Term) -> bool:
     if type(term) is not type(other):
         return False
     pairs = zip(_rows(term), _rows(other), strict=True)
     return all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
 
 
-def _rows(term: StructuredScore) -> list[Tensor | None]:
+def _rows(term: Term) -> list[Tensor | None]:
     if isinstance(term, LowRank):
         return [term.query, term.key]
+    if isinstance(term, DistanceFunction):
+        return [term.factor, term.knots, term.slope, term.intercept]
     products: list[TokenTableProduct | None] = [term.left, term.right]
     rows = [None if product is None else product.rows for product in products]
     return [*rows, term.table, term.value, term.row, term.column]

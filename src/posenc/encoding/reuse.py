@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, ItemsView, Iterator, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from typing import Protocol, TypeGuard, TypeVar, cast
 from weakref import ref
@@ -162,7 +163,7 @@ class ModuleStates:
         return self.tensors.hold(_tensors(modules))
 
 
-SETTINGS = (bool, int, float, str, tuple, type(None), torch.dtype)
+SETTINGS = (bool, int, float, str, type(None), torch.dtype)
 
 OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 
@@ -178,7 +179,14 @@ def _plain_settings(module: nn.Module) -> ItemsView[str, object]:
 
 
 def _is_setting(x: object) -> bool:
-    return isinstance(x, SETTINGS) and not (isinstance(x, tuple) and not all(map(_is_setting, x)))
+    """True of plain values, and of frozen dataclasses and tuples of them."""
+    if isinstance(x, tuple):
+        return all(map(_is_setting, x))
+    if isinstance(x, SETTINGS):
+        return True
+    parameters = getattr(type(x), "__dataclass_params__", None)
+    frozen = parameters is not None and parameters.frozen and parameters.eq
+    return frozen and all(_is_setting(getattr(x, field.name)) for field in fields(x))  # type: ignore[arg-type]
 
 
 def _parts(module: nn.Module) -> tuple[Hashable, ...]:

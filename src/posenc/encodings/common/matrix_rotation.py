@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial, reduce
 from typing import TypeVar
 
 import torch
@@ -12,13 +13,12 @@ from torch import Tensor
 
 from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation, apply_rotation
-from posenc.encoding.reuse import reused
 from posenc.encoding.rotation import Factors
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.matrix_exponential import exponentials
 from posenc.encodings.common.precision import wider
-from posenc.encodings.common.rotation import cos_sin, repeat_keys, require_width
+from posenc.encodings.common.rotation import cos_sin, kept_of_positions, repeat_keys, require_width
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -28,9 +28,6 @@ from posenc.runtime import without_autocast
 T = TypeVar("T")
 
 ADJACENT: Pairing = "adjacent"
-
-KEPT = 2**24
-"""Numbers of rotations that are kept for further calls, at most."""
 
 
 class MatrixRotary(QueryKeyTransform, ABC):
@@ -74,12 +71,7 @@ class MatrixRotary(QueryKeyTransform, ABC):
     def rotations(self, layout: Layout) -> Float[Tensor, "b H L N b b"]:
         """The rotation of every token and block, in the positions' float32 or float64."""
         numbers = layout.positions[..., 0].numel() * self.heads * self.head_dim * self.block
-        if numbers <= KEPT:
-            given = (layout.positions, *(() if layout.special is None else (layout.special,)))
-            kept = reused((self,), given, lambda: self._exponentials(layout))
-            if kept is not None:
-                return kept
-        return self._exponentials(layout)
+        return kept_of_positions(self, layout, partial(self._exponentials, layout), numbers=numbers)
 
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         require_width(q, self.head_dim)
@@ -90,7 +82,10 @@ class MatrixRotary(QueryKeyTransform, ABC):
                 query, key = self._both(grid, self._factors)
                 return apply_rotation(q, *query, ADJACENT), apply_rotation(k, *key, ADJACENT)
             turned, turned_key = self._both(grid, self.rotations)
-            return _apply(q, turned), _apply(k, turned_key)
+            if turned is turned_key:
+                q, k = _apply(turned, q, k)
+                return q, k
+            return _apply(turned, q)[0], _apply(turned_key, k)[0]
 
     def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation | None:
         if self.block > 2 or k.shape[1] != self.heads:
@@ -106,10 +101,14 @@ class MatrixRotary(QueryKeyTransform, ABC):
         positions = zero_special(wider(layout.positions) / self.span, layout)
         generators = self.generators(dtype=positions.dtype)
         skew = generators - generators.mT
-        return exponentials(positions, skew, dtype=layout.positions.dtype)
+        return exponentials(positions, skew, dtype=layout.positions.dtype).contiguous()
 
     def _factors(self, layout: Layout) -> Factors:
         """Cosines and sines ``[b, H, L, N]`` of the angles of blocks of two."""
+        numbers = layout.positions[..., 0].numel() * self.heads * self.head_dim
+        return kept_of_positions(self, layout, partial(self._cos_sin, layout), numbers=numbers)
+
+    def _cos_sin(self, layout: Layout) -> Factors:
         made = self.generators(dtype=wider(layout.positions).dtype)
         frequencies = ((made[..., 1, 0] - made[..., 0, 1]) / self.span).unsqueeze(2)
         positions = layout.positions[:, None, :, :, None]
@@ -123,8 +122,16 @@ class MatrixRotary(QueryKeyTransform, ABC):
 
 
 def _apply(
-    x: Float[Tensor, "B H L D"], rotation: Float[Tensor, "b H L N b b"]
-) -> Float[Tensor, "B H L D"]:
-    wide = torch.promote_types(x.dtype, rotation.dtype)
-    blocks = x.to(wide).reshape(*x.shape[:3], rotation.shape[3], rotation.shape[4], 1)
-    return (rotation.to(wide) @ blocks).reshape(x.shape).to(x.dtype)
+    rotation: Float[Tensor, "b H L N b b"], *tokens: Float[Tensor, "B H L D"]
+) -> list[Float[Tensor, "B H L D"]]:
+    """Tokens of the same positions, in products that read each rotation once."""
+    wide = reduce(torch.promote_types, [x.dtype for x in tokens], rotation.dtype)
+    rotation, batch = rotation.to(wide).mT, tokens[0].shape[0]
+    blocks = [x.to(wide).reshape(*x.shape[:3], *rotation.shape[3:5]) for x in tokens]
+    if len(rotation) > 1:
+        turned = (torch.stack(blocks, dim=4) @ rotation).unbind(4)
+    else:  # all batch rows beside each other
+        rows = torch.cat([x.movedim(0, 3) for x in blocks], dim=3)
+        parts = torch.split(rows @ rotation[0], batch, dim=3)
+        turned = tuple(x.movedim(3, 0) for x in parts)
+    return [found.flatten(3).to(x.dtype) for found, x in zip(turned, tokens, strict=True)]

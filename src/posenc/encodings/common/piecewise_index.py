@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
@@ -73,6 +74,7 @@ class Piecewise:
         return torch.where(x < 0, -size, size)
 
 
+@dataclass(frozen=True)
 class Buckets(ABC):
     """A map from offsets Δ' = query - key of an image to buckets ``0 … count - 1``.
 
@@ -80,10 +82,12 @@ class Buckets(ABC):
         piecewise: g.
     """
 
-    count: int
+    piecewise: Piecewise
 
-    def __init__(self, piecewise: Piecewise) -> None:
-        self.piecewise = piecewise
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """How many buckets there are."""
 
     @abstractmethod
     def of(self, back: Offsets) -> BucketIndex:
@@ -97,23 +101,25 @@ class Buckets(ABC):
 class PairedAxes(Buckets):
     """A bucket for each pair of ``g(Δ'_y)`` and ``g(Δ'_x)``: (2⌊β⌋ + 1)² of them."""
 
-    def __init__(self, piecewise: Piecewise) -> None:
-        super().__init__(piecewise)
-        self.side = 2 * piecewise.last + 1
-        self.count = self.side**2
+    @property
+    def count(self) -> int:
+        return (2 * self.piecewise.last + 1) ** 2
 
     def of(self, back: Offsets) -> BucketIndex:
-        index = self.piecewise.of(back[..., :2]) + self.piecewise.last
-        return index[..., 0] * self.side + index[..., 1]
+        last = self.piecewise.last
+        index = self.piecewise.of(back[..., :2]) + last
+        return index[..., 0] * (2 * last + 1) + index[..., 1]
 
 
+@dataclass(frozen=True)
 class Along(Buckets):
     """A bucket for each ``g(Δ')`` on one axis: 2⌊β⌋ + 1 of them."""
 
-    def __init__(self, piecewise: Piecewise, axis: int) -> None:
-        super().__init__(piecewise)
-        self.axis = axis
-        self.count = 2 * piecewise.last + 1
+    axis: int
+
+    @property
+    def count(self) -> int:
+        return 2 * self.piecewise.last + 1
 
     def of(self, back: Offsets) -> BucketIndex:
         return self.piecewise.of(back[..., self.axis]) + self.piecewise.last
@@ -122,9 +128,9 @@ class Along(Buckets):
 class Radial(Buckets):
     """A bucket for each ``g([‖Δ'‖])``, [·] the nearest integer: ⌊β⌋ + 1 of them."""
 
-    def __init__(self, piecewise: Piecewise) -> None:
-        super().__init__(piecewise)
-        self.count = piecewise.last + 1
+    @property
+    def count(self) -> int:
+        return self.piecewise.last + 1
 
     def of(self, back: Offsets) -> BucketIndex:
         return self.piecewise.of(self.distance(back))
@@ -140,10 +146,10 @@ class Radial(Buckets):
 class Ranked(Radial):
     """As ``Radial``, of the rank of ‖Δ'‖ among all distances between cells: 0, 1, √2, 2, √5, …"""
 
-    def __init__(self, piecewise: Piecewise) -> None:
-        super().__init__(piecewise)
-        # All ranks beyond the last boundary share a bucket, so few are needed.
-        self.squares = _sums_of_two_squares(math.ceil(max(piecewise.boundaries())) + 1)
+    @cached_property
+    def squares(self) -> list[int]:
+        """Squares of the least distances; all beyond the last boundary share a bucket."""
+        return _sums_of_two_squares(math.ceil(max(self.piecewise.boundaries())) + 1)
 
     def distance(self, back: Offsets) -> Float[Tensor, "*dims"]:
         square = back.round().square().sum(-1)

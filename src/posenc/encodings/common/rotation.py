@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Factor, Width, checked
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation, apply_rotation
+from posenc.encoding.reuse import reused
 from posenc.encoding.rotation import Factors
 from posenc.encoding.tensors import Keys, Queries, repeat_heads
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
+
+T = TypeVar("T")
+
+KEPT = 2**24
+"""Numbers of rotations that are kept for further calls, at most."""
+
+
+def kept_of_positions(
+    part: QueryKeyTransform, layout: Layout, compute: Callable[[], T], *, numbers: int
+) -> T:
+    """What a trained part makes of the positions of a layout, kept while both stay as they are.
+
+    Args:
+        numbers: how many it has; of more than ``KEPT``, nothing is kept.
+    """
+    given = [layout.positions] if layout.special is None else [layout.positions, layout.special]
+    found = reused((part,), given, compute) if numbers <= KEPT else None
+    return compute() if found is None else found
 
 
 def rotate(
@@ -105,8 +127,15 @@ class PairProducts(QueryKeyTransform, ABC):
     def _both(self, q: Queries, grid: Grid) -> tuple[Factors, Factors]:
         """Factors of queries and of keys."""
         require_width(q, self.head_dim)
-        query = self.factors(grid.query)
-        return query, query if grid.key is grid.query else self.factors(grid.key)
+        query = self._factors(grid.query)
+        return query, query if grid.key is grid.query else self._factors(grid.key)
+
+    def _factors(self, layout: Layout) -> Factors:
+        trained = sum(x.numel() for x in self.parameters())
+        if not trained:
+            return self.factors(layout)
+        numbers = layout.positions[..., 0].numel() * trained
+        return kept_of_positions(self, layout, partial(self.factors, layout), numbers=numbers)
 
 
 class Rotary(PairProducts, ABC):

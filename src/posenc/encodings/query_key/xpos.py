@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, Positive, Width, checked
-from posenc.encoding import Pairing, QueryKeyTransform
-from posenc.encoding.rotation import both_features
+from posenc.encoding import Pairing, QueryKeyTransform, Rotation
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.query_key.rope import Rope
 from posenc.entry import Claims, Entry
@@ -85,15 +84,18 @@ class Xpos(QueryKeyTransform):
         return decay.to(like)
 
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
-        wide = torch.promote_types(q.dtype, grid.query.positions.dtype)
+        return self.lower(q, k, grid).apply(q, k)
+
+    def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation:
+        rotation = self.rope.lower(q, k, grid)
+        assert rotation is not None  # all heads have the same
         limit = EXPONENT_FRACTION * math.log(torch.finfo(q.dtype).max)
-        rotated = self.rope(q.to(wide), k.to(wide), grid)
-        scaled = zip(rotated, self._exponents(grid, limit=limit), strict=True)
+        scales = (x.exp().unsqueeze(1) for x in self._exponents(grid, limit=limit))
         query, key = (
-            x * both_features(exponents.exp().unsqueeze(1), self.rope.pairing)
-            for x, exponents in scaled
+            (cosine * scale, sine * scale)
+            for (cosine, sine), scale in zip((rotation.query, rotation.key), scales, strict=True)
         )
-        return query.to(q.dtype), key.to(k.dtype)
+        return Rotation(query, key, rotation.pairing)
 
     def _exponents(
         self, grid: Grid, *, limit: float

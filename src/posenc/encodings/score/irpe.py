@@ -149,10 +149,12 @@ class IrpeScore(ScoreTerm):
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         if has_special(grid):
             return None
-        q, k = q * scale, repeat_heads(k, q.shape[1]) * scale
-        return tuple(self._group(n, buckets, q, k) for n, buckets in enumerate(self.buckets))
+        k = repeat_heads(k, q.shape[1])
+        return tuple(self._group(n, buckets, q, k, scale) for n, buckets in enumerate(self.buckets))
 
-    def _group(self, place: int, buckets: Buckets, q: Tensor, k: Tensor) -> BucketedTerms:
+    def _group(
+        self, place: int, buckets: Buckets, q: Tensor, k: Tensor, scale: float
+    ) -> BucketedTerms:
         keys = queries = None
         if self.keys is not None:
             keys = self.keys()[place][:, : buckets.count]
@@ -163,10 +165,9 @@ class IrpeScore(ScoreTerm):
             return buckets.of(-offset)
 
         if self.contextual:
-            left = None if keys is None else TokenTableProduct(q, keys)
-            return BucketedTerms(
-                bucket, left=left, right=None if queries is None else TokenTableProduct(k, queries)
-            )
+            left = None if keys is None else TokenTableProduct(q, scale * keys)
+            right = None if queries is None else TokenTableProduct(k, scale * queries)
+            return BucketedTerms(bucket, left=left, right=right)
         table = sum(rows for rows in (keys, queries) if rows is not None)
         return BucketedTerms(bucket, table=torch.as_tensor(table).expand(q.shape[1], -1))
 

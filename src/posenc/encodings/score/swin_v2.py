@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Literal
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm
-from posenc.encoding.reuse import constant
+from posenc.encoding.reuse import constant, reused
 from posenc.encoding.tensors import Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.cosine import CosineLogits
 from posenc.encodings.common.precision import WideLinear
@@ -120,7 +121,10 @@ class SwinV2Bias(ScoreTerm):
         whole = _whole(grid)
         if whole is None or has_special(grid):
             return None
-        return (BucketedTerms(whole.index, table=self._table(whole, grid.key.positions)),)
+        like = grid.key.positions
+        compute = partial(self._table, whole, like)
+        table = reused((self,), (), compute, self.window, whole, like.dtype)
+        return (BucketedTerms(whole.index, table=compute() if table is None else table),)
 
     def _table(self, window: Window, like: Tensor) -> Float[Tensor, "H N"]:
         return self.bias(window.offsets(device=like.device, dtype=like.dtype))

@@ -108,12 +108,17 @@ class Native(Backend):
     def prepare(self, problem: Problem) -> Attend | None:
         plan, rotation = self.plan(problem), problem.rotation
         compute = plan.compute if isinstance(plan, Plan) else None
-        if not isinstance(compute, partial) or compute.func is not _attend:
-            return None
-        form: Form = compute.args[0]
-        if form.pairs is not None or has_rows(form.terms):
+        if not isinstance(compute, partial):
             return None
         if rotation is not None and not fits_inside(rotation, problem.q, problem.k):
+            return None
+        if compute.func is _attend_images:
+            whole = rotation is None and not has_rows(problem.lowered or ())
+            return prepare(image_record(problem)) if whole else None
+        if compute.func is not _attend:
+            return None
+        form: Form = compute.args[0]
+        if not isinstance(form.pairs, DistanceFunction | None) or has_rows(form.terms):
             return None
         record = form.record(rotated=False)
         return prepare(record) if narrowed(record) is record else None
@@ -145,6 +150,8 @@ class Native(Backend):
             how = f"{OF_IMAGES}; special tokens apart"
             return Plan(how, partial(attend_beside, problem, partial(_attend_images, cells)))
         offsets = Offsets.of(grid)
+        if isinstance(offsets, str) and grid.dense and problem.lowered == ():
+            offsets = Offsets.shifted(grid, 0)  # which nothing reads
         return Refusal(offsets) if isinstance(offsets, str) else _plan(problem, offsets)
 
 

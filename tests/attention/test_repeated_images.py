@@ -1,0 +1,113 @@
+"""Calls with the cells of images are computed by what earlier ones prepared, and no others are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import Encoding, Grid, Layout, attend
+from posenc.attention.backends.native.build import missing
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason="needs the compiled kernels")
+
+OF_CELLS: dict[str, dict[str, Any]] = {
+    "swin": {"window": (9, 24)},
+    "decomposed2d": {"size": (9, 24)},
+    "irpe": {"on": "qkv"},
+}
+ROTATING: dict[str, dict[str, Any]] = {"rope2d": {}, "rope_mixed": {}, "comrope": {"block": 2}}
+NAMES = [*OF_CELLS, *ROTATING]
+
+
+def make(name: str) -> Encoding:
+    torch.manual_seed(0)
+    options = (OF_CELLS | ROTATING)[name]
+    return posenc.create(name, heads=4, head_dim=8, **options).eval()
+
+
+def tensors(tokens: int, seed: int, keys: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = (tokens, keys or tokens, keys or tokens)
+    q, k, v = (torch.randn(2, 4, n, 8, generator=generator) for n in sizes)
+    return q, k, v
+
+
+def agree(encoding: Encoding, grid: Grid, seed: int) -> None:
+    given = tensors(grid.query.length, seed, grid.key.length)
+    output = attend(*given, grid, encoding, return_lse=True)
+    expected = attend(*given, grid, encoding, return_lse=True, backend="reference")
+    torch.testing.assert_close(output, expected, atol=3e-6, rtol=1e-5)
+
+
+def count(planned: list[None], encoding: Encoding, grid: Grid, calls: int = 4) -> int:
+    """How many of some calls are planned, those by the reference left out."""
+    del planned[:]
+    with torch.no_grad():
+        for seed in range(calls):
+            agree(encoding, grid, seed)
+    return len(planned) - calls
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whole_images_are_prepared(name: str, planned: list[None]) -> None:
+    """A new layout is known by its extent."""
+    encoding = make(name)
+    assert count(planned, encoding, Grid.of(Layout.image(8, 24))) == 1
+    assert count(planned, encoding, Grid.of(Layout.image(8, 24))) == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_images_of_as_many_cells_are_told_apart(name: str, planned: list[None]) -> None:
+    encoding = make(name)
+    for extent in ((8, 24), (9, 24), (8, 18), (9, 16), (6, 24)):
+        assert count(planned, encoding, Grid.of(Layout.image(*extent))) == 1
+
+
+@pytest.mark.parametrize("name", OF_CELLS)
+def test_queries_of_another_image_are_prepared(name: str, planned: list[None]) -> None:
+    """The image of the keys is smaller, as where keys are pooled."""
+    encoding = make(name)
+    grid = Grid(Layout.image(8, 24), Layout.image(4, 12))
+    assert count(planned, encoding, grid) == 1
+
+
+@pytest.mark.parametrize("name", ROTATING)
+def test_class_tokens_are_prepared_where_cells_rotate(name: str, planned: list[None]) -> None:
+    encoding = make(name)
+    assert count(planned, encoding, Grid.of(Layout.image(8, 24, prefix=1))) == 1
+    assert count(planned, encoding, Grid.of(Layout.image(8, 24, prefix=2))) == 1
+
+
+@pytest.mark.parametrize("name", OF_CELLS)
+def test_class_tokens_are_planned_beside_terms(name: str, planned: list[None]) -> None:
+    assert count(planned, make(name), Grid.of(Layout.image(8, 24, prefix=1))) == 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("change", ["causal", "window", "padding"])
+def test_images_with_hidden_cells_are_planned(name: str, change: str, planned: list[None]) -> None:
+    real = torch.arange(192).view(1, 8, 24) < 180 if change == "padding" else None
+    layout = Layout.image(8, 24, valid=real)
+    window = 50 if change == "window" else None
+    grid = Grid.of(layout, causal=change == "causal", window=window)
+    assert count(planned, make(name), grid) == 4
+
+
+def test_tables_beside_a_rotation_are_planned(planned: list[None]) -> None:
+    parts = make("rope2d"), make("swin")
+    encoding = Encoding(query_key=parts[0].query_key, score=parts[1].score).eval()
+    assert count(planned, encoding, Grid.of(Layout.image(8, 24))) == 4
+
+
+@pytest.mark.parametrize("name", ["swin", "irpe", "rope_mixed", "comrope"])
+def test_changed_weights_are_planned(name: str, planned: list[None]) -> None:
+    encoding, grid = make(name), Grid.of(Layout.image(8, 24))
+    assert count(planned, encoding, grid) == 1
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.mul_(1.5)
+    assert count(planned, encoding, grid) == 1
