@@ -2,13 +2,15 @@
 
     python -m benchmarks.call_costs
     python -m benchmarks.call_costs --lengths 16 --batches 1 --subjects attend:t5 --training
+    python -m benchmarks.call_costs --lengths 512 --batches 1 --subjects every --dtype bfloat16
 
 Processor time of one thread, in microseconds: medians over calls, each stage without those inside
 it. Checks are those of arguments; plan, the choice of a backend; operands, what encodings lower to
 and records of kernels; kernel, what backends compute, by definition too; autograd, the
 backward pass without the kernels. The rest of the call is Python between them, projections of
-layers included. Clocks cost about a microsecond a stage. Writes
-``benchmarks/results/call_costs.json``.
+layers included; beside all of it, the multiple of its kernel. ``every`` stands for calls of all
+encodings that attention reads, of images where positions have two axes. Clocks cost about a
+microsecond a stage. Writes ``benchmarks/results/call_costs.json``.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from posenc.attention import Attention, Plan, api, call, repeats
 from posenc.attention.backends import native
 from posenc.attention.backends.common import flash_cpu, fused
 from posenc.attention.backends.native import arguments, library, posing
+from posenc.bench.case import Case
 from posenc.integrations.transformers.accelerate import accelerate
 
 HEADS, HEAD_DIM = 12, 64
@@ -44,6 +47,13 @@ SUBJECTS = (
     *(f"layer:{name}" for name in LAYERS),
     *(f"model:{name}" for name in ACCELERATED),
 )
+EVERY = tuple(
+    f"attend:{name}"
+    for name, entry in posenc.ENCODINGS.items()
+    if set(entry.claims.sites) - {"embedding"}
+    and (entry.claims.serves(1) or entry.claims.serves(2))
+)
+"""Calls of all encodings of text or images that attention reads."""
 
 STAGES: dict[str, tuple[tuple[Any, str], ...]] = {
     "checks": ((api, "validate"), (repeats, "_key"), (repeats.ModuleStates, "hold")),
@@ -104,28 +114,32 @@ def watched(clock: Clock) -> Iterator[None]:
             setattr(owner, name, function)
 
 
-def subject(name: str, batch: int, length: int) -> Callable[[], Tensor]:
+def subject(name: str, batch: int, length: int, dtype: torch.dtype) -> Callable[[], Tensor]:
     """A call of ``attend``, of a layer or of an accelerated model of one layer."""
     torch.manual_seed(0)
     kind, _, of = name.partition(":")
     if kind == "model":
         entry = MODELS[of]
-        model = entry.make(1).eval()
+        model = entry.make(1).eval().to(dtype)
         accelerate(model, check=False)
         rows = [entry.inputs(length) for _ in range(batch)]
         inputs = {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
         return lambda: model(**inputs)[0]
-    sizes = {"dim": WIDTH, "heads": HEADS, "head_dim": HEAD_DIM, "max_length": 512, "causal": False}
-    known = posenc.ENCODINGS[of].parameters()
-    taken = {key: value for key, value in sizes.items() if key in known}
-    encoding, layout = posenc.create(of, **taken).eval(), posenc.Layout.sequence(length)
+    case = Case(
+        encoding=of,
+        length=length,
+        causal=posenc.ENCODINGS[of].claims.causal_only,
+        batch=batch,
+        heads=HEADS,
+        head_dim=HEAD_DIM,
+        dtype=str(dtype).removeprefix("torch."),
+    ).build()
+    encoding = case.encoding.eval()
     if kind == "layer":
-        layer = Attention(dim=WIDTH, heads=HEADS, encoding=encoding).eval()
-        x = torch.randn(batch, length, WIDTH)
-        return lambda: layer(x, layout)
-    q, k, v = (torch.randn(batch, HEADS, length, HEAD_DIM).requires_grad_() for _ in range(3))
-    grid = posenc.Grid.of(layout)
-    return lambda: posenc.attend(q, k, v, grid, encoding)
+        layer = Attention(dim=WIDTH, heads=HEADS, encoding=encoding).eval().to(dtype)
+        return lambda: layer(case.x, case.layout)
+    grid = case.grid
+    return lambda: posenc.attend(case.q, case.k, case.v, grid, encoding)
 
 
 def measure(run: Callable[[], Tensor], *, training: bool, rounds: int) -> dict[str, float]:
@@ -147,19 +161,21 @@ def measure(run: Callable[[], Tensor], *, training: bool, rounds: int) -> dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=SUBJECTS)
+    parser.add_argument("--subjects", nargs="+", choices=("every", *SUBJECTS, *EVERY))
     parser.add_argument("--lengths", nargs="+", type=int, default=(16, 128, 512))
     parser.add_argument("--batches", nargs="+", type=int, default=(1, 16, 64))
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--training", action="store_true", help="forward and backward")
     parser.add_argument("--seconds", type=float, default=1.0, help="about, for each row")
     parser.add_argument("--name", default="call_costs", help="of the file in results")
     options = parser.parse_args()
     torch.set_num_threads(1)  # so that the thread's clock is that of the work
     rows: list[dict[str, Any]] = []
-    for name in options.subjects:
+    subjects = options.subjects or SUBJECTS
+    for name in EVERY if subjects == ["every"] else subjects:
         for length in options.lengths:
             for batch in options.batches:
-                run = subject(name, batch, length)
+                run = subject(name, batch, length, getattr(torch, options.dtype))
                 once = measure(run, training=options.training, rounds=1)["all"] / 1e6
                 rounds = max(3, min(200, int(options.seconds / once)))
                 found = measure(run, training=options.training, rounds=rounds)
@@ -167,11 +183,15 @@ def main() -> None:
                 rows.append(key | {"rounds": rounds} | found)
     columns = (*STAGES, "rest", "all")
     lines = [
-        (row["subject"], f"{row['batch']} x {row['length']}", *(f"{row[c]:,.0f}" for c in columns))
+        (
+            *(row["subject"], f"{row['batch']} x {row['length']}"),
+            *(f"{row[column]:,.0f}" for column in columns),
+            f"{row['all'] / row['kernel']:.2f}",
+        )
         for row in rows
     ]
-    print(table(("subject", "batch x tokens", *columns), lines))
-    write_results(options.name, rows, training=options.training)
+    print(table(("subject", "batch x tokens", *columns, "x kernel"), lines))
+    write_results(options.name, rows, training=options.training, dtype=options.dtype)
 
 
 if __name__ == "__main__":

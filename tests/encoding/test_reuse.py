@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 import posenc
 from posenc import Grid, Layout, attend
 from posenc.encoding.reuse import constant, is_plain_linear, reused
+from posenc.encodings.common import rotation
 
 
 class Doubled(nn.Module):
@@ -225,6 +227,39 @@ def test_kept_projections_are_those_of_every_length(name: str, start: int) -> No
                 for _ in range(3):
                     output = attend(q, k, v, grid, encoding, backend="blockwise")
                     torch.testing.assert_close(output, expected, atol=2e-5, rtol=1e-4)
+
+
+ROTATING = ("rope_mixed", "comrope", "lierope", "grape_multiplicative")
+
+
+@pytest.mark.parametrize("name", ROTATING)
+def test_kept_rotations_are_those_of_each_layout(name: str) -> None:
+    """Layouts that share positions may differ in their special tokens."""
+    torch.manual_seed(0)
+    sides = (4, 5) if name != "grape_multiplicative" else (20, 1)
+    encoding = posenc.create(name, dim=32, heads=2, head_dim=16).eval()
+    q, k = torch.randn(2, 3, 2, 20, 16)
+    image = Layout.image(*sides)
+    first = image if encoding.query_key.axes == (2,) else Layout.sequence(20)  # type: ignore[union-attr]
+    special = torch.arange(20).unsqueeze(0) < 4
+    marked = Layout(first.positions, first.order, special=special)
+    farther = Layout(3 * first.positions, first.order)
+    with torch.no_grad():
+        for layout in (first, marked, farther, first):
+            expected = copy.deepcopy(encoding).query_key(q, k, Grid.of(layout))  # type: ignore[misc]
+            for _ in range(3):
+                found = encoding.query_key(q, k, Grid.of(layout))  # type: ignore[misc]
+                torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("most", [0, 10_000])
+def test_few_numbers_of_rotations_are_kept(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "KEPT", most)
+    encoding = posenc.create("rope_mixed", heads=2, head_dim=16).eval()
+    q, grid = torch.randn(1, 2, 20, 16), Grid.of(Layout.image(4, 5))
+    with torch.no_grad():
+        found = [encoding.query_key.lower(q, q, grid) for _ in range(3)]  # type: ignore[union-attr]
+    assert (found[1].query[0] is found[2].query[0]) == (most > 0)  # type: ignore[union-attr]
 
 
 def test_constants_are_made_once_of_a_kind() -> None:
