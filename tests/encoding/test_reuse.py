@@ -229,14 +229,14 @@ def test_kept_projections_are_those_of_every_length(name: str, start: int) -> No
                     torch.testing.assert_close(output, expected, atol=2e-5, rtol=1e-4)
 
 
-ROTATING = ("rope_mixed", "comrope", "lierope", "grape_multiplicative")
+ROTATING = ("rope_mixed", "comrope", "lierope", "grape_multiplicative", "pope")
 
 
 @pytest.mark.parametrize("name", ROTATING)
 def test_kept_rotations_are_those_of_each_layout(name: str) -> None:
     """Layouts that share positions may differ in their special tokens."""
     torch.manual_seed(0)
-    sides = (4, 5) if name != "grape_multiplicative" else (20, 1)
+    sides = (4, 5)
     encoding = posenc.create(name, dim=32, heads=2, head_dim=16).eval()
     q, k = torch.randn(2, 3, 2, 20, 16)
     image = Layout.image(*sides)

@@ -27,15 +27,16 @@ KEPT = 2**24
 
 
 def kept_of_positions(
-    part: QueryKeyTransform, layout: Layout, compute: Callable[[], T], *, numbers: int
+    part: QueryKeyTransform, layout: Layout, compute: Callable[[], T], *kind: str, numbers: int
 ) -> T:
     """What a trained part makes of the positions of a layout, kept while both stay as they are.
 
     Args:
+        kind: of results that one part has several of.
         numbers: how many it has; of more than ``KEPT``, nothing is kept.
     """
     given = [layout.positions] if layout.special is None else [layout.positions, layout.special]
-    found = reused((part,), given, compute) if numbers <= KEPT else None
+    found = reused((part,), given, compute, *kind) if numbers <= KEPT else None
     return compute() if found is None else found
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Base, EvenWidth, checked
 from posenc.encoding import Rotation
+from posenc.encoding.reuse import reused
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import at_least_single, wider
@@ -76,7 +79,9 @@ class GrapeMultiplicative(Rotary):
 
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         wide = at_least_single(q)
-        planes = self.planes(like=wide)
+        compute = partial(self.planes, like=wide)
+        kept = reused((self,), (), compute, "planes", wide.dtype)
+        planes = compute() if kept is None else kept
         rotated = super().forward(wide @ planes, k.to(wide.dtype) @ planes, grid)
         return rotated[0].to(q.dtype), rotated[1].to(k.dtype)
 

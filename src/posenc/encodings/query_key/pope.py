@@ -13,7 +13,7 @@ from posenc.arguments import Base, Count, Width, checked
 from posenc.encoding import QueryKeyTransform
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.frequencies import geometric_angles
-from posenc.encodings.common.rotation import repeat_keys, require_width
+from posenc.encodings.common.rotation import kept_of_positions, repeat_keys, require_width
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Claims, Entry
 from posenc.grid import Grid
@@ -52,6 +52,7 @@ class Pope(QueryKeyTransform):
     torch.Size([1, 2, 3, 16])
     """
 
+    heads: int
     head_dim: int
 
     widening = 2
@@ -87,14 +88,25 @@ class Pope(QueryKeyTransform):
         self, q: Queries, k: Keys, grid: Grid
     ) -> tuple[Float[Tensor, "B H Q 2*D"], Float[Tensor, "B H K 2*D"]]:
         require_width(q, self.head_dim)
-        phase = self.phase.to(grid.key.positions.dtype).clamp(-2 * math.pi, 0.0).unsqueeze(1)
-        k = repeat_keys(k, self.phase.shape[0])
-        return _polar(q, self.angles(grid.query)), _polar(k, self.angles(grid.key) + phase)
+        k = repeat_keys(k, self.heads)
+        return _polar(q, self._waves(grid.query, "query")), _polar(k, self._waves(grid.key, "key"))
+
+    def _waves(self, layout: Layout, side: Literal["query", "key"]) -> Float[Tensor, "b h L 2 D"]:
+        """Cosines and sines of the angles, those of keys with the phase."""
+
+        def compute() -> Tensor:
+            angles = self.angles(layout)
+            if side == "key":
+                angles = angles + self.phase.to(angles.dtype).clamp(-2 * math.pi, 0.0).unsqueeze(1)
+            return torch.stack([angles.cos(), angles.sin()], dim=-2)
+
+        numbers = 2 * layout.positions.numel() * self.phase.numel()
+        return kept_of_positions(self, layout, compute, side, numbers=numbers)
 
 
-def _polar(x: Float[Tensor, "B H L D"], angles: Float[Tensor, "b h L D"]) -> Tensor:
-    magnitude = nn.functional.softplus(x.to(torch.promote_types(x.dtype, angles.dtype)))
-    return torch.cat([magnitude * angles.cos(), magnitude * angles.sin()], dim=-1).to(x.dtype)
+def _polar(x: Float[Tensor, "B H L D"], waves: Float[Tensor, "b h L 2 D"]) -> Tensor:
+    magnitude = nn.functional.softplus(x.to(torch.promote_types(x.dtype, waves.dtype)))
+    return (magnitude.unsqueeze(-2) * waves).flatten(-2).to(x.dtype)
 
 
 ENTRY = Entry(
