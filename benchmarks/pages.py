@@ -39,7 +39,7 @@ def pages() -> dict[Path, str]:
             **tables(attention["readings"]),
             "other contenders": compared,
             "measured by AMX": about(by_amx),
-            "times by AMX": tables(by_amx["readings"])["times in bfloat16"],
+            "times by AMX": tables(by_amx["readings"], "amx")["times in bfloat16"],
         },
         ROOT / "README.md": {"attention": short, "demo": evidence.text()},
         ROOT / "docs/results/language.md": {"demo": evidence.language()},

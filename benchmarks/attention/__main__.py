@@ -26,6 +26,7 @@ from benchmarks.attention.plan import PARTS, Plan
 from benchmarks.attention.run import measure
 from benchmarks.measuring import RESULTS, record
 
+from posenc.attention.backends.native.variants import unsupported
 from posenc.training.machine import cores, require_device
 
 
@@ -55,7 +56,8 @@ def main() -> None:
         for number, job in enumerate(jobs):
             print(f"[{number} of {len(jobs)}] {job.case}", file=sys.stderr, flush=True)
             rows += measure(job, meter)
-    for name, text in tables(rows, plan.kind).items():
+    limited = "amx" if plan.kind == "cpu" and unsupported("amx") is None else plan.kind
+    for name, text in tables(rows, limited).items():
         print(f"\n{name}\n\n{text}")
     results = record(plan.device, readings=rows, settings=options)
     out.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
@@ -163,8 +163,30 @@ def _cuda() -> Iterator[Limit]:
         yield from _limits(*row, dtype="bfloat16")
 
 
-LIMITS = {"cpu": tuple(_cpu()), "cuda": tuple(_cuda())}
-"""By type of device; 8 heads of 64, the CPU with two cores."""
+BY_AMX = {
+    ("nope", 512, "forward"): 0.75,
+    ("nope", 2048, "forward"): 0.66,
+    ("nope", 2048, "both"): 0.45,
+    **{(name, 512, "forward"): 1.0 for name in ("rope", "alibi", "t5")},
+    **{(name, 2048, "forward"): 0.8 for name in ("rope", "alibi", "t5")},
+    **{(name, 2048, "both"): 0.5 for name in ("rope", "alibi", "t5")},
+    ("shaw", 512, "forward"): 1.3,
+    ("shaw", 2048, "forward"): 0.9,
+    (*DEBERTA, 512, "forward"): 2.5,
+    (*DEBERTA, 2048, "forward"): 1.6,
+}
+"""Limits of full attention in bfloat16 on processors with AMX, in place of those of others."""
+
+
+def _amx() -> Iterator[Limit]:
+    for limit in _cpu():
+        case = limit.encoding, limit.length, limit.quantity
+        by_tiles = limit.dtype == "bfloat16" and limit.batch == 1 and not limit.causal
+        yield replace(limit, bound=BY_AMX[case]) if by_tiles and case in BY_AMX else limit
+
+
+LIMITS = {"cpu": tuple(_cpu()), "amx": tuple(_amx()), "cuda": tuple(_cuda())}
+"""By type of device, CPUs with AMX apart; 8 heads of 64, CPUs with two cores."""
 
 
 class Readings:

@@ -14,7 +14,7 @@ POSENC, WRITTEN_OUT = "posenc", "bias written out"
 
 
 def tables(rows: Sequence[Row], device: str = "cpu") -> dict[str, str]:
-    """Markdown tables by name, of what was measured."""
+    """Markdown tables by name, of what was measured; ``device`` as in ``LIMITS``."""
     over = _over(rows, device)
     dtypes = dict.fromkeys(row["dtype"] for row in rows)
     found = {f"times in {dtype}": _times(rows, dtype, over) for dtype in dtypes}

@@ -12,7 +12,9 @@ for (const table of document.querySelectorAll("table.filtered")) {
   const rows = [...table.tBodies[0].rows];
   const parts = (row, column) => row.cells[column].textContent.split(", ");
   const distinct = (column) => [...new Set(rows.flatMap((row) => parts(row, column)))].filter(Boolean);
-  const few = (column) => distinct(column).length > 1 && distinct(column).length <= MOST;
+  const shared = (column, part) => rows.every((row) => parts(row, column).some((x) => x === part || x === words.any));
+  const telling = (column) => distinct(column).filter((part) => !shared(column, part)); // values that leave rows out
+  const few = (column) => telling(column).length > 0 && distinct(column).length <= MOST;
   const columns = filters ? filters.split(" ").map(Number) : [...heads.keys()].filter(few);
   const controls = document.createElement("form");
   const fields = [];
@@ -31,7 +33,7 @@ for (const table of document.querySelectorAll("table.filtered")) {
 
   for (const column of columns) {
     const select = document.createElement("select");
-    const offered = column === Number(given) ? [words["a released model"]] : distinct(column).sort();
+    const offered = column === Number(given) ? [words["a released model"]] : telling(column).sort();
     for (const part of [words.any, ...offered.filter((part) => part !== words.any)]) {
       const option = document.createElement("option");
       option.value = part === words.any ? "" : part;

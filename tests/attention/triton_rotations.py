@@ -50,6 +50,12 @@ CASES = {
         (2, 2),
         WIDTH,
     ),
+    "with scales of each side's own": (
+        posenc.create("xpos", head_dim=WIDTH, scale_base=8.0),
+        sequence(12, causal=True),
+        (4, 2),
+        WIDTH,
+    ),
     "each batch row its own way": (
         dynamic_ntk(posenc.create("rope", head_dim=WIDTH), factor=2, length=10),
         PADDED,
@@ -155,7 +161,7 @@ BEFORE = {
         sequence(9),
         "triton",
     ),
-    "no rotation": (posenc.create("xpos", head_dim=WIDTH), sequence(9, causal=True), "triton"),
+    "no rotation": (posenc.create("grape_multiplicative", head_dim=WIDTH), sequence(9), "triton"),
     "asked for": (rope(), sequence(9), UNFUSED),
 }
 

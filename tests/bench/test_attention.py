@@ -11,7 +11,7 @@ import torch
 from benchmarks import pages
 from benchmarks.attention.chart import draw
 from benchmarks.attention.contenders import Eager, Plain, WrittenOut
-from benchmarks.attention.limits import LIMITS, Limit, Readings
+from benchmarks.attention.limits import BY_AMX, LIMITS, Limit, Readings
 from benchmarks.attention.memory import SEPARATE_BLOCKS, MemoryMeter
 from benchmarks.attention.page import tables
 from benchmarks.attention.plan import Plan
@@ -121,6 +121,16 @@ def test_limits_in_half_precision_are_wider() -> None:
         == ("swin", "both", "bfloat16", 2048)
     ]
     assert both == pytest.approx(1.3 * 1.1)
+
+
+def test_limits_by_amx_are_stricter_than_those_they_stand_for() -> None:
+    pairs = zip(LIMITS["cpu"], LIMITS["amx"], strict=True)
+    changed = [(limit, by_amx) for limit, by_amx in pairs if limit.bound != by_amx.bound]
+    assert len(changed) == len(BY_AMX)
+    for limit, by_amx in changed:
+        assert by_amx == replace(limit, bound=BY_AMX[limit.encoding, limit.length, limit.quantity])
+        assert by_amx.bound < limit.bound
+        assert (limit.dtype, limit.causal, limit.batch) == ("bfloat16", False, 1)
 
 
 # Plans

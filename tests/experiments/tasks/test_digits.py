@@ -128,7 +128,10 @@ def test_models_are_saved(tmp_path: Path) -> None:
     model = settled(task, "rope2d")
     task.save(model, tmp_path / "model")
     images = task.held_out.pixels[:3]
-    assert torch.equal(VisionTransformer.load(tmp_path / "model")(images), model(images))
+    loaded = VisionTransformer.load(tmp_path / "model")
+    state = loaded.state_dict()
+    assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
+    torch.testing.assert_close(loaded(images), model(images))
 
 
 def test_every_default_encoding_is_made(tmp_path: Path) -> None:

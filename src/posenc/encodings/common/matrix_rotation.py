@@ -126,12 +126,12 @@ def _apply(
 ) -> list[Float[Tensor, "B H L D"]]:
     """Tokens of the same positions, in products that read each rotation once."""
     wide = reduce(torch.promote_types, [x.dtype for x in tokens], rotation.dtype)
-    rotation, batch = rotation.to(wide).mT, tokens[0].shape[0]
+    rotation = rotation.to(wide).mT
     blocks = [x.to(wide).reshape(*x.shape[:3], *rotation.shape[3:5]) for x in tokens]
     if len(rotation) > 1:
         turned = (torch.stack(blocks, dim=4) @ rotation).unbind(4)
     else:  # all batch rows beside each other
-        rows = torch.cat([x.movedim(0, 3) for x in blocks], dim=3)
-        parts = torch.split(rows @ rotation[0], batch, dim=3)
-        turned = tuple(x.movedim(3, 0) for x in parts)
+        rows = torch.stack([x.movedim(0, 3) for x in blocks], dim=3)
+        products = (rows.flatten(3, 4) @ rotation[0]).view(rows.shape)
+        turned = products.movedim(4, 0).unbind(4)
     return [found.flatten(3).to(x.dtype) for found, x in zip(turned, tokens, strict=True)]
