@@ -44,7 +44,7 @@ class Job:
         contenders: in timed jobs the reference first.
         rounds: of timing forward, and forward and backward; (0, 0) for none.
         others: maximum rounds of contenders other than the reference and posenc.
-        warm: call each once before, and compare it with float64.
+        warm: call each before, and compare it with float64.
         memory: measure peaks.
     """
 
