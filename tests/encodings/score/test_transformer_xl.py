@@ -176,3 +176,20 @@ def test_rows_of_many_distances_are_computed_a_piece_at_a_time(
         rows = terms[0].left.rows
         found.append((rows, *torch.autograd.grad(rows.sin().sum(), part.weight)))
     torch.testing.assert_close(*found)
+
+
+def test_hooks_of_the_biases_are_seen_beside_kept_products() -> None:
+    torch.manual_seed(0)
+    encoding = posenc.create("transformer_xl", dim=16, heads=2, head_dim=8).eval()
+    q, k, v = torch.randn(3, 1, 2, 40, 8)
+    grid = Grid.of(Layout.sequence(40))
+    part = encoding.score
+    assert isinstance(part, TransformerXL)
+    with torch.no_grad():
+        for _ in range(3):
+            attend(q, k, v, grid, encoding, backend="blockwise")
+        part.biases.register_forward_hook(lambda _, given, biases: (biases[0], 9 * biases[1]))
+        for _ in range(2):
+            output = attend(q, k, v, grid, encoding, backend="blockwise")
+            expected = attend(q, k, v, grid, encoding, backend="reference")
+            torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-4)

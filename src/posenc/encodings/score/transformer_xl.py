@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, EvenWidth, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, LowRank, ScoreTerm, TokenTableProduct
-from posenc.encoding.reuse import reused
+from posenc.encoding.reuse import is_plain, reused
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows, offset_index
 from posenc.encodings.common.frequencies import geometric_angles
@@ -173,11 +173,11 @@ class TransformerXL(ScoreTerm):
         first, last = shift - (grid.query.length - 1), shift + grid.key.length - 1
         found = self._reused(first, last, like, factor, heads)
         if found is None:
-            rows = self._projected(first, last, grid, factor * self.weight[heads].to(like))
+            rows = self._products(first, last, grid, factor * self.weight[heads].to(like))
             found = rows, _column(self.biases()[1][heads], rows)
         return found
 
-    def _projected(
+    def _products(
         self, first: int, last: int, grid: Grid, weight: Float[Tensor, "h D C"]
     ) -> Float[Tensor, "h N D"]:
         """Products of a weight with ``r(-Δ)`` for Δ from ``first`` to ``last``.
@@ -210,18 +210,17 @@ class TransformerXL(ScoreTerm):
         self, first: int, last: int, like: Tensor, factor: float, heads: slice
     ) -> tuple[Float[Tensor, "h N D"], Float[Tensor, "h N"]] | None:
         """Those from ``first`` to ``last`` of what is kept while the weights are the same."""
-        if not has_values(like) or max(-first, last) >= REUSED:
+        if not (has_values(like) and is_plain(self.biases)) or max(-first, last) >= REUSED:
             return None
         count = 1 << max(-first, last).bit_length()  # few kinds while a cache grows
-        position = self.biases.position
 
         def compute() -> tuple[Tensor, Tensor]:
             waves = _kept_waves(count, self.dim, self.base, like.dtype)
             rows = _mirrored(waves, factor * self.weight[heads].to(like), 1 - count, count - 1)
-            return rows, _column(position[heads], rows)
+            return rows, _column(self.biases()[1][heads], rows)
 
         kind = count, like.dtype, factor, heads.start, heads.stop
-        kept = reused((), (self.weight, position), compute, *kind)
+        kept = reused((), (self.weight, self.biases.position), compute, *kind)
         part = slice(first + count - 1, last + count)
         return None if kept is None else (kept[0][:, part], kept[1][:, part])
 
