@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from itertools import chain
 from typing import Any
 
 import torch
@@ -138,7 +139,8 @@ def subject(name: str, batch: int, length: int, dtype: torch.dtype) -> Callable[
     if kind == "layer":
         layer = Attention(dim=WIDTH, heads=HEADS, encoding=encoding).eval().to(dtype)
         return lambda: layer(case.x, case.layout)
-    grid = case.grid
+    with torch.no_grad():  # signals are not the call's to compute
+        grid = case.grid
     return lambda: posenc.attend(case.q, case.k, case.v, grid, encoding)
 
 
@@ -161,7 +163,9 @@ def measure(run: Callable[[], Tensor], *, training: bool, rounds: int) -> dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--subjects", nargs="+", choices=("every", *SUBJECTS, *EVERY))
+    parser.add_argument(
+        "--subjects", nargs="+", choices=("every", *SUBJECTS, *EVERY), default=SUBJECTS
+    )
     parser.add_argument("--lengths", nargs="+", type=int, default=(16, 128, 512))
     parser.add_argument("--batches", nargs="+", type=int, default=(1, 16, 64))
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
@@ -171,8 +175,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)  # so that the thread's clock is that of the work
     rows: list[dict[str, Any]] = []
-    subjects = options.subjects or SUBJECTS
-    for name in EVERY if subjects == ["every"] else subjects:
+    groups = (EVERY if name == "every" else (name,) for name in options.subjects)
+    for name in chain.from_iterable(groups):
         for length in options.lengths:
             for batch in options.batches:
                 run = subject(name, batch, length, getattr(torch, options.dtype))
@@ -186,7 +190,7 @@ def main() -> None:
         (
             *(row["subject"], f"{row['batch']} x {row['length']}"),
             *(f"{row[column]:,.0f}" for column in columns),
-            f"{row['all'] / row['kernel']:.2f}",
+            f"{row['all'] / row['kernel']:.2f}" if row["kernel"] else "–",
         )
         for row in rows
     ]

@@ -6,7 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,8 +20,6 @@ from posenc.attention.backends import native
 from posenc.attention.backends.common.base import Attend, Backend
 from posenc.attention.backends.native.build import missing
 from posenc.attention.problem.problem import Problem
-from posenc.encoding import BucketedTerms, DistanceFunction, ScoreTerm
-from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.errors import ArgumentError
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason="needs the compiled kernels")
@@ -261,84 +259,6 @@ def test_calls_are_planned_while_all_modules_are_observed(planned: list[None]) -
         finally:
             handle.remove()
     assert len(planned) == 2
-
-
-OWN = "posenc.own"
-"""The module of parts that pass for posenc's own; calls with others are planned each time."""
-
-
-class Moody(ScoreTerm):
-    """A table that depends on the queries."""
-
-    __module__ = OWN
-
-    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        return q.mean() * grid.offset[..., 0].unsqueeze(1)
-
-    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        table = q.mean() * torch.arange(-99.0, 100.0).expand(q.shape[1], -1)
-        return (BucketedTerms(lambda offset: offset[..., 0].long() + 99, table=table),)
-
-
-class MoodySlope(ScoreTerm):
-    """The distance times a slope that depends on the queries."""
-
-    __module__ = OWN
-
-    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        return q.mean() * grid.offset[..., 0].abs().unsqueeze(1)
-
-    def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> DistanceFunction:
-        slope = q.mean().expand(q.shape[1], 1)
-        return DistanceFunction(
-            torch.abs, q.new_ones(1, q.shape[2]), q.new_empty(0), slope, torch.zeros_like(slope)
-        )
-
-
-@pytest.mark.parametrize("score", [Moody, MoodySlope])
-def test_terms_of_the_queries_are_made_for_each_call(score: type[ScoreTerm]) -> None:
-    encoding = Encoding(score=score())
-    with torch.no_grad():
-        for seed in range(4):
-            q, k, v = tensors(64, seed=seed)
-            output = attend(q, k, v, grid(64), encoding)
-            expected = attend(q, k, v, grid(64), encoding, backend="reference")
-            torch.testing.assert_close(output, expected, atol=3e-6, rtol=1e-5)
-
-
-@dataclass
-class Settings:
-    slope: float = 0.0
-
-
-class Adjustable(ScoreTerm):
-    """The distance times a slope in an object that can be changed."""
-
-    __module__ = OWN
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.settings = Settings()
-
-    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        distance = grid.offset[..., 0].abs().unsqueeze(1)
-        return (self.settings.slope * distance).expand(-1, q.shape[1], -1, -1)
-
-    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        table = self.settings.slope * torch.arange(-99.0, 100.0).abs().expand(q.shape[1], -1)
-        return (BucketedTerms(lambda offset: offset[..., 0].long() + 99, table=table),)
-
-
-def test_settings_that_can_be_changed_in_place_are_read_by_each_call() -> None:
-    score = Adjustable()
-    encoding = Encoding(score=score)
-    with torch.no_grad():
-        for seed in range(5):
-            score.settings.slope -= 0.1
-            q, k, v = tensors(64, seed=seed)
-            output = attend(q, k, v, grid(64), encoding)
-            expected = attend(q, k, v, grid(64), encoding, backend="reference")
-            torch.testing.assert_close(output, expected, atol=3e-6, rtol=1e-5)
 
 
 def test_threads_may_repeat_a_call_at_once() -> None:

@@ -29,7 +29,7 @@ KEPT = 2**24
 def kept_of_positions(
     part: QueryKeyTransform, layout: Layout, compute: Callable[[], T], *kind: str, numbers: int
 ) -> T:
-    """What a trained part makes of the positions of a layout, kept while both stay as they are.
+    """The result of a trained part for a layout's positions, kept while both stay as they are.
 
     Args:
         kind: of results that one part has several of.
