@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help style types suite kernels test-sanitized demo demo-extend test fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-exhaustive check docs site format pages bench gpu-test gpu-bench wheel wheels test-wheel check-locks test-oldest-triton lock clean
+.PHONY: help style types suite kernels test-sanitized demo demo-extend test fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-exhaustive test-versions check docs site format pages bench gpu-test gpu-bench wheel wheels test-wheel check-locks test-oldest-triton lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -137,6 +137,9 @@ mutants: $(VENV)/.installed-mutants $(VENV)/.kernels ## change lines at random a
 
 test-exhaustive: $(VENV)/.installed-test $(VENV)/.kernels ## every case of what the suite tries with a few; some ten minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m exhaustive
+
+test-versions: $(VENV)/.installed-test ## the demo, integrations and laws on the oldest and newest PyTorch and transformers; an hour
+	$(BIN)/python scripts/dependency_trial.py $(TESTS)
 
 gpu-test: $(VENV)/.installed-test ## on a CUDA device: its trial and the tests that need one, 12 minutes
 	$(BIN)/python -m benchmarks.device --steps trial tests

@@ -24,7 +24,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TORCH = "torch==2.13.0"
+TORCH = "torch==2.15.0"
 LOCKS = {
     "requirements.lock": ("cli", "ode"),
     "requirements-test.lock": ("test",),
@@ -37,15 +37,19 @@ BROUGHT_BY_TORCH = ("nvidia-", "cuda-", "triton")
 OLDEST_PYTHON = "3.11"
 
 
+def without_settings() -> dict[str, str]:
+    """The environment without what sets indexes or wheel folders of this machine."""
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))
+    }
+
+
 def compiled(*arguments: str, requirements: str = "") -> str:
     """The output of ``uv pip compile``, without settings, indexes or wheel folders of this machine.
 
     Raises:
         subprocess.CalledProcessError: the requirements cannot be met; uv has said why.
     """
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))
-    }
     command = [sys.executable, "-m", "uv", "pip", "compile", "--no-config", "--quiet"]
     command += ["--no-header", "--no-annotate", *arguments]
     return subprocess.run(
@@ -55,7 +59,7 @@ def compiled(*arguments: str, requirements: str = "") -> str:
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env=environment,
+        env=without_settings(),
     ).stdout
 
 
