@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -48,19 +49,19 @@ class AcceleratedSpeechT5Attention(Accelerated, SpeechT5Attention):
     def forward(
         self,
         hidden_states: Float[Tensor, "B L C"],
-        key_value_states: Tensor | None = None,
-        past_key_values: Any = None,
         attention_mask: Tensor | None = None,
         position_bias: Tensor | RelativeKeys | None = None,
-        *rest: Any,
         **options: Any,
     ) -> Any:
         relative = position_bias if isinstance(position_bias, RelativeKeys) else None
         dense = attention_mask is not None and attention_mask.dim() > 2
-        if relative is None or dense or rest or wants_weights(self, options):
-            own = position_bias if relative is None else relative.dense
-            given = key_value_states, past_key_values, added_mask(attention_mask, hidden_states)
-            return super().forward(hidden_states, *given, own, *rest, **options)
+        if relative is None or dense or wants_weights(self, options):
+            return self.own_forward(
+                hidden_states=hidden_states,
+                attention_mask=added_mask(attention_mask, hidden_states),
+                position_bias=position_bias if relative is None else relative.dense,
+                **options,
+            )
         layers = self.q_proj, self.k_proj, self.v_proj
         q, k, v = self.in_heads(hidden_states, self.num_heads, *layers)
         bias = PositionBias((products_by_offset(q * self.scaling, relative.rows, relative.behind),))
@@ -74,14 +75,14 @@ class AcceleratedSpeechT5Positions(Accelerated, SpeechT5RelativePositionalEncodi
 
     def forward(self, hidden_states: Float[Tensor, "B L C"]) -> Tensor | RelativeKeys:
         length = hidden_states.shape[1]
-        dense: Callable[[Tensor], Tensor] = super().forward
+        dense: Callable[[], Tensor] = partial(self.own_forward, hidden_states=hidden_states)
         if length < self.shortest:
-            return dense(hidden_states)
+            return dense()
         # The embedding's rows are for query less key, -M … M - 1.
         behind, ahead = min(self.max_length, length) - 1, min(self.max_length, length - 1)
         first, last = self.max_length + behind, self.max_length - ahead
         rows = self.pe_k(torch.arange(first, last - 1, -1, device=hidden_states.device))
-        return RelativeKeys(rows.unsqueeze(0), behind, lambda: dense(hidden_states))
+        return RelativeKeys(rows.unsqueeze(0), behind, dense)
 
 
 def refusal(module: Any) -> str | None:

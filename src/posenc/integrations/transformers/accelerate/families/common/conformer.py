@@ -32,7 +32,9 @@ class ConformerAttention(Accelerated):
         if short or dense or wants_weights(self, options):
             if relative_position_embeddings is not None:
                 options["relative_position_embeddings"] = relative_position_embeddings
-            return super().forward(hidden_states, attention_mask, **options)
+            return self.own_forward(
+                hidden_states=hidden_states, attention_mask=attention_mask, **options
+            )
         layers = self.linear_q, self.linear_k, self.linear_v
         q, k, v = self.in_heads(hidden_states, self.num_heads, *layers)
         tokens, behind = q, q.shape[2] - 1

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
 from posenc.integrations.transformers.accelerate.checking import fitting_length
 from posenc.integrations.transformers.accelerate.dense import dense_attention
+from posenc.integrations.transformers.accelerate.masks import added_mask
 from posenc.runtime import has_values
 
 
@@ -58,11 +59,16 @@ class PageAttention(Accelerated):
         attention_mask: Tensor | Page | None = None,
         rel_pos: Tensor | None = None,
         rel_2d_pos: Tensor | None = None,
+        position_bias: Tensor | None = None,
         **options: Any,
     ) -> Any:
+        given = {"rel_pos": rel_pos, "rel_2d_pos": rel_2d_pos, "position_bias": position_bias}
         if not isinstance(attention_mask, Page):
-            return super().forward(hidden_states, attention_mask, rel_pos, rel_2d_pos, **options)
-        biases = [bias for bias in (rel_pos, rel_2d_pos) if bias is not None]
+            options |= {name: x for name, x in given.items() if name in self.parameters_of_forward}
+            return self.own_forward(
+                hidden_states=hidden_states, attention_mask=attention_mask, **options
+            )
+        biases = [bias for bias in given.values() if bias is not None]
         size = (*hidden_states.shape[:2], self.num_attention_heads, -1)
         q, k, v = (x.view(size).transpose(1, 2) for x in self.projected(hidden_states))
         dropout = self.dropout.p if self.training else 0.0
@@ -93,12 +99,14 @@ class PageEncoder(Accelerated):
     ) -> Tensor | Page | None:
         """The mask that layers get."""
         short = hidden_states.shape[1] < self.shortest
-        return mask if short else Page(mask, hidden_states.device)
+        return mask if short else Page(added_mask(mask, hidden_states), hidden_states.device)
 
-    def _cal_1d_pos_emb(self, position_ids: Int[Tensor, "B L"]) -> Float[Tensor, "b H L L"]:
+    def bias_by_order(self, position_ids: Int[Tensor, "B L"]) -> Float[Tensor, "b H L L"]:
+        """The bias by the tokens' order."""
         return self._read(self.rel_pos_bias, position_ids, self.rel_pos_bins, self.max_rel_pos)
 
-    def _cal_2d_pos_emb(self, bbox: Int[Tensor, "B L 4"]) -> Float[Tensor, "b H L L"]:
+    def bias_by_boxes(self, bbox: Int[Tensor, "B L 4"]) -> Float[Tensor, "b H L L"]:
+        """The bias by the corners of boxes."""
         sizes = self.rel_2d_pos_bins, self.max_rel_2d_pos
         across = self._read(self.rel_pos_x_bias, bbox[..., 0], *sizes)
         return across + self._read(self.rel_pos_y_bias, bbox[..., 3], *sizes)
