@@ -52,9 +52,9 @@ class AcceleratedLayoutLMv2Encoder(PageEncoder, LayoutLMv2Encoder):
         return self.own_forward(hidden_states=hidden_states, attention_mask=mask, **options)
 
 
-def _inputs(model: Any) -> dict[str, Tensor]:
-    image = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    return page(model) | {"image": image}
+def _inputs(model: Any, rows: int, length: int) -> dict[str, Tensor]:
+    image = torch.randn(rows, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    return page(model, rows, length) | {"image": image}
 
 
 ENTRY = AcceleratedFamily(

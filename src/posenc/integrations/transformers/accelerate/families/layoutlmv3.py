@@ -53,10 +53,10 @@ class AcceleratedLayoutLMv3Encoder(PageEncoder, LayoutLMv3Encoder):
         return self.own_forward(hidden_states=hidden_states, attention_mask=mask, **options)
 
 
-def _inputs(model: Any) -> dict[str, Tensor]:
-    config, made = model.config, page(model)
+def _inputs(model: Any, rows: int, length: int) -> dict[str, Tensor]:
+    config, made = model.config, page(model, rows, length)
     if config.visual_embed:
-        size = (2, config.num_channels, config.input_size, config.input_size)
+        size = (rows, config.num_channels, config.input_size, config.input_size)
         made["pixel_values"] = torch.randn(size, generator=torch.Generator().manual_seed(0))
     return made
 

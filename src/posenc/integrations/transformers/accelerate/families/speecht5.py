@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
+from math import prod
 from typing import Any
 
 import torch
@@ -18,14 +19,12 @@ from transformers.models.speecht5.modeling_speecht5 import (
 )
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
-from posenc.integrations.transformers.accelerate.checking import random_ids
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import PositionBias, attention
 from posenc.integrations.transformers.accelerate.masks import added_mask
 from posenc.integrations.transformers.accelerate.terms import ComputedOnce, products_by_offset
+from posenc.integrations.transformers.accelerate.trials import random_ids
 from posenc.integrations.transformers.accelerate.views import KEYS
-
-LENGTH = 40
 
 
 @dataclass(eq=False)
@@ -91,20 +90,20 @@ def refusal(module: Any) -> str | None:
     return "no relative positions in the decoder's attention" if decoder else None
 
 
-def inputs(model: Any) -> dict[str, Tensor]:
+def inputs(model: Any, rows: int, length: int) -> dict[str, Tensor]:
     """Random inputs, of the kinds that the encoder and the decoder take."""
     generator = torch.Generator().manual_seed(0)
     config = model.config
-    length = min(LENGTH, config.max_text_positions, config.max_speech_positions)
+    length = min(length, config.max_text_positions, config.max_speech_positions)
 
     def values(part: Any, width: int) -> Tensor:
         prenet = getattr(part, "prenet", None)
         if hasattr(prenet, "embed_tokens"):
-            return random_ids(config.vocab_size, (2, length), generator)
+            return random_ids(config.vocab_size, (rows, length), generator)
         if hasattr(prenet, "feature_encoder"):
-            return torch.randn(2, 8000, generator=generator)
+            return torch.randn(rows, length * prod(config.conv_stride), generator=generator)
         width = config.hidden_size if prenet is None else width
-        return torch.randn(2, length, width, generator=generator)
+        return torch.randn(rows, length, width, generator=generator)
 
     if not hasattr(model, "decoder"):  # an encoder alone
         return {next(iter(signature(model.forward).parameters)): values(model, config.hidden_size)}

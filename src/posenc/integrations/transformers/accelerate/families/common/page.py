@@ -16,9 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
-from posenc.integrations.transformers.accelerate.checking import fitting_length
 from posenc.integrations.transformers.accelerate.dense import dense_attention
 from posenc.integrations.transformers.accelerate.masks import added_mask
+from posenc.integrations.transformers.accelerate.trials import fitting_length, padded_mask
 from posenc.runtime import has_values
 
 
@@ -137,16 +137,12 @@ def read_by_distance(
     return pairs.view(len(lines), *offsets.shape).transpose(0, 1)
 
 
-def page(model: Any) -> dict[str, Tensor]:
+def page(model: Any, rows: int, length: int) -> dict[str, Tensor]:
     """Random ids with boxes, some of them padding."""
     config, generator = model.config, torch.Generator().manual_seed(0)
-    length = fitting_length(model, config, 40)
-    size = (2, length, 2)
-    corners = torch.randint(config.max_2d_position_embeddings // 2, size, generator=generator)
-    attended = torch.ones(2, length, dtype=torch.long)
-    attended[1, length - length // 8 :] = 0
-    return {
-        "input_ids": torch.randint(config.vocab_size, (2, length), generator=generator),
-        "bbox": torch.cat([corners, 2 * corners], dim=-1),
-        "attention_mask": attended,
-    }
+    size = (rows, fitting_length(model, config, length))
+    most = config.max_2d_position_embeddings // 2
+    corners = torch.randint(most, (*size, 2), generator=generator)
+    ids = torch.randint(config.vocab_size, size, generator=generator)
+    boxes = torch.cat([corners, 2 * corners], dim=-1)
+    return {"input_ids": ids, "bbox": boxes, "attention_mask": padded_mask(ids)}
