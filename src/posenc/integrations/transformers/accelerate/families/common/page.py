@@ -21,6 +21,9 @@ from posenc.integrations.transformers.accelerate.masks import added_mask
 from posenc.integrations.transformers.accelerate.trials import fitting_length, padded_mask
 from posenc.runtime import has_values
 
+BIASES = ("rel_pos", "rel_2d_pos", "position_bias")
+"""Arguments that are biases: one of each kind, or their sum in LayoutLMv3 of newer versions."""
+
 
 class Page:
     """A mask that layers hand on, to which the first of them adds the biases.
@@ -57,18 +60,13 @@ class PageAttention(Accelerated):
         self,
         hidden_states: Float[Tensor, "B L C"],
         attention_mask: Tensor | Page | None = None,
-        rel_pos: Tensor | None = None,
-        rel_2d_pos: Tensor | None = None,
-        position_bias: Tensor | None = None,
         **options: Any,
     ) -> Any:
-        given = {"rel_pos": rel_pos, "rel_2d_pos": rel_2d_pos, "position_bias": position_bias}
         if not isinstance(attention_mask, Page):
-            options |= {name: x for name, x in given.items() if name in self.parameters_of_forward}
             return self.own_forward(
                 hidden_states=hidden_states, attention_mask=attention_mask, **options
             )
-        biases = [bias for bias in given.values() if bias is not None]
+        biases = [options[name] for name in BIASES if options.get(name) is not None]
         size = (*hidden_states.shape[:2], self.num_attention_heads, -1)
         q, k, v = (x.view(size).transpose(1, 2) for x in self.projected(hidden_states))
         dropout = self.dropout.p if self.training else 0.0
