@@ -27,8 +27,10 @@ from transformers import PreTrainedModel
 
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.accelerate import accelerate
-from posenc.integrations.transformers.accelerate.checking import tensors_in
 from posenc.integrations.transformers.accelerate.routing import Record, recorded
+from posenc.integrations.transformers.accelerate.signatures import cache_name, names_of
+from posenc.integrations.transformers.accelerate.trials import tensors_in
+from tests.support.caches import cache_of, given
 from tests.testing.tiny_models import Unbuilt, first_line, inputs_of, kinds, tiny_model
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 5e-6}
@@ -121,20 +123,16 @@ def _share(expected: Tensor, got: Tensor) -> float:
 def decoded_difference(own: PreTrainedModel, model: PreTrainedModel) -> float:
     """Of the states of tokens after a cache, 20 tokens, 3 and 1 at a time."""
     inputs = inputs_of(own)
-    if set(inputs) != {"input_ids"}:
+    names = names_of(own.forward)
+    if set(inputs) != {"input_ids"} or cache_name(names) is None or "use_cache" not in names:
         return 0.0
     ids, states = inputs["input_ids"], []
     for part in (own, model):
         cache: Any = None
         found = []
         for begin, end in ((0, 20), (20, 23), (23, 24)):
-            try:
-                output = part(ids[:, begin:end], past_key_values=cache, use_cache=True)
-                cache = output.past_key_values
-            except Exception:
-                if part is own:
-                    return 0.0  # no cache in this model
-                raise
+            output = part(ids[:, begin:end], use_cache=True, **given(part, cache))
+            cache = cache_of(output)
             if cache is None:
                 return 0.0
             found.append(output[0])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from posenc.integrations.transformers.accelerate.checking import tensors_in
+from posenc.integrations.transformers.accelerate.trials import tensors_in
 
 VOCABULARY = 60
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
 from posenc.integrations.transformers.accelerate import accelerate, restore
 from posenc.integrations.transformers.accelerate.growing import LEAST, Growing, GrowingWindow, grow
+from tests.support.caches import cache_of
 from tests.testing.tiny_models import tiny_config
 
 SEEDS = count()
@@ -38,7 +39,7 @@ class Twin:
         self.plain, self.growing = MAKERS[kind](), MAKERS[kind]()
         cache = DynamicCache()
         cache.layers = [self.growing]
-        grow(torch.nn.Module(), (), {"past_key_values": cache})
+        grow(torch.nn.Module(), (), {"cache": cache})
         assert type(self.growing) in (Growing, GrowingWindow)
 
     def update(self, number: int, batch: int = 2, **options: Any) -> tuple[Tensor, Tensor]:
@@ -215,13 +216,24 @@ def test_models_generate_the_same(kind: str, options: dict[str, Any]) -> None:
     accelerate(model, check=False)
     found = model.generate(inputs, **asked)
     assert torch.equal(expected.sequences, found.sequences)
-    cache = found.past_key_values
+    cache = cache_of(found)
     layers = getattr(cache, "self_attention_cache", cache).layers
     assert {type(layer) for layer in layers} <= {Growing, GrowingWindow}
     restore(model)
-    again = model.generate(inputs, **asked).past_key_values
+    again = cache_of(model.generate(inputs, **asked))
     layers = getattr(again, "self_attention_cache", again).layers
     assert not any(isinstance(layer, Growing) for layer in layers)
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values", None])
+def test_caches_are_found_whatever_they_are_called(name: str | None) -> None:
+    caches = DynamicCache(), EncoderDecoderCache(DynamicCache(), DynamicCache())
+    for cache in caches:
+        layers = getattr(cache, "self_attention_cache", cache).layers
+        layers.append(DynamicLayer())
+        inputs, options = ((1, cache), {}) if name is None else ((1,), {name: cache})
+        grow(torch.nn.Module(), inputs, options)
+        assert [type(layer) for layer in layers] == [Growing]
 
 
 def test_a_copy_of_a_model_is_restored_too() -> None:

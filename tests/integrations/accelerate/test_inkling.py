@@ -21,6 +21,7 @@ from posenc.integrations.transformers.accelerate import interface
 from tests.integrations.accelerate.case import texts, whole_texts
 from tests.integrations.accelerate.cases.inkling import CASES, SIZES
 from tests.integrations.accelerate.test_laws import put_under
+from tests.support.caches import given
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*causal_conv1d")
 
@@ -59,7 +60,7 @@ def test_chunks_of_tokens_after_a_cache(static: bool) -> None:
         cache = StaticCache(config=model.config, max_cache_len=30)
     parts = []
     for begin, end in ((0, 5), (5, 20), (20, 22), (22, 23)):
-        parts.append(model(ids[:, begin:end], past_key_values=cache).logits)
+        parts.append(model(ids[:, begin:end], **given(model, cache)).logits)
     torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -72,13 +73,14 @@ def test_a_layer_without_a_mask_is_causal(cached: bool) -> None:
     caches = [DynamicCache(config=model.config) for _ in range(2)] if cached else [None, None]
     for cache in caches:
         if cache is not None:
-            layer(torch.ones(2, 1, 24), None, past_key_values=cache)
+            layer(torch.ones(2, 1, 24), None, **given(layer, cache))
 
     def outputs(cache: Any) -> Tensor:
         if cache is None:
             output: Tensor = layer(x, None)[0]
             return output
-        return torch.cat([layer(x[:, i : i + 1], None, past_key_values=cache)[0] for i in range(6)])
+        held = given(layer, cache)
+        return torch.cat([layer(x[:, i : i + 1], None, **held)[0] for i in range(6)])
 
     expected = outputs(caches[0])
     put_under(model)

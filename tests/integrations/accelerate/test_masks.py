@@ -15,8 +15,8 @@ from transformers.masking_utils import (
     causal_mask_function,
     chunked_causal_mask_function,
     or_masks,
-    packed_sequence_compatibility_function,
     packed_sequence_mask_function,
+    remap_positions_for_packed_sequence,
     sdpa_mask,
     sliding_window_bidirectional_mask_function,
     sliding_window_causal_mask_function,
@@ -43,6 +43,13 @@ EDGES = [torch.arange(12).ne(edge).expand(2, -1) for edge in (0, 11)]
 BLOCKS = torch.tensor([[-1, 0, 0, 0, -1, -1, 1, 1, 1, 1, 1, -1], [3] * 7 + [-1] * 5])
 PIECES = torch.tensor([[-1, 0, 0, 0, -1, -1, 0, 0, 0, -1, -1, -1], [-1] * 12])
 DOCUMENTS = torch.arange(12).ge(5).long().expand(2, -1)
+
+
+def window(positions: Tensor) -> Callable[..., Any]:
+    """A window of 3 positions."""
+    return remap_positions_for_packed_sequence(sliding_window_causal_mask_function(3), positions)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "causal": causal_mask_function,
     "full": bidirectional_mask_function,
@@ -57,11 +64,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "image in pieces": or_masks(causal_mask_function, blockwise_overlay(PIECES)),
     "reaching ahead": lambda b, h, q, k: (k > q - 4) & (k <= q + 2),
     "prefix": or_masks(causal_mask_function, lambda b, h, q, k: k < 5 + b),
-    "window of packed": packed_sequence_compatibility_function(
-        sliding_window_causal_mask_function(3), STEADY, DOCUMENTS
+    "window of packed": and_masks(packed_sequence_mask_function(DOCUMENTS), window(STEADY)),
+    "window of packed, the other way": and_masks(
+        window(STEADY), packed_sequence_mask_function(DOCUMENTS)
     ),
-    "window of positions apart": packed_sequence_compatibility_function(
-        sliding_window_causal_mask_function(3), 2 * STEADY, DOCUMENTS
+    "window of positions apart": and_masks(
+        packed_sequence_mask_function(DOCUMENTS), window(2 * STEADY)
     ),
     "every other": lambda b, h, q, k: (k % 2 == q % 2) & (k <= q),
 }

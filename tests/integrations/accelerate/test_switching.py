@@ -24,6 +24,7 @@ from posenc.errors import ArgumentError, BackendRefusal
 from posenc.integrations.transformers.accelerate import accelerate, interface, restore
 from posenc.integrations.transformers.accelerate.accelerated import SHORTEST, settings_of
 from posenc.integrations.transformers.accelerate.routing import recorded
+from tests.support.caches import given
 from tests.testing.tiny_models import LENGTH, WINDOW, inputs_of, tiny_config
 from tests.testing.transformers_sweep import EQUAL, REFUSED, outcome
 
@@ -217,8 +218,8 @@ def test_quantised_caches(kind: str) -> None:
             layers=[Rounded(residual_length=8) for _ in range(model.config.num_hidden_layers)]
         )
 
-    tokens, logits = decoded(model, LEFT, past_key_values=cache())
-    found, got = decoded(served(model), LEFT, past_key_values=cache())
+    tokens, logits = decoded(model, LEFT, **given(model, cache()))
+    found, got = decoded(served(model), LEFT, **given(model, cache()))
     torch.testing.assert_close(got, logits, rtol=1e-3, atol=1e-3)
     assert torch.equal(found, tokens)
 
@@ -228,9 +229,9 @@ def test_decoding_slides_without_a_mask(monkeypatch: pytest.MonkeyPatch) -> None
     """Layers with windows are left to PyTorch's kernel while they decode; those with sinks not."""
     model: Any = served(causal("mistral"))
     ids, cache = torch.randint(3, 100, (1, 30)), DynamicCache(config=model.config)
-    model(ids, past_key_values=cache)
+    model(ids, **given(model, cache))
     with recorded() as calls:
-        model(ids[:, :1], past_key_values=cache)
+        model(ids[:, :1], **given(model, cache))
     assert {by for _, by, _ in calls} == {"its own"}
 
 
@@ -285,8 +286,8 @@ def test_masks_and_weights_of_users() -> None:
     expected = model(**additive).logits
     weights = model(**inputs, output_attentions=True).attentions
     served(model)
-    for given in (masked, additive):
-        torch.testing.assert_close(model(**given).logits, expected, rtol=1e-4, atol=1e-4)
+    for shown in (masked, additive):
+        torch.testing.assert_close(model(**shown).logits, expected, rtol=1e-4, atol=1e-4)
     for mine, theirs in zip(
         model(**inputs, output_attentions=True).attentions, weights, strict=True
     ):

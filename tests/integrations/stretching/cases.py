@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.integrations.stretching.sweep import difference, first
+from tests.support.caches import cache_of, given
 from tests.support.tiny_models import VOCABULARY, tiny_model
 
 WINDOW = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}
@@ -53,7 +54,7 @@ def decoded(model: Any, start: int = 25) -> Tensor:
     parts = [prefill.logits]
     for t in range(start, ids.shape[1]):
         step = ids[:, t : t + 1]
-        parts.append(model(step, past_key_values=prefill.past_key_values, use_cache=True).logits)
+        parts.append(model(step, use_cache=True, **given(model, cache_of(prefill))).logits)
     return torch.cat(parts, 1)
 
 

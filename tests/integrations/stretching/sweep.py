@@ -20,10 +20,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers import restore, stretch
-from posenc.integrations.transformers.accelerate.checking import tensors_in
+from posenc.integrations.transformers.accelerate.trials import tensors_in
 from posenc.integrations.transformers.stretching.configs import SCALED
 from posenc.integrations.transformers.stretching.frequencies import frequencies_in
 from posenc.integrations.transformers.stretching.probing import run
+from tests.support.caches import cache_of, given
 from tests.support.tiny_models import VOCABULARY, tiny_model
 
 LIMIT = 90
@@ -131,13 +132,13 @@ def decodes(model: Any, ids: Tensor) -> float:
         start = passes(model, ids[:, :25], use_cache=True)
     except (TypeError, ValueError):
         return float("nan")
-    cache = getattr(start, "past_key_values", None)
+    cache = cache_of(start)
     if cache is None or model.config.is_encoder_decoder:
         return float("nan")
     outputs = [first(start)]
     for t in range(25, LENGTH):
         step = ids[:, t : t + 1]
-        outputs.append(first(passes(model, step, past_key_values=cache, use_cache=True)))
+        outputs.append(first(passes(model, step, use_cache=True, **given(model, cache))))
     return difference(whole, torch.cat(outputs, 1))
 
 

@@ -15,6 +15,7 @@ from posenc.errors import ArgumentError
 from posenc.integrations.transformers import restore, stretch
 from posenc.integrations.transformers.accelerate import accelerate
 from tests.integrations.stretching.cases import FREE, decoded, model_of, near, outputs, texts
+from tests.support.caches import cache_of, given
 
 METHODS: dict[str, dict[str, Any]] = {
     "rerope": {"length": 16, "window": 6},
@@ -106,7 +107,7 @@ def case_holes(model: Any) -> Any:
         ids[:, 25:],
         attention_mask=attended,
         position_ids=places[:, 25:],
-        past_key_values=first.past_key_values,
+        **given(model, cache_of(first)),
     ).logits
 
 
@@ -114,17 +115,17 @@ def case_jump(model: Any) -> Any:
     ids, places = texts(), torch.arange(40).repeat(2, 1)
     places[:, 20:] += 100
     first = model(ids[:, :20], position_ids=places[:, :20], use_cache=True)
-    cache = first.past_key_values
-    return model(ids[:, 20:], position_ids=places[:, 20:], past_key_values=cache).logits
+    held = given(model, cache_of(first))
+    return model(ids[:, 20:], position_ids=places[:, 20:], **held).logits
 
 
 def case_cropped(model: Any) -> Any:
     ids, cache = texts(), DynamicCache(config=model.config)
     if any(cache.is_sliding):
         return torch.ones(1)
-    model(ids[:, :30], past_key_values=cache)
+    model(ids[:, :30], **given(model, cache))
     cache.crop(-5)
-    return model(ids[:, 25:28], past_key_values=cache).logits
+    return model(ids[:, 25:28], **given(model, cache)).logits
 
 
 def case_static(model: Any) -> Any:
@@ -132,22 +133,22 @@ def case_static(model: Any) -> Any:
     for _ in range(2):
         cache.reset()
         for begin, end in ((0, 13), (13, 20), (20, 21)):
-            output = model(ids[:, begin:end], past_key_values=cache)
+            output = model(ids[:, begin:end], **given(model, cache))
     return output.logits
 
 
 def case_growing(model: Any) -> Any:
     ids, cache = texts(), DynamicCache()
-    model(ids[:, :20], past_key_values=cache)
-    return model(ids[:, 20:22], past_key_values=cache).logits
+    model(ids[:, :20], **given(model, cache))
+    return model(ids[:, 20:22], **given(model, cache)).logits
 
 
 def case_copied(model: Any) -> Any:
     ids, cache = texts(), DynamicCache(config=model.config)
-    model(ids[:, :20], past_key_values=cache)
+    model(ids[:, :20], **given(model, cache))
     other = copy.deepcopy(cache)
-    model(ids[:, 20:25], past_key_values=cache)
-    return model(ids[:, 25:30], past_key_values=other).logits
+    model(ids[:, 20:25], **given(model, cache))
+    return model(ids[:, 25:30], **given(model, other)).logits
 
 
 def case_packed(model: Any) -> Any:
@@ -264,19 +265,19 @@ def test_acceleration_before_and_after(accelerated_first: bool) -> None:
 def test_caches_of_another_state_of_the_model_are_refused() -> None:
     model = model_of("llama")
     with torch.no_grad():
-        rotated = model(texts()[:, :20], use_cache=True).past_key_values
+        rotated = cache_of(model(texts()[:, :20], use_cache=True))
         stretch(model, "rerope", length=16)
-        with pytest.raises(ArgumentError, match="past_key_values"):
-            model(texts()[:, 20:], past_key_values=rotated)
-        plain = model(texts()[:, :20], use_cache=True).past_key_values
+        with pytest.raises(ArgumentError, match="cache: "):
+            model(texts()[:, 20:], **given(model, rotated))
+        plain = cache_of(model(texts()[:, :20], use_cache=True))
         cut = copy.deepcopy(plain)
         for layer in cut.layers[:2]:
             layer.crop(-5)  # without the positions
-        with pytest.raises(ArgumentError, match="past_key_values"):
-            model(texts()[:, 20:], past_key_values=cut)
+        with pytest.raises(ArgumentError, match="cache: "):
+            model(texts()[:, 20:], **given(model, cut))
         restore(model)
         with pytest.raises(ArgumentError, match="restored since"):
-            model(texts()[:, 20:], past_key_values=plain)
+            model(texts()[:, 20:], **given(model, plain))
 
 
 def test_a_norm_after_the_rotation_takes_the_gain_away_here_too() -> None:

@@ -18,6 +18,7 @@ from posenc.integrations.transformers.accelerate.growing import grow
 from posenc.integrations.transformers.stretching import decoding
 from posenc.integrations.transformers.stretching.decoding import RotatedKeys
 from tests.integrations.stretching.cases import model_of, near, texts
+from tests.support.caches import given
 
 METHODS: dict[str, dict[str, Any]] = {
     "rerope": {"window": 6},
@@ -40,7 +41,7 @@ def stretched(method: str = "self_extend", kind: str = "llama") -> Any:
 
 @torch.no_grad()
 def step(model: Any, cache: DynamicCache, begin: int, end: int, **options: Any) -> Tensor:
-    logits: Tensor = model(texts()[:, begin:end], past_key_values=cache, **options).logits
+    logits: Tensor = model(texts()[:, begin:end], **given(model, cache), **options).logits
     return logits
 
 
@@ -132,8 +133,8 @@ def copied(model: Any, cache: DynamicCache) -> Tensor:
 def emptied(model: Any, cache: DynamicCache) -> Tensor:
     cache.reset()
     with torch.no_grad():
-        model(texts()[:1, :20], past_key_values=cache)
-        logits: Tensor = model(texts()[:1, 20:21], past_key_values=cache).logits
+        model(texts()[:1, :20], **given(model, cache))
+        logits: Tensor = model(texts()[:1, 20:21], **given(model, cache)).logits
     return logits
 
 
@@ -145,7 +146,7 @@ def frozen(model: Any, cache: DynamicCache) -> Tensor:
 
 def trained(model: Any, cache: DynamicCache) -> Tensor:
     before = len(kept(cache)), kept(cache)[0].get_seq_length()
-    logits: Tensor = model(texts()[:, 32:33], past_key_values=cache).logits
+    logits: Tensor = model(texts()[:, 32:33], **given(model, cache)).logits
     assert logits.requires_grad
     assert before == (len(kept(cache)), kept(cache)[0].get_seq_length())
     return torch.cat([logits, step(model, cache, 33, 34)], 1).detach()

@@ -12,6 +12,7 @@ from transformers import CompileConfig, DynamicCache, StaticCache
 
 from posenc.integrations.transformers import stretch
 from tests.integrations.stretching.cases import model_of, near, texts
+from tests.support.caches import given
 
 MOST = 48
 
@@ -29,7 +30,7 @@ def fixed(model: Any) -> StaticCache:
 
 @torch.no_grad()
 def step(model: Any, cache: Any, begin: int, end: int, **options: Any) -> Tensor:
-    logits: Tensor = model(texts()[:, begin:end], past_key_values=cache, **options).logits
+    logits: Tensor = model(texts()[:, begin:end], **given(model, cache), **options).logits
     return logits
 
 

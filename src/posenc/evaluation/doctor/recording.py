@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from posenc.evaluation.doctor.hollow import INTERFACE, PRODUCTS, HollowProducts, is_hollow
+from posenc.integrations.transformers.accelerate.signatures import CACHE, cache_name, names_of
 from posenc.integrations.transformers.recording import Call, record_call, recorded_calls
 
 TOKENS, FAR = 9, 2**20
@@ -184,8 +185,10 @@ def _inputs(model: Any, start: int | None, cached: bool) -> list[dict[str, Any]]
     ids = torch.full((1, TOKENS), 5)
     if start is not None:
         inputs = {"input_ids": ids, "position_ids": torch.arange(start, start + TOKENS)[None]}
-        cache: Any = {"use_cache": True, "past_key_values": FarCache()}
-        return [inputs | (cache if cached else {"use_cache": False})]
+        if not cached:
+            return [inputs | {"use_cache": False}]
+        name = cache_name(names_of(model.forward)) or CACHE
+        return [inputs | {"use_cache": True, name: FarCache()}]
     choices: list[dict[str, Any]] = [{"input_ids": ids, "use_cache": False}, {"input_ids": ids}]
     if config.is_encoder_decoder:  # fewer queries tell cross-attention
         return [c | {"decoder_input_ids": ids[:, :-2]} for c in choices] + choices

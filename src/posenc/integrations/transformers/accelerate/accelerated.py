@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import wraps
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -18,6 +19,12 @@ from posenc.attention.backends.common.base import Backend
 from posenc.encoding import StructuredScore
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
+from posenc.integrations.transformers.accelerate.signatures import (
+    CACHE,
+    bound,
+    cache_name,
+    names_of,
+)
 from posenc.integrations.transformers.accelerate.terms import encoding_of
 from posenc.runtime import is_scripted
 
@@ -49,17 +56,26 @@ class Accelerated(nn.Module):
 
     A module becomes one by assignment to its ``__class__``: parameters, buffers, hooks and
     submodules stay where they are. It is pickled as an object of the class it had.
+
+    ``forward`` of a subclass gets its arguments by the names in the original's signature, but for a
+    cache, which is ``cache`` in all of them.
     """
 
     original: ClassVar[type[nn.Module]]
     """Class of transformers that the module had before, the first of the bases; a mixin of several
     families has none. Classes are named as theirs, since ``save_pretrained`` writes a model's."""
 
+    parameters_of_forward: ClassVar[tuple[str, ...]] = ()
+    """Names of the original's parameters, in order."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         original: Any = next(kind for kind in cls.__mro__ if not issubclass(kind, Accelerated))
         if original is not nn.Module and not hasattr(cls, "original"):
             cls.original, cls.__name__ = original, original.__name__
+            cls.parameters_of_forward = names_of(original.forward)
+        if "forward" in cls.__dict__:
+            cls.forward = _by_name(cls.forward)  # type: ignore[method-assign]
 
     if TYPE_CHECKING:
 
@@ -75,6 +91,13 @@ class Accelerated(nn.Module):
         memo[id(self)] = copied
         copied.__dict__.update(deepcopy(self.__dict__, memo))
         return copied
+
+    def own_forward(self, **arguments: Any) -> Any:
+        """The forward pass of the original; ``cache`` goes by the name that it has there."""
+        name = cache_name(self.parameters_of_forward)
+        if name is not None and CACHE in arguments:
+            arguments[name] = arguments.pop(CACHE)
+        return self.original.forward(self, **arguments)
 
     @property
     def shortest(self) -> int:
@@ -102,6 +125,16 @@ class Accelerated(nn.Module):
         encoding, backend = encoding_of(*terms), settings_of(self).backend
         dropped = dropout if self.training else 0.0
         return attend(q, k, v, grid, encoding, backend=backend, dropout=dropped, scale=scale)
+
+
+def _by_name(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that is called with the arguments of the original's, bound by its signature."""
+
+    @wraps(forward)
+    def called(self: Accelerated, *arguments: Any, **options: Any) -> Any:
+        return forward(self, **bound(self.parameters_of_forward, arguments, options))
+
+    return called
 
 
 def settings_of(module: nn.Module) -> Settings:

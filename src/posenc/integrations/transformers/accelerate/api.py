@@ -59,9 +59,10 @@ def accelerate(
     Args:
         model: of transformers, or one that holds such a model (of peft, sentence-transformers).
         backend: of ``posenc.attend``.
-        check: compare outputs on random inputs with those of the original; costs two forward
-            passes over 2 rows of 48 tokens, or over 2 images. Left out on the meta device, and
-            where what holds the model is sharded; a sharded model is called, on every rank.
+        check: compare outputs on random inputs with those of the original: of 2 rows of 48 tokens,
+            one padded, of 2 more behind a cache, and of 1 row of 300, which costs forward passes
+            over about 900 tokens; or of 2 images. Left out on the meta device, and where what holds
+            the model is sharded; a sharded model is called, on every rank.
         shortest: number of keys from which on posenc computes; None: as measured for the family.
 
     Returns:
@@ -89,27 +90,25 @@ def accelerate(
     off, notes = None, [note] if note else []
     calls: Record = []
     try:
-        _change(model, found, Settings(backend))
         if comparison is not None:
+            _change(model, found, backend, 0)
             with recorded() as calls:
                 off = comparison.difference()
+            _change(model, found, backend, shortest)
+            off = max(off, comparison.difference(short=True))
             if not comparison.near(off):
                 restore(model)
                 comparison.require_explained(off)
-                _change(model, found, Settings(backend))
-        for _, module, family in found:
-            if isinstance(module, Accelerated):
-                least = family.shortest if shortest is None else shortest
-                take_over(module, type(module), Settings(backend, least))
-        least = SHORTEST if shortest is None else shortest
-        switching.switch_settings(model, Settings(backend, least))
+        _change(model, found, backend, shortest)
     except BaseException:
         restore(model)
         raise
+    least = SHORTEST if shortest is None else shortest
     rows = _report(model, found).modules + _rows(model, calls, least)
     if models and not calls:
         notes.append("Layers on transformers' attention interface use posenc where they can gain.")
-    return Report(type(model).__name__, rows, difference=off, note=" ".join(notes))
+    tried = "" if comparison is None else comparison.tried
+    return Report(type(model).__name__, rows, off, tried, " ".join(notes))
 
 
 def _comparison(
@@ -177,15 +176,25 @@ def _accelerated(model: nn.Module) -> list[Accelerated]:
     return [module for module in model.modules() if isinstance(module, Accelerated)]
 
 
-def _change(model: nn.Module, found: Sequence[Found], settings: Settings) -> None:
-    switching.switch(model, settings)
+def _change(
+    model: nn.Module, found: Sequence[Found], backend: str | Backend, shortest: int | None
+) -> None:
+    """Have posenc compute calls of so many keys and more; None: as measured for each family."""
+    settings = Settings(backend, SHORTEST if shortest is None else shortest)
+    if switching.is_switched(model):
+        switching.switch_settings(model, settings)
+    else:
+        switching.switch(model, settings)
     for _, module, family in found:
         if family.reason(module) is not None:
             continue
-        if type(module) in family.classes:
-            take_over(module, family.classes[type(module)], settings)
+        least = family.shortest if shortest is None else shortest
+        kind = type(module) if isinstance(module, Accelerated) else family.classes.get(type(module))
+        if kind is not None:
+            take_over(module, kind, Settings(backend, least))
         if family.configured and "config" in module.__dict__:
-            module.__dict__["config"] = with_posenc(module.config, family.masks)
+            config = config_behind(module.__dict__["config"])
+            module.__dict__["config"] = with_posenc(config, family.masks)
 
 
 def _modules(model: nn.Module) -> Iterator[Found]:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from inspect import signature
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from itertools import chain
+from math import inf
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.accelerate.family import AcceleratedFamily, family_of
-from posenc.runtime import without_autocast
-
-LENGTH, ROWS, PADDING = 48, 2, 7
+from posenc.integrations.transformers.accelerate.trials import (
+    Trial,
+    execution_device,
+    family_behind,
+    trials_of,
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,10 @@ QUANTIZED = Precision(1 / 127, 1e-1, averaged=True)
 class Comparison:
     """Outputs of the transformers models inside a model, on random inputs.
 
-    The same inputs every time, in evaluation mode; training flags and random states are kept.
+    Of a padded batch, of steps behind its cache, and of a row long enough for compiled kernels.
+
+    Attributes:
+        tried: the inputs in words.
 
     Args:
         model: as it is.
@@ -73,32 +78,56 @@ class Comparison:
                 remedy="Pass the model, not one of its layers, or check=False.",
             )
         self.modules = modules
-        try:
-            self.expected = self._outputs()
-        except Exception as error:
-            raise ArgumentError(
-                "check",
-                expected=f"False for a {_names(self.bases)}, which raises on random inputs",
-                got=f"True; {type(error).__name__}: {error}",
-                remedy="Compare outputs on your own inputs.",
-            ) from error
-        if not all(bool(tensor.isfinite().all()) for tensor in self.expected):
+        self.expected: dict[Trial, list[Tensor]] = {}
+        said: list[str] = []
+        for trial in chain.from_iterable(map(trials_of, self.bases)):
+            said += self._begin(trial)
+        self.tried = "; ".join(dict.fromkeys(said))
+        outputs = [*chain.from_iterable(self.expected.values())]
+        if not all(bool(tensor.isfinite().all()) for tensor in outputs):
             raise ArgumentError(
                 "check",
                 expected="False for a model whose own outputs on random inputs are not finite",
                 got=True,
                 remedy="Compare outputs on your own inputs.",
             )
-        self.precision = _precision(self.bases, self.expected)
+        self.precision = _precision(self.bases, outputs)
 
-    def difference(self) -> float:
+    def _begin(self, trial: Trial) -> list[str]:
+        """Keep a trial's outputs; returns in words what was tried.
+
+        What a model's own code cannot do is left out, but not its plain batch.
+        """
+        try:
+            self.expected[trial], said = trial.run()
+        except Exception as error:
+            got = f"{type(error).__name__}: {error}"
+            if trial.steps:
+                return [*self._begin(replace(trial, steps=0)), f"no steps, which raise {got}"]
+            if trial.rows == 1:
+                return [f"no row of {trial.length}, which raises {got}"]
+            raise ArgumentError(
+                "check",
+                expected=f"False for a {_names(self.bases)}, which raises on random inputs",
+                got=f"True; {got}",
+                remedy="Compare outputs on your own inputs.",
+            ) from error
+        return [said]
+
+    def difference(self, *, short: bool = False) -> float:
         """The largest difference of outputs from those at first, as a share of each one's size.
+
+        Args:
+            short: without long rows.
 
         Raises:
             ArgumentError: when the model now raises.
         """
+        pairs: list[tuple[Tensor, Tensor]] = []
         try:
-            outputs = self._outputs()
+            for trial, expected in self.expected.items():
+                if trial.rows > 1 or not short:
+                    pairs += zip(expected, trial.run()[0], strict=True)
         except Exception as error:
             raise ArgumentError(
                 "model",
@@ -106,8 +135,7 @@ class Comparison:
                 got=f"{type(error).__name__}: {error}",
                 remedy="It was left as it is. Please report this with the model's config.",
             ) from error
-        pairs = [(a, b) for a, b in zip(self.expected, outputs, strict=True) if a.numel()]
-        return max((self._share(a, b) for a, b in pairs), default=0.0)
+        return max((self._share(a, b) for a, b in pairs if a.numel()), default=0.0)
 
     def near(self, off: float) -> bool:
         """True if a difference is within the tolerance of the model's precision."""
@@ -147,34 +175,13 @@ class Comparison:
         off, size = got.double() - expected.double(), expected.double()
         mean = self.precision.averaged
         off, size = (x.square().mean().sqrt() if mean else x.abs().max() for x in (off, size))
-        return float(off / size.clamp(min=1e-6))
-
-    @torch.no_grad()
-    def _outputs(self) -> list[Tensor]:
-        outputs: list[Tensor] = []
-        for base in self.bases:
-            device = device_of(base)
-            # Some models drop features in evaluation mode too.
-            with evaluating(base), torch.random.fork_rng(), without_autocast(device):
-                torch.manual_seed(0)
-                inputs = _inputs(base, device)
-                output = base(**inputs)
-            attended = inputs.get("attention_mask")
-            outputs += [_of_tokens(tensor, attended) for tensor in tensors_in(output)]
-        return outputs
-
-
-def _of_tokens(output: Tensor, attended: Tensor | None) -> Tensor:
-    """A copy of an output, zero for padding: queries that see no key get what they may."""
-    copied = output.detach().clone()
-    if attended is not None and copied.shape[:2] == attended.shape:
-        copied[attended == 0] = 0
-    return copied
+        share = float(off / size.clamp(min=1e-6))
+        return share if share >= 0 else inf  # not a number, which max would pass over
 
 
 def without_values(model: nn.Module) -> bool:
     """True if some weights are on the meta device, and no hook fetches them from elsewhere."""
-    return any(x.is_meta for x in model.parameters()) and _execution_device(model) is None
+    return any(x.is_meta for x in model.parameters()) and execution_device(model) is None
 
 
 def is_sharded_around(model: nn.Module) -> bool:
@@ -208,19 +215,13 @@ def _bases(model: nn.Module, modules: set[nn.Module]) -> list[PreTrainedModel]:
 def _outermost(
     model: nn.Module, modules: set[nn.Module], *, of_family: bool
 ) -> Iterator[PreTrainedModel]:
-    if isinstance(model, PreTrainedModel) and (not of_family or _family(model) is not None):
+    if isinstance(model, PreTrainedModel) and (not of_family or family_behind(model) is not None):
         if not modules.isdisjoint(model.modules()):
             # The parameters of a sharded model are gathered where the whole of it is called.
             yield model if _is_sharded(model) else model.base_model
         return
     for child in model.children():
         yield from _outermost(child, modules, of_family=of_family)
-
-
-def _family(model: nn.Module) -> AcceleratedFamily | None:
-    """The family of a model's class, or of one that it is derived from."""
-    families = (family_of(kind) for kind in type(model).__mro__)
-    return next((family for family in families if family is not None), None)
 
 
 def _names(models: Sequence[nn.Module]) -> str:
@@ -250,91 +251,3 @@ def _is_quantized(model: nn.Module) -> bool:
         or type(weight).__module__.partition(".")[0] not in ("torch", "builtins")
         for weight in weights
     )
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """The device that inputs have to be on."""
-    tensors = chain(model.parameters(), model.buffers())
-    on = next((x.device for x in tensors if not x.is_meta), None)
-    return _execution_device(model) or on or torch.device("cpu")
-
-
-def _execution_device(model: nn.Module) -> torch.device | None:
-    """The device to which the first hook of accelerate moves inputs, if there are any."""
-    for module in model.modules():
-        hook = getattr(module, "_hf_hook", None)
-        for part in getattr(hook, "hooks", [hook]):
-            device = getattr(part, "execution_device", None)
-            if device is not None:
-                return torch.device(device)
-    return None
-
-
-def _inputs(model: PreTrainedModel, device: torch.device) -> dict[str, Tensor]:
-    family = _family(model)
-    with torch.device("cpu"):  # that of the generators, whatever the default device is
-        made = (getattr(family, "inputs", None) or _inputs_of_config)(model)
-    return {
-        k: x.to(device, model.dtype if x.is_floating_point() else None) for k, x in made.items()
-    }
-
-
-def _inputs_of_config(model: Any) -> dict[str, Tensor]:
-    config, name = model.config, model.main_input_name
-    generator = torch.Generator().manual_seed(0)
-    if name == "input_ids":
-        text = config.get_text_config()
-        length = fitting_length(model, text)
-        ids = random_ids(text.vocab_size, (ROWS, length), generator)
-        attended = torch.ones_like(ids)
-        attended[1, length - min(PADDING, length // 2) :] = 0
-        inputs = {"input_ids": ids, "attention_mask": attended}
-        if "decoder_input_ids" in signature(model.forward).parameters:
-            inputs["decoder_input_ids"] = ids[:, : (length + 1) // 2]
-        return inputs
-    image = getattr(config, "vision_config", config)
-    shapes: dict[str, Any] = {
-        "pixel_values": lambda: (ROWS, image.num_channels, *_pair(image.image_size)),
-        "input_values": lambda: (ROWS, 8000),
-        "input_features": lambda: (ROWS, LENGTH, config.feature_projection_input_dim),
-    }
-    return {name: torch.randn(shapes[name](), generator=generator)}
-
-
-def random_ids(vocabulary: int, size: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Ids from the upper half of a vocabulary; those of special tokens are low ones."""
-    return torch.randint(vocabulary // 2, vocabulary, size, generator=generator)
-
-
-def fitting_length(model: nn.Module, config: Any, most: int = LENGTH) -> int:
-    """A number of tokens that a model has positions for, some of which begin at 2."""
-    names = ("max_position_embeddings", "max_seq_len")
-    limits = [getattr(config, name, None) or 0 for name in names]
-    limits += [
-        table.num_embeddings
-        for name, table in model.named_modules()
-        if name.endswith(".position_embeddings") and isinstance(table, nn.Embedding)
-    ]
-    return max(1, min([most, *(limit - 2 for limit in limits if limit > 0)]))  # XLNet's is -1
-
-
-def _pair(size: int | Sequence[int]) -> tuple[int, ...]:
-    return (size, size) if isinstance(size, int) else tuple(size)
-
-
-def tensors_in(output: Any) -> Iterator[Tensor]:
-    """Floating-point tensors in an output of transformers, in order."""
-    tensors = (x for x in tree_leaves(output) if isinstance(x, Tensor))
-    return (x for x in tensors if x.is_floating_point())
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    try:
-        for module in training:
-            module.training = False
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -27,8 +27,8 @@ class AcceleratedFamily:
         shortest: number of keys below which the modules' own attention was measured to be as fast.
         refusal: the reason why a module of either stays as it is, or None.
         unserved: reasons by class, for classes that always stay as they are.
-        inputs: makes random inputs for a model, on a CPU in float32; None: they follow from its
-            config.
+        inputs: makes random inputs for a model, on a CPU in float32, from the model, a number of
+            rows and one of tokens in each at most; None: they follow from its config.
         limits: calls that posenc computes, in words; "" for all.
     """
 
@@ -39,7 +39,7 @@ class AcceleratedFamily:
     shortest: int = 384
     refusal: Callable[[nn.Module], str | None] = lambda module: None
     unserved: Mapping[type[nn.Module], str] = field(default_factory=dict)
-    inputs: Callable[[nn.Module], Mapping[str, Tensor]] | None = None
+    inputs: Callable[[nn.Module, int, int], Mapping[str, Tensor]] | None = None
     limits: str = ""
 
     def __post_init__(self) -> None:

@@ -11,14 +11,9 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    EncoderDecoderCache,
-)
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
+from posenc.integrations.transformers.accelerate.signatures import caches_in
 from posenc.runtime import is_scripted, is_transformed
 
 Pair = tuple[Float[Tensor, "B G K D"], Float[Tensor, "B G K E"]]
@@ -113,15 +108,13 @@ def grow(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) ->
 
     Layers of other classes are left alone.
     """
-    cache = options.get("past_key_values")
-    if isinstance(cache, EncoderDecoderCache):
-        cache = cache.self_attention_cache
-    if not isinstance(cache, Cache) or torch.compiler.is_compiling() or is_scripted():
+    if torch.compiler.is_compiling() or is_scripted():
         return
-    for layer in cache.layers:
-        kind = KINDS.get(type(layer))
-        if kind is not None:
-            layer.__class__ = kind
+    for cache in caches_in((*inputs, *options.values())):
+        for layer in cache.layers:
+            kind = KINDS.get(type(layer))
+            if kind is not None:
+                layer.__class__ = kind
 
 
 def _extends(old: Tensor, new: Tensor) -> bool:

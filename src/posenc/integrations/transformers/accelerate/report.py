@@ -32,12 +32,14 @@ class Report:
         modules: those with attention that posenc knows.
         difference: largest difference from the original's output on random inputs, as a share of
             its largest value; None if not checked.
+        tried: the inputs that outputs were compared on, in words; "" if they were not.
         note: in a sentence, why nothing was changed or compared; "" if it was.
     """
 
     model: str
     modules: tuple[ReportedModule, ...]
     difference: float | None = None
+    tried: str = ""
     note: str = ""
 
     @property
@@ -56,6 +58,7 @@ class Report:
         ]
         if self.difference is not None:
             lines.append(f"  Largest difference on random inputs: {self.difference:.1e}.")
+            lines.append(f"  Tried: {self.tried}.")
         elif self.modules and self.note:
             lines.append(f"  {self.note}")
         return "\n".join(lines)

@@ -17,10 +17,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from posenc.encoding import Encoding, Pairing
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
-from posenc.integrations.transformers.accelerate.checking import PRECISIONS, tensors_in
+from posenc.integrations.transformers.accelerate.checking import PRECISIONS
 from posenc.integrations.transformers.accelerate.interface import mask
 from posenc.integrations.transformers.accelerate.lazy_mask import written_out
+from posenc.integrations.transformers.accelerate.signatures import names_of
 from posenc.integrations.transformers.accelerate.switching import INTERNAL
+from posenc.integrations.transformers.accelerate.trials import tensors_in
 from posenc.integrations.transformers.accelerate.views import STRETCHED, is_on_interface
 from posenc.integrations.transformers.recording import Call, record_call, recorded_calls
 from posenc.integrations.transformers.stretching.attention import (
@@ -31,7 +33,12 @@ from posenc.integrations.transformers.stretching.attention import (
 )
 from posenc.integrations.transformers.stretching.changes import Change, Undoable, undo
 from posenc.integrations.transformers.stretching.configs import configs_of
-from posenc.integrations.transformers.stretching.frequencies import INNER, Frequencies, SineTable
+from posenc.integrations.transformers.stretching.frequencies import (
+    INNER,
+    Frequencies,
+    SineTable,
+    rotates_itself,
+)
 from posenc.integrations.transformers.stretching.positions import PLACED, Adoption, Switch
 from posenc.integrations.transformers.stretching.probing import quiet, run
 from posenc.integrations.transformers.stretching.rotary import Calls
@@ -139,7 +146,7 @@ def adopt(
     Raises:
         ArgumentError: for a model whose rotation cannot be taken over.
     """
-    inner = [f.module for f in used if isinstance(f, SineTable)]
+    inner = [f.module for f in used if rotates_itself(f.module)]
     holders = [holders_of(model, f.module)[-1] for f in used]
     if not inner and not all(is_on_interface(type(holder)) for holder in holders):
         raise refusal("attention that is not on the interface")
@@ -215,12 +222,13 @@ def _hooked(model: nn.Module, used: list[Frequencies], adoption: Adoption) -> li
     for holder in holders:
         handles.append(holder.register_forward_pre_hook(adoption.begin, with_kwargs=True))
         handles.append(holder.register_forward_hook(adoption.end, with_kwargs=True))
-    inner = {f.module for f in used if isinstance(f, SineTable)}
+    tables = {f.module for f in used if isinstance(f, SineTable)}
     for module in rotary:
-        if module in inner:
+        if rotates_itself(module):
             handles.append(module.register_forward_pre_hook(adoption.still, with_kwargs=True))
         else:
-            handles.append(module.register_forward_hook(adoption.rotated, with_kwargs=True))
+            hook = partial(adoption.rotated, names_of(module.forward), module in tables)
+            handles.append(module.register_forward_hook(hook, with_kwargs=True))
     return handles
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from posenc.encoding import Encoding, Pairing
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
+from posenc.integrations.transformers.accelerate.signatures import names_of
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 from posenc.integrations.transformers.stretching.changes import Change
 
@@ -183,7 +184,7 @@ class Frequencies:
 
 @dataclass(eq=False)
 class SineTable(Frequencies):
-    """A buffer ``[N, 2T]`` of sines and cosines by position, of one layer."""
+    """A buffer ``[N, 2T]`` of sines and cosines by position, of one layer or of all."""
 
     @property
     def prefix(self) -> str:
@@ -211,8 +212,23 @@ def frequencies_in(model: nn.Module) -> Iterator[Frequencies]:
         for name, buffer in module.named_buffers(recurse=False):
             if name.endswith("inv_freq") and not name.endswith("original_inv_freq"):
                 yield Frequencies(path, module, name)
-            elif callable(getattr(module, INNER, None)) and _holds_sines(buffer):
+            elif _holds_sines(buffer) and (rotates_itself(module) or _hands_out(module, buffer)):
                 yield SineTable(path, module, name)
+
+
+def rotates_itself(module: nn.Module) -> bool:
+    """True for an attention module that is not on the attention interface."""
+    return callable(getattr(module, INNER, None))
+
+
+def _hands_out(module: nn.Module, table: Tensor) -> bool:
+    """True for a rotary module: its answer is the sines and the cosines of positions."""
+    if not {"x", "position_ids"} <= set(names_of(module.forward)):
+        return False
+    ids = torch.arange(2, device=table.device).unsqueeze(0)
+    answer = type(module).forward(module, x=table, position_ids=ids)  # without hooks
+    halves = [half.unsqueeze(0) for half in table[:2].chunk(2, dim=-1)]
+    return isinstance(answer, tuple) and len(answer) == 2 and all(map(torch.equal, answer, halves))
 
 
 def _holds_sines(buffer: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from transformers.cache_utils import (
 
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
+from posenc.integrations.transformers.accelerate.signatures import bound, caches_in
 from posenc.integrations.transformers.stretching.probing import layer_type_of
 from posenc.layout import Layout
 from posenc.runtime import has_values
@@ -250,7 +251,7 @@ class Adoption:
                 got=module.config._attn_implementation,
                 remedy="Call restore(model) first; choose an implementation before stretching.",
             )
-        self.cache, self.latest = next(_caches([*arguments, *options.values()]), None), None
+        self.cache, self.latest = next(caches_in([*arguments, *options.values()]), None), None
 
     @property
     def begun(self) -> bool:
@@ -260,7 +261,7 @@ class Adoption:
     def end(self, module: Any, arguments: Any, options: dict[str, Any], output: Any) -> None:
         """After a pass: its positions go into the cache."""
         outputs = output.values() if isinstance(output, dict) else output
-        found = next(_caches(outputs if not isinstance(outputs, Tensor) else ()), self.cache)
+        found = next(caches_in(outputs if not isinstance(outputs, Tensor) else ()), self.cache)
         if found is not None and self.latest is not None and found.layers:
             held = _positions_in(found)
             if held is None:
@@ -270,10 +271,21 @@ class Adoption:
         self.cache = None
 
     def rotated(
-        self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any
+        self,
+        names: Sequence[str],
+        sine_first: bool,
+        module: nn.Module,
+        arguments: tuple[Any, ...],
+        options: dict[str, Any],
+        output: Any,
     ) -> Any:
-        """In place of a rotary module's output: one that leaves features as they are."""
-        given = dict(zip(("x", "position_ids"), arguments, strict=False)) | options
+        """In place of a rotary module's output: one that leaves features as they are.
+
+        Args:
+            names: parameters of the module's ``forward``.
+            sine_first: the module answers sines before cosines.
+        """
+        given = bound(names, arguments, options)
         ids = given.get("position_ids")
         if ids is None:
             ids = torch.arange(given["x"].shape[1], device=given["x"].device).unsqueeze(0)
@@ -290,7 +302,10 @@ class Adoption:
         factor = self.factors.get((module, layer_type_of(arguments, options)), 1.0)
         still = torch.full_like(output[0] if pair else output, factor)
         setattr(still, PLACED, self.latest)
-        return (still, torch.zeros_like(output[1])) if pair else still
+        if not pair:
+            return still
+        sine = torch.zeros_like(still)
+        return (sine, still) if sine_first else (still, sine)
 
     def still(
         self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
@@ -341,12 +356,6 @@ def placement_in(values: Any) -> Placement | None:
     return None
 
 
-def _caches(values: Any) -> Iterator[Cache]:
-    for value in values:
-        if isinstance(value, Cache):
-            yield getattr(value, "self_attention_cache", value)
-
-
 def _positions_in(cache: Cache | None) -> Positions | None:
     layers = [] if cache is None else cache.layers
     return next((layer for layer in layers if isinstance(layer, Positions)), None)
@@ -354,7 +363,7 @@ def _positions_in(cache: Cache | None) -> Positions | None:
 
 def _foreign_cache(got: str) -> ArgumentError:
     return ArgumentError(
-        "past_key_values",
+        "cache",
         expected="a cache that this model filled as it is now",
         got=got,
         remedy="Begin with an empty cache.",

@@ -12,11 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.accelerate.checking import (
-    device_of,
-    evaluating,
-    fitting_length,
-)
+from posenc.integrations.transformers.accelerate.trials import device_of, evaluating, fitting_length
 from posenc.integrations.transformers.stretching.changes import undo
 from posenc.runtime import without_autocast
 

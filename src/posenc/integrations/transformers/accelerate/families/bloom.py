@@ -25,20 +25,18 @@ class BloomAlibi(Accelerated, BloomAttention):
         residual: Float[Tensor, "B Q C"],
         alibi: Float[Tensor, "BH 1 K"],
         attention_mask: Tensor | None,
-        layer_past: Any = None,
-        *rest: Any,
+        cache: Any = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         queries, keys = hidden_states.shape[1], alibi.shape[-1]
         pairs = attention_mask is not None and attention_mask.dim() > 2
-        if rest or pairs or keys < self.shortest or wants_weights(self, options):
+        if pairs or keys < self.shortest or wants_weights(self, options):
             mask = added_causal_mask(attention_mask, queries, keys, like=hidden_states)
-            return super().forward(
-                hidden_states, residual, alibi, mask, layer_past, *rest, **options
-            )
+            given = {"residual": residual, "alibi": alibi, "attention_mask": mask}
+            return self.own_forward(hidden_states=hidden_states, cache=cache, **given, **options)
         q, k, v = self._reshape(self.query_key_value(hidden_states))
-        if layer_past is not None:
-            k, v = layer_past.update(k, v, self.layer_idx)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx)
         bias = alibi.reshape(-1, self.num_heads, keys)
         dropped, scale = self.attention_dropout.p, self.inv_norm_factor
         output = attend_alibi(self, q, k, v, bias, attention_mask, dropout=dropped, scale=scale)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jaxtyping import Float
 from torch import Tensor
 from transformers.models.data2vec.modeling_data2vec_vision import (
@@ -29,6 +31,7 @@ class PatchAttention(Accelerated):
         relative_position_bias: Tensor | ImageBias | None = None,
         interpolate_pos_encoding: bool = False,
         resolution: tuple[int, int] | None = None,
+        **options: Any,
     ) -> tuple[Tensor, ...]:
         length = hidden_states.shape[1]
         weights = wants_weights(self, {"output_attentions": output_attentions})
@@ -41,8 +44,14 @@ class PatchAttention(Accelerated):
                 own = self.relative_position_bias(size, interpolate_pos_encoding, dim_size=length)
                 bias = own if bias is None else own + bias
         if not isinstance(bias, ImageBias):
-            rest = relative_position_bias, interpolate_pos_encoding, resolution
-            return super().forward(hidden_states, output_attentions, *rest)
+            return self.own_forward(
+                hidden_states=hidden_states,
+                output_attentions=output_attentions,
+                relative_position_bias=relative_position_bias,
+                interpolate_pos_encoding=interpolate_pos_encoding,
+                resolution=resolution,
+                **options,
+            )
         layers = self.query, self.key, self.value
         q, k, v = self.in_heads(hidden_states, self.num_attention_heads, *layers)
         return (attend_images(self, q, k, v, bias, self.attention_head_size**-0.5),)

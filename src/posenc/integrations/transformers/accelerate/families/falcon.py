@@ -27,28 +27,25 @@ class FalconAlibi(Accelerated, FalconAttention):
         hidden_states: Float[Tensor, "B Q C"],
         alibi: Float[Tensor, "b ..."],
         attention_mask: Tensor | None,
-        position_ids: Tensor | None = None,
-        layer_past: Any = None,
-        *rest: Any,
+        cache: Any = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         batch, queries = hidden_states.shape[:2]
         bias = alibi.reshape(batch, self.num_heads, -1) * self.inv_norm_factor
         pairs = attention_mask is not None and attention_mask.dim() > 2
-        if rest or pairs or bias.shape[-1] < self.shortest or wants_weights(self, options):
+        if pairs or bias.shape[-1] < self.shortest or wants_weights(self, options):
             if not pairs:  # the model has the bias in its masks
                 mask = added_causal_mask(
                     attention_mask, queries, bias.shape[-1], like=hidden_states
                 )
                 lowest = torch.finfo(mask.dtype).min
                 attention_mask = bias.unsqueeze(2).masked_fill(mask < 0, lowest)
-            return super().forward(
-                hidden_states, alibi, attention_mask, position_ids, layer_past, *rest, **options
-            )
+            given = {"alibi": alibi, "attention_mask": attention_mask}
+            return self.own_forward(hidden_states=hidden_states, cache=cache, **given, **options)
         qkv = self._split_heads(self.query_key_value(hidden_states))
         q, k, v = (x.transpose(1, 2) for x in qkv)
-        if layer_past is not None:
-            k, v = layer_past.update(k, v, self.layer_idx)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx)
         # Eager attention adds the bias to the logits and the mask, which has it already.
         times = 1 if self.config._attn_implementation == "sdpa" else 2
         bias, dropped, scale = bias * times, self.attention_dropout.p, self.inv_norm_factor

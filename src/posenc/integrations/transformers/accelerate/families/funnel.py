@@ -146,6 +146,7 @@ class FunnelAttention(Accelerated, FunnelRelMultiheadAttention):
         value: Float[Tensor, "B K C"],
         attention_inputs: tuple[Any, ...],
         output_attentions: bool = False,
+        **options: Any,
     ) -> tuple[Tensor, ...]:
         embeddings, types, attention_mask, class_mask = attention_inputs
         queries, keys = query.shape[1], key.shape[1]
@@ -165,7 +166,14 @@ class FunnelAttention(Accelerated, FunnelRelMultiheadAttention):
             if self.config.separate_cls:
                 class_mask = pad(query.new_ones(queries - 1, keys - 1), (1, 0, 1, 0))
             attention_inputs = (embeddings, types.same, attention_mask, class_mask)
-        return super().forward(query, key, value, attention_inputs, output_attentions)
+        return self.own_forward(
+            query=query,
+            key=key,
+            value=value,
+            attention_inputs=attention_inputs,
+            output_attentions=output_attentions,
+            **options,
+        )
 
     def _attend(
         self,

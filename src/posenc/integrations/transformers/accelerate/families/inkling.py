@@ -65,7 +65,11 @@ class AcceleratedRelativeLogits(Accelerated, InklingRelativeLogits):
     ) -> Float[Tensor, "B H Q K"] | RelativeLogits:
         # A tensor for one query is as small as its factors.
         if len(query_positions) == 1 or len(key_positions) < self.shortest:
-            return super().forward(relative_states, query_positions, key_positions)
+            return self.own_forward(
+                relative_states=relative_states,
+                query_positions=query_positions,
+                key_positions=key_positions,
+            )
         tokens = relative_states.transpose(1, 2)
         # By offsets from -extent to 1, of which the first and the last have no bias.
         rows = pad(self.proj.T.flip(0), (0, 0, 1, 1)).unsqueeze(0)  # [1, N, E]
@@ -85,20 +89,20 @@ class AcceleratedInklingAttention(Accelerated, InklingAttention):
         self,
         hidden_states: Float[Tensor, "B Q C"],
         attention_mask: Tensor | None,
-        conv_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         if attention_mask is None:  # causal; windows reach beyond all keys
             batch, queries = hidden_states.shape[:2]
             sizes: tuple[Any, Any] = (queries, 0)
             first: int | Tensor = 0
-            if past_key_values is not None:
-                sizes = past_key_values.get_mask_sizes(queries, self.layer_idx)
-                first = past_key_values.get_query_offset(self.layer_idx)
+            if cache is not None:
+                sizes = cache.get_mask_sizes(queries, self.layer_idx)
+                first = cache.get_query_offset(self.layer_idx)
             device = hidden_states.device
             attention_mask = mask(batch, queries, sizes[0], first, sizes[1], device=device)
-        return super().forward(hidden_states, attention_mask, conv_mask, past_key_values, **options)
+        given = {"hidden_states": hidden_states, "attention_mask": attention_mask}
+        return self.own_forward(cache=cache, **given, **options)
 
 
 ENTRY = AcceleratedFamily(

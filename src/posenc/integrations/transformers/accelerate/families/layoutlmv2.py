@@ -39,23 +39,22 @@ class AcceleratedLayoutLMv2Encoder(PageEncoder, LayoutLMv2Encoder):
     """The encoder."""
 
     relative_position_bucket = staticmethod(relative_position_bucket)
-    _calculate_1d_position_embeddings = PageEncoder._cal_1d_pos_emb
-    _calculate_2d_position_embeddings = PageEncoder._cal_2d_pos_emb
+    _calculate_1d_position_embeddings = PageEncoder.bias_by_order
+    _calculate_2d_position_embeddings = PageEncoder.bias_by_boxes
 
     def forward(
         self,
         hidden_states: Float[Tensor, "B L C"],
         attention_mask: Tensor | None = None,
-        *arguments: Any,
         **options: Any,
     ) -> Any:
         mask = self.masked(attention_mask, hidden_states)
-        return super().forward(hidden_states, mask, *arguments, **options)
+        return self.own_forward(hidden_states=hidden_states, attention_mask=mask, **options)
 
 
-def _inputs(model: Any) -> dict[str, Tensor]:
-    image = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    return page(model) | {"image": image}
+def _inputs(model: Any, rows: int, length: int) -> dict[str, Tensor]:
+    image = torch.randn(rows, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    return page(model, rows, length) | {"image": image}
 
 
 ENTRY = AcceleratedFamily(

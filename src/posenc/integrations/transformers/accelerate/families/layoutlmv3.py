@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from transformers.models.layoutlmv3.modeling_layoutlmv3 import (
     LayoutLMv3Encoder,
@@ -30,29 +30,33 @@ class AcceleratedLayoutLMv3Attention(PageAttention, LayoutLMv3SelfAttention):
     def summed(self, biases: Sequence[Tensor], mask: Tensor | None) -> Tensor | None:
         if not biases:
             return mask
-        bias: Tensor = sum(biases[1:], biases[0]) * self.attention_head_size**-0.5
+        bias: Tensor = sum(biases[1:], biases[0])
+        if "position_bias" not in self.parameters_of_forward:  # which is scaled already
+            bias = bias * self.attention_head_size**-0.5
         return bias if mask is None else bias + mask
 
 
 class AcceleratedLayoutLMv3Encoder(PageEncoder, LayoutLMv3Encoder):
     """The encoder."""
 
+    if not hasattr(LayoutLMv3Encoder, "_relative_position_lookup"):  # which reads by distance too
+        _cal_1d_pos_emb = PageEncoder.bias_by_order
+        _cal_2d_pos_emb = PageEncoder.bias_by_boxes
+
     def forward(
         self,
         hidden_states: Float[Tensor, "B L C"],
-        bbox: Int[Tensor, "B L 4"] | None = None,
         attention_mask: Tensor | None = None,
-        *arguments: Any,
         **options: Any,
     ) -> Any:
         mask = self.masked(attention_mask, hidden_states)
-        return super().forward(hidden_states, bbox, mask, *arguments, **options)
+        return self.own_forward(hidden_states=hidden_states, attention_mask=mask, **options)
 
 
-def _inputs(model: Any) -> dict[str, Tensor]:
-    config, made = model.config, page(model)
+def _inputs(model: Any, rows: int, length: int) -> dict[str, Tensor]:
+    config, made = model.config, page(model, rows, length)
     if config.visual_embed:
-        size = (2, config.num_channels, config.input_size, config.input_size)
+        size = (rows, config.num_channels, config.input_size, config.input_size)
         made["pixel_values"] = torch.randn(size, generator=torch.Generator().manual_seed(0))
     return made
 

@@ -29,8 +29,9 @@ class MPNetAttention(Accelerated, MPNetSelfAttention):
         **options: Any,
     ) -> tuple[Tensor | None, ...]:
         if not isinstance(position_bias, PositionBias):
-            return super().forward(
-                hidden_states, attention_mask, position_bias, output_attentions, **options
+            given = {"attention_mask": attention_mask, "output_attentions": output_attentions}
+            return self.own_forward(
+                hidden_states=hidden_states, position_bias=position_bias, **given, **options
             )
         q, k, v = self.in_heads(hidden_states, self.num_attention_heads, self.q, self.k, self.v)
         dropout = self.dropout.p if self.training else 0.0
@@ -48,12 +49,12 @@ class MPNetEncoding(Accelerated, MPNetEncoder):
         self,
         hidden_states: Float[Tensor, "B L C"],
         attention_mask: Tensor | None = None,
-        *arguments: Any,
         **options: Any,
     ) -> Any:
         if hidden_states.shape[1] >= self.shortest:
             attention_mask = attended_keys(attention_mask)
-        return super().forward(hidden_states, attention_mask, *arguments, **options)
+        given = {"hidden_states": hidden_states, "attention_mask": attention_mask}
+        return self.own_forward(**given, **options)
 
     def compute_position_bias(
         self, x: Tensor, position_ids: Tensor | None = None, num_buckets: int = 32

@@ -40,23 +40,24 @@ class MptAlibi(Accelerated, MptAttention):
         self,
         hidden_states: Float[Tensor, "B Q C"],
         position_bias: Float[Tensor, "H 1 L"],
-        past_key_values: Any = None,
         attention_mask: Tensor | None = None,
+        cache: Any = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        queries, past = hidden_states.shape[1], past_key_values
-        keys = queries + (0 if past is None else int(past.get_seq_length(self.layer_idx)))
+        queries = hidden_states.shape[1]
+        keys = queries + (0 if cache is None else int(cache.get_seq_length(self.layer_idx)))
         unserved = keys < self.shortest or keys > position_bias.shape[-1]
         if unserved or attention_mask is None or attention_mask.dim() > 2:
             if attention_mask is not None:
                 attention_mask = hidden_pairs(attention_mask, queries, keys)
-            return super().forward(hidden_states, position_bias, past, attention_mask, **options)
+            given = {"position_bias": position_bias, "attention_mask": attention_mask}
+            return self.own_forward(hidden_states=hidden_states, cache=cache, **given, **options)
         qkv = self.Wqkv(hidden_states)
         if self.clip_qkv:
             qkv = qkv.clamp(-self.clip_qkv, self.clip_qkv)
         q, k, v = qkv.unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
-        if past is not None:
-            k, v = past.update(k, v, self.layer_idx)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx)
         bias = position_bias[:, 0, -keys:].unsqueeze(0)
         attended = ~attention_mask if attention_mask.dim() == 2 else None
         dropped, scale = self.attn_dropout_p, self.softmax_scale
@@ -70,19 +71,16 @@ class AcceleratedMptBlock(Accelerated, MptBlock):
     def forward(
         self,
         hidden_states: Float[Tensor, "B Q C"],
-        position_bias: Float[Tensor, "H 1 L"],
         attention_mask: Tensor,
-        layer_past: Any = None,
-        *rest: Any,
+        cache: Any = None,
         **options: Any,
     ) -> Any:
-        if rest or wants_weights(self, options):
+        if wants_weights(self, options):
             queries, index = hidden_states.shape[1], self.attn.layer_idx
-            keys = queries + (0 if layer_past is None else int(layer_past.get_seq_length(index)))
+            keys = queries + (0 if cache is None else int(cache.get_seq_length(index)))
             attention_mask = hidden_pairs(attention_mask, queries, keys)
-        return super().forward(
-            hidden_states, position_bias, attention_mask, layer_past, *rest, **options
-        )
+        given = {"hidden_states": hidden_states, "attention_mask": attention_mask}
+        return self.own_forward(cache=cache, **given, **options)
 
 
 def hidden_pairs(hidden: Bool[Tensor, "..."], queries: int, keys: int) -> Bool[Tensor, "b 1 Q K"]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
+from math import prod
 from typing import Any
 
 import torch
@@ -17,14 +19,12 @@ from transformers.models.speecht5.modeling_speecht5 import (
 )
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
-from posenc.integrations.transformers.accelerate.checking import random_ids
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import PositionBias, attention
 from posenc.integrations.transformers.accelerate.masks import added_mask
 from posenc.integrations.transformers.accelerate.terms import ComputedOnce, products_by_offset
+from posenc.integrations.transformers.accelerate.trials import random_ids
 from posenc.integrations.transformers.accelerate.views import KEYS
-
-LENGTH = 40
 
 
 @dataclass(eq=False)
@@ -48,19 +48,19 @@ class AcceleratedSpeechT5Attention(Accelerated, SpeechT5Attention):
     def forward(
         self,
         hidden_states: Float[Tensor, "B L C"],
-        key_value_states: Tensor | None = None,
-        past_key_values: Any = None,
         attention_mask: Tensor | None = None,
         position_bias: Tensor | RelativeKeys | None = None,
-        *rest: Any,
         **options: Any,
     ) -> Any:
         relative = position_bias if isinstance(position_bias, RelativeKeys) else None
         dense = attention_mask is not None and attention_mask.dim() > 2
-        if relative is None or dense or rest or wants_weights(self, options):
-            own = position_bias if relative is None else relative.dense
-            given = key_value_states, past_key_values, added_mask(attention_mask, hidden_states)
-            return super().forward(hidden_states, *given, own, *rest, **options)
+        if relative is None or dense or wants_weights(self, options):
+            return self.own_forward(
+                hidden_states=hidden_states,
+                attention_mask=added_mask(attention_mask, hidden_states),
+                position_bias=position_bias if relative is None else relative.dense,
+                **options,
+            )
         layers = self.q_proj, self.k_proj, self.v_proj
         q, k, v = self.in_heads(hidden_states, self.num_heads, *layers)
         bias = PositionBias((products_by_offset(q * self.scaling, relative.rows, relative.behind),))
@@ -74,14 +74,14 @@ class AcceleratedSpeechT5Positions(Accelerated, SpeechT5RelativePositionalEncodi
 
     def forward(self, hidden_states: Float[Tensor, "B L C"]) -> Tensor | RelativeKeys:
         length = hidden_states.shape[1]
-        dense: Callable[[Tensor], Tensor] = super().forward
+        dense: Callable[[], Tensor] = partial(self.own_forward, hidden_states=hidden_states)
         if length < self.shortest:
-            return dense(hidden_states)
+            return dense()
         # The embedding's rows are for query less key, -M … M - 1.
         behind, ahead = min(self.max_length, length) - 1, min(self.max_length, length - 1)
         first, last = self.max_length + behind, self.max_length - ahead
         rows = self.pe_k(torch.arange(first, last - 1, -1, device=hidden_states.device))
-        return RelativeKeys(rows.unsqueeze(0), behind, lambda: dense(hidden_states))
+        return RelativeKeys(rows.unsqueeze(0), behind, dense)
 
 
 def refusal(module: Any) -> str | None:
@@ -90,20 +90,20 @@ def refusal(module: Any) -> str | None:
     return "no relative positions in the decoder's attention" if decoder else None
 
 
-def inputs(model: Any) -> dict[str, Tensor]:
+def inputs(model: Any, rows: int, length: int) -> dict[str, Tensor]:
     """Random inputs, of the kinds that the encoder and the decoder take."""
     generator = torch.Generator().manual_seed(0)
     config = model.config
-    length = min(LENGTH, config.max_text_positions, config.max_speech_positions)
+    length = min(length, config.max_text_positions, config.max_speech_positions)
 
     def values(part: Any, width: int) -> Tensor:
         prenet = getattr(part, "prenet", None)
         if hasattr(prenet, "embed_tokens"):
-            return random_ids(config.vocab_size, (2, length), generator)
+            return random_ids(config.vocab_size, (rows, length), generator)
         if hasattr(prenet, "feature_encoder"):
-            return torch.randn(2, 8000, generator=generator)
+            return torch.randn(rows, length * prod(config.conv_stride), generator=generator)
         width = config.hidden_size if prenet is None else width
-        return torch.randn(2, length, width, generator=generator)
+        return torch.randn(rows, length, width, generator=generator)
 
     if not hasattr(model, "decoder"):  # an encoder alone
         return {next(iter(signature(model.forward).parameters)): values(model, config.hidden_size)}

@@ -37,7 +37,9 @@ class AcceleratedSwinAttention(Accelerated, SwinAttention):
         shortest = self.shortest * (1 if trained else FUSED_TO)
         traced = attention_mask is not None and not has_values(attention_mask)
         if hidden_states.shape[1] < shortest or traced or wants_weights(self, options):
-            return super().forward(hidden_states, attention_mask, **options)
+            return self.own_forward(
+                hidden_states=hidden_states, attention_mask=attention_mask, **options
+            )
         layers = self.q_proj, self.k_proj, self.v_proj
         q, k, v = self.in_heads(hidden_states, self.num_attention_heads, *layers)
         size, dropped = self.relative_position_bias.window_size, self.attention_dropout

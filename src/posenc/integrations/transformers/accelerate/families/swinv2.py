@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -24,10 +25,12 @@ class AcceleratedSwinv2Attention(Accelerated, Swinv2SelfAttention):
         hidden_states: Float[Tensor, "N L C"],
         attention_mask: Float[Tensor, "W L L"] | None = None,
         output_attentions: bool | None = False,
+        **options: Any,
     ) -> tuple[Tensor, ...]:
         traced = attention_mask is not None and not has_values(attention_mask)
         if output_attentions or traced or hidden_states.shape[1] < self.shortest:
-            return super().forward(hidden_states, attention_mask, output_attentions)
+            given = {"attention_mask": attention_mask, "output_attentions": output_attentions}
+            return self.own_forward(hidden_states=hidden_states, **given, **options)
         layers = self.query, self.key, self.value
         q, k, v = self.in_heads(hidden_states, self.num_attention_heads, *layers)
         factor = torch.clamp(self.logit_scale, max=math.log(1.0 / 0.01)).exp()  # [H, 1, 1]

@@ -17,10 +17,10 @@ from transformers.models.udop.modeling_udop import (
 )
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated
-from posenc.integrations.transformers.accelerate.checking import random_ids
 from posenc.integrations.transformers.accelerate.families.common.page import read_by_distance
 from posenc.integrations.transformers.accelerate.families.common.t5_bias import T5Bias
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+from posenc.integrations.transformers.accelerate.trials import padded_mask, random_ids
 
 
 class BiasByDistance(Accelerated):
@@ -30,7 +30,7 @@ class BiasByDistance(Accelerated):
         self, attention_mask: Tensor | None = None, bbox: Float[Tensor, "B L 4"] | None = None
     ) -> Float[Tensor, "b H L L"]:
         if self.prefix_bucket:
-            return super().forward(attention_mask, bbox)
+            return self.own_forward(attention_mask=attention_mask, bbox=bbox)
         offsets, farthest = self.prepare_input(attention_mask, bbox), self.max_distance
         bucket = get_relative_position_bucket(
             torch.arange(-farthest, farthest + 1, device=offsets.device),
@@ -42,14 +42,12 @@ class BiasByDistance(Accelerated):
         return read_by_distance(lines, offsets)
 
 
-def _inputs(model: Any) -> dict[str, Tensor]:
+def _inputs(model: Any, rows: int, length: int) -> dict[str, Tensor]:
     config, generator = model.config, torch.Generator().manual_seed(0)
-    ids = random_ids(config.vocab_size, (2, 40), generator)
-    attended = torch.ones_like(ids)
-    attended[1, -5:] = 0
-    corners = 0.5 * torch.rand(2, 40, 2, generator=generator)
+    ids = random_ids(config.vocab_size, (rows, length), generator)
+    corners = 0.5 * torch.rand(rows, length, 2, generator=generator)
     boxes = torch.cat([corners, 2 * corners], dim=-1)
-    made = {"input_ids": ids, "attention_mask": attended, "bbox": boxes}
+    made = {"input_ids": ids, "attention_mask": padded_mask(ids), "bbox": boxes}
     return made | ({"decoder_input_ids": ids[:, :9]} if hasattr(model, "decoder") else {})
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
 from transformers.models.vitdet.modeling_vitdet import VitDetAttention, get_rel_pos
 
 from posenc.integrations.transformers.accelerate.families.common.decomposed import (
@@ -14,6 +18,12 @@ class AcceleratedVitDetAttention(DecomposedAttention, VitDetAttention):
     """Attention of the image encoder."""
 
     get_rel_pos = staticmethod(get_rel_pos)
+
+    def forward(self, hidden_state: Float[Tensor, "B Y X C"], **options: Any) -> Any:
+        return super().forward(hidden_states=hidden_state, **options)
+
+    def own_forward(self, hidden_states: Float[Tensor, "B Y X C"], **arguments: Any) -> Any:
+        return super().own_forward(hidden_state=hidden_states, **arguments)
 
     @property
     def num_attention_heads(self) -> int:

@@ -33,7 +33,6 @@ class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
         hidden_states: Float[Tensor, "B L C"],
         attention_mask: Tensor | None = None,
         position_bias: Tensor | SharedBias | None = None,
-        index: int = 0,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | SharedBias | None]:
         length = hidden_states.shape[1]
@@ -43,9 +42,8 @@ class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
             own = position_bias
             if isinstance(position_bias, SharedBias):
                 own = position_bias.dense
-            output, weights, own = super().forward(
-                hidden_states, attention_mask, own, index, **options
-            )
+            given = {"attention_mask": attention_mask, "position_bias": own}
+            output, weights, own = self.own_forward(hidden_states=hidden_states, **given, **options)
             return output, weights, own if position_bias is None else position_bias
         layers = self.q_proj, self.k_proj, self.v_proj
         q, k, v = self.in_heads(hidden_states, self.num_heads, *layers)

@@ -83,7 +83,6 @@ class XLNetAttention(Accelerated, XLNetRelativeAttention):
         r: Float[Tensor, "P B C"],
         seg_mat: Tensor | None,
         mems: Tensor | Memory | None = None,
-        *arguments: Any,
         **options: Any,
     ) -> Any:
         if isinstance(mems, Memory):
@@ -93,9 +92,8 @@ class XLNetAttention(Accelerated, XLNetRelativeAttention):
                 r = r[:, :1] if kept is None else r[:0, :1]  # none are left to project
             attn_mask_h, attn_mask_g = (Stream(mems, own, kept) for own in (True, False))
             mems = mems.states
-        return super().forward(
-            h, g, attn_mask_h, attn_mask_g, r, seg_mat, mems, *arguments, **options
-        )
+        given = {"attn_mask_h": attn_mask_h, "attn_mask_g": attn_mask_g, "seg_mat": seg_mat}
+        return self.own_forward(h=h, g=g, r=r, mems=mems, **given, **options)
 
     def _project(self, rows: Float[Tensor, "n C"]) -> Float[Tensor, "H n D"]:
         return torch.einsum("pc,chd->hpd", rows.type(self.r.dtype), self.r)
@@ -189,20 +187,26 @@ class XLNetStreams(Accelerated, XLNetModel):
         perm_mask: Tensor | None = None,
         target_mapping: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        *rest: Any,
         **options: Any,
     ) -> Any:
         masks = (attention_mask, options.get("input_mask"))
         tokens = options.get("inputs_embeds") if input_ids is None else input_ids
-        memories, own = None, rest or perm_mask is not None or wants_weights(self, options)
+        memories, own = None, perm_mask is not None or wants_weights(self, options)
         if not (own or tokens is None or None not in masks):
             queried = target_mapping is not None
             memories = self._memories(tokens, masks, mems, token_type_ids, queried=queried)
         if memories is not None:
             options["input_mask"] = attention_mask = token_type_ids = None
             mems = memories
-        given = input_ids, attention_mask, mems, perm_mask, target_mapping, token_type_ids
-        return super().forward(*given, *rest, **options)
+        return self.own_forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            mems=mems,
+            perm_mask=perm_mask,
+            target_mapping=target_mapping,
+            token_type_ids=token_type_ids,
+            **options,
+        )
 
     def relative_positional_encoding(
         self, qlen: int, klen: int, bsz: int | None = None, device: torch.device | None = None

@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
-from posenc.integrations.transformers.accelerate.checking import random_ids
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import PositionBias, attention
 from posenc.integrations.transformers.accelerate.tables import kept_projection
 from posenc.integrations.transformers.accelerate.terms import products_by_offset
+from posenc.integrations.transformers.accelerate.trials import random_ids
 from posenc.integrations.transformers.accelerate.views import KEYS
 
 
@@ -32,7 +32,9 @@ class ConformerAttention(Accelerated):
         if short or dense or wants_weights(self, options):
             if relative_position_embeddings is not None:
                 options["relative_position_embeddings"] = relative_position_embeddings
-            return super().forward(hidden_states, attention_mask, **options)
+            return self.own_forward(
+                hidden_states=hidden_states, attention_mask=attention_mask, **options
+            )
         layers = self.linear_q, self.linear_k, self.linear_v
         q, k, v = self.in_heads(hidden_states, self.num_heads, *layers)
         tokens, behind = q, q.shape[2] - 1
@@ -64,13 +66,13 @@ class ConformerAttention(Accelerated):
         return project(embeddings[0]) if kept is None else kept
 
 
-def features_and_ids(model: Any) -> dict[str, Tensor]:
+def features_and_ids(model: Any, rows: int, length: int) -> dict[str, Tensor]:
     """Random features of a sound, and ids where the model has a decoder of texts."""
     config, generator = model.config, torch.Generator().manual_seed(0)
-    size = (2, 48, config.feature_projection_input_dim)
+    size = (rows, length, config.feature_projection_input_dim)
     made = {"input_features": torch.randn(size, generator=generator)}
     if hasattr(model, "text_decoder"):
-        made["decoder_input_ids"] = random_ids(config.vocab_size, (2, 9), generator)
+        made["decoder_input_ids"] = random_ids(config.vocab_size, (rows, 9), generator)
     return made
 
 

@@ -24,12 +24,16 @@ class DecomposedAttention(Accelerated):
     """Probability with which a weight is dropped in training."""
 
     def forward(
-        self, hidden_states: Float[Tensor, "B Y X C"], output_attentions: bool | None = False
+        self,
+        hidden_states: Float[Tensor, "B Y X C"],
+        output_attentions: bool | None = False,
+        **options: Any,
     ) -> Any:
         height, width = hidden_states.shape[1:3]
         short = height * width < self.shortest
         if short or wants_weights(self, {"output_attentions": output_attentions}):
-            return super().forward(hidden_states, output_attentions)
+            given = {"hidden_states": hidden_states, "output_attentions": output_attentions}
+            return self.own_forward(**given, **options)
         heads = self.num_attention_heads
         qkv = self.qkv(hidden_states).flatten(1, 2).unflatten(-1, (3, heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [B, H, L, D] each

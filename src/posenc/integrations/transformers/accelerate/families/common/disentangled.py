@@ -32,8 +32,13 @@ class DisentangledAttention(Accelerated):
             mask = _pairs(attention_mask, hidden_states)
             if relative_pos is None and query_states is None:
                 relative_pos = self.relative_positions(hidden_states)
-            return super().forward(
-                hidden_states, mask, output_attentions, query_states, relative_pos, rel_embeddings
+            return self.own_forward(
+                hidden_states=hidden_states,
+                attention_mask=mask,
+                output_attentions=output_attentions,
+                query_states=query_states,
+                relative_pos=relative_pos,
+                rel_embeddings=rel_embeddings,
             )
         length = hidden_states.shape[1]
         q, k, v = self.split(hidden_states)

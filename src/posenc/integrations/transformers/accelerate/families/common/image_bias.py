@@ -76,7 +76,12 @@ class ImageBiasTable(Accelerated):
         dim_size: int | None = None,
     ) -> Tensor | ImageBias:
         rows, columns = window_size
-        dense = partial(super().forward, window_size, interpolate_pos_encoding, dim_size)
+        dense = partial(
+            self.own_forward,
+            window_size=window_size,
+            interpolate_pos_encoding=interpolate_pos_encoding,
+            dim_size=dim_size,
+        )
         resized = interpolate_pos_encoding and dim_size != rows * columns + 1
         if rows * columns < self.shortest or resized:
             return dense()

@@ -16,9 +16,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
-from posenc.integrations.transformers.accelerate.checking import fitting_length
 from posenc.integrations.transformers.accelerate.dense import dense_attention
+from posenc.integrations.transformers.accelerate.masks import added_mask
+from posenc.integrations.transformers.accelerate.trials import fitting_length, padded_mask
 from posenc.runtime import has_values
+
+BIASES = ("rel_pos", "rel_2d_pos", "position_bias")
+"""Arguments that are biases: one of each kind, or their sum in LayoutLMv3 of newer versions."""
 
 
 class Page:
@@ -56,13 +60,13 @@ class PageAttention(Accelerated):
         self,
         hidden_states: Float[Tensor, "B L C"],
         attention_mask: Tensor | Page | None = None,
-        rel_pos: Tensor | None = None,
-        rel_2d_pos: Tensor | None = None,
         **options: Any,
     ) -> Any:
         if not isinstance(attention_mask, Page):
-            return super().forward(hidden_states, attention_mask, rel_pos, rel_2d_pos, **options)
-        biases = [bias for bias in (rel_pos, rel_2d_pos) if bias is not None]
+            return self.own_forward(
+                hidden_states=hidden_states, attention_mask=attention_mask, **options
+            )
+        biases = [options[name] for name in BIASES if options.get(name) is not None]
         size = (*hidden_states.shape[:2], self.num_attention_heads, -1)
         q, k, v = (x.view(size).transpose(1, 2) for x in self.projected(hidden_states))
         dropout = self.dropout.p if self.training else 0.0
@@ -93,12 +97,14 @@ class PageEncoder(Accelerated):
     ) -> Tensor | Page | None:
         """The mask that layers get."""
         short = hidden_states.shape[1] < self.shortest
-        return mask if short else Page(mask, hidden_states.device)
+        return mask if short else Page(added_mask(mask, hidden_states), hidden_states.device)
 
-    def _cal_1d_pos_emb(self, position_ids: Int[Tensor, "B L"]) -> Float[Tensor, "b H L L"]:
+    def bias_by_order(self, position_ids: Int[Tensor, "B L"]) -> Float[Tensor, "b H L L"]:
+        """The bias by the tokens' order."""
         return self._read(self.rel_pos_bias, position_ids, self.rel_pos_bins, self.max_rel_pos)
 
-    def _cal_2d_pos_emb(self, bbox: Int[Tensor, "B L 4"]) -> Float[Tensor, "b H L L"]:
+    def bias_by_boxes(self, bbox: Int[Tensor, "B L 4"]) -> Float[Tensor, "b H L L"]:
+        """The bias by the corners of boxes."""
         sizes = self.rel_2d_pos_bins, self.max_rel_2d_pos
         across = self._read(self.rel_pos_x_bias, bbox[..., 0], *sizes)
         return across + self._read(self.rel_pos_y_bias, bbox[..., 3], *sizes)
@@ -129,16 +135,12 @@ def read_by_distance(
     return pairs.view(len(lines), *offsets.shape).transpose(0, 1)
 
 
-def page(model: Any) -> dict[str, Tensor]:
+def page(model: Any, rows: int, length: int) -> dict[str, Tensor]:
     """Random ids with boxes, some of them padding."""
     config, generator = model.config, torch.Generator().manual_seed(0)
-    length = fitting_length(model, config, 40)
-    size = (2, length, 2)
-    corners = torch.randint(config.max_2d_position_embeddings // 2, size, generator=generator)
-    attended = torch.ones(2, length, dtype=torch.long)
-    attended[1, length - length // 8 :] = 0
-    return {
-        "input_ids": torch.randint(config.vocab_size, (2, length), generator=generator),
-        "bbox": torch.cat([corners, 2 * corners], dim=-1),
-        "attention_mask": attended,
-    }
+    size = (rows, fitting_length(model, config, length))
+    most = config.max_2d_position_embeddings // 2
+    corners = torch.randint(most, (*size, 2), generator=generator)
+    ids = torch.randint(config.vocab_size, size, generator=generator)
+    boxes = torch.cat([corners, 2 * corners], dim=-1)
+    return {"input_ids": ids, "bbox": boxes, "attention_mask": padded_mask(ids)}

@@ -1,0 +1,52 @@
+"""Arguments of transformers' modules, by the names that their signatures give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import Parameter, signature
+from typing import Any
+
+from transformers import Cache
+
+CACHE = "cache"
+"""Name of a module's cache in posenc."""
+
+CACHES = (CACHE, "past_key_values", "layer_past")
+"""Its names in transformers; modules that were renamed still take the old one."""
+
+NAMED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+def names_of(method: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of a method's parameters, in order, without ``self`` and those that collect others."""
+    parameters = signature(method).parameters.values()
+    return tuple(x.name for x in parameters if x.kind in NAMED and x.name != "self")
+
+
+def cache_name(names: Iterable[str]) -> str | None:
+    """The name among parameters that is the cache's; None if there is none."""
+    return next((name for name in names if name in CACHES), None)
+
+
+def bound(
+    names: Sequence[str], arguments: Sequence[Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Arguments of a call by name; the cache is ``cache``, whatever it was passed as.
+
+    Args:
+        names: parameters of the called method, as from ``names_of``.
+    """
+    given = dict(zip(names[: len(arguments)], arguments, strict=True)) | dict(options)
+    if cache_name(names) is None:
+        return given
+    caches = [given.pop(name) for name in CACHES if name in given]
+    if caches:
+        given[CACHE] = next((cache for cache in caches if cache is not None), None)
+    return given
+
+
+def caches_in(values: Iterable[Any]) -> Iterator[Cache]:
+    """Caches among arguments or outputs; of those with two parts, the one of self-attention."""
+    for value in values:
+        if isinstance(value, Cache):
+            yield getattr(value, "self_attention_cache", value)
