@@ -83,7 +83,8 @@ def opened_folder(folder: Path, *, create: bool = False) -> Iterator[int]:
     """The descriptor of a ``cache_folder``.
 
     Args:
-        folder: it and its parent are not links, and this user's or root's.
+        folder: it and its parent are not links, and this user's or root's; in theirs, others cannot
+            put another in its place.
         create: make it, its parents too; folders that are there are closed to others.
 
     Raises:
@@ -95,6 +96,9 @@ def opened_folder(folder: Path, *, create: bool = False) -> Iterator[int]:
             level.mkdir(mode=0o700, exist_ok=True)
     at, path = os.open(base, _FOLDER | getattr(os, "O_CLOEXEC", 0)), base
     try:
+        mode = os.fstat(at).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise OSError(f"other users may write {path}; {REMEDY}")
         for name in folder.parts[-2:]:
             path /= name
             if create:

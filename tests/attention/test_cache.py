@@ -188,6 +188,38 @@ def test_tokens_are_written_in_place_and_copies_do_not_see_them() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", ["keys", "values"])
+def test_keys_or_values_that_are_replaced_are_read(name: str) -> None:
+    cache, (k, v) = LayerCache(), torch.randn(2, 1, 2, 6, 4)
+    for at in range(4):
+        cache.append(k[:, :, at : at + 1], v[:, :, at : at + 1], Layout.sequence(1, at))
+    setattr(cache, name, 2 * getattr(cache, name))
+    for at in range(4, 6):
+        found = cache.append(k[:, :, at : at + 1], v[:, :, at : at + 1], Layout.sequence(1, at))
+    for x, got, other in zip((k, v), found[:2], ("keys", "values"), strict=True):
+        factor = 2.0 if other == name else 1.0
+        assert torch.equal(got[:, :, :4], factor * x[:, :, :4])
+        assert torch.equal(got[:, :, 4:], x[:, :, 4:])
+
+
+@torch.no_grad()
+def test_rows_that_are_written_to_are_chosen_anew() -> None:
+    """Copies of a cache share what layers compute alike."""
+    k, v = torch.randn(2, 2, 2, 3, 4)
+    valid = torch.tensor([[True, True, True], [False, True, True]])
+    cache, rows = LayerCache(), torch.tensor([0, 0])
+    cache.append(k, v, replace(Layout.sequence(3), valid=valid))
+    copies = [copy.copy(cache) for _ in range(2)]
+    copies[0].select(rows)
+    rows.fill_(1)
+    copies[1].select(rows)
+    for chosen, row in zip(copies, (0, 1), strict=True):
+        assert chosen.layout is not None
+        assert chosen.layout.valid is not None
+        assert torch.equal(chosen.layout.valid, valid[[row, row]])
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", ["rope", "alibi", "shaw", "tupe", "conv"])
 @pytest.mark.parametrize("way", ["pickle", "save", "deepcopy"])
 def test_decoding_goes_on_from_a_stored_cache(name: str, way: str) -> None:

@@ -147,10 +147,11 @@ def test_half_precision_is_served_in_its_own_dtype(name: str, dtype: torch.dtype
 
 def test_windows_documents_and_gradients_are_left_to_the_backends() -> None:
     x = torch.randn(1, LENGTH, 32)
-    windowed = layer("alibi", window=3)
-    with torch.no_grad():
-        expected = windowed(x, Layout.sequence(LENGTH))
-    torch.testing.assert_close(step_by_step(windowed, x), expected)
+    for window in (3, 4, 5, 6):  # the first step, of five keys, shows all or hides one
+        windowed = layer("t5", window=window)
+        with torch.no_grad():
+            expected = windowed(x, Layout.sequence(LENGTH))
+        torch.testing.assert_close(step_by_step(windowed, x), expected)
     packed, attention, cache = Layout.packed([5, LENGTH - 5]), layer("t5"), LayerCache()
     with torch.no_grad():
         expected = attention(x, packed)

@@ -105,10 +105,11 @@ def test_tables_are_of_the_offsets_that_occur() -> None:
 
 
 @built
-def test_documents_far_from_one_another() -> None:
+@pytest.mark.parametrize("distance", [2**16, 2**32, 2**40])
+def test_documents_far_from_one_another(distance: int) -> None:
     """Tables would hold all offsets between them."""
     packed = Layout.packed([20, 15])
-    apart = packed.document * 2**40  # type: ignore[operator]
+    apart = packed.document * distance  # type: ignore[operator]
     query = Layout(packed.positions.double() + apart[..., None], packed.order + apart, apart)
     grid = Grid(query, Layout(packed.positions, packed.order, apart))
     encoding = _encoding("contextual")

@@ -12,7 +12,9 @@ from posenc.training.machine import PeakMemory
 KEPT = ("nope", "rope", "alibi", "t5", "shaw", "deberta", "tupe", "transformer_xl")
 """Encodings of which something is kept: prepared calls, projections, terms, rotations."""
 
-CALLS = 3_000
+SHARED = (Layout.sequence(64), Layout.packed([40, 24]))
+
+CALLS = 10_000
 MOST = 8 * 2**20
 """Bytes that these calls may add, after as many of other shapes that fill what is kept."""
 
@@ -26,7 +28,13 @@ def call(encoding: posenc.Encoding, number: int) -> None:
     shape = number // 4
     length, batch, start = 1 + shape % 60, 1 + shape % 7, shape % 11
     q, k, v = (torch.ones(batch, 4, length, 8) for _ in range(3))
-    attend(q, k, v, Grid.of(Layout.sequence(length, start), causal=True), encoding)
+    layout = Layout.sequence(length, start)
+    if number % 3 == 0:  # documents and intervals of a layout that lives as long as all calls
+        layout, grid = SHARED[start % 2], Grid.of(SHARED[start % 2], causal=True)
+        q, k, v = (torch.ones(1, 4, layout.length, 8) for _ in range(3))
+        attend(q, k, v, grid.chunked(1 + shape % 40), encoding)
+    else:
+        attend(q, k, v, Grid.of(layout, causal=True), encoding)
 
 
 @pytest.mark.long

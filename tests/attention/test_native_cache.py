@@ -167,6 +167,24 @@ def test_what_is_damaged_or_not_ours_is_told_and_built_anew(
     assert not kernels.is_symlink()
 
 
+def test_kernels_in_a_cache_that_all_may_write_are_not_loaded(
+    kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, any user could put another folder in the place of the one that was checked."""
+    cache = kernels.parents[2]
+    assert building.missing() is None
+    monkeypatch.setattr(building, "_LOADED", {})
+    cache.chmod(0o777)
+    reason = building.missing()
+    assert reason is not None
+    assert f"other users may write {cache};" in reason
+    with pytest.raises(OSError, match="other users may write"):
+        building.build(quiet=True)
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o777  # it is not posenc's to close
+    cache.chmod(0o1777)  # as /tmp, where each removes and renames what is their own
+    assert building.missing() is None
+
+
 @pytest.mark.parametrize("level", [0, 1])
 def test_folders_of_others_and_links_are_not_entered(
     kernels: Path, level: int, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from posenc.attention.backends.native.posing import Form
 from posenc.attention.problem.lowering import lower
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
+from posenc.encodings.common.offset_bias import OffsetBias
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason="no kernels here")
 
@@ -112,3 +114,65 @@ def test_only_constant_tables_that_reach_far_are_looked_at(monkeypatch: pytest.M
     assert bands(later, encoding, *tensors) == []  # the first query does not see its own position
     monkeypatch.setattr(fading, "LONG", LENGTH + 1)
     assert bands(grid, encoding, *tensors) == []
+
+
+def far_outweighs_own(groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries whose own keys have the least logit there can be, and the farthest keys the greatest.
+
+    Of the first group of keys; those of others are short.
+    """
+    generator, unit = torch.Generator().manual_seed(1), torch.ones(8) / 8**0.5
+    size = (60 * 8**0.5) ** 0.5  # of queries and keys: products are ±60
+    q = (size * unit).expand(1, 6, LENGTH, 8).clone()
+    k = (-size * unit).expand(1, groups, LENGTH, 8).clone()
+    k[:, :, :40] *= -1
+    k[:, 1:] *= 0.01
+    return q, k, torch.randn(1, groups, LENGTH, 8, generator=generator)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+def test_far_keys_that_outweigh_near_ones_are_read(
+    groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By as much as norms of queries and of the keys of their own heads allow."""
+    monkeypatch.setattr(fading, "LONG", 100)
+    grid, encoding = Grid.of(Layout.sequence(LENGTH), causal=True), Encoding(score=Steep())
+    q, k, v = far_outweighs_own(groups)
+    expected = attend(*(x.double() for x in (q, k, v)), grid, encoding, backend="reference")
+    output = attend(q, k, v, grid, encoding, backend="native")
+    torch.testing.assert_close(output.double(), expected, atol=1e-4, rtol=1e-4)
+
+
+class Steep(OffsetBias):
+    """A slope of 0.5 in all heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = 6
+
+    def bias(self, offset: Tensor) -> Tensor:
+        return -0.5 * offset.abs().expand(6, *offset.shape)
+
+
+class Step(OffsetBias):
+    """A constant bias of all but near pairs."""
+
+    def __init__(self, far: float) -> None:
+        super().__init__()
+        self.heads, self.far = 6, far
+
+    def bias(self, offset: Tensor) -> Tensor:
+        return torch.where(offset.abs() > 50, self.far, 0.0).expand(6, *offset.shape)
+
+
+@pytest.mark.parametrize(("beyond", "least"), [(0.01, 1 - LENGTH), (-0.01, -50)])
+def test_pairs_are_left_out_that_weigh_an_eighth_of_the_rounding(
+    beyond: float, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All keys of a query together: ``eps / (8 K)`` each."""
+    monkeypatch.setattr(fading, "LONG", 100)
+    limit = math.log(torch.finfo(torch.float32).eps / 8 / LENGTH)
+    grid = Grid.of(Layout.sequence(LENGTH), causal=True)
+    q, k, v = (torch.zeros(1, 6, LENGTH, 8) for _ in range(3))
+    found = bands(grid, Encoding(score=Step(limit + beyond)), q, k, v)
+    assert found == ([] if least == 1 - LENGTH else [[least, 0]] * 6)

@@ -198,37 +198,40 @@ def test_the_core_imports_no_backend(name: str) -> None:
                 assert parts[3] == "common", f"{name}.py imports {node.module}"
 
 
-class Turns(Rope):
-    """Counts how often its angles are computed."""
+@pytest.fixture
+def lowered(monkeypatch: pytest.MonkeyPatch) -> list[Grid]:
+    """Grids of which RoPE's angles were computed, in turn."""
+    grids: list[Grid] = []
+    lower = Rope.lower
 
-    count = 0
+    def counted(rope: Rope, q: Tensor, k: Tensor, grid: Grid) -> Rotation | None:
+        grids.append(grid)
+        return lower(rope, q, k, grid)
 
-    def lower(self, q: Tensor, k: Tensor, grid: Grid) -> Rotation | None:
-        type(self).count += 1
-        return super().lower(q, k, grid)
+    monkeypatch.setattr(Rope, "lower", counted)
+    return grids
 
 
-def test_angles_are_computed_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turns, "count", 0)
-    rope, layout = Turns(head_dim=8), Layout.sequence(40)
+def test_angles_are_computed_once_for_all_layers(lowered: list[Grid]) -> None:
+    rope, layout = Rope(head_dim=8), Layout.sequence(40)
     encoding, q = Encoding.of(rope), torch.randn(1, 2, 40, 8)
     with torch.inference_mode():
         first = attend(q, q, q, Grid.of(layout, causal=True), encoding, backend="sdpa")
     again = attend(q, q, q.requires_grad_(), Grid.of(layout, causal=True), encoding, backend="sdpa")
-    assert Turns.count == 1
+    assert len(lowered) == 1
     torch.testing.assert_close(again, first)
     again.sum().backward()
     attend(q, q, q, Grid.of(layout), encoding)
     attend(q.double(), q.double(), q.double(), Grid.of(layout), encoding.double())
     attend(q.double(), q.double(), q.double(), Grid.of(Layout.sequence(40)), encoding)
-    assert Turns.count == 4
+    assert len(lowered) == 4
     for count, divisors in ((5, (1.0,) * 4), (6, (2.0,) * 4), (7, (3.0,) * 4)):
         rope.divisors = divisors
         attend(q.double(), q.double(), q.double(), Grid.of(layout), encoding)
-        assert Turns.count == count
+        assert len(lowered) == count
     rope.base = 2 * rope.base
     attend(q.double(), q.double(), q.double(), Grid.of(layout), encoding)
-    assert Turns.count == 8
+    assert len(lowered) == 8
 
 
 def test_documents_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,14 +316,15 @@ def test_positions_keep_their_gradients_after_calls_without() -> None:
     assert gradient.abs().max() > 1e-4
 
 
-def test_nothing_of_a_captured_graph_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turns, "count", 0)
+def test_nothing_of_a_captured_graph_is_kept(
+    lowered: list[Grid], monkeypatch: pytest.MonkeyPatch
+) -> None:
     layout, q, encoding = (
         Layout.sequence(40),
         torch.randn(1, 2, 40, 8),
-        Encoding.of(Turns(head_dim=8)),
+        Encoding.of(Rope(head_dim=8)),
     )
     for captured, count in ((True, 1), (True, 2), (False, 3), (False, 3)):
         monkeypatch.setattr(once, "in_graph", lambda grid, captured=captured: captured)
         attend(q, q, q, Grid.of(layout), encoding, backend="sdpa")
-        assert Turns.count == count
+        assert len(lowered) == count

@@ -109,5 +109,5 @@ def test_changed_weights_are_planned(name: str, planned: list[None]) -> None:
     assert count(planned, encoding, grid) == 1
     with torch.no_grad():
         for parameter in encoding.parameters():
-            parameter.mul_(1.5)
+            parameter.mul_(1.5).add_(0.1)
     assert count(planned, encoding, grid) == 1

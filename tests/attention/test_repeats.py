@@ -293,14 +293,15 @@ def test_nothing_outlives_the_encoding_and_few_kinds_are_kept() -> None:
         for length in range(1, 30):
             for _ in range(2):
                 attend(*tensors(length), grid(length), encoding)
-    assert len(repeats._KINDS[encoding]) == repeats.MOST
+    assert len(repeats._KNOWN[encoding].kinds) == repeats.MOST
     dead = weakref.ref(encoding.score)
     del encoding
     gc.collect()
     assert dead() is None
 
 
-def test_explain_says_that_calls_are_repeated() -> None:
+def test_explain_says_that_calls_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "slow_mkl", lambda: False)
     q, k, v = tensors()
     with torch.no_grad():
         assert "prepared once" in str(posenc.explain(q, k, v, grid(), make("shaw")))

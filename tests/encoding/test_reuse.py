@@ -64,7 +64,7 @@ def test_results_are_kept_from_the_second_call_on() -> None:
         lambda layer: layer.weight[1, 1].add_(1.0),  # none of the sampled numbers
         lambda layer: layer.weight.data.add_(1.0),
         lambda layer: layer.bias.data.zero_(),
-        lambda layer: setattr(layer, "bias", nn.Parameter(layer.bias.detach().clone())),
+        lambda layer: setattr(layer, "bias", nn.Parameter(1.0 - layer.bias.detach())),
         lambda layer: layer.double(),
         lambda layer: layer.load_state_dict({n: -x for n, x in layer.state_dict().items()}),
     ],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -11,7 +14,7 @@ import torch
 import posenc
 from posenc import Attention, Encoding, Grid, Layout
 from posenc.errors import ArgumentError
-from tests.testing.call_fuzz import Call, calls, fuzz, run
+from tests.testing.call_fuzz import Call, calls, run
 
 LINE = Layout.sequence(4)
 NUMBERS = torch.arange(4.0).reshape(1, 4, 1)
@@ -19,8 +22,42 @@ ORDER = torch.arange(4).reshape(1, 4)
 Q = torch.ones(1, 2, 4, 8)
 
 
-def test_invalid_calls_are_refused_by_name() -> None:
-    assert [str(finding) for finding in fuzz(1000, seed=1)] == []
+def test_invalid_calls_are_refused_by_name_each_time() -> None:
+    """In a process of their own, which a read out of bounds would end."""
+    command = [sys.executable, "-m", "tests.testing.call_fuzz", "--count", "1000", "--seed", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-2000:]}"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pages are protected on POSIX alone")
+def test_reads_behind_guarded_tensors_end_the_process() -> None:
+    lines = (
+        "import ctypes, torch",
+        "from tests.support.guarded import guarded",
+        "x = guarded(torch.arange(7.0, dtype=torch.float64))",
+        "assert x.tolist() == [0, 1, 2, 3, 4, 5, 6]",
+        "print('read', flush=True)",
+        "ctypes.string_at(x.data_ptr() + x.nbytes, 1)",
+        "print('read on', flush=True)",
+    )
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("read\n", -signal.SIGSEGV)
+
+
+def test_the_fuzz_makes_each_call_three_times() -> None:
+    """So that a call which is refused only once is found."""
+    met: list[object] = []
+
+    def take(size: object) -> None:
+        met.append(size)
+        if len(met) < 3:
+            raise ArgumentError("size", expected="a size", got=size, remedy="See there.")
+
+    finding = run(Call("take", take, dict, {}), {"size": "wrong"})
+    assert finding is not None
+    assert "is accepted" in finding.problem
+    assert len(met) == 3
 
 
 @pytest.mark.parametrize("call", calls(), ids=lambda call: call.name)

@@ -151,12 +151,12 @@ def attend_block(
 
     Raises: as ``attend``.
     """
-    result = repeated(call, backend)
-    if result is not None:
-        return result if return_lse else Result(result.output, None)
     validate(call)
     if return_lse:
         require_softmax("return_lse", "False", call.encoding)
+    result = repeated(call, backend)
+    if result is not None:
+        return result if return_lse else Result(result.output, None)
     call = call.autocast()
     q, k = call.q, call.k
     with without_autocast(q.device):

@@ -20,6 +20,9 @@ from posenc.runtime import is_transformed
 
 T = TypeVar("T")
 
+Pair = tuple[Float[Tensor, "B G K D"], Float[Tensor, "B G K E"]]
+"""Keys and values."""
+
 
 class SharedResults:
     """Results that all layers of a model would compute alike, each kept until its inputs change."""
@@ -75,7 +78,8 @@ class LayerCache:
         self.transformed = False
         self.terms: PastTerms | None = None
         self._rest: Encoding | None = None
-        self._room: tuple[Tensor, Tensor] | None = None
+        self._room: tuple[Pair, Pair] | None = None
+        """Memory that begins with the past, and the past as it was handed out of it."""
         self.inputs: tuple[Tensor, Layout, Tensor | None] | None = None
 
     def embed(
@@ -167,15 +171,19 @@ class LayerCache:
             self._room = None
             return cat([past_keys, keys], dim=2), cat([past_values, values], dim=2)
         begin, end = past_keys.shape[2], past_keys.shape[2] + keys.shape[2]
-        if self._room is None or self._room[0].shape[2] < end or _is_frozen(self._room[0]):
+        rooms, handed = self._room or (None, pasts)
+        replaced = any(past is not own for past, own in zip(pasts, handed, strict=True))
+        if rooms is None or replaced or rooms[0].shape[2] < end or _is_frozen(rooms[0]):
             size = max(end, 2 * begin)
-            rooms = [past.new_empty(*past.shape[:2], size, past.shape[3]) for past in pasts]
+            first, second = (past.new_empty(*past.shape[:2], size, past.shape[3]) for past in pasts)
+            rooms = first, second
             for room, past in zip(rooms, pasts, strict=True):
                 room[:, :, :begin] = past
-            self._room = rooms[0], rooms[1]
-        for room, new in zip(self._room, news, strict=True):
+        for room, new in zip(rooms, news, strict=True):
             room[:, :, begin:end] = new
-        return self._room[0][:, :, :end], self._room[1][:, :, :end]
+        whole = rooms[0][:, :, :end], rooms[1][:, :, :end]
+        self._room = rooms, whole
+        return whole
 
     def __copy__(self) -> LayerCache:
         """Another cache of the same past; what either appends, the other does not see."""
@@ -197,9 +205,8 @@ class LayerCache:
             require_rows(rows, self.keys.shape[0])
         self._room = None
         if self.keys is not None and self.values is not None and self.layout is not None:
-            layout = self.layout
             self.keys, self.values = self.keys[rows], self.values[rows]
-            self.layout = self.shared.get("rows", (layout, rows), lambda: layout.select(rows))
+            self.layout = self.layout.select(rows)
         if self.inputs is not None:
             x, layout, tokens = self.inputs
             kept = None if tokens is None else tokens[rows]

@@ -153,9 +153,10 @@ def _served(call: AttentionCall, cache: LayerCache) -> PastTerms | str:
     if not cache.shared.get("last", sides, lambda: _ends_with(grid.key, grid.query)):
         return "the past and the token are not one plain sequence"
     if encoding.score is None and encoding.value is None:
-        return PastTerms(encoding, keys, None)
-    if cache.terms is None or not cache.terms.holds(encoding, keys):
-        cache.terms = read_terms(encoding, q, call.v, max(LEAST, 2 * keys), call.logit_scale())
+        return PastTerms(encoding, keys, None, None)
+    scale = call.logit_scale()
+    if cache.terms is None or not cache.terms.holds(encoding, keys, (scale, q.dtype)):
+        cache.terms = read_terms(encoding, q, call.v, max(LEAST, 2 * keys), scale)
     if not cache.terms.served:
         return "the encoding has terms that are not by offset alone"
     return cache.terms

@@ -104,7 +104,7 @@ def choose(call: AttentionCall, backend: str | Backend) -> Choice:
 
 
 def repeated(call: AttentionCall, backend: str | Backend) -> Result | None:
-    """Attention by what was prepared for calls like this one, which need not be valid; or None."""
+    """Attention by what was prepared for calls like this valid one; or None."""
     if not isinstance(backend, str) or backend != "auto":
         return None
     return repeat(call, _prepare)

@@ -24,6 +24,7 @@ class PastTerms:
     Args:
         encoding: that they were read of.
         size: N.
+        kind: scale of the logits, and dtype of the queries.
         states: of it when they were read; None for one without terms.
         bias: ``[H|1, N]``, the sum of the tables.
         buckets: of each term that reads the query, with the function that numbered them.
@@ -33,23 +34,26 @@ class PastTerms:
 
     encoding: Encoding
     size: int
+    kind: tuple[float, torch.dtype] | None
     states: ModuleStates | None
     bias: Float[Tensor, "h N"] | None = None
     buckets: tuple[tuple[Callable[..., Tensor], Int[Tensor, " N"]], ...] = ()
     values: tuple[tuple[Float[Tensor, "h M E"], Int[Tensor, " N"]], ...] = ()
     served: bool = True
 
-    def holds(self, encoding: Encoding, keys: int) -> bool:
+    def holds(
+        self, encoding: Encoding, keys: int, kind: tuple[float, torch.dtype]
+    ) -> bool:
         """True if the terms are still those of the encoding, for so many keys."""
-        if self.encoding is not encoding or keys > self.size:
+        if self.encoding is not encoding or keys > self.size or self.kind != kind:
             return False
         return self.states is None or self.states.hold()
 
 
 def read_terms(encoding: Encoding, q: Tensor, v: Tensor, size: int, scale: float) -> PastTerms:
     """The terms for ``size`` keys."""
-    states = ModuleStates(encoding)
-    none = PastTerms(encoding, size, states, served=False)
+    states, kind = ModuleStates(encoding), (scale, q.dtype)
+    none = PastTerms(encoding, size, kind, states, served=False)
     if not states.complete:  # they might change unnoticed
         return none
     device = q.device
@@ -79,4 +83,4 @@ def read_terms(encoding: Encoding, q: Tensor, v: Tensor, size: int, scale: float
     if biases and (buckets or not getattr(score, "by_position", False)):
         return none  # a table beside what the query reads may depend on it
     bias = torch.stack(biases).sum(0) if biases else None
-    return PastTerms(encoding, size, states, bias, tuple(buckets), tuple(values))
+    return PastTerms(encoding, size, kind, states, bias, tuple(buckets), tuple(values))

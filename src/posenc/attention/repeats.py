@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,8 +14,7 @@ from posenc.attention.backends.common.base import Attend, Result
 from posenc.attention.call import AttentionCall
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import DistanceFunction, Encoding, LowRank, StructuredScore, TokenTableProduct
-from posenc.encoding.reuse import ModuleStates
-from posenc.grid import Grid
+from posenc.encoding.reuse import ModuleStates, wants_gradients
 from posenc.layout import Layout
 from posenc.runtime import is_transformed, needs_dispatch
 
@@ -22,20 +22,22 @@ MOST = 8
 """Kinds of calls that are remembered of one encoding."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Kind:
-    """Calls of one kind, met once or prepared.
+@dataclass(eq=False)
+class _Known:
+    """Kinds of calls of an encoding, the last used last.
 
     Args:
-        states: of the encoding when it was prepared; None: met once.
-        attend: None: not to be prepared.
+        states: of the encoding.
+        kinds: attention of those that were prepared; None: not to be. ``MET`` of those met once.
     """
 
-    states: ModuleStates | None = None
-    attend: Attend | None = None
+    states: ModuleStates
+    kinds: dict[Hashable, Attend | Literal["met once"] | None] = field(default_factory=dict)
 
 
-_KINDS: WeakKeyDictionary[Encoding, dict[Hashable, _Kind]] = WeakKeyDictionary()
+MET: Literal["met once"] = "met once"
+
+_KNOWN: WeakKeyDictionary[Encoding, _Known] = WeakKeyDictionary()
 
 
 def repeat(call: AttentionCall, prepare: Callable[[AttentionCall], Attend | None]) -> Result | None:
@@ -43,32 +45,35 @@ def repeat(call: AttentionCall, prepare: Callable[[AttentionCall], Attend | None
 
     A kind is prepared when it is met for the second time: shapes, strides and dtypes, regular
     layouts or whole images, scale and cap of the call, of an encoding whose settings and weights
-    are as they were.
+    are as they were, to the last bit.
     Calls with gradients, dropout or sinks, in graphs or dispatch modes, and on other devices than
     CPUs are of no kind.
 
     Args:
-        call: perhaps invalid, if no valid one of its kind was met before.
+        call: a valid one.
         prepare: attention of a kind, from a call of it; None where that is of no use.
     """
     key = _key(call)
     if key is None:
         return None
-    kinds = _KINDS.setdefault(call.encoding, {})
-    kind = kinds.pop(key, None)
-    if kind is None or not (kind.states is None or kind.states.hold()):
-        kind = _Kind()
-    elif kind.states is None:
-        kind = _prepared(call, prepare)
+    known = _KNOWN.get(call.encoding)
+    if known is None or not known.states.hold():
+        known = _KNOWN[call.encoding] = _Known(ModuleStates(call.encoding))
+    kinds = known.kinds
+    met, attend = key in kinds, kinds.pop(key, MET)
+    if met and attend == MET:
+        attend = _prepared(call, known.states, prepare)
     while len(kinds) >= MOST:
-        del kinds[next(iter(kinds))]
-    kinds[key] = kind  # the last used is the last to go
-    return None if kind.attend is None else kind.attend(call.q, call.k, call.v)
+        kinds.pop(next(iter(kinds)), None)
+    kinds[key] = attend
+    return attend(call.q, call.k, call.v) if callable(attend) else None
 
 
 def repeatable(call: AttentionCall, prepare: Callable[[AttentionCall], Attend | None]) -> bool:
     """True if ``repeat`` would compute calls like this valid one from the second on."""
-    return _key(call) is not None and _prepared(call, prepare).attend is not None
+    if _key(call) is None:
+        return False
+    return _prepared(call, ModuleStates(call.encoding), prepare) is not None
 
 
 def _key(call: AttentionCall) -> Hashable | None:
@@ -76,26 +81,22 @@ def _key(call: AttentionCall) -> Hashable | None:
     q, k, v, grid, encoding = call.q, call.k, call.v, call.grid, call.encoding
     if not (type(q) is type(k) is type(v) is Tensor and q.is_cpu and k.is_cpu and v.is_cpu):
         return None
-    if not (isinstance(grid, Grid) and isinstance(encoding, Encoding)):
-        return None
-    if type(call.dropout) is not float or call.dropout or call.sinks is not None:
+    if call.dropout or call.sinks is not None or grid.intervals is not None:
         return None
     if call.whole or call.keyed or needs_dispatch(q, k, v) or is_transformed():
         return None
     if torch.is_autocast_enabled("cpu") or torch.compiler.is_exporting():
         return None
-    graded = torch.is_grad_enabled()
-    if graded and any(x.requires_grad for x in (q, k, v, *encoding.parameters())):
+    if wants_gradients((q, k, v, *encoding.parameters(), *encoding.buffers())):
         return None
     side = _image if grid.query.start is None and grid.dense else _sequence
     query = side(grid.query)
     key = query if grid.key is grid.query else side(grid.key)
-    if query is None or key is None or grid.intervals is not None:
+    if query is None or key is None:
         return None
     of_tensors = (q.shape, q.stride(), q.dtype, k.shape, k.stride(), k.dtype)
     of_values = (v.shape, v.stride(), v.dtype)
-    scale, softcap = call.scale, call.softcap
-    return of_tensors, of_values, query, key, grid.band, type(scale), scale, type(softcap), softcap
+    return of_tensors, of_values, query, key, grid.band, call.scale, call.softcap
 
 
 def _sequence(layout: Layout) -> Hashable | None:
@@ -121,13 +122,15 @@ def _is_plain(layout: Layout) -> bool:
     return all(x is None for x in others) and not layout.positions.requires_grad
 
 
-def _prepared(call: AttentionCall, prepare: Callable[[AttentionCall], Attend | None]) -> _Kind:
-    if not (call.q.numel() and call.k.numel() and call.v.numel()):
-        return _Kind(ModuleStates(call.encoding))
-    states, problem = ModuleStates(call.encoding), call.problem()
+def _prepared(
+    call: AttentionCall, states: ModuleStates, prepare: Callable[[AttentionCall], Attend | None]
+) -> Attend | None:
+    if not (states.complete and call.q.numel() and call.k.numel() and call.v.numel()):
+        return None
+    problem = call.problem()
     own = problem.q is call.q and problem.k is call.k and problem.v is call.v
-    useful = states.complete and own and call.without_hidden() is call and _reads_rows_alone(call)
-    return _Kind(states, prepare(call) if useful else None)
+    useful = own and call.without_hidden() is call and _reads_rows_alone(call)
+    return prepare(call) if useful else None
 
 
 def _reads_rows_alone(call: AttentionCall) -> bool:

@@ -12,6 +12,7 @@ from posenc.attention.call import AttentionCall
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
+from posenc.layout.claims import require_unwritten
 from posenc.layout.dense import require_dense
 
 LARGEST = sys.float_info.max
@@ -176,6 +177,8 @@ def _faults_of_grid(q: Tensor, k: Tensor, grid: Grid) -> Iterator[Fault]:
             yield name, f"1 or {rows} batch rows", side.batch, remedy
         if side.device != x.device:
             yield name, f"{x.device} as {of}", side.device, "Use layout.to(device)."
+    for side in (grid.query,) if grid.query is grid.key else (grid.query, grid.key):
+        require_unwritten(side)
 
 
 def _faults_of_options(call: AttentionCall) -> Iterator[Fault]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, ItemsView, Iterator, Sequence
-from dataclasses import fields
+import ctypes
+import os
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Protocol, TypeGuard, TypeVar, cast
 from weakref import ref
@@ -23,8 +25,8 @@ quantizers have switches that leave no trace in parameters."""
 MOST = 2
 """Results kept of one weight."""
 
-SAMPLED = 64
-"""Numbers of a tensor that are compared, at most."""
+_compare = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)).memcmp
+_compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Layer(Protocol):
@@ -39,31 +41,28 @@ def reused(
 ) -> T | None:
     """The result of ``compute``, kept from the second call on while nothing that it reads changes.
 
-    A weight counts as changed when it is another tensor, was written to, or differs in one of
-    ``SAMPLED`` numbers: edits through ``.data`` leave no other trace. A layer does when it is
-    another module, or its settings or the modules in it are others. None at the first call with
-    layers as they are now; on devices other than CPUs; where a gradient is wanted; while PyTorch
-    traces, watches or transforms what is computed; and with layers that drop, or that others
-    observe or replace. A result lives no longer than the first of the weights.
+    Weights and buffers are compared to the last bit, at each call: edits through ``.data`` or an
+    array that shares memory leave no other trace. A layer changes when it is another module, or its
+    settings or the modules in it are others. None at the first call with layers as they are now; on
+    devices other than CPUs; where a gradient is wanted; while PyTorch traces, watches or transforms
+    what is computed; and with layers that drop, that have settings which cannot be compared, or
+    that others observe or replace. A result lives no longer than the first of the weights.
 
     Args:
         layers: that ``compute`` calls.
-        tensors: that it reads beside the parameters of the layers.
+        tensors: that it reads beside those of the layers.
         kind: what else the result depends on.
     """
     modules = [module for layer in layers for module in layer.modules()]
-    own = [x for module in modules for x in module.parameters(recurse=False)]
-    weights = [*own, *tensors]  # a layer's own first: layers may share tensors
-    if torch.is_grad_enabled() and any(x.requires_grad for x in weights):
-        return None
-    if not (all(map(is_plain, modules)) and all(map(_is_readable, weights))):
+    weights = [*_tensors(modules), *tensors]  # a layer's own first: layers may share tensors
+    if wants_gradients(weights) or not (are_known(modules) and all(map(_is_readable, weights))):
         return None
     if is_transformed() or needs_dispatch(*weights):
         return None
     results: dict[Hashable, _Result] = _RESULTS.setdefault(weights[0], {})  # type: ignore[no-untyped-call]
     result = results.pop((kind, _autocast()), None)
-    if result is None or not result.holds(modules, weights):
-        result = _Result(modules, weights)
+    if result is None or not result.states.hold(modules, weights):
+        result = _Result(States(modules, weights))
         while len(results) >= MOST:
             del results[next(iter(results))]
     elif result.value is None:
@@ -71,6 +70,11 @@ def reused(
             result.value = compute()
     results[kind, _autocast()] = result  # the last used is the last to go
     return cast(T | None, result.value)
+
+
+def wants_gradients(tensors: Sequence[Tensor]) -> bool:
+    """True if autograd is to record what is computed with one of them."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def constant(values: Sequence[float], *, like: Tensor) -> Tensor:
@@ -92,36 +96,52 @@ def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.devic
         return torch.tensor(values, dtype=dtype, device=device)
 
 
-class TensorStates:
-    """Tensors as they were: which, how often written to, and some of their numbers."""
+class Copies:
+    """Tensors as they were, to the last bit.
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = [ref(x) for x in tensors]
-        self.states = [_state(x) for x in tensors]
-        self.views = [_sample(x) for x in tensors]
-        self.samples = [view.clone() for view in self.views]
+    Args:
+        tensors: that are copied; None stays None.
+    """
 
-    def hold(self, tensors: Sequence[Tensor]) -> bool:
-        """True if these are the same tensors, unchanged."""
-        if len(tensors) != len(self.tensors):
-            return False
-        for x, was, state in zip(tensors, self.tensors, self.states, strict=True):
-            if was() is not x or _state(x) != state:
-                return False
-        return all(map(torch.equal, self.samples, self.views))
-
-
-class _Result:
-    """A result, None as yet, with layers and weights as they were when it was asked for."""
-
-    def __init__(self, modules: Sequence[nn.Module], weights: Sequence[Tensor]) -> None:
-        self.value: object = None
-        self.weights = TensorStates(weights)
-        self.modules = [
-            (ref(module), _parts(module), _plain_settings(module)) for module in modules
+    def __init__(self, tensors: Sequence[Tensor | None]) -> None:
+        self.copies = [
+            None if x is None else x.detach().clone(memory_format=torch.contiguous_format)
+            for x in tensors
         ]
 
-    def holds(self, modules: Sequence[nn.Module], weights: Sequence[Tensor]) -> bool:
+    def hold(self, tensors: Sequence[Tensor | None]) -> bool:
+        """True if these tensors have the bits of those, and their shapes, dtypes and devices.
+
+        Waits for devices other than the CPU.
+        """
+        return len(tensors) == len(self.copies) and all(map(_same_bits, tensors, self.copies))
+
+
+def _same_bits(x: Tensor | None, copy: Tensor | None) -> bool:
+    if x is None or copy is None:
+        return x is copy
+    if (x.dtype, x.shape, x.device) != (copy.dtype, copy.shape, copy.device):
+        return False
+    x = x.detach().contiguous()
+    if x.is_cpu:
+        return _compare(x.data_ptr(), copy.data_ptr(), copy.nbytes) == 0
+    return torch.equal(*(side.flatten().view(torch.uint8) for side in (x, copy)))
+
+
+class States:
+    """Modules and tensors as they were: classes, settings, the modules in them, and all bits.
+
+    Args:
+        modules: whose settings can be compared, see ``are_known``.
+        tensors: theirs and others.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], tensors: Sequence[Tensor]) -> None:
+        self.modules = [(ref(x), _parts(x), _settings(x).items()) for x in modules]
+        self.copies = Copies(tensors)
+
+    def hold(self, modules: Sequence[nn.Module], tensors: Sequence[Tensor]) -> bool:
+        """True if these are the same modules, unchanged, and the tensors have the same bits."""
         if len(modules) != len(self.modules):
             return False
         for module, (was, parts, settings) in zip(modules, self.modules, strict=True):
@@ -129,7 +149,15 @@ class _Result:
                 return False
             if not settings <= vars(module).items():
                 return False
-        return self.weights.hold(weights)
+        return self.copies.hold(tensors)
+
+
+@dataclass(eq=False)
+class _Result:
+    """A result, None as yet, of layers and weights as they were when it was asked for."""
+
+    states: States
+    value: object = None
 
 
 class ModuleStates:
@@ -141,26 +169,19 @@ class ModuleStates:
 
     def __init__(self, root: nn.Module) -> None:
         modules = list(root.modules())
-        tensors, settings = _tensors(modules), [_settings(module) for module in modules]
-        self.complete = all(map(is_plain, modules)) and all(map(_is_readable, tensors))
-        self.complete &= all(_is_setting(x) for own in settings for x in own.values())
-        self.root, self.inner = ref(root), modules[1:] if self.complete else []
-        known = list(zip(map(_parts, modules), map(dict.items, settings), strict=True))
-        self.modules = known if self.complete else []
-        self.tensors = TensorStates(tensors if self.complete else [])
+        tensors = _tensors(modules)
+        self.root = ref(root)
+        self.complete = are_known(modules) and all(map(_is_readable, tensors))
+        self._inner = modules[1:] if self.complete else []  # a root that held itself would live on
+        self._states = States(modules, tensors) if self.complete else None
 
     def hold(self) -> bool:
-        """True if all are unchanged, and nothing observes them; or if they are not complete."""
+        """True if they are complete and all of them unchanged, and nothing observes the modules."""
         root = self.root()
-        if root is None or not self.complete:
-            return True
-        if _observes_all():
+        if root is None or self._states is None or _observes_all():
             return False
-        modules = [root, *self.inner]
-        for module, (parts, settings) in zip(modules, self.modules, strict=True):
-            if _parts(module) != parts or not settings <= vars(module).items() or _hooks(module):
-                return False
-        return self.tensors.hold(_tensors(modules))
+        modules = [root, *self._inner]
+        return not any(map(_hooks, modules)) and self._states.hold(modules, _tensors(modules))
 
 
 SETTINGS = (bool, int, float, str, type(None), torch.dtype)
@@ -173,9 +194,11 @@ def _settings(module: nn.Module) -> dict[str, object]:
     return {n: x for n, x in vars(module).items() if n not in OF_MODULES and n != "given"}
 
 
-def _plain_settings(module: nn.Module) -> ItemsView[str, object]:
-    """Those that can be compared."""
-    return {name: x for name, x in _settings(module).items() if _is_setting(x)}.items()
+def are_known(modules: Sequence[nn.Module]) -> bool:
+    """True if all compute by their parameters, buffers and settings, and these can be compared."""
+    return all(map(is_plain, modules)) and all(
+        _is_setting(x) for module in modules for x in _settings(module).values()
+    )
 
 
 def _is_setting(x: object) -> bool:
@@ -190,8 +213,10 @@ def _is_setting(x: object) -> bool:
 
 
 def _parts(module: nn.Module) -> tuple[Hashable, ...]:
-    """The class of a module, how many attributes it has, and the modules in it."""
-    return type(module), len(vars(module)), *map(id, module._modules.values())
+    """The class of a module, how many attributes it has, its modules, and which tensors it has."""
+    tables = (module._parameters, module._buffers)
+    tensors = (name for table in tables for name, x in table.items() if x is not None)
+    return type(module), len(vars(module)), *map(id, module._modules.values()), *tensors
 
 
 def _tensors(modules: Sequence[nn.Module]) -> list[Tensor]:
@@ -237,25 +262,7 @@ def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 def _is_readable(x: Tensor) -> bool:
     plain = x.device.type == "cpu" and x.is_contiguous() and x.numel() > 0
-    return plain and has_values(x) and not x.is_inference()
-
-
-def _state(x: Tensor) -> tuple[Hashable, ...]:
-    return x.data_ptr(), x._version, x.dtype, x.shape
-
-
-def _sample(x: Tensor) -> Tensor:
-    """Numbers of a contiguous tensor, evenly spread, in its memory; no view that autograd knows."""
-    step = -(-x.numel() // SAMPLED)
-    size = -(-x.numel() // step)
-    storage = x.untyped_storage()
-    return torch.empty(0, dtype=x.dtype).set_(storage, x.storage_offset(), (size,), (step,))
-
-
-def numbers_of(x: Tensor) -> tuple[Hashable, ...]:
-    """The place of a tensor in memory, and some of its numbers if they can be read at no cost."""
-    sample = _sample(x).tolist() if _is_readable(x) else ()
-    return x.data_ptr(), *sample
+    return plain and has_values(x)
 
 
 def _autocast() -> torch.dtype | None:

@@ -12,7 +12,7 @@ from posenc.arguments import Count, check
 from posenc.errors import ArgumentError
 from posenc.layout.checks import require_truth, require_whole
 from posenc.layout.integers import LARGEST
-from posenc.runtime import has_values, is_transformed
+from posenc.runtime import has_values, is_transformed, needs_dispatch
 
 
 def require_claims(layout: Any) -> tuple[int | None, tuple[int, int] | None]:
@@ -30,15 +30,33 @@ def require_claims(layout: Any) -> tuple[int | None, tuple[int, int] | None]:
     if extent is not None:
         extent = check("extent", tuple[Count, Count], extent, None)
     require_truth("consecutive", layout.consecutive)
-    if positions.device.type != "cpu" or not has_values(positions) or is_transformed():
-        return start, extent
+    if _are_readable(positions):
+        _require_values(start, extent, layout)
+        if layout.consecutive:
+            require_consecutive(positions, order, layout.document, layout.valid)
+    return start, extent
+
+
+def require_unwritten(layout: Any) -> None:
+    """Require positions and orders as ``start`` and ``extent`` say, in place as they are now.
+
+    Raises:
+        ArgumentError: where they are others, as far as values can be read on the CPU.
+    """
+    if _are_readable(layout.positions) and not needs_dispatch(layout.positions, layout.order):
+        _require_values(layout.start, layout.extent, layout)
+
+
+def _are_readable(positions: Tensor) -> bool:
+    return positions.device.type == "cpu" and has_values(positions) and not is_transformed()
+
+
+def _require_values(start: int | None, extent: tuple[int, int] | None, layout: Any) -> None:
+    positions = layout.positions.detach()
     if start is not None:
-        require_start(start, positions, order)
+        require_start(start, positions, layout.order)
     if extent is not None:
         require_extent(extent, positions, layout.special)
-    if layout.consecutive:
-        require_consecutive(positions, order, layout.document, layout.valid)
-    return start, extent
 
 
 def require_start(start: int, positions: Float[Tensor, "b L A"], order: Int[Tensor, "b L"]) -> None:

@@ -308,6 +308,8 @@ class Layout:
     def select(self, rows: Int[Tensor, " rows"]) -> Layout:
         """The layout of the given batch rows (for beam search)."""
         require_rows(rows, None if self.batch == 1 else self.batch)
+        if self.batch == 1:
+            return self
         parts = {n: t if t.shape[0] == 1 else t[rows] for n, t in self._tensors().items()}
         return self._with(parts)
 

@@ -279,7 +279,8 @@ def serving(
 def weights_that_change_are_followed(subject: Subject) -> None:
     """However weights are changed, nothing computed from the old ones is used.
 
-    Written to by an optimizer, through ``.data`` or by a state dict, or replaced; all or one alone.
+    Written to by an optimizer, through ``.data`` or by a state dict, or replaced, all of them; and
+    single numbers, rows and columns of one: through ``.data``, NumPy and a view.
     """
     encoding = subject.layer().encoding.eval()
     q, k, v = operands(LENGTH, LENGTH)
@@ -299,8 +300,10 @@ def weights_that_change_are_followed(subject: Subject) -> None:
             for name, parameter in list(module.named_parameters(recurse=False)):
                 setattr(module, name, nn.Parameter(-parameter))
 
-    alone = [partial(_grow, encoding, name) for name, _ in encoding.named_parameters()]
-    changes: list[Callable[[], None]] = [in_place, behind_autograd, replaced, *alone]
+    read = encoding.state_dict().items()
+    names = [n for n, x in read if x.is_floating_point() and not n.startswith("embedding.")]
+    parts = [partial(edit, encoding, name) for name in names for edit in EDITS]
+    changes: list[Callable[[], None]] = [in_place, behind_autograd, replaced, *parts]
     changes.append(partial(_load, encoding, other))
     with torch.no_grad():
         for backend in ("auto", *serving(q, k, v, grid, encoding)):
@@ -312,8 +315,27 @@ def weights_that_change_are_followed(subject: Subject) -> None:
                 agree(backend, attend(q, k, v, grid, encoding, backend=backend), expected)
 
 
-def _grow(encoding: Encoding, name: str) -> None:
-    encoding.get_parameter(name).mul_(1.25)
+def _edit_number(encoding: Encoding, name: str) -> None:
+    numbers = _tensor(encoding, name).data.view(-1)
+    numbers[max(0, numbers.numel() - 2)] += 0.25
+
+
+def _edit_row(encoding: Encoding, name: str) -> None:
+    x = _tensor(encoding, name).detach()
+    x.view(-1, x.shape[-1] if x.dim() else 1).numpy()[-1] += 0.25
+
+
+def _edit_column(encoding: Encoding, name: str) -> None:
+    x = _tensor(encoding, name)
+    x.view(-1, x.shape[-1] if x.dim() else 1)[:, 0].add_(0.25)
+
+
+EDITS = (_edit_number, _edit_row, _edit_column)
+
+
+def _tensor(encoding: Encoding, name: str) -> Tensor:
+    """A parameter or buffer itself, not a copy."""
+    return encoding.state_dict(keep_vars=True)[name]
 
 
 def _load(encoding: Encoding, state: Mapping[str, Tensor]) -> None:

@@ -119,6 +119,16 @@ def test_operations_between_steps(twin: Twin, name: str, arguments: tuple[Any, .
         twin.update(number)
 
 
+@pytest.mark.parametrize("name", ["keys", "values"])
+def test_keys_or_values_that_are_replaced(twin: Twin, name: str) -> None:
+    for number in (3, 1, 1):
+        twin.update(number)
+    for layer in (twin.plain, twin.growing):
+        setattr(layer, name, 2 * getattr(layer, name))
+    for number in (1, 1):
+        twin.update(number)
+
+
 def test_other_batches(twin: Twin) -> None:
     for number in (3, 1, 1):
         twin.update(number)

@@ -21,7 +21,7 @@ from torch import Tensor
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result, refuse_rare
 from posenc.attention.backends.common.sinks import beside_sinks
 from posenc.attention.problem.lowering import add_rows, has_rows
-from posenc.attention.problem.once import Known, once_for, pattern_of
+from posenc.attention.problem.once import Known, once_for
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.spacing import find_spacing, lower_on_sequences
 from posenc.attention.problem.terms import reads_offsets
@@ -350,7 +350,7 @@ def _kernels() -> tuple[Callable[..., Any], Callable[..., BlockMask]]:
     return compiled, torch.compile(create_block_mask)
 
 
-_MASKS: Known[BlockMask] = WeakKeyDictionary()
+_MASKS: Known = WeakKeyDictionary()
 
 
 def _block_mask(grid: Grid, *, flash: bool = False) -> BlockMask:
@@ -367,7 +367,7 @@ def _block_mask(grid: Grid, *, flash: bool = False) -> BlockMask:
         sizes = (rows, None, grid.query.length, grid.key.length)
         return _kernels()[1](grid.mask_mod(), *sizes, device=device, BLOCK_SIZE=(queries, 128))
 
-    return once_for(grid, _MASKS, compute, (pattern_of(grid), queries))
+    return once_for(grid, _MASKS, compute, queries, masked=True)
 
 
 ENTRY = Flex()

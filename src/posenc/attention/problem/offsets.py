@@ -10,18 +10,17 @@ from jaxtyping import Int
 from torch import Tensor
 
 from posenc.attention.problem.intervals import run_intervals
-from posenc.attention.problem.once import Known, once_for, pattern_of
+from posenc.attention.problem.once import Known, once_for
 from posenc.attention.problem.record import Geometry
 from posenc.attention.problem.spacing import nearest_origin
 from posenc.grid import Grid
-from posenc.runtime import has_values
 
 MOST = 2**16
 """Offsets between the tokens of documents that are always tabulated; more if there are as many
 tokens."""
 
 
-_KNOWN: Known[Offsets | str] = WeakKeyDictionary()
+_KNOWN: Known = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +55,7 @@ class Offsets:
             if grid.shift is None or any(mark is not None for mark in marks):
                 return "inside a compiled graph it takes regular layouts only"
             return cls._in_intervals(grid)
-        if not all(has_values(side.positions) for side in (grid.query, grid.key)):
-            return cls._of_documents(grid)
-        return once_for(grid, _KNOWN, cls._of_documents, pattern_of(grid))
+        return once_for(grid, _KNOWN, cls._of_documents, masked=True)
 
     @classmethod
     def _in_intervals(cls, grid: Grid) -> Offsets:

@@ -3,51 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from posenc.encoding import Part
-from posenc.encoding.reuse import numbers_of
+from posenc.encoding.reuse import Copies, ModuleStates
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import has_values, is_transformed, needs_dispatch
 
 T = TypeVar("T")
 
-Known = WeakKeyDictionary[Layout, WeakKeyDictionary[Layout, dict[Hashable, T]]]
-"""Something of each pair of layouts that has been met, by what else it depends on."""
+MOST = 8
+"""Results that are kept of a pair of layouts."""
+
+
+class Kept(NamedTuple):
+    """A result, and what it is of beside a pair of layouts.
+
+    Args:
+        kind: what else it depends on.
+        copies: of the tensors that it was computed from.
+    """
+
+    kind: Hashable
+    copies: Copies
+    result: Any
+
+
+Known = WeakKeyDictionary[Layout, WeakKeyDictionary[Layout, list[Kept]]]
+"""Results of each pair of layouts that is alive, the last ones last."""
 
 
 def once_for(
     grid: Grid,
-    known: Known[T],
+    known: Known,
     compute: Callable[[Grid], T],
     kind: Hashable = None,
     *,
+    masked: bool = False,
     signals: bool = False,
 ) -> T:
-    """The result of ``compute`` for a grid's pair of layouts, computed once for each ``kind``.
+    """The result of ``compute`` for a grid, kept while its layouts live and hold the same numbers.
+
+    These are compared to the last bit, at each call, but for those that ``Layout.start`` tells;
+    on other devices than the CPU that waits for the device. While a graph is captured, whose
+    replays read no numbers anew, a result is taken as it is. Each time for tensors without values,
+    and where PyTorch watches or transforms what is computed.
 
     Its tensors can be saved for gradients, also when they were computed in inference mode.
-    ``signals``: it depends on those of the layouts.
+
+    Args:
+        kind: what else it depends on.
+        masked: it depends on causality, window and intervals of the grid.
+        signals: it depends on those of the layouts.
     """
     query, key = grid.query, grid.key
     if not signals:
         query, key = query.without_signal, key.without_signal
-    of_query = known.setdefault(query, WeakKeyDictionary())
-    found = of_query.setdefault(key, {})
-    if kind not in found:
-        with torch.inference_mode(False):
-            found[kind] = compute(grid)
-    return found[kind]
+    content = _content(query) if key is query else [*_content(query), *_content(key)]
+    if masked:
+        content.append(grid.intervals)
+        kind = (kind, grid.band)
+    tensors = [grid.query.positions, grid.key.positions, *(x for x in content if x is not None)]
+    if is_transformed() or needs_dispatch(*tensors) or not all(map(has_values, tensors)):
+        return compute(grid)
+    kept = known.setdefault(query, WeakKeyDictionary()).setdefault(key, [])
+    for found in kept:
+        if found.kind == kind and (in_graph(grid) or found.copies.hold(content)):
+            return found.result  # type: ignore[no-any-return]
+    copies = Copies(content)
+    with torch.inference_mode(False):
+        result = compute(grid)
+    kept[:] = [*kept[1 - MOST :], Kept(kind, copies, result)]
+    return result
 
 
-def pattern_of(grid: Grid) -> Hashable:
-    """Causality, window and intervals of a grid, by value; intervals by identity."""
-    return grid.band, None if grid.intervals is None else _Kept(grid.intervals)
+def _content(layout: Layout) -> list[Tensor | None]:
+    """What is to be compared of a layout."""
+    regular = layout.start is not None
+    places = [] if regular else [layout.positions, layout.order]
+    return [*places, layout.document, layout.valid, layout.special, layout.signal]
 
 
 def in_graph(grid: Grid) -> bool:
@@ -57,30 +97,15 @@ def in_graph(grid: Grid) -> bool:
     return grid.query.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-class _Kept:
-    """An object by identity, kept alive, so that no later one takes its place in memory."""
+@dataclass(frozen=True, eq=False)
+class _OfPart:
+    """Results of a part of an encoding as it was."""
 
-    def __init__(self, x: object) -> None:
-        self.x = x
-
-    def __hash__(self) -> int:
-        return id(self.x)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Kept) and self.x is other.x
+    states: ModuleStates
+    known: Known = field(default_factory=WeakKeyDictionary)
 
 
-def _state(x: object) -> Hashable:
-    """The value or identity of an attribute of a module; of tensors, also how often written."""
-    if isinstance(x, PLAIN):
-        return x
-    written = isinstance(x, Tensor) and not x.is_inference()
-    return _Kept(x), x._version if written else 0  # type: ignore[attr-defined]
-
-
-PLAIN = (bool, int, float, str, type(None))
-
-_OF_PARTS: WeakKeyDictionary[Part, Known[object]] = WeakKeyDictionary()
+_OF_PARTS: WeakKeyDictionary[Part, _OfPart] = WeakKeyDictionary()
 
 
 def once_for_part(
@@ -88,26 +113,23 @@ def once_for_part(
 ) -> T:
     """The result of ``compute`` for a part of an encoding and a grid, computed once.
 
-    Each time for parts that can be trained, for positions with gradients and for signals, and where
-    PyTorch traces, captures or watches what is computed.
+    Each time for parts that can be trained or whose states cannot be compared, for positions with
+    gradients and for signals, and where PyTorch traces, captures or watches what is computed.
 
     Args:
         kind: what else it depends on.
     """
-    buffers = list(part.buffers())
     sides = (grid.query, grid.key)
     if (
         next(part.parameters(), None) is not None
         or in_graph(grid)
-        or needs_dispatch(*buffers)
-        or is_transformed()
-        or any(x.is_inference() for x in buffers)
+        or needs_dispatch(*part.buffers())
         or any(side.signal is not None or side.positions.requires_grad for side in sides)
-        or not all(has_values(side.positions) for side in sides)
     ):
         return compute(grid)
-    state = tuple(_state(x) for module in part.modules() for x in vars(module).values())
-    # Edits through ``.data`` leave no trace but in the numbers.
-    state += tuple((_state(x), numbers_of(x)) for x in buffers)
-    known = _OF_PARTS.setdefault(part, WeakKeyDictionary())
-    return once_for(grid, known, compute, (pattern_of(grid), state, *kind))  # type: ignore[return-value]
+    found = _OF_PARTS.get(part)
+    if found is None or not found.states.hold():
+        found = _OF_PARTS[part] = _OfPart(ModuleStates(part))
+    if not found.states.complete:
+        return compute(grid)
+    return once_for(grid, found.known, compute, kind, masked=True)

@@ -15,6 +15,7 @@ from posenc.encoding import StructuredScore
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.layout.padding import documents_of
+from posenc.runtime import has_values
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ def nearest_origin(smallest: int, largest: int) -> int:
 def find_spacing(grid: Grid) -> Spacing | str:
     """``spacing`` where offsets are all that depends on positions; otherwise the reason against it.
 
-    Reads the values of layouts with documents or padding, once, unless they are known to be
-    consecutive.
+    Reads the values of layouts with documents or padding, once, unless these are said to be
+    consecutive and are not at hand: on the CPU they may have been written since.
     """
     if grid.query.axes != 1:
         return "positions on several axes have no single offset"
@@ -55,7 +56,8 @@ def find_spacing(grid: Grid) -> Spacing | str:
         return "special tokens and signals are no function of the offset"
     if torch.is_grad_enabled() and any(side.positions.requires_grad for side in sides):
         return "an offset bias has no gradients for positions"
-    if grid.query is grid.key and grid.query.consecutive:
+    at_hand = grid.query.device.type == "cpu" and has_values(grid.query.positions)
+    if grid.query is grid.key and grid.query.consecutive and not at_hand:
         return Spacing(0, True)
     if torch.compiler.is_compiling():
         return "inside a compiled graph nothing tells whether tokens are one position apart"
@@ -75,7 +77,7 @@ def lower_on_sequences(problem: Problem, shift: int) -> tuple[StructuredScore, .
     return lower(problem.encoding, problem.q, problem.k, grid, scale=problem.scale)
 
 
-_SPACINGS: Known[Spacing | None] = WeakKeyDictionary()
+_SPACINGS: Known = WeakKeyDictionary()
 
 
 def spacing(grid: Grid) -> Spacing | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -29,7 +27,8 @@ def require_inside(
 ) -> None:
     """Refuse a layout whose real tokens are not all at 0 … count - 1 on an axis.
 
-    Inside a compiled graph only regular layouts are checked.
+    Inside a compiled graph, and while one is captured, only regular layouts are checked. Others wait
+    for the device.
 
     Raises:
         LengthError: naming ``holder``, whose positions these are, and ``remedy``.
@@ -41,8 +40,11 @@ def require_inside(
         first, last = 0, layout.extent[axis] - 1
     elif not (layout.positions.numel() and has_values(layout.positions)):
         return
+    elif layout.positions.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
     else:
-        first, last = _ends(layout.without_signal, axis)
+        positions = real_positions(layout, axis)  # which may have been written since the last call
+        first, last = float(positions.min()), float(positions.max())
     if first < 0 or last > count - 1:
         raise LengthError(
             "positions",
@@ -50,18 +52,6 @@ def require_inside(
             got=f"{first:g} to {last:g}",
             remedy=remedy,
         )
-
-
-_ENDS: WeakKeyDictionary[Layout, dict[int, tuple[float, float]]] = WeakKeyDictionary()
-
-
-def _ends(layout: Layout, axis: int) -> tuple[float, float]:
-    """The first and last real position on an axis, read once: that waits for the device."""
-    found = _ENDS.setdefault(layout, {})
-    if axis not in found:
-        positions = real_positions(layout, axis)
-        found[axis] = float(positions.min()), float(positions.max())
-    return found[axis]
 
 
 def real_positions(layout: Layout, axis: int = 0) -> Float[Tensor, "b L"]:

@@ -90,11 +90,13 @@ class Mrope(Rotary):
         self._axis_of_pair = _assign(counts, pairs, arrangement)
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
-        by_pair = layout.positions[..., self._axis_of_pair]
+        by_pair = layout.positions[..., list(self._axis_of_pair)]
         return geometric_angles(by_pair, self.head_dim // 2, self.head_dim, self.base)
 
 
-def _assign(sections: tuple[int, ...], pairs: int, arrangement: Arrangement) -> list[int]:
+def _assign(
+    sections: tuple[int, ...], pairs: int, arrangement: Arrangement
+) -> tuple[int, ...]:
     """The axis of every pair.
 
     Raises:
@@ -102,8 +104,8 @@ def _assign(sections: tuple[int, ...], pairs: int, arrangement: Arrangement) -> 
     """
     if len(sections) == 3 and min(sections) >= 1 and sum(sections) == pairs:
         if arrangement == "contiguous":
-            return [axis for axis, count in enumerate(sections) for _ in range(count)]
-        axes = [t % 3 if t < 3 * sections[t % 3] else 0 for t in range(pairs)]
+            return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+        axes = tuple(t % 3 if t < 3 * sections[t % 3] else 0 for t in range(pairs))
         if all(axes.count(axis) == count for axis, count in enumerate(sections)):
             return axes
     raise ArgumentError(

@@ -305,7 +305,8 @@ class Deberta(ScoreTerm):
             return [(scale * table).contiguous() for table in self._tables(falling)]
 
         last, layers = 2 * self.relative.span, (*self._projections(), self.relative)
-        found = reused(layers, (), lambda: tables(0, last), scale)
+        settings = (self.lookup, self.heads, self.head_dim)
+        found = reused(layers, (), lambda: tables(0, last), scale, *settings)
         if found is None:
             from_query, from_key = tables(low, high)
         else:

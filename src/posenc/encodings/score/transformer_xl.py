@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, EvenWidth, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, LowRank, ScoreTerm, TokenTableProduct
-from posenc.encoding.reuse import is_plain, reused
+from posenc.encoding.reuse import reused
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows, offset_index
 from posenc.encodings.common.frequencies import geometric_angles
@@ -210,7 +210,7 @@ class TransformerXL(ScoreTerm):
         self, first: int, last: int, like: Tensor, factor: float, heads: slice
     ) -> tuple[Float[Tensor, "h N D"], Float[Tensor, "h N"]] | None:
         """Those from ``first`` to ``last`` of what is kept while the weights are the same."""
-        if not (has_values(like) and is_plain(self.biases)) or max(-first, last) >= REUSED:
+        if not has_values(like) or max(-first, last) >= REUSED:
             return None
         count = 1 << max(-first, last).bit_length()  # few kinds while a cache grows
 
@@ -219,8 +219,7 @@ class TransformerXL(ScoreTerm):
             rows = _mirrored(waves, factor * self.weight[heads].to(like), 1 - count, count - 1)
             return rows, _column(self.biases()[1][heads], rows)
 
-        kind = count, like.dtype, factor, heads.start, heads.stop
-        kept = reused((), (self.weight, self.biases.position), compute, *kind)
+        kept = reused((self,), (), compute, count, like.dtype, factor, heads.start, heads.stop)
         part = slice(first + count - 1, last + count)
         return None if kept is None else (kept[0][:, part], kept[1][:, part])
 

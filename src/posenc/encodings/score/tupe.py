@@ -215,7 +215,8 @@ class Tupe(ScoreTerm):
             return [self._split(x.unsqueeze(0)) for x in project(self.positions[:count])]
 
         layers = (self.query, self.key, self.norm)
-        found = reused(layers, (self.positions,), factors, count, scale, heads.start, heads.stop)
+        kind = (count, scale, heads.start, heads.stop, self.head_dim)
+        found = reused(layers, (self.positions,), factors, *kind)
         if found is None:
             return None
         query, key = (x[:, :, part] for x, part in zip(found, parts, strict=True))

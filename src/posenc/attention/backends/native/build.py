@@ -132,7 +132,7 @@ def library() -> Library:
         state = _state(file)
         if state is None:
             raise FileNotFoundError(file)
-        others = (_checksum(file), *file.parents[:2]) if name == "build" else ()
+        others = (_checksum(file), *file.parents[:3]) if name == "build" else ()
         outcome = (_load_built if others else _load)(file, (state, *map(_state, others)))
         if isinstance(outcome, str):
             raise OSError(outcome)

@@ -88,7 +88,7 @@ def _specials(grid: Grid) -> tuple[int, int] | None:
     return query.length - rows * columns, key.length - key_rows * key_columns
 
 
-_KNOWN: Known[Grids] = WeakKeyDictionary()
+_KNOWN: Known = WeakKeyDictionary()
 
 
 def _grids(grid: Grid) -> Grids:

@@ -35,8 +35,8 @@ NUMBERS, KNOTS, SLOPES, INTERCEPTS, RATES = (f"pairs.tensors.{at}" for at in ran
 
 CURVE = (NUMBERS, SLOPES, INTERCEPTS)
 
-_NUMBERED: Known[tuple[Tensor, Tensor]] = WeakKeyDictionary()
-_FOUND: tuple[Known[Segments], Known[Segments]] = (WeakKeyDictionary(), WeakKeyDictionary())
+_NUMBERED: Known = WeakKeyDictionary()
+_FOUND: tuple[Known, Known] = (WeakKeyDictionary(), WeakKeyDictionary())
 
 
 def record(problem: Problem, form: KernelForm, *, tuned: bool) -> KernelProblem:

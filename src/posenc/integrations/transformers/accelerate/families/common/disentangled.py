@@ -92,7 +92,8 @@ class DisentangledAttention(Accelerated):
             ]
 
         layers = [layer for layer in projections if layer is not None]
-        found = reused(layers, (embeddings,), lambda: tables(0, end))
+        kind = (self.num_attention_heads, *(layer is None for layer in projections))
+        found = reused(layers, (embeddings,), lambda: tables(0, end), *kind)
         if found is None:
             found = tables(first, last)
         else:
