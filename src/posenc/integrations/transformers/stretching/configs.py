@@ -16,7 +16,7 @@ from posenc.errors import ArgumentError
 from posenc.integrations.transformers.checkpoints import rope
 from posenc.integrations.transformers.checkpoints.extended import FIELD
 from posenc.integrations.transformers.stretching.changes import Change, undo
-from posenc.integrations.transformers.stretching.frequencies import Frequencies
+from posenc.integrations.transformers.stretching.frequencies import Frequencies, made_of
 from posenc.integrations.transformers.stretching.request import Request
 
 SCALED = frozenset(
@@ -159,9 +159,8 @@ def _same(
     module: nn.Module, config: PreTrainedConfig, stretched: Mapping[Frequencies, Encoding]
 ) -> bool:
     """True if transformers makes the same frequencies of a config, or has them at each length."""
-    try:
-        made = type(module)(config=config)
-    except Exception:  # of any class of transformers
+    made = made_of(module, config)
+    if made is None:
         return False
     for frequencies, encoding in stretched.items():
         new = Frequencies(frequencies.path, made, frequencies.buffer)
