@@ -25,6 +25,7 @@ from posenc.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenize
 from posenc.integrations.transformers.checkpoints.extended import FIELD
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.folder import save
+from posenc.integrations.transformers.checkpoints.rope import parameters_in
 from posenc.models import Decoder
 from posenc.models import load as load_saved
 from posenc.storage import as_path, output_folder, write_bytes, write_json
@@ -292,7 +293,7 @@ def _dtype(config: Fields) -> torch.dtype:
 def _name_for_engines(folder: Path) -> None:
     """Write the rotation of a ``config.json`` under the names that other programs read too."""
     fields = Fields.read(folder)
-    parameters = fields.values.get("rope_parameters") or {}
+    parameters = parameters_in(fields.values)
     if not {"rope_type", "rope_theta"} <= set(parameters):  # none, or some for each layer type
         return
     write_json(fields.path, {**fields.values, **under_all_names(fields.values, parameters)})

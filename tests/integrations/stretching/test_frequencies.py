@@ -93,8 +93,9 @@ def test_a_model_in_half_precision_is_stretched_and_saved_as_any_other(
     assert loaded.config.rope_parameters == exact.config.rope_parameters
     assert loaded.config.max_position_embeddings == 4096 * FACTOR
     restore(half)
-    for own, restored in zip(before.buffers(), half.buffers(), strict=True):
-        assert own.dtype == restored.dtype and torch.equal(own, restored)
+    for kept, restored in zip(before.buffers(), half.buffers(), strict=True):
+        assert kept.dtype == restored.dtype
+        assert torch.equal(kept, restored)
 
 
 def test_frequencies_scaled_already_are_exact_in_half_precision() -> None:

@@ -15,6 +15,7 @@ from posenc.evaluation.engines.remedy import under_all_names
 from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.evaluation.live import LiveModel
 from posenc.extension import EXTENSIONS, applicable
+from posenc.integrations.transformers.checkpoints.rope import parameters_in
 
 UNKNOWN = "is known to no engine"
 
@@ -86,7 +87,7 @@ def _config(method: Method, model: LiveModel, *, factor: float, length: int) -> 
     if not isinstance(extended, LiveModel) or not extended.served or extended.served == "table":
         return None
     fields = extended.model.config.to_dict()
-    parameters = fields.get("rope_parameters") or {}
+    parameters = parameters_in(fields)
     if {"rope_type", "rope_theta"} <= set(parameters):
         fields |= under_all_names(fields, parameters)
     return ModelConfig.of(fields)

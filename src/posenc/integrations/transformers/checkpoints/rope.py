@@ -23,11 +23,23 @@ UNTOLD = 2048
 """Longest text of a model that has none, as in transformers' Llama."""
 
 
+def parameters_in(config: Mapping[str, Any]) -> Any:
+    """RoPE's parameters in a config, which may be by layer type; empty if it has none.
+
+    Recent files have ``rope_parameters``, older ones ``rope_scaling``, which transformers prefers
+    where there are both: it may have been added by hand.
+    """
+    return config.get("rope_scaling") or config.get("rope_parameters") or {}
+
+
+def scaling_of(parameters: Mapping[str, Any]) -> str:
+    """The kind of scaling that RoPE's parameters name, ``rope_type`` also by its older name."""
+    return str(parameters.get("rope_type") or parameters.get("type") or "default")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RopeFields:
-    """Names of RoPE's parameters in a family.
-
-    Recent files have ``rope_parameters``, older ones separate fields and ``rope_scaling``.
+    """Names of RoPE's parameters in a family, beside ``parameters_in``.
 
     Args:
         base, fraction: the older fields.
@@ -46,7 +58,7 @@ class RopeFields:
         Raises:
             CheckpointError: for an unsupported scaling.
         """
-        values = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
+        values = parameters_in(fields.values)
         if not isinstance(values, Mapping):
             raise fields.wrong("rope_parameters", "an object", values)
         parameters = Fields(values, fields.path)
@@ -59,7 +71,7 @@ class RopeFields:
             base=parameters.number("rope_theta", fields.number(self.base, 10000.0)),
             fraction=int(share * head_dim) / head_dim,
         )
-        kind = values.get("rope_type", values.get("type", "default"))
+        kind = scaling_of(values)
         if kind == "default":
             return Encoding.of(rope)
         if kind not in SCALINGS:
