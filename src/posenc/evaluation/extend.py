@@ -111,7 +111,7 @@ def extend_checkpoint(
         method = _unmeasured(chosen, settings.tuning)
         candidate = extended_by(model, method, factor=settings.factor, length=length)
         assert isinstance(candidate.model, LiveModel)  # not a method of models
-        extended = _written(checkpoint, out, candidate.model, method, None)
+        extended = _written(checkpoint, out, candidate.model, method, settings, None)
     extended = replace(extended, left_out=left_out)
     return extended if extended.method is None else _served(extended, asked, checkpoint, settings)
 
@@ -159,7 +159,7 @@ def _measured(
             stop=stop,
         )
         study = replace(result.study, command=command)
-        extended = _written(checkpoint, out, result.model, result.method, study)
+        extended = _written(checkpoint, out, result.model, result.method, settings, study)
     state.unlink(missing_ok=True)
     return extended
 
@@ -169,6 +169,7 @@ def _written(
     out: Path,
     model: LiveModel | None,
     method: Method | None,
+    settings: ExtensionSettings,
     study: Study | None,
 ) -> Extended:
     """The folder with the extended model and its report, or with the report alone."""
@@ -179,7 +180,8 @@ def _written(
         with output_folder(out) as partial:
             write_study(study, partial / "report")
         return Extended(out, study, None, native=False)
-    native = checkpoint.write(model, out, study=study)
+    longest = round(settings.factor * checkpoint.length)
+    native = checkpoint.write(model, out, longest=longest, study=study)
     return Extended(out, study, method.spec, native)
 
 
