@@ -14,7 +14,7 @@ from torch import nn
 
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.evaluation.doctor.config_values import readable
-from posenc.evaluation.engines.remedy import under_all_names
+from posenc.evaluation.engines.remedy import for_engines
 from posenc.evaluation.hub import BESIDE, MODULES, HubName
 from posenc.evaluation.images import ImageSource
 from posenc.evaluation.live import LiveDecoder, LiveEncoder, LiveMaskedLM, LiveModel, twin_of
@@ -24,7 +24,6 @@ from posenc.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenize
 from posenc.integrations.transformers.checkpoints.extended import FIELD
 from posenc.integrations.transformers.checkpoints.fields import Fields, read_object
 from posenc.integrations.transformers.checkpoints.folder import save
-from posenc.integrations.transformers.checkpoints.rope import parameters_in
 from posenc.models import Decoder
 from posenc.models import load as load_saved
 from posenc.storage import as_path, output_folder, write_bytes, write_json
@@ -318,10 +317,7 @@ def _raise_limits(folder: Path, longest: int) -> None:
 def _name_for_engines(folder: Path) -> None:
     """Write the rotation of a ``config.json`` under the names that other programs read too."""
     fields = Fields.read(folder)
-    parameters = parameters_in(fields.values)
-    if not {"rope_type", "rope_theta"} <= set(parameters):  # none, or some for each layer type
-        return
-    write_json(fields.path, {**fields.values, **under_all_names(fields.values, parameters)})
+    write_json(fields.path, for_engines(fields.values))
 
 
 def require_unstretched(config: Fields) -> None:

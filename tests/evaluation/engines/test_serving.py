@@ -22,6 +22,7 @@ from posenc.extension import EXTENSIONS, applicable
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from tests.evaluation.engines.released import RELEASED, TRAINED
 from tests.evaluation.engines.test_extended import LENGTH, original
+from tests.support.tiny_models import tiny_model
 
 transformers = pytest.importorskip("transformers")
 
@@ -216,6 +217,22 @@ def test_every_engine_has_a_command(source: Path, tmp_path: Path, engine: str) -
 
 def fields_of(found: Extended) -> Any:
     return json.loads((found.out / "config.json").read_text())
+
+
+@pytest.mark.parametrize("method", ["yarn", "ntk"])
+def test_mlx_serves_layers_of_several_types(tmp_path: Path, method: str) -> None:
+    """By names beside their parameters, which the written folder has."""
+    tiny_model("gemma3_text", max_position_embeddings=LENGTH).save_pretrained(tmp_path / "in")
+    found = extended(tmp_path / "in", tmp_path / "out", "mlx", method)
+    assert found.engines["mlx-lm"] == ""
+    fields = fields_of(found)
+    before, after = (
+        ENGINES["transformers"].rotations(ModelConfig.of(f), LENGTH)
+        for f in ({k: v for k, v in fields.items() if not k.startswith("rope_s")}, fields)
+    )
+    assert before == after
+    engine = ENGINES["mlx-lm"].rotations(ModelConfig.of(fields), LENGTH)
+    assert all(after[kind].like(rotation) for kind, rotation in engine.items())
 
 
 def test_the_trained_length_goes_where_phi_3_reads_it(tmp_path: Path) -> None:

@@ -77,6 +77,16 @@ def test_a_saved_model_is_loaded_by_transformers_alone(
     assert near(outputs(model), outputs(loaded))
 
 
+@pytest.mark.parametrize("method", ["yarn", "interpolate", "llama3", "ntk"])
+def test_a_config_that_takes_longrope_alone_is_given_it(method: str, tmp_path: Path) -> None:
+    model = model_of("phi3", max_position_embeddings=TRAINED)
+    assert stretch(model, method, factor=FACTOR).saved_as == "transformers"
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.max_position_embeddings == TRAINED * FACTOR
+    assert near(outputs(model), outputs(loaded))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("method", ["yarn", "interpolate", "llama3", "ntk"])
 def test_a_model_in_half_precision_is_stretched_and_saved_as_any_other(

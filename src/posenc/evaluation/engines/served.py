@@ -11,11 +11,10 @@ from posenc.evaluation.candidates import Method, extended_by
 from posenc.evaluation.engines.comparison import differences
 from posenc.evaluation.engines.config import ModelConfig
 from posenc.evaluation.engines.engine import Engine
-from posenc.evaluation.engines.remedy import under_all_names
+from posenc.evaluation.engines.remedy import for_engines
 from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.evaluation.live import LiveModel
 from posenc.extension import EXTENSIONS, applicable
-from posenc.integrations.transformers.checkpoints.rope import parameters_in
 
 UNKNOWN = "is known to no engine"
 
@@ -86,11 +85,7 @@ def _config(method: Method, model: LiveModel, *, factor: float, length: int) -> 
     extended = extended_by(model, method, factor=factor, length=length).model
     if not isinstance(extended, LiveModel) or not extended.served or extended.served == "table":
         return None
-    fields = extended.model.config.to_dict()
-    parameters = parameters_in(fields)
-    if {"rope_type", "rope_theta"} <= set(parameters):
-        fields |= under_all_names(fields, parameters)
-    return ModelConfig.of(fields)
+    return ModelConfig.of(for_engines(extended.model.config.to_dict()))
 
 
 def _difference(config: ModelConfig | None, engine: Engine, length: int) -> str:

@@ -239,8 +239,21 @@ def parameters_of(encoding: Encoding, longest: int | None) -> dict[str, Any]:
         return {"rope_type": "default", **base, "rope_theta": raised}
     if math.isclose(min(part.divisors), max(part.divisors), rel_tol=1e-6) and part.gain == 1:
         return {"rope_type": "linear", "factor": part.divisors[0], **base}
+    return equal_factors(encoding, longest)
+
+
+def equal_factors(encoding: Encoding, longest: int | None) -> dict[str, Any]:
+    """``rope_parameters`` of LongRoPE with the same factors for short and long texts.
+
+    Raises:
+        ArgumentError: unless the encoding is RoPE with other frequencies.
+    """
+    part, rope = _known(encoding)
+    if part is not rope or rope.divisors is None:
+        raise _unknown("rope with other frequencies", type(part).__name__)
     longest = longest or UNTOLD
-    return _longrope(part.divisors, part.divisors, part.gain, longest, longest) | base
+    base = {"rope_theta": rope.base, "partial_rotary_factor": rope.fraction}
+    return _longrope(rope.divisors, rope.divisors, rope.gain, longest, longest) | base
 
 
 def _raised_base(rope: Rope) -> float | None:
