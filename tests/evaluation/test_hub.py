@@ -92,9 +92,9 @@ def test_a_cached_model_is_read_without_a_connection(
 def test_an_extended_model_is_served_by_its_name(cache: Path, folder: Path, tmp_path: Path) -> None:
     cached(cache, "org/name", folder, revision="v1")
     found = extend_checkpoint("org/name@v1", tmp_path / "out", report=False, engine="vllm")
-    assert found.serving is not None
-    assert found.serving.original.startswith("vllm serve org/name --revision v1 --hf-overrides '{")
-    assert found.serving.command.startswith(f"vllm serve {tmp_path / 'out'} ")
+    [serving] = found.serving
+    assert serving.original.startswith("vllm serve org/name --revision v1 --hf-overrides '{")
+    assert serving.command.startswith(f"vllm serve {tmp_path / 'out'} ")
 
 
 @pytest.mark.parametrize("weights", [True, False])
