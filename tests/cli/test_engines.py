@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from posenc.cli.engines import engine_table
 from posenc.evaluation.doctor.engines import Engines
 from posenc.integrations.transformers import save
 from tests.evaluation.engines.released import RELEASED
+from tests.support.commands import run_command
 from tests.support.samples import next_token_model
 from tests.support.tiny_models import tiny_model
 
@@ -145,7 +147,7 @@ def test_an_unknown_engine_is_refused(
 
 def test_what_to_type(posenc: Run, tmp_path: Path) -> None:
     save(next_token_model(b"abc" * 99, length=16), tmp_path / "in")
-    given = ("extend", tmp_path / "in", "--factor", "2", "--no-report")
+    given = ("extend", tmp_path / "in", "--factor", "2", "--no-report", "--method", "yarn")
     code, printed, said = posenc(*given, "--for", "vllm", "--out", tmp_path / "out")
     assert code == 0, said
     assert f"vllm serve {tmp_path / 'out'} --max-model-len 32" in printed
@@ -153,17 +155,37 @@ def test_what_to_type(posenc: Run, tmp_path: Path) -> None:
     code, printed, said = posenc(*given, "--for", "llama.cpp", "--out", tmp_path / "gguf")
     assert code == 0, said
     assert "llama.rope.scaling.original_context_length = 16 (uint32)" in printed
-    code, printed, said = posenc(
-        *given, "--for", "mlx", "--method", "yarn", "--out", tmp_path / "mlx", "--json"
-    )
+    code, printed, said = posenc(*given, "--for", "mlx", "--out", tmp_path / "mlx", "--json")
     assert code == 0, said
-    assert json.loads(printed)["serving"]["engine"] == "mlx-lm"
+    assert [one["engine"] for one in json.loads(printed)["serving"]] == ["mlx-lm"]
     code, _, said = posenc(
         *given, "--for", "vllm", "--method", "rerope", "--out", tmp_path / "none"
     )
     assert code == 2
     assert "The nearest that it serves: yarn." in said
     assert not (tmp_path / "none").exists()
+
+
+def test_commands_are_whole_in_a_narrow_terminal(tmp_path: Path) -> None:
+    tiny_model("qwen3", max_position_embeddings=16).save_pretrained(tmp_path / "in")
+    given = ("extend", tmp_path / "in", "--method", "yarn", "--factor", "2", "--no-report")
+    options = ("--for", "vllm,sglang,llama.cpp", "--out", tmp_path / "out")
+    done = run_command(*map(str, (*given, *options)), columns=80)
+    assert done.returncode == 0, done.stderr
+    lines = [shlex.split(line) for line in done.stdout.splitlines() if line.startswith("  ")]
+    commands = [words for words in lines if str(tmp_path) in " ".join(words)]
+    for option, longest in (
+        ("--hf-overrides", "--max-model-len"),
+        ("--json-model-override-args", "--context-length"),
+    ):
+        [words] = [words for words in commands if option in words]
+        start = words.index(option)
+        assert words[start - 1] == str(tmp_path / "in")
+        changes = json.loads(words[start + 1])
+        assert changes["rope_parameters"]["rope_type"] == "yarn"
+        assert words[start + 2 :] == [longest, "32"]
+    [convert] = [words for words in commands if words[0] == "python" and "&&" in words]
+    assert convert[-6:] == ["&&", "llama-server", "-m", "model.gguf", "-c", "32"]
 
 
 def test_a_library_that_rotates_otherwise_than_the_config_says(

@@ -92,9 +92,9 @@ def test_a_cached_model_is_read_without_a_connection(
 def test_an_extended_model_is_served_by_its_name(cache: Path, folder: Path, tmp_path: Path) -> None:
     cached(cache, "org/name", folder, revision="v1")
     found = extend_checkpoint("org/name@v1", tmp_path / "out", report=False, engine="vllm")
-    assert found.serving is not None
-    assert found.serving.original.startswith("vllm serve org/name --revision v1 --hf-overrides '{")
-    assert found.serving.command.startswith(f"vllm serve {tmp_path / 'out'} ")
+    [serving] = found.serving
+    assert serving.original.startswith("vllm serve org/name --revision v1 --hf-overrides '{")
+    assert serving.command.startswith(f"vllm serve {tmp_path / 'out'} ")
 
 
 @pytest.mark.parametrize("weights", [True, False])
@@ -122,15 +122,16 @@ def test_a_copy_without_weights_is_diagnosed_and_not_loaded(cache: Path, folder:
 def test_what_is_fetched(cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A diagnosis fetches no weights, and nothing fetches pickle; what is there is not fetched."""
     (folder / "vocab.json").write_text("{}")
-    (folder / "original").mkdir()
-    (folder / "original/tokenizer.model").write_bytes(b"of another program")
+    for part, name in (("original", "tokenizer.model"), ("1_Pooling", "config.json")):
+        (folder / part).mkdir()
+        (folder / part / name).write_text("{}")
     with served("org/name", folder) as (address, asked):
         hub_at(address, monkeypatch)
         diagnose("org/name", budget=0, run_seconds=0)
         assert set(asked) == {"config.json", "tokenizer_config.json"}
         asked.clear()
         opened = Checkpoint.open("org/name")
-        assert {"model.safetensors", "vocab.json"} <= set(asked)
+        assert {"model.safetensors", "vocab.json", "1_Pooling/config.json"} <= set(asked)
         assert "original/tokenizer.model" not in asked
         assert not {"config.json", "pytorch_model.bin"} & set(asked)
         asked.clear()

@@ -61,32 +61,32 @@ def engine_table(engines: Engines) -> Table:
 
 
 def print_serving(extended: Extended) -> None:
-    """Print the commands and settings of the engine that was asked for."""
+    """Print the commands and settings of the engines that were asked for."""
     if extended.left_out:
         OUT.print()
     for spec, why in extended.left_out.items():
         print_line(f"Left out: {spec} {why}.", style="dim")
-    serving = extended.serving
-    if serving is None:
-        return
-    OUT.print(Text(f"\nFor {serving.engine}:"))
-    _command(serving.command)
-    if serving.original:
-        print_line("or, from the folder of the model as it was:")
-        _command(serving.original)
-    if serving.keys:
-        print_line("or, in a GGUF file of the model as it was:")
-        for key, (value, kind) in serving.keys.items():
-            shown = f"{value:.10g}" if isinstance(value, float) else value
-            print_line(f"{key} = {shown} ({kind})", indent=2)
+    for serving in extended.serving:
+        OUT.print(Text(f"\nFor {serving.engine}:"))
+        _command(serving.command)
+        if serving.original:
+            print_line("or, from the folder of the model as it was:")
+            _command(serving.original)
+        if serving.keys:
+            print_line("or, in a GGUF file of the model as it was:")
+            for key, (value, kind) in serving.keys.items():
+                shown = f"{value:.10g}" if isinstance(value, float) else value
+                print_line(f"{key} = {shown} ({kind})", indent=2)
 
 
 def engine_json(extended: Extended) -> dict[str, Any]:
     """The same as JSON values; empty if no engine was asked for."""
-    if extended.serving is None:
+    if not extended.serving:
         return {}
-    return {"serving": asdict(extended.serving), "left_out": extended.left_out}
+    serving = [asdict(one) for one in extended.serving]
+    return {"serving": serving, "left_out": extended.left_out}
 
 
 def _command(text: str) -> None:
-    OUT.print(Padding(Text(text, style="bold"), (0, 0, 0, 2)), soft_wrap=True)
+    """Print a command in one line, whatever the width of the terminal."""
+    OUT.print(Text(f"  {text}", style="bold"), soft_wrap=True)

@@ -39,8 +39,8 @@ def extend(
     engine: Annotated[
         str | None,
         option(
-            "Engine that is to serve it: only its methods, and what to type. vllm, sglang, "
-            "llama.cpp, mlx or transformers.",
+            "Engine that is to serve it, or several joined by commas: only their methods, and what "
+            "to type. vllm, sglang, llama.cpp, mlx or transformers.",
             "none",
             "--for",
         ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,15 +14,15 @@ from torch import nn
 
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.evaluation.doctor.config_values import readable
-from posenc.evaluation.engines.remedy import under_all_names
-from posenc.evaluation.hub import BESIDE, HubName
+from posenc.evaluation.engines.remedy import for_engines
+from posenc.evaluation.hub import BESIDE, MODULES, HubName
 from posenc.evaluation.images import ImageSource
 from posenc.evaluation.live import LiveDecoder, LiveEncoder, LiveMaskedLM, LiveModel, twin_of
 from posenc.evaluation.live_images import LiveImages
 from posenc.evaluation.results import Study
 from posenc.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenizer
 from posenc.integrations.transformers.checkpoints.extended import FIELD
-from posenc.integrations.transformers.checkpoints.fields import Fields
+from posenc.integrations.transformers.checkpoints.fields import Fields, read_object
 from posenc.integrations.transformers.checkpoints.folder import save
 from posenc.models import Decoder
 from posenc.models import load as load_saved
@@ -35,6 +34,9 @@ OWN_FAMILY = "llama"
 
 LONGEST = "max_position_embeddings"
 """Field of ``config.json`` with the trained length."""
+
+LIMITS = {"tokenizer_config.json": "model_max_length", "sentence_*_config.json": "max_seq_length"}
+"""Names of lengths at which longer texts are cut, by the files that hold them."""
 
 SHORTEST = 2
 """Tokens of the shortest trained length."""
@@ -252,12 +254,13 @@ class Checkpoint:
         read = read_ids(text, encode=tokenizer.encode, training=training, special=tokenizer.special)
         return replace(read, tokenizer=tokenizer)
 
-    def write(self, model: LiveModel, out: Path, *, study: Study | None) -> bool:
+    def write(self, model: LiveModel, out: Path, *, longest: int, study: Study | None) -> bool:
         """Write the extended model, the files that go with it, and the report, atomically.
 
         Args:
             model: extended, and maybe fine-tuned.
             out: new or empty folder.
+            longest: tokens of a text that it is extended to.
             study: reported in ``out/report``; None: no report.
 
         Returns:
@@ -267,14 +270,15 @@ class Checkpoint:
             OutputError: if the folder is in use or cannot be written to.
         """
         assert self.config is not None  # as in ``data``
-        copied = self.folder.iterdir() if self.folder and self.folder.is_dir() else ()
         with output_folder(out) as partial:
             model.write(partial, dtype=_dtype(self.config))
             if model.served:
                 _name_for_engines(partial)
-            for path in sorted(copied):
-                if path.is_file() and any(fnmatch(path.name, pattern) for pattern in BESIDE):
-                    write_bytes(partial / path.name, path.read_bytes())
+            if self.folder is not None:
+                _copy_beside(self.folder, partial)
+            # of a method that transformers lacks, the model is stretched once it is loaded
+            if model.served and not isinstance(model, LiveImages):
+                _raise_limits(partial, longest)
             if study is not None:
                 from posenc.evaluation.report import write_study
 
@@ -289,13 +293,31 @@ def _dtype(config: Fields) -> torch.dtype:
     return found if isinstance(found, torch.dtype) else torch.float32
 
 
+def _copy_beside(folder: Path, out: Path) -> None:
+    """Copy the files that go with a model, and the modules of sentence-transformers after it."""
+    sentences = (folder / "modules.json").is_file()
+    for pattern in (*BESIDE, *([MODULES] if sentences else ())):
+        for path in folder.glob(pattern):
+            copy = out / path.relative_to(folder)
+            if path.is_file():
+                copy.parent.mkdir(exist_ok=True)
+                write_bytes(copy, path.read_bytes())
+
+
+def _raise_limits(folder: Path, longest: int) -> None:
+    """Raise the lengths at which tokenizers and sentence-transformers cut texts."""
+    for pattern, name in LIMITS.items():
+        for path in folder.glob(pattern):
+            fields = read_object(path)
+            limit = fields.get(name)
+            if isinstance(limit, int) and limit < longest:
+                write_json(path, fields | {name: longest})
+
+
 def _name_for_engines(folder: Path) -> None:
     """Write the rotation of a ``config.json`` under the names that other programs read too."""
     fields = Fields.read(folder)
-    parameters = fields.values.get("rope_parameters") or {}
-    if not {"rope_type", "rope_theta"} <= set(parameters):  # none, or some for each layer type
-        return
-    write_json(fields.path, {**fields.values, **under_all_names(fields.values, parameters)})
+    write_json(fields.path, for_engines(fields.values))
 
 
 def require_unstretched(config: Fields) -> None:

@@ -39,8 +39,8 @@ class Extended:
         method: the one written; None: ``out`` has the report alone.
         native: transformers runs the checkpoint as extended.
         engines: how others serve what transformers runs, in words; "" where they do as it does.
-        serving: commands for the engine that was asked for; None: none was.
-        left_out: methods that it does not serve, and why.
+        serving: commands for the engines that were asked for.
+        left_out: methods that they do not serve, and why.
     """
 
     out: Path
@@ -48,7 +48,7 @@ class Extended:
     method: str | None
     native: bool
     engines: dict[str, str] = field(default_factory=dict)
-    serving: Serving | None = None
+    serving: tuple[Serving, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
 
 
@@ -73,7 +73,8 @@ def extend_checkpoint(
             loaded model, see ``Checkpoint.of_model``.
         out: new or empty folder.
         settings: by default those of ``ExtensionSettings``.
-        engine: only methods that it serves; see ``engine_named``.
+        engine: only methods that it serves, or all of several with commas in between; see
+            ``engine_named``.
         command: the calling command, for the report and for messages.
         progress: called as the work proceeds.
         stop: called between measurements; True raises ``Interrupted``.
@@ -88,7 +89,7 @@ def extend_checkpoint(
     """
     require_unused(out)
     settings = replace(settings or ExtensionSettings(), **fields)
-    asked = None if engine is None else engine_named(engine)
+    asked = [] if engine is None else [engine_named(name.strip()) for name in engine.split(",")]
     trained = settings.trained_length
     if isinstance(source, Path | str):
         checkpoint = Checkpoint.open(
@@ -100,7 +101,7 @@ def extend_checkpoint(
     assert isinstance(model, LiveModel)  # others are not extendable
     chosen = methods_for(settings.methods, model, length=length)
     left_out: dict[str, str] = {}
-    if asked is not None:
+    if asked:
         chosen, left_out = served_methods(
             chosen, model, asked, factor=settings.factor, length=length
         )
@@ -111,7 +112,7 @@ def extend_checkpoint(
         method = _unmeasured(chosen, settings.tuning)
         candidate = extended_by(model, method, factor=settings.factor, length=length)
         assert isinstance(candidate.model, LiveModel)  # not a method of models
-        extended = _written(checkpoint, out, candidate.model, method, None)
+        extended = _written(checkpoint, out, candidate.model, method, settings, None)
     extended = replace(extended, left_out=left_out)
     return extended if extended.method is None else _served(extended, asked, checkpoint, settings)
 
@@ -159,7 +160,7 @@ def _measured(
             stop=stop,
         )
         study = replace(result.study, command=command)
-        extended = _written(checkpoint, out, result.model, result.method, study)
+        extended = _written(checkpoint, out, result.model, result.method, settings, study)
     state.unlink(missing_ok=True)
     return extended
 
@@ -169,6 +170,7 @@ def _written(
     out: Path,
     model: LiveModel | None,
     method: Method | None,
+    settings: ExtensionSettings,
     study: Study | None,
 ) -> Extended:
     """The folder with the extended model and its report, or with the report alone."""
@@ -179,7 +181,8 @@ def _written(
         with output_folder(out) as partial:
             write_study(study, partial / "report")
         return Extended(out, study, None, native=False)
-    native = checkpoint.write(model, out, study=study)
+    longest = round(settings.factor * checkpoint.length)
+    native = checkpoint.write(model, out, longest=longest, study=study)
     return Extended(out, study, method.spec, native)
 
 
@@ -201,15 +204,19 @@ def _unmeasured(methods: Sequence[Method], tuning: Tuning) -> Method:
 
 
 def _served(
-    extended: Extended, engine: Engine | None, checkpoint: Checkpoint, settings: ExtensionSettings
+    extended: Extended,
+    engines: Sequence[Engine],
+    checkpoint: Checkpoint,
+    settings: ExtensionSettings,
 ) -> Extended:
     """The result with what engines make of the written folder."""
     config = Fields.read(extended.out).values
     length = checkpoint.length
     if extended.native:
         extended = replace(extended, engines=differences(config, length=length))
-    if engine is None:
-        return extended
     original = "" if settings.tuning.steps else checkpoint.words
     goal = round(settings.factor * length)
-    return replace(extended, serving=serving(engine, config, extended.out, original, goal))
+    return replace(
+        extended,
+        serving=tuple(serving(one, config, extended.out, original, goal) for one in engines),
+    )

@@ -20,8 +20,12 @@ WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
 BESIDE = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
     *("*.model", "chat_template*", "generation_config.json", "preprocessor_config.json"),
+    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
 )
-"""Files beside config and weights; none depends on positions."""
+"""Files beside config and weights, which may depend on the longest text alone."""
+
+MODULES = "[0-9]*_*/*"
+"""Files of the further modules of sentence-transformers, such as pooling, a folder each."""
 
 REASONS = {
     "ImportError": (
@@ -96,8 +100,8 @@ class HubName:
                 snapshot_download(
                     self.repo,
                     revision=self.revision,
-                    allow_patterns=[*CONFIGS, *((*WEIGHTS, *BESIDE) if weights else ())],
-                    ignore_patterns="*/*",
+                    allow_patterns=[*CONFIGS, *((*WEIGHTS, *BESIDE, MODULES) if weights else ())],
+                    ignore_patterns=["[!0-9]*/*", "*/*/*"],
                 )
             )
         except Exception as error:  # of the name, the connection or the disk

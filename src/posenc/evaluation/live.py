@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cached_property
 from inspect import signature
 from itertools import chain
@@ -23,6 +21,7 @@ from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.integrations.transformers.checkpoints.extended import FIELD, fitting, stored_extension
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.stored import StoredTensors
+from posenc.integrations.transformers.quiet import quiet_transformers
 from posenc.layout import Layout
 from posenc.models import Greedy, Sample
 
@@ -312,23 +311,6 @@ def twin_of(model: Any) -> Any:
     """A copy of a model of transformers that shares its weights."""
     tensors = chain(model.parameters(), model.buffers())
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Keep transformers from printing bars and warnings."""
-    from transformers.utils import logging as library
-
-    logger, bars = logging.getLogger("transformers"), library.is_progress_bar_enabled()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    library.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        if bars:
-            library.enable_progress_bar()
 
 
 def _unknown_scaling(fields: Fields) -> str:

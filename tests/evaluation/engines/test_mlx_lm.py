@@ -167,6 +167,8 @@ def test_longrope(
         ("deepseek_v2", BASE | MLA, "has no rope_scaling"),
         ("minicpm3", BASE | MLA | {"rope_scaling": None}, "has no rope_scaling"),
         ("exaone4", BASE | {"head_dim": 128}, "has no rope_scaling"),
+        ("gpt_oss", {"rope_scaling": LONG | {TRAINED: 1024}}, "proportional and yarn scaling"),
+        ("phi", BASE | {"num_attention_heads": 8}, "cannot rotate 25 features"),
         ("glm4", BASE, "no partial_rotary_factor beside the parameters"),
         ("minimax", BASE | {"head_dim": 128}, "no rotary_dim"),
         ("ministral3", BASE, "no llama_4_scaling_beta in rope_parameters"),

@@ -22,6 +22,7 @@ from posenc.extension import EXTENSIONS, applicable
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from tests.evaluation.engines.released import RELEASED, TRAINED
 from tests.evaluation.engines.test_extended import LENGTH, original
+from tests.support.tiny_models import tiny_model
 
 transformers = pytest.importorskip("transformers")
 
@@ -48,8 +49,8 @@ def test_overrides_turn_the_original_into_the_extended_model(
     source: Path, tmp_path: Path, engine: str, option: str, method: str
 ) -> None:
     found = extended(source, tmp_path / "out", engine, method)
-    assert found.serving is not None
-    words = shlex.split(found.serving.original)
+    [serving] = found.serving
+    words = shlex.split(serving.original)
     assert str(source) in words
     assert words[-1] == str(4 * LENGTH)
     given = json.loads(words[words.index(option) + 1])
@@ -62,7 +63,7 @@ def test_overrides_turn_the_original_into_the_extended_model(
         )
         assert one.like(two)
     assert rule.longest(ModelConfig.of(before | given)) == 4 * LENGTH
-    assert f"{tmp_path / 'out'}" in found.serving.command
+    assert f"{tmp_path / 'out'}" in serving.command
 
 
 def test_overrides_are_nested_where_the_model_of_text_is() -> None:
@@ -80,26 +81,22 @@ def test_overrides_are_nested_where_the_model_of_text_is() -> None:
 
 def test_keys_of_gguf(source: Path, tmp_path: Path) -> None:
     found = extended(source, tmp_path / "yarn", "llama.cpp", "yarn")
-    assert found.serving is not None
-    assert found.serving.keys == {
+    assert found.serving[0].keys == {
         "llama.context_length": (8192, "uint32"),
         "llama.rope.scaling.type": ("yarn", "string"),
         "llama.rope.scaling.factor": (4, "float32"),
         "llama.rope.scaling.original_context_length": (2048, "uint32"),
     }
-    linear = extended(source, tmp_path / "linear", "llama.cpp", "interpolate").serving
-    assert linear is not None
+    linear = extended(source, tmp_path / "linear", "llama.cpp", "interpolate").serving[0]
     assert linear.keys == {
         "llama.context_length": (8192, "uint32"),
         "llama.rope.scaling.type": ("linear", "string"),
         "llama.rope.scaling.factor": (4.0, "float32"),
     }
-    base = extended(source, tmp_path / "ntk", "llama.cpp", "ntk").serving
-    assert base is not None
+    base = extended(source, tmp_path / "ntk", "llama.cpp", "ntk").serving[0]
     assert base.keys is not None
     assert base.keys["llama.rope.freq_base"][0] == pytest.approx(500000 * 4 ** (64 / 62))
-    ramp = extended(source, tmp_path / "llama3", "llama.cpp", "llama3").serving
-    assert ramp is not None
+    ramp = extended(source, tmp_path / "llama3", "llama.cpp", "llama3").serving[0]
     assert ramp.keys is None, "kept in a tensor of the converted file"
     assert "convert_hf_to_gguf.py" in ramp.command
 
@@ -110,8 +107,7 @@ def test_a_temperature_is_a_key_of_gguf(source: Path, tmp_path: Path, gain: floa
 
     The converter writes no such key, so that the command sets it.
     """
-    found = extended(source, tmp_path / "out", "llama.cpp", f"yarn@temperature={gain}").serving
-    assert found is not None
+    found = extended(source, tmp_path / "out", "llama.cpp", f"yarn@temperature={gain}").serving[0]
     assert found.keys is not None
     value, kind = found.keys["llama.rope.scaling.attn_factor"]
     assert kind == "float32"
@@ -173,7 +169,7 @@ def test_methods_without_words_in_a_config_are_named_for_every_engine(
     methods |= {"yarn+log_n"}
     assert {"rerope", "self_extend", "drope"} < methods
     parsed = [Method.parse(name) for name in (*sorted(methods), "yarn")]
-    kept, left = served_methods(parsed, model, ENGINES[engine], factor=1.5, length=LENGTH)
+    kept, left = served_methods(parsed, model, [ENGINES[engine]], factor=1.5, length=LENGTH)
     assert [method.spec for method in kept] == ["yarn"]
     assert left == dict.fromkeys(methods, "is known to no engine")
 
@@ -200,6 +196,19 @@ def test_the_nearest_method_is_named(
     assert not (tmp_path / "out").exists()
 
 
+def test_several_engines_are_served_by_methods_of_all(source: Path, tmp_path: Path) -> None:
+    found = extended(source, tmp_path / "out", "vllm,mlx, sglang", "longrope,dynamic_ntk,yarn")
+    assert [one.engine for one in found.serving] == ["vLLM", "mlx-lm", "SGLang"]
+    assert (found.method, set(found.left_out)) == ("yarn", {"longrope", "dynamic_ntk"})
+    why = found.left_out["dynamic_ntk"]
+    assert "ignores the scaling in vLLM" in why
+    assert "mlx-lm" not in why, "which serves it"
+    with pytest.raises(ArgumentError) as caught:
+        extended(source, tmp_path / "none", "mlx,vllm", "dynamic_ntk")
+    assert caught.value.expected == "one that mlx-lm and vLLM serve"
+    assert "yarn" in str(caught.value.remedy) or "ntk" in str(caught.value.remedy)
+
+
 def test_an_unknown_engine(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"got 'vlm'\. Did you mean 'vllm'"):
         extended(source, tmp_path / "out", "vlm", "yarn")
@@ -208,14 +217,29 @@ def test_an_unknown_engine(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llama.cpp", "mlx", "transformers"])
 def test_every_engine_has_a_command(source: Path, tmp_path: Path, engine: str) -> None:
     out = tmp_path / "out of it"
-    found = extended(source, out, engine, "yarn").serving
-    assert found is not None
+    [found] = extended(source, out, engine, "yarn").serving
     assert str(out) in shlex.split(found.command)
     assert found.engine in ENGINES
 
 
 def fields_of(found: Extended) -> Any:
     return json.loads((found.out / "config.json").read_text())
+
+
+@pytest.mark.parametrize("method", ["yarn", "ntk"])
+def test_mlx_serves_layers_of_several_types(tmp_path: Path, method: str) -> None:
+    """By names beside their parameters, which the written folder has."""
+    tiny_model("gemma3_text", max_position_embeddings=LENGTH).save_pretrained(tmp_path / "in")
+    found = extended(tmp_path / "in", tmp_path / "out", "mlx", method)
+    assert found.engines["mlx-lm"] == ""
+    fields = fields_of(found)
+    before, after = (
+        ENGINES["transformers"].rotations(ModelConfig.of(f), LENGTH)
+        for f in ({k: v for k, v in fields.items() if not k.startswith("rope_s")}, fields)
+    )
+    assert before == after
+    engine = ENGINES["mlx-lm"].rotations(ModelConfig.of(fields), LENGTH)
+    assert all(after[kind].like(rotation) for kind, rotation in engine.items())
 
 
 def test_the_trained_length_goes_where_phi_3_reads_it(tmp_path: Path) -> None:

@@ -250,6 +250,40 @@ def test_lines_go_where_the_model_of_text_is_described() -> None:
     assert told({**fields, "text_config": {**text, **remedy.changes}}) == {}
 
 
+def test_lines_of_null_are_kept_where_an_engine_needs_them() -> None:
+    fields = RELEASED["Llama-2-7B"] | {"model_type": "exaone4", "rope_theta": 1e6}
+    fields.pop("rope_scaling", None)
+    assert list(told(fields)) == ["mlx-lm"]
+    remedy = right_in_all(fields)
+    assert remedy is not None
+    assert remedy.changes["rope_scaling"] is None
+    assert told(fields | dict(remedy.changes)) == {}
+
+
+def test_windows_of_olmo_3_have_the_base_of_all_layers_in_llama_cpp() -> None:
+    """Its graph rotates both by the base of the model."""
+    fields = {k: v for k, v in RELEASED["Olmo-3-7B"].items() if k != "rope_scaling"}
+    bases = {"full_attention": 2e6, "sliding_attention": 5e5}
+    fields["rope_parameters"] = {
+        kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
+    }
+    assert "sliding_attention" in told(fields)["llama.cpp"]
+    found = ENGINES["llama.cpp"].rotations(ModelConfig.of(fields), 1)
+    assert found["sliding_attention"] == found["full_attention"]
+    assert found["full_attention"].frequencies[1] == pytest.approx(2e6 ** (-1 / 64))
+
+
+@pytest.mark.parametrize(
+    ("family", "starts"),
+    [("granite", False), ("granitemoe", False), ("smollm3", False), ("llama", True)],
+)
+def test_where_llama_cpp_takes_the_factors_of_llama_3(family: str, starts: bool) -> None:
+    scaling = {"rope_type": "llama3", "factor": 8.0, TRAINED: 1024}
+    ramp = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    fields = RELEASED["Llama-2-7B"] | {"model_type": family, "rope_scaling": scaling | ramp}
+    assert told(fields).get("llama.cpp", "").startswith("does not start: ") != starts
+
+
 def test_nothing_is_advised_where_nothing_helps() -> None:
     assert right_in_all(RELEASED["Phi-3-mini-128k"]) is None
     assert right_in_all(RELEASED["Qwen3-8B"]) is None

@@ -77,6 +77,55 @@ def test_a_saved_model_is_loaded_by_transformers_alone(
     assert near(outputs(model), outputs(loaded))
 
 
+@pytest.mark.parametrize("method", ["yarn", "interpolate", "llama3", "ntk"])
+def test_a_config_that_takes_longrope_alone_is_given_it(method: str, tmp_path: Path) -> None:
+    model = model_of("phi3", max_position_embeddings=TRAINED)
+    assert stretch(model, method, factor=FACTOR).saved_as == "transformers"
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.max_position_embeddings == TRAINED * FACTOR
+    assert near(outputs(model), outputs(loaded))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("method", ["yarn", "interpolate", "llama3", "ntk"])
+def test_a_model_in_half_precision_is_stretched_and_saved_as_any_other(
+    method: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """New frequencies are exact, not those of rounded ones nor rounded themselves."""
+    exact, half = (model_of("qwen3", max_position_embeddings=4096) for _ in range(2))
+    before = copy.deepcopy(half.to(dtype))
+    stretch(exact, method, factor=FACTOR)
+    assert stretch(half, method, factor=FACTOR).saved_as == "transformers"
+    assert torch.equal(exact.model.rotary_emb.inv_freq, half.model.rotary_emb.inv_freq)
+    half.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.rope_parameters == exact.config.rope_parameters
+    assert loaded.config.max_position_embeddings == 4096 * FACTOR
+    restore(half)
+    for kept, restored in zip(before.buffers(), half.buffers(), strict=True):
+        assert kept.dtype == restored.dtype
+        assert torch.equal(kept, restored)
+
+
+def test_frequencies_scaled_already_are_exact_in_half_precision() -> None:
+    words = OWN["llama3"]
+    exact, half = (own(model_of("llama"), words) for _ in range(2))
+    half.to(torch.bfloat16)
+    for model in (exact, half):
+        stretch(model, "interpolate", factor=2, of="frequencies")
+    assert torch.equal(exact.model.rotary_emb.inv_freq, half.model.rotary_emb.inv_freq)
+
+
+def test_a_table_of_sines_in_half_precision_has_exact_angles() -> None:
+    exact, half = (model_of("gptj") for _ in range(2))
+    half.to(torch.bfloat16)
+    for model in (exact, half):
+        stretch(model, "interpolate", factor=2)
+    for table, rounded in zip(exact.buffers(), half.buffers(), strict=True):
+        assert torch.equal(table.to(rounded), rounded)
+
+
 def test_attention_caches_and_classes_stay() -> None:
     model = model_of("llama")
     before = {name: type(part) for name, part in model.named_modules()}

@@ -10,11 +10,11 @@ from typing import Any
 
 from posenc.errors import CheckpointError
 from posenc.evaluation.checkpoint import kind_of, require_unstretched
-from posenc.evaluation.doctor.config_findings import rope_dicts, scaling_of
+from posenc.evaluation.doctor.config_findings import rope_dicts
 from posenc.evaluation.doctor.facts import UNKNOWN, Layers, Reading
 from posenc.evaluation.doctor.rotation import Rotation
 from posenc.integrations.transformers.checkpoints.fields import Fields
-from posenc.integrations.transformers.checkpoints.rope import TRAINED
+from posenc.integrations.transformers.checkpoints.rope import TRAINED, scaling_of
 
 Config = Mapping[str, Any]
 FACTOR = 4

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posenc.evaluation.engines.config import head_dim
-from posenc.integrations.transformers.checkpoints.rope import TRAINED
+from posenc.integrations.transformers.checkpoints.rope import TRAINED, parameters_in, scaling_of
 
 SCALED = ("linear", "dynamic", "llama3", "longrope", "yarn")
 """Values of ``rope_type`` that change frequencies."""
@@ -54,16 +54,11 @@ def refused(reason: str, found: list[Finding]) -> list[Finding]:
 
 def rope_dicts(config: Config) -> dict[str, Mapping[str, Any]]:
     """RoPE's parameters, by the name of the layer type or ``""``, as transformers reads them."""
-    values = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    values = parameters_in(config)
     if not isinstance(values, Mapping):
         return {}
     nested = {k: v for k, v in values.items() if k in (config.get("layer_types") or ())}
     return {k: v or {} for k, v in nested.items()} or {"": values}
-
-
-def scaling_of(rope: Config) -> str:
-    """The kind of scaling that RoPE's parameters name."""
-    return str(rope.get("rope_type") or rope.get("type") or "default")
 
 
 def has_rope(config: Config) -> bool:

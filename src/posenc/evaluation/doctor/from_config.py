@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from posenc.evaluation.doctor.config_findings import Finding, has_rope, rope_dicts, scaling_of
+from posenc.evaluation.doctor.config_findings import Finding, has_rope, rope_dicts
 from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Layers, Maybe, Reading
 from posenc.evaluation.doctor.rotation import Rotation
 from posenc.evaluation.engines.config import LAYERS, WINDOWS, head_dim
+from posenc.integrations.transformers.checkpoints.rope import scaling_of
 from posenc.reporting.numbers import counted
 
 Config = Mapping[str, Any]

@@ -10,7 +10,7 @@ from textwrap import shorten
 from typing import Any
 
 from posenc.evaluation.engines.rotation import Rope
-from posenc.integrations.transformers.checkpoints.rope import TRAINED
+from posenc.integrations.transformers.checkpoints.rope import TRAINED, parameters_in
 
 Fields = Mapping[str, Any]
 
@@ -90,7 +90,7 @@ class ModelConfig:
         config, longest = self.completed, self.longest
         if longest is None or self.head_dim is None:
             return {}
-        given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        given = parameters_in(config)
         if not isinstance(given, Mapping) or not (given or first(config, BASES)):
             return {}
         # of the types of layers, None for those that do not rotate

@@ -24,11 +24,32 @@ LINEAR = frozenset({"nemotron"})
 """Families of which any factor is converted as that of linear scaling."""
 
 LLAMA3 = frozenset(
-    {"llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "arcee", "smollm3"}
-    | {"apertus", "nemotron-nas", "llama4_text", "granitemoehybrid", "iquestcoder", "granite_swa"}
-    | {"exaone", "exaone4", "exaone_moe", "step3p5"}
+    {
+        "llama",
+        "mistral",
+        "mixtral",
+        "arcee",
+        "apertus",
+        "nemotron-nas",
+        "llama4_text",
+        "granite_swa",
+    }
+    | {"iquestcoder", "exaone", "exaone4", "exaone_moe", "step3p5"}
 )
 """Families of which llama3's factors are converted."""
+
+NO_TENSOR = "its {} no tensor of llama3's factors in this model"
+NOT_LLAMA3 = {
+    **dict.fromkeys(
+        ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"),
+        NO_TENSOR.format("converter has"),
+    ),
+    "smollm3": NO_TENSOR.format("loader takes"),
+}
+"""Families whose converter, or the program itself, fails with llama3 scaling, and how."""
+
+GLOBAL = frozenset({"olmo3"})
+"""Families whose windows rotate by the base of the other layers."""
 
 LONG = frozenset({"phi3", "phimoe", "minicpm3"})
 """Families of which LongRoPE's factors are converted."""
@@ -134,8 +155,12 @@ def _converted(config: ModelConfig, layer_type: str, rope: Rope) -> Rope:
     if family in YARN_ALONE and rope.kind != "yarn":
         raise NotServedError("its converter takes this model with YaRN alone")
     sliding = layer_type not in ("", FULL)
+    if sliding and family in GLOBAL:
+        return replace(none, base=config.ropes()[FULL].base)
     if rope.kind == "default" or sliding:  # only the base of windows is converted
         return none
+    if rope.kind == "llama3" and family in NOT_LLAMA3:
+        raise NotServedError(NOT_LLAMA3[family])
     if family in HUNYUAN and rope.kind == "dynamic":
         alpha = rope.number("alpha", 1000.0 if family == "hunyuan_v1_moe" else 50.0)
         usual = rope.base == 10000 and rope.longest in HUNYUAN_LENGTHS

@@ -101,6 +101,8 @@ def _rope(
     if not config.completed.get("qk_rope_head_dim"):
         told = next((written[name] for name in reads.widths if written.get(name)), None)
         width = told or int(rope.head * _found(written, reads.shares, reads.share))
+    if width % 2:
+        raise NotServedError(f"it cannot rotate {width} features of a head, an odd number")
     trained = (written if reads.beside else given).get(TRAINED)
     return _told(replace(rope, base=base, width=width, parameters=given, trained=trained))
 

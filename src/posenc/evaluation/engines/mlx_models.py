@@ -80,6 +80,8 @@ PARTIAL = ("partial_rotary_factor",)
 WIDTH = ("rotary_dim",)
 TYPED = frozenset({"factor", "type"})
 DYNAMIC_TOO = frozenset({"linear", "dynamic"})
+BY_FACTOR = frozenset({"default", "linear", "llama3", "mrope", "proportional", "yarn"})
+"""Scalings that do not need the longest text, which some files do not pass on."""
 
 FILES: dict[str, Reads] = {
     **_all("llama smollm3 seed_oss bitnet olmo2 olmoe afmoe mimo nanbeige", Reads(base=1e4)),
@@ -96,7 +98,7 @@ FILES: dict[str, Reads] = {
     "exaone_moe": Reads(base=1e6, bases=(INSIDE, "rope_theta")),
     "falcon_h1": Reads(base=1e11),
     "gemma3_text": Reads(base=1e6, windows="rope_local_base_freq", local=1e4),
-    "gpt_oss": Reads(base=150000.0),
+    "gpt_oss": Reads(base=150000.0, starts=BY_FACTOR),
     "hunyuan": Reads(named={"": ALPHA}, keys=TYPED | {"alpha"}, needs=("rope_scaling",)),
     "hunyuan_v1_dense": Reads(base=1e4, named={"": ALPHA}, keys=TYPED | {"alpha"}),
     "internlm2": Reads(base=1e4, starts=DYNAMIC_TOO, keys=TYPED),

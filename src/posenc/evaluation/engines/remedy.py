@@ -14,10 +14,14 @@ from posenc.evaluation.engines.rotation import Rope
 from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.integrations.transformers.checkpoints.families import FAMILIES
 from posenc.integrations.transformers.checkpoints.family import family_name
-from posenc.integrations.transformers.checkpoints.rope import RopeFields, yarn_gain
+from posenc.integrations.transformers.checkpoints.rope import RopeFields, parameters_in, yarn_gain
 
 GAINS = ("attention_factor", "attn_factor", "mscale", "mscale_all_dim")
 """Parameters that a gain can be written by."""
+
+
+ABSENT = object()
+"""Unlike the value of any field, null included."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,27 @@ def right_in_all(fields: Mapping[str, Any]) -> Remedy | None:
     length = min(rope.length for rope in ropes.values())
     best, most = None, _unlike(differences(config, length=length))
     for changes in _candidates(config):
-        part = {**config.written, **changes}
-        other = ModelConfig.of({**fields, config.nested: part} if config.nested else part)
-        told = differences(other, length=length)
-        if told and len(_unlike(told)) < len(most) and _same(config, other, length):
-            new = {k: v for k, v in changes.items() if v != config.written.get(k)}
-            best, most = Remedy(new, config.nested, _unlike(told)), _unlike(told)
+        new = {k: v for k, v in changes.items() if v != config.written.get(k, ABSENT)}
+        for lines in ({k: v for k, v in new.items() if v is not None or k in config.written}, new):
+            other = ModelConfig.of(with_lines(fields, lines, config.nested))
+            told = differences(other, length=length)
+            if told and len(_unlike(told)) < len(most) and _same(config, other, length):
+                best, most = Remedy(lines, config.nested, _unlike(told)), _unlike(told)
     return best
+
+
+def with_lines(fields: Mapping[str, Any], lines: Mapping[str, Any], nested: str) -> dict[str, Any]:
+    """A ``config.json`` with other lines, in a part of it unless ``nested`` is ""."""
+    return {**fields, nested: {**fields[nested], **lines}} if nested else {**fields, **lines}
+
+
+def for_engines(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A ``config.json`` with its rotation under the names that other programs read too."""
+    parameters = parameters_in(fields)
+    if {"rope_type", "rope_theta"} <= set(parameters):
+        return {**fields, **under_all_names(fields, parameters)}
+    remedy = right_in_all(fields)  # of layers of several types, or of a part
+    return {**fields} if remedy is None else with_lines(fields, remedy.changes, remedy.nested)
 
 
 def _unlike(told: Mapping[str, str]) -> dict[str, str]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal
 
+from posenc.integrations.transformers.checkpoints.rope import scaling_of
+
 
 @dataclass(frozen=True)
 class Rotation:
@@ -85,7 +87,7 @@ class Rope:
 
     @property
     def kind(self) -> str:
-        return str(self.parameters.get("rope_type") or self.parameters.get("type") or "default")
+        return scaling_of(self.parameters)
 
     @property
     def length(self) -> int:

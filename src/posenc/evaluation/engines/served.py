@@ -11,23 +11,29 @@ from posenc.evaluation.candidates import Method, extended_by
 from posenc.evaluation.engines.comparison import differences
 from posenc.evaluation.engines.config import ModelConfig
 from posenc.evaluation.engines.engine import Engine
-from posenc.evaluation.engines.remedy import under_all_names
+from posenc.evaluation.engines.remedy import for_engines
 from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.evaluation.live import LiveModel
 from posenc.extension import EXTENSIONS, applicable
+from posenc.reporting.sentences import listed
 
 UNKNOWN = "is known to no engine"
 
 
 def served_methods(
-    methods: Sequence[Method], model: LiveModel, engine: Engine, *, factor: float, length: int
+    methods: Sequence[Method],
+    model: LiveModel,
+    engines: Sequence[Engine],
+    *,
+    factor: float,
+    length: int,
 ) -> tuple[list[Method], dict[str, str]]:
-    """The methods that an engine serves, and why not the others, by their specs.
+    """The methods that all of some engines serve, and why not the others, by their specs.
 
     Methods that do not fit the model are left in, to be refused with their reason.
 
     Raises:
-        ArgumentError: if it serves none of them; the remedy names the nearest that it serves.
+        ArgumentError: if they serve none of them; the remedy names the nearest that they serve.
     """
     kept, left = [], {}
     for method in methods:
@@ -36,25 +42,30 @@ def served_methods(
         except ArgumentError:
             kept.append(method)
             continue
-        why = _difference(config, engine, length)
+        why = _differences(config, engines, length)
         if why:
             left[method.spec] = why
         else:
             kept.append(method)
     if kept:
         return kept, left
-    near = nearest(methods[0], model, engine, factor=factor, length=length)
+    near = nearest(methods[0], model, engines, factor=factor, length=length)
     words = "; ".join(f"{spec} {why}" for spec, why in left.items())
+    names = listed([engine.name for engine in engines])
+    they, serve = ("it", "serves") if len(engines) == 1 else ("all", "serve")
+    none = f"{they.capitalize()} {serve} none for this model."
     raise ArgumentError(
         "method",
-        expected=f"one that {engine.name} serves",
+        expected=f"one that {names} {serve}",
         got=words,
-        remedy=f"The nearest that it serves: {near}." if near else "It serves none for this model.",
+        remedy=f"The nearest that {they} {serve}: {near}." if near else none,
     )
 
 
-def nearest(method: Method, model: LiveModel, engine: Engine, *, factor: float, length: int) -> str:
-    """The method that an engine serves with frequencies nearest to another's; "": there is none.
+def nearest(
+    method: Method, model: LiveModel, engines: Sequence[Engine], *, factor: float, length: int
+) -> str:
+    """The method that engines serve with frequencies nearest to another's; "": there is none.
 
     Methods without frequencies of their own are nearest to YaRN.
     """
@@ -71,7 +82,7 @@ def nearest(method: Method, model: LiveModel, engine: Engine, *, factor: float, 
         if name == "direct" or not EXTENSIONS[name].claims.transformers:
             continue
         config = config_by(name)
-        if config is not None and not _difference(config, engine, length):
+        if config is not None and not _differences(config, engines, length):
             found[name] = 0.0 if wanted is None else _distance(wanted, config, goal)
     return min(found, key=lambda name: found[name], default="")
 
@@ -85,11 +96,15 @@ def _config(method: Method, model: LiveModel, *, factor: float, length: int) -> 
     extended = extended_by(model, method, factor=factor, length=length).model
     if not isinstance(extended, LiveModel) or not extended.served or extended.served == "table":
         return None
-    fields = extended.model.config.to_dict()
-    parameters = fields.get("rope_parameters") or {}
-    if {"rope_type", "rope_theta"} <= set(parameters):
-        fields |= under_all_names(fields, parameters)
-    return ModelConfig.of(fields)
+    return ModelConfig.of(for_engines(extended.model.config.to_dict()))
+
+
+def _differences(config: ModelConfig | None, engines: Sequence[Engine], length: int) -> str:
+    """How engines rotate otherwise than transformers, in words; "" where none does."""
+    told = {engine.name: _difference(config, engine, length) for engine in engines}
+    if len(set(told.values())) == 1:
+        return next(iter(told.values()))
+    return " and ".join(f"{why} in {name}" for name, why in told.items() if why)
 
 
 def _difference(config: ModelConfig | None, engine: Engine, length: int) -> str:

@@ -8,7 +8,7 @@ from posenc.evaluation.engines.config import ModelConfig, first
 from posenc.evaluation.engines.engine import Engine, NotServedError
 from posenc.evaluation.engines.rotation import USUAL, Rope, Rotation, latent_yarn, ntk_alpha
 from posenc.evaluation.engines.vllm import latent_ropes, require_whole_texts
-from posenc.integrations.transformers.checkpoints.rope import TRAINED
+from posenc.integrations.transformers.checkpoints.rope import TRAINED, parameters_in, scaling_of
 
 STEP = "step3p5"
 """Family that reads base and rotated share of each layer, as they are written."""
@@ -69,9 +69,9 @@ def _ropes(config: ModelConfig) -> dict[str, Rope]:
 
 
 def _longest(config: ModelConfig) -> int | None:
-    given = config.completed.get("rope_parameters") or config.completed.get("rope_scaling") or {}
+    given = parameters_in(config.completed)
     factor = given.get("factor") or 1
-    if TRAINED in given or given.get("rope_type") == "llama3":
+    if TRAINED in given or scaling_of(given) == "llama3":
         factor = 1
     return int(factor * (first(config.completed, LENGTHS) or UNTOLD))
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from posenc.evaluation.engines.config import HUNYUAN, ModelConfig
 from posenc.evaluation.engines.engine import Engine
 from posenc.evaluation.engines.rotation import ALPHA, USUAL, Rope, Rotation, ntk_alpha
+from posenc.integrations.transformers.checkpoints.rope import parameters_in
 
 
 def yarn(rope: Rope, length: int) -> Rotation:
@@ -39,7 +40,7 @@ def _ropes(config: ModelConfig) -> dict[str, Rope]:
     """``truncate`` is read beside layer types, not in them; ``alpha`` by Hunyuan alone."""
     if config.family in HUNYUAN:
         return {kind: _of_hunyuan(rope) for kind, rope in config.ropes().items()}
-    beside = config.completed.get("rope_parameters") or {}
+    beside = parameters_in(config.completed)
     return {
         kind: replace(
             rope, parameters={**rope.parameters, "truncate": beside.get("truncate", True)}

@@ -23,11 +23,23 @@ UNTOLD = 2048
 """Longest text of a model that has none, as in transformers' Llama."""
 
 
+def parameters_in(config: Mapping[str, Any]) -> Any:
+    """RoPE's parameters in a config, which may be by layer type; empty if it has none.
+
+    Recent files have ``rope_parameters``, older ones ``rope_scaling``, which transformers prefers
+    where there are both: it may have been added by hand.
+    """
+    return config.get("rope_scaling") or config.get("rope_parameters") or {}
+
+
+def scaling_of(parameters: Mapping[str, Any]) -> str:
+    """The kind of scaling that RoPE's parameters name, ``rope_type`` also by its older name."""
+    return str(parameters.get("rope_type") or parameters.get("type") or "default")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RopeFields:
-    """Names of RoPE's parameters in a family.
-
-    Recent files have ``rope_parameters``, older ones separate fields and ``rope_scaling``.
+    """Names of RoPE's parameters in a family, beside ``parameters_in``.
 
     Args:
         base, fraction: the older fields.
@@ -46,7 +58,7 @@ class RopeFields:
         Raises:
             CheckpointError: for an unsupported scaling.
         """
-        values = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
+        values = parameters_in(fields.values)
         if not isinstance(values, Mapping):
             raise fields.wrong("rope_parameters", "an object", values)
         parameters = Fields(values, fields.path)
@@ -59,7 +71,7 @@ class RopeFields:
             base=parameters.number("rope_theta", fields.number(self.base, 10000.0)),
             fraction=int(share * head_dim) / head_dim,
         )
-        kind = values.get("rope_type", values.get("type", "default"))
+        kind = scaling_of(values)
         if kind == "default":
             return Encoding.of(rope)
         if kind not in SCALINGS:
@@ -227,8 +239,21 @@ def parameters_of(encoding: Encoding, longest: int | None) -> dict[str, Any]:
         return {"rope_type": "default", **base, "rope_theta": raised}
     if math.isclose(min(part.divisors), max(part.divisors), rel_tol=1e-6) and part.gain == 1:
         return {"rope_type": "linear", "factor": part.divisors[0], **base}
+    return equal_factors(encoding, longest)
+
+
+def equal_factors(encoding: Encoding, longest: int | None) -> dict[str, Any]:
+    """``rope_parameters`` of LongRoPE with the same factors for short and long texts.
+
+    Raises:
+        ArgumentError: unless the encoding is RoPE with other frequencies.
+    """
+    part, rope = _known(encoding)
+    if part is not rope or rope.divisors is None:
+        raise _unknown("rope with other frequencies", type(part).__name__)
     longest = longest or UNTOLD
-    return _longrope(part.divisors, part.divisors, part.gain, longest, longest) | base
+    base = {"rope_theta": rope.base, "partial_rotary_factor": rope.fraction}
+    return _longrope(rope.divisors, rope.divisors, rope.gain, longest, longest) | base
 
 
 def _raised_base(rope: Rope) -> float | None:

@@ -15,8 +15,9 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.checkpoints import rope
 from posenc.integrations.transformers.checkpoints.extended import FIELD
+from posenc.integrations.transformers.quiet import quiet_transformers
 from posenc.integrations.transformers.stretching.changes import Change, undo
-from posenc.integrations.transformers.stretching.frequencies import Frequencies
+from posenc.integrations.transformers.stretching.frequencies import Frequencies, made_of
 from posenc.integrations.transformers.stretching.request import Request
 
 SCALED = frozenset(
@@ -102,16 +103,17 @@ def _change(config: Any, written: Any, request: Request) -> list[Change]:
 def _candidates(
     stretched: Mapping[Frequencies, Encoding], request: Request
 ) -> Iterator[dict[str, Any]]:
-    """Rope parameters that may have these frequencies: in the method's words, or in any."""
-    for by_name in (True, False):
+    """Rope parameters that may have these frequencies.
+
+    They are in the method's words, in the simplest ones, or as LongRoPE, which some configs take
+    alone.
+    """
+    for words_of in (_by_name, _simplest, _equal_factors):
         config = next(iter(stretched)).module.config
         parameters = deepcopy(dict(getattr(config, "rope_parameters", {})))
         try:
             for frequencies, encoding in stretched.items():
-                if by_name:
-                    words = _by_name(encoding, request)
-                else:
-                    words = rope.parameters_of(encoding, request.longest)
+                words = words_of(encoding, request)
                 kept = {k: v for k, v in frequencies.parameters.items() if k not in SCALED}
                 if "rope_theta" in words:
                     kept["rope_theta"] = words.pop("rope_theta")
@@ -155,13 +157,27 @@ def _by_name(encoding: Encoding, request: Request) -> dict[str, Any]:
     return {"rope_type": kind, "factor": request.factor, **words}
 
 
+def _simplest(encoding: Encoding, request: Request) -> dict[str, Any]:
+    return rope.parameters_of(encoding, request.longest)
+
+
+def _equal_factors(encoding: Encoding, request: Request) -> dict[str, Any]:
+    return rope.equal_factors(encoding, request.longest)
+
+
 def _same(
     module: nn.Module, config: PreTrainedConfig, stretched: Mapping[Frequencies, Encoding]
 ) -> bool:
-    """True if transformers makes the same frequencies of a config, or has them at each length."""
+    """True if transformers makes the same frequencies of a config, or has them at each length.
+
+    Some families refuse, or read otherwise, what their modules would compute.
+    """
     try:
-        made = type(module)(config=config)
+        with quiet_transformers():
+            made = made_of(module, type(config).from_dict(config.to_dict()))
     except Exception:  # of any class of transformers
+        return False
+    if made is None:
         return False
     for frequencies, encoding in stretched.items():
         new = Frequencies(frequencies.path, made, frequencies.buffer)

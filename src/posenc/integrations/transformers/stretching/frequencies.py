@@ -28,6 +28,14 @@ def varies(rope_type: str) -> bool:
     return "dynamic" in rope_type or rope_type == "longrope"
 
 
+def made_of(module: nn.Module, config: Any) -> nn.Module | None:
+    """A rotary module as transformers makes it of a config; None if it makes none."""
+    try:
+        return type(module)(config=config)
+    except Exception:  # of any class of transformers
+        return None
+
+
 @dataclass(eq=False)
 class Frequencies:
     """A buffer of rotary frequencies, of all layers or of those of one type.
@@ -63,6 +71,16 @@ class Frequencies:
     def theta(self) -> Float[Tensor, " T"]:
         """Frequencies in radians per token, float64; 0 for pairs that are not rotated."""
         return self.value.detach().double().flatten()
+
+    def exact(self) -> Float[Tensor, " T"]:
+        """``theta`` before the model was cast to half precision, if it is that of its config."""
+        value = self.value.detach()
+        if value.element_size() < 4:
+            made = made_of(self.module, getattr(self.module, "config", None))
+            own = None if made is None else Frequencies(self.path, made, self.buffer)
+            if own is not None and torch.equal(own.value.to(value), value):
+                return own.theta().to(value.device)
+        return self.theta()
 
     @property
     def gain_name(self) -> str:
@@ -118,7 +136,7 @@ class Frequencies:
             ArgumentError: for frequencies that do not fall, as those of several axes.
         """
         gain = self.gain if theta is None else 1.0
-        theta = self.theta() if theta is None else theta
+        theta = self.exact() if theta is None else theta
         moving = theta[theta > 0]
         pairs = len(moving)
         if pairs == 0 or not bool((moving.diff() < 0).all()):
@@ -130,7 +148,7 @@ class Frequencies:
             )
         steps = torch.arange(pairs, dtype=theta.dtype, device=theta.device) / pairs
         read = float(moving[0] / moving[-1]) ** (pairs / max(1, pairs - 1)) if pairs > 1 else 1e4
-        bases = [float(x) for x in (self.parameters.get("rope_theta"), read) if x is not None]
+        bases = [float(self.parameters.get("rope_theta") or 10000.0), read]
         off = {base: moving * base**steps for base in bases}
         tolerance = max(1e-4, 8 * torch.finfo(self.value.dtype).eps)
         plain = [base for base in bases if bool(((off[base] - 1).abs() < tolerance).all())]
@@ -166,13 +184,17 @@ class Frequencies:
         return Encoding.of(self.rope(pairing=pairing, head_dim=head_dim))
 
     def set_rope(self, rope: Rope) -> list[Change]:
-        """Replace the frequencies of the pairs that are rotated, and the gain."""
+        """Replace the frequencies of the pairs that are rotated, and the gain.
+
+        The new ones are at least float32: in half precision a position of a long text would be off
+        by radians.
+        """
         before = self.value
-        theta = self.theta()
+        theta, dtype = self.exact(), torch.promote_types(before.dtype, torch.float32)
         own, moving = theta.clone(), theta != 0
         theta[moving] = rope.frequencies(like=theta)
         theta = theta.where((theta / own - 1).abs() > 1e-6, own)  # kept pairs, to the bit
-        changes = [Change.of(self.module, self.buffer, theta.view_as(before).to(before.dtype))]
+        changes = [Change.of(self.module, self.buffer, theta.view_as(before).to(dtype))]
         if self.gain != rope.gain:
             changes.append(Change.of(self.module, self.gain_name, rope.gain))
         if varies(self.rope_type):
@@ -193,6 +215,9 @@ class SineTable(Frequencies):
     def theta(self) -> Float[Tensor, " T"]:
         sine, cosine = self.value[1].detach().double().chunk(2)
         return torch.atan2(sine, cosine)
+
+    def exact(self) -> Float[Tensor, " T"]:
+        return self.theta()
 
     def trained(self, of: Of) -> int | None:
         return len(self.value)
