@@ -312,6 +312,8 @@ def register(name: str, entry: object) -> None:
     an entry point of an installed distribution (groups ``posenc.encodings``,
     ``posenc.extensions``, ``posenc.tasks``, ``posenc.models``, ``posenc.backends`` and
     ``posenc.families``) holds in all, those of the command line and its workers included.
+    Worker processes import the script that calls ``compare``: call this outside of
+    ``if __name__ == "__main__":``.
 
     Args:
         name: a new one.
