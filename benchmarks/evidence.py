@@ -31,6 +31,12 @@ FAMILIES = {
     "bloom": "Bloom",
 }
 WHOLE = {"deberta_v2": "DeBERTa-v3-base", "mpnet": "MPNet-base", "t5": "T5-base, encoder"}
+ENGINES = {
+    "posenc": "posenc",
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "onnxruntime_int8": "ONNX Runtime, int8",
+}
 LAYERS = {
     "modernbert": "ModernBERT-base, 64 tokens on either side",
     "gemma3": "Gemma 3 of 270M, window 512",
@@ -140,6 +146,23 @@ def whole() -> str:
     head = ("12 layers, rows × tokens", *(f"{rows} × {tokens}" for rows, tokens in sizes))
     return table(
         head, ((label, *(pair(times, m, size) for size in sizes)) for m, label in WHOLE.items())
+    )
+
+
+def engines() -> str:
+    """Times faster than transformers in the same run, of posenc and of inference engines."""
+    times = {
+        (row["engine"], row["size"]): row["transformers_s"] / row["engine_s"]
+        for row in read("transformers_engines")["rows"]
+    }
+    sizes = [512, 2048]
+    head = ("tokens", *(f"{size:,}" for size in sizes))
+    return table(
+        head,
+        (
+            (label, *(f"{times[key, n]:.2f}" if (key, n) in times else "–" for n in sizes))
+            for key, label in ENGINES.items()
+        ),
     )
 
 

@@ -47,6 +47,7 @@ def pages() -> dict[Path, str]:
         ROOT / "docs/guides/accelerate.md": {
             "families": evidence.families(),
             "whole": evidence.whole(),
+            "engines": evidence.engines(),
             "windows": evidence.windows(),
         },
         **tasks.parts(),

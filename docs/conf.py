@@ -33,6 +33,7 @@ extensions = [
     "line_ends",
     "mathml",
     "pictures",
+    "type_hints",
 ]
 exclude_patterns = [
     "_ext",
@@ -61,6 +62,7 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_execution_show_tb = True
 
+smartquotes_action = "qe"  # quotes and ellipses; two hyphens begin an option
 autodoc_typehints = "description"
 napoleon_use_ivar = True
 autodoc_member_order = "bysource"

@@ -105,6 +105,19 @@ def test_the_readmes_example_runs_with_every_encoding_of_text(name: str) -> None
     assert out.isfinite().all()
 
 
+def test_the_first_example_runs_with_every_name_in_its_comment() -> None:
+    page = (ROOT / "docs" / "start" / "index.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    first, *others = re.findall(r'"(\w+)"', example)
+    assert len(others) >= 3
+    for name in others:
+        names: dict[str, object] = {}
+        exec(compile(example.replace(f'"{first}"', f'"{name}"', 1), "start", "exec"), names)
+        out = names["out"]
+        assert isinstance(out, torch.Tensor)
+        assert out.isfinite().all(), name
+
+
 def test_forms_of_issues_ask_for_something() -> None:
     forms = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
     assert len(forms) >= 4

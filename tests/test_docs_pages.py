@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from scripts.docs.markdown import paragraph, prose
 
 import posenc
 from posenc.cli.app import COMMANDS, app
+from posenc.experiments.settings import ComparisonSettings
 from posenc.extension import EXTENSIONS
-from posenc.models import Decoder, DecoderConfig
+from posenc.models import Decoder, DecoderConfig, Sample
 from posenc.registry import ENCODINGS
 from posenc.reporting.palette import LIGHT
 from posenc.testing import LAWS
@@ -90,6 +92,32 @@ def test_every_command_and_option_is_described(made: dict[str, str]) -> None:
             if parameter.param_type_name == "argument":
                 shown = str(parameter.name).upper()
             assert shown == "--help" or f"`{shown}`" in section, (name, shown)
+
+
+def test_options_in_sentences_are_code(made: dict[str, str]) -> None:
+    """Typography makes a dash of two hyphens elsewhere."""
+    page = re.sub(r"```.*?```", "", made["reference/commands.md"], flags=re.DOTALL)
+    assert "`--join`" in page
+    assert re.findall(r"--[a-z]+", re.sub(r"`[^`]*`", "", page)) == []
+
+
+def test_types_of_parameters_have_no_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sphinx")
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    from sphinx.util.typing import stringify_annotation
+    from type_hints import plain
+
+    hints = typing.get_type_hints(Sample.__init__, include_extras=True)
+    shown = {name: plain(stringify_annotation(hint)) for name, hint in hints.items()}
+    assert (shown["temperature"], shown["top_k"], shown["top_p"]) == (
+        "float",
+        "int | None",
+        "float",
+    )
+    for record in (DecoderConfig, ComparisonSettings):
+        for hint in typing.get_type_hints(record, include_extras=True).values():
+            text = plain(stringify_annotation(hint, "smart"))
+            assert not re.search(r"Annotated|\(|\.~", text), hint
 
 
 def test_rows_have_as_many_cells_as_their_heads(made: dict[str, str]) -> None:
@@ -171,7 +199,10 @@ def test_users_are_of_encodings_there_are(made: dict[str, str]) -> None:
 
 
 def test_results_are_those_of_the_files() -> None:
-    assert "| `t5`, posenc | 0.59 / 0.51 |" in "\n".join(measured.speed("t5"))
+    speed = "\n".join(measured.speed("t5"))
+    assert "| `t5`, posenc | 0.59 / 0.51 |" in speed
+    in_the_readme = ("| `nope`, posenc | 1.09 / 1.08 |", "| `t5`, posenc | 1.00 / 1.03 |")
+    assert all(row in speed.partition("Intel")[2] for row in in_the_readme)
     assert (
         "| [copy](../results/copy.md) | `shaw` | Tokens of the answers right | 16: 99.7% ("
         in "\n".join(measured.learned("shaw"))

@@ -17,8 +17,14 @@ def test_unknown_names_list_close_matches_first_then_all() -> None:
 
 
 def test_unknown_options_list_the_valid() -> None:
-    with pytest.raises(UnknownNameError, match=r"Did you mean 'base'\?.*fraction, .*learned"):
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'base'.*fraction, .*learned"):
         create("rope", head_dim=8, bas=3)
+
+
+def test_unknown_options_list_the_dimensions() -> None:
+    for name in ("alibi", "rope"):
+        with pytest.raises(UnknownNameError, match=r"Did you mean 'heads'.*dim, .*max_length"):
+            create(name, num_heads=4)
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,22 @@ from scripts.docs.markdown import table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-FILES = ("attention_amd", "attention_amd_others")
+MACHINES = (("attention_amd", "attention_amd_others"), ("attention_cascadelake",))
+"""Results of each machine; the README's table is of the last."""
+
+NONE = ("nope", "posenc")
+"""Encoding and contender that the others are read beside: attention alone, by posenc."""
+
 SIZES = ((False, 512), (False, 2048), (True, 512), (True, 2048))
 """Causal or not, and tokens, of the times on a page."""
 
 
 @cache
-def readings() -> tuple[dict[str, Any], ...]:
+def readings(files: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
     """Timed calls of attention in float32, one batch row."""
     rows = [
         row
-        for name in FILES
+        for name in files
         for row in json.loads((RESULTS / f"{name}.json").read_text())["readings"]
     ]
     return tuple(
@@ -36,16 +41,16 @@ def readings() -> tuple[dict[str, Any], ...]:
 
 
 @cache
-def machine() -> str:
+def machine(files: tuple[str, ...]) -> str:
     """Processor, version and date of the times."""
-    found = json.loads((RESULTS / f"{FILES[0]}.json").read_text())
+    found = json.loads((RESULTS / f"{files[0]}.json").read_text())
     return f"{found['device']}, PyTorch {found['versions']['torch']}, {found['date']}"
 
 
-def timed(name: str) -> dict[tuple[str, str, bool, int], dict[str, Any]]:
+def timed(name: str, files: tuple[str, ...]) -> dict[tuple[str, str, bool, int], dict[str, Any]]:
     """Times of a method by encoding with its options, contender, causal mask and tokens."""
     found: dict[tuple[str, str, bool, int], dict[str, Any]] = {}
-    for row in readings():
+    for row in readings(files):
         if row["encoding"].partition("@")[0] == name:
             case = (row["encoding"], row["contender"], row["causal"], row["length"])
             found.setdefault(case, row)
@@ -54,32 +59,45 @@ def timed(name: str) -> dict[tuple[str, str, bool, int], dict[str, Any]]:
 
 def speed(name: str) -> list[str]:
     """Blocks on the times and memory of a method, none if it was not timed."""
-    found = timed(name)
-    lines = []
-    for encoding, contender in dict.fromkeys(case[:2] for case in found):
-        if contender == "plain SDPA":
-            continue
-        cells = [_ratio(found.get((encoding, contender, *size)), "ratio") for size in SIZES]
-        lines.append((f"`{encoding}`, {contender}", *cells))
-    if not lines:
+    tables = [block for files in MACHINES for block in _times(name, files)]
+    if not tables:
         return []
-    heads = ("", *(f"{tokens:,} tokens{', causal' * causal}" for causal, tokens in SIZES))
     text = (
         "Time of attention, forward / forward and backward, in multiples of PyTorch's "
-        "`scaled_dot_product_attention` without an encoding; 8 heads of 64, float32, gradients of "
-        f"learned parts ({machine()})."
+        "`scaled_dot_product_attention` without an encoding on the same machine; 8 heads of 64, "
+        "float32, gradients of learned parts. PyTorch's kernel does better on some processors than "
+        "on others, so compare rows of a table: `nope` is posenc's attention without an encoding."
     )
-    return [text, table(heads, lines), *_memory(name)]
+    return [text, *tables, *_memory(name)]
+
+
+def _times(name: str, files: tuple[str, ...]) -> list[str]:
+    """The machine and a table of the times on it, none if the method was not timed there."""
+    found = timed(name, files)
+    cases = [case for case in dict.fromkeys(case[:2] for case in found) if case[1] != "plain SDPA"]
+    if not cases:
+        return []
+    found |= timed(NONE[0], files)
+    lines = [
+        (
+            f"`{encoding}`, {contender}",
+            *(_ratio(found.get((encoding, contender, *size)), "ratio") for size in SIZES),
+        )
+        for encoding, contender in dict.fromkeys([NONE, *cases])
+    ]
+    heads = ("", *(f"{tokens:,} tokens{', causal' * causal}" for causal, tokens in SIZES))
+    return [f"{machine(files)}:", table(heads, lines)]
 
 
 def _memory(name: str) -> list[str]:
     """A sentence on each length whose memory was measured."""
-    plain = {case[2:]: row for case, row in timed("nope").items() if case[1] == "plain SDPA"}
+    (files, _) = MACHINES
+    plain = {case[2:]: row for case, row in timed("nope", files).items() if case[1] == "plain SDPA"}
     return [
         f"Memory beside the inputs over {length:,} tokens{', causal' * causal}: "
         f"{_ratio(row, 'memory')} MiB; PyTorch's without an encoding "
         f"{_ratio(plain.get((causal, length)), 'memory')} MiB (`{encoding}`, {contender})."
-        for (encoding, contender, causal, length), row in timed(name).items()
+        for (encoding, contender, causal, length), row in timed(name, files).items()
         if row["forward_memory"] is not None and contender == "posenc"
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -189,9 +190,14 @@ def words(text: str) -> Iterator[str]:
         if lines:
             yield "```console\n" + "\n".join(lines) + "\n```"
             lines = []
-        yield part.replace("<", "\\<").replace("*", "\\*")
+        yield marked(part).replace("*", "\\*")
     if lines:
         yield "```console\n" + "\n".join(lines) + "\n```"
+
+
+def marked(text: str) -> str:
+    """A sentence of a help text, with options as code."""
+    return re.sub(r"(?<![\w`-])--[a-z][\w-]*", r"`\g<0>`", text.replace("<", "\\<"))
 
 
 def parameters(command: Any) -> str:
@@ -207,7 +213,7 @@ def parameters(command: Any) -> str:
         default = shown if isinstance(shown, str) else parameter.default
         flag = getattr(parameter, "is_flag", False)
         value = "" if flag or default is None or parameter.required else f"`{default}`"
-        rows.append((", ".join(f"`{name}`" for name in names), value, record.replace("<", "\\<")))
+        rows.append((", ".join(f"`{name}`" for name in names), value, marked(record)))
     heads = ("option", "default", "meaning")
     if not any(value for _, value, _ in rows):
         return table(heads[::2], (row[::2] for row in rows))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -100,13 +100,18 @@ def parse_name(
 
 
 def assign_options(
-    options: Mapping[str, object], entries: Mapping[str, WithOptions], *, remedy: str
+    options: Mapping[str, object],
+    entries: Mapping[str, WithOptions],
+    context: Iterable[str],
+    *,
+    remedy: str,
 ) -> dict[str, dict[str, Any]]:
     """Each option, by the name of the only entry that has it.
 
     Args:
         options: for all entries together.
         entries: methods that are joined, by name.
+        context: what can be given besides options, for messages.
         remedy: for an option that several have.
 
     Raises:
@@ -118,7 +123,8 @@ def assign_options(
         owners = [name for name, entry in entries.items() if option in entry.options()]
         if not owners:
             valid = [known for entry in entries.values() for known in entry.options()]
-            raise UnknownNameError.of(f"option of {'+'.join(entries)}", option, valid)
+            name = f"option of {'+'.join(entries)}"
+            raise UnknownNameError.of(name, option, [*context, *valid])
         if len(owners) > 1:
             raise ArgumentError(
                 option,
@@ -306,6 +312,8 @@ def register(name: str, entry: object) -> None:
     an entry point of an installed distribution (groups ``posenc.encodings``,
     ``posenc.extensions``, ``posenc.tasks``, ``posenc.models``, ``posenc.backends`` and
     ``posenc.families``) holds in all, those of the command line and its workers included.
+    Worker processes import the script that calls ``compare``: call this outside of
+    ``if __name__ == "__main__":``.
 
     Args:
         name: a new one.

@@ -101,7 +101,8 @@ def create_layers(
             )
         context["head_dim"] = dim // heads
     remedy = "Create each by itself and add them: create(...) + create(...)."
-    chosen = assign_options(parsed.options_with(options), parsed.entries, remedy=remedy)
+    given = parsed.options_with(options)
+    chosen = assign_options(given, parsed.entries, context, remedy=remedy)
     stacks = [_stack(n, entry, layers, context, chosen[n]) for n, entry in parsed.entries.items()]
     return [functools.reduce(operator.add, parts) for parts in zip(*stacks, strict=True)]
 

@@ -101,3 +101,27 @@ def test_the_whole_comparison_has_an_estimate_from_the_first_steps_on(
     clock.now = 25.0
     display(progress.RunFinished(encoding="rope", seed=0, finished=1, runs=4, seconds=25.0))
     assert re.search(r"\[1/4\] rope, seed 0: 25.0 s, about 75 s left", capsys.readouterr().err)
+
+
+def test_without_a_terminal_lines_say_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the first run is finished, and seldom."""
+    clock = Clock()
+    display = CompareDisplay(shown=True)
+    display.live, display.countdown = False, Countdown(clock)
+    runs = (("rope", 0), ("alibi", 0))
+    out = Path("out")
+    display(
+        progress.RunsPrepared(
+            task="", title="T", data="d", runs=runs, finished=0, workers=1, out=out
+        )
+    )
+    display(progress.RunStarted(encoding="rope", seed=0, step=0, steps=1000))
+    for second in range(1, 100):
+        clock.now = float(second)
+        display(
+            progress.Stepped(
+                encoding="rope", seed=0, step=second, steps=1000, loss=1.0, tokens_per_second=1.0
+            )
+        )
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "left" in line] == ["About 42 min left", "About 41 min left"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
@@ -82,6 +84,27 @@ def test_positions_of_other_axes_are_refused() -> None:
         made("rope").cos_sin(Layout.image(2, 3))
     with pytest.raises(ArgumentError, match="layout: expected positions with 2 axes"):
         made("swin").bias(Grid.of(Layout.sequence(4)))
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_a_bias_for_another_mask_is_refused_as_attend_refuses_it(name: str) -> None:
+    """A bidirectional T5 gives the past half of its buckets."""
+    claims, layout = ENCODINGS[name].claims, grid_of(name).query
+    refused = 0
+    for made_for in (False, True):
+        encoding = create(name, dim=48, heads=HEADS, head_dim=WIDTH, max_length=64, causal=made_for)
+        for causal in (False, True):
+            grid = Grid.of(layout, causal=causal)
+            try:
+                attend(*inputs(layout.length), grid, encoding, backend="reference")
+            except ArgumentError as error:
+                refused += 1
+                for use in (encoding.bias, encoding.score_mod):
+                    with pytest.raises(ArgumentError, match=re.escape(str(error))):
+                        use(grid, scale=1.0)
+            else:
+                encoding.bias(grid, scale=1.0)
+    assert bool(refused) == (claims.causal_only or name in ("t5", "tupe"))
 
 
 def test_only_tupe_needs_the_scale() -> None:

@@ -38,7 +38,9 @@ from posenc.experiments.progress import (
 )
 from posenc.experiments.results import Comparison
 from posenc.experiments.settings import ComparisonSettings
+from posenc.experiments.tasks import TASKS
 from posenc.models import Decoder
+from posenc.registry import ENCODINGS
 from tests.experiments.small_comparisons import Log, press_ctrl_c, small
 
 
@@ -232,6 +234,20 @@ def test_error_of_a_worker_reaches_the_caller_and_stops_the_others(tmp_path: Pat
         compare(settings, progress=Log(RunsPrepared, block))
     saved = settings.out / "runs" / "rope" / "seed-0" / "checkpoint.safetensors"
     assert saved.exists()
+
+
+def test_names_of_this_process_alone_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As registered under ``if __name__ == "__main__":``."""
+    for registry, name, like in ((ENCODINGS, "mine", "rope"), (TASKS, "ours", "language")):
+        monkeypatch.setitem(registry._read, name, registry[like])
+    settings = small(tmp_path, encodings=("mine",), references=())
+    with pytest.raises(UnknownNameError, match=r"worker processes know.*'mine'.*posenc\.register"):
+        compare(settings)
+    other = replace(small(tmp_path), task="ours", out=tmp_path / "other")
+    with pytest.raises(UnknownNameError, match=r"worker processes know.*'ours'.*posenc\.register"):
+        compare(other)
 
 
 def test_other_threads_may_compare(tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ def test_options_follow_a_name() -> None:
         (3, {}, ArgumentError, "method: expected a name"),
         ("yearn", {}, UnknownNameError, "Did you mean 'yarn'"),
         ("yarn", {"alhpa": 1}, UnknownNameError, "Did you mean 'alpha'"),
+        ("yarn", {"scaling_factor": 4}, UnknownNameError, "Did you mean 'factor'"),
         ("yarn", {"factor": None}, ArgumentError, "factor: expected a value, which yarn needs"),
         ("yarn", {"length": None}, ArgumentError, "length: expected a value"),
         ("rerope+self_extend", {"window": 3}, ArgumentError, "rerope and self_extend both"),

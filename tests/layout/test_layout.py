@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from posenc import Grid, Layout
 from posenc.distributed.shards import take
@@ -132,6 +133,46 @@ def test_positions_that_are_no_numbers(value: float) -> None:
         Layout.at(torch.tensor([0.0, value]))
     with pytest.raises(ArgumentError, match="finite"):
         Layout(torch.tensor([[[value]]]), torch.zeros(1, 1).long())
+
+
+SECONDS = 1.7e9 + 60.0 * torch.arange(6, dtype=torch.float64)
+DAYS = 2_460_000.5 + 0.01 * torch.arange(60, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("times", [SECONDS, SECONDS[:1], DAYS, torch.stack([0.0 * DAYS, DAYS])])
+def test_times_that_float32_merges_are_refused(times: Tensor) -> None:
+    """Unix seconds are 128 apart in float32, Julian days a quarter of a day."""
+    with pytest.raises(ArgumentError, match="times: expected float32 times that are more"):
+        Layout.at(times.float())
+    for kept in (times, (times - times.amin(-1, keepdim=True)).float()):
+        assert torch.equal(Layout.at(kept).positions.flatten(), kept.flatten())
+
+
+def test_times_that_float32_tells_apart_are_taken() -> None:
+    torch.manual_seed(0)
+    for times in (
+        torch.full((5,), 0.7),
+        torch.rand(3, 1000, 2),
+        torch.arange(2**24 - 4, 2**24 + 1).float(),
+        torch.tensor([7e6, 7e6, 7e6 + 0.5, 7e6 + 2]),
+    ):
+        assert torch.equal(Layout.at(times).positions.flatten(), times.flatten())
+
+
+@pytest.mark.parametrize("missing", [torch.nan, torch.inf, -(2.0**63)])
+def test_times_of_padding_may_hold_anything(missing: float) -> None:
+    """Those of pandas' missing dates are -2^63."""
+    valid = torch.tensor([[True, True, False], [True, False, False]])
+    whole = torch.tensor([[3, 9, 0], [4, 0, 0]])
+    kinds = [torch.float32, torch.float64, *([torch.int64] if missing == -(2.0**63) else [])]
+    for times in (whole.to(kind).masked_fill(~valid, missing) for kind in kinds):
+        layout = Layout.at(times, valid=valid)
+        assert layout.positions.squeeze(-1).tolist() == whole.tolist()
+    with pytest.raises(ArgumentError, match="finite"):
+        Layout.at(torch.tensor([torch.nan, 1.0]), valid=torch.tensor([[True, True]]))
+    for wrong in (torch.ones(3, 3).bool(), torch.ones(2, 2).bool(), torch.ones(2, 3)):
+        with pytest.raises(ArgumentError, match=r"valid|batch"):
+            Layout.at(torch.zeros(2, 3), valid=wrong)
 
 
 def test_narrow_positions_are_refused() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc.attention.call import AttentionCall
 from posenc.encoding import Encoding
+from posenc.encoding.parts import require_causal
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout.claims import require_unwritten
@@ -85,13 +86,7 @@ def require_fit(
     Raises:
         ArgumentError: naming the part, and how to create one that fits.
     """
-    if encoding.causal_only and not causal:
-        raise ArgumentError(
-            "causal",
-            expected="True, without which this encoding means nothing",
-            got=causal,
-            remedy="Use causal=True (Grid.of(layout, causal=True)), or another encoding.",
-        )
+    require_causal(encoding.parts(), causal)
     transform = encoding.query_key
     if transform is not None and heads % transform.views:
         raise ArgumentError(
@@ -111,7 +106,6 @@ def require_fit(
             ("heads", part.heads, heads),
             ("head_dim", part.head_dim, width),
             ("dim", part.dim, part.dim if dim is None else dim),
-            ("causal", part.causal, causal),
         ):
             if made_for is not None and made_for != used_with:
                 raise ArgumentError(

@@ -16,8 +16,16 @@ TRAINING = 0.8
 """Assumed share of training in a run's time; the rest is measuring."""
 
 
+FIRST_LINE = 10.0
+"""Seconds after which the time left is printed for the first time without a terminal."""
+
+
 class CompareDisplay(Display):
-    """Prints the events of a comparison: bars on a terminal, else a line for each finished run."""
+    """Prints the events of a comparison: bars on a terminal, else lines.
+
+    Without a terminal there is a line for each finished run, and one on the time that is left after
+    10 seconds, after four times as many, and so on.
+    """
 
     def __init__(self, *, shown: bool) -> None:
         super().__init__(
@@ -32,6 +40,7 @@ class CompareDisplay(Display):
         self.shares: dict[tuple[str, int], float] = {}
         self.finished = self.runs = 0
         self.countdown = Countdown()
+        self.next_line = FIRST_LINE
         self.whole: TaskID | None = None
 
     def __call__(self, event: Event) -> None:
@@ -80,7 +89,10 @@ class CompareDisplay(Display):
         if key in self.tasks:
             self.bars.update(self.tasks[key], completed=share, note=note)
             self.shares[key] = share
-            self._advance()
+            left = self._advance()
+            if left and not self.live and self.countdown.elapsed() >= self.next_line:
+                self.say(f"{left[0].upper()}{left[1:]}", "dim")
+                self.next_line = 4 * self.countdown.elapsed()
 
     def _advance(self) -> str:
         """Update the bar of all runs; returns the time left."""

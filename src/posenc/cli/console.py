@@ -191,6 +191,10 @@ class Countdown:
         """Restart the estimate, with ``done`` completed before."""
         self.began, self.start, self.done = self.clock(), done, done
 
+    def elapsed(self) -> float:
+        """Seconds since the estimate was restarted."""
+        return self.clock() - self.began
+
     def left(self, done: float, total: float) -> str:
         """``about 12 s left``, ``about 3 min left``; empty without an estimate."""
         if done < self.done:  # another stage
@@ -198,7 +202,7 @@ class Countdown:
         self.done = done
         if done <= self.start or done >= total:
             return ""
-        seconds = (self.clock() - self.began) * (total - done) / (done - self.start)
+        seconds = self.elapsed() * (total - done) / (done - self.start)
         if seconds < 90:
             return f"about {max(1, round(seconds))} s left"
         if seconds < 5400:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from posenc.arguments import Interval, check
 from posenc.cli.console import OUT, print_json
 from posenc.cli.options import Json, option
 from posenc.errors import ArgumentError
@@ -50,6 +51,8 @@ def generate(
         raise ArgumentError(
             "--prompt", expected="at least one byte", got="nothing", remedy="Try --prompt 'def '."
         )
+    domain = Annotated[float, Interval(0, below=True, remedy="0 is greedy.")]
+    temperature = check("--temperature", domain, temperature)
     opened = Checkpoint.open(model)
     if not isinstance(opened.model, CAUSAL):
         raise ArgumentError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from posenc.encoding.lowered import BucketedTerms, FusedScore
 from posenc.encoding.rotation import Pairing, RotatedBand, Rotation
 from posenc.encoding.tensors import Features, Keys, Queries, Scores, StructuredTerms, TokenIds
+from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -264,3 +265,26 @@ class ValueTerm(Part, ABC):
     def lower(self, grid: Grid) -> BucketedTerms | None:
         """The structured form, ``BucketedTerms(value=...)``; None if there is none."""
         return None
+
+
+def require_causal(parts: Iterable[Part], causal: bool) -> None:
+    """Compare what parts are made for with the causal mask that they are used with.
+
+    Raises:
+        ArgumentError: for a part that requires the other, or a causal mask where there is none.
+    """
+    for part in parts:
+        if part.causal_only and not causal:
+            raise ArgumentError(
+                "causal",
+                expected="True, without which this encoding means nothing",
+                got=causal,
+                remedy="Use causal=True (Grid.of(layout, causal=True)), or another encoding.",
+            )
+        if part.causal is not None and part.causal != causal:
+            raise ArgumentError(
+                "encoding",
+                expected=f"one for causal={causal}, as it is used with",
+                got=f"{type(part).__name__} with causal={part.causal}",
+                remedy=f"Create it with causal={causal}.",
+            )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from posenc.encoding.parts import Part, QueryKeyTransform, ScoreTerm, ValueTerm
+from posenc.encoding.parts import Part, QueryKeyTransform, ScoreTerm, ValueTerm, require_causal
 from posenc.encoding.rotation import both_features
 from posenc.encoding.tensors import Scores
 from posenc.errors import ArgumentError
@@ -25,6 +25,7 @@ class Standalone:
     query_key: QueryKeyTransform | None
     score: ScoreTerm | None
     value: ValueTerm | None
+    parts: Callable[[], tuple[Part, ...]]
 
     def bias(self, grid: Grid, *, scale: float | None = None) -> Scores:
         """Bias that the score part adds to the scaled logits, ``[B|1, H, Q, K]`` float32 or 64.
@@ -37,7 +38,8 @@ class Standalone:
 
         Raises:
             ArgumentError: unless there is a score part that depends on positions only and no value
-                part; or if ``scale`` is required and missing.
+                part; if a part is made for another causal mask than the grid has; or if ``scale``
+                is required and missing.
         """
         if self.score is None or not self.score.by_position or self.value is not None:
             raise ArgumentError(
@@ -47,6 +49,7 @@ class Standalone:
                 remedy="Use posenc.attend, which passes queries and keys to the parts.",
             )
         _require_axes(self.score, grid.query)
+        require_causal(self.parts(), grid.causal)
         # queries and keys of NaN: the bias is NaN if it depends on them
         nan = grid.query.positions.new_tensor(torch.nan)
         q, k = (nan.expand(1, 1, side.length, 1) for side in (grid.query, grid.key))

@@ -118,7 +118,7 @@ class ComparisonSettings(TaskSettings):
     @property
     def entry(self) -> TaskEntry:
         """The task, as it is listed."""
-        return TASKS[self.task]
+        return TASKS.require(self.task)
 
     @property
     def variants(self) -> tuple[Variant, ...]:

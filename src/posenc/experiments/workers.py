@@ -19,7 +19,7 @@ from typing import cast
 
 import torch
 
-from posenc.errors import Interrupted, PosencError
+from posenc.errors import Interrupted, PosencError, UnknownNameError
 from posenc.experiments.jobs import Pace, Prepare, TrainingJob, carry_out, pace, plan
 from posenc.experiments.progress import Event
 from posenc.experiments.settings import ComparisonSettings
@@ -27,6 +27,12 @@ from posenc.experiments.tasks import Task
 from posenc.training.loop import CONTROL, train
 
 Order = TrainingJob | Pace | Prepare
+
+UNREGISTERED = (
+    "Workers import the script that calls compare, without what is under "
+    '`if __name__ == "__main__":`. Call posenc.register above it, or use an entry point.'
+)
+"""Remedy where a name is registered in the calling process alone."""
 
 PATIENCE = 10.0
 """Seconds that an idle process gets to end by itself."""
@@ -202,6 +208,15 @@ def serve(connection: Connection, settings: ComparisonSettings, workers: int, sc
                     train(task, plan(settings, CONTROL, seed=0, steps=1, folder=Path(folder)))
                 warm = True
             answer = _carry_out(order, task, settings, workers, scratch, connection)
+        except UnknownNameError as error:
+            answer = _Failed(
+                UnknownNameError(
+                    error.argument,
+                    expected="a name that worker processes know, as this one does",
+                    got=error.got,
+                    remedy=UNREGISTERED,
+                )
+            )
         except PosencError as error:
             answer = _Failed(error)
         except Exception:

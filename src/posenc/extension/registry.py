@@ -159,7 +159,8 @@ def _calls(
                 remedy=f"Use posenc.extension.{name}(model, …).",
             )
     remedy = "Apply one after the other: extend(extend(…), …)."
-    chosen = assign_options(parsed.options_with(options), parsed.entries, remedy=remedy)
+    given = parsed.options_with(options)
+    chosen = assign_options(given, parsed.entries, context, remedy=remedy)
     for name, method in parsed.entries.items():
         remedy = "factor says how far to stretch, length at what length it was trained."
         yield method, with_context(chosen[name], method.parameters(), context, name, remedy=remedy)

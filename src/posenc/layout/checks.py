@@ -13,6 +13,7 @@ from torch import Tensor
 from posenc.arguments import EXACT, Interval, check, memory
 from posenc.errors import ArgumentError
 from posenc.layout.dense import require_dense
+from posenc.layout.integers import LARGEST_SINGLE
 from posenc.runtime import has_values
 
 TOKEN_FIELDS = {
@@ -128,6 +129,11 @@ def require_tensors(positions: Tensor, token_fields: Mapping[str, Tensor | None]
         )
     rows = [positions.shape[0]]  # no set: symbolic sizes have no hash
     rows += require_fields(positions.shape[1], token_fields)
+    require_batch(rows)
+
+
+def require_batch(rows: Sequence[int]) -> None:
+    """Require numbers of batch rows to be equal, or 1."""
     several = [count for count in rows if count != 1]
     if any(count != several[0] for count in several):
         raise ArgumentError(
@@ -183,6 +189,29 @@ def require_finite(positions: Float[Tensor, "b L A"]) -> None:
             expected="finite numbers",
             got="NaN or infinity",
             remedy="Mark missing tokens with `valid` instead.",
+        )
+
+
+def require_spaced(times: Float[Tensor, "b L A"]) -> None:
+    """Require times that float32 tells apart, if they have this dtype and can be read.
+
+    Integers beyond 2^24 are not exact, and of fractions most neighbours that differ must do so by
+    more than a rounding step: Julian days are 0.25 apart, whatever the readings were.
+    """
+    if times.dtype != torch.float32 or not has_values(times):
+        return
+    ascending = times.detach().sort(dim=1).values
+    lower, upper = ascending[:, :-1], ascending[:, 1:]
+    gaps = upper - lower
+    steps = (upper == lower.nextafter(upper)) & (gaps > 0) & (gaps != 1)
+    if bool(
+        (ascending.abs() > LARGEST_SINGLE).any() | (2 * steps.sum(1) > (gaps > 0).sum(1)).any()
+    ):
+        raise ArgumentError(
+            "times",
+            expected="float32 times that are more than rounding steps apart, within 2^24",
+            got=reprlib.repr(times.flatten().tolist()),
+            remedy="Make them float64 before anything else, or subtract the first time first.",
         )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from posenc.errors import ArgumentError
 from posenc.layout.checks import (
     TOKEN_FIELDS,
+    require_batch,
     require_cells,
     require_device,
     require_fields,
@@ -22,6 +23,7 @@ from posenc.layout.checks import (
     require_padded,
     require_rows,
     require_signal,
+    require_spaced,
     require_tensor,
     require_tensors,
     require_times,
@@ -242,17 +244,29 @@ class Layout:
     def at(cls, times: Tensor, *, valid: Bool[Tensor, "b L"] | None = None) -> Layout:
         """Tokens at real positions ``times`` ([L], [B, L] or [B, L, A]), in the order given.
 
-        Integers become float32 if all are within 2^24, else float64.
+        Integers become float32 if all are within 2^24, else float64. Absolute encodings read the
+        times as they are, relative ones their differences: subtract an origin, such as the first
+        time, and choose a unit in which neighbours are about 1 apart.
+
+        Args:
+            times: positions; those of padding may hold anything, NaN included, and become 0.
+            valid: ``[B|1, L]`` bool, False for padding.
 
         Raises:
-            ArgumentError: for NaN, infinity or an integer beyond 2^53, on any device.
+            ArgumentError: for NaN, infinity, an integer beyond 2^53, or float32 times that have
+                lost their spacing (unix seconds, for example), on any device.
         """
         require_times(times)
-        if not times.is_floating_point():
-            times = exact_floats(times, argument="times")
         positions = times.reshape(1, -1, 1) if times.dim() == 1 else times
         positions = positions.unsqueeze(-1) if positions.dim() == 2 else positions
+        if valid is not None:
+            rows = require_fields(positions.shape[1], {"valid": valid})
+            require_batch([positions.shape[0], *rows])
+            positions = positions.masked_fill(~valid.unsqueeze(-1), 0)
+        if not positions.is_floating_point():
+            positions = exact_floats(positions, argument="times")
         require_finite(positions)
+        require_spaced(positions)
         order = torch.arange(positions.shape[1], device=times.device).unsqueeze(0)
         return cls(positions, order, valid=valid)
 

@@ -62,7 +62,7 @@ def test_any_order_leaves_the_model_as_it_was(kind: str, count: int) -> None:
     expected, config = run(model), deepcopy(model.config.to_dict())
     held, named = attributes(model), implementations(model)
     for order in product(steps, repeat=count):
-        stretched = False
+        stretched = accelerated = False
         for step in order:
             try:
                 steps[step](model)
@@ -70,12 +70,16 @@ def test_any_order_leaves_the_model_as_it_was(kind: str, count: int) -> None:
                 assert step == "stretch", order
                 assert stretched, order
             stretched = step == "stretch" or (stretched and step != "restore")
+            accelerated = step == "accelerate" or (accelerated and not step.endswith("restore"))
             if step.endswith("restore") and not stretched:
                 assert implementations(model) == named, order
                 assert attributes(model) == held, order
         if order[-1] == "stretch" or order[-2:] == ("stretch", "accelerate"):
             assert run(model).isfinite().all(), order
-        restore(model)
+        text = str(restore(model))
+        assert (" part" in text) == stretched, order
+        assert ("its own attention" in text) == accelerated, order
+        assert ("nothing was changed" in text) == (not stretched and not accelerated), order
         assert attributes(model) == held, order
         assert implementations(model) == named, order
         assert model.config.to_dict() == config, order

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from posenc.errors import CheckpointError
 from posenc.evaluation.checkpoint import kind_of, require_unstretched
@@ -28,10 +28,12 @@ class Limit:
     Args:
         tokens: that work.
         why: further ones do not.
+        word: of the verdict on longer texts.
     """
 
     tokens: int
     why: str
+    word: Literal["degrades", "breaks"]
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,12 @@ class Advice:
 def limits(config: Config, reading: Reading) -> tuple[Limit, ...]:
     """The lengths that a model holds, the shortest first; none for windows and biases."""
     found = [
-        Limit(table.rows - table.first, f"{table.module} has no row for a further token")
+        Limit(table.rows - table.first, f"{table.module} has no row for a further token", "breaks")
         for table in reading.tables
     ]
     trained, count = trained_length(config), len(_beyond(reading))
     if trained and count:
-        found.append(Limit(trained, "longer distances were never trained, outputs degrade"))
+        found.append(Limit(trained, "longer distances were never trained", "degrades"))
     return tuple(sorted(set(found), key=lambda limit: limit.tokens))
 
 

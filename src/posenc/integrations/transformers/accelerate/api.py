@@ -143,16 +143,20 @@ def _rows(model: nn.Module, calls: Record, least: int) -> tuple[ReportedModule, 
     return tuple(rows)
 
 
-def restore(model: nn.Module) -> None:
+def restore(model: nn.Module) -> bool:
     """Give a model its own attention again; does nothing to a model that has it.
 
     Args:
         model: that ``accelerate`` was called with.
 
+    Returns:
+        True if it was accelerated.
+
     Raises:
         ArgumentError: if classes or methods of modules were changed since, as FSDP does.
     """
     require_restorable(model)
+    accelerated = switching.is_switched(model) or bool(_accelerated(model))
     switching.switch_back(model)
     for module in _accelerated(model):
         put_back(module)
@@ -160,6 +164,7 @@ def restore(model: nn.Module) -> None:
         config = part.__dict__.get("config")
         if config is not None:
             part.__dict__["config"] = config_behind(config)
+    return accelerated
 
 
 def require_restorable(model: nn.Module) -> None:

@@ -266,7 +266,7 @@ def restore(model: nn.Module) -> StretchReport:
         model: that ``stretch`` or ``accelerate`` was called with; any other stays as it is.
 
     Returns:
-        The parts whose positions were restored.
+        The parts whose positions were restored, and whether its attention was.
 
     Raises:
         ArgumentError: as ``accelerate.restore``.
@@ -275,8 +275,7 @@ def restore(model: nn.Module) -> StretchReport:
     inner = transformers_model(model)
     stretched: Stretched | None = inner.__dict__.pop(STRETCHED, None)
     undo([] if stretched is None else stretched.changes)
-    unaccelerate(model)
-    if stretched is None:
-        return StretchReport(type(inner).__name__, "", "", ())
-    restored = tuple(part for part in stretched.report.parts if part.stretched)
-    return StretchReport(type(inner).__name__, "", "", restored)
+    accelerated = unaccelerate(model)
+    parts = () if stretched is None else stretched.report.parts
+    restored = tuple(part for part in parts if part.stretched)
+    return StretchReport(type(inner).__name__, "", "", restored, accelerated=accelerated)

@@ -36,6 +36,7 @@ class StretchReport:
         saved_as: what ``save_pretrained`` writes: ``"transformers"``, if transformers alone loads
             the stretched model; ``"posenc"``, if ``stretch(model)`` stretches it again after
             loading; "" if the model was restored.
+        accelerated: True if restoring gave the model its own attention again.
     """
 
     model: str
@@ -43,6 +44,7 @@ class StretchReport:
     place: str
     parts: tuple[StretchedPart, ...]
     saved_as: str = ""
+    accelerated: bool = False
 
     @property
     def stretched(self) -> int:
@@ -52,8 +54,9 @@ class StretchReport:
     def __str__(self) -> str:
         if not self.method:
             count = len(self.parts)
-            found = f"{count} part{'s'[: count != 1]}" if count else "nothing was stretched"
-            return f"{self.model}: restored, {found}."
+            changed = [f"{count} part{'s'[: count != 1]}"] * bool(count)
+            changed += ["its own attention"] * self.accelerated
+            return f"{self.model}: restored, {' and '.join(changed) or 'nothing was changed'}."
         lines = [f"{self.model}: {self.stretched} of {len(self.parts)} stretched ({self.method})."]
         counts = Counter((p.kind, p.stretched, p.encoding) for p in self.parts)
         lines += [
