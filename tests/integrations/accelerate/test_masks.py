@@ -15,7 +15,6 @@ from transformers.masking_utils import (
     causal_mask_function,
     chunked_causal_mask_function,
     or_masks,
-    packed_sequence_compatibility_function,
     packed_sequence_mask_function,
     sdpa_mask,
     sliding_window_bidirectional_mask_function,
@@ -30,6 +29,7 @@ from posenc.integrations.transformers.accelerate.lazy_mask import (
     pairs_behind,
     written_out,
 )
+from posenc.integrations.transformers.versions import remap_positions_for_packed_sequence
 from tests.integrations.accelerate.cases import CASES
 from tests.integrations.accelerate.test_interface import SERVED, heads, model_of
 
@@ -57,11 +57,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "image in pieces": or_masks(causal_mask_function, blockwise_overlay(PIECES)),
     "reaching ahead": lambda b, h, q, k: (k > q - 4) & (k <= q + 2),
     "prefix": or_masks(causal_mask_function, lambda b, h, q, k: k < 5 + b),
-    "window of packed": packed_sequence_compatibility_function(
-        sliding_window_causal_mask_function(3), STEADY, DOCUMENTS
+    "window of packed": and_masks(
+        packed_sequence_mask_function(DOCUMENTS),
+        remap_positions_for_packed_sequence(sliding_window_causal_mask_function(3), STEADY),
     ),
-    "window of positions apart": packed_sequence_compatibility_function(
-        sliding_window_causal_mask_function(3), 2 * STEADY, DOCUMENTS
+    "window of positions apart": and_masks(
+        packed_sequence_mask_function(DOCUMENTS),
+        remap_positions_for_packed_sequence(sliding_window_causal_mask_function(3), 2 * STEADY),
     ),
     "every other": lambda b, h, q, k: (k % 2 == q % 2) & (k <= q),
 }
