@@ -55,6 +55,10 @@ class ArgumentError(PosencError, ValueError):
     """An argument has the wrong shape, rank, dtype, device or value."""
 
 
+class VersionError(PosencError, ImportError):
+    """An installed package is older than the oldest version that posenc supports."""
+
+
 class LengthError(ArgumentError):
     """A position outside the range that an encoding can represent."""
 

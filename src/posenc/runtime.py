@@ -41,6 +41,14 @@ def has_values(x: Tensor) -> bool:
     return not (x.is_meta or isinstance(x, FakeTensor))
 
 
+def is_exporting() -> bool:
+    """True while ``torch.export`` traces.
+
+    ``torch.compiler.is_exporting()`` is also True under ``torch.compile`` in PyTorch 2.11.
+    """
+    return torch.compiler._is_exporting_flag
+
+
 def is_scripted() -> bool:
     """True while ``torch.jit.trace`` makes a graph, as the older ONNX exporter does."""
     return not torch.compiler.is_compiling() and torch._C._is_tracing()

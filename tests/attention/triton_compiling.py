@@ -63,6 +63,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         result = run(kernel, *given, warmup=True, **named)
         name = kernel.fn.__name__
         found[name] = max(found.get(name, 0), result.metadata.shared)
+        # By the launch: the defaults of Triton's versions differ.
+        assert named["enable_fp_fusion"] is result.metadata.enable_fp_fusion is True
         return result
 
     monkeypatch.setattr(JITFunction, "run", compile_only)

@@ -33,7 +33,7 @@ from posenc.attention.repeats import repeat, repeatable
 from posenc.encoding import LowRank, Rotation
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.registration import Registry
-from posenc.runtime import is_transformed, needs_dispatch
+from posenc.runtime import is_exporting, is_transformed, needs_dispatch
 
 BACKENDS: Registry[Backend] = Registry(
     Backend, "backend", "posenc.attention.backends", group="posenc.backends"
@@ -235,7 +235,7 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
             rest = ["flex", "triton", "blockwise", "reference"]
             return "on an accelerator, constant tables", ["sdpa", *rest]
         return "on an accelerator", ["sdpa", "fla", "triton", "flex", "blockwise", "reference"]
-    if torch.compiler.is_exporting():
+    if is_exporting():
         # A rule that reads sizes would fix them; other runtimes know no operators of ours.
         return "exporting", ["sdpa", "reference"]
     problem = pose()

@@ -16,7 +16,7 @@ from posenc.attention.problem.problem import Problem
 from posenc.encoding import DistanceFunction, Encoding, LowRank, StructuredScore, TokenTableProduct
 from posenc.encoding.reuse import ModuleStates, wants_gradients
 from posenc.layout import Layout
-from posenc.runtime import is_transformed, needs_dispatch
+from posenc.runtime import is_exporting, is_transformed, needs_dispatch
 
 MOST = 8
 """Kinds of calls that are remembered of one encoding."""
@@ -85,7 +85,7 @@ def _key(call: AttentionCall) -> Hashable | None:
         return None
     if call.whole or call.keyed or needs_dispatch(q, k, v) or is_transformed():
         return None
-    if torch.is_autocast_enabled("cpu") or torch.compiler.is_exporting():
+    if torch.is_autocast_enabled("cpu") or is_exporting():
         return None
     if wants_gradients((q, k, v, *encoding.parameters(), *encoding.buffers())):
         return None

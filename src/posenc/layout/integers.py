@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.errors import ArgumentError
-from posenc.runtime import has_values, widest
+from posenc.runtime import has_values, is_exporting, widest
 
 LARGEST = 2**53
 """All integers up to here are exact in float64."""
@@ -31,7 +31,7 @@ def exact_dtype(
     Raises:
         ArgumentError: if they are not exact in float64, or the device has no float64.
     """
-    if torch.compiler.is_exporting() and not (type(low) is int and type(high) is int):
+    if is_exporting() and not (type(low) is int and type(high) is int):
         return torch.float32
     if low >= -LARGEST_SINGLE and high <= LARGEST_SINGLE:
         return torch.float32

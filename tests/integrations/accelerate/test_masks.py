@@ -16,7 +16,6 @@ from transformers.masking_utils import (
     chunked_causal_mask_function,
     or_masks,
     packed_sequence_mask_function,
-    remap_positions_for_packed_sequence,
     sdpa_mask,
     sliding_window_bidirectional_mask_function,
     sliding_window_causal_mask_function,
@@ -30,6 +29,7 @@ from posenc.integrations.transformers.accelerate.lazy_mask import (
     pairs_behind,
     written_out,
 )
+from posenc.integrations.transformers.versions import remap_positions_for_packed_sequence
 from tests.integrations.accelerate.cases import CASES
 from tests.integrations.accelerate.test_interface import SERVED, heads, model_of
 

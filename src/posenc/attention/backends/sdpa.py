@@ -32,7 +32,13 @@ from posenc.attention.problem.lowering import bias_by_offset, is_constant_table
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import BucketedTerms, LowRank
 from posenc.grid import FARTHEST, Grid
-from posenc.runtime import differentiates_forward, differentiates_twice, has_values, is_transformed
+from posenc.runtime import (
+    differentiates_forward,
+    differentiates_twice,
+    has_values,
+    is_exporting,
+    is_transformed,
+)
 
 CAUSAL_BLOCK = 512
 """Queries a kernel call when a causal grid has a bias: keys ahead of a whole block are skipped.
@@ -72,7 +78,7 @@ def _unsupported(problem: Problem) -> Refusal | None:
     if problem.sinks is not None:
         if problem.q.device.type != "cpu":
             return Refusal("only its CPU kernel has the LSE that sinks are joined by")
-        if torch.compiler.is_exporting():
+        if is_exporting():
             return Refusal("sinks are joined by an LSE that other runtimes do not have")
     if differentiates_forward():
         return Refusal("the fused kernel has no forward-mode derivative")
@@ -289,7 +295,7 @@ def _drop_negligible(
         return bias  # some query does not see its own position
     if are_few(q):
         return bias  # the norms of all keys cost as much as the attention
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return bias  # a saving on this kernel, which the program may not run on
     limit = 3 * math.log(torch.finfo(bias.dtype).eps)
     if has_values(bias) and float(bias.min() - bias.max()) > limit:

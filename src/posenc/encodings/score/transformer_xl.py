@@ -19,7 +19,7 @@ from posenc.encodings.common.frequencies import geometric_angles
 from posenc.encodings.common.precision import wider
 from posenc.entry import Claims, Entry
 from posenc.grid import Grid
-from posenc.runtime import has_values
+from posenc.runtime import has_values, is_exporting
 
 KEPT = 4096
 """Distances up to which waves are kept from call to call."""
@@ -185,7 +185,7 @@ class TransformerXL(ScoreTerm):
         The sines' part of ``W r(x)`` is odd and the cosines' even: each distance is projected once.
         """
         # Comparisons of symbolic lengths would bound them in an exported program.
-        if torch.compiler.is_exporting() or first >= 0 or last <= 0:
+        if is_exporting() or first >= 0 or last <= 0:
             waves = self._waves(-grid.float_offsets(device=weight.device))
             odd, even = _projected(waves, weight)
             return odd + even

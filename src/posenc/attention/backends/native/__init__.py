@@ -37,7 +37,7 @@ from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import KernelProblem
 from posenc.encoding import BlockTransforms, DistanceFunction, Rotation, StructuredScore
-from posenc.runtime import is_transformed
+from posenc.runtime import is_exporting, is_transformed
 
 __all__ = ["Native"]
 
@@ -138,7 +138,7 @@ class Native(Backend):
             return ON_CPU
         if is_transformed():
             return Refusal("its kernels know no transforms of torch.func")
-        if torch.compiler.is_exporting():
+        if is_exporting():
             return Refusal("other runtimes do not have its kernels")
         if problem.q.dtype not in DTYPES:
             return Refusal(f"its kernels do not take {problem.q.dtype}")

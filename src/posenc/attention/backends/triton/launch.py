@@ -26,7 +26,7 @@ from posenc.attention.backends.triton.forms import (
     tokens,
 )
 from posenc.attention.backends.triton.kernels import arguments
-from posenc.attention.backends.triton.kernels.configs import SPANS, tuning_key
+from posenc.attention.backends.triton.kernels.configs import FP_FUSION, SPANS, tuning_key
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
 from posenc.attention.backends.triton.kernels.products import delta_kernel, ends_kernel
@@ -98,6 +98,7 @@ class Call:
             output=tokens(output),
             lse=numbers(lse),
             edged=self._edged(for_keys=False),
+            enable_fp_fusion=FP_FUSION,
         )
         return output, lse
 
@@ -143,6 +144,7 @@ class Call:
             for_keys=for_keys,
             edged=self._edged(for_keys=for_keys),
             span=self.span,
+            enable_fp_fusion=FP_FUSION,
         )
         if rates is not None:
             rates = rates.sum(1).sum_to_size(x.pairs.tensors[-1].shape)
@@ -171,6 +173,7 @@ class Call:
             length,
             self.heads,
             PRODUCTS_BLOCK,
+            enable_fp_fusion=FP_FUSION,
         )
         return ends
 
@@ -310,6 +313,12 @@ def _delta(a: Tensor, b: Tensor) -> Tensor:
     batch, heads, length = a.shape[:3]
     out = a.new_empty(batch, heads, length, dtype=torch.float32)
     delta_kernel[(triton.cdiv(length, PRODUCTS_BLOCK) * batch * heads,)](
-        tokens(a), tokens(b), numbers(out), length, heads, PRODUCTS_BLOCK
+        tokens(a),
+        tokens(b),
+        numbers(out),
+        length,
+        heads,
+        PRODUCTS_BLOCK,
+        enable_fp_fusion=FP_FUSION,
     )
     return out

@@ -12,7 +12,12 @@ from torch import Tensor
 from posenc.attention.backends.triton.form import shared_memory, tile_memory
 from posenc.attention.backends.triton.forms import padded
 from posenc.attention.backends.triton.kernels import arguments
-from posenc.attention.backends.triton.kernels.configs import PROGRAMS, diagonal_block, room
+from posenc.attention.backends.triton.kernels.configs import (
+    FP_FUSION,
+    PROGRAMS,
+    diagonal_block,
+    room,
+)
 from posenc.attention.backends.triton.kernels.offsets import offsets_kernel
 from posenc.attention.backends.triton.launch import Call
 from posenc.attention.backends.triton.posing import CURVE
@@ -153,6 +158,7 @@ def _sums(call: Call, rows: str | None, *, entries: bool, curve: bool) -> _Sums:
             of_values=rows == "value_rows",
             for_keys=for_keys,
             block=block,
+            enable_fp_fusion=FP_FUSION,
         )
     middle = first * block + int(band.origin)
     start = -(middle + count * block - 1) if for_keys else middle - (block - 1)

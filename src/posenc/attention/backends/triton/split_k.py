@@ -15,7 +15,12 @@ from posenc.attention.backends.triton.forms import (
     table,
     tokens,
 )
-from posenc.attention.backends.triton.kernels.configs import KEYS_PER_SPLIT, PROGRAMS, tuning_key
+from posenc.attention.backends.triton.kernels.configs import (
+    FP_FUSION,
+    KEYS_PER_SPLIT,
+    PROGRAMS,
+    tuning_key,
+)
 from posenc.attention.backends.triton.kernels.decode import combine_kernel, split_kernel
 from posenc.attention.problem.record import KernelProblem
 
@@ -65,6 +70,7 @@ def attend_split_k(x: KernelProblem) -> tuple[Tensor, Tensor]:
         ratio=ratio,
         rows=padded(ratio),
         precision=precision,
+        enable_fp_fusion=FP_FUSION,
     )
     output = v.new_empty(batch, heads, 1, width)
     lse = q.new_empty(batch, heads, 1, dtype=torch.float32)
@@ -78,5 +84,6 @@ def attend_split_k(x: KernelProblem) -> tuple[Tensor, Tensor]:
         rows=min(triton.next_power_of_2(splits), COMBINED),
         width=width,
         block=padded(width),
+        enable_fp_fusion=FP_FUSION,
     )
     return output, lse

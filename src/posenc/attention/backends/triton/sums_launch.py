@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc.attention.backends.triton.form import FAR
 from posenc.attention.backends.triton.forms import numbers, tokens
 from posenc.attention.backends.triton.kernels import arguments
-from posenc.attention.backends.triton.kernels.configs import CARRY_KEYS
+from posenc.attention.backends.triton.kernels.configs import CARRY_KEYS, FP_FUSION
 from posenc.attention.backends.triton.kernels.memory import LOG2E
 from posenc.attention.backends.triton.kernels.sums import EXACT, GONE
 from posenc.attention.backends.triton.kernels.sums_forward import (
@@ -66,6 +66,7 @@ class SumsCall:
             lse=numbers(lse),
             rest_to_self=self.rest_to_self,
             edged=self._edged,
+            enable_fp_fusion=FP_FUSION,
         )
         return output, lse
 
@@ -129,6 +130,7 @@ class SumsCall:
             first_tiles=carries.first_tiles,
             edged=self._edged,
             block_k=CARRY_KEYS,
+            enable_fp_fusion=FP_FUSION,
         )
         ends = far = None
         if self.products is not None:
@@ -147,6 +149,7 @@ class SumsCall:
             edged=self._edged,
             terms=TERMS[self.x.q.dtype],
             block_k=CARRY_KEYS,
+            enable_fp_fusion=FP_FUSION,
         )
         if ends is None or far is None:
             return None
@@ -178,6 +181,7 @@ class SumsCall:
             rest_to_self=self.rest_to_self,
             terms=TERMS[self.x.q.dtype],
             block_k=CARRY_KEYS,
+            enable_fp_fusion=FP_FUSION,
         )
 
     @property

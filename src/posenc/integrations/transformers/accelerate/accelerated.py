@@ -26,7 +26,7 @@ from posenc.integrations.transformers.accelerate.signatures import (
     names_of,
 )
 from posenc.integrations.transformers.accelerate.terms import encoding_of
-from posenc.runtime import is_scripted
+from posenc.runtime import is_exporting, is_scripted
 
 SETTINGS = "_posenc_settings"
 
@@ -147,7 +147,7 @@ def settings_of(module: nn.Module) -> Settings:
     if is_scripted():
         return AS_IT_WAS
     settings = cast(Settings, module.__dict__.get(SETTINGS, DEFAULT))
-    return Settings(settings.backend) if torch.compiler.is_exporting() else settings
+    return Settings(settings.backend) if is_exporting() else settings
 
 
 def wants_weights(module: nn.Module, options: Mapping[str, Any]) -> bool:

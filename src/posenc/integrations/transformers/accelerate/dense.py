@@ -11,6 +11,7 @@ from posenc.attention.backends.common.fused import fused_attention
 from posenc.attention.softmax import softmax_beside
 from posenc.derivatives import with_definition
 from posenc.encoding import repeat_heads
+from posenc.runtime import is_exporting
 
 
 def dense_attention(
@@ -35,7 +36,7 @@ def dense_attention(
         causal: a query attends to keys up to its own index; only without a mask and a bias.
         softcap, sinks: as of ``attend``.
     """
-    exported = torch.compiler.is_exporting() and bias is not None and bias.requires_grad
+    exported = is_exporting() and bias is not None and bias.requires_grad
     if with_weights or exported or softcap is not None or sinks is not None:
         if causal:
             mask = mask_of_causality(query, key)

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import masking_utils
 
 from posenc.integrations.transformers.accelerate.patterns import MaskFunction, Pattern, Place
+from posenc.runtime import is_exporting
 
 
 def pattern_in_graph(
@@ -35,7 +36,7 @@ def pattern_in_graph(
         return Pattern(high=0)
     if function is masking_utils.bidirectional_mask_function:
         return Pattern()
-    if torch.compiler.is_exporting():  # other runtimes have no kernels that skip pairs
+    if is_exporting():  # other runtimes have no kernels that skip pairs
         return None
     if options.get("use_vmap") or getattr(function, "__code__", None) is not OF_SEVERAL:
         return None

@@ -19,6 +19,7 @@ from transformers import masking_utils
 from transformers.masking_utils import prepare_padding_mask, sdpa_mask
 
 from posenc.grid import FARTHEST, Grid
+from posenc.integrations.transformers.versions import remap_positions_for_packed_sequence
 from posenc.layout import Layout
 from posenc.runtime import has_values
 
@@ -391,7 +392,7 @@ def _as_band(intervals: Int[Tensor, "b Q 2"], place: Place) -> Pattern | None:
     return Pattern(low, high) if same else None
 
 
-REMAPPED = _code(masking_utils.remap_positions_for_packed_sequence(_nothing, torch.empty(0)))
+REMAPPED = _code(remap_positions_for_packed_sequence(_nothing, torch.empty(0)))
 OF_BLOCKS = _code(masking_utils.blockwise_overlay(torch.empty(0)))
 """Code of functions that are read together with others."""
 

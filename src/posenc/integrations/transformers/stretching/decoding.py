@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers.cache_utils import Cache, DummyLayer, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
 from posenc.attention import attend
 from posenc.attention.backends.common.fused import fold_heads
@@ -17,6 +17,7 @@ from posenc.encoding import Encoding, apply_rotation
 from posenc.extension.banded import BandedRope
 from posenc.extension.methods.log_n import LogN
 from posenc.grid import Grid
+from posenc.integrations.transformers.versions import DummyLayer
 
 PLAIN = Encoding()
 
@@ -32,6 +33,7 @@ class RotatedKeys(DynamicLayer, DummyLayer):
     """
 
     is_compileable, supports_early_init = True, False
+    is_sliding = None  # as of ``Positions``
     keys: Any
 
     def __init__(self, layer: int) -> None:

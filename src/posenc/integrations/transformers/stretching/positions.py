@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
-    DummyLayer,
     DynamicLayer,
     StaticLayer,
     StaticSlidingWindowLayer,
@@ -23,6 +22,7 @@ from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.signatures import bound, caches_in
 from posenc.integrations.transformers.stretching.probing import layer_type_of
+from posenc.integrations.transformers.versions import DummyLayer
 from posenc.layout import Layout
 from posenc.runtime import has_values
 
@@ -40,8 +40,8 @@ class Switch:
 class Positions(CacheLayerMixin):
     """Positions ``[B|1, 1, T, 1]`` of all tokens in a cache, as one more layer of it.
 
-    So they are reordered, repeated, cut and reset as the keys are. It counts as a dummy, since
-    masks have the size of the first layer of full attention.
+    So they are reordered, repeated, cut and reset as the keys are. It counts as a dummy and neither
+    slides nor does not, since masks have the size of the first layer of their kind.
     """
 
     is_compileable, supports_early_init = True, False
@@ -59,15 +59,14 @@ class Positions(CacheLayerMixin):
         return FixedPositions(switch, max(rooms))
 
     @property
-    def is_sliding(self) -> bool:
-        """False; masks read it in each pass.
+    def is_sliding(self) -> None:
+        """None, which equals neither True nor False; masks read it in each pass.
 
         Raises:
             ArgumentError: if the model was restored since: the cache has unrotated keys.
         """
         if not self.switch.on:
             raise _foreign_cache("one that a stretched model filled, which was restored since")
-        return False
 
     def append(self, ids: Int[Tensor, "b Q"]) -> None:
         """Keep the positions of a pass."""

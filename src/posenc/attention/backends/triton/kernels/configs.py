@@ -14,6 +14,7 @@ __all__ = [
     "DECODE",
     "DIAGONAL_BLOCKS",
     "FORWARD",
+    "FP_FUSION",
     "KEYS_PER_SPLIT",
     "OFFSETS",
     "PROGRAMS",
@@ -29,6 +30,10 @@ __all__ = [
     "room",
     "tuning_key",
 ]
+
+FP_FUSION = True
+"""A product and the sum that it goes into are rounded once; not all versions of Triton do so by
+default."""
 
 
 def _config(block_x: int, block_y: int, warps: int, stages: int) -> Any:

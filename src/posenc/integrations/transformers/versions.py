@@ -1,0 +1,58 @@
+"""The oldest transformers that posenc supports, and names that old supported versions lack.
+
+Importing this module requires such a version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+from posenc.errors import VersionError
+
+OLDEST = "5.19"
+"""The same in the extras of ``pyproject.toml``."""
+
+
+def require(installed: str) -> None:
+    """Require a version of transformers that is not older than ``OLDEST``.
+
+    Raises:
+        VersionError: if it is.
+    """
+    if _numbers(installed) < _numbers(OLDEST):
+        raise VersionError(
+            "transformers",
+            expected=f"{OLDEST} or newer",
+            got=installed,
+            remedy=f'Upgrade it: pip install "transformers>={OLDEST}"',
+        )
+
+
+def _numbers(release: str) -> tuple[int, int]:
+    major, minor = release.split(".")[:2]
+    return int(major), int(minor)
+
+
+require(version("transformers"))
+
+
+class _NoDummyLayer:
+    """Base class in place of ``DummyLayer``: all layers of a cache have keys."""
+
+
+def _not_remapped(function: Callable[..., Any], position_ids: Any) -> Callable[..., Any]:
+    """A function that no mask consists of: those of packed documents keep their indices."""
+    return lambda *indices: function(*indices)
+
+
+def _since_5_23(module: str, name: str, otherwise: Any) -> Any:
+    return getattr(import_module(f"transformers.{module}"), name, otherwise)
+
+
+DummyLayer: Any = _since_5_23("cache_utils", "DummyLayer", _NoDummyLayer)
+remap_positions_for_packed_sequence: Callable[..., Callable[..., Any]] = _since_5_23(
+    "masking_utils", "remap_positions_for_packed_sequence", _not_remapped
+)
