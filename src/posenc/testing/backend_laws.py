@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -157,6 +158,22 @@ def backends_agree(subject: Subject) -> None:
         _one_grid(subject, encoding, Layout.packed([20, 1, 44]), 65)
         _one_grid(subject, encoding, Layout.padded([65, 20], side="left"), 65)
         _one_grid(subject, encoding, Layout.padded([40, 65]), 30)
+
+
+@law
+def nan_stays_nan(subject: Subject) -> None:
+    """A query of NaN gives a row of NaN on every backend, however few keys there are."""
+    encoding = subject.layer().encoding
+    for keys, dtype in product((2, 8, 15, 16, 65), (torch.float32, torch.float64)):
+        grid = Grid.of(observed(subject, encoding, Layout.sequence(keys)), causal=True)
+        encoding = encoding.to(dtype)
+        q, k, v = (x.to(dtype) for x in operands(keys, keys))
+        q[0, :, -1] = torch.nan
+        for backend in BACKENDS:
+            with contextlib.suppress(BackendRefusal):
+                last = attend(q, k, v, grid, encoding, backend=backend)[0, :, -1]
+                if not bool(last.isnan().all()):
+                    raise LawBroken(f"{backend} makes numbers of NaN beside {keys} keys")
 
 
 @law
