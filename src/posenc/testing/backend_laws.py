@@ -177,6 +177,35 @@ def nan_stays_nan(subject: Subject) -> None:
 
 
 @law
+def half_precision_is_as_exact_as_the_definition(subject: Subject) -> None:
+    """In half precision every backend errs at most twice as much as ``reference``.
+
+    With queries of standard deviation 1, 3 and 10, since an error of a logit is a share of a
+    weight; beside that, the result is rounded.
+    """
+    for dtype, size in product((torch.bfloat16, torch.float16), (1.0, 3.0, 10.0)):
+        encoding = subject.layer().encoding
+        grid = Grid.of(observed(subject, encoding, Layout.sequence(65)), causal=True)
+        encoding = encoding.to(dtype)
+        exact = copy.deepcopy(encoding).double()
+        q, k, v = (x.to(dtype) for x in operands(65, 65))
+        q = q * size
+        expected = attend(*(x.double() for x in (q, k, v)), grid, exact, backend="reference")
+        found = {
+            b: attend(q, k, v, grid, encoding, backend=b) for b in serving(q, k, v, grid, encoding)
+        }
+        errors = {b: (x.double() - expected).abs().max().item() for b, x in found.items()}
+        rounding = torch.finfo(dtype).eps * expected.abs().max().item()
+        allowed = 2 * (errors["reference"] + rounding)
+        worst = max(errors, key=errors.__getitem__)
+        if not errors[worst] <= allowed:
+            raise LawBroken(
+                f"{worst} is off by {errors[worst]:.3g} in {dtype} with queries of {size:g}, "
+                f"more than {allowed:.3g}, twice the definition's error"
+            )
+
+
+@law
 def double_is_double(subject: Subject) -> None:
     """In float64, positions too, every backend equals ``reference`` to 1e-11, also in gradients."""
     encoding = subject.layer().encoding
