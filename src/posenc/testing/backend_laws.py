@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -164,7 +164,7 @@ def backends_agree(subject: Subject) -> None:
 def nan_stays_nan(subject: Subject) -> None:
     """A query of NaN gives a row of NaN on every backend, however few keys there are."""
     encoding = subject.layer().encoding
-    for keys, dtype in product((2, 8, 15, 16, 65), (torch.float32, torch.float64)):
+    for keys, dtype in itertools.product((2, 8, 15, 16, 65), (torch.float32, torch.float64)):
         grid = Grid.of(observed(subject, encoding, Layout.sequence(keys)), causal=True)
         encoding = encoding.to(dtype)
         q, k, v = (x.to(dtype) for x in operands(keys, keys))
@@ -183,7 +183,7 @@ def half_precision_is_as_exact_as_the_definition(subject: Subject) -> None:
     With queries of standard deviation 1, 3 and 10, since an error of a logit is a share of a
     weight; beside that, the result is rounded.
     """
-    for dtype, size in product((torch.bfloat16, torch.float16), (1.0, 3.0, 10.0)):
+    for dtype, size in itertools.product((torch.bfloat16, torch.float16), (1.0, 3.0, 10.0)):
         encoding = subject.layer().encoding
         grid = Grid.of(observed(subject, encoding, Layout.sequence(65)), causal=True)
         encoding = encoding.to(dtype)

@@ -117,9 +117,7 @@ def _at(bucket: Int[Tensor, "b L M"], product: TokenTableProduct) -> Float[Tenso
     return products.expand(batch, -1, -1, -1).gather(-1, index)
 
 
-def _factors(
-    product: TokenTableProduct,
-) -> tuple[Float[Tensor, "b H L F"], Float[Tensor, "h N F"]]:
+def _factors(product: TokenTableProduct) -> tuple[Float[Tensor, "b H L F"], Float[Tensor, "h N F"]]:
     """Tokens and rows in float32 or better, as the definition multiplies them."""
     tokens, rows = product.tokens, product.rows
     wide = torch.promote_types(torch.promote_types(tokens.dtype, rows.dtype), torch.float32)
