@@ -163,10 +163,10 @@ def backends_agree(subject: Subject) -> None:
 @law
 def nan_stays_nan(subject: Subject) -> None:
     """A query of NaN gives a row of NaN on every backend, however few keys there are."""
-    encoding = subject.layer().encoding
+    wide = subject.layer().encoding
     for keys, dtype in itertools.product((2, 8, 15, 16, 65), (torch.float32, torch.float64)):
-        grid = Grid.of(observed(subject, encoding, Layout.sequence(keys)), causal=True)
-        encoding = encoding.to(dtype)
+        encoding = subject.layer(dtype=dtype).encoding
+        grid = Grid.of(observed(subject, wide, Layout.sequence(keys)), causal=True)
         q, k, v = (x.to(dtype) for x in operands(keys, keys))
         q[0, :, -1] = torch.nan
         for backend in BACKENDS:
@@ -184,13 +184,12 @@ def half_precision_is_as_exact_as_the_definition(subject: Subject) -> None:
     weight; beside that, the result is rounded.
     """
     for dtype, size in itertools.product((torch.bfloat16, torch.float16), (1.0, 3.0, 10.0)):
-        encoding = subject.layer().encoding
-        grid = Grid.of(observed(subject, encoding, Layout.sequence(65)), causal=True)
-        encoding = encoding.to(dtype)
-        exact = copy.deepcopy(encoding).double()
+        layer = subject.layer(dtype=dtype)
+        wide, encoding = copy.deepcopy(layer).double(), layer.encoding
+        grid = Grid.of(observed(subject, wide.encoding, Layout.sequence(65)), causal=True)
         q, k, v = (x.to(dtype) for x in operands(65, 65))
         q = q * size
-        expected = attend(*(x.double() for x in (q, k, v)), grid, exact, backend="reference")
+        expected = attend(*(x.double() for x in (q, k, v)), grid, wide.encoding, backend="reference")
         found = {
             b: attend(q, k, v, grid, encoding, backend=b) for b in serving(q, k, v, grid, encoding)
         }
