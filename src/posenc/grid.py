@@ -152,6 +152,13 @@ class Grid:
         of_intervals = 1 if self.intervals is None else self.intervals.shape[0]
         return max(self.query.batch, self.key.batch, of_intervals)
 
+    def in_precision_of(self, x: Tensor) -> Grid:
+        """The grid with float64 positions beside float64 features, else itself."""
+        query, key = self.query.in_precision_of(x), self.key.in_precision_of(x)
+        if query is self.query and key is self.key:
+            return self
+        return replace(self, query=query, key=query if self.query is self.key else key)
+
     def slice(self, begin: int, end: int) -> Grid:
         """The grid of the queries ``begin`` to ``end`` (exclusive) and all keys."""
         intervals = None if self.intervals is None else self.intervals[:, begin:end]
@@ -285,7 +292,7 @@ class Grid:
         return torch.arange(first, first + count, device=device or self.query.device)
 
     def float_offsets(self, *, device: torch.device | None = None) -> Float[Tensor, " offsets"]:
-        """``distinct_offsets`` as float32, or float64 where they need it.
+        """``distinct_offsets`` as float32, or float64 where they need it or positions are.
 
         Raises:
             ArgumentError: for an irregular grid.
@@ -293,7 +300,8 @@ class Grid:
         offsets = self.distinct_offsets(device=device)
         first = self.require_shift() - (self.query.length - 1)
         last = self.require_shift() + self.key.length - 1
-        return offsets.to(exact_dtype(first, last, offsets.device))
+        exact = exact_dtype(first, last, offsets.device)
+        return offsets.to(torch.promote_types(exact, self.query.positions.dtype))
 
 
 register(Grid, "posenc.grid.Grid", ("query", "key", "intervals"))

@@ -68,6 +68,13 @@ def needs_dispatch(*tensors: Tensor | None) -> bool:
     return False
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype that autocast casts to on a device; None where it is off or does not exist."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """A context with autocast disabled (it does not exist on the meta device)."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)

@@ -16,6 +16,7 @@ from posenc.attention.problem.problem import Problem, Rotate, Whole, transformed
 from posenc.encoding import Encoding, Rotation, repeat_heads
 from posenc.grid import Grid, usable_signals
 from posenc.layout.padding import zero_invalid
+from posenc.runtime import autocast_dtype
 
 
 @dataclass(eq=False)
@@ -39,13 +40,16 @@ class AttentionCall:
     _problem: Problem | None = field(default=None, init=False, repr=False)
 
     def autocast(self) -> AttentionCall:
-        """The call with operands cast as autocast casts them; positions and biases are not."""
-        device = self.q.device.type
-        if device == "meta" or not torch.is_autocast_enabled(device):
-            return self
+        """The call with operands cast as autocast casts them, and float64 positions beside float64.
+
+        Otherwise positions are not cast, nor are biases.
+        """
         if self.q.dtype == torch.float64:
+            grid = self.grid.in_precision_of(self.q)
+            return self if grid is self.grid else replace(self, grid=grid)
+        dtype = autocast_dtype(self.q.device)
+        if dtype is None:
             return self
-        dtype = torch.get_autocast_dtype(device)
         return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype))
 
     def without_padding(self) -> AttentionCall:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from numbers import Real
 
+import torch
 from torch import Tensor
 
 from posenc.attention.call import AttentionCall
@@ -15,6 +16,7 @@ from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout.claims import require_unwritten
 from posenc.layout.dense import require_dense
+from posenc.runtime import autocast_dtype
 
 LARGEST = sys.float_info.max
 
@@ -137,7 +139,7 @@ def _faults_of_tensors(q: Tensor, k: Tensor, v: Tensor) -> Iterator[Fault]:
         if not x.is_floating_point():
             yield name, "a floating dtype", x.dtype, "Convert it with .to()."
     for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype:
+        if _computed_in(x) != _computed_in(q):
             yield name, f"{q.dtype} as q", x.dtype, f"Use {name}.to(q.dtype)."
         if x.device != q.device:
             yield name, f"{q.device} as q", x.device, f"Use {name}.to(q.device)."
@@ -152,6 +154,11 @@ def _faults_of_tensors(q: Tensor, k: Tensor, v: Tensor) -> Iterator[Fault]:
     if q.shape[1] % k.shape[1]:
         expected = f"a number of heads that k's {k.shape[1]} divide"
         yield "q", expected, q.shape[1], "Grouped-query heads need H_q to be a multiple of H_kv."
+
+
+def _computed_in(x: Tensor) -> torch.dtype:
+    """The dtype of a tensor after autocast, which leaves float64 as it is."""
+    return x.dtype if x.dtype == torch.float64 else autocast_dtype(x.device) or x.dtype
 
 
 def _faults_of_grid(q: Tensor, k: Tensor, grid: Grid) -> Iterator[Fault]:

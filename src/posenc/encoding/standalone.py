@@ -50,6 +50,8 @@ class Standalone:
             )
         _require_axes(self.score, grid.query)
         require_causal(self.parts(), grid.causal)
+        for parameter in self.score.parameters():
+            grid = grid.in_precision_of(parameter)
         # queries and keys of NaN: the bias is NaN if it depends on them
         nan = grid.query.positions.new_tensor(torch.nan)
         q, k = (nan.expand(1, 1, side.length, 1) for side in (grid.query, grid.key))

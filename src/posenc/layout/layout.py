@@ -310,6 +310,16 @@ class Layout:
             return self
         return self._with({name: part.to(device) for name, part in self._tensors().items()})
 
+    def in_precision_of(self, x: Tensor) -> Layout:
+        """The layout with float64 positions beside float64 or complex128 features, else itself.
+
+        What a part computes of positions (angles, slopes, tables) is as exact as they are.
+        """
+        wide = x.dtype in (torch.float64, torch.complex128)
+        if not wide or self.positions.dtype == torch.float64:
+            return self
+        return self._with({"positions": self.positions.double()})
+
     def slice(self, begin: int, end: int) -> Layout:
         """Tokens ``begin`` to ``end`` (exclusive) of every row."""
         for name, index in (("begin", begin), ("end", end)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -157,6 +158,50 @@ def backends_agree(subject: Subject) -> None:
         _one_grid(subject, encoding, Layout.packed([20, 1, 44]), 65)
         _one_grid(subject, encoding, Layout.padded([65, 20], side="left"), 65)
         _one_grid(subject, encoding, Layout.padded([40, 65]), 30)
+
+
+@law
+def nan_stays_nan(subject: Subject) -> None:
+    """A query of NaN gives a row of NaN on every backend, however few keys there are."""
+    wide = subject.layer().encoding
+    for keys, dtype in itertools.product((2, 8, 15, 16, 65), (torch.float32, torch.float64)):
+        encoding = subject.layer(dtype=dtype).encoding
+        grid = Grid.of(observed(subject, wide, Layout.sequence(keys)), causal=True)
+        q, k, v = (x.to(dtype) for x in operands(keys, keys))
+        q[0, :, -1] = torch.nan
+        for backend in BACKENDS:
+            with contextlib.suppress(BackendRefusal):
+                last = attend(q, k, v, grid, encoding, backend=backend)[0, :, -1]
+                if not bool(last.isnan().all()):
+                    raise LawBroken(f"{backend} makes numbers of NaN beside {keys} keys")
+
+
+@law
+def half_precision_is_as_exact_as_the_definition(subject: Subject) -> None:
+    """In half precision every backend errs at most twice as much as ``reference``.
+
+    With queries of standard deviation 1, 3 and 10, since an error of a logit is a share of a
+    weight; beside that, the result is rounded.
+    """
+    for dtype, size in itertools.product((torch.bfloat16, torch.float16), (1.0, 3.0, 10.0)):
+        layer = subject.layer(dtype=dtype)
+        wide, encoding = copy.deepcopy(layer).double(), layer.encoding
+        grid = Grid.of(observed(subject, wide.encoding, Layout.sequence(65)), causal=True)
+        q, k, v = (x.to(dtype) for x in operands(65, 65))
+        q = q * size
+        expected = attend(*(x.double() for x in (q, k, v)), grid, wide.encoding, backend="reference")
+        found = {
+            b: attend(q, k, v, grid, encoding, backend=b) for b in serving(q, k, v, grid, encoding)
+        }
+        errors = {b: (x.double() - expected).abs().max().item() for b, x in found.items()}
+        rounding = torch.finfo(dtype).eps * expected.abs().max().item()
+        allowed = 2 * (errors["reference"] + rounding)
+        worst = max(errors, key=errors.__getitem__)
+        if not errors[worst] <= allowed:
+            raise LawBroken(
+                f"{worst} is off by {errors[worst]:.3g} in {dtype} with queries of {size:g}, "
+                f"more than {allowed:.3g}, twice the definition's error"
+            )
 
 
 @law

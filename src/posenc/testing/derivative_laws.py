@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -16,13 +14,9 @@ ROWS, LENGTH = 2, 6
 
 @law
 def second_derivatives_are_right(subject: Subject) -> None:
-    """Second derivatives are those of the definition by every backend, which are numerical ones.
-
-    Positions are float64, so that no table is computed in less.
-    """
+    """Second derivatives are those of the definition by every backend, which are numerical ones."""
     layer, x = subject.layer(), inputs(1, LENGTH).requires_grad_()
     layout, tokens = subject.place(Layout.sequence(LENGTH)), tokens_of(1, LENGTH)
-    layout = replace(layout, positions=layout.positions.double())
     inputs_of = [x, *learned(layer)]
 
     def penalty(backend: str) -> list[Tensor]:

@@ -32,6 +32,19 @@ FARTHEST = 2**53 - 32
 
 
 @law
+def default_positions_are_exact_in_double(subject: Subject) -> None:
+    """With float64 features, float32 positions give what float64 ones do, on every backend."""
+    layer, x, tokens = subject.layer(), inputs(), tokens_of()
+    for layout in _layouts(subject):
+        double = replace(layout, positions=layout.positions.double())
+        for backend in BACKENDS:
+            layer.attention.backend = backend
+            with contextlib.suppress(BackendRefusal):
+                expected = layer(x, double, tokens=tokens)
+                agree(backend, layer(x, layout, tokens=tokens), expected, tolerance=1e-12)
+
+
+@law
 def double_positions_serve_any_features(subject: Subject) -> None:
     """float64 and float32 positions give the same, in the features' dtype, on every backend."""
     tokens = tokens_of()

@@ -24,7 +24,7 @@ from posenc.attention.backends.common.base import (
     join_queries,
     refuse_rare,
 )
-from posenc.attention.backends.common.definition import lse_by_definition
+from posenc.attention.backends.common.definition import attend_by_definition, lse_by_definition
 from posenc.attention.backends.common.flash_cpu import flash_forward, prepare_flash
 from posenc.attention.backends.common.fused import are_few, fold_heads, fused_attention
 from posenc.attention.backends.common.sinks import beside_sinks
@@ -48,6 +48,11 @@ WIDTH_MULTIPLE = 16
 """Head widths that are no multiple of this leave the kernel's vectorised path."""
 
 
+FEWEST_KEYS = 16
+"""Keys below which the CPU kernel of AVX-512 takes NaN for the logit of a hidden key, and clears a
+row of NaN. By definition such a call costs no more."""
+
+
 class Sdpa(Backend):
     """No score part, a constant table over regular layouts, or low rank."""
 
@@ -60,7 +65,7 @@ class Sdpa(Backend):
     def prepare(self, problem: Problem) -> Attend | None:
         if isinstance(self.plan(problem), Refusal) or problem.sinks is not None:
             return None
-        if problem.rotation is not None:
+        if problem.rotation is not None or _loses_nan(problem):
             return None  # other kernels rotate as they read
         mask, causal = None, not problem.lowered and _plainly_causal(problem.grid)
         if problem.lowered or not (problem.grid.dense or causal):
@@ -121,6 +126,8 @@ def _description(problem: Problem) -> str:
 def _run(problem: Problem, *, lse: bool) -> Result:
     problem, sinks = replace(problem.rotated, sinks=None), problem.sinks
     needed = lse or sinks is not None
+    if _loses_nan(problem):
+        return beside_sinks(attend_by_definition(problem, lse=needed), sinks, lse=lse)
     # Only the CPU's kernel is called without PyTorch's choice among kernels.
     traced = is_transformed() or torch.compiler.is_compiling()
     own = needed and problem.q.device.type == "cpu" and not traced
@@ -128,6 +135,12 @@ def _run(problem: Problem, *, lse: bool) -> Result:
     if needed and result.lse is None:
         result = result._replace(lse=lse_by_definition(problem))
     return beside_sinks(result, sinks, lse=lse)
+
+
+def _loses_nan(problem: Problem) -> bool:
+    """True of few keys on a CPU, but in programs that other runtimes read."""
+    few = problem.q.device.type == "cpu" and not torch.compiler.is_exporting()
+    return few and problem.k.shape[2] < FEWEST_KEYS
 
 
 def _attend(problem: Problem, *, lse: bool) -> Result:

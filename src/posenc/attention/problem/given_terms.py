@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import TypeVar
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -95,8 +96,9 @@ def _dense(term: StructuredScore, grid: Grid) -> Scores:
     if term.left is not None:
         logits.append(_at(bucket, term.left))
     if term.right is not None and bucket.shape[1] == 1:  # not all rows for one query
-        rows = term.right.rows[:, bucket[:, 0]].transpose(0, 1)  # [b, h, K, F]
-        logits.append((term.right.tokens * rows).sum(-1).unsqueeze(-2))
+        tokens, rows = _factors(term.right)
+        rows = rows[:, bucket[:, 0]].transpose(0, 1)  # [b, h, K, F]
+        logits.append((tokens * rows).sum(-1).unsqueeze(-2))
     elif term.right is not None:
         logits.append(_at(bucket.mT, term.right).mT)
     if term.row is not None:
@@ -107,12 +109,19 @@ def _dense(term: StructuredScore, grid: Grid) -> Scores:
 
 
 def _at(bucket: Int[Tensor, "b L M"], product: TokenTableProduct) -> Float[Tensor, "b H L M"]:
-    """Products of tokens with the rows of buckets, which have another dtype under autocast."""
-    tokens, rows = product.tokens, product.rows
-    products = tokens @ rows.to(tokens.dtype).mT  # [b, H, L, N]
+    """Products of tokens with the rows of buckets."""
+    tokens, rows = _factors(product)
+    products = tokens @ rows.mT  # [b, H, L, N]
     batch = max(len(products), len(bucket))
     index = bucket.unsqueeze(1).expand(batch, products.shape[1], -1, -1)
     return products.expand(batch, -1, -1, -1).gather(-1, index)
+
+
+def _factors(product: TokenTableProduct) -> tuple[Float[Tensor, "b H L F"], Float[Tensor, "h N F"]]:
+    """Tokens and rows in float32 or better, as the definition multiplies them."""
+    tokens, rows = product.tokens, product.rows
+    wide = torch.promote_types(torch.promote_types(tokens.dtype, rows.dtype), torch.float32)
+    return tokens.to(wide), rows.to(wide)
 
 
 def map_term(function: Callable[[Tensor], Tensor], x: T) -> T:

@@ -152,14 +152,16 @@ class TransformerXL(ScoreTerm):
         self, heads: slice, q: Queries, k: Keys, grid: Grid, *, scale: float
     ) -> StructuredTerms | None:
         u, w = (x[heads] for x in self.biases())
-        column = scale * _column(u, k)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        column = scale * _column(u, k.to(wide))
         if grid.shift is None:
             ones = column.new_ones(1, q.shape[1], q.shape[2], 1)
             factors = self._factors(scale * (q + w.to(q).unsqueeze(1)), grid)
             return LowRank(*factors), LowRank(ones, column.unsqueeze(-1))
-        # w's products are a table, and the queries stay as they are
-        rows, table = self._rows(grid, q, scale, heads)
-        left = TokenTableProduct(q, rows)
+        # w's products are a table, and the queries stay as they are. In half precision products
+        # are of float32: rounded rows would change a logit of 30 by 0.1.
+        rows, table = self._rows(grid, q.new_empty(0, dtype=wide), scale, heads)
+        left = TokenTableProduct(q.to(wide), rows)
         return (BucketedTerms(_bucket(grid, rows), table=table, left=left, column=column),)
 
     def _rows(

@@ -256,6 +256,9 @@ class Logits {
   static bool can_use_amx(const Problem& x) {
     for (const Tokens* tokens : {&x.q, &x.k, &x.v})
       if (tokens->type != BFLOAT16) return false;
+    // Tokens given in float32 ask for products in float32, whose rows would be rounded.
+    for (const Operand* tokens : {&x.terms.left, &x.terms.right})
+      if (*tokens && tokens->value.type != BFLOAT16) return false;
     return x.pairs.kind != BLOCKS && keeps_panels(x) && has_amx();
   }
   BiasByOffset bias_by_offset_;
