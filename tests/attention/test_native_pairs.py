@@ -309,6 +309,7 @@ def test_explain_names_it(name: str) -> None:
     assert "compiled" in explain(*_inputs(33, 33), seen, encoding, backend="native").how
 
 
+@built
 @pytest.mark.parametrize("layer", ["input", "output"])
 @pytest.mark.parametrize("name", ["fire", "dape"])
 def test_adapted_layers_are_called(name: str, layer: str) -> None:
