@@ -15,7 +15,7 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from tests.attention.test_native import _agree, _both, _inputs, built
 from tests.support.exhaustive import in_turn
-from tests.testing.tolerances import distance, tolerance
+from tests.testing.tolerances import agree_within, distance, tolerance
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -81,14 +81,15 @@ def _check(
         encoding.to(of_encoding)
         q, k, v = (x.to(kind).requires_grad_() for x in inputs)
         seen = _observed(encoding, grid, signals.to(of_encoding))
-        found.append([x.double() for x in _results((q, k, v), seen, encoding, backend)])
+        found.append(_results((q, k, v), seen, encoding, backend))
     bounds = [tolerance] * len(found[0])
     if dtype in HALVES:
         for back, (key, _) in enumerate(reversed(list(encoding.named_parameters())), 1):
             if key.endswith("output.bias"):  # zero but for the rounding of the outputs
                 bounds[-back] = 0.1
-    for got, expected, bound in zip(found[1], found[0], bounds, strict=True):
-        _agree([got], [expected], bound)
+    agree_within(
+        bounds, found[1], found[0], lambda: _results((q, k, v), seen, encoding, "reference")
+    )
 
 
 def _results(
