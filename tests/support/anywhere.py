@@ -56,7 +56,7 @@ class Setting(NamedTuple):
 
 DISPATCH = r"\bexplain\(|\bdispatch\b|slow_mkl|missing\(|kernel is as fast|POSENC_KERNELS"
 NUMBERS = r"\b[ar]tol\b|tolerance|_num_threads|TRITON_INTERPRET"
-DURATIONS = r"tokens/s|seconds|minutes|perf_counter|process_time"
+DURATIONS = r"tokens/s|seconds[\"=]|\.seconds|minutes=|perf_counter|process_time"
 
 SETTINGS = (
     Setting(
