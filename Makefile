@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help style types suite kernels test-sanitized demo demo-extend test fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-exhaustive test-versions check docs site format pages bench gpu-test gpu-bench wheel wheels test-wheel check-locks test-oldest-triton lock clean
+.PHONY: help style types suite kernels test-sanitized demo demo-extend test test-anywhere fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-exhaustive test-versions check docs site format pages bench gpu-test gpu-bench wheel wheels test-wheel check-locks test-oldest-triton lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -75,6 +75,9 @@ test: $(VENV)/.installed-test ## run format, lint, types and the whole suite
 
 suite: style $(VENV)/.kernels
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not exhaustive" --durations=10
+
+test-anywhere: $(VENV)/.installed-test $(VENV)/.kernels ## tests that know the machine, as on other machines; 20 minutes
+	$(BIN)/python -m tests.support.anywhere --workers $(WORKERS)
 
 sweep-doctor: $(VENV)/.installed-test ## diagnose every causal language model of transformers (some 15 minutes)
 	$(BIN)/python -m tests.evaluation.doctor.sweep

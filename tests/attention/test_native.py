@@ -24,6 +24,8 @@ from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.score import tupe
 from posenc.grid import Grid
 from posenc.layout import Layout
+from tests.testing.rounding import rounded_logits
+from tests.testing.tolerances import FACTOR, agree_within
 
 built = pytest.mark.skipif(
     building.missing() is not None, reason=f"kernels are not built; {building.COMMAND}"
@@ -92,9 +94,14 @@ def _check(
     doubles = [x.detach().double().requires_grad_() for x in inputs]
     expected = _both((doubles[0], doubles[1], doubles[2]), grid, wide, "reference")
     encoding = wide.to(torch.promote_types(dtype, torch.float32))
-    given = [x.detach().to(dtype).requires_grad_() for x in inputs]
-    got = _both((given[0], given[1], given[2]), grid, encoding, "native")
-    _agree([x.double() for x in got], expected, tolerance)
+    q, k, v = (x.detach().to(dtype).requires_grad_() for x in inputs)
+    got = _both((q, k, v), grid, encoding, "native")
+
+    def definition() -> list[Tensor]:
+        with rounded_logits(torch.finfo(dtype).eps, 0):
+            return _both((q, k, v), grid, encoding, "reference")
+
+    agree_within([tolerance] * len(got), got, expected, definition)
 
 
 @built
@@ -152,7 +159,7 @@ def test_sums_of_equal_logits(dtype: torch.dtype) -> None:
     _, lse = attend(q, torch.zeros_like(q), v, grid, Encoding(), backend="native", return_lse=True)
     expected = torch.arange(1.0, 701.0, dtype=torch.float64).log()
     expected[3] = torch.nan
-    rtol = 1e-15 if dtype == torch.float64 else 6e-8
+    rtol = FACTOR * torch.finfo(lse.dtype).eps
     torch.testing.assert_close(lse.flatten().double(), expected, rtol=rtol, atol=0, equal_nan=True)
 
 

@@ -15,7 +15,8 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from tests.attention.test_native import _agree, _both, _inputs, built
 from tests.support.exhaustive import in_turn
-from tests.testing.tolerances import distance, tolerance
+from tests.testing.rounding import rounded_logits
+from tests.testing.tolerances import agree_within, distance, tolerance
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -81,14 +82,18 @@ def _check(
         encoding.to(of_encoding)
         q, k, v = (x.to(kind).requires_grad_() for x in inputs)
         seen = _observed(encoding, grid, signals.to(of_encoding))
-        found.append([x.double() for x in _results((q, k, v), seen, encoding, backend)])
+        found.append(_results((q, k, v), seen, encoding, backend))
     bounds = [tolerance] * len(found[0])
     if dtype in HALVES:
         for back, (key, _) in enumerate(reversed(list(encoding.named_parameters())), 1):
             if key.endswith("output.bias"):  # zero but for the rounding of the outputs
                 bounds[-back] = 0.1
-    for got, expected, bound in zip(found[1], found[0], bounds, strict=True):
-        _agree([got], [expected], bound)
+
+    def definition() -> list[Tensor]:
+        with rounded_logits(torch.finfo(dtype).eps, 0):
+            return _results((q, k, v), seen, encoding, "reference")
+
+    agree_within(bounds, found[1], found[0], definition)
 
 
 def _results(
@@ -309,6 +314,7 @@ def test_explain_names_it(name: str) -> None:
     assert "compiled" in explain(*_inputs(33, 33), seen, encoding, backend="native").how
 
 
+@built
 @pytest.mark.parametrize("layer", ["input", "output"])
 @pytest.mark.parametrize("name", ["fire", "dape"])
 def test_adapted_layers_are_called(name: str, layer: str) -> None:

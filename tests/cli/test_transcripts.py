@@ -27,8 +27,9 @@ LENGTH = 16
 MASKS = {
     "": (
         (r"(?<=Report: )/\S*/(?=out)", "FOLDER/"),
-        (r", about \d+ s left", ""),
-        (r"(?<=%) +(≈ )?[\d,]+$", "  #"),  # tokens a second
+        (r", about [\d.]+ (s|min|h) left", ""),
+        (r"(?<=copied) +tokens/s$", "  tokens/s"),
+        (r"(?<=%) +(≈ )?[\d,]+$", "  #"),
     ),
     "show": ((r"^(on (?:the CPU|CUDA) +).*", r"\1BACKENDS"),),
     "bench": (

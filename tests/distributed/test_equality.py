@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from posenc.registry import ENCODINGS
+from tests.attention.test_native import built
 from tests.distributed.equality import LAYOUTS, SPLITS, Case
 from tests.distributed.pool import Pool
 
@@ -90,7 +91,7 @@ def test_sinks_and_caps(pool: Pool) -> None:
     check(pool, 2, cases)
 
 
-@pytest.mark.parametrize("backend", ["native", "blockwise", "reference"])
+@pytest.mark.parametrize("backend", [pytest.param("native", marks=built), "blockwise", "reference"])
 def test_backends(pool: Pool, backend: str) -> None:
     names = ["nope", "rope", "t5", "shaw", "deberta", "forgetting", "fire", "transformer_xl"]
     cases = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ FACTOR = 4.0
 
 
 def distance(got: Tensor, exact: Tensor) -> float:
-    """Largest absolute difference, in float64; infinite where a value is NaN.
+    """Largest absolute difference, in float64, of infinities too; infinite where a value is NaN.
 
     Raises:
         LawBroken: if the shapes differ.
@@ -21,8 +23,15 @@ def distance(got: Tensor, exact: Tensor) -> float:
         raise LawBroken(f"expected shape {list(exact.shape)}, got {list(got.shape)}")
     if not got.numel():
         return 0.0
-    off = (got.detach().double() - exact.detach().double()).abs().max().item()
+    one, other = got.detach().double(), exact.detach().double()
+    off = (one - other).where(one != other, 0.0).abs().max().item()
     return off if off == off else float("inf")
+
+
+def size(exact: Tensor) -> float:
+    """Largest absolute value of those that are finite, at least 1."""
+    finite = exact.detach().double().nan_to_num(0.0, 0.0, 0.0)
+    return max(1.0, finite.abs().max().item()) if exact.numel() else 1.0
 
 
 def tolerance(reference: Tensor, exact: Tensor, *, factor: float = FACTOR) -> float:
@@ -36,8 +45,7 @@ def tolerance(reference: Tensor, exact: Tensor, *, factor: float = FACTOR) -> fl
         exact: the definition in float64.
         factor: allowed multiple of the error.
     """
-    largest = exact.detach().double().abs().max().item() if exact.numel() else 0.0
-    rounding = torch.finfo(reference.dtype).eps * max(1.0, largest)
+    rounding = torch.finfo(reference.dtype).eps * size(exact)
     return factor * (distance(reference, exact) + rounding)
 
 
@@ -56,3 +64,25 @@ def agree_as_well(
             f"{law}: {label} in {got.dtype} is off by {off:.3g} from float64, "
             f"more than {allowed:.3g} ({factor:g} times the error of the definition)"
         )
+
+
+def agree_within(
+    bounds: Sequence[float],
+    got: Sequence[Tensor],
+    exact: Sequence[Tensor],
+    definition: Callable[[], Sequence[Tensor]],
+) -> None:
+    """Require results within bounds, or as exact as the definition in the same precision.
+
+    Args:
+        bounds: allowed error of each result, relative to its ``size``.
+        got: the results.
+        exact: the definition in float64.
+        definition: computes it in the precision of ``got``; called only where a bound is exceeded.
+
+    Raises:
+        LawBroken: with the number of a result and its difference.
+    """
+    for index, (mine, truth, bound) in enumerate(zip(got, exact, bounds, strict=True)):
+        if not distance(mine, truth) <= bound * size(truth):
+            agree_as_well("bounds", f"result {index}", mine, definition()[index], truth)

@@ -12,6 +12,7 @@ from posenc import Grid, Layout
 from posenc.attention.dispatch import BACKENDS
 from posenc.integrations.transformers.accelerate.dense import dense_attention
 from posenc.integrations.transformers.accelerate.routing import plain_attention
+from tests.attention.test_native import built
 
 KEYS = 40
 
@@ -32,6 +33,7 @@ def by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
+@built
 @pytest.mark.parametrize("scale", [None, 0.3])
 @pytest.mark.parametrize(
     ("change", "calls"),
