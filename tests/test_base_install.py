@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -27,7 +28,20 @@ distributions = metadata.Distribution.discover
 metadata.Distribution.discover = lambda *args, **options: (
     found for found in distributions(*args, **options) if found.name != "posenc"
 )
+try:
+    metadata.version("posenc")
+except metadata.PackageNotFoundError:
+    pass
+else:
+    raise SystemExit("posenc has metadata")
+
+from posenc.bench.run import about
 from posenc.cli import main
+from posenc.training.machine import versions
+
+print(json.dumps([versions()["posenc"], about("cpu")["versions"]["posenc"]]), flush=True)
+sys.argv[1:] = ["--version"]
+main()
 """
 
 
@@ -83,23 +97,19 @@ def test_a_base_install_lacks_what_extras_bring() -> None:
     assert not {"cattrs", "transformers", "typer", "torchdiffeq"} & brought()
 
 
-def test_a_source_tree_without_metadata_is_enough(tmp_path: Path) -> None:
+def test_a_source_tree_without_metadata_is_enough() -> None:
     """It has no entry points, and its version is that of the package."""
-    sizes = "--steps 2 --seeds 1 --batch 2 --train-length 8 --width 8 --heads 2 --layers 1"
-    command = ["compare", *sizes.split(), "--encodings", "rope", "--out", str(tmp_path / "out")]
-    program = (
-        f"{WITHOUT_METADATA}\n"
-        "from posenc.bench.run import about\n"
-        "from posenc.training.machine import versions\n"
-        "try: metadata.version('posenc')\n"
-        "except metadata.PackageNotFoundError: pass\n"
-        "else: raise AssertionError('posenc has metadata')\n"
-        "found = [versions()['posenc'], about('cpu')['versions']['posenc']]\n"
-        "print(json.dumps(found), flush=True)\n"
-        f"sys.argv[1:] = {command!r}\n"
-        "main()"
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_METADATA], capture_output=True, text=True, check=False
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.partition("\n")[0]) == [posenc.__version__] * 2
-    assert list(tmp_path.rglob("index.html"))
+    versions, command = done.stdout.splitlines()
+    assert json.loads(versions) == [posenc.__version__] * 2
+    assert command.startswith(f"posenc {posenc.__version__};")
+
+
+def test_no_source_asks_for_metadata_of_posenc() -> None:
+    asking = re.compile(r"(version|metadata|distribution|requires)\(\s*[\"']posenc[\"']")
+    sources = [*Path(posenc.__file__).parent.rglob("*.py")]
+    assert len(sources) > 100
+    assert [file.name for file in sources if asking.search(file.read_text())] == []
