@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from inspect import signature
 from typing import Any
 
 import torch
@@ -124,13 +125,14 @@ def decoded_difference(own: PreTrainedModel, model: PreTrainedModel) -> float:
     if set(inputs) != {"input_ids"}:
         return 0.0
     ids, states = inputs["input_ids"], []
+    name = "cache" if "cache" in signature(own.forward).parameters else "past_key_values"
     for part in (own, model):
         cache: Any = None
         found = []
         for begin, end in ((0, 20), (20, 23), (23, 24)):
             try:
-                output = part(ids[:, begin:end], past_key_values=cache, use_cache=True)
-                cache = output.past_key_values
+                output = part(ids[:, begin:end], use_cache=True, **{name: cache})
+                cache = getattr(output, name)
             except Exception:
                 if part is own:
                     return 0.0  # no cache in this model

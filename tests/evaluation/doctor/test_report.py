@@ -40,7 +40,7 @@ def diagnosis(reading: Reading, **changes: object) -> Diagnosis:
     base = Diagnosis(
         model_type="llama",
         reading=reading,
-        limits=(Limit(64, "longer distances were never trained, outputs degrade"),),
+        limits=(Limit(64, "longer distances were never trained", "degrades"),),
         findings=(),
         advice=Advice("yarn", "factor 4", "posenc extend folder --method yarn --factor 4", {}),
         costs=(),

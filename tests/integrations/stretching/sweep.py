@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections import Counter
 from copy import deepcopy
+from inspect import signature
 from typing import Any
 
 import torch
@@ -131,13 +132,14 @@ def decodes(model: Any, ids: Tensor) -> float:
         start = passes(model, ids[:, :25], use_cache=True)
     except (TypeError, ValueError):
         return float("nan")
-    cache = getattr(start, "past_key_values", None)
+    name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
+    cache = getattr(start, name, None)
     if cache is None or model.config.is_encoder_decoder:
         return float("nan")
     outputs = [first(start)]
     for t in range(25, LENGTH):
         step = ids[:, t : t + 1]
-        outputs.append(first(passes(model, step, past_key_values=cache, use_cache=True)))
+        outputs.append(first(passes(model, step, use_cache=True, **{name: cache})))
     return difference(whole, torch.cat(outputs, 1))
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Set
 from contextlib import ExitStack, suppress
 from contextvars import ContextVar
+from inspect import signature
 from typing import Any
 
 import torch
@@ -67,6 +68,8 @@ class Recorder(HollowProducts):
                 query, key = (
                     x if x.dim() == 4 else x.reshape(1, -1, *x.shape[-2:]) for x in operands
                 )
+                if _within_tokens(query):
+                    return func(*args, **kwargs)
                 logits = logits.reshape(-1, *logits.shape[-2:]).clone()
                 self.calls.append(Call(module, query, key, key, logits=logits))
                 self._products[module] = None  # the next product is with the values
@@ -198,7 +201,9 @@ def _inputs(model: Any, start: int | None, cached: bool) -> list[dict[str, Any]]
     ids = torch.full((1, TOKENS), 5)
     if start is not None:
         inputs = {"input_ids": ids, "position_ids": torch.arange(start, start + TOKENS)[None]}
-        cache: Any = {"use_cache": True, "past_key_values": FarCache()}
+        takes = signature(model.forward).parameters
+        name = "cache" if "cache" in takes else "past_key_values"  # of transformers before 5.24
+        cache: Any = {"use_cache": True, name: FarCache()}
         return [inputs | (cache if cached else {"use_cache": False})]
     choices: list[dict[str, Any]] = [{"input_ids": ids, "use_cache": False}, {"input_ids": ids}]
     if config.is_encoder_decoder:  # fewer queries tell cross-attention
@@ -220,6 +225,11 @@ def _other_inputs(config: Any, main: str, dtype: torch.dtype) -> list[dict[str, 
         shapes = [(1, 4000), (1, 1, 4000)]
     decoder = {"decoder_input_ids": torch.full((1, TOKENS), 5)} if config.is_encoder_decoder else {}
     return [{main: torch.full(shape, 0.3, dtype=dtype), **decoder} for shape in shapes]
+
+
+def _within_tokens(query: Tensor) -> bool:
+    """Whether each token attends over outputs of earlier layers [rows, tokens, …], not tokens."""
+    return query.shape[1] == TOKENS and query.shape[2] < TOKENS - 2
 
 
 def _attends(module: nn.Module) -> bool:
@@ -251,8 +261,8 @@ def _unrotated(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """``record_call``, but of attention within each token, over layers before it, the mean."""
-    if query.shape[1] == TOKENS and query.shape[2] < TOKENS - 2:
+    """``record_call``, but within each token the mean, which later layers read."""
+    if _within_tokens(query):
         mean = value.mean(2, keepdim=True).expand(*query.shape[:3], -1)
         return mean.transpose(1, 2), None
     return record_call(module, query, key, value, *rest, **options)
