@@ -119,12 +119,10 @@ def test_only_windows_of_lara_mini_rotate() -> None:
     assert isinstance(window.rotation, Rotation)
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=needs_model_type(kind)) for kind in ("inkling2_text",)]
-)
-def test_attention_over_earlier_layers_is_no_layer(kind: str) -> None:
+@needs_model_type("inkling2_text")
+def test_attention_over_earlier_layers_is_no_layer() -> None:
     """Residuals of Inkling 2 attend, for each token, over the outputs of blocks before it."""
-    reading = inspect(tiny_config(kind))
+    reading = inspect(tiny_config("inkling2_text"))
     assert all(layers.attention.module.endswith(".self_attn") for layers in reading.layers)
     assert {layers.attention.bias for layers in reading.layers} == {"by offset"}
 

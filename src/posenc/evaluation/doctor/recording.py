@@ -68,8 +68,6 @@ class Recorder(HollowProducts):
                 query, key = (
                     x if x.dim() == 4 else x.reshape(1, -1, *x.shape[-2:]) for x in operands
                 )
-                if _within_tokens(query):
-                    return func(*args, **kwargs)
                 logits = logits.reshape(-1, *logits.shape[-2:]).clone()
                 self.calls.append(Call(module, query, key, key, logits=logits))
                 self._products[module] = None  # the next product is with the values
@@ -100,6 +98,8 @@ class Recorder(HollowProducts):
     def _fused(
         self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any
     ) -> Tensor:
+        if _within_tokens(query):
+            return _mean(query, value)
         mask = rest[0] if rest else options.pop("attn_mask", None)
         self.calls.append(Call(self._inside[-1], query, key, value, mask, options))
         return value.new_zeros(*query.shape[:-1], value.shape[-1])
@@ -232,6 +232,11 @@ def _within_tokens(query: Tensor) -> bool:
     return query.shape[1] == TOKENS and query.shape[2] < TOKENS - 2
 
 
+def _mean(query: Tensor, value: Tensor) -> Tensor:
+    """The mean of the values, which later layers read, for each query."""
+    return value.mean(2, keepdim=True).expand(*query.shape[:3], -1)
+
+
 def _attends(module: nn.Module) -> bool:
     return "attention" in type(module).__name__.lower()
 
@@ -261,10 +266,9 @@ def _unrotated(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """``record_call``, but within each token the mean, which later layers read."""
+    """``record_call``, but within each token the mean of the values."""
     if _within_tokens(query):
-        mean = value.mean(2, keepdim=True).expand(*query.shape[:3], -1)
-        return mean.transpose(1, 2), None
+        return _mean(query, value).transpose(1, 2), None
     return record_call(module, query, key, value, *rest, **options)
 
 
