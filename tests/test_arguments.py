@@ -11,8 +11,7 @@ import torch
 
 import posenc
 from posenc import Attention, Encoding, Grid, Layout, attend, create
-from posenc.arguments import Base, Count, check, checked, domains
-from posenc.codec import parse_options
+from posenc.arguments import Base, Count, check, checked, domains, parse_options
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.t5 import T5, log_boundaries

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from posenc.arguments import Count, Interval
-from posenc.codec import from_plain, parse_option, to_plain
+from posenc.arguments import Count, Interval, parse_option
+from posenc.codec import from_plain, to_plain
 from posenc.errors import ArgumentError
 
 

@@ -1,5 +1,7 @@
 """Positional encodings for Transformers: exact, in every model, at the speed of attention."""
 
+__version__ = "0.1.0"  # before modules that name it
+
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -37,8 +39,6 @@ __all__ = [
     "explain",
     "register",
 ]
-
-__version__ = "0.1.0"
 
 _LAZY = ("extension", "integrations", "models", "testing")
 """Subpackages that are imported at their first use as ``posenc.NAME``."""

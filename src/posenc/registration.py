@@ -12,6 +12,7 @@ from inspect import Parameter
 from pkgutil import iter_modules
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from posenc.arguments import parse_options
 from posenc.errors import ArgumentError, UnknownNameError
 
 E = TypeVar("E")
@@ -91,8 +92,6 @@ def parse_name(
         )
     options: dict[str, Any] = {}
     if changes:
-        from posenc.codec import parse_options
-
         valid = {name: kind for entry in entries.values() for name, kind in entry.options().items()}
         items = [change for change in changes if change not in words]
         options = parse_options(items, valid, of="+".join(entries), words=words)

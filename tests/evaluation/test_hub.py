@@ -15,7 +15,7 @@ from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.doctor.diagnosis import diagnose
 from posenc.evaluation.doctor.loading import check_source
 from posenc.evaluation.extend import extend_checkpoint
-from posenc.evaluation.hub import HubName, model_folder
+from posenc.evaluation.hub import CONFIGS, HubName, model_folder
 from tests.support.commands import inspect_here, run_command
 from tests.support.hub import COMMIT, REFUSED, cached, served
 from tests.support.tiny_models import tiny_model
@@ -105,7 +105,7 @@ def test_no_connection_and_no_copy(weights: bool, cache: Path) -> None:
     assert caught.value.got.startswith("no such folder, no connection to the hub")
     fetch = "hf download org/name --revision v1"
     assert caught.value.remedy == f"Where the hub can be reached: {fetch}" + (
-        "" if weights else " config.json tokenizer_config.json"
+        "" if weights else f" {' '.join(CONFIGS)}"
     )
 
 
@@ -122,13 +122,14 @@ def test_a_copy_without_weights_is_diagnosed_and_not_loaded(cache: Path, folder:
 def test_what_is_fetched(cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A diagnosis fetches no weights, and nothing fetches pickle; what is there is not fetched."""
     (folder / "vocab.json").write_text("{}")
+    (folder / "sentence_bert_config.json").write_text("{}")
     for part, name in (("original", "tokenizer.model"), ("1_Pooling", "config.json")):
         (folder / part).mkdir()
         (folder / part / name).write_text("{}")
     with served("org/name", folder) as (address, asked):
         hub_at(address, monkeypatch)
         diagnose("org/name", budget=0, run_seconds=0)
-        assert set(asked) == {"config.json", "tokenizer_config.json"}
+        assert set(asked) == {*CONFIGS}
         asked.clear()
         opened = Checkpoint.open("org/name")
         assert {"model.safetensors", "vocab.json", "1_Pooling/config.json"} <= set(asked)

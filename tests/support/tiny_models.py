@@ -93,6 +93,14 @@ COUNTS = {
     "cls_token_id": 1,
     "sep_token_id": 2,
     "decoder_start_token_id": 1,
+    "text_hidden_size": 64,
+    "codebook_dim": 64,
+    "n_input_layers": 1,
+    "n_output_layers": 0,
+    "n_layers_per_attn_res_block": 1,
+    "loop_layer_index_start": 1,
+    "loop_layer_index_end": 2,
+    "loop_num_passes": 2,
 }
 """Sizes by the names that configs have for them."""
 

@@ -69,6 +69,13 @@ SIZES: Mapping[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "decoder_start_token_id": 1,
+    **dict.fromkeys(("text_hidden_size", "codebook_dim"), 32),
+    "n_input_layers": 1,
+    "n_output_layers": 0,
+    "n_layers_per_attn_res_block": 1,
+    "loop_layer_index_start": 1,
+    "loop_layer_index_end": 2,
+    "loop_num_passes": 2,
 }
 """Sizes by the names that configs have for them; those that a config lacks are left out."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from threading import RLock
 import torch
 from torch import Tensor
 
+from posenc import __version__
 from posenc.attention.backends.common.base import Backend, Plan, Refusal
 from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.problem.lowering import lower
@@ -63,7 +63,7 @@ def _stored(
     key: tuple[str, ...], backend: Backend, device: torch.device, dtype: torch.dtype, kernels: str
 ) -> str:
     """The difference as an earlier process found it, or found now."""
-    versions = torch.__version__, importlib.metadata.version("posenc")
+    versions = torch.__version__, __version__
     words = (*key, *versions)
     name = hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from posenc import __version__
 from posenc.arguments import check_fields
 from posenc.attention import BACKENDS
 from posenc.attention.backends.native.build import description
@@ -34,7 +35,7 @@ MIDDLE = {"cpu": 2048, "cuda": 8192}
 
 PLAIN = "plain SDPA"
 
-PACKAGES = ("posenc", "torch", "triton", "transformers", "x-transformers")
+PACKAGES = ("torch", "triton", "transformers", "x-transformers")
 
 TENSORS = 8
 """Query, key, value and output, and their gradients."""
@@ -239,7 +240,7 @@ def contender_name(backend: str) -> str:
 
 def about(device: str) -> dict[str, Any]:
     """Date in UTC, device, machine and versions of packages, as plain JSON values."""
-    versions = {"python": platform.python_version()}
+    versions = {"python": platform.python_version(), "posenc": __version__}
     for package in PACKAGES:
         try:
             versions[package] = version(package)

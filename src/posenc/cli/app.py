@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
 
+from posenc import __version__
 from posenc.cli.bench import bench
 from posenc.cli.compare import compare
 from posenc.cli.console import ERRORS, EXIT_CODES, exit_code, help_of, print_error
@@ -60,7 +60,7 @@ def _print_version(requested: bool) -> None:
     if requested:
         from posenc.attention.backends.native.build import description
 
-        typer.echo(f"posenc {version('posenc')}; CPU kernels: {description()}")
+        typer.echo(f"posenc {__version__}; CPU kernels: {description()}")
         raise typer.Exit
 
 

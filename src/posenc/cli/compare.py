@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from posenc.arguments import parse_option, parse_options
 from posenc.cli.compare_display import CompareDisplay
 from posenc.cli.completion import complete_encodings, complete_task
 from posenc.cli.console import (
@@ -25,7 +26,6 @@ from posenc.cli.console import (
     print_report,
 )
 from posenc.cli.options import Json, Quiet, flag, option, with_settings
-from posenc.codec import parse_option, parse_options
 from posenc.errors import ArgumentError
 from posenc.experiments.options import ComparisonOptions
 

@@ -18,8 +18,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 
-from posenc.arguments import declared_options
-from posenc.codec import parse_option
+from posenc.arguments import declared_options, parse_option
 from posenc.errors import DataError, UnknownNameError
 
 KEYWORD = Parameter.KEYWORD_ONLY

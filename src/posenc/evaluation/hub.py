@@ -12,7 +12,7 @@ from posenc.storage import as_path
 
 NAME = re.compile(r"(?P<repo>\w[\w.-]{0,95}/\w[\w.-]{0,95})(@(?P<revision>\S{1,100}))?")
 
-CONFIGS = ("config.json", "tokenizer_config.json")
+CONFIGS = ("config.json", "tokenizer_config.json", "sentence_bert_config.json")
 """Files that a model is diagnosed by."""
 
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")

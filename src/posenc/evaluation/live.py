@@ -327,7 +327,8 @@ def _misfit(auto: str, folder: Path) -> str:
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"), quiet_transformers(), StoredTensors(folder) as stored:
-            wanted = getattr(transformers, auto).from_config(config).state_dict()
+            made = getattr(transformers, auto).from_config(config, trust_remote_code=False)
+            wanted = made.state_dict()
     except Exception:  # of any model type, or of a config that is wrong by itself
         return ""
     for name, tensor in wanted.items():

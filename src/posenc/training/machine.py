@@ -9,11 +9,11 @@ import platform
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
+from posenc import __version__
 from posenc.errors import ArgumentError
 
 STATUS = Path("/proc/self/status")
@@ -69,7 +69,7 @@ def versions() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "posenc": version("posenc"),
+        "posenc": __version__,
         "platform": platform_name(),
     }
 

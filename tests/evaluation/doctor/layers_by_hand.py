@@ -25,7 +25,12 @@ BY_HAND: dict[str, tuple[str, ...]] = {
     "cohere2": ("30 window 4096: adjacent 128 10000", "10 causal: nope"),
     "deepseek_v2": ("32 causal: adjacent 64 10000",),
     "deepseek_v3": ("61 causal: half 64 10000",),
+    "dory": (
+        *("12 window 1024: half 256 10000", "4 causal: half 256 10000000"),
+        *("15 window 1024: half 256 10000", "5 causal: half 256 10000000"),  # run twice
+    ),
     "ernie4_5": ("18 causal: adjacent 128 500000",),
+    "exaone": ("32 causal: half 128 500000",),
     "exaone4": ("24 window 4096: half 128 10000", "8 causal: nope"),
     "falcon": ("32 causal: half 64 10000",),
     "falcon_h1": ("32 causal: half 128 10000",),
@@ -46,6 +51,9 @@ BY_HAND: dict[str, tuple[str, ...]] = {
     "jamba": ("28 JambaMambaMixer", "4 causal: nope"),
     "jetmoe": ("12 causal: half 128 10000",),
     "lfm2": ("32 causal: half 80 1000000",),
+    "lara_mini": (
+        *("14 LaraMiniGatedDeltaNet", "13 window 512: half 128 10000", "7 causal: nope"),
+    ),
     "llama": ("32 causal: half 128 10000",),
     "llama4_text": ("36 chunk 8192: adjacent 128 500000", "12 causal: nope temperature"),
     "mamba": ("32 MambaMixer",),
@@ -73,6 +81,8 @@ BY_HAND: dict[str, tuple[str, ...]] = {
     "recurrent_gemma": ("18 RecurrentGemmaRecurrentBlock", "8 window 2048: half 128 10000"),
     "roberta": ("12 full: input",),
     "roformer": ("12 full: adjacent 64 10000",),
+    "sarvam_mla": ("32 causal: half 64 10000",),
+    "sarvam_moe": ("19 causal: half 64 8000000",),
     "seed_oss": ("64 causal: half 128 10000",),
     "smollm3": ("27 causal: half 128 2000000", "9 causal: nope"),
     "stablelm": ("32 causal: half 20 10000",),

@@ -54,9 +54,8 @@ def test_the_command_is_one_that_extend_takes(tmp_path: Path) -> None:
     assert advice.command == f"posenc extend {tmp_path} --method yarn --factor 4"
     assert advice.config["rope_parameters"]["rope_type"] == "yarn"
     assert [limit.tokens for limit in limits(config.to_dict(), reading)] == [256]
-    for kind in ("bert", "deberta-v2"):
-        advice, *_ = advised(tmp_path, kind, relative_attention=False)
-        assert advice.command == f"posenc extend {tmp_path} --method interpolate --factor 4"
+    advice, *_ = advised(tmp_path, "gpt2", n_head=4, n_embd=64, n_layer=1)
+    assert advice.command == f"posenc extend {tmp_path} --method interpolate --factor 4"
     advice, *_ = advised(tmp_path, "gptj", n_layer=1, n_head=4, n_embd=64, rotary_dim=16)
     assert advice.command == f"posenc extend {tmp_path} --method yarn --factor 4"
     assert advice.config == {}

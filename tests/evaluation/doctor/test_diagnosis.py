@@ -18,6 +18,7 @@ from posenc.evaluation.doctor.advice import limits
 from posenc.evaluation.doctor.costs import LENGTHS, Cost, TensorMemory, _computed
 from posenc.evaluation.doctor.diagnosis import diagnose
 from posenc.evaluation.doctor.inspection import inspect
+from posenc.evaluation.doctor.report import length_sentences
 from tests.integrations.accelerate.cases import layoutlmv2, layoutlmv3, udop
 from tests.integrations.accelerate.cases.deberta_v2 import SIZES
 from tests.support.commands import inspect_here, run_command
@@ -127,3 +128,45 @@ def test_a_loaded_model_is_diagnosed_as_its_folder(tmp_path: Path) -> None:
 def test_folders_without_a_config_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json"):
         diagnose(tmp_path)
+
+
+def test_a_window_that_its_class_switches_off_is_found(tmp_path: Path) -> None:
+    """Qwen's classes ignore a window unless ``use_sliding_window`` is true, which is no default."""
+    sizes = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    fields = {"model_type": "qwen3", **sizes, "sliding_window": 512, "rope_theta": 1e6}
+    for switch in ({}, {"use_sliding_window": True}):
+        (tmp_path / "config.json").write_text(json.dumps(fields | switch))
+        found = diagnose(tmp_path, budget=0, run_seconds=0).findings
+        assert ("sliding_window" in [one.field for one in found]) is not bool(switch)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "method"),
+    [("BertModel", "random_tail"), ("BertForMaskedLM", ""), ("BertLMHeadModel", "interpolate")],
+)
+def test_longer_tables_are_advised_as_the_guide_does(
+    architecture: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inspect_here(monkeypatch)
+    sizes: dict[str, Any] = {"vocab_size": 60, "hidden_size": 24, "num_attention_heads": 3}
+    sizes |= {"num_hidden_layers": 1, "intermediate_size": 32, "max_position_embeddings": 20}
+    config = transformers.AutoConfig.for_model("bert", architectures=[architecture], **sizes)
+    config.save_pretrained(tmp_path)
+    found = diagnose(tmp_path, budget=0)
+    assert found.advice.method == method
+    assert [(limit.tokens, limit.beyond) for limit in found.limits] == [(20, "breaks")]
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
+    found = diagnose(tmp_path, budget=0)
+    assert [(limit.tokens, limit.beyond) for limit in found.limits] == [
+        (20, "breaks"),
+        (12, "cuts"),
+    ]
+
+
+def test_untrained_distances_degrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inspect_here(monkeypatch)
+    tiny_model("qwen3").config.save_pretrained(tmp_path)
+    (limit,) = diagnose(tmp_path, budget=0).limits
+    assert (limit.tokens, limit.beyond) == (256, "degrades")
+    (told, _) = length_sentences(diagnose(tmp_path, budget=0))
+    assert told.startswith("Degrades beyond 256 tokens")

@@ -27,8 +27,8 @@ def require_inside(
 ) -> None:
     """Refuse a layout whose real tokens are not all at 0 … count - 1 on an axis.
 
-    Inside a compiled graph, and while one is captured, only regular layouts are checked. Others wait
-    for the device.
+    Inside a compiled graph, and while one is captured, only regular layouts are checked. Others
+    wait for the device.
 
     Raises:
         LengthError: naming ``holder``, whose positions these are, and ``remedy``.
@@ -38,9 +38,9 @@ def require_inside(
         first, last = layout.start, layout.start + layout.length - 1
     elif layout.extent is not None and layout.valid is None:
         first, last = 0, layout.extent[axis] - 1
-    elif not (layout.positions.numel() and has_values(layout.positions)):
-        return
-    elif layout.positions.is_cuda and torch.cuda.is_current_stream_capturing():
+    elif not (layout.positions.numel() and has_values(layout.positions)) or (
+        layout.positions.is_cuda and torch.cuda.is_current_stream_capturing()
+    ):
         return
     else:
         positions = real_positions(layout, axis)  # which may have been written since the last call

@@ -13,11 +13,15 @@ from posenc.evaluation.checkpoint import kind_of, require_unstretched
 from posenc.evaluation.doctor.config_findings import rope_dicts
 from posenc.evaluation.doctor.facts import UNKNOWN, Layers, Reading
 from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.live import LiveEncoder, LiveMaskedLM
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.rope import TRAINED, scaling_of
 
 Config = Mapping[str, Any]
 FACTOR = 4
+SENTENCES = "sentence_bert_config.json"
+"""File of sentence-transformers, beside ``config.json``."""
+
 REFUSED = "transformers refuses this config"
 
 
@@ -28,12 +32,12 @@ class Limit:
     Args:
         tokens: that work.
         why: further ones do not.
-        word: of the verdict on longer texts.
+        beyond: what happens to longer texts: outputs degrade, the model breaks, or texts are cut.
     """
 
     tokens: int
     why: str
-    word: Literal["degrades", "breaks"]
+    beyond: Literal["degrades", "breaks", "cuts"] = "breaks"
 
 
 @dataclass(frozen=True)
@@ -53,16 +57,26 @@ class Advice:
     config: Mapping[str, Any]
 
 
-def limits(config: Config, reading: Reading) -> tuple[Limit, ...]:
-    """The lengths that a model holds, the shortest first; none for windows and biases."""
+def limits(config: Config, reading: Reading, cut: int | None = None) -> tuple[Limit, ...]:
+    """The lengths that a model holds, the shortest first, then the one at which texts are cut.
+
+    None for windows and biases.
+
+    Args:
+        config: of the text model, with defaults.
+        reading: of its layers.
+        cut: tokens that a sentence encoder keeps of a text; None: all.
+    """
     found = [
-        Limit(table.rows - table.first, f"{table.module} has no row for a further token", "breaks")
+        Limit(table.rows - table.first, f"{table.module} has no row for a further token")
         for table in reading.tables
     ]
     trained, count = trained_length(config), len(_beyond(reading))
     if trained and count:
         found.append(Limit(trained, "longer distances were never trained", "degrades"))
-    return tuple(sorted(set(found), key=lambda limit: limit.tokens))
+    if cut:
+        found.append(Limit(cut, f"max_seq_length in {SENTENCES}, by sentence-transformers", "cuts"))
+    return tuple(sorted(set(found), key=lambda limit: (limit.beyond == "cuts", limit.tokens)))
 
 
 def trained_length(config: Config) -> int | None:
@@ -138,10 +152,16 @@ def _why_unlimited(reading: Reading) -> str:
 def _for_table(folder: Path, fields: Fields) -> Advice:
     if not _extendable(fields):
         return no_advice("posenc extend does not write models of this kind with a longer table")
-    command = f"posenc extend {folder} --method interpolate --factor {FACTOR}"
-    return Advice(
-        "interpolate", f"factor {FACTOR}: a longer table with rows in between", command, {}
-    )
+    kind = kind_of(fields)
+    if kind is LiveMaskedLM:
+        return no_advice(
+            "without training every longer table loses: cut texts around what is asked"
+        )
+    method, why = "interpolate", "a longer table with rows in between"
+    if kind is LiveEncoder:
+        method, why = "random_tail", "rows of short texts stay, further ones are drawn like them"
+    command = f"posenc extend {folder} --method {method} --factor {FACTOR}"
+    return Advice(method, f"factor {FACTOR}: {why}", command, {})
 
 
 def _scaled(config: Config) -> str:
@@ -159,6 +179,8 @@ def _lines(config: Config, beyond: list[Layers], trained: int) -> dict[str, Any]
         kind: {**rope, **(yarn if not kind or kind in served else {})}
         for kind, rope in rope_dicts(config).items()
     }
+    if all(scaling_of(rope) == "default" for rope in ropes.values()):
+        return {}
     rope: Mapping[str, Any] = ropes.get("", ropes)
     return {"max_position_embeddings": FACTOR * trained, "rope_parameters": rope}
 

@@ -14,6 +14,9 @@ SCALED = ("linear", "dynamic", "llama3", "longrope", "yarn")
 
 ROPE_TYPES = ("default", "proportional", "axial", *SCALED)
 
+SWITCH = "use_sliding_window"
+"""Whether there is a window; what is written of it has no effect otherwise."""
+
 Config = Mapping[str, Any]
 
 
@@ -34,12 +37,19 @@ class Finding:
     unread: bool = False
 
 
-def findings(config: Config, tokenizer: Config, longest: int | None) -> list[Finding]:
+def findings(
+    config: Config, tokenizer: Config, longest: int | None, *, switched: Config | None = None
+) -> list[Finding]:
     """All findings in a config and in the ``tokenizer_config.json`` beside it (empty: none).
 
     Args:
+        config: as it is written.
+        tokenizer: its config.
         longest: tokens that the model's table of positions holds; None: no limit.
+        switched: the config with the defaults of its class, of which ``SWITCH`` is read.
     """
+    if switched is not None and switched.get(SWITCH) is not None:
+        config = {SWITCH: switched[SWITCH], **config}
     found = [finding for rule in RULES for finding in rule(config)]
     return [*found, *_lengths(tokenizer, longest)]
 
@@ -202,7 +212,7 @@ def _heads(config: Config) -> Iterator[Finding]:
 
 def _windows(config: Config) -> Iterator[Finding]:
     window, longest = config.get("sliding_window"), config.get("max_position_embeddings")
-    if window and config.get("use_sliding_window") is False:
+    if window and config.get(SWITCH) is False:
         yield Finding(
             "sliding_window",
             f"{window:,} is ignored, because use_sliding_window is false",

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -80,16 +81,16 @@ def costs(folder: Path, *, budget: float) -> tuple[list[Cost], str]:
         from posenc.integrations.transformers.accelerate import accelerate, restore
     except ImportError:
         return ([], "Costs were not measured: transformers is not installed.")
-    config = AutoConfig.from_pretrained(folder)
-    for name in (*LAYERS, "num_decoder_layers"):
-        if isinstance(getattr(config, name, None), int):
-            with suppress(AttributeError, ValueError):
-                setattr(config, name, 1)
     try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        for name in (*LAYERS, "num_decoder_layers"):
+            if isinstance(getattr(config, name, None), int):
+                with suppress(AttributeError, ValueError):
+                    setattr(config, name, 1)
         with torch.random.fork_rng():
-            model = AutoModel.from_config(config).eval()
-    except ImportError as error:  # of another library
-        return [], f"Costs were not measured: {' '.join(str(error).split())}"
+            model = AutoModel.from_config(config, trust_remote_code=False).eval()
+    except Exception as error:  # of an arbitrary config, or of another library
+        return [], f"Costs were not measured: {shorten(str(error), 240, placeholder=' …')}"
     if model.main_input_name != "input_ids":
         return [], "Costs were not measured: the model does not read text."
     try:

@@ -8,7 +8,15 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from posenc.attention.backends.native.build import description
-from posenc.evaluation.doctor.advice import REFUSED, Advice, Limit, advise, limits, no_advice
+from posenc.evaluation.doctor.advice import (
+    REFUSED,
+    SENTENCES,
+    Advice,
+    Limit,
+    advise,
+    limits,
+    no_advice,
+)
 from posenc.evaluation.doctor.config_findings import Finding, findings, refused
 from posenc.evaluation.doctor.config_values import readable
 from posenc.evaluation.doctor.costs import Cost, costs
@@ -100,9 +108,10 @@ def _diagnose(folder: Path, named: Path, budget: float, run_seconds: float) -> D
         reading = read_by_running(folder, seconds=run_seconds)
     except NotRunError as error:
         reading = read_config(config, str(error))
-    bounds = limits(config, reading)
-    longest = bounds[0].tokens if reading.tables else None
-    found = findings(text_part(values), tokenizer, longest)
+    cut = read_object(folder / SENTENCES).get("max_seq_length")
+    bounds = limits(config, reading, cut if type(cut) is int and cut > 0 else None)
+    longest = min((bound.tokens for bound in bounds if bound.beyond == "breaks"), default=None)
+    found = findings(text_part(values), tokenizer, longest, switched=config)
     found += [*refused(why, found), *unread, *unknown_types(config, reading)]
     rows, acceleration = costs(folder, budget=budget) if budget else ([], UNMEASURED)
     return Diagnosis(

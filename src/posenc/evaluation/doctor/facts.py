@@ -35,6 +35,7 @@ class Attention:
         cap: c of logits c·tanh(s / c).
         temperature: factor of queries at positions at which it is not 1.
         keys_of: the module whose keys are read again.
+        passes: calls of each module over a text; more than one in looped models.
         arguments: further ones of the call: numbers, or shapes of tensors.
         sources: where each fact is from.
     """
@@ -61,6 +62,7 @@ class Attention:
     cap: float | Maybe | None = None
     temperature: Mapping[str, float] | Maybe = field(default_factory=dict)
     keys_of: str | None = None
+    passes: int = 1
     arguments: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
 

@@ -196,8 +196,7 @@ class _Facts:
             module=self.names[call.module],
             kind=kind,
             heads=query.shape[1],
-            key_heads=1
-            + sum(not torch.equal(key[0, h], key[0, h - 1]) for h in range(1, key.shape[1])),
+            key_heads=_key_heads(key),
             head_dim=query.shape[-1],
             value_dim=None if own else call.value.shape[-1],
             scale=scale,
@@ -339,6 +338,13 @@ class _Facts:
         return found, source
 
 
+def _key_heads(key: Tensor) -> int:
+    """Heads of keys [rows, heads, tokens, features], equal neighbours counted once."""
+    if not bool(key.any()):  # of inputs of zeros, which tell nothing
+        return key.shape[1]
+    return 1 + sum(not torch.equal(key[0, h], key[0, h - 1]) for h in range(1, key.shape[1]))
+
+
 def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in options.items():
@@ -382,8 +388,14 @@ def _without_attention(
 
 
 def _grouped(found: list[tuple[str, Attention]]) -> tuple[Layers, ...]:
+    """Layers by their facts; calls of a module that are alike are passes over the same layer."""
+    calls: list[tuple[str, Attention]] = []
+    for call in found:
+        if call not in calls:
+            calls.append(call)
     groups: list[tuple[Attention, list[int]]] = []
-    for name, facts in found:
+    for name, facts in calls:
+        facts = replace(facts, passes=found.count((name, facts)))
         number = re.search(r"\.(\d+)(?=\.|$)", name)
         facts = replace(facts, module=re.sub(r"\.\d+(?=\.|$)", ".*", name, count=1))
         numbers = next((numbers for group, numbers in groups if group == facts), None)

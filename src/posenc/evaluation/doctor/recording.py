@@ -23,6 +23,12 @@ TOKENS, FAR = 9, 2**20
 
 ADDED = (torch.baddbmm, torch.Tensor.baddbmm)
 SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax)
+FRAMES = 64
+"""Of a spectrogram of any length."""
+
+BINS = ("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel")
+"""Names of the number of features of a frame of a spectrogram."""
+
 ROTARY = re.compile("Rotary|RoPE|Rope(?![a-z])")
 """Class names of modules that make or apply rotations."""
 
@@ -70,6 +76,8 @@ class Recorder(HollowProducts):
             self._remember(*(args if func in PRODUCTS else args[1:] or kwargs.values()))
         elif func is F.embedding:
             self._look_up(args[0], args[1])
+        elif func is torch.Tensor.__getitem__ and self._is_table(*args):
+            self._look_up(torch.arange(len(args[0]))[args[1]], args[0])
         return super().__torch_function__(func, types, args, kwargs)
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -90,6 +98,8 @@ class Recorder(HollowProducts):
     def _fused(
         self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any
     ) -> Tensor:
+        if _within_tokens(query):
+            return _mean(query, value)
         mask = rest[0] if rest else options.pop("attn_mask", None)
         self.calls.append(Call(self._inside[-1], query, key, value, mask, options))
         return value.new_zeros(*query.shape[:-1], value.shape[-1])
@@ -103,6 +113,12 @@ class Recorder(HollowProducts):
             return
         if a.shape[-1] == b.shape[-2] and (a.shape[-2] in (TOKENS, TOKENS - 2) or _attends(module)):
             self._products[module] = a.clone(), b.mT.clone()
+
+    def _is_table(self, tensor: Tensor, rows: Any) -> bool:
+        """Whether an embedding of a class of its own reads rows of its weight."""
+        module = self._inside[-1] if self._inside else None
+        indexed = isinstance(rows, slice | Tensor) and isinstance(module, nn.Embedding)
+        return indexed and module.weight is tensor
 
     def _look_up(self, index: Tensor, table: Tensor) -> None:
         rows = index.reshape(-1, index.shape[-1])[0] if index.dim() else index
@@ -170,7 +186,7 @@ def record(
 
     *others, last = _inputs(model, start, cached)
     for inputs in others:
-        with suppress(TypeError):  # of an argument that this model does not take
+        with suppress(TypeError, RuntimeError, ValueError, IndexError):  # this model takes others
             return passed(inputs)
     return passed(last)
 
@@ -181,7 +197,7 @@ def _inputs(model: Any, start: int | None, cached: bool) -> list[dict[str, Any]]
     if main != "input_ids":
         if start is not None:
             raise ValueError("the positions are those of the input")
-        return [_other_inputs(config, main, dtype)]
+        return _other_inputs(config, main, dtype)
     ids = torch.full((1, TOKENS), 5)
     if start is not None:
         inputs = {"input_ids": ids, "position_ids": torch.arange(start, start + TOKENS)[None]}
@@ -195,20 +211,30 @@ def _inputs(model: Any, start: int | None, cached: bool) -> list[dict[str, Any]]
     return choices
 
 
-def _other_inputs(config: Any, main: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """An image, a spectrogram or a sound that is the same everywhere."""
+def _other_inputs(config: Any, main: str, dtype: torch.dtype) -> list[dict[str, Tensor]]:
+    """Images, spectrograms or sounds that are the same everywhere, in shapes to try."""
     if main == "pixel_values":
         size = getattr(config, "image_size", None) or 224
         sides = (size, size) if isinstance(size, int) else tuple(size)
-        shape = (1, getattr(config, "num_channels", 3), *sides)
-    elif hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
-        shape = (1, config.num_mel_bins, 2 * config.max_source_positions)
+        shapes: list[tuple[int, ...]] = [(1, getattr(config, "num_channels", 3), *sides)]
+    elif main == "input_features":
+        bins = next((n for name in BINS if (n := getattr(config, name, None))), 80)
+        whole = 2 * getattr(config, "max_source_positions", FRAMES)  # which Whisper asks for
+        shapes = [(1, bins, whole), (1, FRAMES, bins)]
     else:
-        shape = (1, 4000)
-    inputs = {main: torch.full(shape, 0.3, dtype=dtype)}
-    if config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = torch.full((1, TOKENS), 5)
-    return inputs
+        shapes = [(1, 4000), (1, 1, 4000)]
+    decoder = {"decoder_input_ids": torch.full((1, TOKENS), 5)} if config.is_encoder_decoder else {}
+    return [{main: torch.full(shape, 0.3, dtype=dtype), **decoder} for shape in shapes]
+
+
+def _within_tokens(query: Tensor) -> bool:
+    """Whether each token attends over outputs of earlier layers [rows, tokens, …], not tokens."""
+    return query.shape[1] == TOKENS and query.shape[2] < TOKENS - 2
+
+
+def _mean(query: Tensor, value: Tensor) -> Tensor:
+    """The mean of the values, which later layers read, for each query."""
+    return value.mean(2, keepdim=True).expand(*query.shape[:3], -1)
 
 
 def _attends(module: nn.Module) -> bool:
@@ -237,6 +263,15 @@ def _unrotated(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     return plain(output)
 
 
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any
+) -> tuple[Tensor, None]:
+    """``record_call``, but within each token the mean of the values."""
+    if _within_tokens(query):
+        return _mean(query, value).transpose(1, 2), None
+    return record_call(module, query, key, value, *rest, **options)
+
+
 def _mask(
     batch_size: int,
     q_length: int,
@@ -259,5 +294,5 @@ def _mask(
     return mask
 
 
-AttentionInterface.register(INTERFACE, record_call)
+AttentionInterface.register(INTERFACE, _attend)
 AttentionMaskInterface.register(INTERFACE, _mask)

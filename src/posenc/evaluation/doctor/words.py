@@ -103,6 +103,8 @@ def described(facts: Attention) -> list[str]:
     if facts.temperature and facts.temperature != UNKNOWN:
         last, factor = list(facts.temperature.items())[-1]
         extra.append(f"queries × {factor:.4g} at position {int(last):,}")
+    if facts.passes > 1:
+        extra.append(f"run {facts.passes} times over a text")
     if facts.keys_of:
         extra.append(f"keys of {facts.keys_of}")
     names = ("rotation", "absolute", "causal", "back", "chunk", "sinks", "cap", "temperature")

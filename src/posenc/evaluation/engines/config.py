@@ -172,7 +172,7 @@ def _read(fields: Fields) -> tuple[Fields, str]:
     library.setLevel(logging.CRITICAL)  # findings say in words what it warns of
     try:
         made = CONFIG_MAPPING[kind].from_dict(_decoded(dict(fields)))
-        return dict(made.to_dict()), ""
+        return _as_read(made), ""
     except ImportError:
         return fields, ""
     except Exception as error:  # an arbitrary file
@@ -180,6 +180,21 @@ def _read(fields: Fields) -> tuple[Fields, str]:
         return fields, PLACE.sub("", words)
     finally:
         library.setLevel(level)
+
+
+def _as_read(config: Any) -> Fields:
+    """The fields of a config of transformers, with the layers that its model makes.
+
+    A class may write others into the file, such as Dory, whose layers count twice there.
+    """
+    fields = dict(config.to_dict())
+    for name in config.sub_configs:
+        part = getattr(config, name, None)
+        if isinstance(fields.get(name), Mapping) and hasattr(part, "to_dict"):
+            fields[name] = _as_read(part)
+    return fields | {
+        name: getattr(config, name) for name in (*LAYERS, "layer_types") if fields.get(name)
+    }
 
 
 def _decoded(value: Any) -> Any:

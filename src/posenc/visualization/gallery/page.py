@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import vl_convert
 from markupsafe import Markup
 
+from posenc import __version__
 from posenc.registry import ENCODINGS
 from posenc.reporting.page import environment, source, styles
 from posenc.reporting.palette import LIGHT
@@ -105,7 +105,7 @@ def render_gallery(
         ],
         count=len(chosen),
         sizes=SIZES,
-        version=version("posenc"),
+        version=__version__,
         script=source(templates, "filter.js"),
         styles=styles(templates, "style.css", "gallery.css") + _recoloured(".plot"),
     )
