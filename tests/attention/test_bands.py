@@ -15,6 +15,7 @@ from posenc.attention.call import AttentionCall
 from posenc.attention.problem.problem import Whole
 from posenc.errors import BackendRefusal
 from posenc.extension import extend
+from tests.attention.test_native import built
 
 LENGTH = 70
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -131,6 +132,7 @@ def test_dropout_drops_in_every_band() -> None:
         assert 0.45 < share.masked_select(pairs).mean() < 0.55
 
 
+@built
 @pytest.mark.parametrize("method", OPTIONS)
 def test_other_positions_are_left_to_the_definition(method: str) -> None:
     places = torch.arange(LENGTH) + 4.0 * (torch.arange(LENGTH) > 30)
@@ -141,12 +143,14 @@ def test_other_positions_are_left_to_the_definition(method: str) -> None:
     agree(both("auto", inputs, grid, encoding), both("reference", inputs, grid, encoding))
 
 
+@built
 def test_chunks_of_broken_tokens_are_left_to_the_definition() -> None:
     encoding = extend(create("rope", head_dim=16), "dual_chunk", length=70, reach=21.5, local=4)
     with pytest.raises(BackendRefusal, match="no form"):
         attend(*draw(WHOLE), WHOLE, encoding, backend="native")
 
 
+@built
 def test_frequencies_that_are_trained_get_gradients() -> None:
     encoding = encoding_of("rerope", learned=True)
     with pytest.raises(BackendRefusal, match="gradients of frequencies"):
