@@ -296,9 +296,20 @@ def _inputs_of_config(model: Any) -> dict[str, Tensor]:
     shapes: dict[str, Any] = {
         "pixel_values": lambda: (ROWS, image.num_channels, *_pair(image.image_size)),
         "input_values": lambda: (ROWS, 8000),
-        "input_features": lambda: (ROWS, LENGTH, config.feature_projection_input_dim),
+        "input_features": lambda: (ROWS, *_features(config)),
     }
-    return {name: torch.randn(shapes[name](), generator=generator)}
+    made = {name: torch.randn(shapes[name](), generator=generator)}
+    if name == "input_features" and "decoder_input_ids" in signature(model.forward).parameters:
+        length = min(LENGTH, config.max_target_positions)
+        made["decoder_input_ids"] = random_ids(config.vocab_size, (ROWS, length), generator)
+    return made
+
+
+def _features(config: Any) -> tuple[int, int]:
+    """Frames and features of a spectrogram; Whisper's is transposed, and of one length."""
+    if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
+        return config.num_mel_bins, 2 * config.max_source_positions
+    return LENGTH, config.feature_projection_input_dim
 
 
 def random_ids(vocabulary: int, size: tuple[int, int], generator: torch.Generator) -> Tensor:
