@@ -136,10 +136,12 @@ def take_any_shape(model: Any, table: Table) -> list[Undoable]:
     Returns:
         The changes; none if a model that transformers makes of the config reads the table.
     """
-    cells = _cells(model)
+    cells = None if table.cells is None else _cells(model)
+    if cells is None or cells[0] == cells[1]:
+        return []
     parent = model.get_submodule(table.path.rpartition(".")[0])
     owner = next((m for m in (table.module, parent) if hasattr(m, RESAMPLE)), None)
-    if cells is None or owner is None or _reads(owner, model, cells):
+    if owner is None or _reads(owner, model, cells):
         return []
     config = _image_config(model)
     change = Change.of(owner, RESAMPLE, partial(_resampled, table, cells, _pair(config.patch_size)))
