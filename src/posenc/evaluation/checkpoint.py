@@ -13,20 +13,21 @@ import torch
 from torch import nn
 
 from posenc.errors import ArgumentError, CheckpointError
+from posenc.evaluation.beside import copy_beside, raise_limits
 from posenc.evaluation.doctor.config_values import readable
 from posenc.evaluation.engines.remedy import for_engines
-from posenc.evaluation.hub import BESIDE, MODULES, HubName
+from posenc.evaluation.hub import HubName
 from posenc.evaluation.images import ImageSource
 from posenc.evaluation.live import LiveDecoder, LiveEncoder, LiveMaskedLM, LiveModel, twin_of
 from posenc.evaluation.live_images import LiveImages
 from posenc.evaluation.results import Study
 from posenc.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenizer
 from posenc.integrations.transformers.checkpoints.extended import FIELD
-from posenc.integrations.transformers.checkpoints.fields import Fields, read_object
+from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.folder import save
 from posenc.models import Decoder
 from posenc.models import load as load_saved
-from posenc.storage import as_path, output_folder, write_bytes, write_json
+from posenc.storage import as_path, output_folder, write_json
 from posenc.training.machine import require_device
 
 OWN_FAMILY = "llama"
@@ -34,9 +35,6 @@ OWN_FAMILY = "llama"
 
 LONGEST = "max_position_embeddings"
 """Field of ``config.json`` with the trained length."""
-
-LIMITS = {"tokenizer_config.json": "model_max_length", "sentence_*_config.json": "max_seq_length"}
-"""Names of lengths at which longer texts are cut, by the files that hold them."""
 
 SHORTEST = 2
 """Tokens of the shortest trained length."""
@@ -275,10 +273,10 @@ class Checkpoint:
             if model.served:
                 _name_for_engines(partial)
             if self.folder is not None:
-                _copy_beside(self.folder, partial)
+                copy_beside(self.folder, partial)
             # of a method that transformers lacks, the model is stretched once it is loaded
             if model.served and not isinstance(model, LiveImages):
-                _raise_limits(partial, longest)
+                raise_limits(partial, longest)
             if study is not None:
                 from posenc.evaluation.report import write_study
 
@@ -291,27 +289,6 @@ def _dtype(config: Fields) -> torch.dtype:
     named = config.values.get("dtype") or config.values.get("torch_dtype") or "float32"
     found = getattr(torch, str(named), None)
     return found if isinstance(found, torch.dtype) else torch.float32
-
-
-def _copy_beside(folder: Path, out: Path) -> None:
-    """Copy the files that go with a model, and the modules of sentence-transformers after it."""
-    sentences = (folder / "modules.json").is_file()
-    for pattern in (*BESIDE, *([MODULES] if sentences else ())):
-        for path in folder.glob(pattern):
-            copy = out / path.relative_to(folder)
-            if path.is_file():
-                copy.parent.mkdir(exist_ok=True)
-                write_bytes(copy, path.read_bytes())
-
-
-def _raise_limits(folder: Path, longest: int) -> None:
-    """Raise the lengths at which tokenizers and sentence-transformers cut texts."""
-    for pattern, name in LIMITS.items():
-        for path in folder.glob(pattern):
-            fields = read_object(path)
-            limit = fields.get(name)
-            if isinstance(limit, int) and limit < longest:
-                write_json(path, fields | {name: longest})
 
 
 def _name_for_engines(folder: Path) -> None:

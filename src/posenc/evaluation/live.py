@@ -180,7 +180,7 @@ class LiveModel(nn.Module):
         twin = twin_of(self.model)
         report = stretch(twin, method, factor=factor, length=length, **options)
         served = ""
-        if report.place == "tables":
+        if report.place == "tables" and report.saved_as:
             served = "table"
         elif report.saved_as == "transformers":
             parameters = twin.config.get_text_config().rope_parameters

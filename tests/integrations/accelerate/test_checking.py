@@ -31,6 +31,8 @@ from transformers import (
     UperNetConfig,
     UperNetForSemanticSegmentation,
     VisionEncoderDecoderModel,
+    WhisperConfig,
+    WhisperModel,
 )
 from transformers.models.layoutlmv3 import LayoutLMv3Config
 
@@ -196,6 +198,29 @@ def test_errors_of_accelerated_modules_are_not_blamed_on_inputs(
     with pytest.raises(ArgumentError, match=r"model: .*MPNetModel.*ValueError: of posenc"):
         accelerate(model)
     assert accelerated(model) == []
+
+
+def test_spectrograms_of_whisper_are_compared() -> None:
+    """They have mel bins before frames, one length, and the decoder's tokens beside them."""
+    sizes = {"num_mel_bins": 20, "max_source_positions": 30, "max_target_positions": 20}
+    layers = {
+        f"{side}_{name}": 2
+        for side in ("encoder", "decoder")
+        for name in ("layers", "attention_heads")
+    }
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = WhisperConfig(
+        d_model=32,
+        vocab_size=64,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        **sizes,
+        **layers,
+        **tokens,
+    )
+    report = accelerate(WhisperModel(config).eval())
+    assert report.difference is not None
+    assert report.difference < 1e-5
 
 
 def test_models_that_raise_are_named() -> None:

@@ -138,9 +138,20 @@ def _inputs_of_config(model: Any, rows: int, length: int) -> dict[str, Tensor]:
     shapes: dict[str, Any] = {
         "pixel_values": lambda: (rows, image.num_channels, *_pair(image.image_size)),
         "input_values": lambda: (rows, length * prod(config.conv_stride)),
-        "input_features": lambda: (rows, length, config.feature_projection_input_dim),
+        "input_features": lambda: (rows, *_features(config, length)),
     }
-    return {name: torch.randn(shapes[name](), generator=generator)}
+    made = {name: torch.randn(shapes[name](), generator=generator)}
+    if name == "input_features" and "decoder_input_ids" in names_of(model.forward):
+        size = rows, min(length, config.max_target_positions)
+        made["decoder_input_ids"] = random_ids(config.vocab_size, size, generator)
+    return made
+
+
+def _features(config: Any, length: int) -> tuple[int, int]:
+    """Frames and features of a spectrogram; Whisper's is transposed, and of one length."""
+    if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
+        return config.num_mel_bins, 2 * config.max_source_positions
+    return length, config.feature_projection_input_dim
 
 
 def padded_mask(ids: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 from torch import nn
@@ -13,6 +14,7 @@ from posenc.errors import ArgumentError
 from posenc.extension import EXTENSIONS
 from posenc.integrations.transformers.accelerate.api import require_restorable
 from posenc.integrations.transformers.accelerate.api import restore as unaccelerate
+from posenc.integrations.transformers.accelerate.checking import without_values
 from posenc.integrations.transformers.accelerate.switching import INTERNAL, implementations_before
 from posenc.integrations.transformers.checkpoints.extended import FIELD
 from posenc.integrations.transformers.stretching import configs, rotary
@@ -29,7 +31,12 @@ from posenc.integrations.transformers.stretching.frequencies import Frequencies,
 from posenc.integrations.transformers.stretching.probing import quiet, run, transformers_model
 from posenc.integrations.transformers.stretching.report import StretchedPart, StretchReport
 from posenc.integrations.transformers.stretching.request import Request
-from posenc.integrations.transformers.stretching.tables import Table, tables_in
+from posenc.integrations.transformers.stretching.tables import (
+    RESAMPLE,
+    Table,
+    tables_in,
+    take_any_shape,
+)
 
 STRETCHED = "_posenc_stretched"
 """Attribute of a stretched model."""
@@ -80,6 +87,13 @@ def stretch(
     """
     check("of", Of, of, "frequencies")
     inner = transformers_model(model)
+    if without_values(inner):
+        raise ArgumentError(
+            "model",
+            expected="weights with values, which show how positions enter",
+            got=f"{type(inner).__name__} on the meta device",
+            remedy="Load its weights first.",
+        )
     if STRETCHED in inner.__dict__:
         raise ArgumentError(
             "model",
@@ -142,6 +156,7 @@ def _stretch_tables(
 ) -> Made:
     """Resize learned tables."""
     parts: list[StretchedPart] = []
+    fitted: list[Undoable] = []
     method = EXTENSIONS.get(request.method)
     has_prefix = method is not None and "prefix" in method.options()
     for table in found:
@@ -149,11 +164,13 @@ def _stretch_tables(
         before = len(table.rows)
         written, rows = table.set_encoding(model, request.extend(table.encoding(), **prefix))
         changes += written
+        fitted += take_any_shape(model, table)
         kind = type(table.module).__name__
         parts.append(StretchedPart(table.path, kind, True, f"{rows} rows instead of {before}"))
+    changes += fitted
     with quiet(model):
         run(model, max(len(table.rows) - table.prefix for table in found))
-    return "tables", tuple(parts), "transformers"
+    return "tables", tuple(parts), "" if fitted else "transformers"
 
 
 def _stretch_biases(
@@ -233,11 +250,18 @@ def _stretched(before: Encoding, layer: StretchedLayer, request: Request) -> Enc
 
 
 def _no_layer(model: nn.Module, *, windows: bool) -> ArgumentError:
+    remedy = "posenc doctor says how its layers use positions."
+    if windows:
+        remedy = "windows=True stretches layers that see a window."
+    elif RESAMPLE in signature(model.forward).parameters:
+        remedy = f"Its own {RESAMPLE}=True resamples its positions for other sizes."
+    elif getattr(model, "main_input_name", "") == "pixel_values":
+        remedy = "Resize images to the size of its config."
     return ArgumentError(
         "model",
         expected=f"layers with {'more than a window' if windows else 'positions'} to stretch",
         got=type(model).__name__,
-        remedy="windows=True stretches layers that see a window." if windows else "See the docs.",
+        remedy=remedy,
     )
 
 

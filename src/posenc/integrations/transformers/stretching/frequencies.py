@@ -140,6 +140,7 @@ class Frequencies:
         moving = theta[theta > 0]
         pairs = len(moving)
         if pairs == 0 or not bool((moving.diff() < 0).all()):
+            self._require_values()
             raise ArgumentError(
                 "model",
                 expected="rotary frequencies of one axis, each lower than the one before",
@@ -161,6 +162,18 @@ class Frequencies:
             divisors=None if plain else off[bases[0]].reciprocal().tolist(),
             gain=gain,
         )
+
+    def _require_values(self) -> None:
+        """Refuse a buffer that the model's config does not explain, as ``to_empty`` leaves it."""
+        made = made_of(self.module, getattr(self.module, "config", None))
+        stated = None if made is None else getattr(made, self.buffer, None)
+        if stated is not None and not torch.allclose(stated.to(self.value), self.value, rtol=1e-2):
+            raise ArgumentError(
+                "model",
+                expected=f"the frequencies of its config in {self.name}",
+                got="others, as to_empty leaves them",
+                remedy="Load it by from_pretrained, which fills buffers that no file has.",
+            )
 
     def encoding(
         self, of: Of, *, pairing: Pairing = "half", head_dim: int | None = None

@@ -66,8 +66,15 @@ def run(model: PreTrainedModel, tokens: int | None = None) -> Any:
             "model",
             expected=f"one that runs on {' and '.join(inputs)} alone",
             got=f"{type(model).__name__}: {type(error).__name__}: {error}",
-            remedy="Pass the part of it that reads text, or images.",
+            remedy=_parts(model),
         ) from error
+
+
+def _parts(model: nn.Module) -> str:
+    """The parts of a model that can be stretched by themselves, in words."""
+    parts = [name for name, part in model.named_children() if isinstance(part, PreTrainedModel)]
+    which = f": {' or '.join(parts)}" if parts else ""
+    return f"Pass the part of it that reads text, or images{which}."
 
 
 def _inputs(model: Any, tokens: int) -> dict[str, Tensor]:

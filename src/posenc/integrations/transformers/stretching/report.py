@@ -35,7 +35,7 @@ class StretchReport:
         parts: those with positions.
         saved_as: what ``save_pretrained`` writes: ``"transformers"``, if transformers alone loads
             the stretched model; ``"posenc"``, if ``stretch(model)`` stretches it again after
-            loading; "" if the model was restored.
+            loading; "" if the model was restored, or neither loads what is saved.
         accelerated: True if restoring gave the model its own attention again.
     """
 
@@ -64,4 +64,7 @@ class StretchReport:
             for (kind, changed, encoding), count in counts.items()
         ]
         again = "" if self.saved_as == "transformers" else "; stretch(model) after loading"
-        return "\n".join([*lines, f"  Saved in the config for {self.saved_as}{again}."])
+        saved = f"Saved in the config for {self.saved_as}{again}"
+        if not self.saved_as:
+            saved = f"For this process: a saved {self.model} takes square tables alone"
+        return "\n".join([*lines, f"  {saved}."])

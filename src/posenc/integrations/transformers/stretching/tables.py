@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, interpolate
 from torch.overrides import TorchFunctionMode
 
 from posenc.encoding import Encoding
 from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.stretching.changes import Change
+from posenc.integrations.transformers.stretching.changes import Change, Undoable
 from posenc.integrations.transformers.stretching.configs import configs_of
 from posenc.integrations.transformers.stretching.probing import quiet, run
 
@@ -25,6 +27,10 @@ SPECIAL = range(3)
 
 LENGTHS = ("max_position_embeddings", "n_positions", "max_positions", "max_seq_len")
 """Names for the number of positions in configs and modules."""
+
+
+RESAMPLE = "interpolate_pos_encoding"
+"""Method of modules, and option of their passes, that resamples a table for other sizes."""
 
 
 @dataclass(eq=False)
@@ -109,14 +115,76 @@ class Table:
         for owner in [*configs_of(model), *model.modules()]:
             for name in ("image_size", "grid_size", "patch_shape"):
                 size = getattr(owner, name, None)
-                if isinstance(size, int):
-                    changes.append(Change.of(owner, name, round(size * scale[0])))
-                elif isinstance(size, (tuple, list)) and len(size) == 2:
-                    both = [round(a * b) for a, b in zip(size, scale, strict=True)]
-                    same = tuple(both) if isinstance(size, tuple) else both
-                    changes.append(Change.of(owner, name, same))
+                pair = [size, size] if isinstance(size, int) else size
+                if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                    continue
+                both: Any = [round(a * b) for a, b in zip(pair, scale, strict=True)]
+                if isinstance(size, int) and both[0] == both[1]:
+                    both = both[0]
+                changes.append(Change.of(owner, name, tuple(both) if type(size) is tuple else both))
         count = self.cells[0] * self.cells[1]
         return changes + _numbers(model.modules(), ("num_patches",), count, 0, cells[0] * cells[1])
+
+
+def take_any_shape(model: Any, table: Table) -> list[Undoable]:
+    """Let a module read a table that is no square, if its class takes square ones alone.
+
+    Args:
+        model: with the new sizes.
+        table: the new one.
+
+    Returns:
+        The changes; none if a model that transformers makes of the config reads the table.
+    """
+    cells = None if table.cells is None else _cells(model)
+    if cells is None or cells[0] == cells[1]:
+        return []
+    parent = model.get_submodule(table.path.rpartition(".")[0])
+    owner = next((m for m in (table.module, parent) if hasattr(m, RESAMPLE)), None)
+    if owner is None or _reads(owner, model, cells):
+        return []
+    config = _image_config(model)
+    change = Change.of(owner, RESAMPLE, partial(_resampled, table, cells, _pair(config.patch_size)))
+    hook = owner.register_forward_pre_hook(_resample, with_kwargs=True)
+    return [change, hook]
+
+
+def _reads(owner: nn.Module, model: Any, cells: tuple[int, int]) -> bool:
+    """True if a module as transformers makes it of the config takes an image of these cells."""
+    config = _image_config(model)
+    sides = (a * b for a, b in zip(cells, _pair(config.patch_size), strict=True))
+    image = torch.zeros(1, getattr(config, "num_channels", 3), *sides)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            type(owner)(config)(image)
+    except Exception:  # of any class of transformers
+        return False
+    return True
+
+
+def _resample(module: Any, arguments: Any, options: dict[str, Any]) -> Any:
+    """Before a module's pass: have it resample its table, which it does by request."""
+    if RESAMPLE in signature(module.forward).parameters:
+        return arguments, options | {RESAMPLE: True}
+    return None
+
+
+def _resampled(
+    table: Table,
+    cells: tuple[int, int],
+    patch: tuple[int, int],
+    embeddings: Float[Tensor, "B N C"],
+    height: int,
+    width: int,
+) -> Float[Tensor, "1 N C"]:
+    """Rows for an image of so many pixels, as transformers resamples square tables."""
+    rows: Tensor = getattr(table.module, table.name).flatten(0, -2)
+    size = height // patch[0], width // patch[1]
+    if size != cells:
+        grid = rows[table.prefix :].view(1, *cells, -1).permute(0, 3, 1, 2)
+        grid = interpolate(grid.float(), size=size, mode="bicubic", align_corners=False)
+        rows = torch.cat([rows[: table.prefix], grid[0].flatten(1).mT.to(rows.dtype)])
+    return rows.unsqueeze(0)
 
 
 class Lookups(TorchFunctionMode):
@@ -152,13 +220,22 @@ def tables_in(model: Any) -> list[Table]:
     return found
 
 
+def _image_config(model: Any) -> Any:
+    """The part of a config that describes images."""
+    return getattr(model.config, "vision_config", model.config)
+
+
+def _pair(size: int | Sequence[int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
 def _cells(model: Any) -> tuple[int, int] | None:
     """Cells of an image by the config."""
-    config = getattr(model.config, "vision_config", model.config)
+    config = _image_config(model)
     size, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
     if size is None or patch is None:
         return None
-    sizes, patches = ((x, x) if isinstance(x, int) else tuple(x) for x in (size, patch))
+    sizes, patches = _pair(size), _pair(patch)
     return sizes[0] // patches[0], sizes[1] // patches[1]
 
 
