@@ -11,8 +11,8 @@ from posenc.integrations.transformers.accelerate.signatures import CACHES, cache
 
 
 def given(model: nn.Module, cache: Cache | None) -> dict[str, Any]:
-    """A cache as the argument that a model, or a layer, calls it."""
-    name = cache_name(names_of(model.forward))
+    """A cache as the argument that a model, a compiled one or a layer calls it."""
+    name = cache_name(names_of(getattr(model, "_orig_mod", model).forward))
     assert name is not None, f"{type(model).__name__} takes no cache"
     return {name: cache}
 

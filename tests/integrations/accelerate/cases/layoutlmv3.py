@@ -56,7 +56,7 @@ def one_row() -> dict[str, Tensor]:
 
 
 CASES = {
-    "eager": Case(make, pages, accelerated=3, written=True),
+    "eager": Case(lambda: make(attn_implementation="eager"), pages, accelerated=3, written=True),
     "texts": Case(make, boxed_texts),
     "images": Case(make, images),
     "one_row": Case(make, one_row),

@@ -55,7 +55,8 @@ QUANTIZED = Precision(1 / 127, 1e-1, averaged=True)
 class Comparison:
     """Outputs of the transformers models inside a model, on random inputs.
 
-    Of a padded batch, of steps behind its cache, and of a row long enough for compiled kernels.
+    The inputs are a padded batch, tokens behind its cache, and a row long enough for compiled
+    kernels.
 
     Attributes:
         tried: the inputs in words.

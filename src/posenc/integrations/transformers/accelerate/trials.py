@@ -47,7 +47,7 @@ class Trial:
     def run(self) -> tuple[list[Tensor], str]:
         """Outputs, zero for padding, and in words what they are of.
 
-        Of its calls of attention, a record has those of a batch of several rows alone.
+        A record of calls of attention has those of a batch of several rows, and no others.
         """
         model, device = self.model, device_of(self.model)
         names = names_of(model.forward)

@@ -247,7 +247,8 @@ class XLNetStreams(Accelerated, XLNetModel):
         states = [None] * len(self.layer) if mems is None else list(mems)
         past = 0 if states[0] is None else states[0].shape[0]
         batch, length = tokens.shape[:2]
-        if past + length < self.shortest:
+        halved = self.bi_data and batch % 2  # positions are of half the rows, and of the other
+        if past + length < self.shortest or halved:
             return None
         attended = _attended(*masks)
         if attended is not None:
