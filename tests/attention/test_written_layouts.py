@@ -17,7 +17,6 @@ LENGTH = 96
 FIELDS = ("positions", "order", "document", "valid")
 
 
-
 def padded() -> Layout:
     """Rows with memory of their own, which can be written to."""
     layout = Layout.padded([LENGTH, 60])

@@ -1,7 +1,7 @@
 """Random invalid calls of the public API: each must raise posenc's own error, naming an argument.
 
-Each is made three times, since what calls remember must not let the later ones through, with tensors
-in guarded memory: a read behind them ends the process.
+Each is made three times, since what calls remember must not let the later ones through, with
+tensors in guarded memory: a read behind them ends the process.
 
 Run more of them with ``python -m tests.testing.call_fuzz --count 1000``.
 """

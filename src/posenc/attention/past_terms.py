@@ -41,9 +41,7 @@ class PastTerms:
     values: tuple[tuple[Float[Tensor, "h M E"], Int[Tensor, " N"]], ...] = ()
     served: bool = True
 
-    def holds(
-        self, encoding: Encoding, keys: int, kind: tuple[float, torch.dtype]
-    ) -> bool:
+    def holds(self, encoding: Encoding, keys: int, kind: tuple[float, torch.dtype]) -> bool:
         """True if the terms are still those of the encoding, for so many keys."""
         if self.encoding is not encoding or keys > self.size or self.kind != kind:
             return False

@@ -94,9 +94,7 @@ class Mrope(Rotary):
         return geometric_angles(by_pair, self.head_dim // 2, self.head_dim, self.base)
 
 
-def _assign(
-    sections: tuple[int, ...], pairs: int, arrangement: Arrangement
-) -> tuple[int, ...]:
+def _assign(sections: tuple[int, ...], pairs: int, arrangement: Arrangement) -> tuple[int, ...]:
     """The axis of every pair.
 
     Raises:
