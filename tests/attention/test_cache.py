@@ -190,16 +190,16 @@ def test_tokens_are_written_in_place_and_copies_do_not_see_them() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["keys", "values"])
 def test_keys_or_values_that_are_replaced_are_read(name: str) -> None:
-    cache, (k, v) = LayerCache(), torch.randn(2, 1, 2, 6, 4)
-    for at in range(4):
+    cache, (k, v) = LayerCache(), torch.randn(2, 1, 2, 8, 4)
+    for at in range(6):  # there is room for two more
         cache.append(k[:, :, at : at + 1], v[:, :, at : at + 1], Layout.sequence(1, at))
     setattr(cache, name, 2 * getattr(cache, name))
-    for at in range(4, 6):
+    for at in range(6, 8):
         found = cache.append(k[:, :, at : at + 1], v[:, :, at : at + 1], Layout.sequence(1, at))
     for x, got, other in zip((k, v), found[:2], ("keys", "values"), strict=True):
         factor = 2.0 if other == name else 1.0
-        assert torch.equal(got[:, :, :4], factor * x[:, :, :4])
-        assert torch.equal(got[:, :, 4:], x[:, :, 4:])
+        assert torch.equal(got[:, :, :6], factor * x[:, :, :6])
+        assert torch.equal(got[:, :, 6:], x[:, :, 6:])
 
 
 @torch.no_grad()

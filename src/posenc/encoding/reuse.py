@@ -124,7 +124,7 @@ def _same_bits(x: Tensor | None, copy: Tensor | None) -> bool:
         return False
     x = x.detach().contiguous()
     if x.is_cpu:
-        return _compare(x.data_ptr(), copy.data_ptr(), copy.nbytes) == 0
+        return not _compare(x.data_ptr(), copy.data_ptr(), copy.nbytes)
     return torch.equal(*(side.flatten().view(torch.uint8) for side in (x, copy)))
 
 

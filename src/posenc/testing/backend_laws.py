@@ -382,7 +382,8 @@ EDITS = (_edit_number, _edit_row, _edit_column)
 
 def _tensor(encoding: Encoding, name: str) -> Tensor:
     """A parameter or buffer itself, not a copy."""
-    return encoding.state_dict(keep_vars=True)[name]
+    tensor: Tensor = encoding.state_dict(keep_vars=True)[name]
+    return tensor
 
 
 def _load(encoding: Encoding, state: Mapping[str, Tensor]) -> None:

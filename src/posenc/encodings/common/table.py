@@ -38,9 +38,7 @@ def require_inside(
         first, last = layout.start, layout.start + layout.length - 1
     elif layout.extent is not None and layout.valid is None:
         first, last = 0, layout.extent[axis] - 1
-    elif not (layout.positions.numel() and has_values(layout.positions)) or (
-        layout.positions.is_cuda and torch.cuda.is_current_stream_capturing()
-    ):
+    elif not _are_readable(layout.positions):
         return
     else:
         positions = real_positions(layout, axis)  # which may have been written since the last call
@@ -52,6 +50,12 @@ def require_inside(
             got=f"{first:g} to {last:g}",
             remedy=remedy,
         )
+
+
+def _are_readable(positions: Tensor) -> bool:
+    if not (positions.numel() and has_values(positions)):
+        return False
+    return not (positions.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def real_positions(layout: Layout, axis: int = 0) -> Float[Tensor, "b L"]:
