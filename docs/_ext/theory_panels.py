@@ -27,6 +27,38 @@ def order() -> list[Panel]:
     return [Heat(title="products", maps=maps, names=names, rows=QUERY, columns=KEY)]
 
 
+def absolute() -> list[Panel]:
+    waves = posenc.create("sinusoidal", dim=32).embedding.table(torch.arange(64.0))
+    noise = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+    products = [table @ table[0] / table[0].square().sum() for table in (waves, noise)]
+    return [
+        Heat(title="sinusoidal vectors", maps=waves[None], rows=POSITION, columns="feature"),
+        Curves(
+            title="by distance",
+            x=torch.arange(64.0),
+            x_label=DISTANCE,
+            values=torch.stack(products),
+            y_label="product",
+            names=("sinusoidal", "random, as a learned table begins"),
+        ),
+    ]
+
+
+def masks() -> list[Panel]:
+    tokens = Layout.sequence(12)
+    grids = (
+        Grid.of(tokens, causal=True),
+        Grid.of(tokens, causal=True, window=4),
+        Grid.of(Layout.packed([7, 5]), causal=True),
+        Grid(Layout.sequence(4, 8), tokens, causal=True),
+    )
+    maps = torch.zeros(4, 12, 12)
+    for seen, grid in zip(maps, grids, strict=True):
+        seen[12 - grid.query.length :] = grid.visible[0, 0].float()
+    names = ("causal", "window", "packed", "generation")
+    return [Heat(title="visible pairs", maps=maps, names=names, rows=QUERY, columns=KEY)]
+
+
 def terms() -> list[Panel]:
     torch.manual_seed(0)
     x = torch.randn(24, 32)
@@ -204,6 +236,8 @@ def images() -> list[Panel]:
 
 PICTURES: dict[str, Callable[[], list[Panel]]] = {
     "order": order,
+    "absolute": absolute,
+    "masks": masks,
     "terms": terms,
     "rope": rope,
     "decay": decay,
@@ -257,6 +291,14 @@ CHINESE = {
     "products": "内积",
     "without positions": "无位置信息",
     "positions on the keys": "键侧加位置",
+    "sinusoidal vectors": "正弦位置向量",
+    "sinusoidal": "正弦位置编码",
+    "random, as a learned table begins": "随机，可学习位置编码的初始状态",
+    "visible pairs": "可见的配对",
+    "causal": "因果",
+    "window": "窗口",
+    "packed": "打包",
+    "generation": "生成",
     "content to content": "内容–内容",
     "content to position": "内容–位置",
     "position to content": "位置–内容",
