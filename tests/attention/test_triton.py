@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
 
 import posenc
 from posenc import Grid, Layout, attend
@@ -38,6 +40,13 @@ HERE = Path(__file__).parent
 )
 def test_kernels(way: str, cases: str) -> None:
     """In a process of its own: Triton has to be told before anything imports it."""
+    old = Version(version("triton")) < Version("3.7") and Version(version("numpy")) >= Version(
+        "2.4"
+    )
+    if way == "interpreted" and old:
+        pytest.skip(
+            "triton before 3.7: its interpreter takes numbers as numpy before 2.4 gave them"
+        )
     compiled = HERE / "triton_compiling.py"
     files = {compiled} if way == "compiled" else {*HERE.glob("triton_*.py")} - {compiled}
     assert files

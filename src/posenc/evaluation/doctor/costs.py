@@ -78,7 +78,7 @@ def costs(folder: Path, *, budget: float) -> tuple[list[Cost], str]:
         from transformers import AutoConfig, AutoModel
 
         from posenc.integrations.transformers.accelerate import accelerate, restore
-    except ImportError:
+    except ModuleNotFoundError:
         return ([], "Costs were not measured: transformers is not installed.")
     config = AutoConfig.from_pretrained(folder)
     for name in (*LAYERS, "num_decoder_layers"):
