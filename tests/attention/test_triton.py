@@ -40,13 +40,9 @@ HERE = Path(__file__).parent
 )
 def test_kernels(way: str, cases: str) -> None:
     """In a process of its own: Triton has to be told before anything imports it."""
-    old = Version(version("triton")) < Version("3.7") and Version(version("numpy")) >= Version(
-        "2.4"
-    )
-    if way == "interpreted" and old:
-        pytest.skip(
-            "triton before 3.7: its interpreter takes numbers as numpy before 2.4 gave them"
-        )
+    triton, numpy = (Version(version(name)) for name in ("triton", "numpy"))
+    if way == "interpreted" and triton < Version("3.7") and numpy >= Version("2.4"):
+        pytest.skip("triton before 3.7: its interpreter takes numbers out of arrays as numpy < 2.4")
     compiled = HERE / "triton_compiling.py"
     files = {compiled} if way == "compiled" else {*HERE.glob("triton_*.py")} - {compiled}
     assert files
