@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
 
 import posenc
 from posenc import Grid, Layout, attend
@@ -38,6 +40,9 @@ HERE = Path(__file__).parent
 )
 def test_kernels(way: str, cases: str) -> None:
     """In a process of its own: Triton has to be told before anything imports it."""
+    triton, numpy = (Version(version(name)) for name in ("triton", "numpy"))
+    if way == "interpreted" and triton < Version("3.7") and numpy >= Version("2.4"):
+        pytest.skip("triton before 3.7: its interpreter takes numbers out of arrays as numpy < 2.4")
     compiled = HERE / "triton_compiling.py"
     files = {compiled} if way == "compiled" else {*HERE.glob("triton_*.py")} - {compiled}
     assert files

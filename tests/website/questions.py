@@ -68,7 +68,7 @@ QUESTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "Does it use FlashAttention?": (("Start", "Glossary"), "FlashAttention among them"),
     "Which version of transformers does it need?": (
         ("Start", "Install"),
-        "transformers 5 or newer",
+        "transformers 5.19 or newer",
     ),
     "Does it run on a Mac's GPU?": (("Start", "Install"), "such as Apple’s mps"),
     "Does it work with LoRA and with quantised weights?": (

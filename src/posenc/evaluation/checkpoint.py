@@ -340,11 +340,14 @@ def kind_of(config: Fields) -> type[LiveModel] | None:
 
     Raises:
         CheckpointError: if transformers is missing; or as ``readable``.
+        VersionError: if it is too old.
     """
     readable(config)
     try:
         from transformers.models.auto import modeling_auto
-    except ImportError as error:
+
+        from posenc.integrations.transformers import versions  # noqa: F401
+    except ModuleNotFoundError as error:
         raise CheckpointError(
             str(config.path),
             expected="transformers, which runs it",

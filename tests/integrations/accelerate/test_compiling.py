@@ -14,6 +14,7 @@ from transformers import AutoModel, CompileConfig
 
 from posenc.integrations.transformers.accelerate import accelerate
 from tests.integrations.accelerate.test_switching import causal, served
+from tests.support.versions import fault_before
 from tests.testing.tiny_models import inputs_of, tiny_config
 
 
@@ -25,6 +26,10 @@ def gradients(model: Any, inputs: Any, real: Tensor) -> tuple[Tensor, list[Tenso
     return logits.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
+UNCOMPILED_EXPERTS = fault_before(
+    "transformers", "5.23", "no graph is made of the backward pass of its experts on CPUs"
+)
+
 WIDE = 300
 """Tokens of a row, more than posenc leaves to others, with many pairs beside any other size."""
 
@@ -32,7 +37,11 @@ WIDE = 300
 @pytest.mark.parametrize("way", ["cached", "padded", "packed"])
 @pytest.mark.parametrize(
     "kind",
-    ["mistral", *(pytest.param(x, marks=pytest.mark.exhaustive) for x in ("gpt_oss", "olmo3"))],
+    [
+        "mistral",
+        pytest.param("gpt_oss", marks=[pytest.mark.exhaustive, UNCOMPILED_EXPERTS]),
+        pytest.param("olmo3", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_compiled_windows_make_nothing_of_all_pairs(kind: str, way: str) -> None:
     """Nor do packed documents, which a graph is made for where no cache and no mask is given."""

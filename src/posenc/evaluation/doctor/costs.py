@@ -79,7 +79,7 @@ def costs(folder: Path, *, budget: float) -> tuple[list[Cost], str]:
         from transformers import AutoConfig, AutoModel
 
         from posenc.integrations.transformers.accelerate import accelerate, restore
-    except ImportError:
+    except ModuleNotFoundError:
         return ([], "Costs were not measured: transformers is not installed.")
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)

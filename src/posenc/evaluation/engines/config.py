@@ -139,10 +139,16 @@ def text_part(config: Fields) -> Fields:
 
 
 def is_known(kind: object) -> bool:
-    """Whether transformers has a class of this ``model_type``; False without transformers."""
+    """Whether transformers has a class of this ``model_type``; False without transformers.
+
+    Raises:
+        VersionError: if it is too old.
+    """
     try:
         from transformers import CONFIG_MAPPING
-    except ImportError:
+
+        from posenc.integrations.transformers import versions  # noqa: F401
+    except ModuleNotFoundError:
         return False
     return isinstance(kind, str) and kind in CONFIG_MAPPING
 
