@@ -69,7 +69,7 @@ def main(kinds: list[str]) -> int:
                 wrong += 1
                 say(f"{kind} WRONG: {summary(diagnosis.reading)} instead of {BY_HAND[kind]}")
     read = len(seconds)
-    times = f"median {median(seconds):.1f} s, longest {max(seconds):.1f} s"
+    times = f"median {median(seconds or [0.0]):.1f} s, longest {max(seconds, default=0.0):.1f} s"
     say(f"{read} of {len(kinds)} run, {times}")
     say(f"{wrong} not as read by hand, {crashed} crashed")
     return int(bool(wrong or crashed) or read < LEAST * len(kinds))
