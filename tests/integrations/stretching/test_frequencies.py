@@ -250,6 +250,11 @@ def test_words_with_another_gain_are_not_those_of_transformers() -> None:
     assert not _same(frequencies.module, model.config, {frequencies: encoding})
 
 
+@pytest.mark.parametrize("kind", ["xglm", "m2m_100"])
+def test_tables_of_sines_that_are_added_rotate_nothing(kind: str) -> None:
+    assert not list(frequencies_in(tiny_model(kind)))
+
+
 def test_arguments_are_saved_too(tmp_path: Path) -> None:
     model = model_of("gemma3_text")
     stretch(model, "rerope", length=TRAINED, window=6, windows=True, of="theta")

@@ -75,7 +75,7 @@ class Accelerated(nn.Module):
             cls.original, cls.__name__ = original, original.__name__
             cls.parameters_of_forward = names_of(original.forward)
         if "forward" in cls.__dict__:
-            cls.forward = _by_name(cls.forward)  # type: ignore[method-assign]
+            cls.forward = _by_name(cls.forward)
 
     if TYPE_CHECKING:
 

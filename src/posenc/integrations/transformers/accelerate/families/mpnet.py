@@ -29,9 +29,12 @@ class MPNetAttention(Accelerated, MPNetSelfAttention):
         **options: Any,
     ) -> tuple[Tensor | None, ...]:
         if not isinstance(position_bias, PositionBias):
-            given = {"attention_mask": attention_mask, "output_attentions": output_attentions}
             return self.own_forward(
-                hidden_states=hidden_states, position_bias=position_bias, **given, **options
+                hidden_states=hidden_states,
+                attention_mask=attention_mask,
+                position_bias=position_bias,
+                output_attentions=output_attentions,
+                **options,
             )
         q, k, v = self.in_heads(hidden_states, self.num_attention_heads, self.q, self.k, self.v)
         dropout = self.dropout.p if self.training else 0.0

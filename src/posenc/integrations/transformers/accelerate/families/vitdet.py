@@ -19,11 +19,13 @@ class AcceleratedVitDetAttention(DecomposedAttention, VitDetAttention):
 
     get_rel_pos = staticmethod(get_rel_pos)
 
-    def forward(self, hidden_state: Float[Tensor, "B Y X C"], **options: Any) -> Any:
+    def forward(  # type: ignore[override]
+        self, hidden_state: Float[Tensor, "B Y X C"], **options: Any
+    ) -> Any:
         return super().forward(hidden_states=hidden_state, **options)
 
-    def own_forward(self, hidden_states: Float[Tensor, "B Y X C"], **arguments: Any) -> Any:
-        return super().own_forward(hidden_state=hidden_states, **arguments)
+    def own_forward(self, **arguments: Any) -> Any:
+        return super().own_forward(hidden_state=arguments.pop("hidden_states"), **arguments)
 
     @property
     def num_attention_heads(self) -> int:
