@@ -117,8 +117,9 @@ class Recorder(HollowProducts):
     def _is_table(self, tensor: Tensor, rows: Any) -> bool:
         """Whether an embedding of a class of its own reads rows of its weight."""
         module = self._inside[-1] if self._inside else None
-        indexed = isinstance(rows, slice | Tensor) and isinstance(module, nn.Embedding)
-        return indexed and module.weight is tensor
+        if not isinstance(module, nn.Embedding) or not isinstance(rows, slice | Tensor):
+            return False
+        return module.weight is tensor
 
     def _look_up(self, index: Tensor, table: Tensor) -> None:
         rows = index.reshape(-1, index.shape[-1])[0] if index.dim() else index
