@@ -203,20 +203,32 @@ def test_keys_or_values_that_are_replaced_are_read(name: str) -> None:
 
 
 @torch.no_grad()
-def test_rows_that_are_written_to_are_chosen_anew() -> None:
-    """Copies of a cache share what layers compute alike."""
+@pytest.mark.parametrize("name", ["rows", "layout"])
+def test_what_is_written_between_two_copies_of_a_cache_is_read(name: str) -> None:
     k, v = torch.randn(2, 2, 2, 3, 4)
     valid = torch.tensor([[True, True, True], [False, True, True]])
     cache, rows = LayerCache(), torch.tensor([0, 0])
     cache.append(k, v, replace(Layout.sequence(3), valid=valid))
-    copies = [copy.copy(cache) for _ in range(2)]
-    copies[0].select(rows)
-    rows.fill_(1)
-    copies[1].select(rows)
-    for chosen, row in zip(copies, (0, 1), strict=True):
-        assert chosen.layout is not None
-        assert chosen.layout.valid is not None
-        assert torch.equal(chosen.layout.valid, valid[[row, row]])
+    new = replace(Layout.sequence(1, 3), valid=torch.tensor([[True], [True]]))
+    found = []
+    for copied in [copy.copy(cache) for _ in range(2)]:
+        if name == "rows":
+            copied.select(rows)
+            rows.fill_(1)
+        else:
+            copied.append(k[:, :, :1], v[:, :, :1], new)
+            new.valid.data.fill_(False)  # type: ignore[union-attr]
+        assert copied.layout is not None
+        assert copied.layout.valid is not None
+        found.append(copied.layout.valid)
+    first, second = found
+    if name == "rows":
+        assert torch.equal(first, valid[[0, 0]])
+        assert torch.equal(second, valid[[1, 1]])
+    else:
+        assert first[:, -1].all()
+        assert not second[:, -1].any()
+
 
 
 @torch.no_grad()

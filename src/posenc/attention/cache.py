@@ -188,7 +188,8 @@ class LayerCache:
     def __copy__(self) -> LayerCache:
         """Another cache of the same past; what either appends, the other does not see."""
         copied = LayerCache()
-        copied.__dict__ |= self.__dict__ | {"_room": None}
+        own = {"_room": None, "shared": copied.shared}  # its layouts may be written, too
+        copied.__dict__ |= self.__dict__ | own
         return copied
 
     def __getstate__(self) -> dict[str, object]:
