@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 
 ANNOTATED = re.compile(
@@ -27,6 +29,15 @@ def shorten(app: Sphinx, domain: str, kind: str, content: object) -> None:
         hints.update({name: plain(hint) for name, hint in hints.items()})
 
 
+def shorten_fields(app: Sphinx, tree: nodes.document) -> None:
+    """Shorten the hints beside the names of fields."""
+    for hint in tree.findall(addnodes.desc_annotation):
+        text = hint.astext()
+        if "Annotated[" in text:
+            hint.children = [nodes.Text(re.sub(r"~(?:\w+\.)+", "", plain(text)))]
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("object-description-transform", shorten, priority=400)
+    app.connect("doctree-read", shorten_fields)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -211,7 +211,10 @@ def test_generate_continues_a_prompt(finished: tuple[Path, str, str]) -> None:
 
 WRONG: list[tuple[Sequence[str], str]] = [
     (["show", "alibbi"], "Did you mean 'alibi'"),
-    (["generate", "run", "--temperature", "-1"], "--temperature: expected 0 or more, got -1"),
+    (
+        ["generate", "run", "--temperature", "-1"],
+        "--temperature: expected a finite number, 0 or more, got -1",
+    ),
     (["show", "rope", "--option", "bas=3"], "Did you mean 'base'"),
     (["show", "rope", "--option", "base"], "NAME=VALUE"),
     (["gallery", "--encodings", "rope,sinusoidl"], "Did you mean 'sinusoidal'"),

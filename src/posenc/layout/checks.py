@@ -13,7 +13,7 @@ from torch import Tensor
 from posenc.arguments import EXACT, Interval, check, memory
 from posenc.errors import ArgumentError
 from posenc.layout.dense import require_dense
-from posenc.layout.integers import LARGEST_SINGLE
+from posenc.layout.integers import LARGEST_SINGLE, exact_floats
 from posenc.runtime import has_values
 
 TOKEN_FIELDS = {
@@ -167,8 +167,13 @@ def require_fields(length: int, token_fields: Mapping[str, Tensor | None]) -> li
     return rows
 
 
-def require_times(times: Tensor) -> None:
-    """Require real numbers of one, two or three dimensions."""
+def require_times(times: Tensor, valid: Bool[Tensor, "b L"] | None) -> Float[Tensor, "b L A"]:
+    """Require real numbers of one, two or three dimensions that are told apart as floats.
+
+    Args:
+        times: ``[L]``, ``[B, L]`` or ``[B, L, A]``.
+        valid: ``[B|1, L]``; times of other tokens may hold anything, and become 0.
+    """
     require_tensor("times", times)
     if times.dim() not in (1, 2, 3) or times.is_complex() or times.dtype == torch.bool:
         raise ArgumentError(
@@ -177,6 +182,17 @@ def require_times(times: Tensor) -> None:
             got=f"{times.dtype} of {times.dim()}",
             remedy="See Layout.at.",
         )
+    positions = times.reshape(1, -1, 1) if times.dim() == 1 else times
+    positions = positions.unsqueeze(-1) if positions.dim() == 2 else positions
+    if valid is not None:
+        rows = require_fields(positions.shape[1], {"valid": valid})
+        require_batch([positions.shape[0], *rows])
+        positions = positions.masked_fill(~valid.unsqueeze(-1), 0)
+    if not positions.is_floating_point():
+        positions = exact_floats(positions, argument="times")
+    require_finite(positions)
+    require_spaced(positions)
+    return positions
 
 
 def require_finite(positions: Float[Tensor, "b L A"]) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from posenc.errors import ArgumentError
 from posenc.layout.checks import (
     TOKEN_FIELDS,
-    require_batch,
     require_cells,
     require_device,
     require_fields,
@@ -23,7 +22,6 @@ from posenc.layout.checks import (
     require_padded,
     require_rows,
     require_signal,
-    require_spaced,
     require_tensor,
     require_tensors,
     require_times,
@@ -33,7 +31,7 @@ from posenc.layout.checks import (
 from posenc.layout.claims import require_claims
 from posenc.layout.display import layout_html, layout_line
 from posenc.layout.fields import join, join_field, require_joinable
-from posenc.layout.integers import LARGEST, exact_dtype, exact_floats, successors
+from posenc.layout.integers import LARGEST, exact_dtype, successors
 from posenc.layout.pytree import register
 
 CPU = torch.device("cpu")
@@ -256,17 +254,7 @@ class Layout:
             ArgumentError: for NaN, infinity, an integer beyond 2^53, or float32 times that have
                 lost their spacing (unix seconds, for example), on any device.
         """
-        require_times(times)
-        positions = times.reshape(1, -1, 1) if times.dim() == 1 else times
-        positions = positions.unsqueeze(-1) if positions.dim() == 2 else positions
-        if valid is not None:
-            rows = require_fields(positions.shape[1], {"valid": valid})
-            require_batch([positions.shape[0], *rows])
-            positions = positions.masked_fill(~valid.unsqueeze(-1), 0)
-        if not positions.is_floating_point():
-            positions = exact_floats(positions, argument="times")
-        require_finite(positions)
-        require_spaced(positions)
+        positions = require_times(times, valid)
         order = torch.arange(positions.shape[1], device=times.device).unsqueeze(0)
         return cls(positions, order, valid=valid)
 

@@ -206,7 +206,7 @@ def test_kinds_and_engines_that_differ_within_the_ramp_are_told_apart(tmp_path: 
 @pytest.mark.parametrize("name", ["a", "a" * 90])
 def test_headlines_fit_a_line(name: str) -> None:
     mend = tuple(Finding("f", "p", "c") for _ in range(12))
-    million = (Limit(10_485_760, "why"),)
+    million = (Limit(10_485_760, "why", "degrades"),)
     for limits in ((), million):
         for engines in (None, Engines(ENGINES, None)):
             found = diagnosis(layers(rotating()), findings=mend, limits=limits)
