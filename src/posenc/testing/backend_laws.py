@@ -189,9 +189,8 @@ def half_precision_is_as_exact_as_the_definition(subject: Subject) -> None:
         grid = Grid.of(observed(subject, wide.encoding, Layout.sequence(65)), causal=True)
         q, k, v = (x.to(dtype) for x in operands(65, 65))
         q = q * size
-        expected = attend(
-            *(x.double() for x in (q, k, v)), grid, wide.encoding, backend="reference"
-        )
+        exact = q.double(), k.double(), v.double()
+        expected = attend(*exact, grid, wide.encoding, backend="reference")
         found = {
             b: attend(q, k, v, grid, encoding, backend=b) for b in serving(q, k, v, grid, encoding)
         }
