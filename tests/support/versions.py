@@ -5,10 +5,9 @@ from __future__ import annotations
 from importlib.metadata import version
 
 import pytest
+import transformers
 from packaging.version import Version
-
-TYPES = {"inkling2_text": "5.23"}
-"""Model types of tests, by the first version of transformers that has them."""
+from transformers import CONFIG_MAPPING
 
 
 def fault_before(library: str, fixed: str, reason: str) -> pytest.MarkDecorator:
@@ -19,8 +18,7 @@ def fault_before(library: str, fixed: str, reason: str) -> pytest.MarkDecorator:
     )
 
 
-def of_type(kind: str) -> list[pytest.MarkDecorator]:
-    """Marks of a test of a model type: it is skipped with a transformers that does not have it."""
-    if kind not in TYPES:
-        return []
-    return [fault_before("transformers", TYPES[kind], f"no model type {kind} before {TYPES[kind]}")]
+def needs_model_type(name: str) -> pytest.MarkDecorator:
+    """A mark that skips a test where the installed transformers lacks a model type."""
+    lacking = f"transformers {transformers.__version__} has no model type {name!r}"
+    return pytest.mark.skipif(name not in CONFIG_MAPPING, reason=lacking)

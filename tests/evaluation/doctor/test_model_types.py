@@ -19,7 +19,7 @@ from posenc.evaluation.engines.config import completed
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from tests.evaluation.doctor.test_inspection import SIZES, only, tiny
 from tests.support.tiny_models import tiny_config
-from tests.support.transformers_versions import needs_model_type
+from tests.support.versions import needs_model_type
 
 DEBERTA_V3 = {
     "relative_attention": True,

@@ -27,7 +27,7 @@ from posenc.integrations.transformers.accelerate.masks import attended_keys
 from posenc.integrations.transformers.accelerate.views import _traits, is_on_interface
 from tests.integrations.accelerate.case import VOCABULARY, texts
 from tests.integrations.accelerate.cases.bloom import SIZES as BLOOM
-from tests.support.versions import of_type
+from tests.support.versions import needs_model_type
 
 pytestmark = pytest.mark.usefixtures("at_all_lengths")
 
@@ -156,7 +156,7 @@ def test_models_compute_what_their_own_attention_does(kind: str, padded: bool) -
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("kind", [pytest.param(x, marks=of_type(x)) for x in REFUSED])
+@pytest.mark.parametrize("kind", [pytest.param(x, marks=needs_model_type(x)) for x in REFUSED])
 @torch.no_grad()
 def test_models_that_posenc_does_not_serve_are_refused_by_name(kind: str) -> None:
     name, options = REFUSED[kind]
