@@ -230,7 +230,6 @@ def test_what_is_written_between_two_copies_of_a_cache_is_read(name: str) -> Non
         assert not second[:, -1].any()
 
 
-
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["rope", "alibi", "shaw", "tupe", "conv"])
 @pytest.mark.parametrize("way", ["pickle", "save", "deepcopy"])
