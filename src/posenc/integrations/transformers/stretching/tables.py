@@ -182,7 +182,7 @@ def _resampled(
     size = height // patch[0], width // patch[1]
     if size != cells:
         grid = rows[table.prefix :].view(1, *cells, -1).permute(0, 3, 1, 2)
-        grid = interpolate(grid.float(), size=size, mode="bicubic", align_corners=False)
+        grid = interpolate(grid.float(), size=size, mode="bicubic")
         rows = torch.cat([rows[: table.prefix], grid[0].flatten(1).mT.to(rows.dtype)])
     return rows.unsqueeze(0)
 
