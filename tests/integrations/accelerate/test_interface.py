@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import (
     Aimv2TextModel,
@@ -22,7 +27,12 @@ from transformers import (
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.accelerate import accelerate
 from posenc.integrations.transformers.accelerate.accelerated import SETTINGS, Settings
-from posenc.integrations.transformers.accelerate.interface import IGNORED, attention, mask
+from posenc.integrations.transformers.accelerate.interface import (
+    BOUNDARIES,
+    UNREAD,
+    attention,
+    mask,
+)
 from posenc.integrations.transformers.accelerate.masks import attended_keys
 from posenc.integrations.transformers.accelerate.views import _traits, is_on_interface
 from tests.integrations.accelerate.case import VOCABULARY, texts
@@ -171,10 +181,38 @@ def heads(queries: int, keys: int) -> list[Tensor]:
     return [torch.randn(2, 4, n, 8, generator=generator) for n in (queries, keys, keys)]
 
 
-@pytest.mark.parametrize("name", ["indices", "block_indices", "sinks", "cache", "other"])
+HARMLESS = {"deterministic", "max_length_k", "max_length_q", "output_attentions"}
+HARMLESS |= {"position_ids", "sliding_window"}
+"""Options that layers of transformers name in calls of attention and that say nothing beyond the
+mask, but for ``output_attentions``, which ``wants_weights`` reads."""
+
+
+def test_every_option_that_layers_name_is_known() -> None:
+    """A new one of another transformers may change attention."""
+    named = set()
+    for file in (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py"):
+        for call in ast.walk(ast.parse(file.read_text())):
+            called = getattr(getattr(call, "func", None), "id", "")
+            if isinstance(call, ast.Call) and re.fullmatch(r"attention_(interface|fn)", called):
+                named |= {keyword.arg for keyword in call.keywords if keyword.arg}
+    assert {"is_causal", "s_aux", "sliding_window"} <= named
+    assert named <= {*signature(attention).parameters, *UNREAD, *BOUNDARIES, *HARMLESS}
+
+
+@pytest.mark.parametrize("name", ["shift_labels", "seq_idx", "loss_weights", "ignore_index"])
+@torch.no_grad()
+def test_options_of_losses_and_other_layers_are_passed_over(name: str) -> None:
+    ids = texts()["input_ids"]
+    outputs = [
+        model_of("llama", SERVED["llama"], implementation)(ids, **{name: ids})[0]
+        for implementation in ("posenc", "eager")
+    ]
+    torch.testing.assert_close(*outputs)
+
+
+@pytest.mark.parametrize("name", sorted(UNREAD))
 def test_options_that_are_not_read_are_refused_by_name(name: str) -> None:
-    ignored: dict[str, Any] = dict.fromkeys(IGNORED - {"output_attentions"}, 1)
-    attention(nn.Identity(), *heads(5, 5), None, **ignored, **{name: None})
+    attention(nn.Identity(), *heads(5, 5), None, **dict.fromkeys(HARMLESS, None), **{name: None})
     with pytest.raises(ArgumentError, match=rf"{name}: .*'eager'"):
         attention(nn.Identity(), *heads(5, 5), None, **{name: torch.ones(1)})
 

@@ -42,16 +42,9 @@ from posenc.integrations.transformers.accelerate.views import (
 )
 from posenc.runtime import is_scripted
 
-IGNORED = frozenset(
-    {
-        *("deterministic", "position_ids", "sliding_window"),
-        *("cache_position", "grid_thw", "logits_to_keep", "num_items_in_batch", "use_cache"),
-        *("max_length_q", "max_length_k"),
-        *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
-    }
-)
-"""Options that say nothing about attention beyond the mask; models hand on what they are called
-with."""
+UNREAD = frozenset({"block_indices", "cache", "indices", "sinks"})
+"""Options that change attention and are not read. Models hand on all that they are called with,
+such as options of losses; what else their layers name says nothing beyond the mask."""
 
 BOUNDARIES = frozenset({"cu_seq_lens_q", "cu_seq_lens_k"})
 """Options in which FlashAttention finds the documents of a row, as collators add them."""
@@ -96,15 +89,15 @@ def attention(
         position_bias: added to the logits.
         softcap: c of ``c · tanh(s / c)``, which logits become before they are masked.
         s_aux: ``[H]``, sinks: logits that only the sum of the softmax sees.
-        options: ``output_attentions`` makes the weights; ``IGNORED`` are not read, nor are
-            ``BOUNDARIES`` where the mask shows documents that ``position_ids`` pack into a row.
+        options: ``output_attentions`` makes the weights; others are not read. ``BOUNDARIES`` need a
+            mask that shows the documents that ``position_ids`` pack into a row.
 
     Returns:
         The output, contiguous, and, if asked for, the weights ``[B, H, Q, K]``.
 
     Raises:
-        ArgumentError: for any other option that is not None, such as paged caches (``cache``); for
-            ``is_causal=True`` without a mask.
+        ArgumentError: for an option of ``UNREAD`` that is not None, such as paged caches
+            (``cache``); for ``is_causal=True`` without a mask.
     """
     # Norms of queries and keys leave them wider than values under autocast.
     query, key = query.to(value.dtype), key.to(value.dtype)
@@ -170,9 +163,9 @@ def _require_read(options: Mapping[str, Any], grid: Grid | None) -> None:
     Args:
         grid: of the mask; None for none, or one of all pairs.
     """
-    packed = _says_packed(grid, options)
+    refused = UNREAD if _says_packed(grid, options) else UNREAD | BOUNDARIES
     for name, option in options.items():
-        if option is None or name in IGNORED or (packed and name in BOUNDARIES):
+        if option is None or name not in refused:
             continue
         expected = "None, since posenc's attention does not read it"
         remedy = "Use attn_implementation='eager' for this model."
