@@ -12,7 +12,7 @@ from posenc.training.machine import PeakMemory
 KEPT = ("nope", "rope", "alibi", "t5", "shaw", "deberta", "tupe", "transformer_xl")
 """Encodings of which something is kept: prepared calls, projections, terms, rotations."""
 
-SHARED = (Layout.sequence(64), Layout.packed([40, 24]))
+SHARED = (Layout.sequence(256), Layout.packed([200, 56]))
 
 CALLS = 10_000
 MOST = 8 * 2**20
@@ -20,7 +20,7 @@ MOST = 8 * 2**20
 
 
 def make(name: str) -> posenc.Encoding:
-    return posenc.create(name, dim=32, heads=4, max_length=128, causal=True).eval()
+    return posenc.create(name, dim=32, heads=4, max_length=256, causal=True).eval()
 
 
 def call(encoding: posenc.Encoding, number: int) -> None:
