@@ -5,7 +5,6 @@ Read from the sources of the installed transformers; no model is made. ``make do
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 import transformers
 
 from posenc.integrations.transformers.accelerate import FAMILIES
-from posenc.integrations.transformers.accelerate.interface import IGNORED, attention
+from posenc.integrations.transformers.accelerate.interface import UNREAD
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "transformers-models.md"
 
@@ -37,13 +36,6 @@ SIGNS = {
     ),
 }
 """Words in modeling files that tell what their attention has."""
-
-READ = frozenset(inspect.signature(attention).parameters) | IGNORED
-"""Arguments that posenc's attention takes from transformers' interface."""
-
-VARLEN = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"})
-"""Arguments that models hand to FlashAttention alone."""
-
 
 @dataclass(frozen=True)
 class Model:
@@ -78,7 +70,7 @@ def served(model: Model) -> str:
         return "yes, by modules of its own"
     if not model.on_interface:
         return "no: not on the interface"
-    unread = [f"`{name}`" for name in sorted(model.given - READ - VARLEN)]
+    unread = [f"`{name}`" for name in sorted(model.given & UNREAD)]
     if unread or "position_bias" in model.given:
         return "no: " + ", ".join(unread or ["its bias"])
     return "in part: layers without a bias" if "bias" in model.has else "yes, by the interface"

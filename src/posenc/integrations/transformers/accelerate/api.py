@@ -98,7 +98,7 @@ def accelerate(
             off = max(off, comparison.difference(short=True))
             if not comparison.near(off):
                 restore(model)
-                comparison.require_explained(off)
+                comparison.require_explained(off, {module for module, *_ in calls})
         _change(model, found, backend, shortest)
     except BaseException:
         restore(model)
