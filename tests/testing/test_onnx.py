@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import onnxruntime
 import pytest
 import torch
+from torch import Tensor
 
+import posenc
+from posenc import Grid, Layout, attend
 from posenc.registry import ENCODINGS
 from posenc.testing import Subject
 from posenc.testing.tracing_laws import exports_to_onnx
@@ -45,6 +49,33 @@ def test_runs_in_onnxruntime(name: str) -> None:
     with pytest.raises(torch.onnx.errors.OnnxExporterError) as caught:
         exports_to_onnx(subject)
     assert INEXPRESSIBLE[name] in f"{caught.value} {caught.value.__cause__}"
+
+
+class Padded(torch.nn.Module):
+    """RoPE in causal attention over rows that a tokenizer has padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoding = posenc.create("rope", head_dim=16)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        grid = Grid.of(Layout.from_attention_mask(mask), causal=True)
+        return attend(q, k, v, grid, self.encoding)
+
+
+@pytest.mark.parametrize("opset", [18, 22])
+def test_rows_that_see_nothing_are_zero_in_onnxruntime(opset: int, tmp_path: Path) -> None:
+    q, k, v = torch.randn(3, 2, 2, 6, 16).unbind()
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]).bool()  # padded on the left
+    given, file = (q, k, v, mask), tmp_path / "padded.onnx"
+    names = ["q", "k", "v", "mask"]
+    options = {"dynamo": True, "verbose": False, "opset_version": opset, "input_names": names}
+    torch.onnx.export(Padded(), given, file, **options)
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    fed = {name: x.numpy() for name, x in zip(names, given, strict=True)}
+    found = torch.from_numpy(session.run(None, fed)[0])
+    assert not found[0, :, :2].any()
+    torch.testing.assert_close(found, Padded()(*given))
 
 
 def test_the_guide_names_those_that_it_cannot_express() -> None:

@@ -222,8 +222,8 @@ class Attention(nn.Module):
                 got="a cache",
                 remedy="Decode with a model that is on one rank.",
             )
+        layout, own = layout.in_precision_of(x), context is None
         x = zero_invalid(x, layout)
-        own = context is None
         if context is None and self.merged is not None:
             layout = self.encoding.observe(x, layout)
             parts = self.merged(x).split(self.widths, dim=-1)

@@ -57,7 +57,7 @@ def read_terms(encoding: Encoding, q: Tensor, v: Tensor, size: int, scale: float
     device = q.device
     grid = Grid(
         Layout.sequence(1, size - 1, device=device), Layout.sequence(size, device=device), True
-    )
+    ).in_precision_of(q)
     k = q.new_zeros(1, 1, 1, q.shape[3]).expand(q.shape[0], q.shape[1], size, -1)
     try:
         terms = lower(encoding, q, k, grid, scale=scale, value_dim=v.shape[3])

@@ -139,7 +139,7 @@ def _run(problem: Problem, *, lse: bool) -> Result:
 
 def _loses_nan(problem: Problem) -> bool:
     """True of few keys on a CPU, but in programs that other runtimes read."""
-    few = problem.q.device.type == "cpu" and not torch.compiler.is_exporting()
+    few = problem.q.device.type == "cpu" and not is_exporting()
     return few and problem.k.shape[2] < FEWEST_KEYS
 
 
@@ -192,9 +192,10 @@ def _attend_masked(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, lse: bo
         bias = torch.zeros_like(grid.distinct_offsets(device=q.device), dtype=torch.float32)
         return _attend_biased(q, k, v, bias.unsqueeze(0), problem, lse=lse)
     mask = grid.visible
-    if q.device.type == "cpu":
+    if q.device.type == "cpu" and not is_exporting():
         return _masked(_kernel(q, k, v, problem, mask=mask, lse=lse), ~mask.any(-1))
-    # Elsewhere a row that sees nothing may come out as NaN: let it see all, then clear it.
+    # Elsewhere, in runtimes of exported programs too, a row that sees nothing may come out as NaN
+    # or as a mean: let it see all, then clear it.
     empty = ~mask.any(dim=-1, keepdim=True)
     result = _kernel(q, k, v, problem, mask=mask | empty, lse=lse)
     return result._replace(output=result.output.masked_fill(empty, 0.0))
