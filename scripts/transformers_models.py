@@ -37,6 +37,7 @@ SIGNS = {
 }
 """Words in modeling files that tell what their attention has."""
 
+
 @dataclass(frozen=True)
 class Model:
     """Facts on its attention in the modeling files of a model.

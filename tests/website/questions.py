@@ -94,7 +94,7 @@ QUESTIONS: dict[str, tuple[tuple[str, ...], str]] = {
         ("About", "Bugs others had"),
         "cached keys keep the frequencies of a shorter text",
     ),
-    "How do I give a ViT larger images?": (("Stretch",), "of images (ViT, DeiT, CLIP, SigLIP)"),
+    "How do I give a ViT larger images?": (("Stretch",), "of images (ViT, DeiT, DINOv2, BEiT"),
     "How does Qwen2-VL number image tokens?": (("Methods", "mrope"), "Qwen2-VL"),
     "Does it upload anything or run a repository's code?": (
         ("Diagnose",),

@@ -138,8 +138,8 @@ def _run(problem: Problem, *, lse: bool) -> Result:
 
 
 def _loses_nan(problem: Problem) -> bool:
-    """True of few keys on a CPU, but in programs that other runtimes read."""
-    few = problem.q.device.type == "cpu" and not is_exporting()
+    """True of few keys on a CPU, but in graphs, which serve any number."""
+    few = problem.q.device.type == "cpu" and not torch.compiler.is_compiling()
     return few and problem.k.shape[2] < FEWEST_KEYS
 
 
@@ -186,8 +186,10 @@ def _pad(x: Float[Tensor, "*dims D"], width: int) -> Float[Tensor, "*dims W"]:
 def _attend_masked(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, lse: bool) -> Result:
     """Attention without a bias, with the cheapest mask that equals the mask of the grid."""
     grid = problem.grid
-    if grid.dense or _plainly_causal(grid):
-        return _kernel(q, k, v, problem, causal=not grid.dense, lse=lse)
+    if grid.dense:
+        return _kernel(q, k, v, problem, lse=lse)
+    if _plainly_causal(grid):
+        return _kernel(q, k, v, problem, causal=True, lse=lse)
     if q.device.type == "cpu" and grid.shift is not None and not grid.segmented:
         bias = torch.zeros_like(grid.distinct_offsets(device=q.device), dtype=torch.float32)
         return _attend_biased(q, k, v, bias.unsqueeze(0), problem, lse=lse)
