@@ -15,8 +15,9 @@ KEPT = ("nope", "rope", "alibi", "t5", "shaw", "deberta", "tupe", "transformer_x
 SHARED = (Layout.sequence(256), Layout.packed([200, 56]))
 
 CALLS = 10_000
-MOST = 8 * 2**20
-"""Bytes that these calls may add, after as many of other shapes that fill what is kept."""
+MOST = 32 * 2**20
+"""Bytes that these calls may add, after as many of other shapes that fill what is kept. Intervals
+alone, a grid for each call, would have 10 times as many."""
 
 
 def make(name: str) -> posenc.Encoding:

@@ -178,7 +178,6 @@ class Encoding(Standalone, nn.Module):
             require_token_ids(tokens, layout, rows=x.shape[0])
         if part is None:
             return x
-        layout = layout.in_precision_of(x)
         embedded: Tensor = part(zero_invalid(x, layout), layout, tokens=tokens)
         return embedded
 

@@ -18,6 +18,7 @@ from posenc.encoding.tensors import Features, Keys, Queries, Scores, StructuredT
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.layout.layout import DOUBLE
 
 Method = Callable[..., Any]
 
@@ -27,6 +28,8 @@ class Hooked(nn.Module):
 
     accelerate's offloading and FSDP's gathering make parameters available only during a call of
     the module. A subclass's override of a method named in ``hooked`` therefore runs as one.
+
+    Beside float64 features, positions come as float64, so that what is computed of them is exact.
     """
 
     hooked: ClassVar[tuple[str, ...]] = ()
@@ -52,6 +55,10 @@ def _as_call(method: Method) -> Method:
 def _dispatching(forward: Method) -> Method:
     @wraps(forward)
     def dispatch(self: Hooked, *args: Any, method: Method = forward, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], Tensor) and args[0].dtype in DOUBLE:
+            args = tuple(
+                x.in_precision_of(args[0]) if isinstance(x, Layout | Grid) else x for x in args
+            )
         return method(self, *args, **kwargs)
 
     return dispatch

@@ -112,8 +112,10 @@ class Copies:
     def hold(self, tensors: Sequence[Tensor | None]) -> bool:
         """True if these tensors have the bits of those, and their shapes, dtypes and devices.
 
-        Waits for devices other than the CPU.
+        Waits for devices other than the CPU. False under ``torch.func``, whose tensors have none.
         """
+        if is_transformed():
+            return False
         return len(tensors) == len(self.copies) and all(map(_same_bits, tensors, self.copies))
 
 

@@ -36,6 +36,9 @@ from posenc.layout.pytree import register
 
 CPU = torch.device("cpu")
 
+DOUBLE = (torch.float64, torch.complex128)
+"""Dtypes of features beside which positions become float64."""
+
 TENSORS = ("positions", "order", "document", "valid", "special", "signal")
 
 
@@ -303,8 +306,7 @@ class Layout:
 
         What a part computes of positions (angles, slopes, tables) is as exact as they are.
         """
-        wide = x.dtype in (torch.float64, torch.complex128)
-        if not wide or self.positions.dtype == torch.float64:
+        if x.dtype not in DOUBLE or self.positions.dtype == torch.float64:
             return self
         return self._with({"positions": self.positions.double()})
 

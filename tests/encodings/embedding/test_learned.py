@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertEmbeddings
 
@@ -76,20 +75,3 @@ def test_padding_may_stand_anywhere() -> None:
 def test_bad_options(options: dict[str, float]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(options))):
         Learned(**({"dim": 4, "max_length": 4} | options))  # type: ignore[arg-type]
-
-
-def test_positions_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a device each reading waits for all that it has yet to do."""
-    read: list[Tensor] = []
-    number = Tensor.__float__
-
-    def noted(x: Tensor) -> float:
-        read.append(x)
-        return number(x)
-
-    monkeypatch.setattr(Tensor, "__float__", noted)
-    encoding, layout = Learned(dim=3, max_length=10), Layout.at(torch.tensor([0.0, 9.0]))
-    signed = layout.with_signal(torch.zeros(1, 2, 1))
-    for given in (layout, layout, signed):
-        encoding(torch.zeros(1, 2, 3), given)
-    assert len(read) == 2
