@@ -11,11 +11,12 @@ import torch
 
 import posenc
 from posenc import Attention, Encoding, Grid, Layout, attend, create
-from posenc.arguments import Base, Count, check, checked, domains, parse_options
+from posenc.arguments import Base, Count, check, checked, domains
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.t5 import T5, log_boundaries
 from posenc.errors import ArgumentError, UnknownNameError
+from posenc.parsing import parse_options
 from posenc.registry import ENCODINGS, create_layers
 from tests.testing.option_fuzz import fuzz
 

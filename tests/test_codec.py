@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from posenc.arguments import Count, Interval, parse_option
+from posenc.arguments import Count, Interval
 from posenc.codec import from_plain, to_plain
 from posenc.errors import ArgumentError
+from posenc.parsing import parse_option
 
 
 @dataclass(frozen=True, kw_only=True)

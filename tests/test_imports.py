@@ -30,7 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": set(),
     "arguments": {"errors"},
     "derivatives": {"errors", "runtime"},
-    "registration": {"errors", "arguments"},
+    "parsing": {"errors", "arguments"},
+    "registration": {"errors", "arguments", "parsing"},
     "codec": {"errors"},
     "layout": {"errors", "arguments", "runtime"},
     "grid": {"errors", "arguments", "layout"},
@@ -58,7 +59,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": MODELS | {"codec", "training", "experiments", "reporting"},
     "__main__": {"cli"},
     "cli": MODELS
-    | {"codec", "models", "integrations", "training", "experiments", "evaluation", "bench"}
+    | {
+        "codec",
+        "parsing",
+        "models",
+        "integrations",
+        "training",
+        "experiments",
+        "evaluation",
+        "bench",
+    }
     | {"reporting", "visualization"},
 }
 

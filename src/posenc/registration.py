@@ -12,8 +12,8 @@ from inspect import Parameter
 from pkgutil import iter_modules
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from posenc.arguments import parse_options
 from posenc.errors import ArgumentError, UnknownNameError
+from posenc.parsing import parse_options
 
 E = TypeVar("E")
 Optioned = TypeVar("Optioned", bound="WithOptions")

@@ -83,7 +83,14 @@ def computed_as_another(method: str, name: str) -> bool:
     return scaled or (method, name) not in OWN_PROGRAM
 
 
-EXCEPTIONS = {"longrope": {"shift_is_as_claimed": LONG}}
+ROUNDED = "queries and keys are rounded to half precision after a rotation or a scale"
+HALF = {"half_precision_is_as_exact_as_the_definition": ROUNDED}
+
+EXCEPTIONS = {
+    "longrope": {"shift_is_as_claimed": LONG},
+    **dict.fromkeys(("dual_chunk", "leaky_rerope", "log_n", "rerope", "self_extend"), HALF),
+    "string": HALF,
+}
 """Laws that a method keeps for want of the tokens that would break them, with the reason."""
 
 
@@ -91,7 +98,9 @@ def claims(method: str, name: str) -> Claims:
     """The stretched encoding's claims: the encoding's, but for those that the method changes."""
     claimed = ENCODINGS[name].claims
     changes = [EXTENSIONS[part].claims for part in method.split("+")]
-    exceptions = {**claimed.exceptions, **EXCEPTIONS.get(method, {})}
+    exceptions = dict(claimed.exceptions)
+    for part in method.split("+"):
+        exceptions |= EXCEPTIONS.get(part, {})
     if not all(change.decodes_as_whole for change in changes):
         exceptions |= {"cached_is_full": GROWS, "chunked_is_full": GROWS}
     relative = claimed.relative and all(change.stays_relative for change in changes)

@@ -13,7 +13,6 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from posenc.arguments import parse_option, parse_options
 from posenc.cli.compare_display import CompareDisplay
 from posenc.cli.completion import complete_encodings, complete_task
 from posenc.cli.console import (
@@ -28,6 +27,7 @@ from posenc.cli.console import (
 from posenc.cli.options import Json, Quiet, flag, option, with_settings
 from posenc.errors import ArgumentError
 from posenc.experiments.options import ComparisonOptions
+from posenc.parsing import parse_option, parse_options
 
 if TYPE_CHECKING:
     from posenc.experiments.results import Comparison

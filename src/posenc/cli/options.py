@@ -18,8 +18,9 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 
-from posenc.arguments import declared_options, parse_option
+from posenc.arguments import declared_options
 from posenc.errors import DataError, UnknownNameError
+from posenc.parsing import parse_option
 
 KEYWORD = Parameter.KEYWORD_ONLY
 

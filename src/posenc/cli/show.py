@@ -12,11 +12,11 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from posenc.arguments import parse_options
 from posenc.cli.completion import complete_encoding
 from posenc.cli.console import OUT, new_table, print_json
 from posenc.cli.listing import describe
 from posenc.cli.options import Json, flag, option
+from posenc.parsing import parse_options
 from posenc.registration import parse_name
 from posenc.registry import ENCODINGS
 

@@ -18,7 +18,7 @@ from posenc.encoding.tensors import Features, Keys, Queries, Scores, StructuredT
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.layout.layout import DOUBLE
+from posenc.layout.integers import DOUBLE
 
 Method = Callable[..., Any]
 

@@ -9,6 +9,9 @@ from torch import Tensor
 from posenc.errors import ArgumentError
 from posenc.runtime import has_values, is_exporting, widest
 
+DOUBLE = (torch.float64, torch.complex128)
+"""Dtypes of features beside which positions become float64."""
+
 LARGEST = 2**53
 """All integers up to here are exact in float64."""
 

@@ -31,13 +31,8 @@ from posenc.layout.checks import (
 from posenc.layout.claims import require_claims
 from posenc.layout.display import layout_html, layout_line
 from posenc.layout.fields import join, join_field, require_joinable
-from posenc.layout.integers import LARGEST, exact_dtype, successors
+from posenc.layout.integers import DOUBLE, LARGEST, exact_dtype, successors
 from posenc.layout.pytree import register
-
-CPU = torch.device("cpu")
-
-DOUBLE = (torch.float64, torch.complex128)
-"""Dtypes of features beside which positions become float64."""
 
 TENSORS = ("positions", "order", "document", "valid", "special", "signal")
 
@@ -121,7 +116,7 @@ class Layout:
         prefix = require_whole("prefix", prefix, 0, remedy="Count the special tokens.")
         require_device(device)
         require_tokens("length", length)
-        exact_dtype(start, start + length - 1, CPU, argument="start")
+        exact_dtype(start, start + length - 1, torch.device("cpu"), argument="start")
         order = torch.arange(start, start + length, device=device).unsqueeze(0)
         dtype = exact_dtype(start, start + length - 1, order.device, argument="start")
         tokens = cls._trusted(order.to(dtype).unsqueeze(-1), order, start=start)
@@ -245,17 +240,13 @@ class Layout:
     def at(cls, times: Tensor, *, valid: Bool[Tensor, "b L"] | None = None) -> Layout:
         """Tokens at real positions ``times`` ([L], [B, L] or [B, L, A]), in the order given.
 
-        Integers become float32 if all are within 2^24, else float64. Absolute encodings read the
-        times as they are, relative ones their differences: subtract an origin, such as the first
-        time, and choose a unit in which neighbours are about 1 apart.
-
-        Args:
-            times: positions; those of padding may hold anything, NaN included, and become 0.
-            valid: ``[B|1, L]`` bool, False for padding.
+        Integers become float32 if all are within 2^24, else float64. Where ``valid`` [B|1, L] is
+        False is padding, whose times may hold anything and become 0. Subtract an origin, which
+        absolute encodings read, and choose a unit in which neighbours are about 1 apart.
 
         Raises:
-            ArgumentError: for NaN, infinity, an integer beyond 2^53, or float32 times that have
-                lost their spacing (unix seconds, for example), on any device.
+            ArgumentError: for NaN, infinity, an integer beyond 2^53, or float32 times whose spacing
+                is lost (unix seconds), on any device.
         """
         positions = require_times(times, valid)
         order = torch.arange(positions.shape[1], device=times.device).unsqueeze(0)
@@ -302,10 +293,7 @@ class Layout:
         return self._with({name: part.to(device) for name, part in self._tensors().items()})
 
     def in_precision_of(self, x: Tensor) -> Layout:
-        """The layout with float64 positions beside float64 or complex128 features, else itself.
-
-        What a part computes of positions (angles, slopes, tables) is as exact as they are.
-        """
+        """The layout with float64 positions beside ``DOUBLE`` features, else itself."""
         if x.dtype not in DOUBLE or self.positions.dtype == torch.float64:
             return self
         return self._with({"positions": self.positions.double()})
@@ -395,9 +383,7 @@ class Layout:
         document 0, valid and not special.
         """
         require_joinable(self, other)
-        start = self.start
-        if other.start is None or start is None or other.start != start + self.length:
-            start = None
+        follows = self.start is not None and other.start == self.start + self.length
         return Layout._trusted(
             positions=join(self.positions, other.positions),
             order=join(self.order, other.order),
@@ -407,7 +393,7 @@ class Layout:
             signal=None
             if self.signal is None or other.signal is None
             else join(self.signal, other.signal),
-            start=start,
+            start=self.start if follows else None,
         )
 
 

@@ -102,7 +102,9 @@ SPECIAL = {
     ),
     "all": Grid.of(special(Layout.sequence(3), [[True, True, True]])),
     "of no position": Grid.of(
-        special(Layout.at(torch.tensor([-1e9, 0.0, 1.0, 2.5])), [[True, False, False, False]])
+        special(
+            Layout.at(torch.tensor([-1e9, 0.0, 1.0, 2.5]).double()), [[True, False, False, False]]
+        )
     ),
 }
 

@@ -24,7 +24,7 @@ from posenc.attention.backends.common.base import (
     join_queries,
     refuse_rare,
 )
-from posenc.attention.backends.common.definition import attend_by_definition, lse_by_definition
+from posenc.attention.backends.common.definition import lse_by_definition
 from posenc.attention.backends.common.flash_cpu import flash_forward, prepare_flash
 from posenc.attention.backends.common.fused import are_few, fold_heads, fused_attention
 from posenc.attention.backends.common.sinks import beside_sinks
@@ -49,8 +49,8 @@ WIDTH_MULTIPLE = 16
 
 
 FEWEST_KEYS = 16
-"""Keys below which the CPU kernel of AVX-512 takes NaN for the logit of a hidden key, and clears a
-row of NaN. By definition such a call costs no more."""
+"""Keys below which the CPU kernel of AVX-512 takes NaN for the logit of a hidden key: rows of NaN
+come out as zeros."""
 
 
 class Sdpa(Backend):
@@ -126,12 +126,12 @@ def _description(problem: Problem) -> str:
 def _run(problem: Problem, *, lse: bool) -> Result:
     problem, sinks = replace(problem.rotated, sinks=None), problem.sinks
     needed = lse or sinks is not None
-    if _loses_nan(problem):
-        return beside_sinks(attend_by_definition(problem, lse=needed), sinks, lse=lse)
     # Only the CPU's kernel is called without PyTorch's choice among kernels.
     traced = is_transformed() or torch.compiler.is_compiling()
     own = needed and problem.q.device.type == "cpu" and not traced
     result = _attend(problem, lse=own)
+    if _loses_nan(problem):
+        result = _with_nan(result, problem)
     if needed and result.lse is None:
         result = result._replace(lse=lse_by_definition(problem))
     return beside_sinks(result, sinks, lse=lse)
@@ -141,6 +141,13 @@ def _loses_nan(problem: Problem) -> bool:
     """True of few keys on a CPU, but in graphs, which serve any number."""
     few = problem.q.device.type == "cpu" and not torch.compiler.is_compiling()
     return few and problem.k.shape[2] < FEWEST_KEYS
+
+
+def _with_nan(result: Result, problem: Problem) -> Result:
+    """NaN for queries that hold NaN and see a key."""
+    lost = problem.q.isnan().any(-1) & problem.grid.visible.any(-1)
+    output = result.output.masked_fill(lost.unsqueeze(-1), torch.nan)
+    return Result(output, None if result.lse is None else result.lse.masked_fill(lost, torch.nan))
 
 
 def _attend(problem: Problem, *, lse: bool) -> Result:

@@ -91,13 +91,21 @@ class Pope(QueryKeyTransform):
         k = repeat_keys(k, self.heads)
         return _polar(q, self._waves(grid.query, "query")), _polar(k, self._waves(grid.key, "key"))
 
+    def _bounded_phase(self) -> Float[Tensor, "h D"]:
+        """The phase in its bounds, with a gradient on them too, where it starts.
+
+        ``clamp`` has none there since PyTorch 2.15.
+        """
+        bounded = self.phase.detach().clamp(-2 * math.pi, 0.0)
+        return self.phase.where(self.phase == bounded, bounded)
+
     def _waves(self, layout: Layout, side: Literal["query", "key"]) -> Float[Tensor, "b h L 2 D"]:
         """Cosines and sines of the angles, those of keys with the phase."""
 
         def compute() -> Tensor:
             angles = self.angles(layout)
             if side == "key":
-                angles = angles + self.phase.to(angles.dtype).clamp(-2 * math.pi, 0.0).unsqueeze(1)
+                angles = angles + self._bounded_phase().to(angles.dtype).unsqueeze(1)
             return torch.stack([angles.cos(), angles.sin()], dim=-2)
 
         numbers = 2 * layout.positions.numel() * self.phase.numel()

@@ -31,7 +31,6 @@ IGNORED = {
 NOT_MIXING = re.compile("norm|mlp|dropout|moe|expert|router|ffn|feed_forward|act", re.IGNORECASE)
 """Names of parts of a layer that do not mix tokens."""
 
-
 DEEP = 48
 """Layers of a model that is run without its feed-forward parts."""
 
@@ -340,9 +339,8 @@ class _Facts:
 
 def _key_heads(key: Tensor) -> int:
     """Heads of keys [rows, heads, tokens, features], equal neighbours counted once."""
-    if not bool(key.any()):  # of inputs of zeros, which tell nothing
-        return key.shape[1]
-    return 1 + sum(not torch.equal(key[0, h], key[0, h - 1]) for h in range(1, key.shape[1]))
+    apart = sum(not torch.equal(key[0, h], key[0, h - 1]) for h in range(1, key.shape[1]))
+    return 1 + apart if bool(key.any()) else key.shape[1]  # zeros tell nothing
 
 
 def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -360,8 +358,7 @@ def _without_attention(
 ) -> list[tuple[str, Attention]]:
     """Layers that ran and called no attention."""
     least = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None) or 2
-    found = []
-    stacks: list[str] = []
+    found, stacks = [], list[str]()
     for name, stack in model.named_modules():
         if not isinstance(stack, nn.ModuleList) or len(stack) < least:
             continue
@@ -389,10 +386,7 @@ def _without_attention(
 
 def _grouped(found: list[tuple[str, Attention]]) -> tuple[Layers, ...]:
     """Layers by their facts; calls of a module that are alike are passes over the same layer."""
-    calls: list[tuple[str, Attention]] = []
-    for call in found:
-        if call not in calls:
-            calls.append(call)
+    calls = (call for n, call in enumerate(found) if call not in found[:n])
     groups: list[tuple[Attention, list[int]]] = []
     for name, facts in calls:
         facts = replace(facts, passes=found.count((name, facts)))
@@ -400,8 +394,7 @@ def _grouped(found: list[tuple[str, Attention]]) -> tuple[Layers, ...]:
         facts = replace(facts, module=re.sub(r"\.\d+(?=\.|$)", ".*", name, count=1))
         numbers = next((numbers for group, numbers in groups if group == facts), None)
         if numbers is None:
-            numbers = []
-            groups.append((facts, numbers))
+            groups.append((facts, numbers := []))
         numbers += [int(number[1])] if number else []
     ordered = sorted(groups, key=lambda group: group[1][:1])
     return tuple(Layers(numbers=tuple(numbers), attention=facts) for facts, numbers in ordered)
