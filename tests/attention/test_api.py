@@ -176,3 +176,15 @@ def test_autocast_gives_its_dtype_and_keeps_biases_wide() -> None:
 
 def test_scale_of_methods_with_several_terms() -> None:
     assert Encoding().default_scale(64) == 0.125
+
+
+def test_autocast_casts_mixed_operands_before_they_are_compared() -> None:
+    """Norms of queries and keys stay in float32, and linear layers return bfloat16."""
+    q, k, v = torch.randn(3, 1, 2, 8, 16).unbind()
+    grid, encoding = Grid.of(Layout.sequence(8)), create("nope")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attend(q, k, v.bfloat16(), grid, encoding)
+    expected = attend(*(x.bfloat16() for x in (q, k, v)), grid, encoding)
+    torch.testing.assert_close(found, expected)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ArgumentError, match=r"v: .*float64"):
+        attend(q, k, v.double(), grid, encoding)

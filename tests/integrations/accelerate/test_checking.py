@@ -14,6 +14,8 @@ from transformers import (
     BertLMHeadModel,
     DebertaV2Config,
     DebertaV2Model,
+    GptOssConfig,
+    GptOssModel,
     LayoutLMv3Model,
     MPNetConfig,
     MPNetModel,
@@ -231,3 +233,30 @@ def test_models_that_raise_are_named() -> None:
     model.embeddings.forward = MethodType(fail, model.embeddings)
     with pytest.raises(ArgumentError, match=r"check: .*MPNetModel.*raises.*ValueError: its own"):
         accelerate(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_routers_that_rounding_makes_choose_other_experts(seed: int, dtype: torch.dtype) -> None:
+    """Outputs differ by far more than rounding, as those of the model itself do from float32."""
+    config = GptOssConfig(
+        vocab_size=160,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=128,
+        sliding_window=16,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = GptOssModel(config).eval()
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.15)
+    report = accelerate(model.to(dtype), shortest=1)
+    assert report.accelerated == config.num_hidden_layers
