@@ -182,11 +182,11 @@ def test_differences_that_rounding_errors_explain_are_allowed() -> None:
     model = MPNetModel(MPNetConfig(**MPNET)).eval()
     comparison = Comparison(model, [layer.attention.attn for layer in model.encoder.layer])
     comparison.precision = Precision(step=1.0, tolerance=1e-6)
-    comparison.require_explained(1e-5)
+    comparison.require_explained(1e-5, ())
     assert comparison.difference() == 0.0
     comparison.precision = Precision(step=0.0, tolerance=1e-6)
     with pytest.raises(ArgumentError, match="outputs within 1e-06"):
-        comparison.require_explained(1e-5)
+        comparison.require_explained(1e-5, ())
 
 
 def test_errors_of_accelerated_modules_are_not_blamed_on_inputs(
