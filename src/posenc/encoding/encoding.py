@@ -192,7 +192,8 @@ class Encoding(Standalone, nn.Module):
         parts = [part for part in (self.query_key, self.score, self.value) if part is not None]
         widths = [part.dim for part in parts if part.dim is not None]
         require_features(x, layout, widths[0] if widths else None)
-        observed, x = layout, zero_invalid(x, layout)
+        observed = layout = layout.in_precision_of(x)  # parts return it itself without a signal
+        x = zero_invalid(x, layout)
         for part in parts:
             result = part.observe(x, observed)
             if result is not observed and observed is not layout:
