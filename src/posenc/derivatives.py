@@ -42,7 +42,7 @@ def with_definition(
     if not records(outputs[0]):
         return outputs
     count = len(outputs)
-    twice: tuple[Tensor, ...] = _Twice.apply(definition, count, *outputs, *tensors)  # type: ignore[no-untyped-call]
+    twice: tuple[Tensor, ...] = _Twice.apply(definition, count, *outputs, *tensors)
     return twice
 
 
@@ -122,7 +122,7 @@ def differentiable_once(of: str, remedy: str) -> Callable[[Backward], Backward]:
             with torch.no_grad():
                 found = backward(kept, *gradients, **options)
             sources = [x for x in (*gradients, *kept.saved_tensors) if x is not None]
-            return _mapped(lambda x: _Once.apply(of, remedy, x, *sources), found)  # type: ignore[no-untyped-call]
+            return _mapped(lambda x: _Once.apply(of, remedy, x, *sources), found)
 
         return run
 

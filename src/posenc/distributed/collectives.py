@@ -32,9 +32,7 @@ def gather(
     Args:
         arrangement: index by which the rows of all ranks are reordered.
     """
-    gathered: tuple[Tensor, ...] = _Gather.apply(  # type: ignore[no-untyped-call]
-        group, tuple(lengths), arrangement, *tensors
-    )
+    gathered: tuple[Tensor, ...] = _Gather.apply(group, tuple(lengths), arrangement, *tensors)
     return gathered
 
 
@@ -43,27 +41,25 @@ def beginnings(x: Float[Tensor, "B H K D"], lengths: Sequence[int]) -> tuple[Ten
 
     Their gradients are summed in that of the last, without a copy of ``x`` for each.
     """
-    parts: tuple[Tensor, ...] = _Beginnings.apply(x, tuple(lengths))  # type: ignore[no-untyped-call]
+    parts: tuple[Tensor, ...] = _Beginnings.apply(x, tuple(lengths))
     return parts
 
 
 def exchange(group: Group, x: Tensor, sends: Sequence[int], receives: Sequence[int]) -> Tensor:
     """``Group.exchange``, whose gradient goes back where the rows came from."""
-    received: Tensor = _Exchange.apply(  # type: ignore[no-untyped-call]
-        group, x, tuple(sends), tuple(receives)
-    )
+    received: Tensor = _Exchange.apply(group, x, tuple(sends), tuple(receives))
     return received
 
 
 def total(group: Group, x: Tensor) -> Tensor:
     """The sum of all ranks' tensors; its gradient is the sum of theirs."""
-    summed: Tensor = _Total.apply(group, x)  # type: ignore[no-untyped-call]
+    summed: Tensor = _Total.apply(group, x)
     return summed
 
 
 def replicated(group: Group, x: Tensor) -> Tensor:
     """``x``, which all ranks have; its gradient is the sum of theirs."""
-    shared: Tensor = _Replicated.apply(group, x)  # type: ignore[no-untyped-call]
+    shared: Tensor = _Replicated.apply(group, x)
     return shared
 
 

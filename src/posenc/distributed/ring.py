@@ -67,7 +67,7 @@ def attend_in_ring(call: ShardedCall) -> Float[Tensor, "B H L E"]:
         )
     ring = Ring(group, shards, replace(grid, query=_plain(grid.query)), encoding, call)
     parameters = [p for p in encoding.parameters() if p.requires_grad]
-    output: Tensor = _Attend.apply(  # type: ignore[no-untyped-call]
+    output: Tensor = _Attend.apply(
         ring, call.q, call.k, call.v, call.sinks, query, key, *parameters
     )
     return output

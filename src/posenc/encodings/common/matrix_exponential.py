@@ -51,7 +51,7 @@ def exponentials(
         return _by_definition(*operands, dtype)
     exponents = _Exponents.of(*operands)
     monomials = _monomials(exponents.scaled)
-    flat = _Exponentials.apply(monomials, _coefficients(skew.flatten(1, 2)), exponents, dtype)  # type: ignore[no-untyped-call]
+    flat = _Exponentials.apply(monomials, _coefficients(skew.flatten(1, 2)), exponents, dtype)
     rows, length, _ = positions.shape
     shaped: Tensor = flat.view(rows, length, *skew.shape[1:]).transpose(1, 2)
     return with_definition((shaped,), lambda p, a: _by_definition(p, a, dtype), operands)[0]

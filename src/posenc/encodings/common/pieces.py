@@ -27,7 +27,7 @@ def by_pieces(
         x: the rows.
         parameters: other tensors that the results have gradients for.
     """
-    return _Pieces.apply(compute, x, *parameters)  # type: ignore[no-any-return, no-untyped-call]
+    return _Pieces.apply(compute, x, *parameters)  # type: ignore[no-any-return]
 
 
 def _pieces(count: int) -> Iterator[slice]:

@@ -39,7 +39,7 @@ def flash_forward(
     """
     mask = _check(q, k, v, mask)
     q, k, v = _rows(q), _rows(k), _rows(v)
-    result: tuple[Tensor, Tensor] = _Flash.apply(q, k, v, mask, causal, scale)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor] = _Flash.apply(q, k, v, mask, causal, scale)
     return result
 
 

@@ -63,7 +63,7 @@ class Operator:
         if not self.direct or needs_dispatch(*tensors):
             found: tuple[Tensor, Tensor] = self._forward(tensors, *rest)
         elif torch.is_grad_enabled():
-            found = _Direct.apply(self, record, *rest, *tensors)  # type: ignore[no-untyped-call]
+            found = _Direct.apply(self, record, *rest, *tensors)
         else:
             found = self.output(record)
         return found
@@ -78,7 +78,7 @@ class Operator:
             part: whether they are over more keys than these.
         """
         tensors, *rest = flatten(record, SCHEMA)
-        found: tuple[Tensor, Tensor] = _Known.apply(  # type: ignore[no-untyped-call]
+        found: tuple[Tensor, Tensor] = _Known.apply(
             self._backward, part, output, lse, *rest, *tensors
         )
         return found

@@ -51,7 +51,7 @@ def rotate_one(
     if not _serves(x, factors):
         return apply_rotation(x, *factors, pairing)
     rows = (_rows(factor) for factor in factors)
-    rotated: Tensor = _Rotate.apply(x, *rows, pairing == "adjacent", False)  # type: ignore[no-untyped-call]
+    rotated: Tensor = _Rotate.apply(x, *rows, pairing == "adjacent", False)
     return rotated
 
 
@@ -119,5 +119,5 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        rotated = _Rotate.apply(gradient, *ctx.saved_tensors, ctx.adjacent, not ctx.conjugate)  # type: ignore[no-untyped-call]
+        rotated = _Rotate.apply(gradient, *ctx.saved_tensors, ctx.adjacent, not ctx.conjugate)
         return rotated, None, None, None, None

@@ -37,7 +37,7 @@ def trajectory(
         weights: of the dynamics.
         finish: called at the start of each backward pass.
     """
-    states: Tensor = _Trajectory.apply(solve, counts, finish, starts, *weights)  # type: ignore[no-untyped-call]
+    states: Tensor = _Trajectory.apply(solve, counts, finish, starts, *weights)
     return states
 
 
