@@ -14,6 +14,7 @@ from transformers import (
     DebertaV2Config,
     DebertaV2ForSequenceClassification,
     DebertaV2Model,
+    DynamicCache,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -22,6 +23,7 @@ from transformers import (
     XLMConfig,
     XLMModel,
 )
+from transformers.integrations.executorch import register_dynamic_cache_export_support
 
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.integrations.transformers.accelerate import accelerate, register, restore
@@ -31,6 +33,8 @@ from tests.integrations.accelerate.case import VOCABULARY, texts
 from tests.integrations.accelerate.cases import CASES
 from tests.integrations.accelerate.cases.deberta_v2 import SIZES as DEBERTA
 from tests.integrations.accelerate.cases.t5 import SIZES as T5
+from tests.support.caches import given
+from tests.support.tiny_models import tiny_model
 
 
 def t5(**options: Any) -> T5ForConditionalGeneration:
@@ -136,6 +140,44 @@ def test_exported_programs_take_any_length() -> None:
         inputs = texts(length)
         expected, found = encoder(**inputs)[0], program(**inputs)[0]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_exported_programs_take_any_batch() -> None:
+    model = deberta(num_hidden_layers=1)
+    accelerate(model, check=False)
+    sizes = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("tokens", max=40)}
+    shapes = dict.fromkeys(inputs := texts(), sizes)
+    program = torch.export.export(model, (), inputs, dynamic_shapes=shapes).module()
+    for rows, length in ((1, 31), (4, 9)):
+        inputs = {name: x[:1].repeat(rows, 1) for name, x in texts(length).items()}
+        expected, found = model(**inputs)[0], program(**inputs)[0]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_caches_of_accelerated_models_are_exported() -> None:
+    register_dynamic_cache_export_support()
+    model, ids = tiny_model("llama"), texts()["input_ids"]
+
+    class Step(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: Tensor, cache: Any) -> Tensor:
+            logits: Tensor = self.model(ids, **given(self.model, cache)).logits
+            return logits
+
+    caches = [DynamicCache() for _ in range(2)]
+    expected = model(ids).logits[:, -1:]
+    accelerate(model, shortest=0)
+    for cache in caches:
+        for part in (ids[:, :-2], ids[:, -2:-1]):
+            model(part, **given(model, cache))
+    program = torch.export.export(Step(), (ids[:, -1:], caches[0])).module()
+    found = program(ids[:, -1:], caches[1])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_bias_written_out_compiles_into_one_graph() -> None:

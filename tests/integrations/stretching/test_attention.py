@@ -271,8 +271,8 @@ def test_caches_of_another_state_of_the_model_are_refused() -> None:
             model(texts()[:, 20:], **given(model, rotated))
         plain = cache_of(model(texts()[:, :20], use_cache=True))
         cut = copy.deepcopy(plain)
-        for layer in cut.layers[:2]:
-            layer.crop(-5)  # without the positions
+        for layer in cut.layers:
+            type(layer).crop(layer, -5)  # without the positions
         with pytest.raises(ArgumentError, match="cache: "):
             model(texts()[:, 20:], **given(model, cut))
         restore(model)

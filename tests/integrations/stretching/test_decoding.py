@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+from transformers.integrations.executorch import register_dynamic_cache_export_support
 
 from posenc import Encoding, Grid, Layout, create
 from posenc.extension import extend
 from posenc.integrations.transformers import stretch
 from posenc.integrations.transformers.accelerate.growing import grow
 from posenc.integrations.transformers.stretching import decoding
-from posenc.integrations.transformers.stretching.decoding import RotatedKeys
+from posenc.integrations.transformers.stretching.decoding import RotatedKeys, rotated_keys
 from tests.integrations.stretching.cases import model_of, near, texts
-from tests.support.caches import given
+from tests.support.caches import cache_of, given
 
 METHODS: dict[str, dict[str, Any]] = {
     "rerope": {"window": 6},
@@ -46,7 +48,7 @@ def step(model: Any, cache: DynamicCache, begin: int, end: int, **options: Any) 
 
 
 def kept(cache: DynamicCache) -> list[RotatedKeys]:
-    return [layer for layer in cache.layers if isinstance(layer, RotatedKeys)]
+    return [keys for layer in cache.layers for keys in rotated_keys(layer)]
 
 
 @pytest.mark.parametrize("growing", [False, True])
@@ -73,6 +75,49 @@ def test_a_step_rotates_what_is_new(
     count = 2 * ROTATIONS.get(method, 1)
     assert new == [26] * count + [1] * 7 * count + [4] * count + [1] * 3 * count
     assert len(kept(cache)) == count
+
+
+def test_caches_have_the_layers_of_the_model() -> None:
+    """Their number and classes, which transformers counts and exports by."""
+    model, cache = stretched(), DynamicCache()
+    step(model, cache, 0, 30)
+    step(model, cache, 30, 31)
+    generated = model.generate(
+        texts(), max_new_tokens=3, do_sample=False, return_dict_in_generate=True
+    )
+    assert kept(cache)
+    for found in (cache, copy.deepcopy(cache), cache_of(generated)):
+        assert [type(layer) for layer in found.layers] == [DynamicLayer] * 2
+
+
+@pytest.mark.parametrize("method", ["rerope", "self_extend"])
+def test_a_step_behind_a_cache_is_exported(method: str) -> None:
+    """Graphs get the keys of a cache alone, so positions are counted back from the step's."""
+    register_dynamic_cache_export_support()
+    model = stretched(method)
+
+    class Step(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: Tensor, attended: Tensor, places: Tensor, cache: Any) -> Tensor:
+            options = {"attention_mask": attended, "position_ids": places}
+            logits: Tensor = self.model(ids, **options, **given(self.model, cache)).logits
+            return logits
+
+    attended = torch.ones_like(texts())[:, :31]
+    attended[1, :5] = 0
+    places = (attended.cumsum(1) - 1).clamp(min=0)
+    caches = [DynamicCache() for _ in range(3)]
+    for cache in caches:
+        options = {"attention_mask": attended[:, :30], "position_ids": places[:, :30]}
+        step(model, cache, 0, 30, **options)
+    expected = step(model, caches[0], 30, 31, attention_mask=attended, position_ids=places[:, 30:])
+    inputs = (texts()[:, 30:31], attended, places[:, 30:])
+    with torch.no_grad():
+        program = torch.export.export(Step(), (*inputs, caches[1])).module()
+        assert near(expected, program(*inputs, caches[2]))
 
 
 @pytest.mark.parametrize("method", ["rerope", "dual_chunk", "log_n"])

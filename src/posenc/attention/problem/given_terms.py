@@ -112,7 +112,7 @@ def _at(bucket: Int[Tensor, "b L M"], product: TokenTableProduct) -> Float[Tenso
     """Products of tokens with the rows of buckets."""
     tokens, rows = _factors(product)
     products = tokens @ rows.mT  # [b, H, L, N]
-    batch = max(len(products), len(bucket))
+    batch = bucket.shape[0] if bucket.shape[0] > 1 else products.shape[0]  # len() is no symbol
     index = bucket.unsqueeze(1).expand(batch, products.shape[1], -1, -1)
     return products.expand(batch, -1, -1, -1).gather(-1, index)
 

@@ -39,20 +39,13 @@ def _numbers(release: str) -> tuple[int, int]:
 require(version("transformers"))
 
 
-class _NoDummyLayer:
-    """Base class in place of ``DummyLayer``: all layers of a cache have keys."""
-
-
 def _not_remapped(function: Callable[..., Any], position_ids: Any) -> Callable[..., Any]:
     """A function that no mask consists of: those of packed documents keep their indices."""
     return lambda *indices: function(*indices)
 
 
-def _since_5_23(module: str, name: str, otherwise: Any) -> Any:
-    return getattr(import_module(f"transformers.{module}"), name, otherwise)
-
-
-DummyLayer: Any = _since_5_23("cache_utils", "DummyLayer", _NoDummyLayer)
-remap_positions_for_packed_sequence: Callable[..., Callable[..., Any]] = _since_5_23(
-    "masking_utils", "remap_positions_for_packed_sequence", _not_remapped
+remap_positions_for_packed_sequence: Callable[..., Callable[..., Any]] = getattr(
+    import_module("transformers.masking_utils"),
+    "remap_positions_for_packed_sequence",  # since 5.23
+    _not_remapped,
 )

@@ -19,12 +19,11 @@ from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.accelerated import wants_weights
 from posenc.integrations.transformers.accelerate.dense import attend_by_logits, logits_of
-from posenc.integrations.transformers.accelerate.growing import Growing
 from posenc.integrations.transformers.accelerate.interface import mask
 from posenc.integrations.transformers.accelerate.lazy_mask import grid_behind, written_out
 from posenc.integrations.transformers.accelerate.routing import MOVED, POSENC, note
 from posenc.integrations.transformers.accelerate.views import STRETCHED
-from posenc.integrations.transformers.stretching.decoding import Past, attend_last
+from posenc.integrations.transformers.stretching.decoding import attend_last
 from posenc.integrations.transformers.stretching.frequencies import Frequencies, Of
 from posenc.integrations.transformers.stretching.positions import Adoption, Placement, placement_in
 from posenc.runtime import is_transformed
@@ -84,16 +83,15 @@ class StretchedLayer:
             self.order[x.device] = torch.tensor(self.features, device=x.device)
         return x.index_select(-1, self.order[x.device])
 
-    def past(self, module: nn.Module, key: Float[Tensor, "B G K D"]) -> Past | None:
-        """The growing cache whose whole content the keys are; None where a graph is made."""
+    def past(self, module: nn.Module, key: Float[Tensor, "B G K D"]) -> DynamicLayer | None:
+        """The cache's layer whose whole content the keys are; None where a graph is made."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed():
             return None
         cache, index = self.adoption.cache, getattr(module, "layer_idx", None)
         if cache is None or not isinstance(index, int) or index >= len(cache.layers):
             return None
         held = cache.layers[index]
-        whole = self.adoption.begun and type(held) in (DynamicLayer, Growing) and held.keys is key
-        return Past(cache, index) if whole else None
+        return held if type(held) is DynamicLayer and held.keys is key else None
 
     def grid(self, grid: Grid | None, queries: int, keys: int) -> Grid:
         """The grid at the positions of the present pass.

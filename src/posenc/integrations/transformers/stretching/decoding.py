@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import DynamicLayer
 
 from posenc.attention import attend
 from posenc.attention.backends.common.fused import fold_heads
@@ -17,30 +17,19 @@ from posenc.encoding import Encoding, apply_rotation
 from posenc.extension.banded import BandedRope
 from posenc.extension.methods.log_n import LogN
 from posenc.grid import Grid
-from posenc.integrations.transformers.versions import DummyLayer
+from posenc.integrations.transformers.stretching.beside import keep, kept
 
 PLAIN = Encoding()
 
 
-class RotatedKeys(DynamicLayer, DummyLayer):
-    """Keys ``[B, G, T, D]`` of an attention layer after a rotation, as one more layer of its cache.
+class RotatedKeys(DynamicLayer):
+    """Keys ``[B, G, T, D]`` of an attention layer after a rotation, beside those of its cache.
 
-    So they are reordered, repeated, cut and reset as the keys are. New ones are written behind the
-    others, in memory that doubles when it is full.
-
-    Args:
-        layer: index of the attention layer.
+    New ones are written behind the others, in memory that doubles when it is full.
     """
 
-    is_compileable, supports_early_init = True, False
-    is_sliding = None  # as of ``Positions``
     keys: Any
-
-    def __init__(self, layer: int) -> None:
-        super().__init__()
-        self.layer = layer
-        self.is_initialized = False
-        self.room: Tensor | None = None
+    room: Tensor | None = None
 
     def extend(self, new: Float[Tensor, "B G N D"]) -> Float[Tensor, "B G T D"]:
         """All keys so far, with the new ones."""
@@ -62,32 +51,21 @@ class RotatedKeys(DynamicLayer, DummyLayer):
         return room.data_ptr() == self.keys.data_ptr() and room.shape[2] >= end and not frozen
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RotatedKeys:
-        copied = RotatedKeys(self.layer)
+        copied = RotatedKeys()
         if self.is_initialized:
             copied.extend(self.keys)
         return copied
 
 
-class Past(NamedTuple):
-    """The keys and values of a layer.
+def rotated_keys(layer: DynamicLayer) -> tuple[RotatedKeys, ...]:
+    """The keys of a cache's layer after each of their rotations, as far as they are kept."""
+    return tuple(x for x in kept(layer) if isinstance(x, RotatedKeys))
 
-    Args:
-        cache: of the model.
-        layer: index of the attention layer.
-    """
 
-    cache: Cache
-    layer: int
-
-    def rotated(self) -> list[RotatedKeys]:
-        """The keys after each of their rotations, as far as they are kept."""
-        layers = self.cache.layers
-        return [x for x in layers if isinstance(x, RotatedKeys) and x.layer == self.layer]
-
-    def append(self, count: int) -> list[RotatedKeys]:
-        """Empty layers for rotated keys."""
-        self.cache.layers += [RotatedKeys(self.layer) for _ in range(count)]
-        return self.rotated()
+def _begin(layer: DynamicLayer, count: int) -> tuple[RotatedKeys, ...]:
+    """Begin to keep so many rotations of a layer's keys."""
+    keep(layer, *(RotatedKeys() for _ in range(count)))
+    return rotated_keys(layer)
 
 
 def attend_last(
@@ -96,7 +74,7 @@ def attend_last(
     value: Float[Tensor, "B G K E"],
     grid: Grid,
     encoding: Encoding,
-    past: Past,
+    past: DynamicLayer,
     *,
     scale: float,
     sinks: Float[Tensor, " H"] | None = None,
@@ -107,14 +85,14 @@ def attend_last(
     Served are rotations of each key by its position alone, in float32 or better.
 
     Args: as ``attend``.
-        past: that the keys are from.
+        past: the cache's layer that the keys are from.
     """
     transform, score = encoding.query_key, encoding.score
     if not served(encoding, grid) or query.dtype.itemsize < 4:
         return None
-    kept = past.rotated()
+    before = rotated_keys(past)
     keys = key.shape[2]
-    begin = kept[0].get_seq_length() if kept else 0
+    begin = before[0].get_seq_length() if before else 0
     if begin >= keys:
         return None
     new = key[:, :, begin:]
@@ -124,8 +102,8 @@ def attend_last(
         if rotated.shape != new.shape:
             return None
         if score is None:
-            kept = kept or past.append(1)
-            rotated = kept[0].extend(rotated)
+            (held,) = before or _begin(past, 1)
+            rotated = held.extend(rotated)
             return attend(
                 *(query, rotated, value, grid, PLAIN), scale=scale, sinks=sinks, softcap=softcap
             )
@@ -133,14 +111,14 @@ def attend_last(
     rotations, bands = once_for_part(
         score, grid, lambda grid: score.of_last(grid, begin), ("last", begin)
     )
-    kept = kept or past.append(len(rotations))
+    before = before or _begin(past, len(rotations))
     pairing = score.rope.pairing
-    for held, rotation in zip(kept, rotations, strict=True):
+    for held, rotation in zip(before, rotations, strict=True):
         held.extend(apply_rotation(new, *rotation, pairing))
     logits = query.new_empty(*key.shape[:2], query.shape[1] // key.shape[1], keys)
     for band in bands:
         shown = logits[..., band.keys]
-        rotated = key if band.rotation is None else kept[band.rotation].keys
+        rotated = key if band.rotation is None else before[band.rotation].keys
         turned, _ = fold_heads(apply_rotation(query * scale, *band.query, pairing), key)
         product = turned @ rotated[:, :, band.keys].mT
         shown.copy_(product if band.pairs is None else product.where(band.pairs, shown))

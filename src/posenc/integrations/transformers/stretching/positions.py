@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -21,10 +21,10 @@ from transformers.cache_utils import (
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.signatures import bound, caches_in
+from posenc.integrations.transformers.stretching.beside import keep, kept
 from posenc.integrations.transformers.stretching.probing import layer_type_of
-from posenc.integrations.transformers.versions import DummyLayer
 from posenc.layout import Layout
-from posenc.runtime import has_values
+from posenc.runtime import has_values, is_exporting
 
 PLACED = "_posenc_placement"
 """Attribute of rotary modules' outputs: the positions they are of."""
@@ -38,19 +38,14 @@ class Switch:
 
 
 class Positions(CacheLayerMixin):
-    """Positions ``[B|1, 1, T, 1]`` of all tokens in a cache, as one more layer of it.
+    """Positions ``[B|1, 1, T, 1]`` of all tokens in a cache, beside the keys of a layer."""
 
-    So they are reordered, repeated, cut and reset as the keys are. It counts as a dummy and neither
-    slides nor does not, since masks have the size of the first layer of their kind.
-    """
-
-    is_compileable, supports_early_init = True, False
     keys: Any
     values: Any
     switch: Switch
 
     @staticmethod
-    def beside(cache: Cache, switch: Switch) -> Positions:
+    def of(cache: Cache, switch: Switch) -> Positions:
         """Those of an empty cache: in memory of a fixed size where the keys are."""
         rooms = [x.max_cache_len for x in cache.layers if isinstance(x, StaticLayer)]
         windows = [x.max_cache_len for x in cache.layers if isinstance(x, StaticSlidingWindowLayer)]
@@ -58,15 +53,16 @@ class Positions(CacheLayerMixin):
             return GrowingPositions(switch)
         return FixedPositions(switch, max(rooms))
 
-    @property
-    def is_sliding(self) -> None:
-        """None, which equals neither True nor False; masks read it in each pass.
+    def get_mask_sizes(self, *arguments: Any) -> tuple[int, int]:
+        """As of any layer; every pass asks for it.
 
         Raises:
             ArgumentError: if the model was restored since: the cache has unrotated keys.
         """
         if not self.switch.on:
             raise _foreign_cache("one that a stretched model filled, which was restored since")
+        sizes: tuple[int, int] = super().get_mask_sizes(*arguments)
+        return sizes
 
     def append(self, ids: Int[Tensor, "b Q"]) -> None:
         """Keep the positions of a pass."""
@@ -88,7 +84,7 @@ class Positions(CacheLayerMixin):
         return self.is_initialized and len(self.keys) > 1
 
 
-class GrowingPositions(Positions, DynamicLayer, DummyLayer):
+class GrowingPositions(Positions, DynamicLayer):
     """Positions in a cache that grows."""
 
     def __init__(self, switch: Switch) -> None:
@@ -110,7 +106,7 @@ class GrowingPositions(Positions, DynamicLayer, DummyLayer):
         return copied
 
 
-class FixedPositions(Positions, StaticLayer, DummyLayer):
+class FixedPositions(Positions, StaticLayer):
     """Positions in a cache of a fixed size, free room after the last.
 
     Compiled decoding reads no length: that would break the graph, or wait for the device.
@@ -252,20 +248,15 @@ class Adoption:
             )
         self.cache, self.latest = next(caches_in([*arguments, *options.values()]), None), None
 
-    @property
-    def begun(self) -> bool:
-        """True if the cache has the positions of an earlier pass, and so all its layers."""
-        return _positions_in(self.cache) is not None
-
     def end(self, module: Any, arguments: Any, options: dict[str, Any], output: Any) -> None:
         """After a pass: its positions go into the cache."""
         outputs = output.values() if isinstance(output, dict) else output
         found = next(caches_in(outputs if not isinstance(outputs, Tensor) else ()), self.cache)
-        if found is not None and self.latest is not None and found.layers:
+        if found is not None and self.latest is not None and any(_attention_layers(found)):
             held = _positions_in(found)
             if held is None:
-                held = Positions.beside(found, self.switch)
-                found.layers.append(held)
+                held = Positions.of(found, self.switch)
+                keep(next(_attention_layers(found)), held)
             held.append(self.latest.queries)
         self.cache = None
 
@@ -335,12 +326,17 @@ class Adoption:
         fixed = isinstance(held, FixedPositions) and held.is_initialized
         if fixed and torch.compiler.is_compiling():
             return cast(FixedPositions, held).before(ids)
-        past = 0 if self.cache is None else int(self.cache.get_seq_length())
+        past = 0 if self.cache is None else self.cache.get_seq_length()
+        if not is_exporting():
+            past = int(past)
         if not past:
             return Placement(ids, ids, ids.shape[1])
-        if held is None or int(held.get_seq_length()) != past:
+        if held is not None and held.get_seq_length() == past:
+            before = held.keys[:, 0, :past, 0]
+        elif is_exporting():  # what enters a graph is a cache's keys and values alone
+            before = (ids[:, :1] - past + torch.arange(past, device=ids.device)).clamp(min=0)
+        else:
             raise _foreign_cache("one that was filled before, or otherwise")
-        before = held.keys[:, 0, :past, 0]
         rows = max(len(before), len(ids))
         tokens = torch.cat([before.expand(rows, -1), ids.expand(rows, -1)], 1)
         return Placement(ids, tokens, tokens.shape[1])
@@ -348,16 +344,21 @@ class Adoption:
 
 def placement_in(values: Any) -> Placement | None:
     """The positions that come with a layer's arguments."""
-    for leaf in tree_leaves(values):
+    for leaf in tree_leaves(values, is_leaf=lambda x: isinstance(x, Cache)):
         found: Placement | None = getattr(leaf, PLACED, None)
         if found is not None:
             return found
     return None
 
 
-def _positions_in(cache: Cache | None) -> Positions | None:
+def _attention_layers(cache: Cache | None) -> Iterator[CacheLayerMixin]:
     layers = [] if cache is None else cache.layers
-    return next((layer for layer in layers if isinstance(layer, Positions)), None)
+    return (layer for layer in layers if isinstance(layer, CacheLayerMixin))
+
+
+def _positions_in(cache: Cache | None) -> Positions | None:
+    beside = (x for layer in _attention_layers(cache) for x in kept(layer))
+    return next((x for x in beside if isinstance(x, Positions)), None)
 
 
 def _foreign_cache(got: str) -> ArgumentError:

@@ -1,0 +1,55 @@
+"""What a stretched model keeps beside the keys of a cache's layer, in step with them.
+
+It is no layer of the cache, and the layer keeps its class: transformers counts the layers, and
+exports those of its own classes alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from transformers.cache_utils import CacheLayerMixin
+
+KEPT = "_posenc_beside"
+"""Attribute of layers: what is kept beside their keys."""
+
+FOLLOWED = (
+    "reorder_cache",
+    "crop",
+    "batch_repeat_interleave",
+    "batch_select_indices",
+    "reset",
+    "get_mask_sizes",
+)
+"""Methods of layers that are called on what is kept beside them too."""
+
+
+def kept(layer: object) -> tuple[CacheLayerMixin, ...]:
+    """What is kept beside a layer of a cache."""
+    beside: tuple[CacheLayerMixin, ...] = getattr(layer, KEPT, ())
+    return beside
+
+
+def keep(layer: CacheLayerMixin, *beside: CacheLayerMixin) -> None:
+    """Keep more beside a layer, which is reordered, repeated, cut and reset as its keys are."""
+    setattr(layer, KEPT, (*kept(layer), *beside))
+    for name in FOLLOWED:
+        setattr(layer, name, _InStep(layer, name))
+
+
+class _InStep:
+    """A method of a layer, and of all that is kept beside it."""
+
+    def __init__(self, layer: CacheLayerMixin, name: str) -> None:
+        self.layer = weakref.ref(layer)  # a cycle would hold on to the memory of caches
+        self.name = name
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        layer = self.layer()
+        for beside in kept(layer):
+            getattr(beside, self.name)(*arguments, **options)
+        return getattr(type(layer), self.name)(layer, *arguments, **options)
+
+    def __reduce__(self) -> Any:
+        return _InStep, (self.layer(), self.name)
