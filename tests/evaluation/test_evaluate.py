@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from posenc.errors import ArgumentError, Interrupted
 from posenc.evaluation.checkpoint import Checkpoint
+from posenc.evaluation.effective import Series
 from posenc.evaluation.evaluate import evaluate
 from posenc.evaluation.examination import Examination
 from posenc.evaluation.limits import affordable
@@ -58,6 +59,15 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], float]:
 def measured(model: nn.Module, text: Text, **fields: Any) -> Study:
     options = {"tasks": "vt,cwe,fwe", "lengths": (64, 128, 256)} | fields
     return evaluate(Checkpoint("tiny", "decoder", model, LENGTH), text, **options)
+
+
+def test_nothing_learned_leaves_no_effective_length(
+    model: Decoder, text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Series, "learned", lambda *_: False)
+    study = measured(model, text, lengths=[LENGTH])
+    assert study.effective is None
+    assert all(word not in " ".join(answer(study)) for word in ("ffective", "guessing"))
 
 
 def test_questions_enter_the_effective_length(

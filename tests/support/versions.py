@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 import transformers
@@ -16,6 +17,13 @@ def fault_before(library: str, fixed: str, reason: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(
         Version(installed) < Version(fixed), reason=f"{library} {installed}: {reason}"
     )
+
+
+def checkpoint_activations(model: Any, *, reentrant: bool) -> None:
+    """Have a model compute activations again in backward passes, by the name of before 5.23 too."""
+    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+    enable = next(getattr(model, name) for name in names if hasattr(model, name))
+    enable({"use_reentrant": reentrant})
 
 
 def needs_model_type(name: str) -> pytest.MarkDecorator:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.encoding.lowered import StructuredScore
+from posenc.runtime import is_exporting
 
 Features = Float[Tensor, "B L C"]
 """Token vectors."""
@@ -37,4 +39,9 @@ def repeat_heads(x: Keys, heads: int) -> Float[Tensor, "B H K D"]:
 
     They are copied where G and ``heads`` differ.
     """
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+    count = x.shape[1]
+    if count == heads:
+        return x
+    if is_exporting():  # PyTorch before 2.13 bounds the lengths of programs that repeat
+        return x[:, torch.arange(heads, device=x.device) * count // heads]
+    return x.repeat_interleave(heads // count, dim=1)

@@ -169,7 +169,8 @@ class _Measurement:
         seed = self.settings.seed
         study = study_of(self.checkpoint, self.data, self.suite, findings, factor=1.0, seed=seed)
         if not study.gate:
-            study = replace(study, effective=effective, rise=self._rise(reading))
+            known = effective if effective is not None and effective.abilities else None
+            study = replace(study, effective=known, rise=self._rise(reading))
         return replace(study, style=self.examination.style, left_out=self.left_out)
 
     def _suite(self, lengths: tuple[int, ...]) -> Suite:

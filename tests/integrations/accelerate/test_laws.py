@@ -22,6 +22,7 @@ from posenc.integrations.transformers.accelerate.families.common import page
 from tests.integrations.accelerate.case import Case
 from tests.integrations.accelerate.cases import CASES
 from tests.support.exhaustive import kept_in_suite
+from tests.support.versions import checkpoint_activations
 
 API = "posenc.integrations.transformers.accelerate.api"
 
@@ -249,7 +250,7 @@ def test_training_with_dropout_and_checkpointing(case: Case) -> None:
                 module.eval()
             if isinstance(getattr(module, "dropout", None), float):
                 module.dropout = 0.0
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(model, reentrant=False)
         got = case.gradients(model)
         for name, gradient in expected.items():
             torch.testing.assert_close(got[name], gradient, rtol=1e-3, atol=1e-4)

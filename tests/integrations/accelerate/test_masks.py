@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import masking_utils
 from transformers.masking_utils import (
     and_masks,
     bidirectional_mask_function,
@@ -29,7 +30,6 @@ from posenc.integrations.transformers.accelerate.lazy_mask import (
     pairs_behind,
     written_out,
 )
-from posenc.integrations.transformers.versions import remap_positions_for_packed_sequence
 from tests.integrations.accelerate.cases import CASES
 from tests.integrations.accelerate.test_interface import SERVED, heads, model_of
 
@@ -45,16 +45,28 @@ PIECES = torch.tensor([[-1, 0, 0, 0, -1, -1, 0, 0, 0, -1, -1, -1], [-1] * 12])
 DOCUMENTS = torch.arange(12).ge(5).long().expand(2, -1)
 
 
-def window(positions: Tensor) -> Callable[..., Any]:
-    """A window of 3 positions."""
-    return remap_positions_for_packed_sequence(sliding_window_causal_mask_function(3), positions)
+PACKED = packed_sequence_mask_function(DOCUMENTS)
+
+
+def windows_of_packed() -> dict[str, Callable[..., Any]]:
+    """Windows of 3 positions in packed documents; none where windows are of indices alone."""
+    remapped = getattr(masking_utils, "remap_positions_for_packed_sequence", None)
+    if remapped is None:  # before 5.23
+        return {}
+    window = sliding_window_causal_mask_function(3)
+    steady, apart = (remapped(window, factor * STEADY) for factor in (1, 2))
+    return {
+        "window of packed": and_masks(PACKED, steady),
+        "window of packed, the other way": and_masks(steady, PACKED),
+        "window of positions apart": and_masks(PACKED, apart),
+    }
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "causal": causal_mask_function,
     "full": bidirectional_mask_function,
     "window": sliding_window_causal_mask_function(3),
-    "packed": and_masks(causal_mask_function, packed_sequence_mask_function(DOCUMENTS)),
+    "packed": and_masks(causal_mask_function, PACKED),
     "packed twice": and_masks(
         *(packed_sequence_mask_function(ids) for ids in (DOCUMENTS, DOCUMENTS.flip(1)))
     ),
@@ -64,13 +76,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "image in pieces": or_masks(causal_mask_function, blockwise_overlay(PIECES)),
     "reaching ahead": lambda b, h, q, k: (k > q - 4) & (k <= q + 2),
     "prefix": or_masks(causal_mask_function, lambda b, h, q, k: k < 5 + b),
-    "window of packed": and_masks(packed_sequence_mask_function(DOCUMENTS), window(STEADY)),
-    "window of packed, the other way": and_masks(
-        window(STEADY), packed_sequence_mask_function(DOCUMENTS)
-    ),
-    "window of positions apart": and_masks(
-        packed_sequence_mask_function(DOCUMENTS), window(2 * STEADY)
-    ),
+    **windows_of_packed(),
     "every other": lambda b, h, q, k: (k % 2 == q % 2) & (k <= q),
 }
 UNSKIPPED = {"allow_is_causal_skip": False}

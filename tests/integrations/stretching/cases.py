@@ -16,6 +16,7 @@ WINDOW = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attent
 
 SIZES: dict[str, dict[str, Any]] = {
     "gemma3_text": WINDOW,
+    "gemma2": {"attn_implementation": "eager"},  # sdpa leaves its cap out before 5.21
     "gpt_oss": WINDOW,
     "smollm3": {"no_rope_layers": [1, 0]},
     "llama4_text": {"layer_types": ["chunked_attention"] * 2, "no_rope_layers": [1, 1]},

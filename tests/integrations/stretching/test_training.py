@@ -14,6 +14,7 @@ from transformers import Trainer, TrainingArguments
 
 from posenc.integrations.transformers import restore, stretch
 from tests.integrations.stretching.cases import FREE, model_of, near, outputs, texts
+from tests.support.versions import checkpoint_activations
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 
@@ -44,7 +45,7 @@ def test_layers_computed_again_have_the_positions_of_their_pass(kind: str, reent
     model = model_of(kind)
     stretch(model, "rerope", **MOVED)
     expected = gradients(model)
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    checkpoint_activations(model, reentrant=reentrant)
     if reentrant:
         model.enable_input_require_grads()
     assert near(expected, gradients(model.train()))

@@ -30,7 +30,7 @@ from posenc.attention.backends.common.fused import are_few, fold_heads, fused_at
 from posenc.attention.backends.common.sinks import beside_sinks
 from posenc.attention.problem.lowering import bias_by_offset, is_constant_table
 from posenc.attention.problem.problem import Problem
-from posenc.encoding import BucketedTerms, LowRank
+from posenc.encoding import BucketedTerms, LowRank, repeat_heads
 from posenc.grid import FARTHEST, Grid
 from posenc.runtime import (
     differentiates_forward,
@@ -173,8 +173,8 @@ def _widen(
     """Queries and keys with the factors as extra columns, and all three of one width."""
     q, k, v = problem.q, problem.k, problem.v
     if factors:
-        k = k.repeat_interleave(problem.heads // k.shape[1], dim=1)
-        v = v.repeat_interleave(problem.heads // v.shape[1], dim=1)
+        k = repeat_heads(k, problem.heads)
+        v = repeat_heads(v, problem.heads)
         rows, lanes = q.shape[0], problem.heads
         q_columns = [f.query / problem.scale for f in factors]
         q = torch.cat([q, *(c.expand(rows, lanes, -1, -1).to(q) for c in q_columns)], dim=-1)

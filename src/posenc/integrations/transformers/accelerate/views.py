@@ -43,6 +43,11 @@ def config_behind(config: PreTrainedConfig) -> PreTrainedConfig:
 
 @cache
 def _view_class(kind: Hashable, name: str) -> type[PreTrainedConfig]:
+    config = cast(type[PreTrainedConfig], kind)
+
+    def new(view: type, *arguments: Any, **options: Any) -> PreTrainedConfig:
+        return config(*arguments, **options)  # as transformers makes one of defaults to print
+
     def reduce(view: Any, protocol: Any) -> Any:
         return cast, (None, view.config_behind)  # a function of Python that returns its argument
 
@@ -57,12 +62,12 @@ def _view_class(kind: Hashable, name: str) -> type[PreTrainedConfig]:
 
     members = {
         "__slots__": ("config_behind",),
+        "__new__": new,
         "_attn_implementation": property(lambda view: name, chosen),
         "__reduce_ex__": reduce,
         "__deepcopy__": copied,
         "get_text_config": text_config,
     }
-    config = cast(type[PreTrainedConfig], kind)
     return type(config.__name__, (config,), members)
 
 

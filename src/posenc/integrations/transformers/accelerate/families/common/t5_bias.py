@@ -18,8 +18,7 @@ class T5Bias(Accelerated):
     """Attention that hands its position bias on as a table, and none where it has none."""
 
     has_relative_attention_bias = property(lambda module: True)
-    """Asks ``compute_bias`` in cross-attention too, where transformers writes zeros out. What the
-    module has is in its own attribute."""
+    """Asks ``compute_bias`` in cross-attention too, where transformers writes zeros out."""
 
     def buckets(self, relative_position: Tensor) -> BucketIndex:
         """Rows of the table by offset."""
@@ -33,7 +32,7 @@ class T5Bias(Accelerated):
     def compute_bias(
         self, *lengths: Any, device: torch.device | None = None, **options: Any
     ) -> PositionBias:
-        if not self.__dict__["has_relative_attention_bias"]:
+        if "relative_attention_bias" not in self._modules:
             return PositionBias()
 
         def bucket(offset: Offsets) -> BucketIndex:
