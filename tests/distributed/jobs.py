@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from posenc import Attention, Cache, Layout, create, distributed
+from posenc import Attention, Cache, Grid, Layout, attend, create, distributed
 from posenc.distributed.group import Group
 from posenc.errors import DerivativeError, PosencError, RankError
 from posenc.models import Decoder, DecoderConfig
@@ -67,6 +69,41 @@ def second_derivative(group: dist.ProcessGroup, form: str) -> str:
     except DerivativeError as error:
         return str(error)
     return ""
+
+
+def written_difference(group: dist.ProcessGroup, form: str) -> float:
+    """How far attention is off after one rank wrote into its layout."""
+    index = place(group, "contiguous")
+    *operands, _, _ = tensors(torch.float32)
+    whole = Layout.padded([LENGTH, LENGTH - 1])
+    layout, encoding = distributed.take(whole, index), encoding_of("t5", torch.float32)
+    found = torch.empty(())
+    for hidden in (0, 5):
+        assert whole.valid is not None
+        assert layout.valid is not None
+        middle = LENGTH // 2  # where the second of two ranks begins
+        whole.valid[:, middle : middle + hidden] = False
+        if int(index[0]) == middle:
+            layout.valid[:, :hidden] = False
+        parts = [x[:, :, index] for x in operands]
+        found = distributed.attend(*parts, layout, encoding, mesh=group, causal=True, form=form)
+    expected = attend(*operands, Grid.of(whole, causal=True), encoding)[:, :, index]
+    return float((found - expected).abs().max())
+
+
+def holds_group(group: dist.ProcessGroup) -> bool:
+    """Whether a group outlives its end: its threads would run while Python stops."""
+    ranks = dist.get_process_group_ranks(group)
+    made = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    index = place(made, "contiguous")
+    q, k, v = (x[:, :, index] for x in tensors(torch.float64)[:3])
+    layout = distributed.take(LAYOUTS["sequence"](), index)
+    distributed.attend(q, k, v, layout, encoding_of("t5", torch.float64), mesh=made, causal=True)
+    reference = weakref.ref(made)
+    dist.destroy_process_group(made)
+    del made
+    gc.collect()
+    return reference() is not None
 
 
 def decoder(name: str, **changes: Any) -> Decoder:

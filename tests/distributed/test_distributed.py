@@ -47,6 +47,15 @@ def test_second_derivatives_are_refused(pool: Pool, form: str) -> None:
         assert "Attend in one process" in message
 
 
+@pytest.mark.parametrize("form", ["ring", "gather", "heads"])
+def test_layouts_may_be_written_on_one_rank(pool: Pool, form: str) -> None:
+    assert max(pool.run(f"{JOBS}:written_difference", 2, form=form)) < 1e-5
+
+
+def test_groups_end_with_their_destruction(pool: Pool) -> None:
+    assert not any(pool.run(f"{JOBS}:holds_group", 2))
+
+
 @pytest.mark.parametrize(
     ("name", "form", "split", "how"),
     [

@@ -158,7 +158,7 @@ class ContextParallel:
                 remedy="Use Layout.packed, or a window, where one says the same.",
             )
         x = attention.autocast()
-        session = Session.of(Group.of(self.mesh, self.axis))
+        session = Session(Group.of(self.mesh, self.axis))
         settings = (self.form, x.grid.causal, x.grid.window, x.dropout, x.scale, x.softcap)
         shapes = (x.q.shape[:2], x.q.shape[3:], x.k.shape[1:2], x.v.shape[1:2], x.v.shape[3:])
         kinds = (x.grid.key.signal is None, x.sinks is None, x.q.dtype, backend)

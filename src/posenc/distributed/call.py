@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from jaxtyping import Float
 from torch import Tensor
@@ -52,6 +53,7 @@ class ShardedCall:
             return None
         return KeyedDropout(self.dropout, self.seed, token_numbers(query), token_numbers(key))
 
+    @cached_property
     def shards(self) -> Shards:
         """The key layouts of all ranks."""
         return self.session.shards(self.grid.key)

@@ -66,7 +66,7 @@ class TokenDropout(nn.Dropout):
                 got=layout,
                 remedy="Call the model that was passed to parallelize, with its tokens' layouts.",
             )
-        seed = Session.of(self.group).seed(x.device)
+        seed = Session(self.group).seed(x.device)
         features = torch.arange(x.shape[2], device=x.device).unsqueeze(0)
         dropout = KeyedDropout(self.p, seed, token_numbers(layout), features)
         return x * dropout.factors(x.unsqueeze(1)).squeeze(1)

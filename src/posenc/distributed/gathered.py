@@ -19,7 +19,7 @@ from posenc.layout import Layout
 
 def attend_gathered(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     """Attention of this rank's queries; gradients of keys and values go back to their ranks."""
-    shards, grid = call.shards(), call.grid
+    shards, grid = call.shards, call.grid
     tensors = [call.k.permute(2, 0, 1, 3), call.v.permute(2, 0, 1, 3)]  # [L, B, G, D]
     signal = grid.key.signal
     if signal is not None:

@@ -38,7 +38,7 @@ def attend_by_heads(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     heads, groups = call.q.shape[1], call.k.shape[1]
     groups = math.lcm(groups, group.size)
     k, v = (repeat_heads(x, groups) for x in (call.k, call.v))
-    of_keys = call.shards()
+    of_keys = call.shards
     of_queries = call.session.shards(grid.query)
     q = _to_heads(group, of_queries, call.q)
     k, v = (_to_heads(group, of_keys, x) for x in (k, v))

@@ -114,7 +114,7 @@ class _WholeSequence:
             return None
         x, layout = args
         tokens: Tensor | None = kwargs.get("tokens")
-        self.shards = shards = Session.of(self.group).shards(layout)
+        self.shards = shards = Session(self.group).shards(layout)
         (whole,) = gather(self.group, shards.lengths, [x.transpose(0, 1)])
         if tokens is not None:
             tokens = shards.arrange(self.group.gather(tokens.mT, shards.lengths)).mT

@@ -44,7 +44,7 @@ def refusal(call: ShardedCall) -> str | None:
             return f"the result of {name} for a pair depends on other tokens, too"
         if any(getattr(module, "attached", None) is not None for module in part.modules()):
             return f"{name} computes with parameters of the layer"
-    shards = call.shards()
+    shards = call.shards
     if shards.layout.positions.requires_grad:
         return "positions have gradients"
     if _summed(encoding) and crosses_ties(shards):
@@ -56,7 +56,7 @@ def attend_in_ring(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     """Attention of this rank's queries, one block of keys after the other."""
     if call.session.group.size == 1:
         return attend_gathered(call)
-    shards, group, encoding, grid = call.shards(), call.session.group, call.encoding, call.grid
+    shards, group, encoding, grid = call.shards, call.session.group, call.encoding, call.grid
     query, key = grid.query.signal, grid.key.signal
     if _summed(encoding):
         query = key = running_sums(group, shards, grid.key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import ClassVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -12,59 +13,76 @@ from torch import Tensor
 from posenc.distributed.group import Group
 from posenc.distributed.shards import FIELDS, KEPT, Layouts, Shards
 from posenc.encoding import Encoding
+from posenc.encoding.reuse import Copies
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 DTYPES = (torch.float32, torch.float64)
 
 
+@dataclass(eq=False)
+class Exchanged:
+    """What the ranks of a group have exchanged.
+
+    It must not hold on to the group, whose threads would outlive ``destroy_process_group``.
+
+    Args:
+        shards: by number of the exchange, with copies of this rank's layout; the last ones last.
+        compared: encodings that are the same on all ranks, by settings of the call.
+        count: of exchanges of layouts.
+    """
+
+    shards: dict[int, tuple[Copies, Shards]] = field(default_factory=dict)
+    compared: dict[str, WeakSet[Encoding]] = field(default_factory=dict)
+    count: int = 0
+
+
 class Session:
-    """The layouts and encodings that the ranks of a group have exchanged.
+    """The layouts and encodings of the ranks of a group, exchanged where they are new.
 
     Args:
         group: the ranks.
     """
 
-    _of_groups: ClassVar[WeakKeyDictionary[dist.ProcessGroup, Session]] = WeakKeyDictionary()
+    _of_groups: ClassVar[WeakKeyDictionary[dist.ProcessGroup, Exchanged]] = WeakKeyDictionary()
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self._shards: list[tuple[tuple[Tensor | None, ...], Shards]] = []
-        self._compared: dict[str, WeakSet[Encoding]] = {}
-
-    @classmethod
-    def of(cls, group: Group) -> Session:
-        """The session of a process group, one as long as the group exists."""
-        if group.handle not in cls._of_groups:
-            cls._of_groups[group.handle] = cls(group)
-        return cls._of_groups[group.handle]
+        self._exchanged = self._of_groups.setdefault(group.handle, Exchanged())
 
     def shards(self, layout: Layout) -> Shards:
-        """The layouts of all ranks; exchanged once for a layout, signals left aside.
+        """The layouts of all ranks; exchanged anew where one has other numbers, signals left aside.
 
-        All ranks must call this alike. A layout whose positions have gradients is exchanged at
-        every call.
+        All ranks must call this alike: each time they tell each other whether theirs is known. A
+        layout whose positions have gradients never is.
         """
-        key = tuple(getattr(layout, name) for name in ("positions", "order", *FIELDS))
-        for known, shards in self._shards:
-            if all(a is b for a, b in zip(known, key, strict=True)):
-                return shards
+        known = self._exchanged.shards
+        content = [getattr(layout, name) for name in ("positions", "order", *FIELDS)]
+        number = next((n for n, (copies, _) in known.items() if copies.hold(content)), -1)
+        if layout.positions.requires_grad:
+            number = -1
         facts = [
+            number,
             layout.length,
-            max(x.shape[0] for x in key if x is not None),
+            max(x.shape[0] for x in content if x is not None),
             DTYPES.index(layout.positions.dtype),
             int(layout.positions.requires_grad),
             *(int(getattr(layout, name) is not None) for name in FIELDS),
         ]
         table = self._exchange(facts, layout.device)
-        lengths, rows, dtypes, graded = table.T[:4].tolist()
+        numbers, lengths, rows, dtypes, graded = table.T[:5].tolist()
+        if number >= 0 and set(numbers) == {number}:
+            return known[number][1]
         fields = tuple(
-            name for name, has in zip(FIELDS, table[:, 4:].any(0).tolist(), strict=True) if has
+            name for name, has in zip(FIELDS, table[:, 5:].any(0).tolist(), strict=True) if has
         )
         like = Layouts(max(rows), fields, DTYPES[max(dtypes)], any(graded))
         shards = Shards.gather(self.group, layout, tuple(lengths), like)
         if not any(graded):
-            self._shards = [(key, shards), *self._shards[: KEPT - 1]]
+            while len(known) >= KEPT:
+                del known[next(iter(known))]
+            self._exchanged.count += 1
+            known[self._exchanged.count] = Copies(content), shards
         return shards
 
     def require_same(self, encoding: Encoding, settings: str, device: torch.device) -> None:
@@ -73,7 +91,7 @@ class Session:
         Raises:
             ArgumentError: on every rank, with the ranks that differ from rank 0.
         """
-        compared = self._compared.setdefault(settings, WeakSet())
+        compared = self._exchanged.compared.setdefault(settings, WeakSet())
         if encoding in compared:
             return
         shapes = [f"{name}{list(x.shape)}{x.dtype}" for name, x in encoding.named_parameters()]

@@ -140,7 +140,7 @@ class SomeHeads:
             options["sinks"] = options["sinks"].to_local()
         if not dropout or self.attend is not attend:
             return self.attend(q, k, v, grid, encoding, dropout=dropout, **options)
-        seed = Session.of(self.group).seed(q.device)
+        seed = Session(self.group).seed(q.device)
         keyed = KeyedDropout(dropout, seed, token_numbers(query), token_numbers(key), self.first)
         backend = options.pop("backend", "auto")
         call = AttentionCall(q, k, v, grid, encoding, keyed=keyed, **options)
