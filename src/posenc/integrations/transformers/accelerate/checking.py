@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
 from posenc.errors import ArgumentError
+from posenc.integrations.transformers.accelerate.signatures import is_cache
 from posenc.integrations.transformers.accelerate.trials import (
     Trial,
     execution_device,
@@ -173,7 +174,7 @@ class Comparison:
                 return x
             return x * (1 + self.precision.step * (2 * torch.rand_like(x) - 1))
 
-        return tree_map(rounded, output)
+        return tree_map(rounded, output, is_leaf=is_cache)
 
     def _share(self, expected: Tensor, got: Tensor) -> float:
         off, size = got.double() - expected.double(), expected.double()

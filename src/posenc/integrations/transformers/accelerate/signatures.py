@@ -45,6 +45,11 @@ def bound(
     return given
 
 
+def is_cache(value: object) -> bool:
+    """True for a cache: once registered for exports, caches are trees of their keys and values."""
+    return isinstance(value, Cache)
+
+
 def caches_in(values: Iterable[Any]) -> Iterator[Cache]:
     """Caches among arguments or outputs; of those with two parts, the one of self-attention."""
     for value in values:

@@ -16,7 +16,7 @@ from transformers import Cache, PreTrainedModel
 
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily, family_of
 from posenc.integrations.transformers.accelerate.routing import recorded
-from posenc.integrations.transformers.accelerate.signatures import cache_name, names_of
+from posenc.integrations.transformers.accelerate.signatures import cache_name, is_cache, names_of
 from posenc.runtime import without_autocast
 
 ROWS, LENGTH, PADDING, STEPS = 2, 48, 7, 2
@@ -185,7 +185,7 @@ def _pair(size: int | Sequence[int]) -> tuple[int, ...]:
 
 def tensors_in(output: Any) -> Iterator[Tensor]:
     """Floating-point tensors in an output of transformers, in order."""
-    tensors = (x for x in tree_leaves(output) if isinstance(x, Tensor))
+    tensors = (x for x in tree_leaves(output, is_leaf=is_cache) if isinstance(x, Tensor))
     return (x for x in tensors if x.is_floating_point())
 
 

@@ -20,7 +20,7 @@ from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.checking import PRECISIONS
 from posenc.integrations.transformers.accelerate.interface import mask
 from posenc.integrations.transformers.accelerate.lazy_mask import written_out
-from posenc.integrations.transformers.accelerate.signatures import names_of
+from posenc.integrations.transformers.accelerate.signatures import is_cache, names_of
 from posenc.integrations.transformers.accelerate.switching import INTERNAL
 from posenc.integrations.transformers.accelerate.trials import tensors_in
 from posenc.integrations.transformers.accelerate.views import STRETCHED, is_on_interface
@@ -121,7 +121,7 @@ class Readers(TorchFunctionMode):
         self.stack.pop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        leaves = tree_leaves((args, kwargs))
+        leaves = tree_leaves((args, kwargs), is_leaf=is_cache)
         if self.stack and any(isinstance(x, Tensor) and PLACED in x.__dict__ for x in leaves):
             self.modules.add(self.stack[-1])
         return func(*args, **(kwargs or {}))

@@ -20,7 +20,7 @@ from transformers.cache_utils import (
 
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
-from posenc.integrations.transformers.accelerate.signatures import bound, caches_in
+from posenc.integrations.transformers.accelerate.signatures import bound, caches_in, is_cache
 from posenc.integrations.transformers.stretching.beside import keep, kept
 from posenc.integrations.transformers.stretching.probing import layer_type_of
 from posenc.layout import Layout
@@ -344,7 +344,7 @@ class Adoption:
 
 def placement_in(values: Any) -> Placement | None:
     """The positions that come with a layer's arguments."""
-    for leaf in tree_leaves(values, is_leaf=lambda x: isinstance(x, Cache)):
+    for leaf in tree_leaves(values, is_leaf=is_cache):
         found: Placement | None = getattr(leaf, PLACED, None)
         if found is not None:
             return found
