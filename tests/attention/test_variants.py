@@ -248,6 +248,31 @@ def test_plain_threads_give_the_bits_of_openmp_for_any_number(
         torch.set_num_threads(threads)
 
 
+FEW_THREADS = """
+import resource, torch
+from posenc import Grid, Layout, attend, create
+from posenc.attention.backends.native import build
+encoding, grid = create("t5", heads=16), Grid.of(Layout.sequence(300))
+q, k, v = torch.randn(3, 1, 16, 300, 8).unbind()
+expected = attend(q, k, v, grid, encoding, backend="native")
+build.library()._parallel = None
+torch.get_num_threads = lambda: 64
+pages = int(open("/proc/self/statm").read().split()[0])
+room = pages * resource.getpagesize() + (64 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (room, resource.RLIM_INFINITY))
+found = attend(q, k, v, grid, encoding, backend="native")
+print(torch.equal(found, expected))
+"""
+"""Of 64 threads, whose stacks take 8 MiB each, some cannot be started."""
+
+
+@needs_kernels
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory as Linux does")
+def test_threads_that_cannot_be_started_are_not_waited_for() -> None:
+    done = subprocess.run([sys.executable, "-c", FEW_THREADS], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+
+
 @needs_kernels
 def test_kernels_run_on_the_threads_of_the_runtime_that_they_are_given(
     monkeypatch: pytest.MonkeyPatch,

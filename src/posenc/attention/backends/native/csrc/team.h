@@ -10,21 +10,29 @@
 namespace posenc::NUMBER {
 using Function = void (*)(void*);
 
-// Calls f(argument) on this thread and on count - 1 others, or on fewer where the system gives fewer.
+// Threads that are joined on every way out: one that is not ends the process.
+struct Joined {
+  std::vector<std::thread> threads;
+  ~Joined() {
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+// Calls f(argument), which must not throw, on this thread and on count - 1 others, or on fewer where
+// the system gives fewer.
 inline void on_plain_threads(Function f, void* argument, unsigned count) {
   static thread_local bool nested = false;
   if (nested) return f(argument);
-  std::vector<std::thread> others;
+  Joined others;
   try {
-    others.reserve(count);
-    while (others.size() + 1 < count)
-      others.emplace_back([=] { nested = true, f(argument); });
+    others.threads.reserve(count);
+    while (others.threads.size() + 1 < count)
+      others.threads.emplace_back([=] { nested = true, f(argument); });
   } catch (const std::exception&) {
   }
   nested = true;
   f(argument);
   nested = false;
-  for (std::thread& other : others) other.join();
 }
 
 struct Team {
@@ -55,7 +63,7 @@ void in_parallel(const Team& team, index count, Make make, F f) {
     try {
       auto state = make();
       for (index item; (item = next.fetch_add(1, std::memory_order_relaxed)) < count;) f(state, item);
-    } catch (const std::bad_alloc&) {
+    } catch (...) {
       failed = true;
     }
   };
