@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help style types suite kernels test-sanitized demo demo-extend test test-anywhere fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-exhaustive test-versions check docs site format pages bench gpu-test gpu-bench wheel wheels test-wheel check-locks test-oldest-triton lock clean
+.PHONY: help style types suite kernels test-sanitized demo demo-extend test test-anywhere fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-exhaustive test-versions test-transformers check docs site format pages bench gpu-test gpu-bench wheel wheels test-wheel check-locks test-oldest-triton lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -124,6 +124,9 @@ fuzz-attention: $(VENV)/.installed-test ## random calls of attend, every backend
 
 sweep-transformers: $(VENV)/.installed-test ## posenc under every model type of transformers, against its own attention
 	$(BIN)/python -m tests.testing.transformers_sweep
+
+test-transformers: $(VENV)/.installed-test ## transformers' own tests of models, with and without posenc; half an hour
+	$(BIN)/python scripts/transformers_tests.py
 
 fuzz-triton: $(VENV)/.installed-test ## random calls of the Triton kernels, interpreted, against the reference
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.attention_fuzz --backend triton --count 640
