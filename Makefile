@@ -144,7 +144,7 @@ mutants: $(VENV)/.installed-mutants $(VENV)/.kernels ## change lines at random a
 test-exhaustive: $(VENV)/.installed-test $(VENV)/.kernels ## every case of what the suite tries with a few; some ten minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m exhaustive
 
-test-versions: $(VENV)/.installed-test ## the demo, integrations and laws on the oldest and newest PyTorch and transformers; an hour
+test-versions: $(VENV)/.installed-test ## the demo, integrations and laws on the oldest and newest PyTorch and transformers; two hours
 	$(BIN)/python scripts/dependency_trial.py $(TESTS)
 
 gpu-test: $(VENV)/.installed-test ## on a CUDA device: its trial and the tests that need one, 12 minutes

@@ -5,7 +5,7 @@ the oldest version that pyproject.toml allows, or at the newest of the package i
 resolves to an environment tried before is not tried again, such as the newest torch while the locks
 have it. The oldest Triton comes with the oldest torch, since each release asks for one of its own.
 
-Needs some 7 GB a row while it runs, and some 15 minutes on two cores.
+A row needs some 7 GB while it runs, and some 25 minutes on two cores.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def _times(name: str, files: tuple[str, ...]) -> list[str]:
 
 def _memory(name: str) -> list[str]:
     """A sentence on each length whose memory was measured."""
-    (files, _) = MACHINES
+    files = MACHINES[0]
     plain = {case[2:]: row for case, row in timed("nope", files).items() if case[1] == "plain SDPA"}
     return [
         f"Memory beside the inputs over {length:,} tokens{', causal' * causal}: "

@@ -47,10 +47,10 @@ def test_padding_documents_and_special_tokens_are_kept() -> None:
 
 
 def test_select_reorders_rows_as_beam_search_does() -> None:
-    cache = Cache(2)
+    cache, layout = Cache(2), Layout.padded([4, 3, 2], side="left")
     keys = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 2, 4, 5)
     for layer in cache.layers:
-        layer.append(keys, -keys, Layout.padded([4, 3, 2], side="left"))
+        layer.append(keys, -keys, layout)
     cache.select(torch.tensor([2, 2, 0]))
     for layer in cache.layers:
         assert layer.keys is not None
@@ -58,6 +58,7 @@ def test_select_reorders_rows_as_beam_search_does() -> None:
         assert layer.keys[:, 0, 0, 0].tolist() == [2, 2, 0]
         assert layer.layout.valid is not None
         assert layer.layout.valid.sum(1).tolist() == [2, 2, 4]
+    assert cache[0].layout is cache[1].layout  # what is computed of it serves all layers
 
 
 def test_truncate_keeps_the_newest_and_drops_the_graph() -> None:
@@ -189,11 +190,16 @@ def test_tokens_are_written_in_place_and_copies_do_not_see_them() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["keys", "values"])
-def test_keys_or_values_that_are_replaced_are_read(name: str) -> None:
+@pytest.mark.parametrize("there", [False, True])
+def test_keys_or_values_that_are_replaced_are_read(name: str, there: bool) -> None:
+    """By another tensor, or there is other data in the same one."""
     cache, (k, v) = LayerCache(), torch.randn(2, 1, 2, 8, 4)
     for at in range(6):  # there is room for two more
         cache.append(k[:, :, at : at + 1], v[:, :, at : at + 1], Layout.sequence(1, at))
-    setattr(cache, name, 2 * getattr(cache, name))
+    if there:
+        getattr(cache, name).data = 2 * getattr(cache, name)
+    else:
+        setattr(cache, name, 2 * getattr(cache, name))
     for at in range(6, 8):
         found = cache.append(k[:, :, at : at + 1], v[:, :, at : at + 1], Layout.sequence(1, at))
     for x, got, other in zip((k, v), found[:2], ("keys", "values"), strict=True):

@@ -242,3 +242,21 @@ def test_tupes_untied_class_token_learns(layout: Layout) -> None:
         assert encoding.score.special.grad.all()
         outputs.append(encoding.score.special.grad.clone())
     torch.testing.assert_close(*outputs, atol=1e-4, rtol=1e-4)
+
+
+def test_layouts_and_grids_may_be_passed_by_name() -> None:
+    """Positions that float32 rounds are exact in float64 then, too."""
+    rope, layout = create("rope", head_dim=WIDTH).query_key, Layout.sequence(9, start=2**24 - 8)
+    q, grid = torch.randn(1, 1, 9, WIDTH, dtype=torch.float64), Grid.of(layout)
+    assert rope is not None
+    for found, expected in zip(rope(q, q, grid=grid), rope(q, q, grid), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_other_default_devices_change_nothing() -> None:
+    """Neither does what was computed under one stay."""
+    layout, encoding = Layout.sequence(43), create("rope", head_dim=WIDTH)
+    q = torch.randn(1, 2, 43, WIDTH)
+    with torch.device("meta"):
+        found = attend(q, q, q, Grid.of(layout), encoding)
+    torch.testing.assert_close(found, attend(q, q, q, Grid.of(layout), encoding))

@@ -155,6 +155,7 @@ def test_times_that_float32_tells_apart_are_taken() -> None:
         torch.rand(3, 1000, 2),
         torch.arange(2**24 - 4, 2**24 + 1).float(),
         torch.tensor([7e6, 7e6, 7e6 + 0.5, 7e6 + 2]),
+        torch.tensor([1.0, 1.0 + 2**-23]),
     ):
         assert torch.equal(Layout.at(times).positions.flatten(), times.flatten())
 

@@ -172,7 +172,10 @@ class LayerCache:
             return cat([past_keys, keys], dim=2), cat([past_values, values], dim=2)
         begin, end = past_keys.shape[2], past_keys.shape[2] + keys.shape[2]
         rooms, handed = self._room or (None, pasts)
-        replaced = any(past is not own for past, own in zip(pasts, handed, strict=True))
+        replaced = any(
+            past is not own or (rooms is not None and past.data_ptr() != room.data_ptr())
+            for past, own, room in zip(pasts, handed, rooms or pasts, strict=True)
+        )
         if rooms is None or replaced or rooms[0].shape[2] < end or _is_frozen(rooms[0]):
             size = max(end, 2 * begin)
             first, second = (past.new_empty(*past.shape[:2], size, past.shape[3]) for past in pasts)
@@ -202,16 +205,26 @@ class LayerCache:
         Raises:
             ArgumentError: for rows that there are not.
         """
+        self._select(rows, {})
+
+    def _select(self, rows: Int[Tensor, " rows"], selected: dict[Layout, Layout]) -> None:
+        """The same; layers that share a layout share the selected one, which is put there."""
+
+        def chosen(layout: Layout) -> Layout:
+            if layout not in selected:
+                selected[layout] = layout.select(rows)
+            return selected[layout]
+
         if self.keys is not None:
             require_rows(rows, self.keys.shape[0])
         self._room = None
         if self.keys is not None and self.values is not None and self.layout is not None:
             self.keys, self.values = self.keys[rows], self.values[rows]
-            self.layout = self.layout.select(rows)
+            self.layout = chosen(self.layout)
         if self.inputs is not None:
             x, layout, tokens = self.inputs
             kept = None if tokens is None else tokens[rows]
-            self.inputs = x[rows], layout.select(rows), kept
+            self.inputs = x[rows], chosen(layout), kept
 
     def truncate(self, length: int) -> None:
         """Forget all but the last ``length`` tokens, and the graph that made them."""
@@ -273,8 +286,9 @@ class Cache:
 
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep these batch rows in every layer."""
+        selected: dict[Layout, Layout] = {}
         for layer in self.layers:
-            layer.select(rows)
+            layer._select(rows, selected)
 
     def truncate(self, length: int) -> None:
         """Forget all but the last ``length`` tokens in every layer."""

@@ -28,7 +28,8 @@ class _Known:
 
     Args:
         states: of the encoding.
-        kinds: attention of those that were prepared; None: not to be. ``MET`` of those met once.
+        kinds: attention of those that were prepared, None for those that cannot be, ``MET`` for
+            those met once.
     """
 
     states: ModuleStates

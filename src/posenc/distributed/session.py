@@ -58,7 +58,8 @@ class Session:
         """
         known = self._exchanged.shards
         content = [getattr(layout, name) for name in ("positions", "order", *FIELDS)]
-        number = next((n for n, (copies, _) in known.items() if copies.hold(content)), -1)
+        matches = (n for n, (copies, _) in reversed(known.items()) if copies.hold(content))
+        number = next(matches, -1)
         if layout.positions.requires_grad:
             number = -1
         facts = [

@@ -56,9 +56,13 @@ def _dispatching(forward: Method) -> Method:
     @wraps(forward)
     def dispatch(self: Hooked, *args: Any, method: Method = forward, **kwargs: Any) -> Any:
         if args and isinstance(args[0], Tensor) and args[0].dtype in DOUBLE:
-            args = tuple(
-                x.in_precision_of(args[0]) if isinstance(x, Layout | Grid) else x for x in args
-            )
+            first = args[0]
+
+            def exact(x: Any) -> Any:
+                return x.in_precision_of(first) if isinstance(x, Layout | Grid) else x
+
+            args = tuple(map(exact, args))
+            kwargs = {name: exact(x) for name, x in kwargs.items()}
         return method(self, *args, **kwargs)
 
     return dispatch

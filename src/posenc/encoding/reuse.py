@@ -55,7 +55,9 @@ def reused(
     """
     modules = [module for layer in layers for module in layer.modules()]
     weights = [*_tensors(modules), *tensors]  # a layer's own first: layers may share tensors
-    if wants_gradients(weights) or not (are_known(modules) and all(map(_is_readable, weights))):
+    if not weights or wants_gradients(weights):
+        return None
+    if not (are_known(modules) and all(map(_is_readable, weights))):
         return None
     if is_transformed() or needs_dispatch(*weights):
         return None

@@ -211,8 +211,8 @@ def require_finite(positions: Float[Tensor, "b L A"]) -> None:
 def require_spaced(times: Float[Tensor, "b L A"]) -> None:
     """Require times that float32 tells apart, if they have this dtype and can be read.
 
-    Integers beyond 2^24 are not exact, and of fractions most neighbours that differ must do so by
-    more than a rounding step: Julian days are 0.25 apart, whatever the readings were.
+    Integers beyond 2^24 are not exact. Of fractions, where several neighbours are one rounding step
+    apart, and most that differ are, readings were rounded: Julian days to 0.25.
     """
     if times.dtype != torch.float32 or not has_values(times):
         return
@@ -220,9 +220,9 @@ def require_spaced(times: Float[Tensor, "b L A"]) -> None:
     lower, upper = ascending[:, :-1], ascending[:, 1:]
     gaps = upper - lower
     steps = (upper == lower.nextafter(upper)) & (gaps > 0) & (gaps != 1)
-    if bool(
-        (ascending.abs() > LARGEST_SINGLE).any() | (2 * steps.sum(1) > (gaps > 0).sum(1)).any()
-    ):
+    count = steps.sum(1)
+    rounded = (count > 1) & (2 * count > (gaps > 0).sum(1))
+    if bool((ascending.abs() > LARGEST_SINGLE).any() | rounded.any()):
         raise ArgumentError(
             "times",
             expected="float32 times that are more than rounding steps apart, within 2^24",

@@ -60,7 +60,7 @@ def require_unwritten(layout: Any) -> None:
 def _regular(start: int, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Orders and positions of a row."""
     with torch.inference_mode(False):
-        order = torch.arange(start, start + length).unsqueeze(0)
+        order = torch.arange(start, start + length, device="cpu").unsqueeze(0)
         return order, order.to(dtype).unsqueeze(-1)
 
 

@@ -223,6 +223,8 @@ def test_spectrograms_of_whisper_are_compared() -> None:
     report = accelerate(WhisperModel(config).eval())
     assert report.difference is not None
     assert report.difference < 1e-5
+    assert str(report).count("60 frames") == 1
+    assert "1 row of" not in str(report)
 
 
 def test_models_that_raise_are_named() -> None:

@@ -29,7 +29,7 @@ from posenc.integrations.transformers.accelerate import accelerate
 from posenc.integrations.transformers.accelerate.accelerated import SETTINGS, Settings
 from posenc.integrations.transformers.accelerate.interface import (
     BOUNDARIES,
-    UNREAD,
+    REFUSED_OPTIONS,
     attention,
     mask,
 )
@@ -196,7 +196,7 @@ def test_every_option_that_layers_name_is_known() -> None:
             if isinstance(call, ast.Call) and re.fullmatch(r"attention_(interface|fn)", called):
                 named |= {keyword.arg for keyword in call.keywords if keyword.arg}
     assert {"is_causal", "s_aux", "sliding_window"} <= named
-    assert named <= {*signature(attention).parameters, *UNREAD, *BOUNDARIES, *HARMLESS}
+    assert named <= {*signature(attention).parameters, *REFUSED_OPTIONS, *BOUNDARIES, *HARMLESS}
 
 
 @pytest.mark.parametrize("name", ["shift_labels", "seq_idx", "loss_weights", "ignore_index"])
@@ -210,7 +210,7 @@ def test_options_of_losses_and_other_layers_are_passed_over(name: str) -> None:
     torch.testing.assert_close(*outputs)
 
 
-@pytest.mark.parametrize("name", sorted(UNREAD))
+@pytest.mark.parametrize("name", sorted(REFUSED_OPTIONS))
 def test_options_that_are_not_read_are_refused_by_name(name: str) -> None:
     attention(nn.Identity(), *heads(5, 5), None, **dict.fromkeys(HARMLESS, None), **{name: None})
     with pytest.raises(ArgumentError, match=rf"{name}: .*'eager'"):

@@ -16,7 +16,7 @@ from transformers.integrations.executorch import register_dynamic_cache_export_s
 from posenc import Encoding, Grid, Layout, create
 from posenc.extension import extend
 from posenc.integrations.transformers import stretch
-from posenc.integrations.transformers.accelerate.growing import grow
+from posenc.integrations.transformers.accelerate.growing import grow, settle
 from posenc.integrations.transformers.stretching import decoding
 from posenc.integrations.transformers.stretching.decoding import RotatedKeys, rotated_keys
 from tests.integrations.stretching.cases import model_of, near, texts
@@ -60,6 +60,7 @@ def test_a_step_rotates_what_is_new(
     model, cache = stretched(method), DynamicCache()
     if growing:
         model.register_forward_pre_hook(grow, with_kwargs=True)
+        model.register_forward_hook(settle, with_kwargs=True)
     expected = step(model, DynamicCache(), 0, 40)
     new: list[int] = []
     extend = RotatedKeys.extend

@@ -50,8 +50,8 @@ def once_for(
 ) -> T:
     """The result of ``compute`` for a grid, kept while its layouts live and hold the same numbers.
 
-    These are compared to the last bit, at each call, but for those that ``Layout.start`` tells;
-    on other devices than the CPU that waits for the device. While a graph is captured, whose
+    Layouts with a ``start`` are compared by it, others bit by bit at each call, which waits for
+    devices other than the CPU. While a graph is captured, whose
     replays read no numbers anew, a result is taken as it is. Each time for tensors without values,
     and where PyTorch watches or transforms what is computed.
 

@@ -5,6 +5,7 @@ Importing this module requires such a version.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
@@ -31,9 +32,9 @@ def require(installed: str) -> None:
         )
 
 
-def _numbers(release: str) -> tuple[int, int]:
-    major, minor = release.split(".")[:2]
-    return int(major), int(minor)
+def _numbers(release: str) -> tuple[int, ...]:
+    """Major and minor version, of releases and of those that come before them, such as 5.25rc1."""
+    return tuple(map(int, re.findall(r"\d+", release)[:2]))
 
 
 require(version("transformers"))

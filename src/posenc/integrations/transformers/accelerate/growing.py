@@ -6,13 +6,14 @@ longer than attention does.
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from posenc.integrations.transformers.accelerate.signatures import caches_in
 from posenc.runtime import is_scripted, is_transformed
@@ -24,62 +25,93 @@ LEAST = 256
 """Tokens that a new buffer has room for at least."""
 
 
-class Growing:
-    """The ``update`` of a layer whose keys and values lie in larger buffers, room for more behind.
+@dataclass(eq=False)
+class Buffers:
+    """Memory for keys and values, with room behind them; copies and pickles have none.
+
+    Args:
+        pair: of keys and of values.
+        filled: tokens in them.
+        last: keys and values as the last update left them, the end of what is filled.
+    """
+
+    pair: Pair
+    filled: int
+    last: Pair
+
+    def take(self, held: Pair, added: int) -> bool:
+        """True if these keys and values end the memory, which has room and may be written to."""
+        frozen = self.pair[0].is_inference() and not torch.is_inference_mode_enabled()
+        if frozen or self.filled + added > self.pair[0].shape[2]:
+            return False
+        ends = _ends(self.pair, self.filled, held[0].shape[2])
+        triples = zip(held, self.last, ends, strict=True)
+        return all(x is last and x.data_ptr() == end.data_ptr() for x, last, end in triples)
+
+    def append(self, new: Pair) -> None:
+        """Write those of new tokens behind the others."""
+        end = self.filled + new[0].shape[2]
+        for buffer, x in zip(self.pair, new, strict=True):
+            buffer[:, :, self.filled : end] = x
+        self.filled = end
+
+    def __reduce__(self) -> Any:
+        return cast, (None, None)  # a function of Python that returns its argument
+
+
+class Growing(DynamicLayer):
+    """A layer whose keys and values lie in larger buffers, where the next tokens' are written.
 
     Nothing that was handed out is overwritten: keys that are not those of the last update (cropped,
     reordered, set) begin new buffers. With gradients, in graphs and off the CPU it copies as
-    transformers does. The layer keeps its class, by which transformers knows what it can export;
-    copies and pickles of it have the ``update`` of that class.
+    transformers does. A layer is one during a pass alone: by its own class transformers knows what
+    it can export and copy.
     """
 
-    def __init__(self, layer: DynamicLayer) -> None:
-        self._layer = weakref.ref(layer)  # a cycle would hold on to the memory of caches
-        self._buffers: Pair | None = None
-        self._filled = 0  # tokens in the buffers
-        self._last: Pair | None = None  # as the last update left them, the end of what is filled
+    original: ClassVar[type[DynamicLayer]] = DynamicLayer
+    keys: Any
+    values: Any
+    _posenc_buffers: Buffers | None = None
 
-    def __call__(self, key_states: Tensor, value_states: Tensor, *others: Any, **kw: Any) -> Pair:
-        layer, new = self._layer(), (key_states, value_states)
-        assert layer is not None
-        recording = getattr(layer, "record_past", False)
-        held = (layer.keys, layer.values)
-        if recording or not layer.is_initialized or not all(map(_extends, held, new)):
-            self._buffers = self._last = None
-            copied: Pair = type(layer).update(layer, *new, *others, **kw)
-            return copied
-        whole = self._append(held, new)
-        if isinstance(layer, DynamicSlidingWindowLayer):
-            layer.cumulative_length += key_states.shape[2]
-            keys, values = (x[:, :, 1 - layer.sliding_window :] for x in whole)
-            layer.keys, layer.values = self._last = keys, values
-        else:
-            layer.keys, layer.values = self._last = whole
+    def update(self, key_states: Tensor, value_states: Tensor, *others: Any, **options: Any) -> Any:
+        new, held = (key_states, value_states), (self.keys, self.values)
+        if not self.is_initialized or not all(map(_extends, held, new)):
+            self._posenc_buffers = None
+            return super().update(key_states, value_states, *others, **options)
+        count, added = held[0].shape[2], key_states.shape[2]
+        buffers = self._posenc_buffers
+        if buffers is None or not buffers.take(held, added):
+            size = count + added + max(LEAST, count // 4)
+            pair = _buffer(held[0], size), _buffer(held[1], size)
+            buffers = self._posenc_buffers = Buffers(pair, count, held)
+        buffers.append(new)
+        whole = _ends(buffers.pair, buffers.filled, count + added)
+        self.keys, self.values = buffers.last = self._kept(whole, added)
         return whole
 
-    def _append(self, held: Pair, new: Pair) -> Pair:
-        """Write the keys and values of new tokens behind those held; returns both together."""
-        count, added = held[0].shape[2], new[0].shape[2]
-        buffers, begin = self._buffers, self._filled
-        if buffers is None or not self._is_last(held) or begin + added > buffers[0].shape[2]:
-            size = count + added + max(LEAST, count // 4)
-            buffers, begin = (_buffer(held[0], size), _buffer(held[1], size)), count
-        end = begin + added
-        for buffer, x in zip(buffers, new, strict=True):
-            buffer[:, :, begin:end] = x
-        self._buffers, self._filled = buffers, end
-        keys, values = (buffer[:, :, begin - count : end] for buffer in buffers)
+    def _kept(self, whole: Pair, added: int) -> Pair:
+        """Keys and values that later tokens attend to."""
+        return whole
+
+
+class GrowingWindow(Growing, DynamicSlidingWindowLayer):
+    """The same for a layer that keeps a window of the last tokens."""
+
+    original = DynamicSlidingWindowLayer
+
+    def update(self, key_states: Tensor, value_states: Tensor, *others: Any, **options: Any) -> Any:
+        method = DynamicSlidingWindowLayer.update if self.record_past else Growing.update
+        return method(self, key_states, value_states, *others, **options)
+
+    def _kept(self, whole: Pair, added: int) -> Pair:
+        self.cumulative_length += added
+        keys, values = (x[:, :, 1 - self.sliding_window :] for x in whole)
         return keys, values
 
-    def _is_last(self, held: Pair) -> bool:
-        """True if the layer holds what the last update left, in buffers that can be written to."""
-        if self._buffers is None or self._last is None:
-            return False
-        frozen = self._buffers[0].is_inference() and not torch.is_inference_mode_enabled()
-        return held[0] is self._last[0] and held[1] is self._last[1] and not frozen
 
-    def __reduce__(self) -> Any:
-        return getattr, (self._layer(), "update")  # of the class, as copies have none yet
+KINDS: dict[type[CacheLayerMixin], type[Growing]] = {
+    kind.original: kind for kind in (Growing, GrowingWindow)
+}
 
 
 def grow(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -87,13 +119,30 @@ def grow(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) ->
 
     Layers of other classes are left alone.
     """
+    for layer in _layers((*inputs, *options.values())):
+        kind = KINDS.get(type(layer))
+        if kind is not None:
+            layer.__class__ = kind
+
+
+def settle(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any], _: Any) -> None:
+    """Give the layers their own classes back; a hook after the model, also where it raises."""
+    for layer in _layers((*inputs, *options.values())):
+        if isinstance(layer, Growing):
+            layer.__class__ = layer.original
+
+
+def _layers(values: tuple[Any, ...]) -> Iterator[CacheLayerMixin]:
     if torch.compiler.is_compiling() or is_scripted():
         return
-    for cache in caches_in((*inputs, *options.values())):
-        for layer in cache.layers:
-            known = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
-            if known and not isinstance(layer.update, Growing):
-                layer.update = Growing(layer)
+    for cache in caches_in(values):
+        yield from cache.layers
+
+
+def _ends(pair: Pair, end: int, count: int) -> Pair:
+    """The last ``count`` tokens before ``end``."""
+    keys, values = (x[:, :, end - count : end] for x in pair)
+    return keys, values
 
 
 def _extends(old: Tensor, new: Tensor) -> bool:

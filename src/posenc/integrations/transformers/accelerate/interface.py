@@ -42,7 +42,7 @@ from posenc.integrations.transformers.accelerate.views import (
 )
 from posenc.runtime import is_scripted
 
-UNREAD = frozenset({"block_indices", "cache", "indices", "sinks"})
+REFUSED_OPTIONS = frozenset({"block_indices", "cache", "indices", "sinks"})
 """Options that change attention and are not read. Models hand on all that they are called with,
 such as options of losses; what else their layers name says nothing beyond the mask."""
 
@@ -96,7 +96,7 @@ def attention(
         The output, contiguous, and, if asked for, the weights ``[B, H, Q, K]``.
 
     Raises:
-        ArgumentError: for an option of ``UNREAD`` that is not None, such as paged caches
+        ArgumentError: for an option of ``REFUSED_OPTIONS`` that is not None, such as paged caches
             (``cache``); for ``is_causal=True`` without a mask.
     """
     # Norms of queries and keys leave them wider than values under autocast.
@@ -163,7 +163,7 @@ def _require_read(options: Mapping[str, Any], grid: Grid | None) -> None:
     Args:
         grid: of the mask; None for none, or one of all pairs.
     """
-    refused = UNREAD if _says_packed(grid, options) else UNREAD | BOUNDARIES
+    refused = REFUSED_OPTIONS if _says_packed(grid, options) else REFUSED_OPTIONS | BOUNDARIES
     for name, option in options.items():
         if option is None or name not in refused:
             continue

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from posenc.integrations.transformers.accelerate.accelerated import SETTINGS, Accelerated, Settings
 from posenc.integrations.transformers.accelerate.family import family_of
-from posenc.integrations.transformers.accelerate.growing import grow
+from posenc.integrations.transformers.accelerate.growing import grow, settle
 from posenc.integrations.transformers.accelerate.views import (
     NAME,
     STRETCHED,
@@ -67,6 +67,7 @@ def switch(model: nn.Module, settings: Settings) -> None:
                 setattr(config, INTERNAL, NAME)
         part.__dict__[BEFORE] = before
         part.register_forward_pre_hook(grow, with_kwargs=True)
+        part.register_forward_hook(settle, with_kwargs=True, always_call=True)
     switch_settings(model, settings)
 
 
@@ -87,10 +88,16 @@ def switch_back(model: nn.Module) -> None:
             config = _config_at(part, path)
             if getattr(config, INTERNAL, None) == NAME:
                 setattr(config, INTERNAL, implementation)
+        # Hooks are found by themselves: copies of a model have no handle of theirs.
         for key, hook in list(part._forward_pre_hooks.items()):
-            if hook is grow:  # found by itself: copies of a model have no handle of the hook
+            if hook is grow:
                 del part._forward_pre_hooks[key]
                 del part._forward_pre_hooks_with_kwargs[key]
+        for key, hook in list(part._forward_hooks.items()):
+            if hook is settle:
+                del part._forward_hooks[key]
+                del part._forward_hooks_with_kwargs[key]
+                del part._forward_hooks_always_called[key]
 
 
 def implementations_before(model: nn.Module) -> dict[int, str | None]:

@@ -47,7 +47,7 @@ class Trial:
     def run(self) -> tuple[list[Tensor], str]:
         """Outputs, zero for padding, and in words what they are of.
 
-        A record of calls of attention has those of a batch of several rows, and no others.
+        Where calls of attention are recorded, those of a batch of several rows are.
         """
         model, device = self.model, device_of(self.model)
         names = names_of(model.forward)
@@ -61,7 +61,7 @@ class Trial:
             attended = batch.get("attention_mask")
             outputs = [_of_tokens(tensor, attended) for tensor in tensors_in(output)]
             cache = _cache_in(output)
-            said = _said(batch)
+            said = _said(model.config, batch)
             if steps and cache is not None:
                 said += f"; {len(steps)} steps behind a cache"
                 held = {str(cache_name(names)): cache}
@@ -97,14 +97,16 @@ class Trial:
 
 
 def trials_of(model: PreTrainedModel) -> tuple[Trial, ...]:
-    """A padded batch, with steps if the model takes a cache; and a long row, but of an image."""
+    """A padded batch, with steps if the model takes a cache; and a long row, where there is one."""
     names = names_of(model.forward)
     batch = Trial(model, steps=STEPS if cache_name(names) and "use_cache" in names else 0)
-    reads_images = model.main_input_name == "pixel_values"
-    return (batch,) if reads_images else (batch, Trial(model, 1, LONG))
+    sized = model.main_input_name == "pixel_values" or (
+        model.main_input_name == "input_features" and _is_whispers(model.config)
+    )
+    return (batch,) if sized else (batch, Trial(model, 1, LONG))
 
 
-def _said(batch: dict[str, Tensor]) -> str:
+def _said(config: Any, batch: dict[str, Tensor]) -> str:
     """The size of a batch in words."""
     name, first = next(iter(batch.items()))
     if name == "pixel_values":
@@ -112,7 +114,8 @@ def _said(batch: dict[str, Tensor]) -> str:
     rows = "1 row" if len(first) == 1 else f"{len(first)} rows"
     mask = batch.get("attention_mask")
     padded = ", one padded" if mask is not None and not bool(mask.all()) else ""
-    return f"{rows} of {first.shape[1]} {UNITS.get(name, 'values')}{padded}"
+    length = first.shape[2 if name == "input_features" and _is_whispers(config) else 1]
+    return f"{rows} of {length} {UNITS.get(name, 'values')}{padded}"
 
 
 def _cache_in(output: Any) -> Cache | None:
@@ -147,9 +150,14 @@ def _inputs_of_config(model: Any, rows: int, length: int) -> dict[str, Tensor]:
     return made
 
 
+def _is_whispers(config: Any) -> bool:
+    """True if spectrograms are ``[B, features, frames]``, and of one length."""
+    return hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions")
+
+
 def _features(config: Any, length: int) -> tuple[int, int]:
-    """Frames and features of a spectrogram; Whisper's is transposed, and of one length."""
-    if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
+    """Frames and features of a spectrogram, in the model's order."""
+    if _is_whispers(config):
         return config.num_mel_bins, 2 * config.max_source_positions
     return length, config.feature_projection_input_dim
 

@@ -19,6 +19,7 @@ from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.accelerated import wants_weights
 from posenc.integrations.transformers.accelerate.dense import attend_by_logits, logits_of
+from posenc.integrations.transformers.accelerate.growing import Growing
 from posenc.integrations.transformers.accelerate.interface import mask
 from posenc.integrations.transformers.accelerate.lazy_mask import grid_behind, written_out
 from posenc.integrations.transformers.accelerate.routing import MOVED, POSENC, note
@@ -91,7 +92,7 @@ class StretchedLayer:
         if cache is None or not isinstance(index, int) or index >= len(cache.layers):
             return None
         held = cache.layers[index]
-        return held if type(held) is DynamicLayer and held.keys is key else None
+        return held if type(held) in (DynamicLayer, Growing) and held.keys is key else None
 
     def grid(self, grid: Grid | None, queries: int, keys: int) -> Grid:
         """The grid at the positions of the present pass.
