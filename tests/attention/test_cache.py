@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -326,14 +327,40 @@ def test_rows_and_tokens_chosen_are_written_anew() -> None:
         assert torch.equal(values, -keys)
 
 
-def test_what_embedding_looks_back_on_is_chosen_too() -> None:
-    encoding, x = create("conv", dim=8, causal=True), torch.randn(2, 5, 8)
-    whole = encoding.embed(x[[1, 1, 0]], Layout.sequence(5))
+@pytest.mark.parametrize(
+    ("name", "options"), [("conv", {"causal": True}), ("abacus", {"digits": [1, 2, 3]})]
+)
+def test_what_embedding_looks_back_on_is_chosen_too(name: str, options: dict[str, Any]) -> None:
+    """Features, ids and padding of the tokens before."""
+    encoding, x = create(name, dim=8, **options).eval(), torch.randn(2, 5, 8)
+    tokens = torch.tensor([[9, 1, 2, 3, 1], [9, 9, 9, 2, 1]])
+    layout, rows = Layout.padded([5, 3], side="left"), torch.tensor([1, 1, 0])
+    whole = encoding.embed(x[rows], layout.select(rows), tokens=tokens[rows])
     cache = LayerCache()
-    cache.embed(encoding, x[:, :4], Layout.sequence(4))
-    cache.select(torch.tensor([1, 1, 0]))
-    got = cache.embed(encoding, x[[1, 1, 0], 4:], Layout.sequence(1, 4))
+    cache.embed(encoding, x[:, :4], layout.slice(0, 4), tokens=tokens[:, :4])
+    cache.select(rows)
+    last = layout.slice(4, 5).select(rows)
+    got = cache.embed(encoding, x[rows, 4:], last, tokens=tokens[rows, 4:])
     torch.testing.assert_close(got, whole[:, 4:])
+
+
+@torch.no_grad()
+def test_tokens_of_another_dtype_are_not_rounded() -> None:
+    cache, third = LayerCache(), torch.full((1, 2, 1, 3), 1 / 3, dtype=torch.float64)
+    for start, length in ((0, 2), (2, 1)):  # then there is room for one more
+        cache.append(*chunk(1, length, 1.0), Layout.sequence(length, start))
+    for found in cache.append(third, third, Layout.sequence(1, 3))[:2]:
+        assert torch.equal(found[:, :, 3:], third)
+
+
+def test_parts_beside_a_transform_are_those_of_the_encoding() -> None:
+    encoding, cache = create("rope+shaw", head_dim=8), LayerCache()
+    rest = cache.without_transform(encoding)
+    assert cache.without_transform(encoding) is rest
+    for name in ("score", "value"):
+        setattr(encoding, name, copy.deepcopy(getattr(encoding, name)))
+        found = cache.without_transform(encoding)
+        assert (found.score, found.value) == (encoding.score, encoding.value)
 
 
 def test_layers_share_what_they_would_compute_alike(monkeypatch: pytest.MonkeyPatch) -> None:

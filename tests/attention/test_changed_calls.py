@@ -64,6 +64,8 @@ CHANGES: dict[str, Callable[[Given], Given]] = {
     "strides of q": lambda x: {"q": apart(x["q"])},
     "strides of k": lambda x: {"k": apart(x["k"])},
     "strides of v": lambda x: {"v": apart(x["v"])},
+    "features of k": lambda x: {"k": x["k"].mT.contiguous().mT},
+    "features of v": lambda x: {"v": x["v"].mT.contiguous().mT},
     "width of v": lambda x: {"v": x["v"][..., :5].contiguous()},
     "groups": lambda x: {"k": x["k"][:, :2].contiguous(), "v": x["v"][:, :2].contiguous()},
     "dtype": lambda x: {name: x[name].double() for name in "qkv"},
@@ -78,7 +80,10 @@ CHANGES: dict[str, Callable[[Given], Given]] = {
     "documents": lambda x: {
         "grid": Grid.of(replace(GRID.query, document=torch.arange(LENGTH)[None] // 30), causal=True)
     },
-    "sinks": lambda x: {"sinks": torch.full((4,), 30.0), "softcap": None},
+    "special tokens": lambda x: {
+        "grid": Grid.of(replace(GRID.query, special=torch.arange(LENGTH)[None] < 30), causal=True)
+    },
+    "sinks": lambda x: {"sinks": torch.full((4,), 30.0)},
 }
 
 
@@ -121,20 +126,36 @@ def test_changed_modules_are_planned(
     assert len(planned) == 2
 
 
+def create_fope() -> Encoding:
+    """Of constant numbers alone, and a buffer."""
+    encoding = posenc.create("fope", heads=4, head_dim=8, max_length=128).eval()
+    return encoding.requires_grad_(False)
+
+
 @torch.no_grad()
 def test_written_buffers_are_read() -> None:
-    encoding = posenc.create("fope", heads=4, head_dim=8, max_length=128).eval()
-    transform, arguments = encoding.query_key, given()
-    assert transform is not None
-    (buffer,) = transform.buffers()
-    for parameter in transform.parameters():
-        parameter.requires_grad_(False)
+    encoding, arguments = create_fope(), given()
+    (buffer,) = encoding.buffers()
     for at in range(3):
         for _ in range(3):
             output = call(encoding, arguments)
             expected = call(encoding, arguments, backend="reference")
             torch.testing.assert_close(output, expected, atol=2e-5, rtol=2e-5)
         buffer.data.view(-1)[at] += 1.0
+
+
+def test_buffers_get_their_gradients_after_calls_without() -> None:
+    encoding, arguments = create_fope(), given()
+    (buffer,) = encoding.buffers()
+    with torch.no_grad():
+        for _ in range(3):
+            call(encoding, arguments)
+    buffer.requires_grad_()
+    found = []
+    for backend in ("auto", "reference"):
+        output = call(encoding, arguments, backend=backend)
+        found += torch.autograd.grad(output.sin().sum(), buffer)
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["t5", "shaw"])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from posenc.attention import Attention, LayerCache, decoding, explain, module
+from posenc.attention import Attention, Cache, LayerCache, decoding, explain, module
 from posenc.encoding import Encoding
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -221,4 +221,35 @@ def test_rotations_ahead_are_read_again_after_a_changed_setting() -> None:
     fresh = copy.deepcopy(cache)
     token, where = x[:, 6:7], Layout.sequence(1, 6)
     got, expected = (attention(token, where, cache=each) for each in (cache, fresh))
+    torch.testing.assert_close(got, expected)
+
+
+@torch.no_grad()
+def test_layers_that_share_a_cache_have_rotations_of_their_own() -> None:
+    layers, cache, x = [layer("rope") for _ in range(2)], Cache(2), torch.randn(1, 9, 32)
+    layers[1].encoding.query_key.base = 3.0  # type: ignore[union-attr, assignment]
+    expected, parts = x, []
+    for each in layers:
+        expected = each(expected, Layout.sequence(9))
+    for at in range(9):
+        y = x[:, at : at + 1]
+        for each, past in zip(layers, cache.layers, strict=True):
+            y = each(y, Layout.sequence(1, at), cache=past)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["t5", "shaw", "rope+kerple"])
+def test_the_terms_of_another_encoding_are_read(name: str) -> None:
+    """Though those of the first are as they were."""
+    attention, past = layer(name), LayerCache()
+    first = attention.encoding
+    step_by_step(attention, torch.randn(1, 6, 32), cache=past)
+    attention.encoding = copy.deepcopy(first)
+    for parameter in attention.encoding.parameters():
+        parameter.add_(1.0).mul_(2.0)
+    fresh = copy.deepcopy(past)
+    token, where = torch.randn(1, 1, 32), Layout.sequence(1, 6)
+    got, expected = (attention(token, where, cache=cache) for cache in (past, fresh))
     torch.testing.assert_close(got, expected)

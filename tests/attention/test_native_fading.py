@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from posenc.attention.problem.lowering import lower
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
 from posenc.encodings.common.offset_bias import OffsetBias
+from posenc.encodings.query_key.rope import Rope
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason="no kernels here")
 
@@ -112,6 +114,8 @@ def test_only_constant_tables_that_reach_far_are_looked_at(monkeypatch: pytest.M
     assert bands(grid, learned, *tensors) == []
     later = Grid(Layout.sequence(LENGTH), Layout.sequence(LENGTH, 1))
     assert bands(later, encoding, *tensors) == []  # the first query does not see its own position
+    shorter = Grid(Layout.sequence(LENGTH), Layout.sequence(LENGTH - 1), causal=True)
+    assert bands(shorter, encoding, *draw(keys=LENGTH - 1)) == []  # nor does the last one here
     monkeypatch.setattr(fading, "LONG", LENGTH + 1)
     assert bands(grid, encoding, *tensors) == []
 
@@ -134,13 +138,38 @@ def far_outweighs_own(groups: int) -> tuple[Tensor, Tensor, Tensor]:
 def test_far_keys_that_outweigh_near_ones_are_read(
     groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By as much as norms of queries and of the keys of their own heads allow."""
+    """By as much as norms of queries and of the keys of their own heads allow, in any row."""
     monkeypatch.setattr(fading, "LONG", 100)
     grid, encoding = Grid.of(Layout.sequence(LENGTH), causal=True), Encoding(score=Steep())
-    q, k, v = far_outweighs_own(groups)
+    q, k, v = (torch.cat([0.1 * x, x]) for x in far_outweighs_own(groups))
     expected = attend(*(x.double() for x in (q, k, v)), grid, encoding, backend="reference")
     output = attend(q, k, v, grid, encoding, backend="native")
     torch.testing.assert_close(output.double(), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_gain_makes_norms_greater(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fading, "LONG", 100)
+    rope = Rope(head_dim=8, gain=4.0, divisors=(1e6,) * 4)  # which rotates by nothing
+    grid = Grid.of(Layout.sequence(LENGTH), causal=True)
+    q, k, v = far_outweighs_own(6)
+    expected, output = (
+        attend(q / 4, k / 4, v, grid, Encoding(query_key=rope, score=Steep()), backend=backend)
+        for backend in ("reference", "native")
+    )
+    torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_queries_that_do_not_see_their_own_key_read_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little these would weigh beside it."""
+    monkeypatch.setattr(fading, "LONG", 100)
+    ends = (torch.arange(LENGTH) - 100).clamp(min=0)
+    shown = torch.stack([torch.zeros_like(ends), ends], dim=-1).unsqueeze(0)
+    grid = replace(Grid.of(Layout.sequence(LENGTH), causal=True), intervals=shown)
+    expected, output = (
+        attend(*draw(), grid, Encoding(score=Steep()), backend=backend)
+        for backend in ("reference", "native")
+    )
+    torch.testing.assert_close(output, expected)
 
 
 class Steep(OffsetBias):
@@ -173,6 +202,7 @@ def test_pairs_are_left_out_that_weigh_an_eighth_of_the_rounding(
     monkeypatch.setattr(fading, "LONG", 100)
     limit = math.log(torch.finfo(torch.float32).eps / 8 / LENGTH)
     grid = Grid.of(Layout.sequence(LENGTH), causal=True)
-    q, k, v = (torch.zeros(1, 6, LENGTH, 8) for _ in range(3))
-    found = bands(grid, Encoding(score=Step(limit + beyond)), q, k, v)
-    assert found == ([] if least == 1 - LENGTH else [[least, 0]] * 6)
+    for dtype in (torch.float32, torch.bfloat16):  # sums are float32 in both
+        q, k, v = (torch.zeros(1, 6, LENGTH, 8, dtype=dtype) for _ in range(3))
+        found = bands(grid, Encoding(score=Step(limit + beyond)), q, k, v)
+        assert found == ([] if least == 1 - LENGTH else [[least, 0]] * 6)

@@ -234,6 +234,19 @@ def test_angles_are_computed_once_for_all_layers(lowered: list[Grid]) -> None:
     assert len(lowered) == 8
 
 
+def test_results_of_signals_are_those_of_each_call() -> None:
+    score, layout = create("alibi", heads=2).score, Layout.sequence(8)
+    assert score is not None
+
+    def read(grid: Grid) -> float:
+        assert grid.key.signal is not None
+        return grid.key.signal.mean().item()
+
+    for signal in (1.0, 2.0):
+        grid = Grid.of(layout.with_signal(torch.full((1, 8, 1), signal)))
+        assert once.once_for_part(score, grid, read, ("signals",)) == signal
+
+
 def test_documents_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Grid] = []
     packed = Layout.packed([20, 20])

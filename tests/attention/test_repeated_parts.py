@@ -20,11 +20,11 @@ OWN = "posenc.own"
 """The module of parts that pass for posenc's own; calls with others are planned each time."""
 
 
-def agree(encoding: Encoding, seed: int) -> None:
+def agree(encoding: Encoding, seed: int, grid: Grid = GRID) -> None:
     generator = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, 2, 4, 64, 8, generator=generator)
-    output = attend(q, k, v, GRID, encoding)
-    expected = attend(q, k, v, GRID, encoding, backend="reference")
+    output = attend(q, k, v, grid, encoding, return_lse=True)
+    expected = attend(q, k, v, grid, encoding, return_lse=True, backend="reference")
     torch.testing.assert_close(output, expected, atol=3e-6, rtol=1e-5)
 
 
@@ -56,12 +56,48 @@ class MoodySlope(ScoreTerm):
         )
 
 
-@pytest.mark.parametrize("score", [Moody, MoodySlope])
+class MoodyHeight(ScoreTerm):
+    """The distance, and a number that depends on the queries: the LSE has it, no weight does."""
+
+    __module__ = OWN
+
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+        return q.mean() - grid.offset[..., 0].abs().unsqueeze(1)
+
+    def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> DistanceFunction:
+        slope, height = -q.new_ones(q.shape[1], 1), q.mean().expand(q.shape[1], 1)
+        return DistanceFunction(torch.abs, q.new_ones(1, q.shape[2]), q.new_empty(0), slope, height)
+
+
+class MoodySignal(ScoreTerm):
+    """A table that depends on the layout's signals."""
+
+    __module__ = OWN
+
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+        assert grid.key.signal is not None
+        return grid.key.signal.mean() * grid.offset[..., 0].unsqueeze(1)
+
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
+        assert grid.key.signal is not None
+        table = grid.key.signal.mean() * torch.arange(-99.0, 100.0).expand(q.shape[1], -1)
+        return (BucketedTerms(lambda offset: offset[..., 0].long() + 99, table=table),)
+
+
+@pytest.mark.parametrize("score", [Moody, MoodySlope, MoodyHeight])
 def test_terms_of_the_queries_are_made_for_each_call(score: type[ScoreTerm]) -> None:
     encoding = Encoding(score=score())
     with torch.no_grad():
         for seed in range(4):
             agree(encoding, seed)
+
+
+def test_terms_of_signals_are_made_for_each_call() -> None:
+    encoding = Encoding(score=MoodySignal())
+    with torch.no_grad():
+        for seed in range(4):
+            layout = GRID.query.with_signal(torch.full((1, 64, 1), 0.1 * seed))
+            agree(encoding, seed, Grid.of(layout, causal=True))
 
 
 @dataclass

@@ -76,7 +76,7 @@ class Case:
         causal: of the grid.
         backend: of both.
         device: of all tensors, ``"cuda"`` for each process's own.
-        capped: with sinks and a softcap.
+        capped: with sinks, a softcap and a scale.
     """
 
     name: str
@@ -131,7 +131,7 @@ def run(
     options: dict[str, Any] = {}
     sinks = torch.linspace(-1, 2, HEADS, dtype=parts[0].dtype, device=parts[0].device)
     if capped:
-        options = {"sinks": sinks.requires_grad_(), "softcap": 1.5}
+        options = {"sinks": sinks.requires_grad_(), "softcap": 1.5, "scale": 0.7}
     q, k, v, x = (part.detach().clone().requires_grad_() for part in parts[:4])
     encoding.zero_grad()
     observed = encoding.observe(x[:, 0], layout)

@@ -193,13 +193,14 @@ def heads_refusal(group: dist.ProcessGroup, name: str, **changes: Any) -> str:
 
 
 def positions_gradient(group: dist.ProcessGroup, form: str) -> tuple[Tensor, Tensor]:
-    """Indices of this rank's tokens, and the gradient of their positions."""
+    """Indices of this rank's tokens, and the gradient of their positions, which are known."""
     index = place(group, "balanced")
     q, k, v, _, direction = (x[:, :, index] for x in tensors(torch.float64))
     times = torch.arange(LENGTH).double()[index].requires_grad_()
     layout = distributed.take(Layout.sequence(LENGTH), index).with_positions(times.view(1, -1, 1))
     encoding = encoding_of("rope", torch.float64)
-    output = distributed.attend(q, k, v, layout, encoding, mesh=group, causal=True, form=form)
+    for placed in (layout.with_positions(layout.positions.detach()), layout):
+        output = distributed.attend(q, k, v, placed, encoding, mesh=group, causal=True, form=form)
     output.backward(direction)  # type: ignore[no-untyped-call]
     assert times.grad is not None
     return index, times.grad
@@ -214,6 +215,20 @@ def error(group: dist.ProcessGroup, name: str, form: str, *, other: str | None =
     layout = distributed.take(Layout.sequence(LENGTH), index)
     try:
         distributed.attend(q, k, v, layout, encoding, mesh=group, causal=True, form=form)
+    except PosencError as failure:
+        return str(failure)
+    return ""
+
+
+def other_scale(group: dist.ProcessGroup) -> str:
+    """The message with which ``attend`` fails where scales change, on the last rank otherwise."""
+    index, encoding = place(group, "contiguous"), encoding_of("alibi", torch.float32)
+    q, k, v, *_ = (x[:, :, index] for x in tensors(torch.float32))
+    layout = distributed.take(Layout.sequence(LENGTH), index)
+    last = dist.get_rank(group) == dist.get_world_size(group) - 1
+    try:
+        for scale in (0.5, 0.25 if last else 0.3):
+            distributed.attend(q, k, v, layout, encoding, mesh=group, causal=True, scale=scale)
     except PosencError as failure:
         return str(failure)
     return ""

@@ -134,6 +134,11 @@ def test_ranks_with_other_encodings(pool: Pool) -> None:
         assert "others on rank 2 than on rank 0" in found
 
 
+def test_ranks_with_other_options_than_before(pool: Pool) -> None:
+    for found in pool.run(f"{JOBS}:other_scale", 3):
+        assert "others on rank 2 than on rank 0" in found
+
+
 def test_mesh_of_several_axes(pool: Pool) -> None:
     for found in pool.run(f"{JOBS}:several_axes", 4):
         assert found == [

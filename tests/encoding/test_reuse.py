@@ -6,17 +6,20 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 import posenc
 from posenc import Grid, Layout, attend
-from posenc.encoding.reuse import constant, is_plain_linear, reused
+from posenc.encoding.reuse import Copies, ModuleStates, constant, is_plain_linear, reused
 from posenc.encodings.common import rotation
 
 
@@ -95,6 +98,52 @@ def test_changed_layers_are_noticed(change: Callable[[nn.Sequential], object]) -
     assert times(layer, 3) == 1
 
 
+def test_dtypes_and_shapes_are_compared_beside_bits() -> None:
+    zeros = torch.zeros(2, 6)
+    copies = Copies([zeros])
+    assert copies.hold([zeros.clone()])
+    assert not copies.hold([zeros.double()])
+    assert not copies.hold([zeros.int()])
+    assert not copies.hold([zeros.view(3, 4)])
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A setting that cannot be changed, but for what is in it."""
+
+    values: object
+
+
+@pytest.mark.parametrize(
+    "setting", [([1.0],), (nn.Identity(),), Frozen([1.0]), (Frozen(torch.ones(1)),)]
+)
+def test_layers_with_settings_in_which_something_can_change_are_computed(setting: object) -> None:
+    layer = nn.Linear(4, 3).eval()
+    layer.setting = setting  # type: ignore[assignment]
+    assert times(layer, 3) == 0
+    layer.setting = (1.0, Frozen((2, "half")))  # type: ignore[assignment]
+    assert times(layer, 3) == 1
+
+
+def test_states_end_where_layers_begin_to_drop() -> None:
+    """Whether they are known is asked once."""
+    module = nn.Sequential(nn.Linear(4, 3), nn.Dropout()).eval()
+    states = ModuleStates(module)
+    assert states.hold()
+    assert not ModuleStates(module.train()).complete
+    assert not states.hold()
+
+
+def test_tensors_are_told_apart_by_their_names() -> None:
+    module = nn.Linear(4, 3)
+    module.register_buffer("first", torch.ones(2))
+    module.register_buffer("second", None)
+    states = ModuleStates(module)
+    assert states.hold()
+    module.first, module.second = None, module.first
+    assert not states.hold()
+
+
 def observed_layer() -> nn.Module:
     layer = nn.Linear(4, 3).eval()
     layer.register_forward_hook(lambda module, given, result: 2 * result)
@@ -140,6 +189,24 @@ def test_layers_are_computed_while_all_modules_are_observed(register: Register) 
     assert times(layer, 3) == 0  # what was kept before
 
 
+class Watching(TorchDispatchMode):
+    """Sees all operations, and lets them through."""
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
+        return operation(*arguments, **(options or {}))
+
+
+def test_layers_are_computed_while_operations_are_watched() -> None:
+    layer = nn.Linear(4, 3).eval()
+    times(layer, 2)
+    with torch.no_grad():
+        assert reused((layer,), (), lambda: 1) is not None
+        with Watching():
+            assert reused((layer,), (), lambda: 1) is None
+
+
 @pytest.mark.parametrize(
     "register",
     [
@@ -164,6 +231,18 @@ def test_nothing_is_kept_where_gradients_are_wanted() -> None:
     assert all(reused((layer,), (), lambda: 1) is None for _ in range(3))
     layer.requires_grad_(False)
     assert [reused((layer,), (), lambda: 1) for _ in range(3)] == [None, 1, 1]
+
+
+def test_results_of_autocast_are_kept_apart() -> None:
+    layer, x = nn.Linear(4, 3).eval(), torch.randn(2, 4)
+    dtypes = (torch.bfloat16, torch.float16, torch.float32)
+    with torch.no_grad():
+        for dtype in dtypes:
+            for _ in range(2):
+                with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+                    found = reused((layer,), (), lambda: layer(x))
+            assert found is not None
+            assert found.dtype == dtype
 
 
 def test_results_of_inference_can_be_saved_for_gradients() -> None:

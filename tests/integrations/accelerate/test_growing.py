@@ -255,6 +255,16 @@ def test_models_generate_the_same(kind: str, options: dict[str, Any]) -> None:
     assert not any(hasattr(layer, "_posenc_buffers") for layer in layers)
 
 
+def test_layers_of_other_classes_keep_their_update() -> None:
+    class Own(DynamicLayer):
+        """A layer that may keep its keys otherwise, as quantized ones do."""
+
+    cache = DynamicCache()
+    cache.layers = [Own(), DynamicLayer()]
+    grow(torch.nn.Module(), (cache,), {})
+    assert [isinstance(layer.update, Growing) for layer in cache.layers] == [False, True]
+
+
 @pytest.mark.parametrize("name", ["cache", "past_key_values", None])
 def test_caches_are_found_whatever_they_are_called(name: str | None) -> None:
     caches = DynamicCache(), EncoderDecoderCache(DynamicCache(), DynamicCache())

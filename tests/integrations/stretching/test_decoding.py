@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.executorch import register_dynamic_cache_export_support
 
-from posenc import Encoding, Grid, Layout, create
+from posenc import Encoding, Grid, Layout, attend, create
 from posenc.extension import extend
 from posenc.integrations.transformers import stretch
 from posenc.integrations.transformers.accelerate.growing import grow, settle
@@ -217,6 +217,24 @@ def test_rotated_keys_follow_the_cache(
     else:
         monkeypatch.setattr(decoding.RotatedKeys, "get_seq_length", lambda self: 0)
     assert near(changed(), found)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", ["rerope", "self_extend"])
+def test_layers_of_one_pass_may_have_kept_other_numbers_of_keys(method: str) -> None:
+    encoding = extend(create("rope", head_dim=8), method, **{"length": 16} | METHODS[method])
+    whole, (q, k, v) = Layout.sequence(30), torch.randn(3, 1, 2, 30, 8)
+    pasts = DynamicLayer(), DynamicLayer()
+
+    def last(length: int, past: DynamicLayer) -> Tensor | None:
+        given = q[:, :, length - 1 : length], k[:, :, :length], v[:, :, :length]
+        return decoding.attend_last(*given, grids[length], encoding, past, scale=0.3)
+
+    grids = {n: Grid(whole.slice(n - 1, n), whole.slice(0, n), causal=True) for n in (29, 30)}
+    last(29, pasts[0])
+    expected = attend(q[:, :, 29:], k, v, grids[30], encoding, scale=0.3)
+    for past in pasts:
+        torch.testing.assert_close(last(30, past), expected)
 
 
 def test_rotations_that_change_with_the_length_are_not_kept() -> None:
