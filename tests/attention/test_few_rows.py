@@ -16,6 +16,8 @@ from posenc.attention.call import AttentionCall
 from posenc.attention.decoding import attend_last
 from posenc.attention.dispatch import BACKENDS, query_kernel
 
+needs_kernels = pytest.mark.skipif(native.missing() is not None, reason="kernels are not built")
+
 NAMES = ("nope", "rope", "xpos", "alibi", "t5", "shaw", "shaw_keys")
 PRECISION = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
@@ -162,6 +164,7 @@ def test_results_do_not_depend_on_the_threads() -> None:
     assert torch.equal(*found)
 
 
+@needs_kernels
 @pytest.mark.parametrize("dtype", PRECISION)
 @pytest.mark.parametrize("bias", [None, (1, 1), (1, 8), (2, 8)])
 @pytest.mark.parametrize("extra", [{}, {"softcap": 0.7}, {"sinks": True}])
@@ -189,6 +192,7 @@ def test_one_query_with_a_bias_written_out(
     torch.testing.assert_close(found.double(), expected, atol=wanted, rtol=wanted)
 
 
+@needs_kernels
 @pytest.mark.parametrize(
     ("change", "serves"),
     [
@@ -212,6 +216,7 @@ def test_one_query_goes_to_the_kernel_where_that_is_faster(
     assert BACKENDS["blockwise"].query_kernel(q, k, v, plain=True) is None
 
 
+@needs_kernels
 @pytest.mark.parametrize("name", ["nope", "alibi", "t5", "shaw_keys"])
 def test_the_last_token_of_a_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Terms that a cache keeps are the kernel's bias, in half precision too."""

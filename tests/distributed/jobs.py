@@ -93,8 +93,7 @@ def written_difference(group: dist.ProcessGroup, form: str) -> float:
 
 def holds_group(group: dist.ProcessGroup) -> bool:
     """Whether a group outlives its end: its threads would run while Python stops."""
-    ranks = dist.get_process_group_ranks(group)
-    made = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    made = dist.new_group(dist.get_process_group_ranks(group), backend="gloo")  # on all ranks
     index = place(made, "contiguous")
     q, k, v = (x[:, :, index] for x in tensors(torch.float64)[:3])
     layout = distributed.take(LAYOUTS["sequence"](), index)
@@ -221,13 +220,13 @@ def error(group: dist.ProcessGroup, name: str, form: str, *, other: str | None =
 
 
 def other_scale(group: dist.ProcessGroup) -> str:
-    """The message with which ``attend`` fails where scales change, on the last rank otherwise."""
+    """The message with which ``attend`` fails where the last rank has an earlier call's scale."""
     index, encoding = place(group, "contiguous"), encoding_of("alibi", torch.float32)
     q, k, v, *_ = (x[:, :, index] for x in tensors(torch.float32))
     layout = distributed.take(Layout.sequence(LENGTH), index)
     last = dist.get_rank(group) == dist.get_world_size(group) - 1
     try:
-        for scale in (0.5, 0.25 if last else 0.3):
+        for scale in (0.25, 0.5, 0.25 if last else 0.3):
             distributed.attend(q, k, v, layout, encoding, mesh=group, causal=True, scale=scale)
     except PosencError as failure:
         return str(failure)

@@ -17,7 +17,7 @@ from posenc.models import Decoder, DecoderConfig
 from posenc.testing.subject import Subject, agree, tokens_of
 from tests.distributed import jobs
 from tests.distributed.equality import LENGTH, encoding_of, tensors
-from tests.distributed.pool import Pool
+from tests.distributed.pool import MOST, Pool
 from tests.support.processes import forking
 
 JOBS = "tests.distributed.jobs"
@@ -53,7 +53,7 @@ def test_layouts_may_be_written_on_one_rank(pool: Pool, form: str) -> None:
 
 
 def test_groups_end_with_their_destruction(pool: Pool) -> None:
-    assert not any(pool.run(f"{JOBS}:holds_group", 2))
+    assert not any(pool.run(f"{JOBS}:holds_group", MOST))
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,9 @@ def test_older_versions_are_refused_by_number(version: str) -> None:
     assert f'pip install "transformers>={OLDEST}"' in refused.value.remedy
 
 
-@pytest.mark.parametrize("version", [f"{OLDEST}.0", "5.24.0", "5.100.0.dev0", "5.25rc1", "6.0.0rc1"])
+@pytest.mark.parametrize(
+    "version", [f"{OLDEST}.0", "5.24.0", "5.100.0.dev0", "5.25rc1", "6.0.0rc1"]
+)
 def test_newer_versions_are_taken(version: str) -> None:
     require(version)
 

@@ -1,10 +1,10 @@
-"""State of a group of ranks between calls: their layouts, and encodings that have been compared."""
+"""What the ranks of a group tell each other before a call: layouts, encodings and settings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import ClassVar
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -22,23 +22,21 @@ DTYPES = (torch.float32, torch.float64)
 
 @dataclass(eq=False)
 class Exchanged:
-    """What the ranks of a group have exchanged.
+    """Layouts that the ranks of a group have exchanged.
 
     It must not hold on to the group, whose threads would outlive ``destroy_process_group``.
 
     Args:
         shards: by number of the exchange, with copies of this rank's layout; the last ones last.
-        compared: encodings that are the same on all ranks, by settings of the call.
-        count: of exchanges of layouts.
+        count: of exchanges.
     """
 
     shards: dict[int, tuple[Copies, Shards]] = field(default_factory=dict)
-    compared: dict[str, WeakSet[Encoding]] = field(default_factory=dict)
     count: int = 0
 
 
 class Session:
-    """The layouts and encodings of the ranks of a group, exchanged where they are new.
+    """The layouts of the ranks of a group, exchanged where they are new, and what must be equal.
 
     Args:
         group: the ranks.
@@ -87,14 +85,13 @@ class Session:
         return shards
 
     def require_same(self, encoding: Encoding, settings: str, device: torch.device) -> None:
-        """Compare encodings and settings between ranks, once an encoding and its settings.
+        """Compare encodings and settings between ranks.
+
+        At every call: a rank cannot know that those of others are as before.
 
         Raises:
             ArgumentError: on every rank, with the ranks that differ from rank 0.
         """
-        compared = self._exchanged.compared.setdefault(settings, WeakSet())
-        if encoding in compared:
-            return
         shapes = [f"{name}{list(x.shape)}{x.dtype}" for name, x in encoding.named_parameters()]
         text = f"{encoding!r} {shapes} {settings}"
         if others := self.group.differing(text, device):
@@ -104,7 +101,6 @@ class Session:
                 got=f"others on rank {', '.join(map(str, others))} than on rank 0; here {text}",
                 remedy="Create the encoding from one configuration, and pass equal options.",
             )
-        compared.add(encoding)
 
     def seed(self, device: torch.device) -> int:
         """A random number of rank 0, the same on all ranks; every rank draws one."""
