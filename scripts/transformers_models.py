@@ -13,7 +13,7 @@ from pathlib import Path
 import transformers
 
 from posenc.integrations.transformers.accelerate import FAMILIES
-from posenc.integrations.transformers.accelerate.interface import UNREAD
+from posenc.integrations.transformers.accelerate.interface import REFUSED_OPTIONS
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "transformers-models.md"
 
@@ -71,9 +71,9 @@ def served(model: Model) -> str:
         return "yes, by modules of its own"
     if not model.on_interface:
         return "no: not on the interface"
-    unread = [f"`{name}`" for name in sorted(model.given & UNREAD)]
-    if unread or "position_bias" in model.given:
-        return "no: " + ", ".join(unread or ["its bias"])
+    refused = [f"`{name}`" for name in sorted(model.given & REFUSED_OPTIONS)]
+    if refused or "position_bias" in model.given:
+        return "no: " + ", ".join(refused or ["its bias"])
     return "in part: layers without a bias" if "bias" in model.has else "yes, by the interface"
 
 
