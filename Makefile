@@ -76,7 +76,7 @@ test: $(VENV)/.installed-test ## run format, lint, types and the whole suite
 suite: style $(VENV)/.kernels
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not exhaustive" --durations=10
 
-test-anywhere: $(VENV)/.installed-test $(VENV)/.kernels ## tests that know the machine, as on other machines; 20 minutes
+test-anywhere: $(VENV)/.installed-test $(VENV)/.kernels ## tests that know the machine, as on other machines; half an hour
 	$(BIN)/python -m tests.support.anywhere --workers $(WORKERS)
 
 sweep-doctor: $(VENV)/.installed-test ## diagnose every causal language model of transformers (some 15 minutes)

@@ -23,7 +23,7 @@ from posenc.integrations.transformers.accelerate.growing import (
     grow,
     settle,
 )
-from tests.support.caches import cache_of
+from tests.support.caches import cache_of, given
 from tests.testing.tiny_models import tiny_config
 
 SEEDS = count()
@@ -262,7 +262,7 @@ def test_layers_of_other_classes_keep_their_update() -> None:
     cache = DynamicCache()
     cache.layers = [Own(), DynamicLayer()]
     grow(torch.nn.Module(), (cache,), {})
-    assert [isinstance(layer.update, Growing) for layer in cache.layers] == [False, True]
+    assert [type(layer) for layer in cache.layers] == [Own, Growing]
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values", None])
@@ -284,4 +284,19 @@ def test_a_copy_of_a_model_is_restored_too() -> None:
     for part in copy.modules():
         assert not part._forward_pre_hooks
         assert not part._forward_pre_hooks_with_kwargs
+        assert not part._forward_hooks
+        assert not part._forward_hooks_with_kwargs
+        assert not part._forward_hooks_always_called
     assert model._forward_pre_hooks
+    assert model._forward_hooks
+
+
+def test_layers_are_of_their_own_class_after_a_pass_that_raises() -> None:
+    model, cache = AutoModelForCausalLM.from_config(tiny_config("llama")).eval(), DynamicCache()
+    accelerate(model, check=False)
+    ids = torch.randint(3, 60, (1, 9))
+    with torch.no_grad():
+        model(ids, **given(model, cache))
+        with pytest.raises(IndexError):
+            model(ids + 10**6, **given(model, cache))
+    assert {type(layer) for layer in cache.layers} == {DynamicLayer}
