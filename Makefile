@@ -125,7 +125,7 @@ fuzz-attention: $(VENV)/.installed-test ## random calls of attend, every backend
 sweep-transformers: $(VENV)/.installed-test ## posenc under every model type of transformers, against its own attention
 	$(BIN)/python -m tests.testing.transformers_sweep
 
-test-transformers: $(VENV)/.installed-test ## transformers' own tests of models, with and without posenc; half an hour
+test-transformers: $(VENV)/.installed-test ## transformers' own tests of models, with and without posenc; an hour
 	$(BIN)/python scripts/transformers_tests.py
 
 fuzz-triton: $(VENV)/.installed-test ## random calls of the Triton kernels, interpreted, against the reference
