@@ -14,8 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from posenc.errors import PosencError, VersionError
-from posenc.evaluation.checkpoint import kind_of
 from posenc.evaluation.engines.config import is_known
+from posenc.evaluation.kinds import kind_of
 from posenc.integrations.transformers import versions
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.versions import OLDEST, require

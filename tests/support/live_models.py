@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from posenc.evaluation.checkpoint import open_live
+from posenc.evaluation.kinds import open_live
 from posenc.evaluation.live import LiveModel
 from posenc.integrations.transformers import save
 from posenc.integrations.transformers.checkpoints.fields import Fields

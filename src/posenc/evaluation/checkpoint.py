@@ -14,15 +14,14 @@ from torch import nn
 
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.evaluation.beside import copy_beside, raise_limits
-from posenc.evaluation.doctor.config_values import readable
 from posenc.evaluation.engines.remedy import for_engines
 from posenc.evaluation.hub import HubName
 from posenc.evaluation.images import ImageSource
-from posenc.evaluation.live import LiveDecoder, LiveEncoder, LiveMaskedLM, LiveModel, twin_of
+from posenc.evaluation.kinds import open_live, require_unstretched
+from posenc.evaluation.live import LiveDecoder, LiveModel, twin_of
 from posenc.evaluation.live_images import LiveImages
 from posenc.evaluation.results import Study
 from posenc.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenizer
-from posenc.integrations.transformers.checkpoints.extended import FIELD
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.folder import save
 from posenc.models import Decoder
@@ -297,17 +296,6 @@ def _name_for_engines(folder: Path) -> None:
     write_json(fields.path, for_engines(fields.values))
 
 
-def require_unstretched(config: Fields) -> None:
-    """Refuse checkpoints that posenc has stretched, before their weights are read."""
-    if config.values.get(FIELD) is not None:
-        raise CheckpointError(
-            f"{FIELD} in {config.path}",
-            expected="a checkpoint that posenc has not stretched yet",
-            got=f"one stretched by {config.values[FIELD]}",
-            remedy="Stretch the one it came from; methods can be joined: rerope+log_n.",
-        )
-
-
 def _trained_length(model: nn.Module, stated: int | None, given: int | None) -> int:
     """The trained length: of the position table, as given, or by ``config.json``."""
     held = model.most if isinstance(model, LiveModel) else None
@@ -330,56 +318,3 @@ def _trained_length(model: nn.Module, stated: int | None, given: int | None) -> 
             remedy="Give it in tokens.",
         )
     return length
-
-
-LIVE = (LiveDecoder, LiveMaskedLM, LiveImages, LiveEncoder)
-
-
-def kind_of(config: Fields) -> type[LiveModel] | None:
-    """The class for a config's architecture; None for models that cannot be measured.
-
-    Raises:
-        CheckpointError: if transformers is missing; or as ``readable``.
-        VersionError: if it is too old.
-    """
-    readable(config)
-    try:
-        from transformers.models.auto import modeling_auto
-
-        from posenc.integrations.transformers import versions  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise CheckpointError(
-            str(config.path),
-            expected="transformers, which runs it",
-            got="not installed",
-            remedy="Install it: pip install 'posenc[extend]'.",
-        ) from error
-    family, (name, *_) = config.values.get("model_type"), config.values.get("architectures") or [""]
-    for kind in LIVE:
-        for known, names in getattr(modeling_auto, kind.architectures).items():
-            classes = names if isinstance(names, tuple) else (names,)
-            if name in classes or (not name and known == family):
-                return kind
-    return None
-
-
-def open_live(config: Fields, load: Callable[[type[LiveModel]], LiveModel]) -> LiveModel | None:
-    """The model of a config; None for one that cannot be measured.
-
-    Args:
-        config: of the model.
-        load: makes it of the class for its architecture.
-
-    Raises:
-        CheckpointError: if transformers cannot load it; or as ``kind_of``.
-    """
-    kind = kind_of(config)
-    if kind is None:
-        return None
-    opened = load(kind)
-    if isinstance(opened, LiveEncoder) and opened.model.main_input_name == "pixel_values":
-        opened = LiveImages(opened.model)
-    if isinstance(opened, LiveImages):
-        sized = hasattr(opened.config, "patch_size") and hasattr(opened.config, "image_size")
-        return opened if sized else None
-    return None if opened.model.config.is_encoder_decoder else opened

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from posenc.errors import CheckpointError
-from posenc.evaluation.checkpoint import kind_of, require_unstretched
 from posenc.evaluation.doctor.config_findings import rope_dicts
 from posenc.evaluation.doctor.facts import UNKNOWN, Layers, Reading
 from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.kinds import kind_of, require_unstretched
 from posenc.evaluation.live import LiveEncoder, LiveMaskedLM
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.rope import TRAINED, scaling_of

@@ -11,7 +11,6 @@ from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Layers, Maybe, Re
 from posenc.evaluation.doctor.rotation import Rotation
 from posenc.evaluation.engines.config import LAYERS, WINDOWS, head_dim
 from posenc.integrations.transformers.checkpoints.rope import scaling_of
-from posenc.reporting.numbers import counted
 
 Config = Mapping[str, Any]
 FULL = ("full_attention", "attention")
@@ -59,7 +58,9 @@ def unknown_types(config: Config, reading: Reading) -> list[Finding]:
     counts = Counter(kind for kind in types if kind and kind not in (*ATTENTION, *NO_ATTENTION))
     if not counts:
         return []
-    told = ", ".join(f"{kind!r} ({counted(count, 'layer')})" for kind, count in counts.items())
+    told = ", ".join(
+        f"{kind!r} ({count} layer{'s' * (count > 1)})" for kind, count in counts.items()
+    )
     problem = f"has {told}, which posenc does not know: how these attend is not known"
     change = f"one of {', '.join(sorted(ATTENTION | NO_ATTENTION))}, if it is meant"
     return [Finding("layer_types", problem, change, unread=True)]

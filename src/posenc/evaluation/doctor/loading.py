@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from posenc.errors import CheckpointError
-from posenc.evaluation.checkpoint import kind_of
 from posenc.evaluation.engines import Checked, check
 from posenc.evaluation.hub import model_folder
+from posenc.evaluation.kinds import kind_of
 from posenc.integrations.transformers.checkpoints.fields import Fields
 
 
