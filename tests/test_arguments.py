@@ -16,7 +16,7 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.t5 import T5, log_boundaries
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.parsing import parse_options
+from posenc.registration import parse_options
 from posenc.registry import ENCODINGS, create_layers
 from tests.testing.option_fuzz import fuzz
 

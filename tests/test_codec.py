@@ -14,7 +14,7 @@ import pytest
 from posenc.arguments import Count, Interval
 from posenc.codec import from_plain, to_plain
 from posenc.errors import ArgumentError
-from posenc.parsing import parse_option
+from posenc.registration import parse_option
 
 
 @dataclass(frozen=True, kw_only=True)

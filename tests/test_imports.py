@@ -30,8 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": set(),
     "arguments": {"errors"},
     "derivatives": {"errors", "runtime"},
-    "parsing": {"errors", "arguments"},
-    "registration": {"errors", "arguments", "parsing"},
+    "registration": {"errors", "arguments"},
     "codec": {"errors"},
     "layout": {"errors", "arguments", "runtime"},
     "grid": {"errors", "arguments", "layout"},
@@ -61,7 +60,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": MODELS
     | {
         "codec",
-        "parsing",
         "models",
         "integrations",
         "training",

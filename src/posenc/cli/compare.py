@@ -27,7 +27,7 @@ from posenc.cli.console import (
 from posenc.cli.options import Json, Quiet, flag, option, with_settings
 from posenc.errors import ArgumentError
 from posenc.experiments.options import ComparisonOptions
-from posenc.parsing import parse_option, parse_options
+from posenc.registration import parse_option, parse_options
 
 if TYPE_CHECKING:
     from posenc.experiments.results import Comparison

@@ -20,7 +20,7 @@ import typer
 
 from posenc.arguments import declared_options
 from posenc.errors import DataError, UnknownNameError
-from posenc.parsing import parse_option
+from posenc.registration import parse_option
 
 KEYWORD = Parameter.KEYWORD_ONLY
 

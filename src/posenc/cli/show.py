@@ -16,8 +16,7 @@ from posenc.cli.completion import complete_encoding
 from posenc.cli.console import OUT, new_table, print_json
 from posenc.cli.listing import describe
 from posenc.cli.options import Json, flag, option
-from posenc.parsing import parse_options
-from posenc.registration import parse_name
+from posenc.registration import parse_name, parse_options
 from posenc.registry import ENCODINGS
 
 if TYPE_CHECKING:
