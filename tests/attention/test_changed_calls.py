@@ -181,23 +181,31 @@ WRONG: dict[str, Callable[[Given], Given]] = {
     "fewer heads": lambda x: {name: x[name][:, :3].contiguous() for name in "qkv"},
     "heads that do not divide": lambda x: {n: x[n][:, :3].contiguous() for n in "kv"},
     "other rows": lambda x: {"k": x["k"].expand(2, -1, -1, -1).contiguous()},
-    "rows of the layout": lambda x: {"grid": Grid.of(_rows(GRID.query), causal=True)},
+    "rows of the layout": lambda x: {"grid": Grid.of(_rows(GRID.query, 3, 1), causal=True)},
     "dtype of the keys": lambda x: {"k": x["k"].double()},
+    "rows of positions": lambda x: {"grid": Grid.of(_rows(GRID.query, 1, 3), causal=True)},
+    "scale of a truth": lambda x: {"scale": True},
+    "dropout of a truth": lambda x: {"dropout": False},
     "scale of NaN": lambda x: {"scale": float("nan")},
     "cap of zero": lambda x: {"softcap": 0.0},
     "dropout of a word": lambda x: {"dropout": "no"},
 }
 
 
-def _rows(layout: Layout) -> Layout:
-    return replace(layout, order=layout.order.expand(3, -1), positions=layout.positions)
+def _rows(layout: Layout, order: int, positions: int) -> Layout:
+    """As many rows of each."""
+    rows = {
+        "order": layout.order.expand(order, -1),
+        "positions": layout.positions.expand(positions, -1, -1),
+    }
+    return replace(layout, **rows)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_invalid_calls_are_refused_each_time(wrong: str, after: int) -> None:
-    encoding, arguments = make("alibi"), given()
+    encoding, arguments = make("alibi"), given(scale=1.0)
     for _ in range(after):
         call(encoding, arguments)
     for _ in range(3):

@@ -15,8 +15,9 @@ from posenc.attention.cache import LayerCache
 from posenc.attention.call import AttentionCall
 from posenc.attention.decoding import refusal_of_last
 from posenc.attention.differentiation import differentiable_twice
-from posenc.attention.dispatch import choose, describe_repeats, refusals, repeated
-from posenc.attention.validation import require_softmax, validate
+from posenc.attention.dispatch import choose, describe_repeats, prepare, refusals
+from posenc.attention.repeats import CallKind
+from posenc.attention.validation import require_layouts, require_softmax, validate
 from posenc.encoding import Encoding
 from posenc.grid import Grid
 from posenc.layout.checks import require_truth
@@ -151,11 +152,18 @@ def attend_block(
 
     Raises: as ``attend``.
     """
-    validate(call)
+    kind = CallKind.of(call) if isinstance(backend, str) and backend == "auto" else None
+    prepared = None if kind is None else kind.prepared()
+    if prepared is None:
+        validate(call)
+    else:
+        require_layouts(call.grid)
     if return_lse:
         require_softmax("return_lse", "False", call.encoding)
-    result = repeated(call, backend)
-    if result is not None:
+    if kind is not None and prepared is None:
+        prepared = kind.meet(call, prepare)
+    if prepared is not None:
+        result = prepared(call.q, call.k, call.v)
         return result if return_lse else Result(result.output, None)
     call = call.autocast()
     q, k = call.q, call.k

@@ -16,20 +16,12 @@ import torch
 from torch import Tensor
 
 from posenc.attention import trial
-from posenc.attention.backends.common.base import (
-    RARE,
-    Attend,
-    Backend,
-    Plan,
-    QueryKernel,
-    Refusal,
-    Result,
-)
+from posenc.attention.backends.common.base import RARE, Attend, Backend, Plan, QueryKernel, Refusal
 from posenc.attention.backends.common.fused import are_few, shares_few
 from posenc.attention.call import AttentionCall
 from posenc.attention.problem.lowering import is_constant_table
 from posenc.attention.problem.problem import Problem
-from posenc.attention.repeats import repeat, repeatable
+from posenc.attention.repeats import repeatable
 from posenc.encoding import LowRank, Rotation
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.registration import Registry
@@ -103,16 +95,9 @@ def choose(call: AttentionCall, backend: str | Backend) -> Choice:
     return Choice(chosen, plan, "named", {})
 
 
-def repeated(call: AttentionCall, backend: str | Backend) -> Result | None:
-    """Attention by what was prepared for calls like this valid one; or None."""
-    if not isinstance(backend, str) or backend != "auto":
-        return None
-    return repeat(call, _prepare)
-
-
 def describe_repeats(call: AttentionCall) -> str:
     """The end of a sentence about calls like this one; empty where the first is like the others."""
-    if not repeatable(call, _prepare):
+    if not repeatable(call, prepare):
         return ""
     backends = _preparing(call)
     by = next(x for x in backends if x.prepare(call.problem()) is not None)
@@ -121,7 +106,7 @@ def describe_repeats(call: AttentionCall) -> str:
     return "; from the second such call on by compiled kernels, prepared once"
 
 
-def _prepare(call: AttentionCall) -> Attend | None:
+def prepare(call: AttentionCall) -> Attend | None:
     """Attention of calls like this one, planned once."""
     problem = replace(call.problem(), rotate=rotate)
     found = (backend.prepare(problem) for backend in _preparing(call))

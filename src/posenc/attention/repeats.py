@@ -10,11 +10,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.common.base import Attend, Result
+from posenc.attention.backends.common.base import Attend
 from posenc.attention.call import AttentionCall
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import DistanceFunction, Encoding, LowRank, StructuredScore, TokenTableProduct
 from posenc.encoding.reuse import ModuleStates, wants_gradients
+from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import is_exporting, is_transformed, needs_dispatch
 
@@ -41,45 +42,73 @@ MET: Literal["met once"] = "met once"
 _KNOWN: WeakKeyDictionary[Encoding, _Known] = WeakKeyDictionary()
 
 
-def repeat(call: AttentionCall, prepare: Callable[[AttentionCall], Attend | None]) -> Result | None:
-    """Attention by what was prepared for calls of the same kind; None: it has to be planned.
+@dataclass(frozen=True, eq=False)
+class CallKind:
+    """A kind of calls of an encoding, whose settings and weights are as they were, to the last bit.
 
-    A kind is prepared when it is met for the second time: shapes, strides and dtypes, regular
-    layouts or whole images, scale and cap of the call, of an encoding whose settings and weights
-    are as they were, to the last bit.
-    Calls with gradients, dropout or sinks, in graphs or dispatch modes, and on other devices than
-    CPUs are of no kind.
-
-    Args:
-        call: a valid one.
-        prepare: attention of a kind, from a call of it; None where that is of no use.
+    Shapes, strides and dtypes, regular layouts or whole images, scale and cap of the call. A kind
+    is prepared when it is met for the second time.
     """
-    key = _key(call)
-    if key is None:
-        return None
-    known = _KNOWN.get(call.encoding)
-    if known is None or not known.states.hold():
-        known = _KNOWN[call.encoding] = _Known(ModuleStates(call.encoding))
-    kinds = known.kinds
-    met, attend = key in kinds, kinds.pop(key, MET)
-    if met and attend == MET:
-        attend = _prepared(call, known.states, prepare)
-    while len(kinds) >= MOST:
-        kinds.pop(next(iter(kinds)), None)
-    kinds[key] = attend
-    return attend(call.q, call.k, call.v) if callable(attend) else None
+
+    known: _Known
+    key: Hashable
+
+    @classmethod
+    def of(cls, call: AttentionCall) -> CallKind | None:
+        """The kind of a call, which may be an invalid one; None if it is of none.
+
+        Calls with gradients, dropout or sinks, in graphs or dispatch modes, and on other devices
+        than CPUs are of no kind.
+        """
+        key = _key(call)
+        if key is None:
+            return None
+        known = _KNOWN.get(call.encoding)
+        if known is None or not known.states.hold():
+            known = _KNOWN[call.encoding] = _Known(ModuleStates(call.encoding))
+        return cls(known, key)
+
+    def prepared(self) -> Attend | None:
+        """Attention of the kind, if it was prepared; its calls are valid but for their layouts."""
+        kinds = self.known.kinds
+        attend = kinds.get(self.key)
+        if not callable(attend):
+            return None
+        kinds.pop(self.key, None)
+        kinds[self.key] = attend  # the last used is the last to go
+        return attend
+
+    def meet(
+        self, call: AttentionCall, prepare: Callable[[AttentionCall], Attend | None]
+    ) -> Attend | None:
+        """Attention of the kind, prepared when it is met for the second time; None: plan the call.
+
+        Args:
+            call: a valid one of the kind.
+            prepare: attention of a kind, from a call of it; None where that is of no use.
+        """
+        kinds = self.known.kinds
+        met, attend = self.key in kinds, kinds.pop(self.key, MET)
+        if met and attend == MET:
+            attend = _prepared(call, self.known.states, prepare)
+        while len(kinds) >= MOST:
+            kinds.pop(next(iter(kinds)), None)
+        kinds[self.key] = attend
+        return attend if callable(attend) else None
 
 
 def repeatable(call: AttentionCall, prepare: Callable[[AttentionCall], Attend | None]) -> bool:
-    """True if ``repeat`` would compute calls like this valid one from the second on."""
+    """True if calls like this valid one are prepared from the second on."""
     if _key(call) is None:
         return False
     return _prepared(call, ModuleStates(call.encoding), prepare) is not None
 
 
 def _key(call: AttentionCall) -> Hashable | None:
-    """The kind of a call, None if it is of none. Reads no tensor."""
+    """The kind of a call that may be invalid, None if it is of none. Reads no tensor."""
     q, k, v, grid, encoding = call.q, call.k, call.v, call.grid, call.encoding
+    if not (type(grid) is Grid and isinstance(encoding, Encoding) and _is_plain_number(call)):
+        return None
     if not (type(q) is type(k) is type(v) is Tensor and q.is_cpu and k.is_cpu and v.is_cpu):
         return None
     if call.dropout or call.sinks is not None or grid.intervals is not None:
@@ -100,12 +129,18 @@ def _key(call: AttentionCall) -> Hashable | None:
     return of_tensors, of_values, query, key, grid.band, call.scale, call.softcap
 
 
+def _is_plain_number(call: AttentionCall) -> bool:
+    """True if scale, cap and dropout are of the usual types: ``True == 1`` and finds its kind."""
+    return {type(call.scale), type(call.softcap)} <= {float, int, type(None)} and (
+        type(call.dropout) in (float, int)
+    )
+
+
 def _sequence(layout: Layout) -> Hashable | None:
     """A regular layout by value, None for others."""
     if layout.start is None or layout.special is not None or not _is_plain(layout):
         return None
-    positions = layout.positions
-    return layout.start, positions.shape[1], positions.dtype
+    return layout.start, *_kind_of(layout)
 
 
 def _image(layout: Layout) -> Hashable | None:
@@ -115,7 +150,12 @@ def _image(layout: Layout) -> Hashable | None:
     """
     if layout.extent is None or not _is_plain(layout):
         return None
-    return layout.extent, layout.positions.dtype
+    return layout.extent, *_kind_of(layout)
+
+
+def _kind_of(layout: Layout) -> tuple[Hashable, ...]:
+    positions, order = layout.positions, layout.order
+    return positions.shape, positions.dtype, positions.device, order.shape, order.device
 
 
 def _is_plain(layout: Layout) -> bool:

@@ -178,6 +178,15 @@ def _faults_of_grid(q: Tensor, k: Tensor, grid: Grid) -> Iterator[Fault]:
             yield name, f"1 or {rows} batch rows", side.batch, remedy
         if side.device != x.device:
             yield name, f"{x.device} as {of}", side.device, "Use layout.to(device)."
+    require_layouts(grid)
+
+
+def require_layouts(grid: Grid) -> None:
+    """Require layouts that hold what they claim, which may have been written in place.
+
+    Raises:
+        ArgumentError: as ``require_unwritten``.
+    """
     for side in (grid.query,) if grid.query is grid.key else (grid.query, grid.key):
         require_unwritten(side)
 
