@@ -12,7 +12,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
 import pytest
@@ -141,6 +141,9 @@ def test_locks_pin_exactly_and_leave_the_build_of_torch_open() -> None:
 
 def test_triton_is_as_the_build_of_torch_asks() -> None:
     """Builds of one torch ask for one exact patch of a series of Triton, or for none."""
+    locked, installed = pins(LOCKS[0])["torch"], version("torch").partition("+")[0]
+    if installed != locked:
+        pytest.skip(f"the locks are for PyTorch {locked}; this is {installed}")
     lines = [line for file in LOCKS for line in (ROOT / file).read_text().splitlines()]
     (triton,) = (Requirement(line) for line in lines if line.startswith("triton"))
     assert re.fullmatch(r"~=\d+\.\d+\.0", str(triton.specifier))

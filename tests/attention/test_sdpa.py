@@ -171,7 +171,7 @@ def test_the_fused_kernel_runs(name: str, grid: str, dtype: torch.dtype) -> None
         with pytest.raises(BackendRefusal, match="would be rounded"):
             attend(q, k, v, where, made_for(name, where), backend="sdpa")
         return
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as seen:
         attend(q, k, v, where, made_for(name, where), backend="sdpa")
     names = {event.name for event in seen.events()}
     assert FLASH in names

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
@@ -105,6 +107,12 @@ def test_slices_of_regular_layouts_are_regular() -> None:
     documents = Layout.packed([2, 3]).slice(1, 4).document
     assert documents is not None
     assert documents.tolist() == [[0, 1, 1]]
+
+
+def test_slices_count_as_those_of_python() -> None:
+    layout, numbers = Layout.sequence(9), range(9)
+    for begin, end in product(range(-11, 12), repeat=2):
+        assert layout.slice(begin, end).order[0].tolist() == list(numbers[begin:end])
 
 
 def test_other_positions_are_not_taken_to_be_regular() -> None:

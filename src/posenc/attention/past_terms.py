@@ -69,7 +69,7 @@ def read_terms(encoding: Encoding, q: Tensor, v: Tensor, size: int, scale: float
     wide = torch.promote_types(q.dtype, torch.float32)
     biases, buckets, values = [], [], []
     for term in terms:
-        if not isinstance(term, BucketedTerms) or (term.right, term.column) != (None, None):
+        if not isinstance(term, BucketedTerms) or term.right is not None or term.column is not None:
             return none
         bucket = term.bucket(grid.float_offsets(device=device).unsqueeze(-1))
         if term.table is not None:

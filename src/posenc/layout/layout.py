@@ -302,7 +302,7 @@ class Layout:
         """Tokens ``begin`` to ``end`` (exclusive) of every row."""
         for name, index in (("begin", begin), ("end", end)):
             require_whole(name, index, -LARGEST, remedy="Count tokens.")
-        begin, end, _ = slice(begin, end).indices(self.length)
+        begin, end = (_clipped(index, self.length) for index in (begin, end))
         parts = {name: tensor[:, begin:end] for name, tensor in self._tensors().items()}
         start = None if self.start is None else self.start + begin
         return self._with(parts | {"start": start, "extent": None})
@@ -395,6 +395,13 @@ class Layout:
             else join(self.signal, other.signal),
             start=self.start if follows else None,
         )
+
+
+def _clipped(index: int, length: int) -> int:
+    """An index of a slice as Python reads it; PyTorch 2.11 does not trace ``slice.indices``."""
+    if index < 0:
+        return 0 if index < -length else index + length
+    return length if index > length else index
 
 
 register(Layout, "posenc.layout.Layout", TENSORS)

@@ -112,7 +112,7 @@ def read_terms(
         return Terms(query_factor, key_factor, first=first)
     at = torch.arange(first, last + 1, device=q.device).to(exact_dtype(first, last, q.device))
     buckets = [(g, g.bucket(at.unsqueeze(-1))) for g in groups if reads_offsets(g)]
-    rowed = [(g, n) for g, n in buckets if (g.left, g.right, g.value) != (None, None, None)]
+    rowed = [(g, n) for g, n in buckets if any(x is not None for x in (g.left, g.right, g.value))]
     bucket = _shared_bucket(rowed) if bucketed else None
     read = rowed if bucket is None else [(g, None) for g, _ in rowed]
     if bucketed and rowed and bucket is None:

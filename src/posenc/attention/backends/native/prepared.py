@@ -17,7 +17,7 @@ def prepare(record: KernelProblem) -> Attend | None:
 
     Factors and columns of the record have to be the same for all tokens.
     """
-    if (record.terms.left, record.terms.right) != (None, None):
+    if record.terms.left is not None or record.terms.right is not None:
         return None
     if any(contiguous_rows(x) is not x for x in (record.q, record.k, record.v)):
         return None
