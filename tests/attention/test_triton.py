@@ -7,12 +7,10 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
-from packaging.version import Version
 
 import posenc
 from posenc import Grid, Layout, attend
@@ -23,6 +21,7 @@ from posenc.attention.call import AttentionCall
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.spacing import Spacing, find_spacing, spacing
 from posenc.errors import BackendRefusal
+from tests.support.versions import require_interpreter
 
 HERE = Path(__file__).parent
 
@@ -40,9 +39,8 @@ HERE = Path(__file__).parent
 )
 def test_kernels(way: str, cases: str) -> None:
     """In a process of its own: Triton has to be told before anything imports it."""
-    triton, numpy = (Version(version(name)) for name in ("triton", "numpy"))
-    if way == "interpreted" and triton < Version("3.7") and numpy >= Version("2.4"):
-        pytest.skip("triton before 3.7: its interpreter takes numbers out of arrays as numpy < 2.4")
+    if way == "interpreted":
+        require_interpreter()
     compiled = HERE / "triton_compiling.py"
     files = {compiled} if way == "compiled" else {*HERE.glob("triton_*.py")} - {compiled}
     assert files

@@ -14,6 +14,8 @@ import pytest
 from benchmarks import device
 from benchmarks.device_page import TITLES, page
 
+from tests.support.versions import require_interpreter
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -22,6 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
     importlib.util.find_spec("triton") is None, reason="Triton has no wheel for this system"
 )
 def test_a_dry_run_measures_everything(tmp_path: Path) -> None:
+    require_interpreter()
     command = [sys.executable, "-m", "benchmarks.device", "--dry-run", "--out", str(tmp_path)]
     path = os.pathsep.join(str(x) for x in (ROOT / "src", os.environ.get("PYTHONPATH", "")))
     run = subprocess.run(

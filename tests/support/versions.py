@@ -30,3 +30,10 @@ def needs_model_type(name: str) -> pytest.MarkDecorator:
     """A mark that skips a test where the installed transformers lacks a model type."""
     lacking = f"transformers {transformers.__version__} has no model type {name!r}"
     return pytest.mark.skipif(name not in CONFIG_MAPPING, reason=lacking)
+
+
+def require_interpreter() -> None:
+    """Skip a test that runs Triton's kernels interpreted where these versions cannot."""
+    triton, numpy = (Version(version(name)) for name in ("triton", "numpy"))
+    if triton < Version("3.7") and numpy >= Version("2.4"):
+        pytest.skip(f"triton {triton}: its interpreter takes numbers out of arrays as numpy < 2.4")
