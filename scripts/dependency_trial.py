@@ -93,7 +93,7 @@ def tried(name: str, requirements: str, tests: list[str]) -> bool:
     steps = [
         ["-m", "posenc.attention.backends.native"],
         ["-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "-m", "not exhaustive", *tests],
-        ["-m", "posenc.cli", "compare", "--out", str(folder / "demo"), "--replace"],
+        ["-m", "posenc", "compare", "--out", str(folder / "demo"), "--replace"],
     ]
     threads = {**os.environ, "OMP_NUM_THREADS": "1"}
     for step in steps:
