@@ -112,8 +112,14 @@ def with_buffer(encoding: Encoding) -> None:
     encoding.score.register_buffer("more", torch.ones(2))
 
 
+def with_method(encoding: Encoding) -> None:
+    """As what patches single layers does."""
+    assert encoding.score is not None
+    vars(encoding.score)["lower"] = encoding.score.lower
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("change", [observed, with_buffer])
+@pytest.mark.parametrize("change", [observed, with_buffer, with_method])
 def test_changed_modules_are_planned(
     change: Callable[[Encoding], None], planned: list[None]
 ) -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from posenc.attention import Attention, Cache, LayerCache, decoding, explain, module
-from posenc.encoding import Encoding
+from posenc.encoding import BucketedTerms, Encoding, ScoreTerm
+from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.registry import create
@@ -237,6 +238,31 @@ def test_layers_that_share_a_cache_have_rotations_of_their_own() -> None:
             y = each(y, Layout.sequence(1, at), cache=past)
         parts.append(y)
     torch.testing.assert_close(torch.cat(parts, dim=1), expected)
+
+
+class OfScale(ScoreTerm):
+    """The offset in units of the scale of logits."""
+
+    __module__ = "posenc.own"  # parts of others are read anew for each token
+    by_position = True
+
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+        return scale * grid.offset[..., 0].unsqueeze(1).expand(-1, q.shape[1], -1, -1)
+
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms:
+        table = scale * torch.arange(-99.0, 100.0).expand(q.shape[1], -1)
+        return (BucketedTerms(lambda offset: offset[..., 0].long() + 99, table=table),)
+
+
+@torch.no_grad()
+def test_terms_of_another_scale_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = Attention(dim=32, heads=4, encoding=Encoding(score=OfScale()), causal=True).eval()
+    forbid_attend(attention, monkeypatch)
+    x, past = torch.randn(1, 7, 32), LayerCache()
+    step_by_step(attention, x[:, :6], cache=past)
+    attention.scale = 3.0
+    got = attention(x[:, 6:], Layout.sequence(1, 6), cache=past)
+    torch.testing.assert_close(got, attention(x, Layout.sequence(7))[:, 6:])
 
 
 @torch.no_grad()

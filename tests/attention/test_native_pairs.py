@@ -307,6 +307,21 @@ def test_the_mask_of_dropout_is_that_of_the_backward_pass(
 
 
 @built
+def test_heads_that_are_computed_apart_drop_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "MANY", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # a head at a time
+    encoding, grid = _encoding("path"), Grid.of(Layout.sequence(65), causal=True)
+    grid = _observed(encoding, grid, torch.randn(2, 65, 32))
+    q, k, _ = _inputs(65, 65, groups=4)
+    weights = attend(
+        q, k, torch.eye(65).expand(2, 4, -1, -1), grid, encoding, backend="native", dropout=0.5
+    )
+    kept = weights != 0
+    alike = (kept[:, 1:] == kept[:, :1]) & grid.visible
+    assert 0.4 < alike.sum() / (6 * grid.visible.sum()) < 0.6
+
+
+@built
 @pytest.mark.parametrize("name", METHODS)
 def test_explain_names_it(name: str) -> None:
     encoding, grid = _encoding(name), Grid.of(Layout.sequence(33), causal=True)

@@ -69,6 +69,19 @@ class MoodyHeight(ScoreTerm):
         return DistanceFunction(torch.abs, q.new_ones(1, q.shape[2]), q.new_empty(0), slope, height)
 
 
+class MoodyFactor(ScoreTerm):
+    """The distance times a factor of each query, which depends on all queries."""
+
+    __module__ = OWN
+
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+        return -q.square().mean() * grid.offset[..., 0].abs().unsqueeze(1)
+
+    def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> DistanceFunction:
+        factor, slope = q.square().mean().expand(1, q.shape[2]), -q.new_ones(q.shape[1], 1)
+        return DistanceFunction(torch.abs, factor, q.new_empty(0), slope, torch.zeros_like(slope))
+
+
 class MoodySignal(ScoreTerm):
     """A table that depends on the layout's signals."""
 
@@ -84,7 +97,7 @@ class MoodySignal(ScoreTerm):
         return (BucketedTerms(lambda offset: offset[..., 0].long() + 99, table=table),)
 
 
-@pytest.mark.parametrize("score", [Moody, MoodySlope, MoodyHeight])
+@pytest.mark.parametrize("score", [Moody, MoodySlope, MoodyFactor, MoodyHeight])
 def test_terms_of_the_queries_are_made_for_each_call(score: type[ScoreTerm]) -> None:
     encoding = Encoding(score=score())
     with torch.no_grad():

@@ -14,7 +14,7 @@ from posenc import Grid, Layout, attend
 from posenc.errors import ArgumentError, BackendRefusal
 
 LENGTH = 96
-FIELDS = ("positions", "order", "document", "valid")
+FIELDS = ("positions", "order", "document", "valid", "special")
 
 
 def padded() -> Layout:
@@ -35,6 +35,7 @@ VALUES: dict[str, Callable[[Tensor], object]] = {
     "order": lambda x: x.copy_(x.flip(1)),
     "document": lambda x: x[:, 40:].fill_(5),
     "valid": lambda x: x[:, 40:].fill_(False),
+    "special": lambda x: x[:, :20].fill_(True),
     "intervals": lambda x: x.copy_(torch.tensor([0, 20])),
 }
 
@@ -94,6 +95,15 @@ def test_written_intervals_are_read(backend: str, way: str) -> None:
     x = grid.intervals
     assert x is not None
     assert moved(encoding, grid, backend, lambda: VALUES["intervals"](WAYS[way](x))) > 1e-3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_written_special_tokens_are_read(way: str) -> None:
+    """Those that rope leaves as they are."""
+    grid = Grid.of(Layout.sequence(LENGTH - 1, prefix=1), causal=True)
+    x = grid.query.special
+    assert x is not None
+    assert moved("rope", grid, "auto", lambda: VALUES["special"](WAYS[way](x))) > 1e-3
 
 
 def test_times_that_were_given_may_be_written() -> None:

@@ -91,6 +91,30 @@ def written_difference(group: dist.ProcessGroup, form: str) -> float:
     return float((found - expected).abs().max())
 
 
+def queries_difference(group: dist.ProcessGroup, name: str, form: str, *, most: int) -> float:
+    """How far attention is off where queries are other tokens than a rank's keys.
+
+    Args:
+        most: of this rank's queries, so many are kept, from the last on.
+    """
+    index, of_keys = place(group, "balanced")[-most:], place(group, "contiguous")
+    q, k, v, x, _ = tensors(torch.float64)
+    encoding, sinks = encoding_of(name, torch.float64), torch.linspace(-1, 2, q.shape[1]).double()
+    whole = encoding.observe(x[:, 0], LAYOUTS["sequence"]())
+    expected = attend(q, k, v, Grid.of(whole, causal=True), encoding, sinks=sinks, softcap=3.0)
+    found = distributed.attend(
+        *(q[:, :, index], k[:, :, of_keys], v[:, :, of_keys]),
+        *(distributed.take(whole, index), encoding),
+        key_layout=distributed.take(whole, of_keys),
+        mesh=group,
+        causal=True,
+        form=form,
+        sinks=sinks,
+        softcap=3.0,
+    )
+    return float((found - expected[:, :, index]).abs().max())
+
+
 def holds_group(group: dist.ProcessGroup) -> bool:
     """Whether a group outlives its end: its threads would run while Python stops."""
     made = dist.new_group(dist.get_process_group_ranks(group), backend="gloo")  # on all ranks

@@ -52,6 +52,15 @@ def test_layouts_may_be_written_on_one_rank(pool: Pool, form: str) -> None:
     assert max(pool.run(f"{JOBS}:written_difference", 2, form=form)) < 1e-5
 
 
+@pytest.mark.parametrize("most", [LENGTH, 5])
+@pytest.mark.parametrize("form", ["auto", "gather", "heads"])
+@pytest.mark.parametrize("name", ["forgetting", "cable", "alibi"])
+def test_queries_may_be_other_tokens_than_keys(pool: Pool, name: str, form: str, most: int) -> None:
+    """Sinks and caps read logits themselves: sums up to the queries do not cancel out."""
+    arguments = {"name": name, "form": form, "most": most}
+    assert max(pool.run(f"{JOBS}:queries_difference", 2, **arguments)) < 1e-10
+
+
 def test_groups_end_with_their_destruction(pool: Pool) -> None:
     assert not any(pool.run(f"{JOBS}:holds_group", MOST))
 
@@ -127,6 +136,11 @@ def test_refusals_name_the_method(pool: Pool) -> None:
     ):
         for found in pool.run(f"{JOBS}:error", 4 if name == "alibi" else 2, name=name, form=form):
             assert message in found
+
+
+def test_a_ring_has_no_sums_up_to_other_queries(pool: Pool) -> None:
+    with pytest.raises(AssertionError, match="queries are other tokens than keys, and sums"):
+        pool.run(f"{JOBS}:queries_difference", 2, name="forgetting", form="ring", most=LENGTH)
 
 
 def test_ranks_with_other_encodings(pool: Pool) -> None:

@@ -49,7 +49,15 @@ def refusal(call: ShardedCall) -> str | None:
         return "positions have gradients"
     if _summed(encoding) and crosses_ties(shards):
         return "tokens of one order are on several ranks, and sums up to them on none"
+    if _summed(encoding) and not call.session.all(_are_one(call.grid), call.q.device):
+        return "queries are other tokens than keys, and sums up to them on none"
     return None
+
+
+def _are_one(grid: Grid) -> bool:
+    """True if a rank's queries and keys are known to be the same tokens."""
+    query, key = grid.query, grid.key
+    return query.order is key.order and query.document is key.document
 
 
 def attend_in_ring(call: ShardedCall) -> Float[Tensor, "B H L E"]:

@@ -65,6 +65,9 @@ LAYOUTS = {
     "packed": Layout.packed([4, 1, 4]),
     "left": Layout.padded([9, 4, 1], side="left"),
     "right": Layout.padded([9, 4, 1]),
+    "special": Layout.sequence(8, prefix=1),
+    "special, left": Layout.padded([8, 4, 1], side="left", prefix=1),
+    "special, right": Layout.padded([7, 4, 1], prefix=2),
 }
 
 

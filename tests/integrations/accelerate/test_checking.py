@@ -189,6 +189,14 @@ def test_differences_that_rounding_errors_explain_are_allowed() -> None:
         comparison.require_explained(1e-5, ())
 
 
+def test_outputs_that_are_no_numbers_beside_good_ones_are_noticed() -> None:
+    model = MPNetModel(MPNetConfig(**MPNET)).eval()
+    comparison = Comparison(model, list(model.modules()))
+    assert comparison.near(comparison.difference())
+    model.pooler.register_forward_hook(lambda *given: torch.nan * given[-1])
+    assert not comparison.near(comparison.difference())
+
+
 def test_errors_of_accelerated_modules_are_not_blamed_on_inputs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
