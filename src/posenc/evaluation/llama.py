@@ -36,9 +36,10 @@ NAMES = {
     "attention.value": "self_attn.v_proj",
     "attention.output": "self_attn.o_proj",
     "feed_forward_norm": "post_attention_layernorm",
+    "feed_forward.input": "mlp.gate_proj mlp.up_proj",
     "feed_forward.output": "mlp.down_proj",
 }
-"""Layers of a block by their names in a Llama's; the gated input layer is two there."""
+"""Layers of a block by their names in a Llama's, where the gated input layer is two."""
 
 
 def require_transformers(model: str) -> None:
@@ -112,13 +113,11 @@ def as_llama(decoder: Decoder) -> LlamaForCausalLM:
         "lm_head.weight": embedding if decoder.output is None else decoder.output.weight,
     }
     for index, block in enumerate(decoder.blocks):
-        layer = f"model.layers.{index}"
         for ours, theirs in NAMES.items():
-            for kind, tensor in block.get_submodule(ours).named_parameters(recurse=False):
-                weights[f"{layer}.{theirs}.{kind}"] = tensor
-        for kind, tensor in block.feed_forward.input.named_parameters():
-            gate, up = tensor.chunk(2)
-            weights |= {f"{layer}.mlp.gate_proj.{kind}": gate, f"{layer}.mlp.up_proj.{kind}": up}
+            names = [f"model.layers.{index}.{name}" for name in theirs.split()]
+            for kind, tensor in block.get_submodule(ours).named_parameters():
+                parts = zip(names, tensor.chunk(len(names)), strict=True)
+                weights |= {f"{name}.{kind}": part for name, part in parts}
     llama.load_state_dict(weights, strict=True)
     return llama.eval()
 

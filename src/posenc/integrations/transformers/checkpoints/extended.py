@@ -18,9 +18,11 @@ def require_extension(fields: Fields) -> None:
         CheckpointError: for any other value.
     """
     extension = fields.values.get(FIELD)
-    keys = {"method", "factor", "length", "options"}
-    whole = isinstance(extension, Mapping) and set(extension) == keys
-    if not whole or not isinstance(extension["options"], Mapping):
+    if (
+        not isinstance(extension, Mapping)
+        or set(extension) != {"method", "factor", "length", "options"}
+        or not isinstance(extension["options"], Mapping)
+    ):
         raise fields.wrong(FIELD, "method, factor, length and options", extension)
 
 
