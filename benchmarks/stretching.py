@@ -26,12 +26,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from benchmarks.measuring import write_results
-from torch import nn
+from torch import Tensor, nn
+from transformers import BertConfig, BertForMaskedLM, ViTConfig, ViTForImageClassification
 
 from posenc.evaluation.candidates import Method, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.demo_model import Repetition, train_demo_model
 from posenc.evaluation.images import ImageSource
+from posenc.evaluation.live import LiveMaskedLM
 from posenc.evaluation.settings import Tuning
 from posenc.evaluation.study import measure_extensions
 from posenc.evaluation.texts import SpecialTokens, read_ids
@@ -42,8 +44,7 @@ from posenc.experiments.tasks.digits import Digits
 from posenc.experiments.tasks.masked import MASK, MaskedBytes
 from posenc.experiments.text_loss import Targets
 from posenc.extension import extend_layers
-from posenc.integrations.transformers import save
-from posenc.models import Decoder, EncoderConfig, MaskedLM
+from posenc.models import Decoder
 from posenc.models.replacing import encodings_of, with_encodings, with_window
 from posenc.reporting.intervals import estimate
 from posenc.training.checkpoint import TrainingPlan
@@ -163,7 +164,7 @@ def masked(seeds: int) -> list[dict[str, object]]:
             plan = TrainingPlan(
                 encoding="learned", seed=seed, steps=BERT_STEPS, rate=1e-3, folder=work
             )
-            save(train(task, plan).model, folder / "bert", family="bert")
+            train(task, plan).model.model.save_pretrained(folder / "bert")
         subject = Checkpoint.open(folder / "bert")
         methods = methods_for("all", subject.model, length=BERT_LENGTH)
         outcome = measure_extensions(subject, text, methods, factor=4, tuning=Tuning(steps=0))
@@ -181,21 +182,21 @@ def masked(seeds: int) -> list[dict[str, object]]:
 
 
 class BertBytes(MaskedBytes):
-    """The lab's task of masked bytes, learned by a model that is shaped like BERT."""
+    """The lab's task of masked bytes, learned by a BERT."""
 
-    def build(self, encoding: str) -> MaskedLM:
-        return MaskedLM(
-            EncoderConfig(
-                vocabulary=MASK + 1,
-                dim=96,
-                layers=3,
-                heads=4,
-                types=1,
-                embedding_scale=1.0,
-                encoding=encoding,
-                max_length=BERT_LENGTH,
-            )
+    def build(self, encoding: str) -> LiveMaskedLM:
+        config = BertConfig(
+            vocab_size=MASK + 1,
+            hidden_size=96,
+            intermediate_size=384,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            type_vocab_size=1,
+            max_position_embeddings=BERT_LENGTH,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
         )
+        return LiveMaskedLM(BertForMaskedLM(config))
 
 
 def images(seeds: int) -> list[dict[str, object]]:
@@ -226,17 +227,45 @@ def images(seeds: int) -> list[dict[str, object]]:
 
 def _train_vit(folder: Path, seed: int) -> None:
     """A ViT that learns digits, as a checkpoint of transformers, and the digits held out."""
-    options = {"overlap": 0}  # as ViT has it
-    task = Digits(
-        ComparisonSettings(out=FOLDER, task="digits", encodings=("learned2d",), options=options)
-    )
+    task = VitDigits(ComparisonSettings(out=FOLDER, task="digits", encodings=("learned2d",)))
     work = folder / "training"
     work.mkdir(parents=True, exist_ok=True)
     plan = TrainingPlan(encoding="learned2d", seed=seed, steps=1200, rate=3e-3, folder=work)
     model = train(task, plan).model.eval()
     held_out = task.held_out
     np.savez(folder / "images.npz", images=held_out.pixels.numpy(), labels=held_out.labels.numpy())
-    save(model, folder / "vit", family="vit")
+    model.model.save_pretrained(folder / "vit")
+
+
+class VitDigits(Digits):
+    """The lab's task of digits, learned by a ViT."""
+
+    def build(self, encoding: str) -> Vit:
+        config = ViTConfig(
+            image_size=DIGITS,
+            patch_size=self.settings.options["patch"],
+            num_channels=1,
+            hidden_size=self.settings.width,
+            intermediate_size=4 * self.settings.width,
+            num_hidden_layers=self.settings.layers,
+            num_attention_heads=self.settings.heads,
+            hidden_dropout_prob=self.settings.options["dropout"],
+            attention_probs_dropout_prob=self.settings.options["dropout"],
+            num_labels=10,
+        )
+        return Vit(ViTForImageClassification(config))
+
+
+class Vit(nn.Module):
+    """A ViT that answers logits alone."""
+
+    def __init__(self, model: ViTForImageClassification) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.model(pixel_values=images).logits
+        return logits
 
 
 def shown(values: list[float], form: str = ".3f") -> str:

@@ -31,8 +31,6 @@ swap_ends = outside.swap_ends:ENTRY
 undropped = outside.undropped:ENTRY
 [posenc.models]
 mean_of_words = outside.mean_of_words:MeanOfWords
-[posenc.families]
-renamed_llama = outside.renamed_llama:ENTRY
 [posenc.accelerated_families]
 plain_attention = outside.plain_attention:ENTRY
 """
@@ -80,17 +78,6 @@ config = Path("words/config.json")
 config.write_text(config.read_text().replace("mean_of_words", "sum_of_words"))
 with pytest.raises(CheckpointError, match="kind among .*decoder.*, got 'sum_of"):
     load("words")
-""",
-    "family": """
-import json
-from posenc.integrations.transformers import load, save
-from posenc.models import Decoder, DecoderConfig
-model = Decoder(DecoderConfig(vocabulary=9, dim=16, layers=1, heads=2, encoding="rope",
-    activation="swiglu", norm="rms", bias=False, max_length=8)).eval()
-save(model, "llama", family="renamed_llama")
-assert json.loads(Path("llama/config.json").read_text())["model_type"] == "renamed_llama"
-tokens = torch.arange(8)[None]
-torch.testing.assert_close(load("llama")(tokens), model(tokens))
 """,
     "accelerated family": """
 from outside.plain_attention import PlainAttention

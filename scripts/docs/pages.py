@@ -8,7 +8,6 @@ from scripts.docs.markdown import MADE, listed, table
 from posenc.attention import BACKENDS
 from posenc.experiments.tasks import TASKS
 from posenc.extension import EXTENSIONS
-from posenc.integrations.transformers import FAMILIES
 from posenc.integrations.transformers.accelerate import FAMILIES as ACCELERATED
 from posenc.registry import ENCODINGS
 from posenc.testing import LAWS
@@ -41,7 +40,6 @@ def pages() -> dict[str, str]:
 
 def names() -> str:
     """The page of all names there are."""
-    written = [name for name, family in FAMILIES.items() if family.write is not None]
     groups = group(tuple(ENCODINGS))
     first = f"[encodings](../methods/index.md), {len(ENCODINGS)}"
     rows = [
@@ -52,10 +50,6 @@ def names() -> str:
         (f"[extensions](../extensions/index.md), {len(EXTENSIONS)}", listed(EXTENSIONS)),
         (f"[tasks](../results/index.md), {len(TASKS)}", listed(TASKS)),
         (f"backends, {len(BACKENDS)}", listed(BACKENDS)),
-        (
-            f"[checkpoints of transformers](../guides/accelerate.md), {len(FAMILIES)}",
-            f"{listed(FAMILIES)}; written too: {listed(written)}",
-        ),
         (
             f"[accelerated models of transformers](../guides/accelerate.md), {len(ACCELERATED)}",
             listed(ACCELERATED),

@@ -311,14 +311,14 @@ class Registry(Mapping[str, E], Generic[E]):
 
 
 def register(name: str, entry: object) -> None:
-    """Add an encoding, extension, task, model, backend or checkpoint family.
+    """Add an encoding, extension, task, model, backend or accelerated family.
 
     The entry's class decides which. It is then known wherever names are: ``create``, the laws of
     ``posenc.testing``, the commands, the pages of ``docs``. The registration holds in this process;
     an entry point of an installed distribution (groups ``posenc.encodings``,
     ``posenc.extensions``, ``posenc.tasks``, ``posenc.models``, ``posenc.backends`` and
-    ``posenc.families``) holds in all, those of the command line and its workers included.
-    Worker processes import the script that calls ``compare``: call this outside of
+    ``posenc.accelerated_families``) holds in all, those of the command line and its workers
+    included. Worker processes import the script that calls ``compare``: call this outside of
     ``if __name__ == "__main__":``.
 
     Args:

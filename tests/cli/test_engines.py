@@ -15,7 +15,7 @@ from rich.console import Console
 
 from posenc.cli.engines import engine_table
 from posenc.evaluation.doctor.engines import Engines
-from posenc.integrations.transformers import save
+from posenc.evaluation.llama import as_llama
 from tests.evaluation.engines.released import RELEASED
 from tests.support.commands import run_command
 from tests.support.samples import next_token_model
@@ -146,7 +146,7 @@ def test_an_unknown_engine_is_refused(
 
 
 def test_what_to_type(posenc: Run, tmp_path: Path) -> None:
-    save(next_token_model(b"abc" * 99, length=16), tmp_path / "in")
+    as_llama(next_token_model(b"abc" * 99, length=16)).save_pretrained(tmp_path / "in")
     given = ("extend", tmp_path / "in", "--factor", "2", "--no-report", "--method", "yarn")
     code, printed, said = posenc(*given, "--for", "vllm", "--out", tmp_path / "out")
     assert code == 0, said

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from posenc import storage
-from posenc.integrations.transformers import load, save
+from posenc.evaluation.live import LiveDecoder
+from posenc.evaluation.llama import as_llama
+from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.models import Decoder, DecoderConfig
 from tests.support.samples import next_token_model
 
@@ -26,7 +28,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base") / "model"
-    save(next_token_model(TEXT, length=LENGTH), folder)
+    as_llama(next_token_model(TEXT, length=LENGTH)).save_pretrained(folder)
     (folder / "tokenizer_config.json").write_text("{}")
     (folder / "README.md").write_text("words")
     return folder
@@ -81,7 +83,7 @@ def test_the_best_of_several_after_fine_tuning(
     found = json.loads(printed)
     assert found["chosen"] in {"rerope", "interpolate"}
     assert found["finetune"]["positions"] == "skipped"
-    assert isinstance(load(tmp_path / "out"), Decoder)
+    LiveDecoder.open(Fields.read(tmp_path / "out"), device="cpu")
 
 
 def test_engines_that_serve_it_otherwise_are_named(posenc: Run, base: Path, tmp_path: Path) -> None:
@@ -112,7 +114,8 @@ def test_a_model_of_posenc_compare_is_stretched(posenc: Run, text: Path, tmp_pat
         assert fields["model_type"] == "llama"
         assert fields["max_position_embeddings"] == 2 * LENGTH
         tokens = torch.arange(2 * LENGTH).unsqueeze(0)
-        assert load(out)(tokens).shape == (1, 2 * LENGTH, 256)
+        longer = LiveDecoder.open(Fields.read(out), device="cpu")
+        assert longer(tokens).shape == (1, 2 * LENGTH, 256)
     assert digest(run / "model") == before
     next_token_model(TEXT, length=LENGTH, encoding="alibi").save(tmp_path / "alibi")
     code, _, said = posenc("extend", tmp_path / "alibi", *given, "--out", tmp_path / "no")
@@ -149,7 +152,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     config = DecoderConfig(vocabulary=256, dim=16, layers=1, heads=2, max_length=LENGTH)
     folder = tmp_path_factory.mktemp("untrained") / "model"
-    save(Decoder(config), folder)
+    as_llama(Decoder(config)).save_pretrained(folder)
     return folder
 
 
@@ -241,7 +244,8 @@ TOKENIZER = TOKENIZER.replace(
 def test_a_tokenizer_is_used_and_goes_along(posenc: Run, tmp_path: Path) -> None:
     sentence = "the quick brown fox jumps over the lazy dog ."
     ids = [WORDS.index(word) for word in sentence.split()]
-    save(next_token_model(ids * 2, length=64, vocabulary=40), tmp_path / "words")
+    model = next_token_model(ids * 2, length=64, vocabulary=40)
+    as_llama(model).save_pretrained(tmp_path / "words")
     text = tmp_path / "text.txt"
     text.write_text(f"{sentence} " * 300)
     arguments = ("--method", "ntk", "--factor", "2", "--text", text, "--out", tmp_path / "out")

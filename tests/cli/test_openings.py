@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.integrations.transformers import save
+from posenc.evaluation.llama import as_llama
 from posenc.reporting.headlines import LONGEST
 from tests.support.commands import run_command
 from tests.support.samples import next_token_model, sample
@@ -74,7 +74,7 @@ class Shown(HTMLParser):
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("openings")
     text = b"the quick brown fox jumps over the lazy dog. " * 400
-    save(next_token_model(text, length=16), made / "model")
+    as_llama(next_token_model(text, length=16)).save_pretrained(made / "model")
     (made / "text.txt").write_bytes(text)
     return made
 

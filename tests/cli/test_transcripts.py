@@ -14,7 +14,7 @@ import pytest
 import typer.main
 
 from posenc.cli import app
-from posenc.integrations.transformers import save
+from posenc.evaluation.llama import as_llama
 from posenc.models import Decoder
 from tests.support.samples import next_token_model, sample
 
@@ -103,8 +103,8 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = b"the quick brown fox jumps over the lazy dog. " * 400
     for name, encoding in (("saved", "rope"), ("alibi", "alibi")):
         next_token_model(text, length=LENGTH, encoding=encoding).save(folder / name)
-    save(Decoder.load(folder / "saved"), folder / "model")
-    save(next_token_model(b"\0\1\0", length=LENGTH), folder / "untrained")
+    as_llama(Decoder.load(folder / "saved")).save_pretrained(folder / "model")
+    as_llama(next_token_model(b"\0\1\0", length=LENGTH)).save_pretrained(folder / "untrained")
     (folder / "stretched").mkdir()
     wrong = {"model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 2048}
     wrong |= {"rope_theta": 500000.0, "rope_parameters": {"rope_theta": 10000.0, "factor": 4.0}}

@@ -7,11 +7,11 @@ import io
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.table import Table
+from transformers import BertConfig, BertModel
 
 import posenc
 from posenc.cli import main
@@ -23,9 +23,9 @@ from posenc.cli.completion import (
 )
 from posenc.cli.console import Terminal, command_line, print_error
 from posenc.errors import CheckpointError, Interrupted, OutputError
+from posenc.evaluation.llama import as_llama
 from posenc.evaluation.progress import kept
-from posenc.integrations.transformers import save
-from posenc.models import Decoder, Encoder, EncoderConfig, MaskedLM
+from posenc.models import Decoder, EncoderConfig, MaskedLM
 from tests.support.samples import next_token_model
 
 Command = Callable[..., tuple[int, str, str]]
@@ -166,7 +166,7 @@ def test_generate_reads_what_predicts_tokens(posenc: Command, tmp_path: Path) ->
     """A run of compare and any folder of transformers; other models are told from them."""
     model = next_token_model(b"abcab", length=16)
     model.save(tmp_path / "saved")
-    save(model, tmp_path / "live")
+    as_llama(model).save_pretrained(tmp_path / "live")
     options = ("--prompt", "ab", "--max-new", "4", "--temperature", "0")
     for folder in ("saved", "live"):
         code, printed, _ = posenc("generate", tmp_path / folder, *options)
@@ -174,7 +174,8 @@ def test_generate_reads_what_predicts_tokens(posenc: Command, tmp_path: Path) ->
     sampled = ("generate", tmp_path / "live", "--max-new", "5", "--top-k", "3")
     one, two = (posenc(*sampled, "--seed", "1")[1] for _ in range(2))
     assert one == two
-    save(next_token_model([0, 1], length=16, vocabulary=300), tmp_path / "tokens")
+    larger = next_token_model([0, 1], length=16, vocabulary=300)
+    as_llama(larger).save_pretrained(tmp_path / "tokens")
     code, _, told = posenc("generate", tmp_path / "tokens", *options)
     assert code == 2
     assert "a tokenizer for a vocabulary of 300" in told
@@ -183,7 +184,7 @@ def test_generate_reads_what_predicts_tokens(posenc: Command, tmp_path: Path) ->
     code, _, told = posenc("generate", tmp_path / "masked", *options)
     assert code == 2
     assert "a decoder, which predicts the next token" in told
-    save(Encoder(replace(config, types=2, embedding_scale=1.0)), tmp_path / "bert", family="bert")
+    BertModel(BertConfig(hidden_size=12, num_hidden_layers=1)).save_pretrained(tmp_path / "bert")
     code, _, told = posenc("generate", tmp_path / "bert", *options)
     assert code == 2
     assert "a model of the next token, got a bert" in told

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import BertConfig, BertForMaskedLM, BertModel
 
 from posenc.errors import ArgumentError, DataError
 from posenc.evaluation.candidates import Method, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.evaluate import evaluate
 from posenc.evaluation.images import ImageSource
+from posenc.evaluation.live import LiveEncoder, LiveMaskedLM, LiveModel
 from posenc.evaluation.report import write_study
 from posenc.evaluation.settings import Tuning
 from posenc.evaluation.study import ExtensionResult, measure_extensions
@@ -26,23 +28,25 @@ from posenc.evaluation.texts import SpecialTokens, Text, read_ids
 from posenc.experiments.pieces import Pieces
 from posenc.experiments.text_loss import restored
 from posenc.extension import NotApplicable
-from posenc.models import Encoder, EncoderConfig, MaskedLM
-from tests.support.live_models import live
 
 LENGTH, MASK = 16, 256
 MARKS = SpecialTokens(begin=(1,), end=(2,), mask=MASK)
 TUNING = Tuning(steps=0)
 
 
-def config() -> EncoderConfig:
-    return EncoderConfig(
-        vocabulary=257, dim=16, layers=1, heads=2, types=2, max_length=LENGTH, embedding_scale=1.0
-    )
-
-
-def subject(kind: type[Encoder] | type[MaskedLM]) -> Checkpoint:
+def subject(kind: type[LiveModel]) -> Checkpoint:
     torch.manual_seed(0)
-    return Checkpoint("tiny", "bert", live(kind(config()), "bert"), LENGTH)
+    config = BertConfig(
+        vocab_size=257,
+        hidden_size=16,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=LENGTH,
+        initializer_range=0.25,
+    )
+    model = BertForMaskedLM(config) if kind is LiveMaskedLM else BertModel(config)
+    return Checkpoint("tiny", "bert", kind(model.eval().requires_grad_(False)), LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +170,7 @@ def test_short_texts_are_refused(text: Text) -> None:
         MaskedSuite.of(replace(text, special=SpecialTokens()), (8, 64), seed=0)
 
 
-@pytest.fixture(scope="module", params=[MaskedLM, Encoder])
+@pytest.fixture(scope="module", params=[LiveMaskedLM, LiveEncoder])
 def outcome(request: pytest.FixtureRequest, text: Text) -> ExtensionResult:
     tiny = subject(request.param)
     methods = methods_for("all,log_n", tiny.model, length=LENGTH)
@@ -221,12 +225,12 @@ def test_what_is_said_of_it(outcome: ExtensionResult, tmp_path: Path) -> None:
 
 
 def test_evaluate_cuts_what_is_longer_than_the_table(text: Text) -> None:
-    study = evaluate(subject(Encoder), text)
+    study = evaluate(subject(LiveEncoder), text)
     assert study.lengths == (8, 16, 32)
     (found,) = study.findings
     assert found.key == "cut"
     assert "given 16 bytes of longer texts" in " ".join(answer(study))
-    study = evaluate(subject(MaskedLM), text, lengths=[8, 16])
+    study = evaluate(subject(LiveMaskedLM), text, lengths=[8, 16])
     assert "bits a masked byte" in " ".join(answer(study))
     assert "of longer texts" not in " ".join(answer(study))
 
@@ -242,7 +246,7 @@ def test_evaluate_cuts_what_is_longer_than_the_table(text: Text) -> None:
     ],
 )
 def test_bad_input(text: Text, arguments: dict[str, Any], message: str) -> None:
-    tiny = subject(Encoder)
+    tiny = subject(LiveEncoder)
     methods = [Method.parse(arguments["methods"])]
     material = ImageSource(Path("photos")) if "images" in arguments else text
     with pytest.raises((ArgumentError, NotApplicable), match=message):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import ViTConfig, ViTForImageClassification, ViTModel
 
 from posenc.errors import ArgumentError, DataError
 from posenc.evaluation.candidates import Method, methods_for
@@ -21,8 +22,6 @@ from posenc.evaluation.settings import Tuning
 from posenc.evaluation.study import ExtensionResult, measure_extensions
 from posenc.evaluation.suites.images import images_for, sides
 from posenc.evaluation.summary import answer, findings, setting
-from posenc.models import ImageConfig, ImageEncoder, VisionTransformer
-from tests.support.live_models import live
 
 SIDE, PATCH = 8, 4
 TUNING = Tuning(steps=0)
@@ -30,13 +29,19 @@ TUNING = Tuning(steps=0)
 
 def subject(classes: int | None = 3, size: tuple[int, int] = (SIDE, SIDE)) -> Checkpoint:
     torch.manual_seed(0)
-    config = ImageConfig(
-        size=size, patch=PATCH, channels=1, dim=16, layers=1, heads=2, classes=classes
+    config = ViTConfig(
+        image_size=size,
+        patch_size=PATCH,
+        num_channels=1,
+        hidden_size=16,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_labels=classes or 2,
+        initializer_range=0.25,
     )
-    model = ImageEncoder(config) if classes is None else VisionTransformer(config)
-    if isinstance(model, VisionTransformer):
-        torch.nn.init.normal_(model.head.weight)
-    return Checkpoint("tiny", "vit", live(model, "vit"), max(size))
+    model = ViTModel(config) if classes is None else ViTForImageClassification(config)
+    return Checkpoint("tiny", "vit", LiveImages(model.eval().requires_grad_(False)), max(size))
 
 
 def arrays(folder: Path, **held: Any) -> ImageSource:

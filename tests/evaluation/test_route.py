@@ -14,7 +14,7 @@ from posenc.cli import app
 from posenc.evaluation.candidates import Candidate
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.live import LiveModel
-from posenc.integrations.transformers import save
+from posenc.evaluation.llama import as_llama
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.models import Decoder, DecoderConfig
 
@@ -81,7 +81,7 @@ def _caller(frame: FrameType) -> FrameType | None:
 def test_few_calls_in_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     config = DecoderConfig(vocabulary=256, dim=16, layers=1, heads=2, max_length=16)
-    save(Decoder(config), tmp_path / "in")
+    as_llama(Decoder(config)).save_pretrained(tmp_path / "in")
     (tmp_path / "text.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 60)
     command = ["posenc", "extend", tmp_path / "in", "--text", tmp_path / "text.txt", "--quiet"]
     monkeypatch.setattr(sys, "argv", [str(word) for word in (*command, "--out", tmp_path / "out")])

@@ -18,6 +18,7 @@ from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.evaluate import evaluate
 from posenc.evaluation.finetuning import finetuned
 from posenc.evaluation.live import LiveDecoder, LiveModel
+from posenc.evaluation.llama import as_llama
 from posenc.evaluation.report import write_study
 from posenc.evaluation.results import StudyReading
 from posenc.evaluation.settings import EvaluationSettings, ExtensionSettings, Tuning
@@ -27,7 +28,6 @@ from posenc.evaluation.summary import answer, findings
 from posenc.evaluation.texts import Text, read_ids
 from posenc.extension import NotApplicable
 from posenc.models import Decoder, DecoderConfig
-from tests.support.live_models import live
 
 LENGTH = 16
 
@@ -36,7 +36,7 @@ LENGTH = 16
 def model() -> LiveModel:
     torch.manual_seed(0)
     config = DecoderConfig(vocabulary=256, dim=16, layers=1, heads=2, max_length=LENGTH)
-    return live(Decoder(config))
+    return LiveDecoder(as_llama(Decoder(config)).requires_grad_(requires_grad=False))
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,13 @@ import torch
 from posenc.errors import ArgumentError, CheckpointError, DataError, Interrupted
 from posenc.evaluation.candidates import Method
 from posenc.evaluation.checkpoint import Checkpoint
+from posenc.evaluation.live import LiveDecoder
+from posenc.evaluation.llama import as_llama
 from posenc.evaluation.searching import require_search, searched
 from posenc.evaluation.settings import Tuning
 from posenc.evaluation.study import measure_extensions
 from posenc.evaluation.texts import Text, read_ids
 from posenc.models import Decoder, DecoderConfig
-from tests.support.live_models import live
 
 LENGTH = 16
 LONGROPE = Method.parse("longrope")
@@ -25,7 +26,8 @@ LONGROPE = Method.parse("longrope")
 def subject(seed: int = 0) -> Checkpoint:
     torch.manual_seed(seed)
     config = DecoderConfig(vocabulary=256, dim=16, layers=1, heads=2, max_length=LENGTH)
-    return Checkpoint("tiny", "llama", live(Decoder(config)), LENGTH)
+    model = as_llama(Decoder(config)).requires_grad_(requires_grad=False)
+    return Checkpoint("tiny", "llama", LiveDecoder(model), LENGTH)
 
 
 @pytest.fixture(scope="module")

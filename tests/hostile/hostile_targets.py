@@ -13,10 +13,12 @@ from examples.translation.training import open_folder
 from examples.translation.translator import Translator
 from torch import nn
 from torch.optim import AdamW
+from transformers import ViTConfig
 
 import posenc
 from posenc.codec import to_plain
 from posenc.evaluation.images import ImageSource
+from posenc.evaluation.llama import as_llama
 from posenc.evaluation.texts import read_tokenizer
 from posenc.experiments.corpus import read_text
 from posenc.experiments.jobs import Outcome
@@ -26,20 +28,11 @@ from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks.common.parallel import read_lines
 from posenc.experiments.tasks.common.subwords import Subwords
 from posenc.extension import search_factors
-from posenc.integrations.transformers import load, save, stretch
+from posenc.integrations.transformers import stretch
+from posenc.integrations.transformers.checkpoints.extended import FIELD, require_extension
 from posenc.integrations.transformers.checkpoints.fields import Fields
-from posenc.models import (
-    Decoder,
-    DecoderConfig,
-    Encoder,
-    EncoderConfig,
-    ImageConfig,
-    ImageEncoder,
-    Swin,
-    SwinConfig,
-    Transformer,
-    TransformerConfig,
-)
+from posenc.integrations.transformers.checkpoints.stored import stored_shapes
+from posenc.models import Decoder, DecoderConfig, Swin, SwinConfig, Transformer, TransformerConfig
 from posenc.storage import write_json
 from posenc.training.checkpoint import TrainingPlan, TrainingState
 from tests.hostile.hostile_files import Target
@@ -51,8 +44,7 @@ def make_targets(folder: Path) -> list[Target]:
     makers = (
         *(partial(_saved, encoding) for encoding in ("rope", "alibi", "learned", "t5")),
         _swin,
-        *(partial(_llama, method) for method in ("", "yarn", "rerope")),
-        _bert,
+        *(partial(_llama, shards) for shards in (False, True)),
         _vit,
         _translator,
         _training,
@@ -93,39 +85,27 @@ def _swin(folder: Path) -> Target:
     return Target("Swin", folder, Swin.load)
 
 
-def _llama(method: str, folder: Path) -> Target:
-    model = _decoder("rope")
-    if not method:
-        save(model, folder, family="llama")
-        return Target("llama", folder, load)
-    from transformers import AutoModelForCausalLM
+def _llama(shards: bool, folder: Path) -> Target:
+    model = as_llama(_decoder("rope"))
+    if not shards:
+        stretch(model, "rerope", factor=2.0, length=64)
+    model.save_pretrained(folder, max_shard_size="9KB" if shards else "1GB")
 
-    original = folder.with_name(f"{folder.name}-original")
-    save(model, original, family="llama")
-    stretched = AutoModelForCausalLM.from_pretrained(original)
-    stretch(stretched, method, factor=2.0, length=64)
-    stretched.save_pretrained(folder)
-    return Target(f"llama by {method}", folder, load)
+    def read(copy: Path) -> None:
+        fields = Fields.read(copy)
+        if FIELD in fields.values:
+            require_extension(fields)
+        stored_shapes(copy)
 
-
-def _bert(folder: Path) -> Target:
-    config = EncoderConfig(
-        vocabulary=31, dim=32, layers=2, heads=4, types=2, embedding_scale=1.0, max_length=16
-    )
-    save(Encoder(config), folder, family="bert", shard_bytes=9000)
-    return Target("bert in shards", folder, load)
+    return Target("llama in shards" if shards else "stretched llama", folder, read)
 
 
 def _vit(folder: Path) -> Target:
-    config = ImageConfig(size=(8, 8), patch=4, dim=16, layers=1, heads=2, encoding="learned2d")
-    save(ImageEncoder(config), folder, family="vit")
+    ViTConfig().save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text('{"image_mean": [0.5], "image_std": [0.5]}')
-
-    def read(copy: Path) -> None:
-        load(copy)
-        ImageSource.of_checkpoint(copy, Fields.read(copy), None)
-
-    return Target("vit", folder, read)
+    return Target(
+        "vit", folder, lambda copy: ImageSource.of_checkpoint(copy, Fields.read(copy), None)
+    )
 
 
 def _translator(folder: Path) -> Target:

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -17,20 +16,20 @@ from posenc.evaluation.beside import copy_beside, raise_limits
 from posenc.evaluation.engines.remedy import for_engines
 from posenc.evaluation.hub import HubName
 from posenc.evaluation.images import ImageSource
-from posenc.evaluation.kinds import open_live, require_unstretched
+from posenc.evaluation.kinds import open_live, require_transformers, require_unstretched
 from posenc.evaluation.live import LiveDecoder, LiveModel, twin_of
 from posenc.evaluation.live_images import LiveImages
+from posenc.evaluation.llama import as_llama
 from posenc.evaluation.results import Study
 from posenc.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenizer
 from posenc.integrations.transformers.checkpoints.fields import Fields
-from posenc.integrations.transformers.checkpoints.folder import save
 from posenc.models import Decoder
 from posenc.models import load as load_saved
 from posenc.storage import as_path, output_folder, write_json
 from posenc.training.machine import require_device
 
 OWN_FAMILY = "llama"
-"""``model_type`` that models of ``posenc compare`` are written as."""
+"""``model_type`` of models of ``posenc compare``, once transformers runs them."""
 
 LONGEST = "max_position_embeddings"
 """Field of ``config.json`` with the trained length."""
@@ -178,20 +177,19 @@ class Checkpoint:
             CheckpointError: if it has none such.
         """
         assert isinstance(self.model, Decoder)  # as ``_of_compare`` opens it
-        with TemporaryDirectory() as written:
-            try:
-                save(self.model, Path(written) / "model", family=OWN_FAMILY)
-            except ArgumentError as error:
-                raise CheckpointError(
-                    str(folder),
-                    expected=f"a model that can be written as {OWN_FAMILY}: one trained with rope",
-                    got=f"one trained with {self.model.config.encoding}",
-                    remedy="posenc evaluate measures it as it is; posenc compare --encodings rope "
-                    "trains one that can be stretched.",
-                ) from error
-            config = Fields.read(Path(written) / "model")
-            model = LiveDecoder.open(config, device=device)
-        return replace(self, model=model, config=config)
+        require_transformers(str(folder))
+        try:
+            llama = as_llama(self.model)
+        except ArgumentError as error:
+            raise CheckpointError(
+                str(folder),
+                expected=f"a model that can be written as {OWN_FAMILY}: one trained with rope",
+                got=f"one trained with {self.model.config.encoding}",
+                remedy="posenc evaluate measures it as it is; posenc compare --encodings rope "
+                "trains one that can be stretched.",
+            ) from error
+        config = Fields(llama.config.to_dict(), folder / OWN_FAMILY / "config.json")
+        return replace(self, model=LiveDecoder(llama.to(device)), config=config)
 
     @property
     def words(self) -> str:

@@ -11,13 +11,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from posenc.evaluation.kinds import require_transformers
+from posenc.evaluation.llama import as_llama
 from posenc.evaluation.progress import Progress, kept, silent
 from posenc.evaluation.suites.needles import repeat
 from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks.language import LanguageModelling
-from posenc.integrations.transformers import save
 from posenc.models import Decoder
-from posenc.storage import make_folder, require_unused
+from posenc.storage import make_folder, output_folder, require_unused
 from posenc.training.checkpoint import TrainingPlan
 from posenc.training.loop import Watch, train
 from posenc.training.seeding import fingerprint, generator
@@ -57,11 +58,12 @@ def demo_checkpoint(
         progress, stop: called after each training step; see ``extend_checkpoint``.
         command: the calling command, for messages.
 
-    Raises: as ``train_demo_model``.
+    Raises: as ``train_demo_model``; CheckpointError without transformers.
     """
     if (folder / "config.json").exists():
         return folder
     require_unused(folder)
+    require_transformers(str(folder))
     work = folder.with_name(f"{folder.name}-training")
     make_folder(work)
     with kept(work, command):
@@ -75,7 +77,8 @@ def demo_checkpoint(
                 ),
             ),
         )
-    save(model, folder)
+    with output_folder(folder, "folder") as partial:
+        as_llama(model).save_pretrained(partial)
     shutil.rmtree(work, ignore_errors=True)
     return folder
 

@@ -25,6 +25,26 @@ def require_unstretched(config: Fields) -> None:
         )
 
 
+def require_transformers(model: str) -> None:
+    """Refuse to run a model without transformers, or with one that is too old.
+
+    Raises:
+        CheckpointError: if it is missing.
+        VersionError: if it is too old.
+    """
+    try:
+        import transformers  # noqa: F401
+
+        from posenc.integrations.transformers import versions  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise CheckpointError(
+            model,
+            expected="transformers, which runs it",
+            got="not installed",
+            remedy="Install it: pip install 'posenc[extend]'.",
+        ) from error
+
+
 def kind_of(config: Fields) -> type[LiveModel] | None:
     """The class for a config's architecture; None for models that cannot be measured.
 
@@ -33,17 +53,9 @@ def kind_of(config: Fields) -> type[LiveModel] | None:
         VersionError: if it is too old.
     """
     readable(config)
-    try:
-        from transformers.models.auto import modeling_auto
+    require_transformers(str(config.path))
+    from transformers.models.auto import modeling_auto
 
-        from posenc.integrations.transformers import versions  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise CheckpointError(
-            str(config.path),
-            expected="transformers, which runs it",
-            got="not installed",
-            remedy="Install it: pip install 'posenc[extend]'.",
-        ) from error
     family, (name, *_) = config.values.get("model_type"), config.values.get("architectures") or [""]
     for kind in LIVE:
         for known, names in getattr(modeling_auto, kind.architectures).items():

@@ -18,9 +18,9 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.evaluation.engines.config import WINDOWS, ModelConfig
 from posenc.evaluation.engines.transformers import TRANSFORMERS
-from posenc.integrations.transformers.checkpoints.extended import FIELD, fitting, stored_extension
+from posenc.integrations.transformers.checkpoints.extended import FIELD, fitting, require_extension
 from posenc.integrations.transformers.checkpoints.fields import Fields
-from posenc.integrations.transformers.checkpoints.stored import StoredTensors
+from posenc.integrations.transformers.checkpoints.stored import stored_shapes
 from posenc.integrations.transformers.quiet import quiet_transformers
 from posenc.layout import Layout
 from posenc.models import Greedy, Sample
@@ -66,8 +66,9 @@ class LiveModel(nn.Module):
         folder = fields.path.parent
         absent: list[str] = []
         try:
+            stored_shapes(folder)
             for options in ({}, {"add_pooling_layer": False}):
-                with StoredTensors(folder), quiet_transformers():
+                with quiet_transformers():
                     model, found = getattr(transformers, cls.auto).from_pretrained(
                         folder,
                         dtype=dtype,
@@ -95,7 +96,7 @@ class LiveModel(nn.Module):
         if fields.values.get(FIELD) is not None:
             from posenc.integrations.transformers import stretch
 
-            stored_extension(fields)
+            require_extension(fields)
             with fitting(fields):
                 stretch(model)
         return cls(model.to(device).eval())
@@ -326,13 +327,14 @@ def _misfit(auto: str, folder: Path) -> str:
 
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        with torch.device("meta"), quiet_transformers(), StoredTensors(folder) as stored:
+        stored = stored_shapes(folder)
+        with torch.device("meta"), quiet_transformers():
             made = getattr(transformers, auto).from_config(config, trust_remote_code=False)
             wanted = made.state_dict()
     except Exception:  # of any model type, or of a config that is wrong by itself
         return ""
     for name, tensor in wanted.items():
-        shape = stored.shapes.get(name, tuple(tensor.shape))
+        shape = stored.get(name, tuple(tensor.shape))
         if shape != tuple(tensor.shape):
             return f"{name} of shape {list(shape)}, where config.json gives {list(tensor.shape)}"
     return ""

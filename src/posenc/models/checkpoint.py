@@ -163,7 +163,7 @@ def _of_another_kind(path: Path, described: Any, expected: str) -> CheckpointErr
         got, remedy = repr(kind), "Import or install the package that defines it."
     elif isinstance(described, dict) and "model_type" in described:
         got = f"a checkpoint of transformers ({described['model_type']})"
-        remedy = "posenc.integrations.transformers.load reads it."
+        remedy = "transformers reads it: AutoModel.from_pretrained(FOLDER)."
     else:
         got, remedy = "another file", "Name a folder that a model's save has written."
     return CheckpointError(str(path), expected=expected, got=got, remedy=remedy)

@@ -11,16 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from posenc import create
 from posenc.encodings.query_key.rope import Rope
 from posenc.evaluation.engines import ENGINES, ModelConfig, Rotation, differences
 from posenc.evaluation.extend import extend_checkpoint
 from posenc.extension import EXTENSIONS, extend
 from posenc.extension.varying import VaryingRope
 from posenc.integrations.transformers.checkpoints.extended import FIELD
-from posenc.integrations.transformers.checkpoints.families import FAMILIES
-from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
-from posenc.models import Decoder
 from tests.support.exhaustive import in_turn
 
 transformers = pytest.importorskip("transformers")
@@ -95,9 +93,13 @@ def stretched(
     config: dict[str, Any], folder: Path, method: str, options: dict[str, Any], factor: float
 ) -> tuple[dict[str, Any], Rope | VaryingRope]:
     """The written fields, and the extended encoding."""
-    described = FAMILIES[config["model_type"]].make(Fields(config, Path("config.json")))
-    assert isinstance(described, Decoder)
-    extended = extend(described.encodings[0], method, factor=factor, length=LENGTH, **options)
+    base = config.get("rotary_emb_base") or config["rope_theta"]
+    rope = create(
+        "rope", head_dim=config["head_dim"], base=base, fraction=config.get("rotary_pct", 1.0)
+    )
+    if "rope_scaling" in config:  # linear
+        rope = extend(rope, "interpolate", factor=config["rope_scaling"]["factor"])
+    extended = extend(rope, method, factor=factor, length=LENGTH, **options)
     (folder / "in").mkdir(parents=True)
     (folder / "in/config.json").write_text(json.dumps(config))
     model = transformers.AutoModelForCausalLM.from_config(

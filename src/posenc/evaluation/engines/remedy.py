@@ -12,13 +12,16 @@ from posenc.evaluation.engines.config import FULL, ModelConfig
 from posenc.evaluation.engines.engine import NotServedError
 from posenc.evaluation.engines.rotation import Rope
 from posenc.evaluation.engines.transformers import TRANSFORMERS
-from posenc.integrations.transformers.checkpoints.families import FAMILIES
-from posenc.integrations.transformers.checkpoints.family import family_name
-from posenc.integrations.transformers.checkpoints.rope import RopeFields, parameters_in, yarn_gain
+from posenc.integrations.transformers.checkpoints.rope import TRAINED, parameters_in, yarn_gain
 
 GAINS = ("attention_factor", "attn_factor", "mscale", "mscale_all_dim")
 """Parameters that a gain can be written by."""
 
+PARTIAL = "partial_rotary_factor"
+"""Rotated share of a head."""
+
+NAMES = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}
+"""Fields of base and rotated share beside ``rope_parameters``, of types that rename them."""
 
 ABSENT = object()
 """Unlike the value of any field, null included."""
@@ -42,13 +45,25 @@ class Remedy:
 def under_all_names(fields: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """RoPE's parameters under every name that programs read them from.
 
+    mlx-lm reads base and rotated share beside them, llama.cpp the trained length, versions of
+    transformers before 5 ``rope_scaling``.
+
     Args:
         fields: of the model's ``config.json``.
         parameters: ``rope_parameters`` of all layers.
     """
-    family = FAMILIES.get(family_name(str(fields.get("model_type"))))
-    names = (family and family.rope) or RopeFields(partial="partial_rotary_factor" in parameters)
-    return names.described({"partial_rotary_factor": 1.0, **parameters})
+    base, share = NAMES.get(str(fields.get("model_type")), ("rope_theta", PARTIAL))
+    parameters = dict(parameters)
+    changes = {
+        "rope_parameters": parameters,
+        "rope_scaling": None if parameters["rope_type"] == "default" else parameters,
+        base: parameters["rope_theta"],
+    }
+    if PARTIAL in parameters:
+        changes[share] = parameters[PARTIAL]
+    if TRAINED in parameters:
+        changes[TRAINED] = parameters[TRAINED]
+    return changes
 
 
 def right_in_all(fields: Mapping[str, Any]) -> Remedy | None:

@@ -1,1 +1,1 @@
-"""Checkpoint folders of transformers, read and written without transformers."""
+"""Checkpoint folders of transformers."""

@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from posenc import storage
 from posenc.errors import CheckpointError
 
-Choice = TypeVar("Choice")
-REQUIRED: Any = object()
 SAVE_AGAIN = "Save it again; nothing was loaded."
-LARGEST = 2**53
-"""Largest whole number that is exact in a float."""
 
 
 class Fields:
-    """The fields of a ``config.json``.
-
-    Defaults are those of transformers for missing fields.
+    """The fields of a ``config.json``, or of a file beside it.
 
     Args:
         values: of the file.
         path: of the file, for messages.
-        tensors: shapes of the checkpoint's tensors by name, for what the fields do not specify;
-            empty: unknown.
     """
 
-    def __init__(
-        self,
-        values: Mapping[str, Any],
-        path: Path,
-        tensors: Mapping[str, tuple[int, ...]] | None = None,
-    ) -> None:
-        self.values, self.path, self.tensors = values, path, tensors or {}
+    def __init__(self, values: Mapping[str, Any], path: Path) -> None:
+        self.values, self.path = values, path
 
     @classmethod
     def read(cls, folder: Path) -> Fields:
@@ -58,95 +44,20 @@ class Fields:
             )
         return cls(values, path)
 
-    def count(self, name: str, default: int | None = REQUIRED) -> int:
-        """A whole number of at least 1; for layers and heads, limited by the size of the weights.
-
-        Shapes are compared with the weights only after the model is created on the meta device,
-        which takes long for many layers and heads.
-        """
-        value: int = self._valid(name, default, "a whole number of 1 or more", _is_count)
-        self._require_room(name, value)
-        return value
-
-    def counts(self, name: str) -> list[int]:
-        """A list of whole numbers of at least 1."""
-        values = self._list(name, "a list of whole numbers of 1 or more", _is_count)
-        self._require_room(name, sum(values))
-        return values
-
-    def _require_room(self, name: str, value: int) -> None:
-        most = LARGEST
-        if self.tensors and ("layer" in name or name == "depths"):
-            most = len(self.tensors)
-        elif self.tensors and "head" in name:
-            most = sum(map(math.prod, self.tensors.values()))
-        if value > most:
-            raise self.wrong(name, f"at most {most}, for weights of this size", value)
-
-    def optional_count(self, name: str) -> int | None:
-        """A whole number of at least 1, or None if null or missing."""
-        return None if self.values.get(name) is None else self.count(name)
-
-    def sides(self, name: str, default: int) -> tuple[int, int]:
-        """Height and width, from a pair or a single number."""
-        value = self.get(name, default)
-        pair = value if isinstance(value, list) else [value, value]
-        if len(pair) != 2 or not all(map(_is_count, pair)):
-            raise self.wrong(name, "one or two whole numbers of 1 or more", value)
-        return pair[0], pair[1]
-
-    def square(self, name: str, default: int) -> int:
-        """Side of a square."""
-        height, width = self.sides(name, default)
-        if height != width:
-            raise self.wrong(name, "a square", [height, width])
-        return height
-
-    def classes(self) -> int:
-        """Number of labels; transformers omits them if there are two."""
-        labels = self._valid("id2label", {}, "an object", lambda value: isinstance(value, dict))
-        return len(labels) or 2
-
-    def number(self, name: str, default: float = REQUIRED) -> float:
+    def number(self, name: str, default: float) -> float:
         """A finite number."""
         return float(self._valid(name, default, "a finite number", _is_number))
 
     def numbers(self, name: str) -> list[float]:
         """A list of numbers."""
-        return [float(item) for item in self._list(name, "a list of numbers", _is_number)]
+        return [float(item) for item in self._valid(name, None, "a list of numbers", _are_numbers)]
 
-    def flag(self, name: str, default: bool = REQUIRED) -> bool:
+    def flag(self, name: str) -> bool:
         """True or False."""
-        return bool(self._valid(name, default, "true or false", lambda v: isinstance(v, bool)))
-
-    def choice(self, name: str, known: Mapping[str, Choice], default: str = REQUIRED) -> Choice:
-        """The value of ``known`` for the field's name."""
-        value = self.get(name, default)
-        if not isinstance(value, str) or value not in known:
-            raise self.wrong(name, " or ".join(map(repr, sorted(known))), repr(value))
-        return known[value]
-
-    def require(self, name: str, only: object) -> None:
-        """Require the only supported value."""
-        value = self.values.get(name, only)
-        if value != only:
-            raise self.wrong(name, f"{only!r}, the only supported value", value)
-
-    def get(self, name: str, default: Any = REQUIRED) -> Any:
-        """Any value."""
-        value = self.values.get(name, default)
-        if value is REQUIRED:
-            raise self.wrong(name, "a value", "none")
-        return value
-
-    def _list(self, name: str, expected: str, valid: Callable[[Any], bool]) -> list[Any]:
-        values = self.get(name)
-        if not isinstance(values, list) or not values or not all(map(valid, values)):
-            raise self.wrong(name, expected, values)
-        return values
+        return bool(self._valid(name, None, "true or false", lambda v: isinstance(v, bool)))
 
     def _valid(self, name: str, default: Any, expected: str, valid: Callable[[Any], bool]) -> Any:
-        value = self.get(name, default)
+        value = self.values.get(name, default)
         if not valid(value):
             raise self.wrong(name, expected, value)
         return value
@@ -161,13 +72,13 @@ class Fields:
         )
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and 1 <= value <= LARGEST
-
-
 def _is_number(value: object) -> bool:
     """True for a finite number within the range of a float."""
     return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_number, value))
 
 
 def read_json(path: Path) -> Any:
