@@ -14,7 +14,7 @@ from posenc.cli.console import OUT, new_table, print_line
 
 if TYPE_CHECKING:
     from posenc.evaluation.doctor.engines import Engines
-    from posenc.evaluation.doctor.facts import Reading
+    from posenc.evaluation.doctor.facts import LayerReading
     from posenc.evaluation.extend import Extended
 
 
@@ -31,7 +31,7 @@ def require_engine(engine: str | None) -> None:
         engine_named(engine, beside=(ALL,))
 
 
-def print_engines(engines: Engines, reading: Reading) -> None:
+def print_engines(engines: Engines, reading: LayerReading) -> None:
     """The rotations of a config in engines, and the lines that are right in all."""
     from posenc.reporting.sentences import sentence
 

@@ -20,7 +20,7 @@ Wrong = tuple[tuple[str, ...], str, Any]
 
 
 @dataclass(frozen=True)
-class Kind:
+class FieldKind:
     """Valid values of some fields.
 
     Args:
@@ -83,21 +83,23 @@ LIMITS = {
 
 
 SIZES = (
-    Kind("a name", lambda value: isinstance(value, str), ("model_type",)),
-    Kind("a whole number of 1 or more", _counts, (*WIDTHS, *HEADS, *LAYERS)),
-    *(Kind(f"at most {most:,}", _at_most(most), names) for most, names in LIMITS.items()),
-    Kind("a whole number", lambda value: type(value) is int and value >= 0, ("head_dim",)),
-    Kind("a number of tokens, 1 or more", lambda value: _is_number(value) and value >= 1, LENGTHS),
-    Kind(
+    FieldKind("a name", lambda value: isinstance(value, str), ("model_type",)),
+    FieldKind("a whole number of 1 or more", _counts, (*WIDTHS, *HEADS, *LAYERS)),
+    *(FieldKind(f"at most {most:,}", _at_most(most), names) for most, names in LIMITS.items()),
+    FieldKind("a whole number", lambda value: type(value) is int and value >= 0, ("head_dim",)),
+    FieldKind(
+        "a number of tokens, 1 or more", lambda value: _is_number(value) and value >= 1, LENGTHS
+    ),
+    FieldKind(
         "a whole number of tokens, or -1", lambda value: type(value) is int and value >= -1, WINDOWS
     ),
-    Kind("a number", _is_number, ("attn_logit_softcapping",)),
-    Kind(
+    FieldKind("a number", _is_number, ("attn_logit_softcapping",)),
+    FieldKind(
         "a list of names",
         lambda value: isinstance(value, list) and all(isinstance(kind, str) for kind in value),
         ("layer_types", "architectures"),
     ),
-    Kind(
+    FieldKind(
         "an object",
         lambda value: isinstance(value, Mapping),
         (*PARTS, "rope_scaling", "rope_parameters"),
@@ -105,20 +107,20 @@ SIZES = (
 )
 
 ROPE = (
-    Kind("a name", lambda value: isinstance(value, str), ("rope_type", "type")),
-    Kind("a number above 1", lambda value: _is_number(value) and value > 1, ("rope_theta",)),
-    Kind("a number above 0", _above_zero, ("factor", "beta_fast", "beta_slow")),
-    Kind(
+    FieldKind("a name", lambda value: isinstance(value, str), ("rope_type", "type")),
+    FieldKind("a number above 1", lambda value: _is_number(value) and value > 1, ("rope_theta",)),
+    FieldKind("a number above 0", _above_zero, ("factor", "beta_fast", "beta_slow")),
+    FieldKind(
         "a share from 0 to 1",
         lambda value: _is_number(value) and 0 <= value <= 1,
         ("partial_rotary_factor", "rotary_pct"),
     ),
-    Kind(
+    FieldKind(
         "a number",
         _is_number,
         ("low_freq_factor", "high_freq_factor", "attention_factor", "mscale", "mscale_all_dim"),
     ),
-    Kind(
+    FieldKind(
         "a list of numbers above 0",
         lambda value: isinstance(value, list) and all(map(_above_zero, value)),
         ("short_factor", "long_factor"),
@@ -229,7 +231,7 @@ def _invalid(config: Config) -> Iterator[Wrong]:
                 yield (name, kind), "an object", part
 
 
-def _of(values: Config, kinds: tuple[Kind, ...], *names: str) -> Iterator[Wrong]:
+def _of(values: Config, kinds: tuple[FieldKind, ...], *names: str) -> Iterator[Wrong]:
     for kind in kinds:
         for name in kind.names:
             value = values.get(name)

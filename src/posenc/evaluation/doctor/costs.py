@@ -22,7 +22,7 @@ LENGTHS = (128, 512, 2048, 8192, 32768, 131072)
 
 
 @dataclass(frozen=True)
-class Cost:
+class LayerCost:
     """Forward pass of one layer over one row of tokens.
 
     Args:
@@ -68,7 +68,7 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now -= self.live.pop(key, 0)
 
 
-def costs(folder: Path, *, budget: float) -> tuple[list[Cost], str]:
+def costs(folder: Path, *, budget: float) -> tuple[list[LayerCost], str]:
     """Costs at 128 … 131,072 tokens, and a sentence on whether ``accelerate`` helps.
 
     Args:
@@ -110,9 +110,9 @@ def costs(folder: Path, *, budget: float) -> tuple[list[Cost], str]:
 
 def _measured(
     model: nn.Module, accelerate: Any, restore: Any, budget: float
-) -> tuple[list[Cost], str]:
+) -> tuple[list[LayerCost], str]:
     """Costs of lengths within the budget, and why no further one could be measured."""
-    rows: list[Cost] = []
+    rows: list[LayerCost] = []
     start = time.perf_counter()
     text = model.config.get_text_config()  # type: ignore[operator,union-attr]
     for length in LENGTHS:
@@ -133,7 +133,7 @@ def _measured(
             accelerate(model, check=False, shortest=0)
             fast = _one(model, inputs)
             restore(model)
-        rows.append(Cost(length, *own, *fast, measured=True))
+        rows.append(LayerCost(length, *own, *fast, measured=True))
     return rows, ""
 
 
@@ -152,7 +152,7 @@ def _one(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[float, float]:
     return median(times), float(memory.peak)
 
 
-def _computed(rows: Sequence[Cost]) -> list[Cost]:
+def _computed(rows: Sequence[LayerCost]) -> list[LayerCost]:
     """Costs of the lengths that were not measured, by a parabola through the last three."""
     if len(rows) < 3:
         return []
@@ -161,11 +161,11 @@ def _computed(rows: Sequence[Cost]) -> list[Cost]:
     found = []
     for length in LENGTHS[len(rows) :]:
         own, size, fast, fast_size = (_parabola(last, name, length) for name in names)
-        found.append(Cost(length, own, size, fast, fast_size, measured=False))
+        found.append(LayerCost(length, own, size, fast, fast_size, measured=False))
     return found
 
 
-def _parabola(rows: Sequence[Cost], name: str, length: int) -> float | None:
+def _parabola(rows: Sequence[LayerCost], name: str, length: int) -> float | None:
     values = [getattr(row, name) for row in rows]
     if None in values:
         return None
@@ -175,7 +175,7 @@ def _parabola(rows: Sequence[Cost], name: str, length: int) -> float | None:
     return float(max(a + b * length + max(c, 0.0) * length**2, values[-1]))
 
 
-def _helps(rows: Sequence[Cost]) -> str:
+def _helps(rows: Sequence[LayerCost]) -> str:
     faster = [
         row
         for row in rows

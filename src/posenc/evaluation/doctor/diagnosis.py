@@ -19,9 +19,9 @@ from posenc.evaluation.doctor.advice import (
 )
 from posenc.evaluation.doctor.config_findings import Finding, findings, refused
 from posenc.evaluation.doctor.config_values import readable
-from posenc.evaluation.doctor.costs import Cost, costs
+from posenc.evaluation.doctor.costs import LayerCost, costs
 from posenc.evaluation.doctor.disagreements import disagreements
-from posenc.evaluation.doctor.facts import Reading
+from posenc.evaluation.doctor.facts import LayerReading
 from posenc.evaluation.doctor.from_config import read_config, unknown_types
 from posenc.evaluation.doctor.process import SECONDS, NotRunError, read_by_running
 from posenc.evaluation.engines.config import completed, refusal, text_part
@@ -53,11 +53,11 @@ class Diagnosis:
     """
 
     model_type: str
-    reading: Reading
+    reading: LayerReading
     limits: tuple[Limit, ...]
     findings: tuple[Finding, ...]
     advice: Advice
-    costs: tuple[Cost, ...]
+    costs: tuple[LayerCost, ...]
     acceleration: str
     kernels: str
 

@@ -11,9 +11,16 @@ from typing import Any
 
 from posenc.evaluation.doctor.advice import REFUSED
 from posenc.evaluation.doctor.config_values import ROTATION, readable
-from posenc.evaluation.doctor.facts import Reading
-from posenc.evaluation.doctor.rotation import Rotation as RotationRead
-from posenc.evaluation.engines import ENGINES, Remedy, Rotation, Served, compare, right_in_all
+from posenc.evaluation.doctor.facts import LayerReading
+from posenc.evaluation.doctor.rotation import RotationFacts
+from posenc.evaluation.engines import (
+    ENGINES,
+    ConfigRemedy,
+    EngineRotation,
+    Served,
+    compare,
+    right_in_all,
+)
 from posenc.evaluation.engines.comparison import AS_LONGER, differs, engine_named, no_engine_has
 from posenc.evaluation.engines.config import ModelConfig, refusal
 from posenc.evaluation.engines.rotation import differing_pairs
@@ -37,7 +44,7 @@ class Engines:
     """
 
     served: tuple[Served, ...]
-    remedy: Remedy | None
+    remedy: ConfigRemedy | None
     why_none: str = ""
 
     @classmethod
@@ -84,7 +91,7 @@ class Engines:
             for one in self.served[1:]
         }
 
-    def sentences(self, reading: Reading) -> Iterator[str]:
+    def sentences(self, reading: LayerReading) -> Iterator[str]:
         """Sentences on how the engines rotate, beside transformers and the layers as they ran."""
         if not self.served:
             yield sentence("engines_not_compared", why=self.why_none)
@@ -147,7 +154,7 @@ class Engines:
         }
 
 
-def _period(rotation: Rotation) -> str:
+def _period(rotation: EngineRotation) -> str:
     """Tokens in which the slowest pair turns once."""
     slowest = min((theta for theta in rotation.frequencies if theta), default=0.0)
     return f"{2 * math.pi / slowest:,.0f} tokens" if slowest else "at rest"
@@ -159,7 +166,7 @@ def _word(served: Served) -> str:
     return "differs" if served.rotations else "refuses"
 
 
-def _unlike_layers(served: Served, reading: Reading) -> int:
+def _unlike_layers(served: Served, reading: LayerReading) -> int:
     """Number of layers that rotate by none of the rotations of a config, as their code ran.
 
     Args:
@@ -172,12 +179,12 @@ def _unlike_layers(served: Served, reading: Reading) -> int:
     return sum(
         len(layers.numbers)
         for layers in reading.layers
-        if isinstance(layers.attention.rotation, RotationRead)
+        if isinstance(layers.attention.rotation, RotationFacts)
         if not any(_alike(layers.attention.rotation, own) for own in served.rotations.values())
     )
 
 
-def _alike(read: RotationRead, stated: Rotation) -> bool:
+def _alike(read: RotationFacts, stated: EngineRotation) -> bool:
     if read.frequencies is None or read.varies is not False:
         return True
     moving = [theta for theta in stated.frequencies if theta]

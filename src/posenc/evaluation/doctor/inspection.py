@@ -14,10 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from posenc.evaluation.doctor.biases import Bias, bias_of, factor_of
-from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Layers, Maybe, Reading, Table
+from posenc.evaluation.doctor.facts import (
+    UNKNOWN,
+    AttentionFacts,
+    LayerReading,
+    Layers,
+    Maybe,
+    PositionTable,
+)
 from posenc.evaluation.doctor.hollow import build, without_feed_forward
 from posenc.evaluation.doctor.recording import FAR, TOKENS, Recorder, record
-from posenc.evaluation.doctor.rotation import Rotation, rotation
+from posenc.evaluation.doctor.rotation import RotationFacts, rotation
 from posenc.evaluation.doctor.visibility import Visible, visible, visible_of
 from posenc.integrations.transformers.recording import Call
 
@@ -65,7 +72,7 @@ class _Far:
     unrotated: Recorder
 
 
-def inspect(config: Any) -> Reading:
+def inspect(config: Any) -> LayerReading:
     """The layers of the model of a config.
 
     Raises:
@@ -89,7 +96,7 @@ def inspect(config: Any) -> Reading:
     raise RuntimeError(f"{type(reason).__name__}: {message}") from reason
 
 
-def _inspect(config: Any, dtype: torch.dtype) -> Reading:
+def _inspect(config: Any, dtype: torch.dtype) -> LayerReading:
     model, seeds, plain, left_out = _first_pass(config, dtype)
     own = any(call.logits is not None for call in plain.calls)
     silent = record(model, seeds, silent=True) if own else None
@@ -100,10 +107,10 @@ def _inspect(config: Any, dtype: torch.dtype) -> Reading:
     found = [(names[call.module], facts.of(i, call)) for i, call in enumerate(plain.calls)]
     found += _without_attention(model, plain, {name for name, _ in found}, config)
     tables = (
-        Table(module=names[module], rows=rows, first=first)
+        PositionTable(module=names[module], rows=rows, first=first)
         for module, (rows, first) in plain.tables.items()
     )
-    return Reading(
+    return LayerReading(
         layers=_grouped(found),
         tables=tuple(tables),
         reason=left_out,
@@ -162,10 +169,10 @@ class _Facts:
         self.passes, self.names, self.encoder = passes, names, encoder
         self.modules = {name: module for module, name in names.items()}
         self._seen: dict[int, Visible | None] = {}
-        self._rotations: list[Rotation] = []
+        self._rotations: list[RotationFacts] = []
         self._keys: dict[int, str] = {}
 
-    def of(self, index: int, call: Call) -> Attention:
+    def of(self, index: int, call: Call) -> AttentionFacts:
         query, key, options = call.query, call.key, call.options
         other = query.shape[2] != key.shape[2]  # as many keys as queries of the same tokens
         cross = other and (self.encoder or "cross" in self.names[call.module].lower())
@@ -191,7 +198,7 @@ class _Facts:
             cap = None if bias.scale is not None else UNKNOWN
             scale, sources["sinks"], sources["cap"] = bias.scale, "logits", "logits"
         source = self._keys.setdefault(key.data_ptr(), self.names[call.module])
-        return Attention(
+        return AttentionFacts(
             module=self.names[call.module],
             kind=kind,
             heads=query.shape[1],
@@ -309,7 +316,7 @@ class _Facts:
         rounded = {at: float(f"{f:.5g}") for at, f in found.items()}
         return {at: f for at, f in rounded.items() if abs(f - 1) > SAME_SIZE}, "sizes of queries"
 
-    def _rotation(self, index: int, name: str) -> tuple[Rotation | Maybe | None, str]:
+    def _rotation(self, index: int, name: str) -> tuple[RotationFacts | Maybe | None, str]:
         plain, bare = self.passes.plain.calls[index], self.passes.unrotated.calls
         after: Tensor = getattr(plain, name)[0, :HEADS]
         before = getattr(bare[index], name)[0, :HEADS] if index < len(bare) else None
@@ -355,7 +362,7 @@ def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without_attention(
     model: nn.Module, plain: Recorder, called: set[str], config: Any
-) -> list[tuple[str, Attention]]:
+) -> list[tuple[str, AttentionFacts]]:
     """Layers that ran and called no attention."""
     least = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None) or 2
     found, stacks = [], list[str]()
@@ -374,7 +381,7 @@ def _without_attention(
                 for name, part in layer.named_children()
                 if not NOT_MIXING.search(name) and "Norm" not in type(part).__name__
             )
-            facts = Attention(
+            facts = AttentionFacts(
                 module=path,
                 kind="none",
                 instead=mixing or (type(layer).__name__,),
@@ -384,10 +391,10 @@ def _without_attention(
     return found
 
 
-def _grouped(found: list[tuple[str, Attention]]) -> tuple[Layers, ...]:
+def _grouped(found: list[tuple[str, AttentionFacts]]) -> tuple[Layers, ...]:
     """Layers by their facts; calls of a module that are alike are passes over the same layer."""
     calls = (call for n, call in enumerate(found) if call not in found[:n])
-    groups: list[tuple[Attention, list[int]]] = []
+    groups: list[tuple[AttentionFacts, list[int]]] = []
     for name, facts in calls:
         facts = replace(facts, passes=found.count((name, facts)))
         number = re.search(r"\.(\d+)(?=\.|$)", name)

@@ -10,11 +10,11 @@ from itertools import chain
 from pathlib import Path
 
 from posenc.evaluation.doctor.advice import FACTOR, REFUSED, Advice, config_lines
-from posenc.evaluation.doctor.costs import Cost
+from posenc.evaluation.doctor.costs import LayerCost
 from posenc.evaluation.doctor.diagnosis import Diagnosis
 from posenc.evaluation.doctor.engines import Engines
-from posenc.evaluation.doctor.facts import UNKNOWN, Attention
-from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.doctor.facts import UNKNOWN, AttentionFacts
+from posenc.evaluation.doctor.rotation import RotationFacts
 from posenc.evaluation.doctor.words import descriptions, short_titles, titles
 from posenc.evaluation.engines.config import ModelConfig
 from posenc.evaluation.engines.engine import NotServedError
@@ -88,11 +88,11 @@ def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) 
     )
 
 
-def _span(facts: Attention, *, limited: bool) -> tuple[str, str]:
+def _span(facts: AttentionFacts, *, limited: bool) -> tuple[str, str]:
     """A word on texts up to the limit, and one on longer ones."""
     if facts.rotation == UNKNOWN:
         return "unknown", "unknown"
-    if not isinstance(facts.rotation, Rotation) or facts.unlimited is False:
+    if not isinstance(facts.rotation, RotationFacts) or facts.unlimited is False:
         return "holds", "holds"
     return "holds", "degrades" if limited and facts.unlimited is True else "unknown"
 
@@ -230,7 +230,7 @@ def _lines(diagnosis: Diagnosis, folder: Path) -> Iterator[Line]:
     reading, advice = diagnosis.reading, diagnosis.advice
     for title, layers in zip(short_titles(reading), reading.layers, strict=True):
         rotation = layers.attention.rotation
-        if isinstance(rotation, Rotation) and rotation.frequencies:
+        if isinstance(rotation, RotationFacts) and rotation.frequencies:
             yield title, rotation.frequencies
     if not advice.config:
         return
@@ -288,7 +288,7 @@ def _turns(drawing: Drawing, lines: Sequence[Line], diagnosis: Diagnosis) -> Cha
     )
 
 
-def _cost_charts(drawing: Drawing, costs: Sequence[Cost], *, first: bool) -> Iterator[Chart]:
+def _cost_charts(drawing: Drawing, costs: Sequence[LayerCost], *, first: bool) -> Iterator[Chart]:
     """Time and memory of a layer by length; the time is large where it is the first chart."""
     lengths = tuple(cost.length for cost in costs)
     for key, title, unit, names, form in (

@@ -18,7 +18,7 @@ AWAY = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rotation:
+class RotationFacts:
     """Rotation of the features of a head; None stands for what is unknown.
 
     Args:
@@ -55,7 +55,7 @@ class Rotation:
         line = logs[0] - step * torch.arange(len(logs))
         return exp(step * (pairs or len(logs))) if (logs - line).abs().max() < 10 * DIGITS else None
 
-    def alike(self, other: Rotation | None) -> bool:
+    def alike(self, other: RotationFacts | None) -> bool:
         """Whether two rotations are the same but for errors of float32."""
         if other is None or replace(self, frequencies=None) != replace(other, frequencies=None):
             return False
@@ -69,14 +69,14 @@ class Rotation:
 class _Turns:
     """Ratios [pairs, tokens] of complex features after and before, and what they tell."""
 
-    rotation: Rotation
+    rotation: RotationFacts
     ratio: Tensor
     steps: Tensor
 
 
 def rotation(
     near: tuple[Tensor, Tensor], far: tuple[Tensor, Tensor] | None, start: int
-) -> Rotation | None:
+) -> RotationFacts | None:
     """The rotation that took ``near[1]`` to ``near[0]``; None if nothing was rotated.
 
     Args:
@@ -107,7 +107,7 @@ def _turns(after: Tensor, before: Tensor, tolerance: float = 10 * DIGITS) -> _Tu
     count = len(moved)
     if not count:
         return None
-    unknown = Rotation(features=count, first=int(moved[0]))
+    unknown = RotationFacts(features=count, first=int(moved[0]))
     nothing = torch.zeros(0)
     if count % 2:
         return _Turns(unknown, nothing, nothing)

@@ -11,7 +11,7 @@ from posenc.evaluation.engines.config import ModelConfig, is_known
 from posenc.evaluation.engines.engine import Engine, NotServedError, UnreadError
 from posenc.evaluation.engines.llama_cpp import LLAMA_CPP, NAMES
 from posenc.evaluation.engines.mlx_lm import MLX_LM, has_model
-from posenc.evaluation.engines.rotation import Rotation
+from posenc.evaluation.engines.rotation import EngineRotation
 from posenc.evaluation.engines.sglang import SGLANG
 from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.evaluation.engines.vllm import VLLM
@@ -46,7 +46,7 @@ class Served:
 
     engine: str
     longest: int | None
-    rotations: Mapping[str, Rotation] = field(default_factory=dict)
+    rotations: Mapping[str, EngineRotation] = field(default_factory=dict)
     difference: str = ""
     effect: str = ""
     agreement: float = 1.0
@@ -160,7 +160,7 @@ def _lengths(length: int) -> tuple[int, int, int]:
     return length, length + 1, 2 * length
 
 
-Rotations = Mapping[str, Rotation]
+Rotations = Mapping[str, EngineRotation]
 
 
 def _difference(
@@ -179,19 +179,21 @@ def _difference(
     return ""
 
 
-def _between(served: Sequence[Rotation], right: Sequence[Rotation], plain: Rotation) -> str:
+def _between(
+    served: Sequence[EngineRotation], right: Sequence[EngineRotation], plain: EngineRotation
+) -> str:
     """The difference of rotations at three lengths, in words."""
-    if all(map(Rotation.like, served, right)):
+    if all(map(EngineRotation.like, served, right)):
         return ""
     widths = [2 * len(rotations[0].frequencies) for rotations in (served, right)]
     if widths[0] != widths[1]:
         return f"rotates {widths[0]} features of a head instead of {widths[1]}"
     if all(rotation.like(plain) for rotation in served):
         return IGNORED
-    usual = Rotation(tuple(10000.0 ** (-2 * t / widths[0]) for t in range(widths[0] // 2)))
+    usual = EngineRotation(tuple(10000.0 ** (-2 * t / widths[0]) for t in range(widths[0] // 2)))
     if all(rotation.like(usual) for rotation in served):
         return BASE_TOO
-    if all(map(Rotation.like, served[1:], right[1:])):
+    if all(map(EngineRotation.like, served[1:], right[1:])):
         return AS_LONGER
     if not served[2].same_gain(right[2]):
         return f"scales logits by {served[2].gain ** 2:.3g} instead of {right[2].gain ** 2:.3g}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any
 
-from posenc.evaluation.engines.rotation import Rope
+from posenc.evaluation.engines.rotation import RopeParameters
 from posenc.integrations.transformers.checkpoints.rope import TRAINED, parameters_in
 
 Fields = Mapping[str, Any]
@@ -82,7 +82,7 @@ class ModelConfig:
         """Features of a head."""
         return head_dim(self.completed)
 
-    def ropes(self) -> dict[str, Rope]:
+    def ropes(self) -> dict[str, RopeParameters]:
         """Parameters as transformers reads them, by layer type; ``""`` stands for all layers.
 
         Empty without RoPE, and where a head's size or the longest text is not told.
@@ -98,7 +98,7 @@ class ModelConfig:
         parts = nested or {"": given}
         return {kind: self._rope(kind, rope, longest) for kind, rope in parts.items()}
 
-    def _rope(self, kind: str, given: Fields, longest: int) -> Rope:
+    def _rope(self, kind: str, given: Fields, longest: int) -> RopeParameters:
         config = self.completed
         head = self.head_dim or 0
         if kind == FULL:
@@ -109,7 +109,7 @@ class ModelConfig:
         if config.get("qk_rope_head_dim"):
             head = width = config["qk_rope_head_dim"]
         trained = given.get(TRAINED) if kind else config.get(TRAINED) or given.get(TRAINED)
-        return Rope(
+        return RopeParameters(
             base=float(given.get("rope_theta") or first(config, BASES) or 10000.0),
             width=width,
             parameters=given,

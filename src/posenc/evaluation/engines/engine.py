@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from posenc.evaluation.engines.config import ModelConfig
-from posenc.evaluation.engines.rotation import Rope, Rotation, Rule
+from posenc.evaluation.engines.rotation import EngineRotation, RopeParameters, Rule
 
 
 class NotServedError(Exception):
@@ -37,11 +37,11 @@ class Engine:
     source: str
     read: str
     kinds: Mapping[str, Rule]
-    ropes: Callable[[ModelConfig], Mapping[str, Rope]] = ModelConfig.ropes
+    ropes: Callable[[ModelConfig], Mapping[str, RopeParameters]] = ModelConfig.ropes
     longest: Callable[[ModelConfig], int | None]
     with_options: Callable[[ModelConfig], ModelConfig] = lambda config: config
 
-    def rotations(self, config: ModelConfig, length: int) -> dict[str, Rotation]:
+    def rotations(self, config: ModelConfig, length: int) -> dict[str, EngineRotation]:
         """Rotations in a text of ``length`` tokens, by layer type; ``""`` stands for all layers.
 
         Raises:

@@ -8,7 +8,13 @@ from typing import Any
 
 from posenc.evaluation.engines.config import FULL, HUNYUAN, ModelConfig, first
 from posenc.evaluation.engines.engine import Engine, NotServedError
-from posenc.evaluation.engines.rotation import ALPHA, USUAL, Rope, Rotation, ntk_alpha
+from posenc.evaluation.engines.rotation import (
+    ALPHA,
+    USUAL,
+    EngineRotation,
+    RopeParameters,
+    ntk_alpha,
+)
 from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
@@ -130,7 +136,7 @@ NAMES = {
 """Architectures of GGUF by ``model_type``."""
 
 
-def _yarn(rope: Rope, length: int) -> Rotation:
+def _yarn(rope: RopeParameters, length: int) -> EngineRotation:
     """No ``attention_factor`` is read; the ramp's ends are whole pairs."""
     given = rope.parameters
     every = given.get("logarithm")
@@ -138,16 +144,16 @@ def _yarn(rope: Rope, length: int) -> Rotation:
     return rope.yarn(gain * rope.number(KEY, 1.0), truncate=True)
 
 
-def _longrope(rope: Rope, length: int) -> Rotation:
+def _longrope(rope: RopeParameters, length: int) -> EngineRotation:
     """One of the sides for all texts, by the context that is served: all of it by default."""
     return rope.longrope(rope.side(max(length, rope.longest)), rope.length_gain())
 
 
-def _ropes(config: ModelConfig) -> dict[str, Rope]:
+def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     return {kind: _converted(config, kind, rope) for kind, rope in config.ropes().items()}
 
 
-def _converted(config: ModelConfig, layer_type: str, rope: Rope) -> Rope:
+def _converted(config: ModelConfig, layer_type: str, rope: RopeParameters) -> RopeParameters:
     family, given = config.family, dict(rope.parameters)
     none = replace(rope, parameters={})
     if family in BARE:

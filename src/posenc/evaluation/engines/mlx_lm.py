@@ -24,8 +24,8 @@ from posenc.evaluation.engines.mlx_models import (
 )
 from posenc.evaluation.engines.rotation import (
     ALPHA,
-    Rope,
-    Rotation,
+    EngineRotation,
+    RopeParameters,
     Rule,
     latent_yarn,
     linear,
@@ -70,7 +70,7 @@ def _file(config: ModelConfig) -> str:
     return name
 
 
-def _ropes(config: ModelConfig) -> dict[str, Rope]:
+def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     name, standard, written = _file(config), config.ropes(), config.written
     if name == STEP:
         return {kind: _told(rope) for kind, rope in _of_step(config, standard).items()}
@@ -92,8 +92,8 @@ def _ropes(config: ModelConfig) -> dict[str, Rope]:
 
 
 def _rope(
-    config: ModelConfig, reads: Reads, kind: str, rope: Rope, given: Mapping[str, Any]
-) -> Rope:
+    config: ModelConfig, reads: Reads, kind: str, rope: RopeParameters, given: Mapping[str, Any]
+) -> RopeParameters:
     written, base = config.written, rope.base
     if reads.windows and kind not in ("", FULL):
         base, given = float(_found(written, (reads.windows,), reads.local)), {}
@@ -107,7 +107,7 @@ def _rope(
     return _told(replace(rope, base=base, width=width, parameters=given, trained=trained))
 
 
-def _of_layer(reads: Reads, written: Fields, kind: str, rope: Rope) -> Rope:
+def _of_layer(reads: Reads, written: Fields, kind: str, rope: RopeParameters) -> RopeParameters:
     """Of a file that reads base, share and scaling of each layer type."""
     told = written.get(PARAMETERS)
     every = told if isinstance(told, Mapping) else reads.default
@@ -145,7 +145,9 @@ def _scaling(reads: Reads, given: Mapping[str, Any]) -> dict[str, Any]:
     return own | {"rope_type": reads.named.get("", reads.named.get(kind, kind))}
 
 
-def _of_step(config: ModelConfig, standard: Mapping[str, Rope]) -> dict[str, Rope]:
+def _of_step(
+    config: ModelConfig, standard: Mapping[str, RopeParameters]
+) -> dict[str, RopeParameters]:
     """The scaling is that of the layer types in ``yarn_only_types``, or of all without them."""
     written = config.written
     scaling = written.get("rope_scaling") or {}
@@ -187,37 +189,37 @@ def _listed(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _told(rope: Rope) -> Rope:
+def _told(rope: RopeParameters) -> RopeParameters:
     return rope if rope.trained else replace(rope, trained=UNTOLD.get(rope.kind))
 
 
 def _by_factor(rule: Rule) -> Rule:
     """A scaling whose factor is not derived from lengths."""
 
-    def rotation(rope: Rope, length: int) -> Rotation:
+    def rotation(rope: RopeParameters, length: int) -> EngineRotation:
         return rule(replace(rope, parameters={**rope.parameters, "factor": _factor(rope)}), length)
 
     return rotation
 
 
-def _factor(rope: Rope) -> float:
+def _factor(rope: RopeParameters) -> float:
     return float(rope.parameters["factor"])
 
 
-def _longrope(rope: Rope, length: int) -> Rotation:
+def _longrope(rope: RopeParameters, length: int) -> EngineRotation:
     """Long factors for all texts; the trained length is required, a gain is not read."""
     trained = int(rope.parameters[TRAINED])
     return _su(replace(rope, trained=trained), length)
 
 
-def _su(rope: Rope, length: int) -> Rotation:
+def _su(rope: RopeParameters, length: int) -> EngineRotation:
     usual: dict[str, Any] = {"long_factor": [1.0] * len(rope.frequencies())}
     return replace(rope, parameters=usual | dict(rope.parameters)).longrope(
         "long", rope.length_gain()
     )
 
 
-def _su_scaled(rope: Rope, length: int) -> Rotation:
+def _su_scaled(rope: RopeParameters, length: int) -> EngineRotation:
     return rope.longrope("long", float(rope.parameters["long_mscale"] or rope.length_gain()))
 
 
@@ -230,7 +232,7 @@ MLX_LM = Engine(
         "default": plain,
         "mrope": plain,
         "linear": _by_factor(linear),
-        "dynamic": _by_factor(Rope.dynamic),
+        "dynamic": _by_factor(RopeParameters.dynamic),
         "llama3": _by_factor(llama3),
         ALPHA: ntk_alpha,
         "longrope": _longrope,

@@ -10,7 +10,7 @@ from typing import Any
 from posenc.evaluation.engines.comparison import differences, differs
 from posenc.evaluation.engines.config import FULL, ModelConfig
 from posenc.evaluation.engines.engine import NotServedError
-from posenc.evaluation.engines.rotation import Rope
+from posenc.evaluation.engines.rotation import RopeParameters
 from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.integrations.transformers.checkpoints.families import FAMILIES
 from posenc.integrations.transformers.checkpoints.family import family_name
@@ -25,7 +25,7 @@ ABSENT = object()
 
 
 @dataclass(frozen=True)
-class Remedy:
+class ConfigRemedy:
     """Lines to change.
 
     Args:
@@ -51,7 +51,7 @@ def under_all_names(fields: Mapping[str, Any], parameters: Mapping[str, Any]) ->
     return names.described({"partial_rotary_factor": 1.0, **parameters})
 
 
-def right_in_all(fields: Mapping[str, Any]) -> Remedy | None:
+def right_in_all(fields: Mapping[str, Any]) -> ConfigRemedy | None:
     """The lines by which most engines rotate as transformers does now; None: as they are.
 
     Args:
@@ -69,7 +69,7 @@ def right_in_all(fields: Mapping[str, Any]) -> Remedy | None:
             other = ModelConfig.of(with_lines(fields, lines, config.nested))
             told = differences(other, length=length)
             if told and len(_unlike(told)) < len(most) and _same(config, other, length):
-                best, most = Remedy(lines, config.nested, _unlike(told)), _unlike(told)
+                best, most = ConfigRemedy(lines, config.nested, _unlike(told)), _unlike(told)
     return best
 
 
@@ -127,7 +127,7 @@ def _candidates(config: ModelConfig) -> Iterator[dict[str, Any]]:
 
 
 def _gains(
-    rope: Rope, parameters: Mapping[str, Any], config: ModelConfig
+    rope: RopeParameters, parameters: Mapping[str, Any], config: ModelConfig
 ) -> Iterator[Mapping[str, Any]]:
     """Parameters as they are, and with the gain by the names that more engines read."""
     yield parameters

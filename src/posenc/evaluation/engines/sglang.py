@@ -6,7 +6,13 @@ from dataclasses import replace
 
 from posenc.evaluation.engines.config import ModelConfig, first
 from posenc.evaluation.engines.engine import Engine, NotServedError
-from posenc.evaluation.engines.rotation import USUAL, Rope, Rotation, latent_yarn, ntk_alpha
+from posenc.evaluation.engines.rotation import (
+    USUAL,
+    EngineRotation,
+    RopeParameters,
+    latent_yarn,
+    ntk_alpha,
+)
 from posenc.evaluation.engines.vllm import latent_ropes, require_whole_texts
 from posenc.integrations.transformers.checkpoints.rope import TRAINED, parameters_in, scaling_of
 
@@ -26,7 +32,7 @@ UNTOLD = 2048
 """Longest text where none is told."""
 
 
-def _yarn(rope: Rope, length: int) -> Rotation:
+def _yarn(rope: RopeParameters, length: int) -> EngineRotation:
     """``attention_factor`` is not read, ``attn_factor`` is relative."""
     one, every = (rope.parameters.get(name) for name in ("mscale", "mscale_all_dim"))
     gain = rope.usual_gain()
@@ -36,24 +42,24 @@ def _yarn(rope: Rope, length: int) -> Rotation:
     return rope.yarn(gain * rope.number("attn_factor", 1.0), truncate=truncate)
 
 
-def _latent_yarn(rope: Rope, length: int) -> Rotation:
+def _latent_yarn(rope: RopeParameters, length: int) -> EngineRotation:
     rotation = latent_yarn(rope, length)
     return replace(rotation, gain=rotation.gain * rope.number("attn_factor", 1.0))
 
 
-def _dynamic(rope: Rope, length: int) -> Rotation:
+def _dynamic(rope: RopeParameters, length: int) -> EngineRotation:
     """One base for all texts, that of ``factor`` squared, or by ``alpha``."""
     if "alpha" in rope.parameters:
         return ntk_alpha(rope, length)
     return rope.ntk(rope.factor * rope.factor - (rope.factor - 1))
 
 
-def _longrope(rope: Rope, length: int) -> Rotation:
+def _longrope(rope: RopeParameters, length: int) -> EngineRotation:
     side = rope.side(length)
     return rope.longrope(side, rope.number(f"{side}_mscale", rope.length_gain()))
 
 
-def _ropes(config: ModelConfig) -> dict[str, Rope]:
+def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     require_whole_texts(config, CHUNKED)
     if config.family != STEP:
         return latent_ropes(config)

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 from posenc.evaluation.engines.config import FULL, HUNYUAN, ModelConfig
 from posenc.evaluation.engines.engine import Engine, NotServedError, UnreadError
-from posenc.evaluation.engines.rotation import USUAL, Rope, Rotation, latent_yarn, ntk_alpha
+from posenc.evaluation.engines.rotation import (
+    USUAL,
+    EngineRotation,
+    RopeParameters,
+    latent_yarn,
+    ntk_alpha,
+)
 from posenc.evaluation.engines.transformers import TRANSFORMERS, yarn
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
@@ -43,7 +49,7 @@ OPEN_WEIGHTS = ("factor", TRAINED, "beta_fast", "beta_slow")
 """Parameters that gpt-oss needs; others but ``truncate`` are not read."""
 
 
-def latent_ropes(config: ModelConfig) -> dict[str, Rope]:
+def latent_ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     """Models with latent attention have a YaRN of their own."""
     ropes = config.ropes()
     if not config.completed.get("qk_rope_head_dim"):
@@ -68,11 +74,11 @@ def require_whole_texts(config: ModelConfig, chunked: frozenset[str]) -> None:
         raise UnreadError(f"it counts positions in chunks, by {CHUNKS}")
 
 
-def _named(rope: Rope, kind: str) -> Rope:
+def _named(rope: RopeParameters, kind: str) -> RopeParameters:
     return replace(rope, parameters={**rope.parameters, "rope_type": kind})
 
 
-def _ropes(config: ModelConfig) -> dict[str, Rope]:
+def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     require_whole_texts(config, CHUNKED)
     family, ropes = config.family, config.ropes()
     if family in BY_TRANSFORMERS:
@@ -87,7 +93,7 @@ def _ropes(config: ModelConfig) -> dict[str, Rope]:
     return ropes
 
 
-def _of_latent(rope: Rope) -> Rope:
+def _of_latent(rope: RopeParameters) -> RopeParameters:
     if rope.kind == "default":
         return rope
     if not rope.trained:
@@ -95,7 +101,7 @@ def _of_latent(rope: Rope) -> Rope:
     return _named(rope, "deepseek_yarn")
 
 
-def _of_open_weights(rope: Rope) -> Rope:
+def _of_open_weights(rope: RopeParameters) -> RopeParameters:
     """YaRN whatever its name, with the usual gain."""
     for name in OPEN_WEIGHTS:
         if name not in rope.parameters:
@@ -104,7 +110,7 @@ def _of_open_weights(rope: Rope) -> Rope:
     return replace(rope, parameters={**read, "rope_type": "yarn"})
 
 
-def _of_mimo(config: ModelConfig, kind: str, rope: Rope) -> Rope:
+def _of_mimo(config: ModelConfig, kind: str, rope: RopeParameters) -> RopeParameters:
     """Bases and share are read beside the parameters, a scaling is not."""
     written = config.written
     base = written.get("rope_theta", 1e6)
@@ -114,7 +120,7 @@ def _of_mimo(config: ModelConfig, kind: str, rope: Rope) -> Rope:
     return replace(rope, base=float(base), width=width, parameters={})
 
 
-def _dynamic(rope: Rope, length: int) -> Rotation:
+def _dynamic(rope: RopeParameters, length: int) -> EngineRotation:
     """One base for all texts: by ``alpha``, else of the longest; that is trained unless told."""
     if "alpha" in rope.parameters:
         return ntk_alpha(rope, length)
@@ -122,7 +128,7 @@ def _dynamic(rope: Rope, length: int) -> Rotation:
     return rope.ntk(rope.factor * rope.longest / trained - (rope.factor - 1))
 
 
-def _longrope(rope: Rope, length: int) -> Rotation:
+def _longrope(rope: RopeParameters, length: int) -> EngineRotation:
     """One of the sides for all texts, by the longest that is served."""
     side = rope.side(max(length, rope.longest))
     return rope.longrope(side, rope.number(f"{side}_mscale", rope.length_gain()))
