@@ -11,7 +11,7 @@ import pandas as pd
 
 from posenc.arguments import declared_options
 from posenc.bench.options import BenchOptions
-from posenc.bench.run import PLAIN, Reading, Report, Settings
+from posenc.bench.run import PLAIN, BenchReading, BenchReport, BenchSettings
 from posenc.reporting.charts import Chart
 from posenc.reporting.drawing import Across, Drawing, Point, Up, looks
 from posenc.reporting.headlines import fitting, shortened
@@ -40,7 +40,7 @@ NAME = 20
 """Characters of a name in a headline, at most."""
 
 
-def write_bench(report: Report, folder: Path, *, command: str = "") -> None:
+def write_bench(report: BenchReport, folder: Path, *, command: str = "") -> None:
     """Write ``index.html``, charts, ``bench.json`` and ``bench.csv`` into a folder that exists.
 
     Raises:
@@ -54,7 +54,7 @@ def write_bench(report: Report, folder: Path, *, command: str = "") -> None:
     write_files(folder, bench_page(report, command), tables)
 
 
-def label(reading: Reading, settings: Settings) -> str:
+def label(reading: BenchReading, settings: BenchSettings) -> str:
     """The encoding, with backend and dtype where there are several."""
     parts = [reading.encoding]
     if len(settings.backends) > 1:
@@ -64,7 +64,7 @@ def label(reading: Reading, settings: Settings) -> str:
     return " · ".join(parts)
 
 
-def opening(report: Report) -> Opening:
+def opening(report: BenchReport) -> Opening:
     """A word on the time of each, forward and in training, at the longest length, fastest first."""
     rows = [(label(reading, report.settings), reading) for reading in _longest(report)]
     judged = {
@@ -93,10 +93,10 @@ def opening(report: Report) -> Opening:
     )
 
 
-Rows = Sequence[tuple[str, Reading]]
+Rows = Sequence[tuple[str, BenchReading]]
 
 
-def _longest(report: Report) -> list[Reading]:
+def _longest(report: BenchReport) -> list[BenchReading]:
     """Readings at the longest length, the fastest in training first, what was refused last."""
     last = max(report.settings.lengths or ())
     found = [r for r in report.readings if r.length == last and r.contender != PLAIN]
@@ -135,7 +135,9 @@ def _headline(rows: Rows, judged: dict[str, tuple[str, ...]]) -> str:
     )
 
 
-def _remedies(report: Report, rows: Rows, judged: dict[str, tuple[str, ...]]) -> Iterator[Remedy]:
+def _remedies(
+    report: BenchReport, rows: Rows, judged: dict[str, tuple[str, ...]]
+) -> Iterator[Remedy]:
     open_ = [(name, reading) for name, reading in rows if "unsure" in judged[name]]
     if open_:
         rounds = MORE * report.settings.rounds
@@ -145,9 +147,9 @@ def _remedies(report: Report, rows: Rows, judged: dict[str, tuple[str, ...]]) ->
         yield Remedy(text=text, command=_command(report.settings, changes))
 
 
-def _command(settings: Settings, changes: dict[str, object]) -> str:
+def _command(settings: BenchSettings, changes: dict[str, object]) -> str:
     """The command line of a bench with other settings; options of their defaults are left out."""
-    usual = {**vars(Settings(device=settings.device)), "threads": cores()}
+    usual = {**vars(BenchSettings(device=settings.device)), "threads": cores()}
     words = ["posenc", "bench"]
     for name, (_, told) in declared_options(BenchOptions).items():
         value = changes.get(name, getattr(settings, name))
@@ -159,7 +161,7 @@ def _command(settings: Settings, changes: dict[str, object]) -> str:
     return shlex.join(words)
 
 
-def bench_page(report: Report, command: str) -> Page:
+def bench_page(report: BenchReport, command: str) -> Page:
     """The page with its charts."""
     settings, about, opened = report.settings, report.about, opening(report)
     names = [row.name for row in opened.verdicts.rows]
@@ -197,7 +199,7 @@ def bench_page(report: Report, command: str) -> Page:
     )
 
 
-def _chart(report: Report, drawing: Drawing, name: str) -> Chart:
+def _chart(report: BenchReport, drawing: Drawing, name: str) -> Chart:
     """Ratios of a pass: by length, or of each where there is one."""
     settings, both = report.settings, PASSES[name]
     title = "Time in training (forward and backward)" if both else "Time forward"
@@ -227,7 +229,7 @@ def _chart(report: Report, drawing: Drawing, name: str) -> Chart:
     return drawing.lines(name, title, guide, points, (across, up), first=both)
 
 
-def _table(report: Report) -> Table:
+def _table(report: BenchReport) -> Table:
     """All results, a row an encoding."""
     settings, lengths = report.settings, sorted(set(report.settings.lengths or ()))
     found = {(label(r, settings), r.length): r for r in report.readings if r.contender != PLAIN}

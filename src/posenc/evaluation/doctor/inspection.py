@@ -26,7 +26,7 @@ from posenc.evaluation.doctor.hollow import build, without_feed_forward
 from posenc.evaluation.doctor.recording import FAR, TOKENS, Recorder, record
 from posenc.evaluation.doctor.rotation import RotationFacts, rotation
 from posenc.evaluation.doctor.visibility import Visible, visible, visible_of
-from posenc.integrations.transformers.recording import Call
+from posenc.integrations.transformers.recording import RecordedCall
 
 IGNORED = {
     *("scaling", "scale", "is_causal", "dropout", "dropout_p", "position_ids", "use_cache"),
@@ -172,7 +172,7 @@ class _Facts:
         self._rotations: list[RotationFacts] = []
         self._keys: dict[int, str] = {}
 
-    def of(self, index: int, call: Call) -> AttentionFacts:
+    def of(self, index: int, call: RecordedCall) -> AttentionFacts:
         query, key, options = call.query, call.key, call.options
         other = query.shape[2] != key.shape[2]  # as many keys as queries of the same tokens
         cross = other and (self.encoder or "cross" in self.names[call.module].lower())
@@ -224,7 +224,7 @@ class _Facts:
             sources=sources,
         )
 
-    def _visible(self, call: Call) -> tuple[Visible | None, bool | Maybe, str]:
+    def _visible(self, call: RecordedCall) -> tuple[Visible | None, bool | Maybe, str]:
         mask, masks = call.mask, self.passes.plain.masks
         if call.logits is not None:
             return self._visible_in_logits(call)
@@ -249,7 +249,7 @@ class _Facts:
             self._seen[address] = visible(self.passes.plain.masks[address][1])
         return self._seen[address]
 
-    def _visible_in_logits(self, call: Call) -> tuple[Visible | None, bool | Maybe, str]:
+    def _visible_in_logits(self, call: RecordedCall) -> tuple[Visible | None, bool | Maybe, str]:
         """Visibility where the module computes attention by itself."""
         for table in call.module.buffers():
             sees = table.reshape(-1, *table.shape[-2:]) if table.dim() == 4 else None
@@ -267,11 +267,11 @@ class _Facts:
             return only, only.ahead == 0, "the only mask function of the model"
         return short, short.ahead == 0, f"logits of {TOKENS} tokens: limits are unknown"
 
-    def _silent(self, call: Call) -> Tensor | None:
+    def _silent(self, call: RecordedCall) -> Tensor | None:
         calls = self.passes.silent.calls if self.passes.silent else ()
         return next((c.logits for c in calls if c.module is call.module), None)
 
-    def _bias(self, call: Call) -> tuple[Bias, str]:
+    def _bias(self, call: RecordedCall) -> tuple[Bias, str]:
         if call.logits is not None:
             silent = self._silent(call)
             if silent is None:
@@ -290,13 +290,15 @@ class _Facts:
                     return found, "an argument of the call"
         return Bias(None), "the call of attention"
 
-    def _absolute(self, call: Call) -> bool | Maybe:
+    def _absolute(self, call: RecordedCall) -> bool | Maybe:
         """Whether the input of the first layer of the call's stack differs by position."""
         path = re.match(r".*?\.(?=\d+(\.|$))", self.names[call.module])
         first = self.modules.get(f"{path[0]}0") if path else None
         return self.passes.plain.entered.get(first, UNKNOWN) if first else UNKNOWN
 
-    def _temperature(self, index: int, call: Call) -> tuple[Mapping[str, float] | Maybe, str]:
+    def _temperature(
+        self, index: int, call: RecordedCall
+    ) -> tuple[Mapping[str, float] | Maybe, str]:
         """Sizes of unrotated queries of equal inputs, relative to that of the first."""
         calls = self.passes.unrotated.calls
         if index >= len(calls) or calls[index].query.shape != call.query.shape:

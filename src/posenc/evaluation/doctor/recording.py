@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from posenc.evaluation.doctor.hollow import INTERFACE, PRODUCTS, HollowProducts, is_hollow
 from posenc.integrations.transformers.accelerate.signatures import CACHE, cache_name, names_of
-from posenc.integrations.transformers.recording import Call, record_call, recorded_calls
+from posenc.integrations.transformers.recording import RecordedCall, record_call, recorded_calls
 
 TOKENS, FAR = 9, 2**20
 """Tokens of a pass, and the position where the far one begins."""
@@ -50,7 +50,7 @@ class Recorder(HollowProducts):
     ) -> None:
         super().__init__(seeds, silent=silent)
         self._layers = layers
-        self.calls: list[Call] = []
+        self.calls: list[RecordedCall] = []
         self.masks: dict[int, tuple[Tensor, Any]] = {}
         self.tables: dict[nn.Module, tuple[int, int]] = {}
         self.entered: dict[nn.Module, bool] = {}
@@ -69,7 +69,7 @@ class Recorder(HollowProducts):
                     x if x.dim() == 4 else x.reshape(1, -1, *x.shape[-2:]) for x in operands
                 )
                 logits = logits.reshape(-1, *logits.shape[-2:]).clone()
-                self.calls.append(Call(module, query, key, key, logits=logits))
+                self.calls.append(RecordedCall(module, query, key, key, logits=logits))
                 self._products[module] = None  # the next product is with the values
                 return torch.zeros_like(args[0])
         elif func in (*PRODUCTS, *ADDED) and self._inside:
@@ -101,7 +101,7 @@ class Recorder(HollowProducts):
         if _within_tokens(query):
             return _mean(query, value)
         mask = rest[0] if rest else options.pop("attn_mask", None)
-        self.calls.append(Call(self._inside[-1], query, key, value, mask, options))
+        self.calls.append(RecordedCall(self._inside[-1], query, key, value, mask, options))
         return value.new_zeros(*query.shape[:-1], value.shape[-1])
 
     def _remember(self, a: Any, b: Any, *rest: Any) -> None:

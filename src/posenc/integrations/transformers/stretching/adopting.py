@@ -24,7 +24,7 @@ from posenc.integrations.transformers.accelerate.signatures import is_cache, nam
 from posenc.integrations.transformers.accelerate.switching import INTERNAL
 from posenc.integrations.transformers.accelerate.trials import tensors_in
 from posenc.integrations.transformers.accelerate.views import STRETCHED, is_on_interface
-from posenc.integrations.transformers.recording import Call, record_call, recorded_calls
+from posenc.integrations.transformers.recording import RecordedCall, record_call, recorded_calls
 from posenc.integrations.transformers.stretching.attention import (
     LAYER,
     StretchedLayer,
@@ -67,7 +67,7 @@ def refusal(got: str) -> ArgumentError:
     )
 
 
-def _recorded(model: Any, inner: Collection[nn.Module]) -> dict[nn.Module, Call]:
+def _recorded(model: Any, inner: Collection[nn.Module]) -> dict[nn.Module, RecordedCall]:
     """One pass, with the arguments of each attention module.
 
     Args:
@@ -199,7 +199,7 @@ def _require_equal(expected: Any, got: Any) -> None:
                 raise refusal(f"other outputs by {float(off.sqrt()):.0e} with posenc's rotation")
 
 
-def _implement(model: nn.Module, layers: dict[nn.Module, Call]) -> list[Change]:
+def _implement(model: nn.Module, layers: dict[nn.Module, RecordedCall]) -> list[Change]:
     """Have the attention interface call posenc in the models that have these layers."""
     configs = [getattr(module, "config", None) for module in layers]
     for module in layers:
@@ -234,8 +234,8 @@ def _hooked(model: nn.Module, used: list[Frequencies], adoption: Adoption) -> li
 
 def _identified(
     module: nn.Module,
-    plain: Call,
-    rotated: Call,
+    plain: RecordedCall,
+    rotated: RecordedCall,
     layout: Layout,
     used: list[Frequencies],
     adoption: Adoption,
@@ -303,7 +303,7 @@ def _is_causal(module: nn.Module, mask: Tensor | None) -> bool:
 def _name(
     model: Any,
     layers: Mapping[str, StretchedLayer],
-    plain: Mapping[nn.Module, Call],
+    plain: Mapping[nn.Module, RecordedCall],
     adoption: Adoption,
     calls: Calls,
 ) -> None:
