@@ -32,7 +32,7 @@ SETTINGS = "_posenc_settings"
 
 
 @dataclass(frozen=True)
-class Settings:
+class AccelerateSettings:
     """Settings of an accelerated module, or of a layer of a switched model.
 
     Args:
@@ -47,8 +47,8 @@ class Settings:
 SHORTEST = 256
 """Keys from which on windows were measured to be faster than PyTorch's attention with a mask."""
 
-DEFAULT = Settings(shortest=SHORTEST)
-AS_IT_WAS = Settings(shortest=2**31)
+DEFAULT = AccelerateSettings(shortest=SHORTEST)
+AS_IT_WAS = AccelerateSettings(shortest=2**31)
 
 
 class Accelerated(nn.Module):
@@ -137,7 +137,7 @@ def _by_name(forward: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def settings_of(module: nn.Module) -> Settings:
+def settings_of(module: nn.Module) -> AccelerateSettings:
     """Settings of an accelerated module or of a layer of a switched model; the defaults for others.
 
     While ``torch.jit`` traces, as the older ONNX exporter does, models run as they did: the graph
@@ -146,8 +146,8 @@ def settings_of(module: nn.Module) -> Settings:
     """
     if is_scripted():
         return AS_IT_WAS
-    settings = cast(Settings, module.__dict__.get(SETTINGS, DEFAULT))
-    return Settings(settings.backend) if is_exporting() else settings
+    settings = cast(AccelerateSettings, module.__dict__.get(SETTINGS, DEFAULT))
+    return AccelerateSettings(settings.backend) if is_exporting() else settings
 
 
 def wants_weights(module: nn.Module, options: Mapping[str, Any]) -> bool:
@@ -171,7 +171,7 @@ def parameter_of(module: nn.Module, name: str) -> Tensor:
         hook.post_forward(module, None)
 
 
-def take_over(module: nn.Module, kind: type[Accelerated], settings: Settings) -> None:
+def take_over(module: nn.Module, kind: type[Accelerated], settings: AccelerateSettings) -> None:
     """Make a module an accelerated one.
 
     Raises:

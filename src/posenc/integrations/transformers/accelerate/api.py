@@ -14,14 +14,14 @@ from posenc.integrations.transformers.accelerate import switching
 from posenc.integrations.transformers.accelerate.accelerated import (
     SHORTEST,
     Accelerated,
-    Settings,
+    AccelerateSettings,
     put_back,
     require_untouched,
     settings_of,
     take_over,
 )
 from posenc.integrations.transformers.accelerate.checking import (
-    Comparison,
+    OutputComparison,
     is_sharded_around,
     without_values,
 )
@@ -30,7 +30,7 @@ from posenc.integrations.transformers.accelerate.family import (
     AcceleratedFamily,
     family_of,
 )
-from posenc.integrations.transformers.accelerate.report import Report, ReportedModule
+from posenc.integrations.transformers.accelerate.report import AccelerateReport, ReportedModule
 from posenc.integrations.transformers.accelerate.routing import MOVED, OWN, POSENC, Record, recorded
 from posenc.integrations.transformers.accelerate.views import config_behind, with_posenc
 
@@ -45,7 +45,7 @@ def accelerate(
     backend: str | Backend = "auto",
     check: bool = True,
     shortest: int | None = None,
-) -> Report:
+) -> AccelerateReport:
     """Compute the attention of a transformers model with posenc, in place.
 
     Of any model on transformers' attention interface, whose config then names posenc's attention:
@@ -108,12 +108,12 @@ def accelerate(
     if models and not calls:
         notes.append("Layers on transformers' attention interface use posenc where they can gain.")
     tried = "" if comparison is None else comparison.tried
-    return Report(type(model).__name__, rows, off, tried, " ".join(notes))
+    return AccelerateReport(type(model).__name__, rows, off, tried, " ".join(notes))
 
 
 def _comparison(
     model: nn.Module, served: Sequence[nn.Module], models: Sequence[nn.Module]
-) -> tuple[Comparison | None, str]:
+) -> tuple[OutputComparison | None, str]:
     """The comparison, or why there is none: of some models random inputs cannot be made."""
     if not (served or models):
         return None, ""
@@ -123,7 +123,7 @@ def _comparison(
         note = "Outputs were not compared, since the model is a part of what is sharded."
         return None, f"{note} To compare them, call accelerate before that."
     try:
-        return Comparison(model, [*served, *models]), ""
+        return OutputComparison(model, [*served, *models]), ""
     except ArgumentError as error:
         if served:
             raise
@@ -185,7 +185,7 @@ def _change(
     model: nn.Module, found: Sequence[Found], backend: str | Backend, shortest: int | None
 ) -> None:
     """Have posenc compute calls of so many keys and more; None: as measured for each family."""
-    settings = Settings(backend, SHORTEST if shortest is None else shortest)
+    settings = AccelerateSettings(backend, SHORTEST if shortest is None else shortest)
     if switching.is_switched(model):
         switching.switch_settings(model, settings)
     else:
@@ -196,7 +196,7 @@ def _change(
         least = family.shortest if shortest is None else shortest
         kind = type(module) if isinstance(module, Accelerated) else family.classes.get(type(module))
         if kind is not None:
-            take_over(module, kind, Settings(backend, least))
+            take_over(module, kind, AccelerateSettings(backend, least))
         if family.configured and "config" in module.__dict__:
             config = config_behind(module.__dict__["config"])
             module.__dict__["config"] = with_posenc(config, family.masks)
@@ -213,7 +213,7 @@ def _modules(model: nn.Module) -> Iterator[Found]:
                 yield path, module, family
 
 
-def _report(model: nn.Module, found: Sequence[Found]) -> Report:
+def _report(model: nn.Module, found: Sequence[Found]) -> AccelerateReport:
     rows = []
     for path, module, family in found:
         if isinstance(module, Accelerated):
@@ -225,7 +225,7 @@ def _report(model: nn.Module, found: Sequence[Found]) -> Report:
         elif type(module) not in family.configured:
             reason = family.reason(module) or ""
             rows.append(ReportedModule(path, type(module).__name__, OWN, reason))
-    return Report(type(model).__name__, tuple(rows))
+    return AccelerateReport(type(model).__name__, tuple(rows))
 
 
 def _unknown(model: nn.Module) -> ArgumentError:

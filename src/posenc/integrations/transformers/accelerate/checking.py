@@ -53,7 +53,7 @@ QUANTIZED = Precision(1 / 127, 1e-1, averaged=True)
 """Of activations in 8 bits."""
 
 
-class Comparison:
+class OutputComparison:
     """Outputs of the transformers models inside a model, on random inputs.
 
     The inputs are a padded batch, tokens behind its cache, and a row long enough for compiled

@@ -240,7 +240,7 @@ def pairs_of(
     config: PreTrainedConfig | None = None,
     device: torch.device | str = "cpu",
     **options: Any,
-) -> lazy_mask.Pairs:
+) -> lazy_mask.VisiblePairs:
     """The pairs that a mask of transformers lets through.
 
     Their grid follows from the mask's function, since layers and options say otherwise in some
@@ -260,13 +260,13 @@ def pairs_of(
         use_vmap = bool(options.get("use_vmap"))
         find = partial(grid_of_function, mask_function, place, attention_mask, use_vmap=use_vmap)
         if not use_vmap:
-            return lazy_mask.Pairs(find, visible)
+            return lazy_mask.VisiblePairs(find, visible)
         # PyTorch maps no function while an operator reads a mask.
         found = find()
         if found is None:
             return _written(visible())
         known_grid, shape = found, (batch_size, 1, q_length, kv_length)
-        return lazy_mask.Pairs(lambda: known_grid, lambda: known_grid.visible.expand(shape))
+        return lazy_mask.VisiblePairs(lambda: known_grid, lambda: known_grid.visible.expand(shape))
     pattern = None
     if not (is_scripted() or isinstance(q_offset, Tensor)):  # a tensor in static caches
         place = Place(*sizes, q_offset, kv_offset, torch.device(device))
@@ -274,11 +274,11 @@ def pairs_of(
     if pattern is None:
         return _written(visible())
     known = padded(pattern, place, attention_mask).grid(place)
-    return lazy_mask.Pairs(lambda: known, visible)
+    return lazy_mask.VisiblePairs(lambda: known, visible)
 
 
-def _written(pairs: Bool[Tensor, "B 1 Q K"]) -> lazy_mask.Pairs:
-    return lazy_mask.Pairs(lambda: None, lambda: pairs)
+def _written(pairs: Bool[Tensor, "B 1 Q K"]) -> lazy_mask.VisiblePairs:
+    return lazy_mask.VisiblePairs(lambda: None, lambda: pairs)
 
 
 def keys_mask(causal: bool) -> Callable[..., Bool[Tensor, "B *pairs"] | None]:

@@ -9,7 +9,11 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from posenc.integrations.transformers.accelerate.accelerated import SETTINGS, Accelerated, Settings
+from posenc.integrations.transformers.accelerate.accelerated import (
+    SETTINGS,
+    Accelerated,
+    AccelerateSettings,
+)
 from posenc.integrations.transformers.accelerate.family import family_of
 from posenc.integrations.transformers.accelerate.growing import grow, settle
 from posenc.integrations.transformers.accelerate.views import (
@@ -50,7 +54,7 @@ def is_left(model: nn.Module) -> bool:
     return not names <= {NAME, STRETCHED}
 
 
-def switch(model: nn.Module, settings: Settings) -> None:
+def switch(model: nn.Module, settings: AccelerateSettings) -> None:
     """Name posenc's attention in the configs of models on the interface.
 
     Stretched models keep theirs, which is posenc's too.
@@ -71,7 +75,7 @@ def switch(model: nn.Module, settings: Settings) -> None:
     switch_settings(model, settings)
 
 
-def switch_settings(model: nn.Module, settings: Settings) -> None:
+def switch_settings(model: nn.Module, settings: AccelerateSettings) -> None:
     """Set what the layers of models that were switched are computed with."""
     for part in model.modules():
         if BEFORE in part.__dict__:

@@ -33,7 +33,7 @@ from posenc.integrations.transformers.stretching.report import StretchedPart, St
 from posenc.integrations.transformers.stretching.request import Request
 from posenc.integrations.transformers.stretching.tables import (
     RESAMPLE,
-    Table,
+    LearnedTable,
     tables_in,
     take_any_shape,
 )
@@ -152,7 +152,7 @@ def _stretch_frequencies(
 
 
 def _stretch_tables(
-    model: Any, found: list[Table], request: Request, changes: list[Undoable]
+    model: Any, found: list[LearnedTable], request: Request, changes: list[Undoable]
 ) -> Made:
     """Resize learned tables."""
     parts: list[StretchedPart] = []

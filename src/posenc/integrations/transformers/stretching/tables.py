@@ -34,7 +34,7 @@ RESAMPLE = "interpolate_pos_encoding"
 
 
 @dataclass(eq=False)
-class Table:
+class LearnedTable:
     """A learned table of a module.
 
     Args:
@@ -126,7 +126,7 @@ class Table:
         return changes + _numbers(model.modules(), ("num_patches",), count, 0, cells[0] * cells[1])
 
 
-def take_any_shape(model: Any, table: Table) -> list[Undoable]:
+def take_any_shape(model: Any, table: LearnedTable) -> list[Undoable]:
     """Let a module read a table that is no square, if its class takes square ones alone.
 
     Args:
@@ -170,7 +170,7 @@ def _resample(module: Any, arguments: Any, options: dict[str, Any]) -> Any:
 
 
 def _resampled(
-    table: Table,
+    table: LearnedTable,
     cells: tuple[int, int],
     patch: tuple[int, int],
     embeddings: Float[Tensor, "B N C"],
@@ -202,7 +202,7 @@ class Lookups(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def tables_in(model: Any) -> list[Table]:
+def tables_in(model: Any) -> list[LearnedTable]:
     """The learned position tables of a model, as a pass over a text or an image reads them."""
     with quiet(model), Lookups() as lookups:
         run(model)
@@ -212,11 +212,11 @@ def tables_in(model: Any) -> list[Table]:
         for name, parameter in module.named_parameters(recurse=False):
             first = lookups.found.get(id(parameter))
             if cells is None and first is not None:
-                found.append(Table(path, module, name, first))
+                found.append(LearnedTable(path, module, name, first))
             elif cells is not None and (first is not None or parameter.shape[:1] == (1,)):
                 prefix = parameter.shape[-2] - cells[0] * cells[1] if parameter.dim() > 1 else -1
                 if prefix in SPECIAL:
-                    found.append(Table(path, module, name, prefix, cells))
+                    found.append(LearnedTable(path, module, name, prefix, cells))
     return found
 
 
