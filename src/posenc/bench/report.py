@@ -18,7 +18,7 @@ from posenc.reporting.headlines import fitting, shortened
 from posenc.reporting.intervals import Bounds, Estimate
 from posenc.reporting.numbers import counted
 from posenc.reporting.opening import Opening, Remedy, Verdict, Verdicts, meanings
-from posenc.reporting.page import Cell, Column, Page, Table, Words, write_files
+from posenc.reporting.page import Cell, Column, Page, TableSection, TextSection, write_files
 from posenc.reporting.sentences import sentence
 from posenc.reporting.verdicts import word
 from posenc.training.machine import cores
@@ -180,7 +180,7 @@ def bench_page(report: BenchReport, command: str) -> Page:
         looks=styles,
         sections=(
             _table(report),
-            Words(
+            TextSection(
                 key="method",
                 title="How this was measured",
                 paragraphs=(sentence("how_timed", rounds=settings.rounds, batch=shape),),
@@ -229,7 +229,7 @@ def _chart(report: BenchReport, drawing: Drawing, name: str) -> Chart:
     return drawing.lines(name, title, guide, points, (across, up), first=both)
 
 
-def _table(report: BenchReport) -> Table:
+def _table(report: BenchReport) -> TableSection:
     """All results, a row an encoding."""
     settings, lengths = report.settings, sorted(set(report.settings.lengths or ()))
     found = {(label(r, settings), r.length): r for r in report.readings if r.contender != PLAIN}
@@ -244,7 +244,7 @@ def _table(report: BenchReport) -> Table:
         for seconds in (last.times.forward_seconds, last.times.both_seconds):
             yield Cell(text="—" if seconds is None else f"{1e3 * seconds:,.2f}", value=seconds)
 
-    return Table(
+    return TableSection(
         key="table",
         title="All results",
         guide="Multiples of the time of plain SDPA in the same round, with 95 % intervals; "

@@ -13,7 +13,7 @@ from posenc.cli.completion import complete_encodings
 from posenc.cli.console import (
     OUT,
     Display,
-    Words,
+    PlainTextColumn,
     command_line,
     new_table,
     print_json,
@@ -87,10 +87,10 @@ class BenchDisplay(Display):
 
     def __init__(self, *, shown: bool) -> None:
         super().__init__(
-            Words("{task.percentage:>3.0f}%"),
+            PlainTextColumn("{task.percentage:>3.0f}%"),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
-            Words("{task.description}"),
+            PlainTextColumn("{task.description}"),
             shown=shown,
         )
         self.task = self.bars.add_task("", total=1.0)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, TaskID
 
-from posenc.cli.console import Countdown, Display, Words
+from posenc.cli.console import Countdown, Display, PlainTextColumn
 
 if TYPE_CHECKING:
     from posenc.experiments.progress import Event, RunEvent, RunFinished
@@ -29,10 +29,10 @@ class CompareDisplay(Display):
 
     def __init__(self, *, shown: bool) -> None:
         super().__init__(
-            Words("{task.description}"),
+            PlainTextColumn("{task.description}"),
             BarColumn(bar_width=24),
-            Words("{task.percentage:>3.0f}%"),
-            Words("{task.fields[note]}", style="dim"),
+            PlainTextColumn("{task.percentage:>3.0f}%"),
+            PlainTextColumn("{task.fields[note]}", style="dim"),
             shown=shown,
         )
         self.resume: str | None = None

@@ -65,7 +65,7 @@ class Terminal(Console):
                 yield Segment(segment.text.translate(CONTROLS), segment.style)
 
 
-class Words(TextColumn):
+class PlainTextColumn(TextColumn):
     """A text column of a progress bar, without markup."""
 
     def __init__(self, text_format: str, style: str = "none") -> None:

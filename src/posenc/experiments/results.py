@@ -105,7 +105,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refusal:
+class RefusedMeasurement:
     """A measurement that could not be made, and why."""
 
     subject: str
@@ -182,7 +182,7 @@ class Comparison:
     subjects: tuple[ComparedEncoding, ...]
     runs: tuple[TrainedRun, ...]
     measurements: tuple[Measurement, ...]
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[RefusedMeasurement, ...]
     provenance: Provenance
     complete: bool
     expectation: str = ""

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from posenc.errors import CheckpointError
 from posenc.storage import Shapes, load_tensors, save_tensors
-from posenc.training.ranks import Ranks, Strategy
+from posenc.training.ranks import Strategy, TrainingRanks
 from posenc.training.shards import load_shards, newest, save_shards
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -96,14 +96,14 @@ class TrainingState:
         optimizer: Optimizer,
         plan: TrainingPlan,
         fingerprint: str,
-        ranks: Ranks | None = None,
+        ranks: TrainingRanks | None = None,
     ) -> None:
         self.step = 0
         self.seconds = 0.0
         self.peak_memory_bytes = 0
         self.losses = torch.zeros(plan.steps, device=plan.device)
         self._model, self._optimizer, self._plan = model, optimizer, plan
-        self._ranks = Ranks(None) if ranks is None else ranks
+        self._ranks = TrainingRanks(None) if ranks is None else ranks
         self._identity = {"fingerprint": fingerprint} | {
             name: getattr(plan, name)
             for name in ("encoding", "seed", "steps", "rate", "device", "precision")

@@ -25,7 +25,7 @@ Part = tuple[dict[str, Any], Tensor | float]
 """Rows of a batch, and their share in its loss."""
 
 
-class Ranks:
+class TrainingRanks:
     """This process among the ranks of a mesh of one axis; a process alone without a mesh.
 
     Raises:

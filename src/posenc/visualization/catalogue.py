@@ -44,7 +44,7 @@ SITES = {
 
 
 @dataclass(frozen=True)
-class Document:
+class DocstringSections:
     """A docstring in its sections.
 
     Args:
@@ -64,7 +64,7 @@ class Document:
     example: str
 
     @classmethod
-    def of(cls, method: object) -> Document:
+    def of(cls, method: object) -> DocstringSections:
         """The docstring of a class or function."""
         docstring = Docstring(inspect.getdoc(method) or "")
         sections = parse_google(docstring, warnings=False)
@@ -105,7 +105,7 @@ class Sheet:
 
     name: str
     entry: Entry
-    document: Document
+    document: DocstringSections
     parameters: int
     shared_parameters: int
     backends: Mapping[str, Mapping[str, tuple[str, ...]]]
@@ -153,7 +153,7 @@ def sheet(name: str) -> Sheet:
     return Sheet(
         name=name,
         entry=entry,
-        document=Document.of(entry.factory),
+        document=DocstringSections.of(entry.factory),
         parameters=second - first,
         shared_parameters=2 * first - second,
         backends=backends,

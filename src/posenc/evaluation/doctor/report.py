@@ -27,7 +27,7 @@ from posenc.reporting.headlines import fitting, shortened
 from posenc.reporting.intervals import Estimate
 from posenc.reporting.numbers import size_in_words, time_in_words
 from posenc.reporting.opening import Opening, Remedy, Verdict, Verdicts, meanings
-from posenc.reporting.page import Cell, Column, Page, Table, Term, Words, write_files
+from posenc.reporting.page import Cell, Column, Page, TableSection, Term, TextSection, write_files
 from posenc.reporting.sentences import sentence
 
 NAME = 24
@@ -192,22 +192,24 @@ def diagnosis_page(
     )
 
 
-def _sections(diagnosis: Diagnosis, engines: Engines | None) -> Iterator[Table | Words]:
+def _sections(
+    diagnosis: Diagnosis, engines: Engines | None
+) -> Iterator[TableSection | TextSection]:
     """Limits, settings, layers, engines, costs, and how the model was read."""
     reading = diagnosis.reading
-    yield Words(
+    yield TextSection(
         key="lengths",
         title="Longer texts",
         lists=(("", length_sentences(diagnosis)),),
         code="\n".join(config_lines(diagnosis.advice)),
     )
-    yield Words(
+    yield TextSection(
         key="settings",
         title="Settings",
         lists=(("", [" ".join(pair).strip() for pair in setting_sentences(diagnosis)]),),
     )
     named = zip(short_titles(reading), titles(reading), descriptions(reading), strict=True)
-    yield Words(
+    yield TextSection(
         key="layers",
         title="What the layers do",
         paragraphs=() if reading.layers else (sentence("no_layers"),),
@@ -222,7 +224,7 @@ def _sections(diagnosis: Diagnosis, engines: Engines | None) -> Iterator[Table |
         rows = cost_rows(diagnosis)
         yield _table("costs", "Costs of a layer", COST_GUIDE, COST_COLUMNS, rows)
     how = sentence("how_read", reading=reading)
-    yield Words(key="method", title="How this was read", paragraphs=(how,))
+    yield TextSection(key="method", title="How this was read", paragraphs=(how,))
 
 
 def _lines(diagnosis: Diagnosis, folder: Path) -> Iterator[Line]:
@@ -313,7 +315,9 @@ def _cost_charts(drawing: Drawing, costs: Sequence[LayerCost], *, first: bool) -
             yield drawing.lines(key, title, COST_GUIDE, points, axes, first=large)
 
 
-def _engine_sections(engines: Engines, diagnosis: Diagnosis) -> Iterator[Table | Words]:
+def _engine_sections(
+    engines: Engines, diagnosis: Diagnosis
+) -> Iterator[TableSection | TextSection]:
     if engines.served:
         guide = f"By the rules of the engines, as read in {engines.served[0].read}."
         yield _table("engines", "Engines", guide, *engines.table())
@@ -323,7 +327,7 @@ def _engine_sections(engines: Engines, diagnosis: Diagnosis) -> Iterator[Table |
         found += [sentence("right_in", remedy=remedy)]
     code = "" if remedy is None else json.dumps(remedy.changes, indent=2)[2:-2]
     left = (sentence("still_left", remedy=remedy),) if remedy is not None and remedy.left else ()
-    yield Words(
+    yield TextSection(
         key="serving", title="What the engines do", lists=(("", [*found, *left]),), code=code
     )
 
@@ -344,9 +348,9 @@ def cost_rows(diagnosis: Diagnosis) -> list[tuple[str, ...]]:
 
 def _table(
     key: str, title: str, guide: str, columns: Sequence[str], rows: Iterable[tuple[str, ...]]
-) -> Table:
+) -> TableSection:
     """A table of rows in words."""
-    return Table(
+    return TableSection(
         key=key,
         title=title,
         guide=guide,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from posenc.evaluation.questions.question import Question, Task, Unfit
+from posenc.evaluation.questions.question import Question, QuestionTask, Unfit
 from posenc.evaluation.questions.source import Source, identifier, names
 
 PASSAGE = 4
@@ -20,7 +20,7 @@ TOLD = "Answer the question by the following documents. Give the answer alone."
 
 
 def missing_word(source: Source, draw: random.Random, size: int) -> Question:
-    """The word left out of a sentence of one document; see ``Task.make``."""
+    """The word left out of a sentence of one document; see ``QuestionTask.make``."""
     own, others = _passages(source, draw, 1, size)
     sentences = [text for text in own[0] if _words(text)]
     if not sentences:
@@ -37,7 +37,7 @@ def missing_word(source: Source, draw: random.Random, size: int) -> Question:
 
 
 def second_document(source: Source, draw: random.Random, size: int) -> Question:
-    """How a document begins that another one refers to; see ``Task.make``."""
+    """How a document begins that another one refers to; see ``QuestionTask.make``."""
     own, others = _passages(source, draw, 2, size)
     title = names(draw, 1)[0]
     quoted = draw.choice(own[0])
@@ -89,7 +89,7 @@ def _asked(documents: list[tuple[str, str]], question: str, answers: tuple[str, 
 
 
 def json_lookup(source: Source, draw: random.Random, size: int) -> Question:
-    """The value of a key in a JSON object of UUIDs (Liu et al. 2024); see ``Task.make``."""
+    """The value of a key in a JSON object of UUIDs (Liu et al. 2024); see ``QuestionTask.make``."""
     key, value = identifier(draw), identifier(draw)
     depth = draw.random()
     pairs = [(identifier(draw), identifier(draw)) for _ in range(size - 1)]
@@ -105,7 +105,9 @@ def json_lookup(source: Source, draw: random.Random, size: int) -> Question:
 
 
 DOCUMENT_TASKS = (
-    Task(name="qa_1", summary="a word missing in one of the documents", make=missing_word),
-    Task(name="qa_2", summary="a document that another one names", make=second_document, fewest=2),
-    Task(name="json_lookup", summary="a value in a JSON object of UUIDs", make=json_lookup),
+    QuestionTask(name="qa_1", summary="a word missing in one of the documents", make=missing_word),
+    QuestionTask(
+        name="qa_2", summary="a document that another one names", make=second_document, fewest=2
+    ),
+    QuestionTask(name="json_lookup", summary="a value in a JSON object of UUIDs", make=json_lookup),
 )

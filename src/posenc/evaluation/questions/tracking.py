@@ -6,7 +6,7 @@ import random
 import string
 
 from posenc.evaluation.questions.needles import NOISE
-from posenc.evaluation.questions.question import Question, Task
+from posenc.evaluation.questions.question import Question, QuestionTask
 from posenc.evaluation.questions.source import Source, digits, letters, names, scattered
 
 HOPS = 4
@@ -29,7 +29,7 @@ ZETA_2 = 1.6449340668482264
 
 
 def variables(source: Source, draw: random.Random, size: int) -> Question:
-    """Variables of one value, each assigned the one before it; see ``Task.make``."""
+    """Variables of one value, each assigned the one before it; see ``QuestionTask.make``."""
     shown, shown_lines, shown_value = _chain(draw, 2)
     chain, lines, value = _chain(draw, HOPS)
     text = "\n".join(scattered(draw, [NOISE] * size, lines))
@@ -62,7 +62,7 @@ def _begun(value: str, count: int) -> str:
 
 
 def common_words(source: Source, draw: random.Random, size: int) -> Question:
-    """The ten words that a list of ``size`` entries repeats most; see ``Task.make``."""
+    """The ten words that a list of ``size`` entries repeats most; see ``QuestionTask.make``."""
     example, shown = _numbered(draw, names(draw, COMMON), names(draw, COMMON), SHORT)
     common, times = names(draw, COMMON), LONG if size >= LONG_LIST else SHORT
     count = (size - COMMON * times[0]) // times[1]
@@ -89,7 +89,7 @@ def _numbered(
 
 
 def frequent_words(source: Source, draw: random.Random, size: int) -> Question:
-    """The three most frequent of coded words, whose frequencies fall as k⁻²; see ``Task.make``.
+    """The three most frequent coded words, with frequencies of k⁻²; see ``QuestionTask.make``.
 
     The most frequent of all is a row of dots, which does not count.
     """
@@ -112,7 +112,9 @@ def frequent_words(source: Source, draw: random.Random, size: int) -> Question:
 
 
 TRACKING_TASKS = (
-    Task(name="vt", summary="variables of one value", make=variables),
-    Task(name="cwe", summary="the ten most common words", make=common_words, fewest=70),
-    Task(name="fwe", summary="the three most frequent words", make=frequent_words, fewest=100),
+    QuestionTask(name="vt", summary="variables of one value", make=variables),
+    QuestionTask(name="cwe", summary="the ten most common words", make=common_words, fewest=70),
+    QuestionTask(
+        name="fwe", summary="the three most frequent words", make=frequent_words, fewest=100
+    ),
 )

@@ -196,7 +196,7 @@ class NextTokenSuite:
         }
 
 
-class Cost(NamedTuple):
+class PassCost(NamedTuple):
     """Time and memory of a pass.
 
     Args:
@@ -211,7 +211,7 @@ class Cost(NamedTuple):
 
 
 @torch.inference_mode()
-def cost(model: nn.Module, inputs: Tensor, *, count: int) -> Cost:
+def cost(model: nn.Module, inputs: Tensor, *, count: int) -> PassCost:
     """Time and memory of a pass, repeated until its time is precise.
 
     Args:
@@ -232,7 +232,7 @@ def cost(model: nn.Module, inputs: Tensor, *, count: int) -> Cost:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - begin)
-    return Cost(count / median(times), _spread(times), memory.used())
+    return PassCost(count / median(times), _spread(times), memory.used())
 
 
 def _spread(times: Sequence[float]) -> float:

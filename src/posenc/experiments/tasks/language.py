@@ -16,7 +16,7 @@ from posenc.arguments import Share, check
 from posenc.experiments.corpus import read_corpus
 from posenc.experiments.pieces import Pieces
 from posenc.experiments.recipe import Recipe, Variant
-from posenc.experiments.results import Measurement, Metric, Refusal
+from posenc.experiments.results import Measurement, Metric, RefusedMeasurement
 from posenc.experiments.tasks.common import needles
 from posenc.experiments.tasks.common.byte_text import byte_losses, random_windows
 from posenc.experiments.tasks.common.probe import Probe
@@ -126,7 +126,7 @@ class LanguageModelling(Task):
 
     def measure(
         self, model: nn.Module, encoding: str, seed: int, *, available: int | None
-    ) -> Iterator[list[Measurement | Refusal]]:
+    ) -> Iterator[list[Measurement | RefusedMeasurement]]:
         """All metrics of the encoding and of its variants."""
         for variant in self._variants(encoding):
             view = _through(cast(Decoder, model), variant)
@@ -148,10 +148,10 @@ class LanguageModelling(Task):
 
     def _by_position(
         self, model: Decoder, variant: Variant, seed: int, available: int | None
-    ) -> list[Measurement | Refusal]:
+    ) -> list[Measurement | RefusedMeasurement]:
         """At the longest context; if that is refused, also at the training length."""
         key = "loss_by_position"
-        refusals: list[Measurement | Refusal] = []
+        refusals: list[Measurement | RefusedMeasurement] = []
         for profile in (self._profile, self._profile.shortened(self.settings.train_length)):
             length = profile.length
             needs = partial(
@@ -165,7 +165,9 @@ class LanguageModelling(Task):
                     Measurement(subject=variant.name, seed=seed, metric=key, x=x, value=value)
                     for x, value in zip(profile.middles, values, strict=True)
                 ]
-            refusals.append(Refusal(subject=variant.name, metric=key, x=length, reason=values))
+            refusals.append(
+                RefusedMeasurement(subject=variant.name, metric=key, x=length, reason=values)
+            )
         return refusals[:1]
 
     def _metrics(
