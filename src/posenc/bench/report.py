@@ -28,7 +28,7 @@ FAST, SLOW = 0.1, 1.0
 is slow; in between it is slower."""
 
 WORDS = {"holds": "fast", "degrades": "slower", "breaks": "slow", "unsure": "unsure"}
-"""Of a time, by the verdict on its ratio as a deterioration."""
+"""Words for a time, by the verdict on its ratio as a deterioration."""
 
 PASSES = {"forward": False, "training": True}
 """Columns, and whether the backward pass is in them."""

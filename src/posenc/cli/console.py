@@ -73,7 +73,7 @@ class PlainTextColumn(TextColumn):
 
 
 STYLES = {"good": "green", "fair": "yellow", "bad": "red", "none": "dim"}
-"""Of the tones of verdicts."""
+"""Terminal styles by the tone of a verdict."""
 
 OUT = Terminal()
 ERRORS = Terminal(stderr=True)

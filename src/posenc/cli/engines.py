@@ -80,7 +80,7 @@ def print_serving(extended: Extended) -> None:
 
 
 def engine_json(extended: Extended) -> dict[str, Any]:
-    """The same as JSON values; empty if no engine was asked for."""
+    """Commands and keys of each engine as JSON values; empty without engines."""
     if not extended.serving:
         return {}
     serving = [asdict(one) for one in extended.serving]

@@ -21,7 +21,7 @@ LEARNED = 3.0
 """Needles count if the original finds so many times more than a guess."""
 
 QUANTILE = 1.96
-"""Of the normal distribution, for 95 % intervals of shares of needles."""
+"""Quantile of the normal distribution, for 95 % intervals of shares of needles."""
 
 
 def choose(study: Study, *, tuned: bool, always: bool = False) -> tuple[str | None, str]:
@@ -124,7 +124,7 @@ def baselines(study: Study) -> dict[str, str]:
 
 
 def ranked(study: Study, *, tuned: bool) -> list[tuple[Findings, StudyReading]]:
-    """As ``Study.ranked``, without the scaled original if the metric compares with it."""
+    """``Study.ranked`` without the scaled original if the metric compares with it."""
     hidden = {SCALED} - baselines(study).keys()
     return [pair for pair in study.ranked(tuned=tuned) if pair[0].key not in hidden]
 

@@ -37,7 +37,7 @@ ARRAYS = (".npy", ".npz")
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """The same images at several sizes.
+    """Images, each at several sizes.
 
     Args:
         pixels: (height, width) → ``[N, P, height, width]``, normalised.
@@ -206,7 +206,7 @@ class ImageSource:
             yield path, pixels, self.classes.get(path.parent.name), content
 
     def _arrays(self, path: Path, most: int) -> Iterator[tuple[Path, Tensor, int | None, bytes]]:
-        """As ``_files``, for a file of arrays."""
+        """Images of a file of arrays, in the form of ``_files``."""
         try:
             content = read_bytes(path, most=MOST_BYTES)
             if path.suffix.lower() == ".npz":

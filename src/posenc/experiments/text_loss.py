@@ -105,7 +105,7 @@ class PositionProfile:
         return cls(begins + 1 + (bins - 1) * width, width, bins, run)
 
     def shortened(self, length: int) -> PositionProfile:
-        """The same segments in shorter windows, of at most ``length`` tokens."""
+        """The profile of these segments in windows of at most ``length`` tokens."""
         return replace(self, bins=max(1, min(self.bins, length // self.width)))
 
     @property

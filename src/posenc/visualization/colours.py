@@ -82,7 +82,7 @@ class Scale:
         return torch.where(values.isnan().unsqueeze(-1), torch.tensor(NOTHING), coloured)
 
     def legend(self) -> alt.Scale:
-        """The same for Vega-Lite's gradient."""
+        """The scale as Vega-Lite's gradient."""
         low, high = self.domain
         if self.exponent is None:
             at = torch.linspace(low, high, TURN + 1)

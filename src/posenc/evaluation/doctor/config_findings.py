@@ -15,7 +15,7 @@ SCALED = ("linear", "dynamic", "llama3", "longrope", "yarn")
 ROPE_TYPES = ("default", "proportional", "axial", *SCALED)
 
 SWITCH = "use_sliding_window"
-"""Whether there is a window; what is written of it has no effect otherwise."""
+"""Field that enables the window; its size has no effect otherwise."""
 
 Config = Mapping[str, Any]
 
@@ -55,7 +55,7 @@ def findings(
 
 
 def refused(reason: str, found: list[Finding]) -> list[Finding]:
-    """That transformers refuses a config, unless a finding is the reason; none without one."""
+    """A refusal by transformers as a finding; none without a reason, or if a finding names it."""
     if not reason or any(finding.field in reason for finding in found):
         return []
     problem = f"is refused by transformers: {reason.rstrip('.')}"

@@ -145,7 +145,7 @@ class Engines:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """The comparison as JSON values."""
         return {
             "engines": [
                 asdict(one) | {"differing_pairs": self._differing(one)} for one in self.served

@@ -68,12 +68,12 @@ class AttentionFacts:
 
     @property
     def windowed(self) -> bool:
-        """Whether a limit on visible keys is known."""
+        """True if the visible keys are known to be limited."""
         return any(isinstance(limit, int) and limit for limit in (self.back, self.chunk))
 
     @property
     def unlimited(self) -> bool | Maybe:
-        """Whether longer texts bring farther visible keys."""
+        """True if the largest visible distance grows with the text."""
         return UNKNOWN if UNKNOWN in (self.back, self.chunk) else not self.windowed
 
 

@@ -28,7 +28,7 @@ LARGE, LARGEST_ZERO, LARGEST_TABLE = 2**14, 2**20, 2**25
 """Numbers above which is not stored: a weight, one that starts at zero, and a computed table."""
 
 SEEDS = 31
-"""Of products: no two weights of a layer have the same, but later layers begin anew."""
+"""Number of seeds of products: weights of a layer have different ones, later layers reuse them."""
 
 UNINITIALIZED = (torch.empty, torch.rand, torch.randn)
 PRODUCTS = (
@@ -58,7 +58,7 @@ class _Unstored(TorchFunctionMode):
 
 
 class HollowProducts(TorchFunctionMode):
-    """Answers products with hollow weights, and rows of hollow tables.
+    """Computes products with expanded weights, and rows of expanded tables.
 
     Args:
         seeds: as from ``build``.
@@ -111,12 +111,12 @@ def _choice(seed: int, given: int, features: int, dtype: torch.dtype) -> tuple[T
 
 
 def is_hollow(tensor: Tensor) -> bool:
-    """Whether a matrix, or each of a batch of them, is a single number."""
+    """True if a matrix, or each of a batch of them, is a single expanded number."""
     return tensor.dim() > 1 and tensor.stride()[-2:] == (0, 0)
 
 
 def build(config: Any, dtype: torch.dtype) -> tuple[nn.Module, dict[int, int]]:
-    """The hollow model of a config, and the seeds of its products by address of the weight."""
+    """The model of a config with expanded weights; and seeds of products by weight address."""
     for part in _configs(config):
         part._experts_implementation = INTERFACE
     classes = [transformers.AutoModelForCausalLM, transformers.AutoModel]

@@ -1,4 +1,4 @@
-"""Attention of each layer of a model of transformers, by running a hollow copy of it."""
+"""Attention of each layer of a transformers model, by running a copy without stored weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DEEP = 48
 """Layers of a model that is run without its feed-forward parts."""
 
 HEADS = 8
-"""Of a layer, by which its rotation is found."""
+"""Number of a layer's heads by which its rotation is measured."""
 
 SAME_SIZE = 1e-3
 """Relative difference of sizes of queries that is no temperature."""
@@ -291,7 +291,7 @@ class _Facts:
         return Bias(None), "the call of attention"
 
     def _absolute(self, call: RecordedCall) -> bool | Maybe:
-        """Whether the input of the first layer of the call's stack differs by position."""
+        """True if the input of the first layer of the call's stack differs by position."""
         path = re.match(r".*?\.(?=\d+(\.|$))", self.names[call.module])
         first = self.modules.get(f"{path[0]}0") if path else None
         return self.passes.plain.entered.get(first, UNKNOWN) if first else UNKNOWN

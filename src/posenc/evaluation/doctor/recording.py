@@ -1,4 +1,4 @@
-"""Calls of attention in a forward pass of a hollow model, with their inputs."""
+"""Calls of attention in a forward pass without stored weights, with their inputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS, FAR = 9, 2**20
 ADDED = (torch.baddbmm, torch.Tensor.baddbmm)
 SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax)
 FRAMES = 64
-"""Of a spectrogram of any length."""
+"""Frames of a spectrogram of any length."""
 
 BINS = ("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel")
 """Names of the number of features of a frame of a spectrogram."""
@@ -115,7 +115,7 @@ class Recorder(HollowProducts):
             self._products[module] = a.clone(), b.mT.clone()
 
     def _is_table(self, tensor: Tensor, rows: Any) -> bool:
-        """Whether an embedding of a class of its own reads rows of its weight."""
+        """True if an embedding of a subclass reads rows of its weight."""
         module = self._inside[-1] if self._inside else None
         if not isinstance(module, nn.Embedding) or not isinstance(rows, slice | Tensor):
             return False
@@ -229,7 +229,7 @@ def _other_inputs(config: Any, main: str, dtype: torch.dtype) -> list[dict[str, 
 
 
 def _within_tokens(query: Tensor) -> bool:
-    """Whether each token attends over outputs of earlier layers [rows, tokens, …], not tokens."""
+    """True if each token attends over outputs of earlier layers [rows, tokens, …], not tokens."""
     return query.shape[1] == TOKENS and query.shape[2] < TOKENS - 2
 
 

@@ -56,7 +56,7 @@ class RotationFacts:
         return exp(step * (pairs or len(logs))) if (logs - line).abs().max() < 10 * DIGITS else None
 
     def alike(self, other: RotationFacts | None) -> bool:
-        """Whether two rotations are the same but for errors of float32."""
+        """True if two rotations are equal up to errors of float32."""
         if other is None or replace(self, frequencies=None) != replace(other, frequencies=None):
             return False
         if self.frequencies is None or other.frequencies is None:

@@ -72,7 +72,7 @@ def engine_named(option: str, *, beside: tuple[str, ...] = ()) -> Engine:
 
 
 def no_engine_has(family: str) -> bool:
-    """Whether neither transformers nor the rules of an engine name a ``model_type``."""
+    """True if neither transformers nor any engine's rules name this ``model_type``."""
     return not (is_known(family) or family in NAMES or has_model(family))
 
 
@@ -133,7 +133,7 @@ def _served(engine: Engine, config: ModelConfig, difference: str, length: int, g
 
 
 def differs(difference: str) -> bool:
-    """Whether an engine is known to rotate otherwise, or not to start."""
+    """True if an engine is known to rotate otherwise, or not to start."""
     return bool(difference) and not difference.startswith(NOT_COMPARED)
 
 

@@ -139,7 +139,7 @@ def text_part(config: Fields) -> Fields:
 
 
 def is_known(kind: object) -> bool:
-    """Whether transformers has a class of this ``model_type``; False without transformers.
+    """True if transformers has a class of this ``model_type``; False without transformers.
 
     Raises:
         VersionError: if it is too old.

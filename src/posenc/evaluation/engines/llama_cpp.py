@@ -204,9 +204,9 @@ def _read(config: ModelConfig, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _longest(config: ModelConfig) -> int | None:
-    """Of Command R the length of its tokenizer, which is the trained one; of GLM that of its width.
+    """The default context: Command R's is its tokenizer's length, the trained one; GLM's its width.
 
-    ``-c`` gives another one.
+    ``-c`` sets another one.
     """
     if config.family == "falcon":
         return FALCON

@@ -43,7 +43,7 @@ PARAMETERS, SHARE = "rope_parameters", "partial_rotary_factor"
 
 
 def has_model(family: str) -> bool:
-    """Whether it has a model of a ``model_type``."""
+    """True if MLX LM has a model of this ``model_type``."""
     name = NAMED.get(family, family)
     return name == STEP or any(name in table for table in (FILES, PARTS, REFUSED, UNREAD))
 
@@ -108,7 +108,7 @@ def _rope(
 
 
 def _of_layer(reads: Reads, written: Fields, kind: str, rope: RopeParameters) -> RopeParameters:
-    """Of a file that reads base, share and scaling of each layer type."""
+    """RoPE as read by a file with base, share and scaling of each layer type."""
     told = written.get(PARAMETERS)
     every = told if isinstance(told, Mapping) else reads.default
     given = every.get(kind or FULL) or {}

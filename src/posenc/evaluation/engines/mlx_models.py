@@ -235,7 +235,7 @@ PARTS: dict[str, dict[str, str]] = {
 ``model_type`` in it."""
 
 FLAT = frozenset({"qwen2_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe", "muse_glimmer"})
-"""Those of ``PARTS`` that take configs without a ``text_config`` too."""
+"""Files in ``PARTS`` that take configs without a ``text_config`` too."""
 
 REFUSED = {"olmo": "it reads the configs of ai2-olmo alone"}
 """Files that take no config of transformers."""

@@ -104,7 +104,7 @@ class RopeParameters:
         return default if value is None else float(value)
 
     def frequencies(self, *, stretch: float = 1.0) -> list[float]:
-        """Those of the base times ``stretch^(d/(d-2))``."""
+        """Frequencies in radians a token, of the base times ``stretch^(d/(d-2))``."""
         base = self.base
         if stretch != 1:
             base *= stretch ** (self.width / (self.width - 2))

@@ -31,7 +31,7 @@ MOST_TRIES, GROWTH = 24, 8
 """Sizes tried for a question, and by how many times itself one may grow at once."""
 
 VERSION = 1
-"""Of the questions; another number makes all of them anew."""
+"""Version of the questions; changing it draws all of them anew."""
 
 
 def task_names(listed: str) -> tuple[str, ...]:

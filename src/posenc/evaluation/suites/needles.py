@@ -63,7 +63,9 @@ class KeyNeedles:
     def hide(
         self, windows: Int[Tensor, "W L"], depth: float, generator: torch.Generator
     ) -> tuple[Int[Tensor, "W L"], Int[Tensor, "W n"]]:
-        """As ``ByteNeedles.hide``; all tokens of an answer but the last are given.
+        """Windows with a needle and the question, and the answers; see ``ByteNeedles.hide``.
+
+        The windows end in all tokens of the answer but the last.
 
         All keys of a batch have the same number of tokens.
         """

@@ -205,7 +205,7 @@ def _load() -> tuple[LabelledImages, LabelledImages, str]:
 
 
 def _scaled(pixels: Tensor, side: int) -> Tensor:
-    """LabelledImages of ``side`` by ``side`` pixels, between neighbours where there are more."""
+    """Images of ``side`` by ``side`` pixels, between neighbours where there are more."""
     if pixels.shape[-1] == side:
         return pixels
     return F.interpolate(pixels, size=(side, side), mode="bilinear", antialias=True)
@@ -221,7 +221,7 @@ def _shown_moved(pixels: Tensor, side: int, trained: int, patch: int) -> View:
 
 
 def _on_sheet(pixels: Tensor, side: int, trained: int, patch: int) -> View:
-    """As moved, all but the image itself being padding."""
+    """``_shown_moved`` with everything outside the image marked as padding."""
     images = _scaled(pixels, trained)
     sheet = images.new_zeros(len(images), 1, side, side)
     valid = torch.zeros(len(images), side, side, dtype=torch.bool)

@@ -31,7 +31,7 @@ SEGMENTS, NEEDLES = 256, 128
 """Segments scored, and needles asked for, at every length."""
 
 BINS, RUN, RUNS = 16, 16, 4
-"""Of the loss by position: bins, segments seen in each bin in a row, and number of such runs."""
+"""Loss by position: bins, segments per bin in a row, and number of such runs."""
 
 TESTED_TOKENS = 1 << 20
 """At very long contexts there are fewer segments, needles and runs, to keep within this."""

@@ -89,7 +89,7 @@ class MaskedBytes(Task):
         return int(batch["chosen"].sum())
 
     def stack_config(self, model: nn.Module) -> EncoderConfig:
-        """That of the encoder."""
+        """Configuration of the encoder."""
         return cast(MaskedLM, model).encoder.config
 
     def _score(self, model: nn.Module, length: int) -> tuple[float, float]:

@@ -79,7 +79,7 @@ class Scene:
         return actor.noun in PEOPLE
 
     def turned(self) -> Scene:
-        """The same with person and animal exchanged; all else stays where it is."""
+        """The scene with person and animal exchanged, and everything else in place."""
         first, second = self.first, self.second
         return Scene(
             Phrase(second.noun, first.adjectives, first.place, first.relative),

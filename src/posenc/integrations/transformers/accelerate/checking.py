@@ -47,10 +47,10 @@ PRECISIONS = {
     torch.float16: Precision(2.0**-10, 2e-2, averaged=True),
     torch.bfloat16: Precision(2.0**-7, 1e-1, averaged=True),
 }
-"""By dtype."""
+"""Precision of a model by its dtype."""
 
 QUANTIZED = Precision(1 / 127, 1e-1, averaged=True)
-"""Of activations in 8 bits."""
+"""Precision of quantised models, whose activations may have 8 bits."""
 
 
 class OutputComparison:

@@ -95,7 +95,7 @@ class Growing(DynamicLayer):
 
 
 class GrowingWindow(Growing, DynamicSlidingWindowLayer):
-    """The same for a layer that keeps a window of the last tokens."""
+    """``Growing`` for a layer that keeps a window of the last tokens."""
 
     original = DynamicSlidingWindowLayer
 

@@ -94,7 +94,7 @@ class Pattern:
         return Pattern(low, high, intervals, documents, valid)
 
     def grid(self, place: Place) -> Grid:
-        """The same as a grid, its positions being indices."""
+        """The pattern as a grid, with indices as positions."""
         query = Layout.sequence(place.queries, place.first, device=place.device)
         key = query
         if (place.queries, place.first) != (place.keys, place.start):

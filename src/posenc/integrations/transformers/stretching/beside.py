@@ -1,6 +1,6 @@
-"""What a stretched model keeps beside the keys of a cache's layer, in step with them.
+"""Companions of a cache's layer (positions, say), reordered, cropped and reset with its keys.
 
-It is no layer of the cache, and the layer keeps its class: transformers counts the layers, and
+They are no layers of the cache, and the layer keeps its class: transformers counts the layers, and
 exports those of its own classes alone.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 from transformers.cache_utils import CacheLayerMixin
 
 KEPT = "_posenc_beside"
-"""Attribute of layers: what is kept beside their keys."""
+"""Attribute of layers that holds their companions."""
 
 FOLLOWED = (
     "reorder_cache",
@@ -22,24 +22,24 @@ FOLLOWED = (
     "reset",
     "get_mask_sizes",
 )
-"""Methods of layers that are called on what is kept beside them too."""
+"""Methods of layers that are called on their companions too."""
 
 
 def kept(layer: object) -> tuple[CacheLayerMixin, ...]:
-    """What is kept beside a layer of a cache."""
+    """Companions of a layer of a cache."""
     beside: tuple[CacheLayerMixin, ...] = getattr(layer, KEPT, ())
     return beside
 
 
 def keep(layer: CacheLayerMixin, *beside: CacheLayerMixin) -> None:
-    """Keep more beside a layer, which is reordered, repeated, cut and reset as its keys are."""
+    """Add companions, which are reordered, repeated, cropped and reset as the layer's keys are."""
     setattr(layer, KEPT, (*kept(layer), *beside))
     for name in FOLLOWED:
         setattr(layer, name, _InStep(layer, name))
 
 
 class _InStep:
-    """A method of a layer, and of all that is kept beside it."""
+    """A method of a layer, called on its companions first."""
 
     def __init__(self, layer: CacheLayerMixin, name: str) -> None:
         self.layer = weakref.ref(layer)  # a cycle would hold on to the memory of caches

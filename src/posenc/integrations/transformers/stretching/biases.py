@@ -38,7 +38,7 @@ class LinearBias:
     linear: bool
 
     def encoding(self) -> Encoding:
-        """As an encoding of posenc, with the slopes of ALiBi.
+        """The bias as an encoding of posenc, with the slopes of ALiBi.
 
         Raises:
             ArgumentError: if it is not linear.
@@ -53,7 +53,7 @@ class LinearBias:
         return Encoding.of(Alibi(heads=self.heads))
 
     def set_encoding(self, encoding: Encoding) -> tuple[Undoable, float]:
-        """Divide it as an extended encoding does; also returns the factor.
+        """Divide the bias as an extended encoding does; also returns the factor.
 
         Raises:
             ArgumentError: for an encoding that does more.

@@ -32,7 +32,7 @@ PLACED = "_posenc_placement"
 
 @dataclass(eq=False)
 class Switch:
-    """Whether a model is stretched; caches with unrotated keys know theirs."""
+    """On while a model is stretched; caches with unrotated keys refer to their model's."""
 
     on: bool = True
 
@@ -46,7 +46,7 @@ class Positions(CacheLayerMixin):
 
     @staticmethod
     def of(cache: Cache, switch: Switch) -> Positions:
-        """Those of an empty cache: in memory of a fixed size where the keys are."""
+        """Positions of an empty cache; of a fixed size if the cache is."""
         rooms = [x.max_cache_len for x in cache.layers if isinstance(x, StaticLayer)]
         windows = [x.max_cache_len for x in cache.layers if isinstance(x, StaticSlidingWindowLayer)]
         if len(rooms) == len(windows):  # windows do not say how many tokens there will be
@@ -54,7 +54,7 @@ class Positions(CacheLayerMixin):
         return FixedPositions(switch, max(rooms))
 
     def get_mask_sizes(self, *arguments: Any) -> tuple[int, int]:
-        """As of any layer; every pass asks for it.
+        """Lengths of the mask, which every pass reads; see ``CacheLayerMixin``.
 
         Raises:
             ArgumentError: if the model was restored since: the cache has unrotated keys.

@@ -20,7 +20,7 @@ class FalconAlibi(Accelerated, FalconAttention):
     """Attention whose masks are those of posenc."""
 
     config = property(lambda module: config_behind(module.__dict__["config"]))
-    """That of the model, whose own implementation runs where posenc's does not."""
+    """The model's config, by which the original attention chooses its implementation."""
 
     def forward(
         self,

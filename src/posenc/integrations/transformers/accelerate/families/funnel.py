@@ -118,7 +118,7 @@ class FunnelStructure(Accelerated, FunnelAttentionStructure):
         return rows
 
     def _lengths(self, length: int) -> Iterator[int]:
-        """Of a sequence in each block."""
+        """The sequence length in each block."""
         tokens = list(range(length))
         for block in range(self.config.num_blocks):
             tokens = self.stride_pool_pos(tokens, block) if block else tokens

@@ -31,7 +31,7 @@ class FactoredRelativeLogits(PositionBias):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the tensor."""
+        """Dtype of the projected tokens."""
         return self._product.tokens.dtype
 
     @property

@@ -46,7 +46,7 @@ class Memory(Movable):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the states, tokens first."""
+        """Shape of the states, tokens first."""
         return (0,) if self.states is None else tuple(self.states.shape)
 
     def rows(self, batch: slice) -> Memory:

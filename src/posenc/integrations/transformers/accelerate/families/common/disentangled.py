@@ -72,10 +72,10 @@ class DisentangledAttention(Accelerated):
 
     @abstractmethod
     def projections(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """Those of the embeddings to keys and to queries."""
+        """Projections of the embeddings to keys and to queries."""
 
     def relative_positions(self, hidden_states: Tensor) -> Tensor | None:
-        """Of all pairs, for the module's own attention; None where it makes them itself."""
+        """Relative positions of all pairs for the original attention; None where it makes them."""
         return None
 
     def _terms(
