@@ -168,7 +168,7 @@ class BenchReport:
     readings: tuple[BenchReading, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain JSON values."""
+        """All fields as plain JSON values."""
         return {
             **self.about,
             "seconds": round(self.seconds, 1),

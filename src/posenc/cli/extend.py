@@ -140,7 +140,7 @@ def _print_written(out: Path, extended: Extended) -> None:
 
 
 def _engines(found: dict[str, str]) -> str:
-    """Other programs that run a checkpoint as extended, and what the rest do."""
+    """A sentence on other programs: those that run the extension, and differences of the others."""
     from posenc.reporting.sentences import listed
 
     alike = [name for name, difference in found.items() if not difference]

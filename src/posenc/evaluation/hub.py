@@ -82,7 +82,7 @@ class HubName:
         )
 
     def folder(self, *, weights: bool) -> Path:
-        """Its folder in the cache, as new as the hub has it where that can be reached.
+        """The repository's folder in the cache, updated where the hub can be reached.
 
         Args:
             weights: with all that the model needs to run; otherwise ``CONFIGS`` alone.

@@ -123,7 +123,7 @@ class LiveModel(nn.Module):
 
     @cached_property
     def table(self) -> Any:
-        """Its learned position table (``stretching.tables.Table``); None: it has none."""
+        """The learned position table (``stretching.tables.LearnedTable``); None: there is none."""
         from posenc.integrations.transformers.stretching.tables import tables_in
 
         return None if self.rotates else next(iter(tables_in(self.model)), None)

@@ -92,7 +92,7 @@ def study_page(study: Study) -> Page:
 
 
 def _role(method: Findings, study: Study) -> str:
-    """Its role in charts, where a model measured as it is has the colour."""
+    """Role of a method in charts, where a model measured as it is has the colour."""
     if method.role == "method" or (study.factor == 1.0 and method.key == study.findings[0].key):
         return "candidate"
     return "control" if method.key == "direct" else "baseline"

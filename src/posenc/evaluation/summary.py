@@ -52,7 +52,7 @@ def answer(study: Study) -> list[str]:
 
 
 def _read(study: Study) -> Iterator[str]:
-    """How far a model measured as it is reads, and its figures."""
+    """Effective length of a model measured as it is, and its figures."""
     method, reading = study.alone
     lengths: Iterable[int] = study.lengths
     if study.effective is not None:
@@ -156,7 +156,7 @@ def _cost(study: Study, key: str, readings: dict[str, StudyReading]) -> Iterator
 
 
 def _times(one: StudyReading, other: StudyReading, longer: float = 1.0) -> float | None:
-    """How many times as long one takes, on longer texts; None where times are imprecise."""
+    """Ratio of times per text ``longer`` times as long; None where times are imprecise."""
     timed = one.timed and other.timed
     return longer * other.per_second / one.per_second if timed else None
 

@@ -20,8 +20,8 @@ FORMS = (
     *((9, 9, "both_best"), (2, 2, "both_best"), (0, 2, "both_best")),
     *((0, 1, "both_best"), (0, 1, "leading"), (0, 1, "best_by")),
 )
-"""From the most detailed on: most names of those that hold, and of the best, before they are
-counted, and the sentence on the best, of which the last leaves out recall."""
+"""Forms of the headline, the most detailed first: most names of those that hold, and of the best,
+before they are counted instead; and the sentence on the best, the last of which omits recall."""
 
 OPEN = ("unsure", "unfinished", "tied", *LEARNED_NOTHING)
 """Verdicts after which a candidate may still turn out to hold."""

@@ -54,7 +54,7 @@ class Metric:
 
     @property
     def noun(self) -> str:
-        """Its name in a sentence, after "best"."""
+        """Name of the metric in a sentence, after "best"."""
         return self.short or self.key.replace("_", " ")
 
     @property
@@ -218,7 +218,7 @@ class Comparison:
         return pd.DataFrame(map(attrgetter(*columns), self.measurements), columns=columns)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain JSON values."""
+        """All fields as plain JSON values."""
         return to_plain(self)
 
     @classmethod

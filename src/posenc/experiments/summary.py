@@ -98,7 +98,7 @@ def _at_one_length(comparison: Comparison, rows: tuple[Row, ...]) -> str:
 
 
 def _change(row: Row, metric: Metric, train: int, longest: int, *, unit: bool) -> str:
-    """From the training length to the last that was tested, and how far it held before."""
+    """Change from the training length to the last tested, and the longest length that holds."""
     assert row.change is not None  # rows with a verdict by length have one
     last = max(row.values)
     before, after = (

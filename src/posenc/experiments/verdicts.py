@@ -17,8 +17,8 @@ from posenc.reporting.verdicts import SEVERITY, Word, word
 
 Gate = Literal["tied", "unlearned", "overfitted", "untestable", "unfinished"]
 Verdict = Word | Literal["learned"] | Gate
-"""By length, of which unsure also says that what it finds says nothing; learned where the training
-length is the only one of the comparison; or a gate."""
+"""Verdict on length (``unsure`` also if a measurement says nothing); ``learned`` if the training
+length is the only one; or a gate."""
 
 GATES: tuple[Gate, ...] = ("unfinished", "untestable", "unlearned", "overfitted", "tied")
 """Reasons why there is no verdict, in the order in which they are asked."""
@@ -148,7 +148,7 @@ def _change(
     metric: Metric,
     values: Mapping[int, Estimate],
 ) -> Estimate | None:
-    """From the training length to the last longer one that was tested; None: there is none."""
+    """Change from the training length to the longest tested; None if none is longer."""
     train = comparison.train_length
     tested = [length for length in values if length > train]
     if not tested or train not in values:

@@ -53,7 +53,7 @@ class Look:
 
 
 def looks(roles: Mapping[str, str]) -> dict[str, Look]:
-    """By name: candidates in colours, references in grey, baselines dashed and controls dotted.
+    """Looks by name: candidates in colours, references in grey, baselines dashed, controls dotted.
 
     Args:
         roles: name → ``candidate``, ``baseline`` or ``control``.

@@ -113,7 +113,7 @@ class Sheet:
 
     @property
     def size(self) -> str:
-        """Its parameters, those that layers share counted once."""
+        """Number of parameters, those that layers share counted once."""
         shared, own = self.shared_parameters, self.parameters
         counts = [f"{shared:,} for all layers"] * bool(shared) + [f"{own:,} a layer"] * bool(own)
         return " and ".join(counts) or "0"
@@ -126,7 +126,7 @@ class Sheet:
 
     @property
     def traits(self) -> list[str]:
-        """Its claims, in a word or two each."""
+        """Claims of the method, in a word or two each."""
         claims = self.entry.claims
         axes = "any number of" if claims.axes is None else " or ".join(map(str, claims.axes))
         return [

@@ -34,7 +34,7 @@ def is_narrow(values: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to colours.
+    """Colour scale of values.
 
     Args:
         domain: the smallest and the largest value.

@@ -195,7 +195,7 @@ def _extendable(fields: Fields) -> bool:
 
 
 def no_advice(why: str) -> Advice:
-    """No method, for a reason."""
+    """Advice without a method, with the reason."""
     return Advice("", why, "", {})
 
 

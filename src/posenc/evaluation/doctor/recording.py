@@ -81,7 +81,7 @@ class Recorder(HollowProducts):
         return super().__torch_function__(func, types, args, kwargs)
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Before a module: gives a layer of a stack the same input at all positions."""
+        """Pre-forward hook: give a layer of a stack equal inputs at all positions."""
         self._inside.append(module)
         self.entered.setdefault(module, False)
         hidden = args[0] if args else kwargs.get("hidden_states")

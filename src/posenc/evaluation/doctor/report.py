@@ -40,7 +40,7 @@ COST_COLUMNS = ("tokens", "transformers", "memory", "with posenc", "memory")
 COST_GUIDE = "One layer, forward, one row, this machine (≈ computed from shorter inputs)."
 
 NOT_ASKED = Engines((), None)
-"""Without engines to compare with."""
+"""Comparison without engines."""
 
 Line = tuple[str, Sequence[float]]
 """A name, and frequencies in radians a token."""

@@ -77,7 +77,7 @@ def no_engine_has(family: str) -> bool:
 
 
 def differences(fields: Mapping[str, Any] | ModelConfig, *, length: int) -> dict[str, str]:
-    """How engines other than transformers serve a config, in words; "" where they do as it does.
+    """Differences of other engines from transformers, in words; "" where there is none.
 
     Empty for models without RoPE, and for those that transformers does not rotate by these rules.
 

@@ -137,7 +137,7 @@ NAMES = {
 
 
 def _yarn(rope: RopeParameters, length: int) -> EngineRotation:
-    """No ``attention_factor`` is read; the ramp's ends are whole pairs."""
+    """YaRN without ``attention_factor``, with a ramp between integer pairs."""
     given = rope.parameters
     every = given.get("logarithm")
     gain = rope.usual_gain() if every is None else rope.quotient_gain(given["one"], every)

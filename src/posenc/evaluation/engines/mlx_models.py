@@ -194,7 +194,7 @@ FILES: dict[str, Reads] = {
         needs=("rope_parameters.full_attention",),
     ),
 }
-"""By the name of the file, which is the ``model_type`` but for the tables below."""
+"""Rules by the name of the file, which is the ``model_type`` but for the tables below."""
 
 NAMED = {
     **dict.fromkeys(("mistral", "iquestcoder", "xverse"), "llama"),

@@ -21,7 +21,7 @@ GAINS = ("attention_factor", "attn_factor", "mscale", "mscale_all_dim")
 
 
 ABSENT = object()
-"""Unlike the value of any field, null included."""
+"""Sentinel unequal to any field's value, null included."""
 
 
 @dataclass(frozen=True)

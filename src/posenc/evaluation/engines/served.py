@@ -100,7 +100,7 @@ def _config(method: Method, model: LiveModel, *, factor: float, length: int) -> 
 
 
 def _differences(config: ModelConfig | None, engines: Sequence[Engine], length: int) -> str:
-    """How engines rotate otherwise than transformers, in words; "" where none does."""
+    """Differences of engines' rotations from transformers', in words; "" where there is none."""
     told = {engine.name: _difference(config, engine, length) for engine in engines}
     if len(set(told.values())) == 1:
         return next(iter(told.values()))

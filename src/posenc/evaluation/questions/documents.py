@@ -37,7 +37,7 @@ def missing_word(source: Source, draw: random.Random, size: int) -> Question:
 
 
 def second_document(source: Source, draw: random.Random, size: int) -> Question:
-    """How a document begins that another one refers to; see ``QuestionTask.make``."""
+    """The beginning of a document that another one refers to; see ``QuestionTask.make``."""
     own, others = _passages(source, draw, 2, size)
     title = names(draw, 1)[0]
     quoted = draw.choice(own[0])

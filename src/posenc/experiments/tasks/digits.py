@@ -216,7 +216,7 @@ def _shown_scaled(pixels: Tensor, side: int, trained: int, patch: int) -> View:
 
 
 def _shown_moved(pixels: Tensor, side: int, trained: int, patch: int) -> View:
-    """At the trained size, each somewhere on a sheet of paper, by whole patches."""
+    """Images of the trained size at random places of larger empty ones, moved by whole patches."""
     return View(_on_sheet(pixels, side, trained, patch).pixels)
 
 

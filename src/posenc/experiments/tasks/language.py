@@ -34,7 +34,7 @@ BINS, RUN, RUNS = 16, 16, 4
 """Loss by position: bins, segments per bin in a row, and number of such runs."""
 
 TESTED_TOKENS = 1 << 20
-"""At very long contexts there are fewer segments, needles and runs, to keep within this."""
+"""Bound on tested tokens: very long contexts have fewer segments, needles and runs."""
 FEWEST = 16
 
 CONTEXT = "context length (bytes)"
@@ -117,11 +117,11 @@ class LanguageModelling(Task):
         return F.cross_entropy(logits.float(), batch["targets"].flatten())
 
     def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
-        """By the decoder's backends."""
+        """Memory that the decoder's backends need, in bytes."""
         return decoder_bytes(cast(Decoder, model), rows, length, training=training)
 
     def count(self, encoding: str) -> int:
-        """All probes and the loss by position, for each variant."""
+        """Number of measurements: all probes and the loss by position, for each variant."""
         return (len(self.probes) + 1) * len(self._variants(encoding))
 
     def measure(
@@ -149,7 +149,7 @@ class LanguageModelling(Task):
     def _by_position(
         self, model: Decoder, variant: Variant, seed: int, available: int | None
     ) -> list[Measurement | RefusedMeasurement]:
-        """At the longest context; if that is refused, also at the training length."""
+        """Loss by position at the longest context; if that is refused, at the training length."""
         key = "loss_by_position"
         refusals: list[Measurement | RefusedMeasurement] = []
         for profile in (self._profile, self._profile.shortened(self.settings.train_length)):

@@ -171,7 +171,7 @@ class AlgorithmTask(Task):
         return cast(RandomlyPlacedDecoder, model).decoder
 
     def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
-        """By the decoder's backends."""
+        """Memory that the decoder's backends need, in bytes."""
         return decoder_bytes(self.saved_model(model), rows, length, training=training)
 
     def _score(self, model: nn.Module, length: int) -> tuple[float, float]:

@@ -15,7 +15,7 @@ PLACES = ("river", "house", "garden", "bridge", "tree", "road")
 LITTLE = ("the", "that", "was", "by")
 
 WORDS: tuple[str, ...] = (*LITTLE, *PEOPLE, *ANIMALS, *VERBS, *ADJECTIVES, *PREPOSITIONS, *PLACES)
-"""All words there are."""
+"""Words of the vocabulary."""
 
 SHORTEST = 5
 """Words of the shortest sentence: the dog chased the man."""

@@ -87,7 +87,7 @@ class Subwords:
                 )
 
     def to_json(self) -> str:
-        """All of it, in the tokenizers library's own format."""
+        """The tokenizer in the format of the tokenizers library."""
         text: str = self._tokenizer.to_str()
         return text
 

@@ -24,7 +24,7 @@ from posenc.layout import Layout
 from posenc.runtime import has_values
 
 MaskFunction = Callable[..., Any]
-"""From batch row, head, query and key indices to whether the query may attend to the key."""
+"""Function of batch row, head, query and key index; True if the query may attend to the key."""
 
 Documents = tuple[Int[Tensor, "b Q"], Int[Tensor, "b K"]]
 """Numbers of the documents of queries and keys."""
@@ -237,7 +237,7 @@ def _evaluate(function: MaskFunction, place: Place, **options: Any) -> Bool[Tens
 
 
 def _all_of(cells: Cells, place: Place) -> Pattern | None:
-    """All of several patterns; a band of positions is one of indices within packed documents."""
+    """Conjunction of patterns; within packed documents a band of positions is one of indices."""
     functions, patterns, bands = cells["mask_functions"], [], []
     positions: Tensor | None = None
     for function in functions:

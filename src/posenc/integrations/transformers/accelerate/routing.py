@@ -108,7 +108,7 @@ def _attend_all(
     scale: float | None,
     causal: bool = False,
 ) -> Float[Tensor, "B H Q E"]:
-    """By PyTorch's kernel, or one query by what is faster."""
+    """Attention by PyTorch's kernel, or for one query by a faster one if there is one."""
     if query.shape[2] == 1 and mask is None and not dropout:
         kernel = query_kernel(query, key, value, plain=True)
         if kernel is not None:

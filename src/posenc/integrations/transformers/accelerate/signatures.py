@@ -12,7 +12,7 @@ CACHE = "cache"
 """Name of a module's cache in posenc."""
 
 CACHES = (CACHE, "past_key_values", "layer_past")
-"""Its names in transformers; modules that were renamed still take the old one."""
+"""Names of a module's cache in transformers; renamed modules still take the old one."""
 
 NAMED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 

@@ -166,7 +166,7 @@ SCALINGS: dict[str, tuple[str, dict[str, tuple[str, Any]]]] = {
         },
     ),
 }
-"""By ``rope_type``: the method, and its options' names and defaults in transformers."""
+"""Method by ``rope_type``, and its options' names and defaults in transformers."""
 
 
 def _arguments(kind: str, parameters: Fields, fields: Fields) -> dict[str, Any]:

@@ -62,11 +62,11 @@ class StretchedLayer:
         return self.__dict__ | {"placement": None, "order": {}}
 
     def place(self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Before the module's pass: hold on to its positions."""
+        """Pre-forward hook: keep the positions of the pass."""
         self.placement = placement_in((arguments, options))
 
     def leave(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        """After the module's pass."""
+        """Forward hook: release the positions of the pass."""
         self.placement = None
 
     def begin(self, of: Of) -> Encoding:
@@ -199,7 +199,7 @@ def inner_attention(
     value: Float[Tensor, "B H K D"],
     attention_mask: Tensor | None = None,
 ) -> tuple[Float[Tensor, "B H Q D"], Tensor | None]:
-    """In place of the method by which a module off the attention interface computes attention.
+    """Replacement of the attention method of a module that bypasses the attention interface.
 
     Args:
         module: that rotates by itself.

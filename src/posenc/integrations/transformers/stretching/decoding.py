@@ -32,7 +32,7 @@ class RotatedKeys(DynamicLayer):
     room: Tensor | None = None
 
     def extend(self, new: Float[Tensor, "B G N D"]) -> Float[Tensor, "B G T D"]:
-        """All keys so far, with the new ones."""
+        """Append new keys; returns all of them."""
         begin = self.get_seq_length()
         end = begin + new.shape[2]
         room = self.room
@@ -46,7 +46,7 @@ class RotatedKeys(DynamicLayer):
         return room[:, :, :end]
 
     def _fits(self, room: Tensor, end: int) -> bool:
-        """True if it holds the keys, has room up to ``end`` and may be written."""
+        """True if the buffer holds the keys, has space up to ``end`` and may be written."""
         frozen = room.is_inference() and not torch.is_inference_mode_enabled()
         return room.data_ptr() == self.keys.data_ptr() and room.shape[2] >= end and not frozen
 

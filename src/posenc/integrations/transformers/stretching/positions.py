@@ -32,7 +32,7 @@ PLACED = "_posenc_placement"
 
 @dataclass(eq=False)
 class Switch:
-    """On while a model is stretched; caches with unrotated keys refer to their model's."""
+    """State of a model, on while it is stretched; caches with unrotated keys refer to it."""
 
     on: bool = True
 
@@ -238,7 +238,7 @@ class Adoption:
         return self.__dict__ | {"cache": None, "latest": None}
 
     def begin(self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Before a pass: hold on to its cache."""
+        """Pre-forward hook: keep the cache of the pass."""
         if module.config._attn_implementation != self.attention:
             raise ArgumentError(
                 "attn_implementation",
@@ -249,7 +249,7 @@ class Adoption:
         self.cache, self.latest = next(caches_in([*arguments, *options.values()]), None), None
 
     def end(self, module: Any, arguments: Any, options: dict[str, Any], output: Any) -> None:
-        """After a pass: its positions go into the cache."""
+        """Forward hook: append the positions of the pass to the cache."""
         outputs = output.values() if isinstance(output, dict) else output
         found = next(caches_in(outputs if not isinstance(outputs, Tensor) else ()), self.cache)
         if found is not None and self.latest is not None and any(_attention_layers(found)):
@@ -269,7 +269,7 @@ class Adoption:
         options: dict[str, Any],
         output: Any,
     ) -> Any:
-        """In place of a rotary module's output: one that leaves features as they are.
+        """Replacement of a rotary module's output, which leaves features unrotated.
 
         Args:
             names: parameters of the module's ``forward``.
@@ -300,7 +300,7 @@ class Adoption:
     def still(
         self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Before a module that rotates by itself: all tokens at position 0, where nothing turns."""
+        """Pre-forward hook of modules that rotate by themselves: all tokens at position 0."""
         ids = options["position_ids"]
         self.latest = self.placement(ids)
         return arguments, options | {"position_ids": torch.zeros_like(ids)}

@@ -163,7 +163,7 @@ def _reads(owner: nn.Module, model: Any, cells: tuple[int, int]) -> bool:
 
 
 def _resample(module: Any, arguments: Any, options: dict[str, Any]) -> Any:
-    """Before a module's pass: have it resample its table, which it does by request."""
+    """Pre-forward hook: request that the module resamples its table."""
     if RESAMPLE in signature(module.forward).parameters:
         return arguments, options | {RESAMPLE: True}
     return None

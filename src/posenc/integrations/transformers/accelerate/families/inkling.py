@@ -41,7 +41,7 @@ class FactoredRelativeLogits(PositionBias):
         return term.left
 
     def float(self) -> FactoredRelativeLogits:
-        """Itself: ``*`` computes in float32."""
+        """Returns itself: ``*`` computes in float32."""
         return self
 
     def __mul__(self, factor: Float[Tensor, "1 1 Q 1"]) -> FactoredRelativeLogits:

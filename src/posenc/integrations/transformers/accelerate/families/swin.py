@@ -19,8 +19,8 @@ from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.runtime import has_values
 
 FUSED_TO = 4
-"""How many times as many cells as ``shortest`` a window has before posenc computes without
-gradients too: PyTorch's fused kernel, which takes no gradient of the bias, does it elsewhere."""
+"""Multiple of ``shortest``, in cells of a window, from which on posenc computes without gradients
+too; in smaller windows PyTorch's fused kernel does, which has no gradient of the bias."""
 
 
 class AcceleratedSwinAttention(Accelerated, SwinAttention):

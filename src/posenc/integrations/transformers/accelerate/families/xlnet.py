@@ -58,7 +58,7 @@ class Memory(Movable):
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """In place of the mask of the content stream, or of the query stream.
+    """Stand-in for the mask of the content stream or of the query stream.
 
     Args:
         memory: from the model.

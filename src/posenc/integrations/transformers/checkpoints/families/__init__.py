@@ -11,4 +11,4 @@ FAMILIES: Registry[Family] = Registry(
     "posenc.integrations.transformers.checkpoints.families",
     group="posenc.families",
 )
-"""By the ``model_type`` of ``config.json``, its hyphens as underscores (see ``family_name``)."""
+"""Families by ``model_type``, its hyphens as underscores (see ``family_name``)."""

@@ -84,7 +84,7 @@ class PageAttention(Accelerated):
 
     @abstractmethod
     def summed(self, biases: Sequence[Tensor], mask: Tensor | None) -> Tensor | None:
-        """All that is added to the logits; None if nothing is."""
+        """Sum of biases and mask, to add to the logits; None without either."""
 
 
 class PageEncoder(Accelerated):
