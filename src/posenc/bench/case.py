@@ -189,5 +189,5 @@ def past_only(text: str) -> bool:
 
 def axes_of(name: str) -> int:
     """Axes of positions: 1 for encodings of text, 2 for those of images only."""
-    known = [ENCODINGS[part].claims for part in name.split("+") if part in ENCODINGS]
-    return 2 if any(not claims.serves(1) and claims.serves(2) for claims in known) else 1
+    claims_of_parts = [ENCODINGS[part].claims for part in name.split("+") if part in ENCODINGS]
+    return 2 if any(not claims.serves(1) and claims.serves(2) for claims in claims_of_parts) else 1

@@ -152,9 +152,9 @@ def interleaved(
 def ratio(mine: list[float], base: list[float]) -> Estimate:
     """Median over rounds of the ratio of times in the same round, with the interval of its mean."""
     ratios = [a / b for a, b in zip(mine, base, strict=False)]
-    found = estimate(ratios, Bounds(0.0))
-    assert found is not None  # a pass has at least one round
-    return replace(found, mean=statistics.median(ratios))
+    spread = estimate(ratios, Bounds(0.0))
+    assert spread is not None  # a pass has at least one round
+    return replace(spread, mean=statistics.median(ratios))
 
 
 def _seconds(run: Callable[[], object], calls: int, device: str) -> float:

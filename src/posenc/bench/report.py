@@ -72,10 +72,10 @@ def opening(report: BenchReport) -> Opening:
     }
     limits = {"fast": FAST, "slow": SLOW}
 
-    def meaning(found: str) -> str:
-        if found == "untestable":
+    def meaning(verdict: str) -> str:
+        if verdict == "untestable":
             return sentence("means_untestable")
-        return sentence(f"means_{found.replace('unsure', 'uncertain')}", **limits)
+        return sentence(f"means_{verdict.replace('unsure', 'uncertain')}", **limits)
 
     return Opening(
         headline=_headline(rows, judged),
@@ -99,8 +99,8 @@ Rows = Sequence[tuple[str, BenchReading]]
 def _longest(report: BenchReport) -> list[BenchReading]:
     """Readings at the longest length, the fastest in training first, what was refused last."""
     last = max(report.settings.lengths or ())
-    found = [r for r in report.readings if r.length == last and r.contender != PLAIN]
-    return sorted(found, key=lambda r: (r.times.both_ratio is None, r.times.both_ratio or 0.0))
+    readings = [r for r in report.readings if r.length == last and r.contender != PLAIN]
+    return sorted(readings, key=lambda r: (r.times.both_ratio is None, r.times.both_ratio or 0.0))
 
 
 def _word(ratio: Estimate | None) -> str:
@@ -232,15 +232,15 @@ def _chart(report: BenchReport, drawing: Drawing, name: str) -> Chart:
 def _table(report: BenchReport) -> TableSection:
     """All results, a row an encoding."""
     settings, lengths = report.settings, sorted(set(report.settings.lengths or ()))
-    found = {(label(r, settings), r.length): r for r in report.readings if r.contender != PLAIN}
+    readings = {(label(r, settings), r.length): r for r in report.readings if r.contender != PLAIN}
     names = [label(reading, settings) for reading in _longest(report)]
 
     def cells(name: str) -> Iterator[Cell]:
-        last = found[name, lengths[-1]]
+        last = readings[name, lengths[-1]]
         yield Cell(text=name, small=last.served_by, value=name, kind="name")
         for both in PASSES.values():
             for length in lengths:
-                yield Cell.of(found[name, length].ratio(both=both), ".2f")
+                yield Cell.of(readings[name, length].ratio(both=both), ".2f")
         for seconds in (last.times.forward_seconds, last.times.both_seconds):
             yield Cell(text="—" if seconds is None else f"{1e3 * seconds:,.2f}", value=seconds)
 

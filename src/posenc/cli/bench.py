@@ -99,7 +99,7 @@ class BenchDisplay(Display):
         if self.live:
             self.bars.update(self.task, completed=share, description=title)
         else:
-            self.say(f"[{share:4.0%}] {title}")
+            self.emit(f"[{share:4.0%}] {title}")
 
 
 def _print_readings(report: BenchReport) -> None:

@@ -48,10 +48,10 @@ class CompareDisplay(Display):
 
         match event:
             case progress.RunsPrepared():
-                self.say(f"{event.title}: {event.data}")
+                self.emit(f"{event.title}: {event.data}")
                 again = f", {event.finished} finished before" if event.finished else ""
                 runs = f"{len(event.runs)} runs{again}, {event.workers} at a time, into {event.out}"
-                self.say(runs, "dim")
+                self.emit(runs, "dim")
                 total = len(event.runs)
                 self.whole = self.bars.add_task("all runs", total=total, note="")
                 self.finished, self.runs = event.finished, total
@@ -59,7 +59,7 @@ class CompareDisplay(Display):
                 self._advance()
             case progress.Paced():
                 fit = f"{event.steps} steps per run fit the budget"
-                self.say(f"{fit}, about {event.seconds / 60:.1f} minutes.")
+                self.emit(f"{fit}, about {event.seconds / 60:.1f} minutes.")
             case progress.RunStarted():
                 key = (event.encoding, event.seed)
                 name = f"{event.encoding}, seed {event.seed}"
@@ -79,10 +79,10 @@ class CompareDisplay(Display):
             case progress.Stopping():
                 self.resume = event.resume
                 why = "The budget is over" if event.over_budget else "Stopping"
-                self.say(f"{why}: each worker finishes its step and saves.", "yellow")
+                self.emit(f"{why}: each worker finishes its step and saves.", "yellow")
             case progress.Finished():
                 self.resume = event.resume or self.resume
-                self.say(f"{event.finished} of {event.runs} runs in {event.seconds:.0f} s", "dim")
+                self.emit(f"{event.finished} of {event.runs} runs in {event.seconds:.0f} s", "dim")
 
     def _move(self, event: RunEvent, share: float, note: str) -> None:
         key = (event.encoding, event.seed)
@@ -91,7 +91,7 @@ class CompareDisplay(Display):
             self.shares[key] = share
             left = self._advance()
             if left and not self.live and self.countdown.elapsed() >= self.next_line:
-                self.say(f"{left[0].upper()}{left[1:]}", "dim")
+                self.emit(f"{left[0].upper()}{left[1:]}", "dim")
                 self.next_line = 4 * self.countdown.elapsed()
 
     def _advance(self) -> str:
@@ -111,4 +111,4 @@ class CompareDisplay(Display):
         left = self._advance()
         done = f"[{event.finished:>{len(str(event.runs))}}/{event.runs}]"
         ending = f", {left}" if left else ""
-        self.say(f"{done} {event.encoding}, seed {event.seed}: {event.seconds:.1f} s{ending}")
+        self.emit(f"{done} {event.encoding}, seed {event.seed}: {event.seconds:.1f} s{ending}")

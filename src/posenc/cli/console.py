@@ -169,7 +169,7 @@ class Display:
     def __exit__(self, *exception: object) -> None:
         self.bars.stop()
 
-    def say(self, text: str, style: str = "") -> None:
+    def emit(self, text: str, style: str = "") -> None:
         """Print a line, if anything is shown."""
         if self.shown:
             ERRORS.print(text, style=style, markup=False)

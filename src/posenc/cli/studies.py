@@ -108,4 +108,4 @@ class StudyDisplay(Display):
         brief = stage.partition(", step")[0]
         if brief != self.shown_stage:
             self.shown_stage = brief
-            self.say(f"[{done}/{total}] {brief}" + (f", {left}" if left else ""))
+            self.emit(f"[{done}/{total}] {brief}" + (f", {left}" if left else ""))

@@ -18,7 +18,7 @@ from posenc.evaluation.engines.remedy import for_engines
 from posenc.evaluation.hub import HubName
 from posenc.evaluation.images import ImageSource
 from posenc.evaluation.kinds import open_live, require_unstretched
-from posenc.evaluation.live import LiveDecoder, LiveModel, twin_of
+from posenc.evaluation.live import LiveDecoder, LiveModel, evaluation_copy
 from posenc.evaluation.live_images import LiveImages
 from posenc.evaluation.results import Study
 from posenc.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenizer
@@ -126,7 +126,7 @@ class Checkpoint:
 
         Raises: as ``open``.
         """
-        folder, twin = Path(model.name_or_path), twin_of(model).eval()
+        folder, twin = Path(model.name_or_path), evaluation_copy(model).eval()
         values = {"architectures": [type(model).__name__], "dtype": str(model.dtype)[6:]}
         name = folder.name or type(model).__name__
         config = Fields(model.config.to_dict() | values, folder / "config.json")

@@ -183,8 +183,8 @@ def has_needles(study: Study) -> bool:
     original = study.of("direct") if study.causal else None
     if original is None or original.untuned is None:
         return False
-    found = original.untuned.found(study.base_length)
-    return found > 0 and found >= LEARNED * study.chance
+    needles = original.untuned.found(study.base_length)
+    return needles > 0 and needles >= LEARNED * study.chance
 
 
 def gap(one: StudyReading, other: StudyReading, *, lower: bool = True) -> Estimate | None:
@@ -209,8 +209,8 @@ def gaps(study: Study, key: str) -> dict[str, Estimate]:
     """Deficits of the other models to one, where they are known."""
     readings = readings_of(study, tuned=study.tuned)
     lower, chosen = study.deciding.lower, readings.pop(key)
-    found = {name: gap(reading, chosen, lower=lower) for name, reading in readings.items()}
-    return {name: deficit for name, deficit in found.items() if deficit is not None}
+    gap_by_name = {name: gap(reading, chosen, lower=lower) for name, reading in readings.items()}
+    return {name: deficit for name, deficit in gap_by_name.items() if deficit is not None}
 
 
 def _more(study: Study, one: StudyReading, other: StudyReading) -> int:

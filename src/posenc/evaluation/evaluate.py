@@ -181,7 +181,7 @@ class _Measurement:
         memory, minutes = self.settings.memory, self.settings.minutes
         if (memory is None and minutes is None) or not isinstance(self.data, Text):
             return lengths
-        kept, self.left_out = affordable(
+        affordable_lengths, self.left_out = affordable(
             self.model,
             self.data.measured,
             lengths,
@@ -190,7 +190,7 @@ class _Measurement:
             memory=memory,
             minutes=minutes,
         )
-        return kept
+        return affordable_lengths
 
     def _passes(self, goal: int) -> int:
         """About how many texts are read at each length: for losses, copying, needles, questions."""
@@ -235,15 +235,15 @@ class _Measurement:
         longer = [n for n in self.suite.lengths if reference < n <= most]
         for name in self.examination.names:
             for length in (reference, *longer):
-                known = reading.tasks.get(name, {})
-                if length not in known:
+                shares_by_length = reading.tasks.get(name, {})
+                if length not in shares_by_length:
                     shares = self._asked(name, length)
                     if shares is None:
                         break
-                    known = dict(sorted({**known, length: shares}.items()))
-                    reading = replace(reading, tasks={**reading.tasks, name: known})
+                    shares_by_length = dict(sorted({**shares_by_length, length: shares}.items()))
+                    reading = replace(reading, tasks={**reading.tasks, name: shares_by_length})
                     self._keep(reading)
-                if not _task(name, known).learned(reference, ()):
+                if not _task(name, shares_by_length).learned(reference, ()):
                     break
         return reading
 
@@ -284,9 +284,9 @@ class _Measurement:
         if reading is None:
             self._step("a sliding window")
             reading = self.suite.measure(model.cut(length))
-        found = Findings(key=WINDOW, role="baseline", untuned=reading)
-        self.kept.add(found)
-        return [found]
+        findings = Findings(key=WINDOW, role="baseline", untuned=reading)
+        self.kept.add(findings)
+        return [findings]
 
 
 def _task(name: str, values: Mapping[int, tuple[float, ...]]) -> Series:

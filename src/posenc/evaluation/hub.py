@@ -68,8 +68,8 @@ class HubName:
     def of(cls, source: Path | str) -> HubName | None:
         """The name that is meant; None for anything that exists, or can only be a folder."""
         path = Path(source)
-        found = None if path.exists() else NAME.fullmatch(path.as_posix())
-        return None if found is None else cls(**found.groupdict())
+        match = None if path.exists() else NAME.fullmatch(path.as_posix())
+        return None if match is None else cls(**match.groupdict())
 
     def __str__(self) -> str:
         return f"{self.repo}@{self.revision}" if self.revision else self.repo
@@ -106,10 +106,10 @@ class HubName:
             )
         except Exception as error:  # of the name, the connection or the disk
             kinds = [kind.__name__ for kind in type(error).__mro__]
-            known = next((reason for kind, reason in REASONS.items() if kind in kinds), None)
-            said = f"{kinds[0]}: {str(error).strip().partition(chr(10))[0]}", remedy
-            got, told = known or said
-            raise self._missing(got, told or remedy) from error
+            explained = next((reason for kind, reason in REASONS.items() if kind in kinds), None)
+            unexplained = f"{kinds[0]}: {str(error).strip().partition(chr(10))[0]}", remedy
+            got, advice = explained or unexplained
+            raise self._missing(got, advice or remedy) from error
         for needed in (CONFIGS[0], *(WEIGHTS[:1] if weights else ())):
             if not any(folder.glob(needed)):
                 raise self._missing(f"no {needed} in {folder}", f"{remedy}. Pickle is never read.")

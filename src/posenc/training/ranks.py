@@ -98,10 +98,10 @@ class TrainingRanks:
             )
         # Not whole layers: parts of them are called by themselves, and some share encodings.
         encodings = [module for module in model.modules() if isinstance(module, Encoding)]
-        apart = {module for encoding in encodings for module in encoding.modules()}
+        in_encodings = {module for encoding in encodings for module in encoding.modules()}
         lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
         for linear in dict.fromkeys(module for layers in lists for module in layers.modules()):
-            if isinstance(linear, nn.Linear) and linear not in apart:
+            if isinstance(linear, nn.Linear) and linear not in in_encodings:
                 fully_shard(linear, mesh=self.mesh)
         fully_shard(model, mesh=self.mesh)
         return model
@@ -155,8 +155,8 @@ class TrainingRanks:
                 remedy="Use larger batches, or fewer ranks or parts.",
             )
         total = sum(weights)
-        own = slice(self.rank * accumulate, (self.rank + 1) * accumulate)
-        return [(p, w / total) for p, w in zip(parts[own], weights[own], strict=True)]
+        of_rank = slice(self.rank * accumulate, (self.rank + 1) * accumulate)
+        return [(p, w / total) for p, w in zip(parts[of_rank], weights[of_rank], strict=True)]
 
     @contextmanager
     def part_of_step(self, model: nn.Module, *, last: bool) -> Iterator[None]:

@@ -80,8 +80,8 @@ def require_shared(folder: Path, ranks: TrainingRanks) -> None:
         if ranks.rank == 0:
             mark.touch()
     ranks.wait()
-    seen = mark.exists()
-    blind = ranks.any(*(rank == ranks.rank and not seen for rank in range(ranks.size)))
+    exists = mark.exists()
+    blind = ranks.any(*(rank == ranks.rank and not exists for rank in range(ranks.size)))
     with suppress(OSError):
         if ranks.rank == 0:
             mark.unlink(missing_ok=True)

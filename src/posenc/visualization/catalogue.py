@@ -114,8 +114,10 @@ class Sheet:
     @property
     def size(self) -> str:
         """Number of parameters, those that layers share counted once."""
-        shared, own = self.shared_parameters, self.parameters
-        counts = [f"{shared:,} for all layers"] * bool(shared) + [f"{own:,} a layer"] * bool(own)
+        shared, per_layer = self.shared_parameters, self.parameters
+        counts = [f"{shared:,} for all layers"] * bool(shared) + [f"{per_layer:,} a layer"] * bool(
+            per_layer
+        )
         return " and ".join(counts) or "0"
 
     def served(self, device: str) -> str:
@@ -185,8 +187,8 @@ def _refusals(name: str, entry: Entry, device: str, *, training: bool) -> dict[s
         layout = Layout.sequence(length) if claims.serves(1) else Layout.image(WINDOW, WINDOW)
         if not claims.serves(1) and not claims.serves(2):
             layout = layout.with_positions(torch.zeros(1, length, 3))
-        seen = encoding.observe(torch.zeros(1, length, SIZES["dim"]), layout)
-        grid = Grid.of(seen, causal=claims.serves(1))
+        observed = encoding.observe(torch.zeros(1, length, SIZES["dim"]), layout)
+        grid = Grid.of(observed, causal=claims.serves(1))
         x = torch.zeros(shape)
         call = AttentionCall(x, x, x, grid, encoding)
         refusals = {}

@@ -10,8 +10,8 @@ from transformers import AutoConfig
 
 from posenc.evaluation.doctor.advice import advise, limits
 from posenc.evaluation.doctor.disagreements import disagreements
+from posenc.evaluation.doctor.expanded_weights import LARGE
 from posenc.evaluation.doctor.facts import LayerReading
-from posenc.evaluation.doctor.hollow import LARGE
 from posenc.evaluation.doctor.inspection import inspect
 from posenc.evaluation.doctor.rotation import RotationFacts
 from posenc.evaluation.doctor.words import descriptions, titles

@@ -67,16 +67,18 @@ def limits(config: Config, reading: LayerReading, cut: int | None = None) -> tup
         reading: of its layers.
         cut: tokens that a sentence encoder keeps of a text; None: all.
     """
-    found = [
+    bounds = [
         Limit(table.rows - table.first, f"{table.module} has no row for a further token")
         for table in reading.tables
     ]
     trained, count = trained_length(config), len(_beyond(reading))
     if trained and count:
-        found.append(Limit(trained, "longer distances were never trained", "degrades"))
+        bounds.append(Limit(trained, "longer distances were never trained", "degrades"))
     if cut:
-        found.append(Limit(cut, f"max_seq_length in {SENTENCES}, by sentence-transformers", "cuts"))
-    return tuple(sorted(set(found), key=lambda limit: (limit.beyond == "cuts", limit.tokens)))
+        bounds.append(
+            Limit(cut, f"max_seq_length in {SENTENCES}, by sentence-transformers", "cuts")
+        )
+    return tuple(sorted(set(bounds), key=lambda limit: (limit.beyond == "cuts", limit.tokens)))
 
 
 def trained_length(config: Config) -> int | None:

@@ -148,7 +148,7 @@ def readable(fields: Fields) -> tuple[Config, list[Finding]]:
         CheckpointError: for the first other value that is not valid; null and missing ones are.
     """
     values: Config = fields.values
-    found: list[Finding] = []
+    unreadable: list[Finding] = []
     for place in ("", *PARTS):
         part = values.get(place) if place else values
         if not isinstance(part, Mapping):
@@ -158,17 +158,17 @@ def readable(fields: Fields) -> tuple[Config, list[Finding]]:
             by_layer = all(isinstance(value, list | Mapping) for *_, value in wrong)
             read = _as_class_reads(values, place) if by_layer else None
             if read is None:
-                found += _left_out(fields, wrong, place)
+                unreadable += _left_out(fields, wrong, place)
                 read = _without({names[0] for names, *_ in wrong}, part)
             part = read
         values = {**values, place: part} if place else dict(part)
-    return values, found
+    return values, unreadable
 
 
 def _as_class_reads(values: Config, place: str) -> Config | None:
     """A part as transformers completes it; None where that holds values that are not valid."""
-    whole = completed(values)
-    made = whole.get(place) if place else whole
+    completed_fields = completed(values)
+    made = completed_fields.get(place) if place else completed_fields
     return made if isinstance(made, Mapping) and not any(_invalid(made)) else None
 
 
@@ -179,10 +179,10 @@ def _left_out(fields: Fields, wrong: list[Wrong], place: str) -> Iterator[Findin
         CheckpointError: for the first value that is something else.
     """
     kind = fields.values.get("model_type")
-    own = "auto_map" in fields.values or not is_known(kind)
+    custom_code = "auto_map" in fields.values or not is_known(kind)
     for names, expected, value in wrong:
         name = ".".join((place, *names) if place else names)
-        if not own or not isinstance(value, list | Mapping):
+        if not custom_code or not isinstance(value, list | Mapping):
             raise CheckpointError(
                 f"{name} in {fields.path}",
                 expected=expected,

@@ -125,7 +125,7 @@ def _measured(
         if model.config.is_encoder_decoder:  # type: ignore[union-attr]
             inputs["decoder_input_ids"] = ids
         try:
-            own = _one(model, inputs)
+            original = _one(model, inputs)
         except (IndexError, RuntimeError, ValueError) as error:  # beyond the table of positions
             return rows, " ".join(str(error).split()).removesuffix(".")
         fast: tuple[float | None, float | None] = (None, None)
@@ -133,7 +133,7 @@ def _measured(
             accelerate(model, check=False, shortest=0)
             fast = _one(model, inputs)
             restore(model)
-        rows.append(LayerCost(length, *own, *fast, measured=True))
+        rows.append(LayerCost(length, *original, *fast, measured=True))
     return rows, ""
 
 
@@ -158,11 +158,11 @@ def _computed(rows: Sequence[LayerCost]) -> list[LayerCost]:
         return []
     last = rows[-3:]
     names = ("seconds", "bytes", "accelerated_seconds", "accelerated_bytes")
-    found = []
+    computed = []
     for length in LENGTHS[len(rows) :]:
-        own, size, fast, fast_size = (_parabola(last, name, length) for name in names)
-        found.append(LayerCost(length, own, size, fast, fast_size, measured=False))
-    return found
+        seconds, size, fast, fast_size = (_parabola(last, name, length) for name in names)
+        computed.append(LayerCost(length, seconds, size, fast, fast_size, measured=False))
+    return computed
 
 
 def _parabola(rows: Sequence[LayerCost], name: str, length: int) -> float | None:

@@ -111,14 +111,14 @@ def _diagnose(folder: Path, named: Path, budget: float, run_seconds: float) -> D
     cut = read_object(folder / SENTENCES).get("max_seq_length")
     bounds = limits(config, reading, cut if type(cut) is int and cut > 0 else None)
     longest = min((bound.tokens for bound in bounds if bound.beyond == "breaks"), default=None)
-    found = findings(text_part(values), tokenizer, longest, switched=config)
-    found += [*refused(why, found), *unread, *unknown_types(config, reading)]
+    config_findings = findings(text_part(values), tokenizer, longest, switched=config)
+    config_findings += [*refused(why, config_findings), *unread, *unknown_types(config, reading)]
     rows, acceleration = costs(folder, budget=budget) if budget else ([], UNMEASURED)
     return Diagnosis(
         str(fields.values.get("model_type", "")),
         reading,
         bounds,
-        (*found, *disagreements(config, reading)),
+        (*config_findings, *disagreements(config, reading)),
         no_advice(REFUSED) if why else advise(named, fields, config, reading),
         tuple(rows),
         acceleration,

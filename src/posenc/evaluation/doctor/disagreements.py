@@ -60,12 +60,12 @@ def _layer_types(config: Config, reading: LayerReading) -> Iterator[Finding]:
 
 def _bases(config: Config, rotations: list[RotationFacts]) -> Iterator[Finding]:
     ropes = rope_dicts(config).values()
-    given = {rope.get("rope_theta") or config.get("rope_theta") for rope in ropes}
-    given |= {config.get("rope_local_base_freq"), *(config.get("layer_rope_theta") or ())}
-    stated = {float(base) for base in given if isinstance(base, int | float)}
+    values = {rope.get("rope_theta") or config.get("rope_theta") for rope in ropes}
+    values |= {config.get("rope_local_base_freq"), *(config.get("layer_rope_theta") or ())}
+    stated = {float(base) for base in values if isinstance(base, int | float)}
     bases = {rotation.base for rotation in rotations if rotation.base}
-    known = any(abs(base - other) < 1e-2 * other for base in bases for other in stated)
-    if stated and bases and not known:
+    matches = any(abs(base - other) < 1e-2 * other for base in bases for other in stated)
+    if stated and bases and not matches:
         says, does = (
             ", ".join(f"{float(f'{b:.4g}'):,.0f}" for b in sorted(x)) for x in (stated, bases)
         )

@@ -136,13 +136,13 @@ class Engines:
         """Pairs by layer type that differ from transformers, whose own from those of its first."""
         rotations = self.served[0].rotations
         first = next(iter(rotations), "")
-        found = {}
+        pairs_by_type = {}
         for kind, rotation in served.rotations.items():
-            own = served is self.served[0]
-            right = rotations.get(first if own else kind)
+            is_transformers = served is self.served[0]
+            right = rotations.get(first if is_transformers else kind)
             unlike = differing_pairs(rotation.frequencies, right.frequencies) if right else ""
-            found[kind] = f"{unlike} from {first}" if own and unlike else unlike
-        return found
+            pairs_by_type[kind] = f"{unlike} from {first}" if is_transformers and unlike else unlike
+        return pairs_by_type
 
     def to_json(self) -> dict[str, Any]:
         """The comparison as JSON values."""
@@ -180,7 +180,9 @@ def _unlike_layers(served: Served, reading: LayerReading) -> int:
         len(layers.numbers)
         for layers in reading.layers
         if isinstance(layers.attention.rotation, RotationFacts)
-        if not any(_alike(layers.attention.rotation, own) for own in served.rotations.values())
+        if not any(
+            _alike(layers.attention.rotation, rotation) for rotation in served.rotations.values()
+        )
     )
 
 

@@ -58,10 +58,10 @@ def unknown_types(config: Config, reading: LayerReading) -> list[Finding]:
     counts = Counter(kind for kind in types if kind and kind not in (*ATTENTION, *NO_ATTENTION))
     if not counts:
         return []
-    told = ", ".join(
+    names = ", ".join(
         f"{kind!r} ({count} layer{'s' * (count > 1)})" for kind, count in counts.items()
     )
-    problem = f"has {told}, which posenc does not know: how these attend is not known"
+    problem = f"has {names}, which posenc does not know: how these attend is not known"
     change = f"one of {', '.join(sorted(ATTENTION | NO_ATTENTION))}, if it is meant"
     return [Finding("layer_types", problem, change, unread=True)]
 
@@ -112,8 +112,8 @@ def _rotation(config: Config, kind: str, dim: int | None) -> RotationFacts | May
     """The rotation of a layer type, which the config does not say each layer has."""
     if not has_rope(config) or (kind and kind not in ATTENTION):
         return UNKNOWN
-    given = rope_dicts(config)
-    rope = given.get(kind) or given.get("") or {}
+    dicts = rope_dicts(config)
+    rope = dicts.get(kind) or dicts.get("") or {}
     base = rope.get("rope_theta") or config.get("rope_theta")
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
     scaled = scaling_of(rope) != "default"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.evaluation.doctor.biases import Bias, bias_of, factor_of
+from posenc.evaluation.doctor.expanded_weights import build, without_feed_forward
 from posenc.evaluation.doctor.facts import (
     UNKNOWN,
     AttentionFacts,
@@ -22,7 +23,6 @@ from posenc.evaluation.doctor.facts import (
     Maybe,
     PositionTable,
 )
-from posenc.evaluation.doctor.hollow import build, without_feed_forward
 from posenc.evaluation.doctor.recording import FAR, TOKENS, Recorder, record
 from posenc.evaluation.doctor.rotation import RotationFacts, rotation
 from posenc.evaluation.doctor.visibility import Visible, visible, visible_of
@@ -98,20 +98,20 @@ def inspect(config: Any) -> LayerReading:
 
 def _inspect(config: Any, dtype: torch.dtype) -> LayerReading:
     model, seeds, plain, left_out = _first_pass(config, dtype)
-    own = any(call.logits is not None for call in plain.calls)
-    silent = record(model, seeds, silent=True) if own else None
+    computes_logits = any(call.logits is not None for call in plain.calls)
+    silent = record(model, seeds, silent=True) if computes_logits else None
     unrotated = record(model, seeds, rotated=False)
     passes = _Passes(plain, unrotated, _far(model, seeds, plain, config), silent)
     names = {module: name for name, module in model.named_modules()}
     facts = _Facts(passes, names, encoder=getattr(config, "is_encoder_decoder", False))
-    found = [(names[call.module], facts.of(i, call)) for i, call in enumerate(plain.calls)]
-    found += _without_attention(model, plain, {name for name, _ in found}, config)
+    module_facts = [(names[call.module], facts.of(i, call)) for i, call in enumerate(plain.calls)]
+    module_facts += _without_attention(model, plain, {name for name, _ in module_facts}, config)
     tables = (
         PositionTable(module=names[module], rows=rows, first=first)
         for module, (rows, first) in plain.tables.items()
     )
     return LayerReading(
-        layers=_grouped(found),
+        layers=_grouped(module_facts),
         tables=tuple(tables),
         reason=left_out,
         far=passes.far.start if passes.far else None,
@@ -180,9 +180,9 @@ class _Facts:
         sources = {"heads": "the call of attention", "absolute": "input of the first layer"}
         scale = options.get("scaling", options.get("scale"))
         scale = float(f"{float(query.shape[-1] ** -0.5 if scale is None else scale):.6g}")
-        seen, causal, sources["causal"] = self._visible(call)
+        visibility, causal, sources["causal"] = self._visible(call)
         bias, sources["bias"] = self._bias(call)
-        own = call.logits is not None
+        has_logits = call.logits is not None
         temperature, sources["temperature"] = self._temperature(index, call)
         turned, sources["rotation"] = self._rotation(index, "query")
         if sources["rotation"] == EQUAL:
@@ -204,16 +204,16 @@ class _Facts:
             heads=query.shape[1],
             key_heads=_key_heads(key),
             head_dim=query.shape[-1],
-            value_dim=None if own else call.value.shape[-1],
+            value_dim=None if has_logits else call.value.shape[-1],
             scale=scale,
             rotation=turned,
             key_rotation=None if alike else keys,
             absolute=self._absolute(call),
             causal=causal,
-            back=seen.back if seen else UNKNOWN,
-            ahead=seen.ahead if seen else UNKNOWN,
-            chunk=seen.chunk if seen else UNKNOWN,
-            exceptions=seen.other if seen else (),
+            back=visibility.back if visibility else UNKNOWN,
+            ahead=visibility.ahead if visibility else UNKNOWN,
+            chunk=visibility.chunk if visibility else UNKNOWN,
+            exceptions=visibility.other if visibility else (),
             bias=bias.shape,
             slopes=bias.slopes,
             sinks=sinks,
@@ -229,8 +229,12 @@ class _Facts:
         if call.logits is not None:
             return self._visible_in_logits(call)
         if isinstance(mask, Tensor) and mask.data_ptr() in masks:
-            seen = self._evaluated(mask.data_ptr())
-            return seen, UNKNOWN if seen is None else seen.ahead == 0, MASK if seen else ODD
+            evaluated = self._evaluated(mask.data_ptr())
+            return (
+                evaluated,
+                UNKNOWN if evaluated is None else evaluated.ahead == 0,
+                MASK if evaluated else ODD,
+            )
         if isinstance(mask, Tensor):
             short = visible_of(mask)
             where = f"the model's own mask of {mask.shape[-1]} tokens"
@@ -276,18 +280,18 @@ class _Facts:
             silent = self._silent(call)
             if silent is None:
                 return Bias(None), "unknown"
-            found = bias_of(silent)
+            bias = bias_of(silent)
             scale = factor_of(call.query[0] @ call.key[0].mT, call.logits - silent, silent)
-            if found.shape is None and scale is None:
+            if bias.shape is None and scale is None:
                 return Bias("by content and position"), "logits beside products"
-            return replace(found, scale=scale), "logits with and without products"
-        given = [call.mask, *call.options.values()]
+            return replace(bias, scale=scale), "logits with and without products"
+        arguments = [call.mask, *call.options.values()]
         size = (call.query.shape[-2], call.key.shape[-2])
-        for tensor in given:
+        for tensor in arguments:
             if isinstance(tensor, Tensor) and tensor.dim() == 4 and tensor.shape[-2:] == size:
-                found = bias_of(tensor[0]) if tensor.is_floating_point() else Bias(None)
-                if found.shape is not None:
-                    return found, "an argument of the call"
+                bias = bias_of(tensor[0]) if tensor.is_floating_point() else Bias(None)
+                if bias.shape is not None:
+                    return bias, "an argument of the call"
         return Bias(None), "the call of attention"
 
     def _absolute(self, call: RecordedCall) -> bool | Maybe:
@@ -309,13 +313,15 @@ class _Facts:
         away = query - factors[:, None] * first
         if float(away.abs().max()) > 1e-6 * float(query.abs().max()):
             return UNKNOWN, DIFFER
-        found = {str(at): float(f) for at, f in enumerate(factors)}
+        factor_by_position = {str(at): float(f) for at, f in enumerate(factors)}
         far = self.passes.far
         if far is not None and self._absolute(call) is False:
             moved = far.unrotated.calls[index].query
             if moved.shape[1:] == call.query.shape[1:]:
-                found[str(far.start)] = float(moved[0, :, 0].norm() / first[:, 0].norm())
-        rounded = {at: float(f"{f:.5g}") for at, f in found.items()}
+                factor_by_position[str(far.start)] = float(
+                    moved[0, :, 0].norm() / first[:, 0].norm()
+                )
+        rounded = {at: float(f"{f:.5g}") for at, f in factor_by_position.items()}
         return {at: f for at, f in rounded.items() if abs(f - 1) > SAME_SIZE}, "sizes of queries"
 
     def _rotation(self, index: int, name: str) -> tuple[RotationFacts | Maybe | None, str]:
@@ -329,37 +335,37 @@ class _Facts:
             calls = (recorder.calls[index] for recorder in (distant.plain, distant.unrotated))
             moved, still = (getattr(call, name)[0, :HEADS] for call in calls)
             far = (moved, still) if moved.shape == after.shape else None
-        found = rotation((after, before), far, distant.start if distant else 0)
+        measured = rotation((after, before), far, distant.start if distant else 0)
         source = "with and without rotation"
-        if found is None:
-            found = rotation((after, after[:, :1].expand_as(after)), None, 0)
-            if found is not None and found.pairing is None:
+        if measured is None:
+            measured = rotation((after, after[:, :1].expand_as(after)), None, 0)
+            if measured is not None and measured.pairing is None:
                 return None, source  # a temperature, or another encoding
-            if found is not None:  # the first query has the gain too
-                found, source = replace(found, gain=None), EQUAL
-        if found is None:
+            if measured is not None:  # the first query has the gain too
+                measured, source = replace(measured, gain=None), EQUAL
+        if measured is None:
             return None, source
-        for seen in self._rotations:
-            if found.alike(seen):
-                return seen, source
-        self._rotations.append(found)
-        return found, source
+        for earlier in self._rotations:
+            if measured.alike(earlier):
+                return earlier, source
+        self._rotations.append(measured)
+        return measured, source
 
 
 def _key_heads(key: Tensor) -> int:
     """Heads of keys [rows, heads, tokens, features], equal neighbours counted once."""
-    apart = sum(not torch.equal(key[0, h], key[0, h - 1]) for h in range(1, key.shape[1]))
-    return 1 + apart if bool(key.any()) else key.shape[1]  # zeros tell nothing
+    distinct = sum(not torch.equal(key[0, h], key[0, h - 1]) for h in range(1, key.shape[1]))
+    return 1 + distinct if bool(key.any()) else key.shape[1]  # zeros tell nothing
 
 
 def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, value in options.items():
         if isinstance(value, Tensor):
             value = tuple(value.shape)
         if name not in IGNORED and isinstance(value, int | float | str | bool | tuple):
-            found[name] = list(value) if isinstance(value, tuple) else value
-    return found
+            arguments[name] = list(value) if isinstance(value, tuple) else value
+    return arguments
 
 
 def _without_attention(
@@ -367,7 +373,7 @@ def _without_attention(
 ) -> list[tuple[str, AttentionFacts]]:
     """Layers that ran and called no attention."""
     least = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None) or 2
-    found, stacks = [], list[str]()
+    layers, stacks = [], list[str]()
     for name, stack in model.named_modules():
         if not isinstance(stack, nn.ModuleList) or len(stack) < least:
             continue
@@ -389,16 +395,16 @@ def _without_attention(
                 instead=mixing or (type(layer).__name__,),
                 sources={"kind": "no call of attention"},
             )
-            found.append((path, facts))
-    return found
+            layers.append((path, facts))
+    return layers
 
 
-def _grouped(found: list[tuple[str, AttentionFacts]]) -> tuple[Layers, ...]:
+def _grouped(module_facts: list[tuple[str, AttentionFacts]]) -> tuple[Layers, ...]:
     """Layers by their facts; calls of a module that are alike are passes over the same layer."""
-    calls = (call for n, call in enumerate(found) if call not in found[:n])
+    calls = (call for n, call in enumerate(module_facts) if call not in module_facts[:n])
     groups: list[tuple[AttentionFacts, list[int]]] = []
     for name, facts in calls:
-        facts = replace(facts, passes=found.count((name, facts)))
+        facts = replace(facts, passes=module_facts.count((name, facts)))
         number = re.search(r"\.(\d+)(?=\.|$)", name)
         facts = replace(facts, module=re.sub(r"\.\d+(?=\.|$)", ".*", name, count=1))
         numbers = next((numbers for group, numbers in groups if group == facts), None)

@@ -35,7 +35,7 @@ def read_by_running(folder: Path, *, seconds: float = SECONDS, memory: int = BYT
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environment |= {"HF_HUB_OFFLINE": "1"}
-    # A hollow model has only small products: more threads wait for one another.
+    # Without stored weights all products are small: more threads wait for one another.
     environment |= {"OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(

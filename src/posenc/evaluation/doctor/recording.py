@@ -14,7 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from posenc.evaluation.doctor.hollow import INTERFACE, PRODUCTS, HollowProducts, is_hollow
+from posenc.evaluation.doctor.expanded_weights import (
+    INTERFACE,
+    PRODUCTS,
+    ExpandedProducts,
+    is_expanded,
+)
 from posenc.integrations.transformers.accelerate.signatures import CACHE, cache_name, names_of
 from posenc.integrations.transformers.recording import RecordedCall, record_call, recorded_calls
 
@@ -36,13 +41,13 @@ ROTARY = re.compile("Rotary|RoPE|Rope(?![a-z])")
 _MASKS: ContextVar[dict[int, tuple[Tensor, Any]] | None] = ContextVar("masks", default=None)
 
 
-class Recorder(HollowProducts):
+class Recorder(ExpandedProducts):
     """Records calls of attention, which answer zeros, tables of positions and mask functions.
 
     Args:
         layers: modules that get the same input at all positions, so that their queries differ by
             what they do with positions alone.
-        seeds, silent: see ``HollowProducts``.
+        seeds, silent: see ``ExpandedProducts``.
     """
 
     def __init__(
@@ -107,7 +112,7 @@ class Recorder(HollowProducts):
     def _remember(self, a: Any, b: Any, *rest: Any) -> None:
         """Keep the operands of what may be the product of queries and keys."""
         module = self._inside[-1]
-        if module in self._products or not isinstance(b, Tensor) or is_hollow(b):
+        if module in self._products or not isinstance(b, Tensor) or is_expanded(b):
             return
         if min(a.dim(), b.dim()) < 3:
             return
@@ -220,8 +225,8 @@ def _other_inputs(config: Any, main: str, dtype: torch.dtype) -> list[dict[str, 
         shapes: list[tuple[int, ...]] = [(1, getattr(config, "num_channels", 3), *sides)]
     elif main == "input_features":
         bins = next((n for name in BINS if (n := getattr(config, name, None))), 80)
-        whole = 2 * getattr(config, "max_source_positions", FRAMES)  # which Whisper asks for
-        shapes = [(1, bins, whole), (1, FRAMES, bins)]
+        frames = 2 * getattr(config, "max_source_positions", FRAMES)  # which Whisper asks for
+        shapes = [(1, bins, frames), (1, FRAMES, bins)]
     else:
         shapes = [(1, 4000), (1, 1, 4000)]
     decoder = {"decoder_input_ids": torch.full((1, TOKENS), 5)} if config.is_encoder_decoder else {}

@@ -54,7 +54,7 @@ def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) 
         for title, layers in zip(short_titles(reading), reading.layers, strict=True)
     }
     spans |= {table.module: ("holds", "breaks") for table in reading.tables}
-    beside = asked.words()
+    engine_words = asked.words()
     columns: tuple[str, ...] = ("at any length",)
     if limits:
         columns = (f"to {limits[0].tokens:,} tokens", "beyond")
@@ -69,12 +69,12 @@ def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) 
             why=sentence("engine_differs", served=differences[name]) if words[0] != "same" else "",
             reference=True,
         )
-        for name, words in beside.items()
+        for name, words in engine_words.items()
     ]
     return Opening(
         headline=_headline(diagnosis, folder, asked, [*chain(*spans.values())]),
         verdicts=Verdicts(
-            title="Verdicts by layer" + (" and engine" if beside else ""),
+            title="Verdicts by layer" + (" and engine" if engine_words else ""),
             columns=columns,
             rows=tuple(rows),
             guide=sentence("span_words", limited=bool(limits), words=judged)
@@ -166,13 +166,13 @@ def diagnosis_page(
     """The page with its charts."""
     opened, run = opening(diagnosis, folder, engines), diagnosis.reading.by == "run"
     asked = engines or NOT_ASKED
-    lines, beside = list(_lines(diagnosis, folder)), list(_engine_lines(asked))
+    lines, engine_lines = list(_lines(diagnosis, folder)), list(_engine_lines(asked))
     names = [row.name for row in opened.verdicts.rows]
     roles = dict.fromkeys([*names, *(name for name, _ in lines)], "candidate")
-    roles |= dict.fromkeys([*asked.words(), *(name for name, _ in beside)], "baseline")
+    roles |= dict.fromkeys([*asked.words(), *(name for name, _ in engine_lines)], "baseline")
     styles = looks(roles | COSTS)
     drawing = Drawing(list(styles), styles, "rotation")
-    shown = [_turns(drawing, [*lines, *beside], diagnosis)] if lines else []
+    shown = [_turns(drawing, [*lines, *engine_lines], diagnosis)] if lines else []
     return Page(
         facts=(
             f"posenc doctor · {folder.resolve().name} · {diagnosis.model_type or 'unknown'}",
@@ -322,13 +322,13 @@ def _engine_sections(
         guide = f"By the rules of the engines, as read in {engines.served[0].read}."
         yield _table("engines", "Engines", guide, *engines.table())
     remedy = engines.remedy
-    found = list(engines.sentences(diagnosis.reading))
+    sentences = list(engines.sentences(diagnosis.reading))
     if remedy is not None:
-        found += [sentence("right_in", remedy=remedy)]
+        sentences += [sentence("right_in", remedy=remedy)]
     code = "" if remedy is None else json.dumps(remedy.changes, indent=2)[2:-2]
     left = (sentence("still_left", remedy=remedy),) if remedy is not None and remedy.left else ()
     yield TextSection(
-        key="serving", title="What the engines do", lists=(("", [*found, *left]),), code=code
+        key="serving", title="What the engines do", lists=(("", [*sentences, *left]),), code=code
     )
 
 

@@ -86,18 +86,18 @@ def rotation(
     turns = _turns(*near)
     if turns is None:
         return None
-    found, steps = turns.rotation, turns.steps
-    if found.pairing is None:
-        return found
+    measured, steps = turns.rotation, turns.steps
+    if measured.pairing is None:
+        return measured
     varies = None
     beyond = _turns(*far, tolerance=AWAY) if far is not None else None
     if beyond is not None and beyond.ratio.shape == turns.ratio.shape:
         error = (beyond.ratio[:, 0] * torch.polar(torch.ones_like(steps), -steps * start)).angle()
-        varies = bool(error.abs().max() > AWAY) or beyond.rotation.gain != found.gain
+        varies = bool(error.abs().max() > AWAY) or beyond.rotation.gain != measured.gain
         if not varies:
             steps = steps + error / start  # slow pairs hardly move within a few tokens
     frequencies = tuple(float(f"{f:.6g}") for f in steps.abs().tolist())
-    return replace(found, frequencies=frequencies, varies=varies)
+    return replace(measured, frequencies=frequencies, varies=varies)
 
 
 def _turns(after: Tensor, before: Tensor, tolerance: float = 10 * DIGITS) -> _Turns | None:
@@ -132,7 +132,7 @@ def _turns(after: Tensor, before: Tensor, tolerance: float = 10 * DIGITS) -> _Tu
         steps = steps + rest / last
         sign = int(steps[0].sign())
         mean = float(f"{float(gain.mean()):.5g}")
-        apart = int(j[0] - i[0])
-        found = replace(unknown, pairing=name, distance=apart, sign=sign, gain=mean)  # type: ignore[arg-type]
-        return _Turns(found, ratio, steps)
+        distance = int(j[0] - i[0])
+        paired = replace(unknown, pairing=name, distance=distance, sign=sign, gain=mean)  # type: ignore[arg-type]
+        return _Turns(paired, ratio, steps)
     return _Turns(unknown, nothing, nothing)

@@ -69,19 +69,22 @@ def short_titles(reading: LayerReading) -> list[str]:
 
 def descriptions(reading: LayerReading) -> list[list[str]]:
     """``described`` of each kind of layers, with the pairs by which kinds alike in it differ."""
-    names, found = titles(reading), [described(layers.attention) for layers in reading.layers]
-    whole = [list(lines) for lines in found]
-    for place, lines in enumerate(found):
-        like = found.index(lines)
+    names, lines_by_group = (
+        titles(reading),
+        [described(layers.attention) for layers in reading.layers],
+    )
+    full = [list(lines) for lines in lines_by_group]
+    for place, lines in enumerate(lines_by_group):
+        like = lines_by_group.index(lines)
         rotations = (reading.layers[n].attention.rotation for n in (place, like))
-        own, other = (
+        first, other = (
             (isinstance(rotation, RotationFacts) and rotation.frequencies) or ()
             for rotation in rotations
         )
-        unlike = differing_pairs(own, other, tolerance=SAME)
+        unlike = differing_pairs(first, other, tolerance=SAME)
         if unlike:
-            whole[place].append(f"{unlike} pairs rotate otherwise than those of {names[like]}")
-    return whole
+            full[place].append(f"{unlike} pairs rotate otherwise than those of {names[like]}")
+    return full
 
 
 def described(facts: AttentionFacts) -> list[str]:

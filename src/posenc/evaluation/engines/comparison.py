@@ -64,9 +64,9 @@ def engine_named(option: str, *, beside: tuple[str, ...] = ()) -> Engine:
     Raises:
         UnknownNameError: if there is none.
     """
-    found = [engine for engine in ENGINES.values() if option in (engine.option, engine.name)]
-    if found:
-        return found[0]
+    matches = [engine for engine in ENGINES.values() if option in (engine.option, engine.name)]
+    if matches:
+        return matches[0]
     names = (engine.option for engine in ENGINES.values())
     raise UnknownNameError.of("engine", option, (*names, *beside))
 
@@ -103,9 +103,9 @@ def compare(fields: Mapping[str, Any] | ModelConfig) -> tuple[Served, ...]:
         return ()
     length = min(rope.length for rope in ropes.values())
     goal = max(config.longest or length, length)
-    told = differences(config, length=length)
+    by_engine = differences(config, length=length)
     return tuple(
-        _served(engine, config, told.get(engine.name, ""), length, goal)
+        _served(engine, config, by_engine.get(engine.name, ""), length, goal)
         for engine in ENGINES.values()
     )
 
@@ -171,11 +171,11 @@ def _difference(
     except NotServedError as error:
         return _reason(error)
     for kind in right[0]:
-        own, other = ([at[kind] for at in rotations] for rotations in (served, right))
+        rotated, expected = ([at[kind] for at in rotations] for rotations in (served, right))
         plain = config.ropes()[kind].plain()
-        found = _between(own, other, plain)
-        if found:
-            return found + (f" in layers of {kind}" if kind and len(right[0]) > 1 else "")
+        difference = _between(rotated, expected, plain)
+        if difference:
+            return difference + (f" in layers of {kind}" if kind and len(right[0]) > 1 else "")
     return ""
 
 

@@ -55,11 +55,11 @@ class ModelConfig:
     @classmethod
     def of(cls, fields: Fields) -> ModelConfig:
         """The model of text that ``config.json`` describes."""
-        whole = completed(fields)
+        completed_fields = completed(fields)
         for name in PARTS:
-            if isinstance(fields.get(name), Mapping) and whole.get(name):
-                return cls(fields[name], whole.get(name) or fields[name], name, fields)
-        return cls(fields, text_part(whole), whole=fields)
+            if isinstance(fields.get(name), Mapping) and completed_fields.get(name):
+                return cls(fields[name], completed_fields.get(name) or fields[name], name, fields)
+        return cls(fields, text_part(completed_fields), whole=fields)
 
     @property
     def family(self) -> str:
@@ -74,8 +74,8 @@ class ModelConfig:
     @property
     def longest(self) -> int | None:
         """``max_position_embeddings``, by any of its names."""
-        found = first(self.completed, LONGEST) or first(self.written, LONGEST)
-        return found if isinstance(found, int) else None
+        length = first(self.completed, LONGEST) or first(self.written, LONGEST)
+        return length if isinstance(length, int) else None
 
     @property
     def head_dim(self) -> int | None:
@@ -90,29 +90,31 @@ class ModelConfig:
         config, longest = self.completed, self.longest
         if longest is None or self.head_dim is None:
             return {}
-        given = parameters_in(config)
-        if not isinstance(given, Mapping) or not (given or first(config, BASES)):
+        parameters = parameters_in(config)
+        if not isinstance(parameters, Mapping) or not (parameters or first(config, BASES)):
             return {}
         # of the types of layers, None for those that do not rotate
-        nested = {k: v for k, v in given.items() if isinstance(v, Mapping)}
-        parts = nested or {"": given}
+        nested = {k: v for k, v in parameters.items() if isinstance(v, Mapping)}
+        parts = nested or {"": parameters}
         return {kind: self._rope(kind, rope, longest) for kind, rope in parts.items()}
 
-    def _rope(self, kind: str, given: Fields, longest: int) -> RopeParameters:
+    def _rope(self, kind: str, parameters: Fields, longest: int) -> RopeParameters:
         config = self.completed
         head = self.head_dim or 0
         if kind == FULL:
             wide = self.written.get("global_head_dim") or config.get("global_head_dim")
             head = wide or head
-        share = given.get("partial_rotary_factor", first(config, SHARES))
+        share = parameters.get("partial_rotary_factor", first(config, SHARES))
         width = int(head * (1.0 if share is None else share))
         if config.get("qk_rope_head_dim"):
             head = width = config["qk_rope_head_dim"]
-        trained = given.get(TRAINED) if kind else config.get(TRAINED) or given.get(TRAINED)
+        trained = (
+            parameters.get(TRAINED) if kind else config.get(TRAINED) or parameters.get(TRAINED)
+        )
         return RopeParameters(
-            base=float(given.get("rope_theta") or first(config, BASES) or 10000.0),
+            base=float(parameters.get("rope_theta") or first(config, BASES) or 10000.0),
             width=width,
-            parameters=given,
+            parameters=parameters,
             trained=trained,
             longest=longest,
             head=head,

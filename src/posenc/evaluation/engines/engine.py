@@ -47,12 +47,12 @@ class Engine:
         Raises:
             NotServedError: if the engine does not start.
         """
-        found = {}
+        rotations = {}
         for layer_type, rope in self.ropes(config).items():
             if rope.kind not in self.kinds:
                 raise NotServedError(f"it knows no rope_type {rope.kind!r}")
             try:
-                found[layer_type] = self.kinds[rope.kind](rope, length)
+                rotations[layer_type] = self.kinds[rope.kind](rope, length)
             except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
                 raise NotServedError(f"{rope.kind} scaling is incomplete: {error}") from error
-        return found
+        return rotations

@@ -46,7 +46,7 @@ def check(model: PreTrainedModel) -> tuple[Checked, ...]:
     """
     from posenc.integrations.transformers.stretching.frequencies import frequencies_in
 
-    found = []
+    checked = []
     for frequencies in frequencies_in(model):
         config = getattr(frequencies.module, "config", None)
         if config is None or getattr(config, "rope_parameters", None) is None:
@@ -54,8 +54,8 @@ def check(model: PreTrainedModel) -> tuple[Checked, ...]:
         own = EngineRotation(tuple(frequencies.theta().tolist()), frequencies.gain)
         stated = _stated(ModelConfig.of(config.to_dict()), frequencies.layer_type, own)
         problem = _problem(own, stated)
-        found.append(Checked(frequencies.name, frequencies.layer_type, own, stated, problem))
-    return tuple(found)
+        checked.append(Checked(frequencies.name, frequencies.layer_type, own, stated, problem))
+    return tuple(checked)
 
 
 def _stated(config: ModelConfig, layer_type: str, own: EngineRotation) -> EngineRotation | None:

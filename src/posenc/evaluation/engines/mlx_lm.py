@@ -82,67 +82,71 @@ def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     if reads.by_layer:
         return {kind: _of_layer(reads, written, kind, rope) for kind, rope in standard.items()}
     base = float(_found(written, reads.bases, reads.base))
-    found = (_at(written, place) for place in reads.scaling)
-    scaling = next((one for one in found if isinstance(one, Mapping)), {})
-    given = _scaling(reads, scaling)
+    scalings = (_at(written, place) for place in reads.scaling)
+    scaling = next((one for one in scalings if isinstance(one, Mapping)), {})
+    parameters = _scaling(reads, scaling)
     return {
-        kind: _rope(config, reads, kind, replace(rope, base=base), given)
+        kind: _rope(config, reads, kind, replace(rope, base=base), parameters)
         for kind, rope in standard.items()
     }
 
 
 def _rope(
-    config: ModelConfig, reads: Reads, kind: str, rope: RopeParameters, given: Mapping[str, Any]
+    config: ModelConfig,
+    reads: Reads,
+    kind: str,
+    rope: RopeParameters,
+    parameters: Mapping[str, Any],
 ) -> RopeParameters:
     written, base = config.written, rope.base
     if reads.windows and kind not in ("", FULL):
-        base, given = float(_found(written, (reads.windows,), reads.local)), {}
+        base, parameters = float(_found(written, (reads.windows,), reads.local)), {}
     width: int = rope.width
     if not config.completed.get("qk_rope_head_dim"):
-        told = next((written[name] for name in reads.widths if written.get(name)), None)
-        width = told or int(rope.head * _found(written, reads.shares, reads.share))
+        stated_width = next((written[name] for name in reads.widths if written.get(name)), None)
+        width = stated_width or int(rope.head * _found(written, reads.shares, reads.share))
     if width % 2:
         raise NotServedError(f"it cannot rotate {width} features of a head, an odd number")
-    trained = (written if reads.beside else given).get(TRAINED)
-    return _told(replace(rope, base=base, width=width, parameters=given, trained=trained))
+    trained = (written if reads.beside else parameters).get(TRAINED)
+    return _told(replace(rope, base=base, width=width, parameters=parameters, trained=trained))
 
 
 def _of_layer(reads: Reads, written: Fields, kind: str, rope: RopeParameters) -> RopeParameters:
     """RoPE as read by a file with base, share and scaling of each layer type."""
-    told = written.get(PARAMETERS)
-    every = told if isinstance(told, Mapping) else reads.default
-    given = every.get(kind or FULL) or {}
-    base = float(_found(given, ("rope_theta",), reads.base))
-    scaling = _scaling(reads, given)
+    by_type = written.get(PARAMETERS)
+    every = by_type if isinstance(by_type, Mapping) else reads.default
+    parameters = every.get(kind or FULL) or {}
+    base = float(_found(parameters, ("rope_theta",), reads.base))
+    scaling = _scaling(reads, parameters)
     share: Any = 1.0
     if reads.shares or scaling["rope_type"] == "proportional":
-        share = given.get(SHARE, written.get(SHARE) or 1.0)
-    own = replace(rope, base=base, width=int(rope.head * share), parameters=scaling)
-    return _told(replace(own, trained=scaling.get(TRAINED)))
+        share = parameters.get(SHARE, written.get(SHARE) or 1.0)
+    of_layer = replace(rope, base=base, width=int(rope.head * share), parameters=scaling)
+    return _told(replace(of_layer, trained=scaling.get(TRAINED)))
 
 
-def _scaling(reads: Reads, given: Mapping[str, Any]) -> dict[str, Any]:
+def _scaling(reads: Reads, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a scaling as a file takes them, its kind by ``rope_type``.
 
     Raises:
         NotServedError: if it does not start with them.
     """
-    if not given:
+    if not parameters:
         if reads.named and reads.needs:
             raise NotServedError("config.json has no rope_scaling")
         return {"rope_type": "default"}
-    if not reads.keys <= given.keys():
+    if not reads.keys <= parameters.keys():
         names = _listed(reads.keys)
         raise NotServedError(f"it takes a scaling of this model with {names}")
-    kind = given.get("type") or given.get("rope_type") or "default"  # in this order
+    kind = parameters.get("type") or parameters.get("rope_type") or "default"  # in this order
     if reads.starts is not ALL and kind not in reads.starts:
         raise NotServedError(f"it knows {_listed(reads.starts)} scaling of this model alone")
     if reads.kinds is not ALL and kind not in reads.kinds:
         return {"rope_type": "default"}
-    own = {name: value for name, value in given.items() if name != "type"}
+    scaling = {name: value for name, value in parameters.items() if name != "type"}
     if reads.beside:
-        own.pop(TRAINED, None)
-    return own | {"rope_type": reads.named.get("", reads.named.get(kind, kind))}
+        scaling.pop(TRAINED, None)
+    return scaling | {"rope_type": reads.named.get("", reads.named.get(kind, kind))}
 
 
 def _of_step(
@@ -157,8 +161,8 @@ def _of_step(
         named = {"rope_type": "default", **(scaling if kind in scaled else {})}
         base = rope.base if "rope_theta" in written else 1e4
         width = rope.width if written.get("partial_rotary_factors") else rope.head
-        own = replace(rope, base=base, width=width, parameters=named)
-        ropes[kind] = replace(own, trained=named.get(TRAINED))
+        of_layer = replace(rope, base=base, width=width, parameters=named)
+        ropes[kind] = replace(of_layer, trained=named.get(TRAINED))
     return ropes
 
 

@@ -67,9 +67,9 @@ def right_in_all(fields: Mapping[str, Any]) -> ConfigRemedy | None:
         new = {k: v for k, v in changes.items() if v != config.written.get(k, ABSENT)}
         for lines in ({k: v for k, v in new.items() if v is not None or k in config.written}, new):
             other = ModelConfig.of(with_lines(fields, lines, config.nested))
-            told = differences(other, length=length)
-            if told and len(_unlike(told)) < len(most) and _same(config, other, length):
-                best, most = ConfigRemedy(lines, config.nested, _unlike(told)), _unlike(told)
+            after = differences(other, length=length)
+            if after and len(_unlike(after)) < len(most) and _same(config, other, length):
+                best, most = (ConfigRemedy(lines, config.nested, _unlike(after)), _unlike(after))
     return best
 
 
@@ -87,8 +87,8 @@ def for_engines(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields} if remedy is None else with_lines(fields, remedy.changes, remedy.nested)
 
 
-def _unlike(told: Mapping[str, str]) -> dict[str, str]:
-    return {engine: difference for engine, difference in told.items() if differs(difference)}
+def _unlike(by_engine: Mapping[str, str]) -> dict[str, str]:
+    return {engine: difference for engine, difference in by_engine.items() if differs(difference)}
 
 
 def _same(one: ModelConfig, other: ModelConfig, length: int) -> bool:
@@ -108,21 +108,21 @@ def _candidates(config: ModelConfig) -> Iterator[dict[str, Any]]:
     ropes = config.ropes()
     rope = ropes.get("")
     if rope is not None:
-        told = {"rope_type": rope.kind, "rope_theta": rope.base, **rope.parameters}
-        for parameters in _gains(rope, told, config):
+        standard = {"rope_type": rope.kind, "rope_theta": rope.base, **rope.parameters}
+        for parameters in _gains(rope, standard, config):
             yield under_all_names(config.written, parameters)
     elif FULL in ropes:
         full, others = ropes[FULL], [r for kind, r in ropes.items() if kind != FULL]
         for parameters in _gains(full, full.parameters, config):
             scaling = {k: v for k, v in parameters.items() if k != "rope_theta"}
-            beside = {
+            top_level = {
                 "rope_theta": full.base,
                 "rope_scaling": None if full.kind == "default" else scaling,
             }
             both = {**(config.written.get("rope_parameters") or {}), FULL: parameters}
-            yield beside
+            yield top_level
             for other in others:
-                yield beside | {"rope_local_base_freq": other.base}
+                yield top_level | {"rope_local_base_freq": other.base}
             yield {"rope_theta": full.base, "rope_parameters": both}
 
 

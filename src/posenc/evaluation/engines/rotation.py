@@ -140,8 +140,8 @@ class RopeParameters:
         span = end - start or 0.001
         rotated = []
         for t, theta in enumerate(self.frequencies()):
-            kept = 1 - min(1.0, max(0.0, (t - start) / span))
-            rotated.append((1 - kept) * theta / self.factor + kept * theta)
+            share = 1 - min(1.0, max(0.0, (t - start) / span))
+            rotated.append((1 - share) * theta / self.factor + share * theta)
         return EngineRotation(tuple(rotated), gain)
 
     def usual_gain(self, mscale: float = 1.0) -> float:
@@ -197,10 +197,10 @@ def llama3(rope: RopeParameters, length: int) -> EngineRotation:
     rotated = []
     for theta in rope.frequencies():
         turns = rope.length * theta / (2 * math.pi)
-        kept = float(turns >= low)  # of a ramp without width, as Llama 4's
+        share = float(turns >= low)  # of a ramp without width, as Llama 4's
         if high != low:
-            kept = min(1.0, max(0.0, (turns - low) / (high - low)))
-        rotated.append((1 - kept) * theta / rope.factor + kept * theta)
+            share = min(1.0, max(0.0, (turns - low) / (high - low)))
+        rotated.append((1 - share) * theta / rope.factor + share * theta)
     return EngineRotation(tuple(rotated))
 
 

@@ -72,8 +72,10 @@ def serving(
     folder = shlex.quote(str(out))
     if engine.option in OVERRIDING:
         start, fields_option, longest = OVERRIDING[engine.option]
-        given = shlex.quote(json.dumps(overrides(config, goal=goal)))
-        original = f"{start} {source} {fields_option} {given} {longest} {goal}" if source else ""
+        overrides_json = shlex.quote(json.dumps(overrides(config, goal=goal)))
+        original = (
+            f"{start} {source} {fields_option} {overrides_json} {longest} {goal}" if source else ""
+        )
         return Serving(engine.name, f"{start} {folder} {longest} {goal}", original)
     if engine.option == "llama.cpp":
         command = f"python convert_hf_to_gguf.py {folder} --outfile model.gguf && "

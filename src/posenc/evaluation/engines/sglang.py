@@ -75,9 +75,9 @@ def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
 
 
 def _longest(config: ModelConfig) -> int | None:
-    given = parameters_in(config.completed)
-    factor = given.get("factor") or 1
-    if TRAINED in given or scaling_of(given) == "llama3":
+    parameters = parameters_in(config.completed)
+    factor = parameters.get("factor") or 1
+    if TRAINED in parameters or scaling_of(parameters) == "llama3":
         factor = 1
     return int(factor * (first(config.completed, LENGTHS) or UNTOLD))
 

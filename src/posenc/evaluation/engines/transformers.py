@@ -19,12 +19,12 @@ from posenc.integrations.transformers.checkpoints.rope import parameters_in
 
 def yarn(rope: RopeParameters, length: int) -> EngineRotation:
     """The gain as it is given, else of ``mscale`` and ``mscale_all_dim``, else the usual one."""
-    given = rope.parameters
-    gain = given.get("attention_factor")
+    parameters = rope.parameters
+    gain = parameters.get("attention_factor")
     if gain is None:
-        one, every = (float(given.get(name) or 0) for name in ("mscale", "mscale_all_dim"))
+        one, every = (float(parameters.get(name) or 0) for name in ("mscale", "mscale_all_dim"))
         gain = rope.quotient_gain(one, every) if one and every else rope.usual_gain()
-    truncate = given.get("truncate")
+    truncate = parameters.get("truncate")
     return rope.yarn(float(gain), truncate=True if truncate is None else bool(truncate))
 
 
@@ -46,10 +46,10 @@ def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     """``truncate`` is read beside layer types, not in them; ``alpha`` by Hunyuan alone."""
     if config.family in HUNYUAN:
         return {kind: _of_hunyuan(rope) for kind, rope in config.ropes().items()}
-    beside = parameters_in(config.completed)
+    parameters = parameters_in(config.completed)
     return {
         kind: replace(
-            rope, parameters={**rope.parameters, "truncate": beside.get("truncate", True)}
+            rope, parameters={**rope.parameters, "truncate": parameters.get("truncate", True)}
         )
         if kind
         else rope

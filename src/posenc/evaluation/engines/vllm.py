@@ -82,8 +82,8 @@ def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     require_whole_texts(config, CHUNKED)
     family, ropes = config.family, config.ropes()
     if family in BY_TRANSFORMERS:
-        own = TRANSFORMERS.ropes(config)
-        return {kind: _named(rope, OWN.format(rope.kind)) for kind, rope in own.items()}
+        standard = TRANSFORMERS.ropes(config)
+        return {kind: _named(rope, OWN.format(rope.kind)) for kind, rope in standard.items()}
     if family in LATENT:
         return {kind: _of_latent(rope) for kind, rope in ropes.items()}
     if family == "gpt_oss":
@@ -135,8 +135,8 @@ def _longrope(rope: RopeParameters, length: int) -> EngineRotation:
 
 
 def _longest(config: ModelConfig) -> int | None:
-    given = [config.completed.get(name) for name in LENGTHS]
-    lengths = [length for length in given if isinstance(length, int)]
+    stated = [config.completed.get(name) for name in LENGTHS]
+    lengths = [length for length in stated if isinstance(length, int)]
     longest = config.completed.get("model_max_length") or min(lengths, default=config.longest)
     ropes = config.ropes().values()
     if longest is None:

@@ -21,14 +21,14 @@ TOLD = "Answer the question by the following documents. Give the answer alone."
 
 def missing_word(source: Source, draw: random.Random, size: int) -> Question:
     """The word left out of a sentence of one document; see ``QuestionTask.make``."""
-    own, others = _passages(source, draw, 1, size)
-    sentences = [text for text in own[0] if _words(text)]
+    passage, others = _passages(source, draw, 1, size)
+    sentences = [text for text in passage[0] if _words(text)]
     if not sentences:
         raise Unfit("the text has no long words")
     sentence = draw.choice(sentences)
     word = draw.choice(_words(sentence))
     gapped = re.sub(rf"\b{word}\b", GAP, sentence)
-    texts = [" ".join(own[0]), *others]
+    texts = [" ".join(passage[0]), *others]
     draw.shuffle(texts)
     titles = names(draw, len(texts))
     return _asked(
@@ -38,12 +38,12 @@ def missing_word(source: Source, draw: random.Random, size: int) -> Question:
 
 def second_document(source: Source, draw: random.Random, size: int) -> Question:
     """The beginning of a document that another one refers to; see ``QuestionTask.make``."""
-    own, others = _passages(source, draw, 2, size)
+    passages, others = _passages(source, draw, 2, size)
     title = names(draw, 1)[0]
-    quoted = draw.choice(own[0])
-    answer = " ".join(own[1][0].split()[:3])
-    first = " ".join([*own[0], f"This goes on in {title}."])
-    texts = [first, " ".join(own[1]), *others]
+    quoted = draw.choice(passages[0])
+    answer = " ".join(passages[1][0].split()[:3])
+    first = " ".join([*passages[0], f"This goes on in {title}."])
+    texts = [first, " ".join(passages[1]), *others]
     titles = names(draw, len(texts) + 1)
     titles = [other for other in titles if other != title][: len(texts)]
     titles[1] = title

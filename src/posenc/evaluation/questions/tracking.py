@@ -35,9 +35,9 @@ def variables(source: Source, draw: random.Random, size: int) -> Question:
     text = "\n".join(scattered(draw, [NOISE] * size, lines))
     example = "\n".join(scattered(draw, [NOISE] * 2, shown_lines))
     answered = f"{_asked_of(shown_value)}{_begun(shown_value, len(shown))} {', '.join(shown)}"
-    told = "Follow the assignments of variables in the text."
+    intro = "Follow the assignments of variables in the text."
     return Question(
-        head=f"{told}\n\n{example}\n{answered}\n\n{told}\n\n{text}\n",
+        head=f"{intro}\n\n{example}\n{answered}\n\n{intro}\n\n{text}\n",
         tail=_asked_of(value),
         lead=_begun(value, len(chain)),
         answers=tuple(chain),
@@ -46,11 +46,11 @@ def variables(source: Source, draw: random.Random, size: int) -> Question:
 
 def _chain(draw: random.Random, hops: int) -> tuple[list[str], list[str], str]:
     """Variables, their assignments, and the value of all."""
-    found = letters(draw, string.ascii_uppercase, 5, hops + 1)
+    names = letters(draw, string.ascii_uppercase, 5, hops + 1)
     value = digits(draw, 5)
-    lines = [f"VAR {found[0]} = {value}."]
-    lines += [f"VAR {found[n + 1]} = VAR {found[n]}." for n in range(hops)]
-    return found, lines, value
+    lines = [f"VAR {names[0]} = {value}."]
+    lines += [f"VAR {names[n + 1]} = VAR {names[n]}." for n in range(hops)]
+    return names, lines, value
 
 
 def _asked_of(value: str) -> str:
@@ -70,9 +70,9 @@ def common_words(source: Source, draw: random.Random, size: int) -> Question:
     text, answers = _numbered(draw, common, others, times)
     asked = f"Question: Which {COMMON} words stand there most often, in alphabetical order?"
     lead = " Answer: They are"
-    told = "Some words of this numbered list stand there more often than others. Remember these."
+    intro = "Some words of this numbered list stand there more often than others. Remember these."
     return Question(
-        head=f"{told}\n{example}\n{asked}{lead} {', '.join(shown)}\n\n{told}\n{text}\n",
+        head=f"{intro}\n{example}\n{asked}{lead} {', '.join(shown)}\n\n{intro}\n{text}\n",
         tail=asked,
         lead=lead,
         answers=tuple(answers),

@@ -76,18 +76,18 @@ class KeyNeedles:
             while True:
                 key = int(torch.randint(10_000, 100_000, (), generator=generator))
                 asked = list(self.encode("\nThe pass key is"))
-                whole = list(self.encode(f"\nThe pass key is {key}"))
-                if whole[: len(asked)] != asked:
-                    asked = whole[: len(whole) - 1]
-                answer = whole[len(asked) :]
+                sentence = list(self.encode(f"\nThe pass key is {key}"))
+                if sentence[: len(asked)] != asked:
+                    asked = sentence[: len(sentence) - 1]
+                answer = sentence[len(asked) :]
                 if width in (None, len(answer)):
                     break
             width = len(answer)
             needle = list(self.encode(f"\nThe pass key is {key}. Remember it.\n"))
-            room = length - len(needle) - len(whole) + 1
-            begin = round(depth * room)
-            text = row[:room].tolist()
-            hidden.append(text[:begin] + needle + text[begin:] + whole[:-1])
+            text_length = length - len(needle) - len(sentence) + 1
+            begin = round(depth * text_length)
+            text = row[:text_length].tolist()
+            hidden.append(text[:begin] + needle + text[begin:] + sentence[:-1])
             answers.append(answer)
         return torch.tensor(hidden), torch.tensor(answers)
 
@@ -107,8 +107,10 @@ def copying(
     """
     rows = len(windows)
     word = pool[torch.randint(len(pool), (rows, WORD), generator=generator)]
-    whole = torch.cat([windows[:, : windows.shape[1] - 2 * WORD + 1], word, word[:, :-1]], dim=1)
-    return whole, word[:, KNOWN:]
+    sequences = torch.cat(
+        [windows[:, : windows.shape[1] - 2 * WORD + 1], word, word[:, :-1]], dim=1
+    )
+    return sequences, word[:, KNOWN:]
 
 
 @torch.inference_mode()
@@ -146,6 +148,6 @@ def repeat(
         size = int(torch.randint(SHORTEST, LONGEST + 1, (), generator=generator))
         begin = int(torch.randint(max(1, int(latest * len(row))), (), generator=generator))
         word = FIRST_LETTER + torch.randint(LETTERS, (size,), generator=generator)
-        room = len(row) - begin
-        row[begin:] = word.repeat(-(-room // size))[:room]
+        space = len(row) - begin
+        row[begin:] = word.repeat(-(-space // size))[:space]
     return repeated

@@ -132,20 +132,20 @@ class NextTokenSuite:
     def _with(self, run: Model, reading: StudyReading, length: int) -> StudyReading:
         """A reading with the measurements at one more length."""
         bits = self.targets.each(run, self.text, length).mean(1)
-        found = self._needles(run, length)
+        needles = self._needles(run, length)
 
-        def added(known: Mapping[int, Any], value: Any) -> dict[int, Any]:
-            return dict(sorted({**known, length: value}.items()))
+        def added(values: Mapping[int, Any], value: Any) -> dict[int, Any]:
+            return dict(sorted({**values, length: value}.items()))
 
         return replace(
             reading,
             loss=added(reading.loss, float(bits.mean())),
-            needles=added(reading.needles, tuple(found.mean(1).tolist())),
+            needles=added(reading.needles, tuple(needles.mean(1).tolist())),
             copied=added(reading.copied, self._copied(run, length)),
             pieces={
                 **reading.pieces,
                 "loss": added(reading.pieces.get("loss", {}), rounded(bits)),
-                "needles": added(reading.pieces.get("needles", {}), rounded(found.flatten())),
+                "needles": added(reading.pieces.get("needles", {}), rounded(needles.flatten())),
             },
         )
 
@@ -161,16 +161,16 @@ class NextTokenSuite:
     def _needles(self, run: Model, length: int) -> Float[Tensor, "D W"]:
         """1 for each needle found, by depth."""
         windows = self._windows(length, self.asked)
-        found = []
+        shares = []
         for index, depth in enumerate(DEPTHS):
             hidden, answers = self.needles.hide(windows, depth, generator(self.seed, length, index))
-            found.append(shares_right(run, hidden, answers, whole=True))
-        return torch.stack(found)
+            shares.append(shares_right(run, hidden, answers, whole=True))
+        return torch.stack(shares)
 
     def _copied(self, run: Model, length: int) -> float:
         windows = self._windows(length, self.windows)
-        whole, answers = copying(windows, self.pool, generator(self.seed, length))
-        return float(shares_right(run, whole, answers, whole=False).mean())
+        rows, answers = copying(windows, self.pool, generator(self.seed, length))
+        return float(shares_right(run, rows, answers, whole=False).mean())
 
     def facts(self, unit: str) -> dict[str, Any]:
         """See ``Suite``."""

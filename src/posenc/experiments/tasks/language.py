@@ -71,7 +71,7 @@ class LanguageModelling(Task):
         spread = partial(Targets.spread, pieces, longest=longest)
         width, windows = length // 2, max(FEWEST, TESTED_TOKENS // longest)
         segments = spread(width=width, count=min(SEGMENTS, windows))
-        known = Targets.spread(self._pieces, width=width, longest=length, count=SEGMENTS)
+        training_targets = Targets.spread(self._pieces, width=width, longest=length, count=SEGMENTS)
         self._haystacks = spread(width=1, count=min(NEEDLES, windows))
         runs = min(RUNS, max(1, windows // (RUN + BINS)))
         self._profile = PositionProfile.spread(
@@ -81,13 +81,13 @@ class LanguageModelling(Task):
             settings,
             title="Next byte of real text, at longer contexts than trained on",
             corpus=corpus.record(),
-            metrics=self._metrics(segments, known, length, longest),
+            metrics=self._metrics(segments, training_targets, length, longest),
             decisive=(corpus.sha256, length),
             also_decisive=(self._needle_rows,),
             example_length=length,
         )
         self.data = corpus.describe()
-        self._add("seen", length, partial(_loss, known, self._train, length))
+        self._add("seen", length, partial(_loss, training_targets, self._train, length))
         for size in self.lengths:
             self._add("loss", size, partial(_loss, segments, self._held_out, size))
         for size in self.lengths if self._needle_rows else ():
@@ -171,13 +171,13 @@ class LanguageModelling(Task):
         return refusals[:1]
 
     def _metrics(
-        self, segments: Targets, known: Targets, length: int, longest: int
+        self, segments: Targets, training_targets: Targets, length: int, longest: int
     ) -> list[Metric]:
         width = segments.width
         loss, training, on_seen = byte_losses(
             self._train,
             (self._held_out, segments.places),
-            (self._train, known.places),
+            (self._train, training_targets.places),
             training=", needles included." if self._needle_rows else ".",
             label="Loss on the same bytes",
             axis=CONTEXT,

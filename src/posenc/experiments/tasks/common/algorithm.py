@@ -191,8 +191,8 @@ class AlgorithmTask(Task):
             scored.append(batch["targets"] != IGNORED)
             right.append(logits.argmax(-1).cpu() == batch["targets"])
         all_scored, all_right = torch.cat(scored), torch.cat(right)
-        whole = (all_right | ~all_scored).all(1)
-        return float(all_right[all_scored].double().mean()), float(whole.double().mean())
+        all_correct = (all_right | ~all_scored).all(1)
+        return float(all_right[all_scored].double().mean()), float(all_correct.double().mean())
 
 
 def algorithm_entry(

@@ -116,9 +116,9 @@ class PairTask(Task):
             run = partial(self._score, pairs=pairs, length=length)
             self.add_probe(keys, length, run, rows=ROWS, length=length + 1)
         trained = settings.train_length
-        known = split.train[: len(split.tests[trained])]
+        trained_pairs = split.train[: len(split.tests[trained])]
         self.add_probe(
-            ("seen",), trained, lambda model: [self._score(model, known, trained)[headline]]
+            ("seen",), trained, lambda model: [self._score(model, trained_pairs, trained)[headline]]
         )
 
     def make_model(self, recipe: Recipe) -> Transformer:

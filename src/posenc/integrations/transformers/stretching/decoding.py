@@ -17,7 +17,7 @@ from posenc.encoding import Encoding, apply_rotation
 from posenc.extension.banded import BandedRope
 from posenc.extension.methods.log_n import LogN
 from posenc.grid import Grid
-from posenc.integrations.transformers.stretching.beside import keep, kept
+from posenc.integrations.transformers.stretching.companions import add_companions, companions
 
 PLAIN = Encoding()
 
@@ -59,12 +59,12 @@ class RotatedKeys(DynamicLayer):
 
 def rotated_keys(layer: DynamicLayer) -> tuple[RotatedKeys, ...]:
     """The keys of a cache's layer after each of their rotations, as far as they are kept."""
-    return tuple(x for x in kept(layer) if isinstance(x, RotatedKeys))
+    return tuple(x for x in companions(layer) if isinstance(x, RotatedKeys))
 
 
 def _begin(layer: DynamicLayer, count: int) -> tuple[RotatedKeys, ...]:
     """Begin to keep so many rotations of a layer's keys."""
-    keep(layer, *(RotatedKeys() for _ in range(count)))
+    add_companions(layer, *(RotatedKeys() for _ in range(count)))
     return rotated_keys(layer)
 
 

@@ -21,7 +21,7 @@ from transformers.cache_utils import (
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.signatures import bound, caches_in, is_cache
-from posenc.integrations.transformers.stretching.beside import keep, kept
+from posenc.integrations.transformers.stretching.companions import add_companions, companions
 from posenc.integrations.transformers.stretching.probing import layer_type_of
 from posenc.layout import Layout
 from posenc.runtime import has_values, is_exporting
@@ -256,7 +256,7 @@ class Adoption:
             held = _positions_in(found)
             if held is None:
                 held = Positions.of(found, self.switch)
-                keep(next(_attention_layers(found)), held)
+                add_companions(next(_attention_layers(found)), held)
             held.append(self.latest.queries)
         self.cache = None
 
@@ -357,8 +357,8 @@ def _attention_layers(cache: Cache | None) -> Iterator[CacheLayerMixin]:
 
 
 def _positions_in(cache: Cache | None) -> Positions | None:
-    beside = (x for layer in _attention_layers(cache) for x in kept(layer))
-    return next((x for x in beside if isinstance(x, Positions)), None)
+    layers = (x for layer in _attention_layers(cache) for x in companions(layer))
+    return next((x for x in layers if isinstance(x, Positions)), None)
 
 
 def _foreign_cache(got: str) -> ArgumentError:

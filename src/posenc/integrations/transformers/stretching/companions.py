@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers.cache_utils import CacheLayerMixin
 
-KEPT = "_posenc_beside"
+COMPANIONS = "_posenc_companions"
 """Attribute of layers that holds their companions."""
 
 FOLLOWED = (
@@ -25,20 +25,20 @@ FOLLOWED = (
 """Methods of layers that are called on their companions too."""
 
 
-def kept(layer: object) -> tuple[CacheLayerMixin, ...]:
+def companions(layer: object) -> tuple[CacheLayerMixin, ...]:
     """Companions of a layer of a cache."""
-    beside: tuple[CacheLayerMixin, ...] = getattr(layer, KEPT, ())
-    return beside
+    layers: tuple[CacheLayerMixin, ...] = getattr(layer, COMPANIONS, ())
+    return layers
 
 
-def keep(layer: CacheLayerMixin, *beside: CacheLayerMixin) -> None:
+def add_companions(layer: CacheLayerMixin, *layers: CacheLayerMixin) -> None:
     """Add companions, which are reordered, repeated, cropped and reset as the layer's keys are."""
-    setattr(layer, KEPT, (*kept(layer), *beside))
+    setattr(layer, COMPANIONS, (*companions(layer), *layers))
     for name in FOLLOWED:
-        setattr(layer, name, _InStep(layer, name))
+        setattr(layer, name, _CompanionMethod(layer, name))
 
 
-class _InStep:
+class _CompanionMethod:
     """A method of a layer, called on its companions first."""
 
     def __init__(self, layer: CacheLayerMixin, name: str) -> None:
@@ -47,9 +47,9 @@ class _InStep:
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         layer = self.layer()
-        for beside in kept(layer):
-            getattr(beside, self.name)(*arguments, **options)
+        for companion in companions(layer):
+            getattr(companion, self.name)(*arguments, **options)
         return getattr(type(layer), self.name)(layer, *arguments, **options)
 
     def __reduce__(self) -> Any:
-        return _InStep, (self.layer(), self.name)
+        return _CompanionMethod, (self.layer(), self.name)
