@@ -65,10 +65,10 @@ def test_copying_by_looking_back_is_all_right_and_guessing_is_not() -> None:
         """The token that followed where this one stood a word earlier."""
         return torch.nn.functional.one_hot(tokens.roll(WORD - 1, 1), 128).float()
 
-    assert shares_right(back, whole, answers, whole=False).eq(1).all()
-    assert shares_right(back, whole, answers, whole=True).eq(1).all()
+    assert shares_right(back, whole, answers, exact=False).eq(1).all()
+    assert shares_right(back, whole, answers, exact=True).eq(1).all()
     zeros = torch.zeros(128)
-    missed = shares_right(lambda t: zeros.expand(*t.shape, 128), whole, answers, whole=False)
+    missed = shares_right(lambda t: zeros.expand(*t.shape, 128), whole, answers, exact=False)
     assert missed.shape == (6,)
     assert missed.eq(0).all()
 

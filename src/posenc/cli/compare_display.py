@@ -41,7 +41,7 @@ class CompareDisplay(Display):
         self.finished = self.runs = 0
         self.countdown = Countdown()
         self.next_line = FIRST_LINE
-        self.whole: TaskID | None = None
+        self.total: TaskID | None = None
 
     def __call__(self, event: Event) -> None:
         from posenc.experiments import progress
@@ -53,7 +53,7 @@ class CompareDisplay(Display):
                 runs = f"{len(event.runs)} runs{again}, {event.workers} at a time, into {event.out}"
                 self.emit(runs, "dim")
                 total = len(event.runs)
-                self.whole = self.bars.add_task("all runs", total=total, note="")
+                self.total = self.bars.add_task("all runs", total=total, note="")
                 self.finished, self.runs = event.finished, total
                 self.countdown.restart(event.finished)
                 self._advance()
@@ -98,8 +98,8 @@ class CompareDisplay(Display):
         """Update the bar of all runs; returns the time left."""
         done = self.finished + sum(self.shares.values())
         left = self.countdown.left(done, self.runs)
-        if self.whole is not None:
-            self.bars.update(self.whole, completed=done, note=left)
+        if self.total is not None:
+            self.bars.update(self.total, completed=done, note=left)
         return left
 
     def _finish(self, event: RunFinished) -> None:

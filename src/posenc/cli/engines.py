@@ -28,7 +28,7 @@ def require_engine(engine: str | None) -> None:
     from posenc.evaluation.engines.comparison import engine_named
 
     if engine not in (None, ALL):
-        engine_named(engine, beside=(ALL,))
+        engine_named(engine, also=(ALL,))
 
 
 def print_engines(engines: Engines, reading: LayerReading) -> None:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from posenc.errors import ArgumentError, CheckpointError
-from posenc.evaluation.beside import copy_beside, raise_limits
 from posenc.evaluation.engines.remedy import for_engines
 from posenc.evaluation.hub import HubName
 from posenc.evaluation.images import ImageSource
@@ -21,6 +20,7 @@ from posenc.evaluation.kinds import open_live, require_unstretched
 from posenc.evaluation.live import LiveDecoder, LiveModel, evaluation_copy
 from posenc.evaluation.live_images import LiveImages
 from posenc.evaluation.results import Study
+from posenc.evaluation.sidecars import copy_sidecars, raise_limits
 from posenc.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenizer
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.integrations.transformers.checkpoints.folder import save
@@ -272,7 +272,7 @@ class Checkpoint:
             if model.served:
                 _name_for_engines(partial)
             if self.folder is not None:
-                copy_beside(self.folder, partial)
+                copy_sidecars(self.folder, partial)
             # of a method that transformers lacks, the model is stretched once it is loaded
             if model.served and not isinstance(model, LiveImages):
                 raise_limits(partial, longest)

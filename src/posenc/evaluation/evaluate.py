@@ -139,11 +139,11 @@ class _Measurement:
                 self.left_out |= dict.fromkeys(names, self.examination.refusal)
         source = data.sha256 if isinstance(data, Text) else ""
         conditions = replace(settings, minutes=None), self.suite.lengths, self.examination.count
-        self.kept = MeasuredFile(state, checkpoint.model.parameters(), source, conditions)
+        self.measured_file = MeasuredFile(state, checkpoint.model.parameters(), source, conditions)
 
     def study(self) -> Study:
         """All measurements, and what they say of length."""
-        reading = self.kept.untuned(self.key)
+        reading = self.measured_file.untuned(self.key)
         if reading is None:
             self._step("loss and needles")
             reading = self.suite.measure(self.model, limit=self.limit)
@@ -212,7 +212,7 @@ class _Measurement:
         self.progress(stage, 0, 1)
 
     def _keep(self, reading: StudyReading) -> None:
-        self.kept.add(Findings(key=self.key, role="baseline", untuned=reading))
+        self.measured_file.add(Findings(key=self.key, role="baseline", untuned=reading))
 
     def _rise(self, reading: StudyReading) -> Rise | None:
         """The place before the trained length at which the loss rises; see ``rise``."""
@@ -280,12 +280,12 @@ class _Measurement:
             return []
         if self.suite.lengths[-1] <= length or self.deadline.left <= 0:
             return []
-        reading = self.kept.untuned(WINDOW)
+        reading = self.measured_file.untuned(WINDOW)
         if reading is None:
             self._step("a sliding window")
             reading = self.suite.measure(model.cut(length))
         findings = Findings(key=WINDOW, role="baseline", untuned=reading)
-        self.kept.add(findings)
+        self.measured_file.add(findings)
         return [findings]
 
 

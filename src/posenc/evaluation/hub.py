@@ -17,12 +17,12 @@ CONFIGS = ("config.json", "tokenizer_config.json", "sentence_bert_config.json")
 
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
 
-BESIDE = (
+SIDECARS = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
     *("*.model", "chat_template*", "generation_config.json", "preprocessor_config.json"),
     *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
 )
-"""Files beside config and weights, which may depend on the longest text alone."""
+"""Sidecar files of config and weights, which may depend on the longest text alone."""
 
 MODULES = "[0-9]*_*/*"
 """Files of the further modules of sentence-transformers, such as pooling, a folder each."""
@@ -100,7 +100,7 @@ class HubName:
                 snapshot_download(
                     self.repo,
                     revision=self.revision,
-                    allow_patterns=[*CONFIGS, *((*WEIGHTS, *BESIDE, MODULES) if weights else ())],
+                    allow_patterns=[*CONFIGS, *((*WEIGHTS, *SIDECARS, MODULES) if weights else ())],
                     ignore_patterns=["[!0-9]*/*", "*/*/*"],
                 )
             )

@@ -39,7 +39,7 @@ PLAIN = "abs(datum.value) < 1 ? format(datum.value, '~g') : format(datum.value, 
 """Labels such as 0.01, 10 and 100k; a prefix below one reads as a unit, as 10m does."""
 
 LEAST_SHARE = 0.05
-LEAST_PART = 0.02
+LEAST_FRACTION = 0.02
 """Shortest axis: of shares, and of other values as a part of the largest."""
 
 
@@ -161,7 +161,7 @@ class Up:
         clip = self.bounds.clip
         finite = [value for value in values if math.isfinite(value)] + ([0.0] if self.zero else [])
         low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
-        least = LEAST_SHARE if self.percent else LEAST_PART * (max(abs(low), abs(high)) or 1.0)
+        least = LEAST_SHARE if self.percent else LEAST_FRACTION * (max(abs(low), abs(high)) or 1.0)
         if high - low < least:
             middle = (low + high) / 2
             low, high = clip(middle - least / 2), clip(middle + least / 2)

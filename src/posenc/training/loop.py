@@ -160,12 +160,12 @@ def _fit(
         if ranks.mesh is not None:
             torch.manual_seed(generator(plan.seed, state.step, ranks.rank).initial_seed())
         batch = objective.batch(plan.seed, state.step)
-        parts = ranks.parts(batch, objective, plan.accumulate)
+        microbatches = ranks.microbatches(batch, objective, plan.accumulate)
         optimizer.zero_grad(set_to_none=True)
         losses = []
-        for number, (part, share) in enumerate(parts, start=1):
-            with ranks.part_of_step(spread, last=number == len(parts)):
-                rows = {name: x.to(device) for name, x in part.items()}
+        for number, (microbatch, share) in enumerate(microbatches, start=1):
+            with ranks.gradient_sync(spread, last=number == len(microbatches)):
+                rows = {name: x.to(device) for name, x in microbatch.items()}
                 losses.append(share * objective.loss(model, rows))
                 fabric.backward(ranks.size * losses[-1])
         nn.utils.clip_grad_norm_(bare.parameters(), LARGEST_NORM)

@@ -25,7 +25,7 @@ SIDE = 288
 
 NAMED_POINTS = 8
 
-APART = 0.09
+NAME_DISTANCE = 0.09
 """Share of a trail's square that two points must be apart for both to be named."""
 
 NOTE_WIDTH = 54
@@ -191,7 +191,7 @@ def _gradient(scale: Scale | None = None) -> alt.Legend:
 def _draw_trail(trail: Trail) -> Any:
     """A line through the points, coloured by position, with some positions named."""
     middle, half = _frame(trail.points)
-    named = _named(trail.points, 2 * half * APART)
+    named = _named(trail.points, 2 * half * NAME_DISTANCE)
     rows = [
         {"position": n, "x": x, "y": y, "name": str(n) if n in named else ""}
         for n, (x, y) in enumerate(trail.points.tolist())

@@ -129,11 +129,11 @@ ROPE = (
 )
 """Fields of RoPE's parameters; those of a config beside them are valid alike."""
 
-BESIDE = ("rope_theta", "partial_rotary_factor", "rotary_pct")
+TOP_LEVEL_TOO = ("rope_theta", "partial_rotary_factor", "rotary_pct")
 """Fields of RoPE that a config has outside of its parameters too."""
 
 
-ROTATION = (*BESIDE, "rope_scaling", "rope_parameters")
+ROTATION = (*TOP_LEVEL_TOO, "rope_scaling", "rope_parameters")
 """Fields without which nothing is known of a rotation."""
 
 
@@ -216,7 +216,7 @@ def _without(names: set[str], part: Config) -> Config:
 def _invalid(config: Config) -> Iterator[Wrong]:
     """Values of a part that are not valid."""
     yield from _of(config, SIZES)
-    yield from _of({name: config.get(name) for name in BESIDE}, ROPE)
+    yield from _of({name: config.get(name) for name in TOP_LEVEL_TOO}, ROPE)
     types = config.get("layer_types")
     types = types if isinstance(types, list) else ()
     for name in ("rope_scaling", "rope_parameters"):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 UNMEASURED = "Costs were not measured."
-OWN_CODE = (
+CUSTOM_CODE = (
     "code of the model's own, which posenc does not run, reads values of this config by layer"
 )
 
@@ -104,7 +104,7 @@ def _diagnose(folder: Path, named: Path, budget: float, run_seconds: float) -> D
     config = text_part(values if unread else completed(values))
     try:
         if unread:
-            raise NotRunError(OWN_CODE)
+            raise NotRunError(CUSTOM_CODE)
         reading = read_by_running(folder, seconds=run_seconds)
     except NotRunError as error:
         reading = read_config(config, str(error))

@@ -54,12 +54,12 @@ class Served:
     read: str = ""
 
 
-def engine_named(option: str, *, beside: tuple[str, ...] = ()) -> Engine:
+def engine_named(option: str, *, also: tuple[str, ...] = ()) -> Engine:
     """The engine of an option, such as ``llama.cpp``.
 
     Args:
         option: or the name of the engine.
-        beside: other words that are valid, for the message.
+        also: other words that are valid, for the message.
 
     Raises:
         UnknownNameError: if there is none.
@@ -68,7 +68,7 @@ def engine_named(option: str, *, beside: tuple[str, ...] = ()) -> Engine:
     if matches:
         return matches[0]
     names = (engine.option for engine in ENGINES.values())
-    raise UnknownNameError.of("engine", option, (*names, *beside))
+    raise UnknownNameError.of("engine", option, (*names, *also))
 
 
 def no_engine_has(family: str) -> bool:

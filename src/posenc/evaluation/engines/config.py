@@ -44,13 +44,13 @@ class ModelConfig:
         written: fields of its part of ``config.json``.
         completed: the same with transformers' defaults; as written without transformers.
         nested: the part's name in ``config.json``; "" if it is all of it.
-        whole: all of ``config.json`` as it is written.
+        root: all of ``config.json`` as it is written.
     """
 
     written: Fields
     completed: Fields
     nested: str = ""
-    whole: Fields = field(default_factory=dict)
+    root: Fields = field(default_factory=dict)
 
     @classmethod
     def of(cls, fields: Fields) -> ModelConfig:
@@ -59,7 +59,7 @@ class ModelConfig:
         for name in PARTS:
             if isinstance(fields.get(name), Mapping) and completed_fields.get(name):
                 return cls(fields[name], completed_fields.get(name) or fields[name], name, fields)
-        return cls(fields, text_part(completed_fields), whole=fields)
+        return cls(fields, text_part(completed_fields), root=fields)
 
     @property
     def family(self) -> str:
@@ -69,7 +69,7 @@ class ModelConfig:
     @property
     def outer(self) -> str:
         """``model_type`` of the whole model."""
-        return str(self.whole.get("model_type") or self.family)
+        return str(self.root.get("model_type") or self.family)
 
     @property
     def longest(self) -> int | None:

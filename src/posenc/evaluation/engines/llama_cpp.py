@@ -77,7 +77,7 @@ The loader of every model reads it, its converter writes it for LongRoPE alone, 
 ``--override-kv`` of the server sets it; YaRN's usual gain is multiplied by it.
 """
 
-UNTOLD = 8192
+DEFAULT_LENGTH = 8192
 """The trained length of llama3 where it finds none."""
 
 HUNYUAN_LENGTHS = (32768, 262144)
@@ -176,7 +176,7 @@ def _converted(config: ModelConfig, layer_type: str, rope: RopeParameters) -> Ro
     if family in LINEAR:
         return replace(none, parameters={**parameters, "rope_type": "linear"})
     if rope.kind == "llama3":
-        trained = parameters.get(TRAINED) or rope.trained or UNTOLD
+        trained = parameters.get(TRAINED) or rope.trained or DEFAULT_LENGTH
         return replace(rope, trained=trained) if family in LLAMA3 else none
     if rope.kind == "longrope":
         # of a family without a trained length, the short factors serve all texts

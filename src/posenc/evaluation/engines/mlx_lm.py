@@ -36,7 +36,7 @@ from posenc.evaluation.engines.rotation import (
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
 YARNS = ("yarn", "deepseek_yarn", "telechat3-yarn")
-UNTOLD = {"llama3": 8192, SU: 4096, SU_SCALED: 4096, **dict.fromkeys(YARNS, 4096)}
+DEFAULT_LENGTHS = {"llama3": 8192, SU: 4096, SU_SCALED: 4096, **dict.fromkeys(YARNS, 4096)}
 """Trained lengths where it finds none."""
 
 PARAMETERS, SHARE = "rope_parameters", "partial_rotary_factor"
@@ -55,7 +55,7 @@ def _file(config: ModelConfig) -> str:
         NotServedError: if there is none.
     """
     kind = config.outer
-    by_class = (NAMED_BY_CLASS.get((kind, one)) for one in config.whole.get("architectures") or ())
+    by_class = (NAMED_BY_CLASS.get((kind, one)) for one in config.root.get("architectures") or ())
     name = next(filter(None, by_class), NAMED.get(kind, kind))
     if name in PARTS:
         if not config.nested and name not in FLAT:
@@ -73,7 +73,9 @@ def _file(config: ModelConfig) -> str:
 def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     name, standard, written = _file(config), config.ropes(), config.written
     if name == STEP:
-        return {kind: _told(rope) for kind, rope in _of_step(config, standard).items()}
+        return {
+            kind: _with_trained_length(rope) for kind, rope in _of_step(config, standard).items()
+        }
     reads = FILES[name]
     for needed in reads.needs:
         outer, _, name = needed.rpartition(".")
@@ -81,7 +83,7 @@ def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
             raise NotServedError(f"config.json has no {name}" + (f" in {outer}" if outer else ""))
     if reads.by_layer:
         return {kind: _of_layer(reads, written, kind, rope) for kind, rope in standard.items()}
-    base = float(_found(written, reads.bases, reads.base))
+    base = float(_first_field(written, reads.bases, reads.base))
     scalings = (_at(written, place) for place in reads.scaling)
     scaling = next((one for one in scalings if isinstance(one, Mapping)), {})
     parameters = _scaling(reads, scaling)
@@ -100,15 +102,17 @@ def _rope(
 ) -> RopeParameters:
     written, base = config.written, rope.base
     if reads.windows and kind not in ("", FULL):
-        base, parameters = float(_found(written, (reads.windows,), reads.local)), {}
+        base, parameters = float(_first_field(written, (reads.windows,), reads.local)), {}
     width: int = rope.width
     if not config.completed.get("qk_rope_head_dim"):
         stated_width = next((written[name] for name in reads.widths if written.get(name)), None)
-        width = stated_width or int(rope.head * _found(written, reads.shares, reads.share))
+        width = stated_width or int(rope.head * _first_field(written, reads.shares, reads.share))
     if width % 2:
         raise NotServedError(f"it cannot rotate {width} features of a head, an odd number")
-    trained = (written if reads.beside else parameters).get(TRAINED)
-    return _told(replace(rope, base=base, width=width, parameters=parameters, trained=trained))
+    trained = (written if reads.trained_outside else parameters).get(TRAINED)
+    return _with_trained_length(
+        replace(rope, base=base, width=width, parameters=parameters, trained=trained)
+    )
 
 
 def _of_layer(reads: Reads, written: Fields, kind: str, rope: RopeParameters) -> RopeParameters:
@@ -116,13 +120,13 @@ def _of_layer(reads: Reads, written: Fields, kind: str, rope: RopeParameters) ->
     by_type = written.get(PARAMETERS)
     every = by_type if isinstance(by_type, Mapping) else reads.default
     parameters = every.get(kind or FULL) or {}
-    base = float(_found(parameters, ("rope_theta",), reads.base))
+    base = float(_first_field(parameters, ("rope_theta",), reads.base))
     scaling = _scaling(reads, parameters)
     share: Any = 1.0
     if reads.shares or scaling["rope_type"] == "proportional":
         share = parameters.get(SHARE, written.get(SHARE) or 1.0)
     of_layer = replace(rope, base=base, width=int(rope.head * share), parameters=scaling)
-    return _told(replace(of_layer, trained=scaling.get(TRAINED)))
+    return _with_trained_length(replace(of_layer, trained=scaling.get(TRAINED)))
 
 
 def _scaling(reads: Reads, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +148,7 @@ def _scaling(reads: Reads, parameters: Mapping[str, Any]) -> dict[str, Any]:
     if reads.kinds is not ALL and kind not in reads.kinds:
         return {"rope_type": "default"}
     scaling = {name: value for name, value in parameters.items() if name != "type"}
-    if reads.beside:
+    if reads.trained_outside:
         scaling.pop(TRAINED, None)
     return scaling | {"rope_type": reads.named.get("", reads.named.get(kind, kind))}
 
@@ -173,7 +177,7 @@ def _at(fields: Fields, place: str) -> Any:
     return part.get(inner) if isinstance(part, Mapping) else None
 
 
-def _found(fields: Fields, places: tuple[str, ...], default: float | None) -> Any:
+def _first_field(fields: Fields, places: tuple[str, ...], default: float | None) -> Any:
     """The first of some fields.
 
     Raises:
@@ -193,8 +197,8 @@ def _listed(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _told(rope: RopeParameters) -> RopeParameters:
-    return rope if rope.trained else replace(rope, trained=UNTOLD.get(rope.kind))
+def _with_trained_length(rope: RopeParameters) -> RopeParameters:
+    return rope if rope.trained else replace(rope, trained=DEFAULT_LENGTHS.get(rope.kind))
 
 
 def _by_factor(rule: Rule) -> Rule:

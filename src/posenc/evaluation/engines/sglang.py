@@ -13,7 +13,7 @@ from posenc.evaluation.engines.rotation import (
     latent_yarn,
     ntk_alpha,
 )
-from posenc.evaluation.engines.vllm import latent_ropes, require_whole_texts
+from posenc.evaluation.engines.vllm import latent_ropes, require_unchunked_positions
 from posenc.integrations.transformers.checkpoints.rope import TRAINED, parameters_in, scaling_of
 
 STEP = "step3p5"
@@ -28,7 +28,7 @@ LENGTHS = (
 )
 """Names of the longest text, in the order of preference."""
 
-UNTOLD = 2048
+DEFAULT_LENGTH = 2048
 """Longest text where none is told."""
 
 
@@ -60,7 +60,7 @@ def _longrope(rope: RopeParameters, length: int) -> EngineRotation:
 
 
 def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
-    require_whole_texts(config, CHUNKED)
+    require_unchunked_positions(config, CHUNKED)
     if config.family != STEP:
         return latent_ropes(config)
     written = config.written
@@ -79,7 +79,7 @@ def _longest(config: ModelConfig) -> int | None:
     factor = parameters.get("factor") or 1
     if TRAINED in parameters or scaling_of(parameters) == "llama3":
         factor = 1
-    return int(factor * (first(config.completed, LENGTHS) or UNTOLD))
+    return int(factor * (first(config.completed, LENGTHS) or DEFAULT_LENGTH))
 
 
 SGLANG = Engine(

@@ -32,7 +32,7 @@ LATENT = frozenset(
 )
 """Families with latent attention, that take every scaling for their own YaRN."""
 
-OWN = "{} of transformers"
+OF_TRANSFORMERS = "{} of transformers"
 """Scalings of families in ``BY_TRANSFORMERS``."""
 
 LENGTHS = (
@@ -60,7 +60,7 @@ def latent_ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     }
 
 
-def require_whole_texts(config: ModelConfig, chunked: frozenset[str]) -> None:
+def require_unchunked_positions(config: ModelConfig, chunked: frozenset[str]) -> None:
     """Require a config that does not count positions in chunks.
 
     Args:
@@ -79,11 +79,13 @@ def _named(rope: RopeParameters, kind: str) -> RopeParameters:
 
 
 def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
-    require_whole_texts(config, CHUNKED)
+    require_unchunked_positions(config, CHUNKED)
     family, ropes = config.family, config.ropes()
     if family in BY_TRANSFORMERS:
         standard = TRANSFORMERS.ropes(config)
-        return {kind: _named(rope, OWN.format(rope.kind)) for kind, rope in standard.items()}
+        return {
+            kind: _named(rope, OF_TRANSFORMERS.format(rope.kind)) for kind, rope in standard.items()
+        }
     if family in LATENT:
         return {kind: _of_latent(rope) for kind, rope in ropes.items()}
     if family == "gpt_oss":
@@ -161,7 +163,7 @@ VLLM = Engine(
         "proportional": lambda rope, length: rope.proportional(1.0),
         "yarn": yarn,
         "deepseek_yarn": latent_yarn,
-        **{OWN.format(kind): rule for kind, rule in TRANSFORMERS.kinds.items()},
+        **{OF_TRANSFORMERS.format(kind): rule for kind, rule in TRANSFORMERS.kinds.items()},
     },
     ropes=_ropes,
     longest=_longest,

@@ -16,7 +16,7 @@ SHORTEST = 5
 
 GAP = "____"
 
-TOLD = "Answer the question by the following documents. Give the answer alone."
+INSTRUCTIONS = "Answer the question by the following documents. Give the answer alone."
 
 
 def missing_word(source: Source, draw: random.Random, size: int) -> Question:
@@ -81,7 +81,7 @@ def _words(sentence: str) -> list[str]:
 def _asked(documents: list[tuple[str, str]], question: str, answers: tuple[str, ...]) -> Question:
     listed = "\n\n".join(f"Document {title}:\n{text}" for title, text in documents)
     return Question(
-        head=f"{TOLD}\n\n{listed}\n\n{TOLD}\n\n",
+        head=f"{INSTRUCTIONS}\n\n{listed}\n\n{INSTRUCTIONS}\n\n",
         tail=f"Question: {question}",
         lead=" Answer:",
         answers=answers,

@@ -115,7 +115,7 @@ def copying(
 
 @torch.inference_mode()
 def shares_right(
-    model: Model, windows: Int[Tensor, "W L"], answers: Int[Tensor, "W n"], *, whole: bool
+    model: Model, windows: Int[Tensor, "W L"], answers: Int[Tensor, "W n"], *, exact: bool
 ) -> Float[Tensor, " W"]:
     """Share of each answer that the model predicts, given windows without its last token.
 
@@ -123,14 +123,14 @@ def shares_right(
         model: tokens to logits.
         windows: which end in all tokens of the answer but the last.
         answers: ids.
-        whole: 1 if all tokens of the answer are right, else 0.
+        exact: 1 if all tokens of the answer are right, else 0.
     """
     count = answers.shape[1]
     rows = rows_a_call(windows.shape[1])
     right = []
     for part, wanted in zip(torch.split(windows, rows), torch.split(answers, rows), strict=True):
         hit = model(part)[:, -count:].argmax(-1).cpu() == wanted
-        right.append(hit.all(1).double() if whole else hit.double().mean(1))
+        right.append(hit.all(1).double() if exact else hit.double().mean(1))
     return torch.cat(right)
 
 

@@ -164,13 +164,13 @@ class NextTokenSuite:
         shares = []
         for index, depth in enumerate(DEPTHS):
             hidden, answers = self.needles.hide(windows, depth, generator(self.seed, length, index))
-            shares.append(shares_right(run, hidden, answers, whole=True))
+            shares.append(shares_right(run, hidden, answers, exact=True))
         return torch.stack(shares)
 
     def _copied(self, run: Model, length: int) -> float:
         windows = self._windows(length, self.windows)
         rows, answers = copying(windows, self.pool, generator(self.seed, length))
-        return float(shares_right(run, rows, answers, whole=False).mean())
+        return float(shares_right(run, rows, answers, exact=False).mean())
 
     def facts(self, unit: str) -> dict[str, Any]:
         """See ``Suite``."""

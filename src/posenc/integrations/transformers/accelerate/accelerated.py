@@ -92,7 +92,7 @@ class Accelerated(nn.Module):
         copied.__dict__.update(deepcopy(self.__dict__, memo))
         return copied
 
-    def own_forward(self, **arguments: Any) -> Any:
+    def original_forward(self, **arguments: Any) -> Any:
         """The forward pass of the original; ``cache`` goes by the name that it has there."""
         name = cache_name(self.parameters_of_forward)
         if name is not None and CACHE in arguments:

@@ -31,7 +31,13 @@ from posenc.integrations.transformers.accelerate.family import (
     family_of,
 )
 from posenc.integrations.transformers.accelerate.report import AccelerateReport, ReportedModule
-from posenc.integrations.transformers.accelerate.routing import MOVED, OWN, POSENC, Record, recorded
+from posenc.integrations.transformers.accelerate.routing import (
+    MOVED,
+    ORIGINAL,
+    POSENC,
+    Record,
+    recorded,
+)
 from posenc.integrations.transformers.accelerate.views import config_behind, with_posenc
 
 ALREADY = "It was accelerated before and stays as it is; restore(model) first for other settings."
@@ -224,7 +230,7 @@ def _report(model: nn.Module, found: Sequence[Found]) -> AccelerateReport:
             rows.append(ReportedModule(path, module.original.__name__, POSENC, reason))
         elif type(module) not in family.configured:
             reason = family.reason(module) or ""
-            rows.append(ReportedModule(path, type(module).__name__, OWN, reason))
+            rows.append(ReportedModule(path, type(module).__name__, ORIGINAL, reason))
     return AccelerateReport(type(model).__name__, tuple(rows))
 
 

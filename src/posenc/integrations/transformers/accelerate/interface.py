@@ -27,7 +27,7 @@ from posenc.integrations.transformers.accelerate.graph_patterns import pattern_i
 from posenc.integrations.transformers.accelerate.masks import grid_of
 from posenc.integrations.transformers.accelerate.patterns import Place, grid_of_function, padded
 from posenc.integrations.transformers.accelerate.routing import (
-    OWN,
+    ORIGINAL,
     describe,
     note,
     note_kernel,
@@ -127,7 +127,7 @@ def attention(
         if not changes and settings.backend == "auto":
             output = plain_attention(query, key, value, grid, **given)
         if output is not None:
-            note(module, OWN, f"{describe(grid)}, where PyTorch's kernel is as fast")
+            note(module, ORIGINAL, f"{describe(grid)}, where PyTorch's kernel is as fast")
         else:
             note_kernel(module, grid, changes)
             if torch.compiler.is_compiling() and softcap is None and grid.band[0] > -FARTHEST:
@@ -135,7 +135,7 @@ def attention(
             given |= {"backend": settings.backend, "sinks": s_aux, "softcap": softcap}
             output = attend(query, key, value, grid, encoding_of(*terms), **given)
         return output.transpose(1, 2).contiguous(), None
-    note(module, OWN, "weights are asked for" if with_weights else "a mask of all pairs")
+    note(module, ORIGINAL, "weights are asked for" if with_weights else "a mask of all pairs")
     bias = position_bias.dense if isinstance(position_bias, PositionBias) else position_bias
     mask = _all_pairs(attention_mask, query.dtype)
     given |= {"with_weights": with_weights, "sinks": s_aux, "softcap": softcap}

@@ -15,7 +15,7 @@ from posenc.attention.dispatch import query_kernel
 from posenc.grid import FARTHEST, Grid
 from posenc.integrations.transformers.accelerate.dense import dense_attention
 
-POSENC, OWN = "posenc", "its own"
+POSENC, ORIGINAL = "posenc", "its own"
 
 MOVED = "stretched, at all lengths"
 """The reason of calls that posenc computes since ``stretch`` moved their positions."""
@@ -48,7 +48,7 @@ def note_kernel(module: nn.Module, grid: Grid, changes: Sequence[str]) -> None:
     whole = grid.key.document is None and grid.intervals is None and grid.band[0] == -FARTHEST
     if whole and grid.band[1] in (0, FARTHEST) and not changes and grid.key.valid is not None:
         pairs = describe(grid)
-        note(module, OWN, f"{pairs}, where PyTorch's kernel is as fast; posenc with padding")
+        note(module, ORIGINAL, f"{pairs}, where PyTorch's kernel is as fast; posenc with padding")
     else:
         note(module, POSENC, " with ".join([describe(grid), *changes]))
 

@@ -37,8 +37,8 @@ def kept_projection(
     table, count, width = rows._base, rows.shape[axis], rows.shape[-1]
     if table is None or not table.is_contiguous() or table.shape[-1] != width:
         return None
-    first, beside = divmod(int(rows.storage_offset()) - int(table.storage_offset()), width)
-    if beside or rows.stride(axis) != width or rows.stride(-1) != 1:
+    first, remainder = divmod(int(rows.storage_offset()) - int(table.storage_offset()), width)
+    if remainder or rows.stride(axis) != width or rows.stride(-1) != 1:
         return None
     size = table.numel() // width
     middle = size // 2

@@ -19,7 +19,7 @@ from posenc.models import Decoder, DecoderConfig
 TRAINED = "original_max_position_embeddings"
 """Name of the trained length of an extended model."""
 
-UNTOLD = 2048
+DEFAULT_LENGTH = 2048
 """Longest text of a model that has none, as in transformers' Llama."""
 
 
@@ -251,7 +251,7 @@ def equal_factors(encoding: Encoding, longest: int | None) -> dict[str, Any]:
     part, rope = _known(encoding)
     if part is not rope or rope.divisors is None:
         raise _unknown("rope with other frequencies", type(part).__name__)
-    longest = longest or UNTOLD
+    longest = longest or DEFAULT_LENGTH
     base = {"rope_theta": rope.base, "partial_rotary_factor": rope.fraction}
     return _longrope(rope.divisors, rope.divisors, rope.gain, longest, longest) | base
 

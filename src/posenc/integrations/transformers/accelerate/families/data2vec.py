@@ -44,7 +44,7 @@ class PatchAttention(Accelerated):
                 own = self.relative_position_bias(size, interpolate_pos_encoding, dim_size=length)
                 bias = own if bias is None else own + bias
         if not isinstance(bias, ImageBias):
-            return self.own_forward(
+            return self.original_forward(
                 hidden_states=hidden_states,
                 output_attentions=output_attentions,
                 relative_position_bias=relative_position_bias,

@@ -166,7 +166,7 @@ class FunnelAttention(Accelerated, FunnelRelMultiheadAttention):
             if self.config.separate_cls:
                 class_mask = pad(query.new_ones(queries - 1, keys - 1), (1, 0, 1, 0))
             attention_inputs = (embeddings, types.same, attention_mask, class_mask)
-        return self.own_forward(
+        return self.original_forward(
             query=query,
             key=key,
             value=value,

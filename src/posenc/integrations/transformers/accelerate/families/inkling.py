@@ -65,7 +65,7 @@ class AcceleratedRelativeLogits(Accelerated, InklingRelativeLogits):
     ) -> Float[Tensor, "B H Q K"] | FactoredRelativeLogits:
         # A tensor for one query is as small as its factors.
         if len(query_positions) == 1 or len(key_positions) < self.shortest:
-            return self.own_forward(
+            return self.original_forward(
                 relative_states=relative_states,
                 query_positions=query_positions,
                 key_positions=key_positions,
@@ -102,7 +102,7 @@ class AcceleratedInklingAttention(Accelerated, InklingAttention):
             device = hidden_states.device
             attention_mask = mask(batch, queries, sizes[0], first, sizes[1], device=device)
         given = {"hidden_states": hidden_states, "attention_mask": attention_mask}
-        return self.own_forward(cache=cache, **given, **options)
+        return self.original_forward(cache=cache, **given, **options)
 
 
 ENTRY = AcceleratedFamily(

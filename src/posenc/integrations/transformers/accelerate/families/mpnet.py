@@ -29,7 +29,7 @@ class MPNetAttention(Accelerated, MPNetSelfAttention):
         **options: Any,
     ) -> tuple[Tensor | None, ...]:
         if not isinstance(position_bias, PositionBias):
-            return self.own_forward(
+            return self.original_forward(
                 hidden_states=hidden_states,
                 attention_mask=attention_mask,
                 position_bias=position_bias,
@@ -57,7 +57,7 @@ class MPNetEncoding(Accelerated, MPNetEncoder):
         if hidden_states.shape[1] >= self.shortest:
             attention_mask = attended_keys(attention_mask)
         given = {"hidden_states": hidden_states, "attention_mask": attention_mask}
-        return self.own_forward(**given, **options)
+        return self.original_forward(**given, **options)
 
     def compute_position_bias(
         self, x: Tensor, position_ids: Tensor | None = None, num_buckets: int = 32

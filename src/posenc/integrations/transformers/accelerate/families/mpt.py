@@ -51,7 +51,9 @@ class MptAlibi(Accelerated, MptAttention):
             if attention_mask is not None:
                 attention_mask = hidden_pairs(attention_mask, queries, keys)
             given = {"position_bias": position_bias, "attention_mask": attention_mask}
-            return self.own_forward(hidden_states=hidden_states, cache=cache, **given, **options)
+            return self.original_forward(
+                hidden_states=hidden_states, cache=cache, **given, **options
+            )
         qkv = self.Wqkv(hidden_states)
         if self.clip_qkv:
             qkv = qkv.clamp(-self.clip_qkv, self.clip_qkv)
@@ -80,7 +82,7 @@ class AcceleratedMptBlock(Accelerated, MptBlock):
             keys = queries + (0 if cache is None else int(cache.get_seq_length(index)))
             attention_mask = hidden_pairs(attention_mask, queries, keys)
         given = {"hidden_states": hidden_states, "attention_mask": attention_mask}
-        return self.own_forward(cache=cache, **given, **options)
+        return self.original_forward(cache=cache, **given, **options)
 
 
 def hidden_pairs(hidden: Bool[Tensor, "..."], queries: int, keys: int) -> Bool[Tensor, "b 1 Q K"]:

@@ -37,7 +37,7 @@ class AcceleratedSwinAttention(Accelerated, SwinAttention):
         shortest = self.shortest * (1 if trained else FUSED_TO)
         traced = attention_mask is not None and not has_values(attention_mask)
         if hidden_states.shape[1] < shortest or traced or wants_weights(self, options):
-            return self.own_forward(
+            return self.original_forward(
                 hidden_states=hidden_states, attention_mask=attention_mask, **options
             )
         layers = self.q_proj, self.k_proj, self.v_proj

@@ -43,7 +43,9 @@ class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
             if isinstance(position_bias, SharedBias):
                 own = position_bias.dense
             given = {"attention_mask": attention_mask, "position_bias": own}
-            output, weights, own = self.own_forward(hidden_states=hidden_states, **given, **options)
+            output, weights, own = self.original_forward(
+                hidden_states=hidden_states, **given, **options
+            )
             return output, weights, own if position_bias is None else position_bias
         layers = self.q_proj, self.k_proj, self.v_proj
         q, k, v = self.in_heads(hidden_states, self.num_heads, *layers)

@@ -93,7 +93,7 @@ class XLNetAttention(Accelerated, XLNetRelativeAttention):
             attn_mask_h, attn_mask_g = (Stream(mems, own, kept) for own in (True, False))
             mems = mems.states
         given = {"attn_mask_h": attn_mask_h, "attn_mask_g": attn_mask_g, "seg_mat": seg_mat}
-        return self.own_forward(h=h, g=g, r=r, mems=mems, **given, **options)
+        return self.original_forward(h=h, g=g, r=r, mems=mems, **given, **options)
 
     def _project(self, rows: Float[Tensor, "n C"]) -> Float[Tensor, "H n D"]:
         return torch.einsum("pc,chd->hpd", rows.type(self.r.dtype), self.r)
@@ -198,7 +198,7 @@ class XLNetStreams(Accelerated, XLNetModel):
         if memories is not None:
             options["input_mask"] = attention_mask = token_type_ids = None
             mems = memories
-        return self.own_forward(
+        return self.original_forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
             mems=mems,
@@ -291,10 +291,10 @@ def _segments(token_types: Int[Tensor, "B Q"], past: int) -> Int[Tensor, "B K S"
 
 def _slots(attended: Bool[Tensor, "B K"]) -> Bool[Tensor, "B K"]:
     """One padded key a batch row that has any, beside one that is attended to if there is one."""
-    beside = torch.zeros_like(attended)
-    beside[:, 1:] |= attended[:, :-1]
-    beside[:, :-1] |= attended[:, 1:]
-    rank = (~attended).int() * (1 + beside.int())
+    near_attended = torch.zeros_like(attended)
+    near_attended[:, 1:] |= attended[:, :-1]
+    near_attended[:, :-1] |= attended[:, 1:]
+    rank = (~attended).int() * (1 + near_attended.int())
     chosen = rank.argmax(1, keepdim=True) == torch.arange(attended.shape[1], device=rank.device)
     return chosen & ~attended
 

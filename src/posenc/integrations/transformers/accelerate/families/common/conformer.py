@@ -32,7 +32,7 @@ class ConformerAttention(Accelerated):
         if short or dense or wants_weights(self, options):
             if relative_position_embeddings is not None:
                 options["relative_position_embeddings"] = relative_position_embeddings
-            return self.own_forward(
+            return self.original_forward(
                 hidden_states=hidden_states, attention_mask=attention_mask, **options
             )
         layers = self.linear_q, self.linear_k, self.linear_v

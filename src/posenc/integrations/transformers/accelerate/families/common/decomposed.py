@@ -33,7 +33,7 @@ class DecomposedAttention(Accelerated):
         short = height * width < self.shortest
         if short or wants_weights(self, {"output_attentions": output_attentions}):
             given = {"hidden_states": hidden_states, "output_attentions": output_attentions}
-            return self.own_forward(**given, **options)
+            return self.original_forward(**given, **options)
         heads = self.num_attention_heads
         qkv = self.qkv(hidden_states).flatten(1, 2).unflatten(-1, (3, heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [B, H, L, D] each

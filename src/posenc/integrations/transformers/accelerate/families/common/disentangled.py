@@ -32,7 +32,7 @@ class DisentangledAttention(Accelerated):
             mask = _pairs(attention_mask, hidden_states)
             if relative_pos is None and query_states is None:
                 relative_pos = self.relative_positions(hidden_states)
-            return self.own_forward(
+            return self.original_forward(
                 hidden_states=hidden_states,
                 attention_mask=mask,
                 output_attentions=output_attentions,

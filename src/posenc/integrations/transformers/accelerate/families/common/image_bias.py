@@ -77,7 +77,7 @@ class ImageBiasTable(Accelerated):
     ) -> Tensor | ImageBias:
         rows, columns = window_size
         dense = partial(
-            self.own_forward,
+            self.original_forward,
             window_size=window_size,
             interpolate_pos_encoding=interpolate_pos_encoding,
             dim_size=dim_size,

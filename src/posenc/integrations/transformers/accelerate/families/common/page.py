@@ -63,7 +63,7 @@ class PageAttention(Accelerated):
         **options: Any,
     ) -> Any:
         if not isinstance(attention_mask, PageMask):
-            return self.own_forward(
+            return self.original_forward(
                 hidden_states=hidden_states, attention_mask=attention_mask, **options
             )
         biases = [options[name] for name in BIASES if options.get(name) is not None]
