@@ -232,11 +232,11 @@ def _replaced(module: nn.Module, kind: type[nn.Module]) -> str | None:
     """A method of ``kind`` that the module would not run, having another in its place; or None."""
     held = module.__dict__
     for name in held:
-        own = getattr(type(module), name, None)
-        if not callable(own) or getattr(kind, name, None) is own:
+        class_value = getattr(type(module), name, None)
+        if not callable(class_value) or getattr(kind, name, None) is class_value:
             continue
         hooked = name == "forward" and "_hf_hook" in held
         method = held.get("_old_forward") if hooked else held[name]
-        if getattr(method, "__func__", None) is not own:
+        if getattr(method, "__func__", None) is not class_value:
             return name
     return None

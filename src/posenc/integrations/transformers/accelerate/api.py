@@ -85,32 +85,32 @@ def accelerate(
         raise UnknownNameError.of("backend", backend, ["auto", *BACKENDS])
     if switching.is_left(model):
         restore(model)
-    found = list(_modules(model))
+    modules = list(_modules(model))
     if switching.is_switched(model) or _accelerated(model):
-        return replace(_report(model, found), note=ALREADY)
-    served = [module for _, module, family in found if family.reason(module) is None]
+        return replace(_report(model, modules), note=ALREADY)
+    served = [module for _, module, family in modules if family.reason(module) is None]
     models = switching.on_interface(model)
-    if not found and not models:
+    if not modules and not models:
         raise _unknown(model)
     comparison, note = _comparison(model, served, models) if check else (None, "")
     off, notes = None, [note] if note else []
     calls: Record = []
     try:
         if comparison is not None:
-            _change(model, found, backend, 0)
+            _change(model, modules, backend, 0)
             with recorded() as calls:
                 off = comparison.difference()
-            _change(model, found, backend, shortest)
+            _change(model, modules, backend, shortest)
             off = max(off, comparison.difference(short=True))
             if not comparison.near(off):
                 restore(model)
                 comparison.require_explained(off, {module for module, *_ in calls})
-        _change(model, found, backend, shortest)
+        _change(model, modules, backend, shortest)
     except BaseException:
         restore(model)
         raise
     least = SHORTEST if shortest is None else shortest
-    rows = _report(model, found).modules + _rows(model, calls, least)
+    rows = _report(model, modules).modules + _rows(model, calls, least)
     if models and not calls:
         notes.append("Layers on transformers' attention interface use posenc where they can gain.")
     tried = "" if comparison is None else comparison.tried
@@ -188,7 +188,7 @@ def _accelerated(model: nn.Module) -> list[Accelerated]:
 
 
 def _change(
-    model: nn.Module, found: Sequence[Found], backend: str | Backend, shortest: int | None
+    model: nn.Module, modules: Sequence[Found], backend: str | Backend, shortest: int | None
 ) -> None:
     """Have posenc compute calls of so many keys and more; None: as measured for each family."""
     settings = AccelerateSettings(backend, SHORTEST if shortest is None else shortest)
@@ -196,7 +196,7 @@ def _change(
         switching.switch_settings(model, settings)
     else:
         switching.switch(model, settings)
-    for _, module, family in found:
+    for _, module, family in modules:
         if family.reason(module) is not None:
             continue
         least = family.shortest if shortest is None else shortest
@@ -215,13 +215,13 @@ def _modules(model: nn.Module) -> Iterator[Found]:
         family = family_of(kind)
         if family is not None:
             kinds = (family.classes, family.configured, family.unserved)
-            if any(kind in known for known in kinds):
+            if any(kind in classes for classes in kinds):
                 yield path, module, family
 
 
-def _report(model: nn.Module, found: Sequence[Found]) -> AccelerateReport:
+def _report(model: nn.Module, modules: Sequence[Found]) -> AccelerateReport:
     rows = []
-    for path, module, family in found:
+    for path, module, family in modules:
         if isinstance(module, Accelerated):
             least = settings_of(module).shortest
             reason = f"from {least} keys on; its own below" if least > 1 else "at all lengths"

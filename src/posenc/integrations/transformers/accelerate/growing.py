@@ -85,13 +85,13 @@ class Growing(DynamicLayer):
             pair = _buffer(held[0], size), _buffer(held[1], size)
             buffers = self._posenc_buffers = Buffers(pair, count, held)
         buffers.append(new)
-        whole = _ends(buffers.pair, buffers.filled, count + added)
-        self.keys, self.values = buffers.last = self._kept(whole, added)
-        return whole
+        extended = _ends(buffers.pair, buffers.filled, count + added)
+        self.keys, self.values = buffers.last = self._attended(extended, added)
+        return extended
 
-    def _kept(self, whole: Pair, added: int) -> Pair:
+    def _attended(self, pair: Pair, added: int) -> Pair:
         """Keys and values that later tokens attend to."""
-        return whole
+        return pair
 
 
 class GrowingWindow(Growing, DynamicSlidingWindowLayer):
@@ -103,9 +103,9 @@ class GrowingWindow(Growing, DynamicSlidingWindowLayer):
         method = DynamicSlidingWindowLayer.update if self.record_past else Growing.update
         return method(self, key_states, value_states, *others, **options)
 
-    def _kept(self, whole: Pair, added: int) -> Pair:
+    def _attended(self, pair: Pair, added: int) -> Pair:
         self.cumulative_length += added
-        keys, values = (x[:, :, 1 - self.sliding_window :] for x in whole)
+        keys, values = (x[:, :, 1 - self.sliding_window :] for x in pair)
         return keys, values
 
 

@@ -75,8 +75,8 @@ class MasksRead:
         if id(mask) not in self._known:
             attended = attends(mask)
             fewest = fewest_attended(attended)
-            found = None if fewest == attended.shape[1] else attended
-            self._known[id(mask)] = mask, (found, fewest)  # with the mask, whose id stays its own
+            needed = None if fewest == attended.shape[1] else attended
+            self._known[id(mask)] = mask, (needed, fewest)  # with the mask, whose id stays its own
         return self._known[id(mask)][1]
 
 

@@ -61,11 +61,11 @@ def switch(model: nn.Module, settings: AccelerateSettings) -> None:
     """
     models = on_interface(model)
     owned = {id(part.config) for part in model.modules() if isinstance(part, PreTrainedModel)}
-    own = {id(part.config) for part in models}
+    configs = {id(part.config) for part in models}
     for part in models:
         before = {}
         for path, config in _configs(part.config):
-            mine = id(config) in own or id(config) not in owned
+            mine = id(config) in configs or id(config) not in owned
             if mine and getattr(config, INTERNAL, None) not in (NAME, STRETCHED):
                 before[path] = getattr(config, INTERNAL, None)
                 setattr(config, INTERNAL, NAME)

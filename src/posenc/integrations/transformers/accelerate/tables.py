@@ -15,7 +15,7 @@ FURTHEST = 1024
 """Distances up to which projections are kept: of more, attention takes far longer than they do."""
 
 
-def kept_projection(
+def cached_projection(
     project: Callable[[Float[Tensor, "n C"]], Float[Tensor, "H n D"]],
     rows: Tensor,
     axis: int,
@@ -51,5 +51,5 @@ def kept_projection(
     def compute() -> Tensor:
         return project(table.view(size, width)[start:end]).contiguous()
 
-    kept = reused(layers, (*weights, table), compute, start, end)
-    return None if kept is None else kept[:, first - start : first - start + count]
+    cached = reused(layers, (*weights, table), compute, start, end)
+    return None if cached is None else cached[:, first - start : first - start + count]

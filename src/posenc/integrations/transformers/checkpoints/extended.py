@@ -26,8 +26,8 @@ def stored_extension(fields: Fields) -> Mapping[str, Any] | None:
     if extension is None:
         return None
     keys = {"method", "factor", "length", "options"}
-    whole = isinstance(extension, Mapping) and set(extension) == keys
-    if not whole or not isinstance(extension["options"], Mapping):
+    is_record = isinstance(extension, Mapping) and set(extension) == keys
+    if not is_record or not isinstance(extension["options"], Mapping):
         raise fields.wrong(FIELD, "method, factor, length and options", extension)
     return extension
 

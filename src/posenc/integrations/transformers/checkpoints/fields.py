@@ -119,12 +119,12 @@ class Fields:
         """True or False."""
         return bool(self._valid(name, default, "true or false", lambda v: isinstance(v, bool)))
 
-    def choice(self, name: str, known: Mapping[str, Choice], default: str = REQUIRED) -> Choice:
-        """The value of ``known`` for the field's name."""
+    def choice(self, name: str, choices: Mapping[str, Choice], default: str = REQUIRED) -> Choice:
+        """The value of ``choices`` for the field's name."""
         value = self.get(name, default)
-        if not isinstance(value, str) or value not in known:
-            raise self.wrong(name, " or ".join(map(repr, sorted(known))), repr(value))
-        return known[value]
+        if not isinstance(value, str) or value not in choices:
+            raise self.wrong(name, " or ".join(map(repr, sorted(choices))), repr(value))
+        return choices[value]
 
     def require(self, name: str, only: object) -> None:
         """Require the only supported value."""

@@ -184,8 +184,8 @@ def _arguments(kind: str, parameters: Fields, fields: Fields) -> dict[str, Any]:
     if kind == "dynamic":
         arguments["length"] = fields.count("max_position_embeddings")
     elif kind != "linear":
-        known = fields.optional_count(TRAINED) or parameters.optional_count(TRAINED)
-        arguments["length"] = known or fields.count("max_position_embeddings")
+        trained = fields.optional_count(TRAINED) or parameters.optional_count(TRAINED)
+        arguments["length"] = trained or fields.count("max_position_embeddings")
     if kind in ("longrope", "yarn") and parameters.values.get("factor") is None:
         arguments["factor"] = fields.count("max_position_embeddings") / arguments["length"]
     else:
@@ -302,16 +302,16 @@ def _known(encoding: Encoding) -> tuple[Rope | DynamicNtkRope | LongRope, Rope]:
 def _traits(encoding: Encoding) -> tuple[object, ...]:
     """Attributes in which two equal encodings agree."""
     part, rope = _known(encoding)
-    own: tuple[float, ...] = ()
+    parameters: tuple[float, ...] = ()
     if isinstance(part, DynamicNtkRope):
-        own = (part.factor, part.length)
+        parameters = (part.factor, part.length)
     if isinstance(part, LongRope):
-        own = (part.length, *part.long, *part.short)
+        parameters = (part.length, *part.long, *part.short)
     learned = rope.log_frequencies is not None
     divisors = rope.divisors or (1.0,) * (rope.rotated // 2)
     # a raised base equals divisors
     periods = (rope.base ** (2 * t / rope.rotated) * by for t, by in enumerate(divisors))
-    return (type(part), rope.pairing, learned, rope.rotated, part.gain, *periods, *own)
+    return (type(part), rope.pairing, learned, rope.rotated, part.gain, *periods, *parameters)
 
 
 def _alike(one: Encoding, other: Encoding) -> bool:

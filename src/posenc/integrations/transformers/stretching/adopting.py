@@ -91,12 +91,12 @@ def _recorded(model: Any, inner: Collection[nn.Module]) -> dict[nn.Module, Recor
     return {call.module: call for call in calls}
 
 
-def _near(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
+def _near(actual: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
     """True if queries and keys are those expected up to rounding."""
     wide = expected[0].dtype in (torch.float32, torch.float64)
     return all(
         bool((a - b).abs().max() <= (1e-4 if wide else 3e-2) * b.abs().max())
-        for a, b in zip(found, expected, strict=True)
+        for a, b in zip(actual, expected, strict=True)
     )
 
 
@@ -255,8 +255,8 @@ def _identified(
         for pairing, features in orders(frequencies.theta(), width):
             rope = frequencies.rope(pairing=pairing, head_dim=width)
             layer = StretchedLayer(adoption, Encoding.of(rope), causal, features, frequencies)
-            found = rope(layer.arranged(plain.query), layer.arranged(plain.key), grid)
-            if _near(found, (layer.arranged(rotated.query), layer.arranged(rotated.key))):
+            computed = rope(layer.arranged(plain.query), layer.arranged(plain.key), grid)
+            if _near(computed, (layer.arranged(rotated.query), layer.arranged(rotated.key))):
                 layer.name = frequencies.layer_type
                 return layer
     raise refusal(f"{type(module).__name__}, rotated otherwise, or with a weighted norm after it")
@@ -296,8 +296,8 @@ def _is_causal(module: nn.Module, mask: Tensor | None) -> bool:
     visible = written_out(mask)
     if visible is None or visible.dim() != 4:
         return bool(getattr(module, "is_causal", False))
-    seen = visible if visible.dtype == torch.bool else visible == 0
-    return not bool(seen.triu(1).any())
+    attended = visible if visible.dtype == torch.bool else visible == 0
+    return not bool(attended.triu(1).any())
 
 
 def _name(

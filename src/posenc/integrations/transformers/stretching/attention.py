@@ -150,13 +150,13 @@ def attention(
     weights = wants_weights(module, options)
     plain = position_bias is None and not weights
     if plain and grid is not None and placed is not None:
-        given: dict[str, Any] = {"scale": scale, "sinks": s_aux, "softcap": softcap}
+        options_of_call: dict[str, Any] = {"scale": scale, "sinks": s_aux, "softcap": softcap}
         note(module, POSENC, MOVED)
         output = None
         if past is not None and not dropout:
-            output = attend_last(query, key, value, placed, encoding, past, **given)
+            output = attend_last(query, key, value, placed, encoding, past, **options_of_call)
         if output is None:
-            output = attend(query, key, value, placed, encoding, dropout=dropout, **given)
+            output = attend(query, key, value, placed, encoding, dropout=dropout, **options_of_call)
         return output.transpose(1, 2).contiguous(), None
     visible = written_out(attention_mask)
     if visible is None and queries > 1:

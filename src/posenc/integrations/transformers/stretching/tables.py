@@ -192,13 +192,13 @@ class Lookups(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[int, int] = {}
+        self.first_rows: dict[int, int] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is embedding:
             indices, weight = args[0].flatten(), args[1]
             if len(indices) > 1 and bool((indices.diff() == 1).all()):
-                self.found[id(weight)] = int(indices[0])
+                self.first_rows[id(weight)] = int(indices[0])
         return func(*args, **(kwargs or {}))
 
 
@@ -206,18 +206,18 @@ def tables_in(model: Any) -> list[LearnedTable]:
     """The learned position tables of a model, as a pass over a text or an image reads them."""
     with quiet(model), Lookups() as lookups:
         run(model)
-    found = []
+    tables = []
     for path, module in model.named_modules():
         cells = _cells(model) if model.main_input_name == "pixel_values" else None
         for name, parameter in module.named_parameters(recurse=False):
-            first = lookups.found.get(id(parameter))
+            first = lookups.first_rows.get(id(parameter))
             if cells is None and first is not None:
-                found.append(LearnedTable(path, module, name, first))
+                tables.append(LearnedTable(path, module, name, first))
             elif cells is not None and (first is not None or parameter.shape[:1] == (1,)):
                 prefix = parameter.shape[-2] - cells[0] * cells[1] if parameter.dim() > 1 else -1
                 if prefix in SPECIAL:
-                    found.append(LearnedTable(path, module, name, prefix, cells))
-    return found
+                    tables.append(LearnedTable(path, module, name, prefix, cells))
+    return tables
 
 
 def _image_config(model: Any) -> Any:

@@ -41,8 +41,10 @@ class PatchAttention(Accelerated):
             bias = relative_position_bias
             if self.has_relative_position_bias:
                 size = tuple(side // self.config.patch_size for side in resolution or ())
-                own = self.relative_position_bias(size, interpolate_pos_encoding, dim_size=length)
-                bias = own if bias is None else own + bias
+                layer_bias = self.relative_position_bias(
+                    size, interpolate_pos_encoding, dim_size=length
+                )
+                bias = layer_bias if bias is None else layer_bias + bias
         if not isinstance(bias, ImageBias):
             return self.original_forward(
                 hidden_states=hidden_states,

@@ -40,9 +40,9 @@ class FalconAlibi(Accelerated, FalconAttention):
                 )
                 lowest = torch.finfo(mask.dtype).min
                 attention_mask = bias.unsqueeze(2).masked_fill(mask < 0, lowest)
-            given = {"alibi": alibi, "attention_mask": attention_mask}
+            inputs = {"alibi": alibi, "attention_mask": attention_mask}
             return self.original_forward(
-                hidden_states=hidden_states, cache=cache, **given, **options
+                hidden_states=hidden_states, cache=cache, **inputs, **options
             )
         qkv = self._split_heads(self.query_key_value(hidden_states))
         q, k, v = (x.transpose(1, 2) for x in qkv)

@@ -101,8 +101,8 @@ class AcceleratedInklingAttention(Accelerated, InklingAttention):
                 first = cache.get_query_offset(self.layer_idx)
             device = hidden_states.device
             attention_mask = mask(batch, queries, sizes[0], first, sizes[1], device=device)
-        given = {"hidden_states": hidden_states, "attention_mask": attention_mask}
-        return self.original_forward(cache=cache, **given, **options)
+        inputs = {"hidden_states": hidden_states, "attention_mask": attention_mask}
+        return self.original_forward(cache=cache, **inputs, **options)
 
 
 ENTRY = AcceleratedFamily(

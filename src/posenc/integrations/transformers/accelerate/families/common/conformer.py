@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import PositionBias, attention
-from posenc.integrations.transformers.accelerate.tables import kept_projection
+from posenc.integrations.transformers.accelerate.tables import cached_projection
 from posenc.integrations.transformers.accelerate.terms import products_by_offset
 from posenc.integrations.transformers.accelerate.trials import random_ids
 from posenc.integrations.transformers.accelerate.views import KEYS
@@ -62,8 +62,8 @@ class ConformerAttention(Accelerated):
             )
             return heads.transpose(0, 1)
 
-        kept = kept_projection(project, embeddings, 1, layers=(self.linear_pos,))
-        return project(embeddings[0]) if kept is None else kept
+        cached = cached_projection(project, embeddings, 1, layers=(self.linear_pos,))
+        return project(embeddings[0]) if cached is None else cached
 
 
 def features_and_ids(model: Any, rows: int, length: int) -> dict[str, Tensor]:

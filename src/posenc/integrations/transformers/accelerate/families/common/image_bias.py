@@ -162,12 +162,12 @@ def _attend_from_patches(
             output = output + (logit - lse.unsqueeze(-1)).exp().to(wide) * (value - output)
         if not torch.is_grad_enabled():
             return output.to(v.dtype)
-        whole = Whole(output.to(v.dtype), lse)
-        through_image = attend_part(replace(image, whole=whole), backend)
+        over_all_keys = Whole(output.to(v.dtype), lse)
+        through_image = attend_part(replace(image, whole=over_all_keys), backend)
         weight = (logit - lse.unsqueeze(-1)).exp().to(wide)
         through_class = weight * (value - output)
         through = through_image + through_class.to(v.dtype)
-        return whole.output + (through - through.detach())
+        return over_all_keys.output + (through - through.detach())
 
 
 def cell_bucket(offset: Offsets, *, size: tuple[int, int]) -> BucketIndex:
