@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc.evaluation.suites.needles import (
     DEPTHS,
-    KNOWN,
+    PROMPT,
     WORD,
     ByteNeedles,
     KeyNeedles,
@@ -55,7 +55,7 @@ def test_the_word_to_copy_stands_whole_and_then_in_part() -> None:
     assert whole.shape == WINDOWS.shape
     word = whole[:, -2 * WORD + 1 : -WORD + 1]
     assert whole[:, -WORD + 1 :].equal(word[:, :-1])
-    assert answers.equal(word[:, KNOWN:])
+    assert answers.equal(word[:, PROMPT:])
 
 
 def test_copying_by_looking_back_is_all_right_and_guessing_is_not() -> None:

@@ -118,9 +118,9 @@ def _headline(rows: Rows, judged: dict[str, tuple[str, ...]]) -> str:
     ]
     if not timed:
         return sentence("none_timed", of=len(rows))
-    fast = [name for name, found, _ in timed if found == "fast"]
-    (first, found, least), (last, slowest, most) = timed[0], timed[-1]
-    if len(rows) == 1 and found != "unsure":
+    fast = [name for name, verdict, _ in timed if verdict == "fast"]
+    (first, verdict, least), (last, slowest, most) = timed[0], timed[-1]
+    if len(rows) == 1 and verdict != "unsure":
         return sentence("one_timed", name=first, fast=bool(fast), ratio=least)
     if not fast:
         sure = not any(word == "unsure" for _, word, _ in timed)
@@ -151,11 +151,11 @@ def _command(settings: BenchSettings, changes: dict[str, object]) -> str:
     """The command line of a bench with other settings; options of their defaults are left out."""
     usual = {**vars(BenchSettings(device=settings.device)), "threads": cores()}
     words = ["posenc", "bench"]
-    for name, (_, told) in declared_options(BenchOptions).items():
+    for name, (_, option) in declared_options(BenchOptions).items():
         value = changes.get(name, getattr(settings, name))
         if value != usual[name]:
             shown = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-            words += [f"--{told.name.replace('_', '-')}", shown]
+            words += [f"--{option.name.replace('_', '-')}", shown]
     if settings.causal is not None:
         words.append("--causal" if settings.causal else "--bidirectional")
     return shlex.join(words)

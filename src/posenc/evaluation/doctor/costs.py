@@ -95,8 +95,8 @@ def costs(folder: Path, *, budget: float) -> tuple[list[LayerCost], str]:
         return [], "Costs were not measured: the model does not read text."
     try:
         report = accelerate(model, shortest=0)
-        served, own = report.accelerated > 0, {module.reason for module in report.modules}
-        helps = report.note or f"accelerate changes nothing: {'; '.join(sorted(own))}."
+        served, reasons = report.accelerated > 0, {module.reason for module in report.modules}
+        helps = report.note or f"accelerate changes nothing: {'; '.join(sorted(reasons))}."
     except ValueError as error:
         served, helps = False, str(error)
     restore(model)

@@ -168,7 +168,7 @@ class _Facts:
     def __init__(self, passes: _Passes, names: Mapping[nn.Module, str], *, encoder: bool) -> None:
         self.passes, self.names, self.encoder = passes, names, encoder
         self.modules = {name: module for module, name in names.items()}
-        self._seen: dict[int, Visible | None] = {}
+        self._visible_by_mask: dict[int, Visible | None] = {}
         self._rotations: list[RotationFacts] = []
         self._keys: dict[int, str] = {}
 
@@ -249,9 +249,9 @@ class _Facts:
         return Visible(None, 0 if causal else None), bool(causal), "is_causal, without a mask"
 
     def _evaluated(self, address: int) -> Visible | None:
-        if address not in self._seen:
-            self._seen[address] = visible(self.passes.plain.masks[address][1])
-        return self._seen[address]
+        if address not in self._visible_by_mask:
+            self._visible_by_mask[address] = visible(self.passes.plain.masks[address][1])
+        return self._visible_by_mask[address]
 
     def _visible_in_logits(self, call: RecordedCall) -> tuple[Visible | None, bool | Maybe, str]:
         """Visibility where the module computes attention by itself."""

@@ -15,7 +15,7 @@ from posenc.experiments.text_loss import Model, rows_a_call
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 0.95)
 """Depths of needles, as shares of the context before the question."""
 
-WORD, KNOWN = 16, 4
+WORD, PROMPT = 16, 4
 """Tokens of a word to be copied, and how many of the copy are given."""
 
 LETTERS, FIRST_LETTER = 26, ord("a")
@@ -110,7 +110,7 @@ def copying(
     sequences = torch.cat(
         [windows[:, : windows.shape[1] - 2 * WORD + 1], word, word[:, :-1]], dim=1
     )
-    return sequences, word[:, KNOWN:]
+    return sequences, word[:, PROMPT:]
 
 
 @torch.inference_mode()

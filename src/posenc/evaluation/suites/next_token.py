@@ -43,7 +43,7 @@ BINS, RUN = 16, 8
 """Bins of the loss by position, and segments in a run; fewer for long contexts."""
 
 FEWEST_PASSES, MOST_PASSES = 5, 40
-KNOWN, PATIENCE = 0.05, 2.0
+PRECISION, PATIENCE = 0.05, 2.0
 """Passes are timed until half the interval of their median is at most this share of it, or for so
 many seconds."""
 
@@ -225,7 +225,7 @@ def cost(model: nn.Module, inputs: Tensor, *, count: int) -> PassCost:
     memory = PeakMemory(device)
     times: list[float] = []
     while len(times) < FEWEST_PASSES or not (
-        _spread(times) <= KNOWN or len(times) >= MOST_PASSES or sum(times) > PATIENCE
+        _spread(times) <= PRECISION or len(times) >= MOST_PASSES or sum(times) > PATIENCE
     ):
         begin = time.perf_counter()
         model(inputs)

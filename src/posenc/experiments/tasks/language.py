@@ -174,7 +174,7 @@ class LanguageModelling(Task):
         self, segments: Targets, training_targets: Targets, length: int, longest: int
     ) -> list[Metric]:
         width = segments.width
-        loss, training, on_seen = byte_losses(
+        loss, training, on_training = byte_losses(
             self._train,
             (self._held_out, segments.places),
             (self._train, training_targets.places),
@@ -208,7 +208,7 @@ class LanguageModelling(Task):
             "that every position is scored on the same bytes.",
         )
         recalls = [recall] if self._needle_rows else []
-        return [loss, *recalls, by_position, training, on_seen]
+        return [loss, *recalls, by_position, training, on_training]
 
 
 def _through(model: Decoder, variant: Variant) -> Decoder:

@@ -102,7 +102,7 @@ class PairTask(Task):
         self.split, self.score = split, score
         self._cross = self.recipe_of(cross)
         self.vocabulary = target_vocabulary
-        self._own: dict[str, Any] = {
+        self._config_fields: dict[str, Any] = {
             "source_vocabulary": source_vocabulary,
             "target_vocabulary": target_vocabulary,
             "shared": shared,
@@ -137,7 +137,7 @@ class PairTask(Task):
             encoder_options=options,
             decoder_options=options,
             cross_options=fitted_options(self._cross, self.fitted_length),
-            **self._own,
+            **self._config_fields,
             **arguments,
         )
         return Transformer(config)

@@ -42,7 +42,7 @@ from posenc.integrations.transformers.accelerate.views import config_behind, wit
 
 ALREADY = "It was accelerated before and stays as it is; restore(model) first for other settings."
 
-Found = tuple[str, nn.Module, AcceleratedFamily]
+FamilyModule = tuple[str, nn.Module, AcceleratedFamily]
 
 
 def accelerate(
@@ -188,7 +188,7 @@ def _accelerated(model: nn.Module) -> list[Accelerated]:
 
 
 def _change(
-    model: nn.Module, modules: Sequence[Found], backend: str | Backend, shortest: int | None
+    model: nn.Module, modules: Sequence[FamilyModule], backend: str | Backend, shortest: int | None
 ) -> None:
     """Have posenc compute calls of so many keys and more; None: as measured for each family."""
     settings = AccelerateSettings(backend, SHORTEST if shortest is None else shortest)
@@ -208,7 +208,7 @@ def _change(
             module.__dict__["config"] = with_posenc(config, family.masks)
 
 
-def _modules(model: nn.Module) -> Iterator[Found]:
+def _modules(model: nn.Module) -> Iterator[FamilyModule]:
     """Modules that a family has a class or a config for, with their paths."""
     for path, module in model.named_modules():
         kind = module.original if isinstance(module, Accelerated) else type(module)
@@ -219,7 +219,7 @@ def _modules(model: nn.Module) -> Iterator[Found]:
                 yield path, module, family
 
 
-def _report(model: nn.Module, modules: Sequence[Found]) -> AccelerateReport:
+def _report(model: nn.Module, modules: Sequence[FamilyModule]) -> AccelerateReport:
     rows = []
     for path, module, family in modules:
         if isinstance(module, Accelerated):

@@ -273,8 +273,8 @@ def pairs_of(
         pattern = pattern_in_graph(mask_function, place, config, attention_mask, options)
     if pattern is None:
         return _written(visible())
-    known = padded(pattern, place, attention_mask).grid(place)
-    return lazy_mask.VisiblePairs(lambda: known, visible)
+    graph_grid = padded(pattern, place, attention_mask).grid(place)
+    return lazy_mask.VisiblePairs(lambda: graph_grid, visible)
 
 
 def _written(pairs: Bool[Tensor, "B 1 Q K"]) -> lazy_mask.VisiblePairs:

@@ -65,16 +65,16 @@ class Fields:
         which takes long for many layers and heads.
         """
         value: int = self._valid(name, default, "a whole number of 1 or more", _is_count)
-        self._require_room(name, value)
+        self._require_plausible(name, value)
         return value
 
     def counts(self, name: str) -> list[int]:
         """A list of whole numbers of at least 1."""
         values = self._list(name, "a list of whole numbers of 1 or more", _is_count)
-        self._require_room(name, sum(values))
+        self._require_plausible(name, sum(values))
         return values
 
-    def _require_room(self, name: str, value: int) -> None:
+    def _require_plausible(self, name: str, value: int) -> None:
         most = LARGEST
         if self.tensors and ("layer" in name or name == "depths"):
             most = len(self.tensors)

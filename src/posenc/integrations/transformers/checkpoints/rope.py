@@ -136,7 +136,7 @@ class RopeFields:
 
 def rope_decoder(encoding: Encoding, **fields: Any) -> Decoder:
     """A decoder with this encoding in each layer; by name if possible."""
-    part, rope = _known(encoding)
+    part, rope = _supported_rope(encoding)
     options: dict[str, Any] = {"base": rope.base, "fraction": rope.fraction}
     if rope.divisors is not None:
         options |= {"divisors": rope.divisors, "gain": rope.gain}
@@ -219,7 +219,7 @@ def yarn_gain(factor: float, temperature: float | None) -> dict[str, float]:
 
 def parameters_of(encoding: Encoding, longest: int | None) -> dict[str, Any]:
     """``rope_parameters`` of an encoding, in a model of texts of up to ``longest`` tokens."""
-    part, rope = _known(encoding)
+    part, rope = _supported_rope(encoding)
     learned = rope.log_frequencies is not None
     if rope.pairing != "half" or learned:
         raise _unknown(
@@ -248,7 +248,7 @@ def equal_factors(encoding: Encoding, longest: int | None) -> dict[str, Any]:
     Raises:
         ArgumentError: unless the encoding is RoPE with other frequencies.
     """
-    part, rope = _known(encoding)
+    part, rope = _supported_rope(encoding)
     if part is not rope or rope.divisors is None:
         raise _unknown("rope with other frequencies", type(part).__name__)
     longest = longest or DEFAULT_LENGTH
@@ -286,7 +286,7 @@ def _longrope(
     }
 
 
-def _known(encoding: Encoding) -> tuple[Rope | DynamicNtkRope | LongRope, Rope]:
+def _supported_rope(encoding: Encoding) -> tuple[Rope | DynamicNtkRope | LongRope, Rope]:
     """The only part of an encoding that transformers supports, and its RoPE as trained.
 
     Raises:
@@ -301,7 +301,7 @@ def _known(encoding: Encoding) -> tuple[Rope | DynamicNtkRope | LongRope, Rope]:
 
 def _traits(encoding: Encoding) -> tuple[object, ...]:
     """Attributes in which two equal encodings agree."""
-    part, rope = _known(encoding)
+    part, rope = _supported_rope(encoding)
     parameters: tuple[float, ...] = ()
     if isinstance(part, DynamicNtkRope):
         parameters = (part.factor, part.length)

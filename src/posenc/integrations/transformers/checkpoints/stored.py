@@ -39,7 +39,7 @@ class StoredTensors:
             if (self.folder / INDEX).exists():
                 self._open_shards()
             else:
-                self._open_whole()
+                self._open_single()
         except BaseException:
             self._stack.close()
             raise
@@ -78,7 +78,7 @@ class StoredTensors:
         """Read a tensor."""
         return self._files[self._file_of[name]].get_tensor(name)
 
-    def _open_whole(self) -> None:
+    def _open_single(self) -> None:
         if not (self.folder / WHOLE).exists():
             pickled = sorted(
                 p.name for kind in ("*.bin", "*.pt", "*.pth") for p in self.folder.glob(kind)
