@@ -164,7 +164,7 @@ def missing_gain(study: Study, key: str, *, tuned: bool) -> str:
 
 
 def as_trained(study: Study) -> StudyReading:
-    """The readings that others are held to, of the original; without it those of the best."""
+    """Reference readings: the original's, or without it those of the best."""
     original = study.of("direct") or study.of(CUT)
     reading = original.untuned if original else None
     return reading or study.ranked()[0][1]
@@ -179,7 +179,7 @@ def judged(study: Study, reading: StudyReading) -> Word:
 
 
 def has_needles(study: Study) -> bool:
-    """True if the original finds needles at the trained length, so that they tell methods apart."""
+    """True if the original finds needles at the trained length, so that they separate methods."""
     original = study.of("direct") if study.causal else None
     if original is None or original.untuned is None:
         return False

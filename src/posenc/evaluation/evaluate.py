@@ -142,7 +142,7 @@ class _Measurement:
         self.measured_file = MeasuredFile(state, checkpoint.model.parameters(), source, conditions)
 
     def study(self) -> Study:
-        """All measurements, and what they say of length."""
+        """All measurements, and the effective length."""
         reading = self.measured_file.untuned(self.key)
         if reading is None:
             self._step("loss and needles")

@@ -19,7 +19,7 @@ FEWEST, MOST = 8, 64
 """Questions of a task and length by default."""
 
 DISTINCT_TEXTS = ("7310542", "1864390"), ("Agnes", "Bertil"), ("amber", "cedar")
-"""Answers that a tokenizer must tell apart."""
+"""Pairs of answers that a tokenizer must encode differently."""
 
 
 @dataclass(frozen=True)

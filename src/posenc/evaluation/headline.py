@@ -143,7 +143,7 @@ def _recall(study: Study, base: float, reading: StudyReading) -> str:
 
 
 def remedies(study: Study) -> tuple[Remedy, ...]:
-    """Ways to tell methods level with the recommended one from it, and to sharpen recall."""
+    """Remedies that separate tied methods, or narrow the interval of recall."""
     return () if study.gate else tuple(_remedies(study))
 
 

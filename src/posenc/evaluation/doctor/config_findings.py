@@ -22,7 +22,7 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Finding:
-    """A setting that does not do what it says, or that cannot be read.
+    """A setting that has another effect than it states, or that cannot be read.
 
     Args:
         field: its name.

@@ -14,7 +14,7 @@ Config = Mapping[str, Any]
 
 
 def disagreements(config: Config, reading: LayerReading) -> Iterator[Finding]:
-    """Findings where layers computed something else than the config says."""
+    """Findings where the measured layers contradict the config."""
     facts = [layers.attention for layers in reading.layers if layers.attention.kind == "self"]
     if reading.by != "run" or not facts:
         return

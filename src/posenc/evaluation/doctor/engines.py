@@ -35,7 +35,7 @@ ENGINE_COLUMNS = ("engine", "slowest pair", "gain", "longest text", "pairs that 
 
 @dataclass(frozen=True)
 class Engines:
-    """A config in the engines that were asked for.
+    """A config in the requested engines.
 
     Args:
         served: transformers first; empty for models without RoPE.
@@ -133,7 +133,7 @@ class Engines:
                     yield name, _period(rotation), gain, longest, unlike
 
     def _differing(self, served: Served) -> dict[str, str]:
-        """Pairs by layer type that differ from transformers, whose own from those of its first."""
+        """Pairs by layer type that differ from transformers; there, from its first type."""
         rotations = self.served[0].rotations
         first = next(iter(rotations), "")
         pairs_by_type = {}

@@ -46,14 +46,14 @@ def read_config(config: Config, reason: str) -> LayerReading:
 
 
 def _layer_types(config: Config) -> list[str]:
-    """The type of every layer, "" where it is not told; those of parts beyond them are left out."""
+    """The type of every layer, "" where it is unknown; types beyond the layers are left out."""
     count = next((config[name] for name in LAYERS if isinstance(config.get(name), int)), 0)
     types = list(config.get("layer_types") or ())
     return [*types[:count], *[""] * (count - len(types))] if count else types
 
 
 def unknown_types(config: Config, reading: LayerReading) -> list[Finding]:
-    """A finding on types of layers of which nothing is known, where the config alone was read."""
+    """A finding on unknown types of layers, if only the config was read."""
     types = _layer_types(config) if reading.by == "config" else []
     counts = Counter(kind for kind in types if kind and kind not in (*ATTENTION, *NO_ATTENTION))
     if not counts:

@@ -55,7 +55,7 @@ MASK, ODD = "mask function", "unknown: the mask is neither a band nor chunks"
 
 @dataclass
 class _Passes:
-    """Forward passes: as it is, without rotation, both far out, and without products."""
+    """Forward passes: plain, without rotation, both at far positions, and without products."""
 
     plain: Recorder
     unrotated: Recorder

@@ -67,7 +67,7 @@ class RotationFacts:
 
 @dataclass(frozen=True)
 class _Turns:
-    """Ratios [pairs, tokens] of complex features after and before, and what they tell."""
+    """A rotation, ratios [pairs, tokens] of complex features after and before, radians a token."""
 
     rotation: RotationFacts
     ratio: Tensor

@@ -68,7 +68,7 @@ class ModelConfig:
 
     @property
     def outer(self) -> str:
-        """``model_type`` of the whole model."""
+        """``model_type`` at the top of ``config.json``."""
         return str(self.root.get("model_type") or self.family)
 
     @property
@@ -127,7 +127,7 @@ def first(fields: Fields, names: tuple[str, ...]) -> Any:
 
 
 def head_dim(config: Fields) -> int | None:
-    """Features of a head; None where a config does not tell them."""
+    """Features of a head; None if the config does not state them."""
     heads = first(config, ("num_attention_heads", "n_head"))
     width = first(config, ("hidden_size", "n_embd"))
     sizes = isinstance(width, int) and isinstance(heads, int) and heads

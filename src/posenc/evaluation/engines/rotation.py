@@ -120,7 +120,7 @@ class RopeParameters:
         return self.ntk(self.factor * max(length, self.longest) / self.longest - (self.factor - 1))
 
     def proportional(self, factor: float) -> EngineRotation:
-        """The first pairs of the whole head, the rest at rest."""
+        """Frequencies over all features of the head, of which only the first pairs rotate."""
         rotated = self.width // 2
         still = (0.0,) * (self.head // 2 - rotated)
         steps = (self.base ** (-2 * t / self.head) / factor for t in range(rotated))

@@ -88,7 +88,7 @@ def nearest(
 
 
 def _config(method: Method, model: LiveModel, *, factor: float, length: int) -> ModelConfig | None:
-    """The config of the extended model; None where transformers cannot be told.
+    """The config of the extended model; None if its fields cannot express the extension.
 
     Raises:
         ArgumentError: if the method does not fit.

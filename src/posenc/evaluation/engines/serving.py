@@ -19,7 +19,7 @@ KEYS = {
     "linear": {"factor": "float32"},
     "yarn": {"factor": "float32", "original_context_length": "uint32", "attn_factor": "float32"},
 }
-"""Scalings that keys of GGUF can say, with the types of their values.
+"""Scalings that keys of GGUF can express, with the types of their values.
 
 That of a gain, ``attn_factor``, is read by every model and written by no conversion of YaRN, so
 that the command gives it too; those of its ramp are read by hardly one.

@@ -29,7 +29,7 @@ LENGTHS = (
 """Names of the longest text, in the order of preference."""
 
 DEFAULT_LENGTH = 2048
-"""Longest text where none is told."""
+"""Longest text by default."""
 
 
 def _yarn(rope: RopeParameters, length: int) -> EngineRotation:

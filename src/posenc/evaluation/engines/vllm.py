@@ -123,7 +123,7 @@ def _of_mimo(config: ModelConfig, kind: str, rope: RopeParameters) -> RopeParame
 
 
 def _dynamic(rope: RopeParameters, length: int) -> EngineRotation:
-    """One base for all texts: by ``alpha``, else of the longest; that is trained unless told."""
+    """One base for all texts, by ``alpha`` or by the ratio of longest and trained length."""
     if "alpha" in rope.parameters:
         return ntk_alpha(rope, length)
     trained = rope.number("max_trained_positions", rope.longest)

@@ -93,7 +93,7 @@ class Accelerated(nn.Module):
         return copied
 
     def original_forward(self, **arguments: Any) -> Any:
-        """The forward pass of the original; ``cache`` goes by the name that it has there."""
+        """The original forward pass, with ``cache`` under the name that it has there."""
         name = cache_name(self.parameters_of_forward)
         if name is not None and CACHE in arguments:
             arguments[name] = arguments.pop(CACHE)

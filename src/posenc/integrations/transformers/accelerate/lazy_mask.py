@@ -37,7 +37,7 @@ class VisiblePairs(ComputedOnce):
 
     @property
     def grid(self) -> Grid | None:
-        """Made when first asked for: models make masks for kinds of layers that they lack."""
+        """The grid, made on first use: models make masks for kinds of layers that they lack."""
         if not self._made:
             self._grid, self._made = self.make_grid(), True
         return self._grid

@@ -76,7 +76,7 @@ def switch(model: nn.Module, settings: AccelerateSettings) -> None:
 
 
 def switch_settings(model: nn.Module, settings: AccelerateSettings) -> None:
-    """Set what the layers of models that were switched are computed with."""
+    """Set the settings of layers in switched models."""
     for part in model.modules():
         if BEFORE in part.__dict__:
             for layer in _unfamiliar(part):

@@ -81,7 +81,7 @@ class Trial:
         }
 
     def _parts(self, batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-        """Inputs of the batch, and of each step, of which the last tokens are."""
+        """Inputs of the first pass and of each step behind it, one for each of the last tokens."""
         decoded = [name for name in batch if name.startswith("decoder_")]
         (grown, *_) = decoded or ["input_ids"]
         length = batch[grown].shape[1] if grown in batch else 0

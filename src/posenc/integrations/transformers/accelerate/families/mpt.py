@@ -70,7 +70,7 @@ class MptAlibi(Accelerated, MptAttention):
 
 
 class AcceleratedMptBlock(Accelerated, MptBlock):
-    """A layer, which alone knows whether weights are asked for."""
+    """A block, the only module that gets the option to return weights."""
 
     def forward(
         self,
