@@ -85,13 +85,13 @@ def effective_length(
         margin: share of the reference's value by which one may be worse.
         most: input length beyond which texts are cut; what is longer is not read.
     """
-    all_series = list(series)
-    measured = sorted({length for ability in all_series for length in ability.values})
+    abilities = list(series)
+    measured = sorted({length for ability in abilities for length in ability.values})
     lengths = [length for length in measured if most is None or length <= most]
     stated = max([length for length in lengths if length <= claimed], default=lengths[0])
-    reference = _reference(all_series, lengths, stated)
+    reference = _reference(abilities, lengths, stated)
     longer = [length for length in lengths if length > reference]
-    counted = [ability for ability in all_series if ability.learned(reference, longer)]
+    counted = [ability for ability in abilities if ability.learned(reference, longer)]
     groups = _joined(counted)
     low = point = reference
     limited, end = "", None
@@ -119,7 +119,7 @@ def effective_length(
         honest=reference == stated,
         limited_by=limited,
         abilities=tuple(ability.name for ability in counted),
-        unlearned=tuple(ability.name for ability in all_series if ability not in counted),
+        unlearned=tuple(ability.name for ability in abilities if ability not in counted),
         ceiling=bool(recalls) and all(ability.at_ceiling() for ability in recalls),
         cut=most,
     )

@@ -311,9 +311,7 @@ class _Session:
                 try:
                     new[run] = Outcome.read(path)
                 except CheckpointError:
-                    if (
-                        path.exists()
-                    ):  # else another process has just locked its folder, to no avail
+                    if path.exists():  # else another process has just locked its folder
                         raise
         return new
 

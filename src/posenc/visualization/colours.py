@@ -27,8 +27,8 @@ TURN = 24
 
 def is_narrow(values: Tensor) -> bool:
     """True if values lie so close together, far from zero, that a scale from zero hides them."""
-    finite = values[~values.isnan()]
-    low, high = (finite.amin().item(), finite.amax().item()) if finite.numel() else (0.0, 0.0)
+    numbers = values[~values.isnan()]
+    low, high = (numbers.amin().item(), numbers.amax().item()) if numbers.numel() else (0.0, 0.0)
     return low > NARROW * high > 0 and high - low > 1e-3 * high
 
 
@@ -52,8 +52,8 @@ class Scale:
         Where all values are far above zero, white at the least of them.
         """
         if is_narrow(maps):
-            finite = maps[~maps.isnan()]
-            return cls((finite.amin().item(), finite.amax().item()), 1.0)
+            numbers = maps[~maps.isnan()]
+            return cls((numbers.amin().item(), numbers.amax().item()), 1.0)
         sizes = maps.abs().nan_to_num(0.0).flatten(1).amax(1)
         size = sizes.max().item() or 1.0
         uneven = len(maps) > 1 and bool(sizes.min() * UNEVEN < size)

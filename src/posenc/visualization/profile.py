@@ -154,5 +154,5 @@ def _blank(panel: Panel) -> bool:
         values = panel.points - panel.points[:1]
     else:
         values = panel.maps if isinstance(panel, Heat) else panel.values
-    finite = values[~values.isnan()]
-    return bool((finite.amax() - finite.amin()) < 1e-6)
+    numbers = values[~values.isnan()]
+    return bool((numbers.amax() - numbers.amin()) < 1e-6)

@@ -84,9 +84,8 @@ class ExpandedProducts(TorchFunctionMode):
         elif func is F.embedding and is_expanded(args[1]):
             rows = torch.randn(61, args[1].shape[1], generator=self._seeded(args[1]))
             return rows.to(args[1].dtype)[args[0] % 61]
-        elif func is F.layer_norm and is_expanded(
-            args[0]
-        ):  # its rows less their mean would be zero
+        elif func is F.layer_norm and is_expanded(args[0]):
+            # Expanded rows less their mean would be zero.
             rows = torch.randn(args[0].shape, generator=self._seeded(args[0])).to(args[0].dtype)
             args = rows, *args[1:]
         elif func in SCALED_IN_PLACE and is_expanded(args[0]):
@@ -106,7 +105,7 @@ class ExpandedProducts(TorchFunctionMode):
 
 @lru_cache(maxsize=8 * SEEDS)
 def _choice(seed: int, inputs: int, features: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The indices of as many features of those given, and a sign for each."""
+    """Random indices of ``features`` of the inputs, and a sign for each."""
     seeded = torch.Generator().manual_seed(seed)
     chosen = torch.randint(inputs, (features,), generator=seeded)
     return chosen, (torch.randint(2, (features,), generator=seeded) * 2 - 1).to(dtype)

@@ -77,11 +77,11 @@ def descriptions(reading: LayerReading) -> list[list[str]]:
     for place, lines in enumerate(lines_by_group):
         like = lines_by_group.index(lines)
         rotations = (reading.layers[n].attention.rotation for n in (place, like))
-        first, other = (
+        frequencies, other = (
             (isinstance(rotation, RotationFacts) and rotation.frequencies) or ()
             for rotation in rotations
         )
-        unlike = differing_pairs(first, other, tolerance=SAME)
+        unlike = differing_pairs(frequencies, other, tolerance=SAME)
         if unlike:
             full[place].append(f"{unlike} pairs rotate otherwise than those of {names[like]}")
     return full

@@ -77,9 +77,9 @@ class Frequencies:
         value = self.value.detach()
         if value.element_size() < 4:
             made = made_of(self.module, getattr(self.module, "config", None))
-            exact = None if made is None else Frequencies(self.path, made, self.buffer)
-            if exact is not None and torch.equal(exact.value.to(value), value):
-                return exact.theta().to(value.device)
+            recomputed = None if made is None else Frequencies(self.path, made, self.buffer)
+            if recomputed is not None and torch.equal(recomputed.value.to(value), value):
+                return recomputed.theta().to(value.device)
         return self.theta()
 
     @property
@@ -204,11 +204,10 @@ class Frequencies:
         """
         before = self.value
         theta, dtype = self.exact(), torch.promote_types(before.dtype, torch.float32)
-        new_theta, moving = theta.clone(), theta != 0
+        original, moving = theta.clone(), theta != 0
         theta[moving] = rope.frequencies(like=theta)
-        theta = theta.where(
-            (theta / new_theta - 1).abs() > 1e-6, new_theta
-        )  # kept pairs, to the bit
+        # Pairs that the method leaves alone keep their frequencies to the bit.
+        theta = theta.where((theta / original - 1).abs() > 1e-6, original)
         changes = [Change.of(self.module, self.buffer, theta.view_as(before).to(dtype))]
         if self.gain != rope.gain:
             changes.append(Change.of(self.module, self.gain_name, rope.gain))
