@@ -28,7 +28,7 @@ from torch import Tensor
 
 from posenc.attention import BACKENDS, trial
 from posenc.attention.problem.lowering import lower
-from posenc.bench.case import Call, Case
+from posenc.bench.case import Case, TimedCall
 from posenc.bench.passes import Pass
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -63,7 +63,7 @@ class FlashAttention(Contender):
     name = "flash-attn"
     foreign: ClassVar[bool] = True
 
-    def refusal(self, call: Call) -> str | None:
+    def refusal(self, call: TimedCall) -> str | None:
         if importlib.util.find_spec("flash_attn") is None:
             return "flash-attn is not installed"
         if call.q.dtype.itemsize != 2:
@@ -73,7 +73,7 @@ class FlashAttention(Contender):
             return "it has no such score part"
         return None
 
-    def _slopes(self, call: Call) -> Tensor | None:
+    def _slopes(self, call: TimedCall) -> Tensor | None:
         """Slopes of the penalty of distance that the score part is; None for other parts."""
         lowered = lower(call.encoding, call.q, call.k, call.grid, scale=call.scale)
         if not lowered or call.grid.shift is None:
@@ -86,7 +86,7 @@ class FlashAttention(Contender):
         distance = torch.arange(call.case.length - 1, -1, -1, device=past.device)
         return slopes[:, 0] if torch.allclose(past, -slopes * distance, rtol=1e-4) else None
 
-    def prepare(self, call: Call) -> Pass:
+    def prepare(self, call: TimedCall) -> Pass:
         from flash_attn import flash_attn_func
 
         slopes, causal = self._slopes(call), call.case.causal

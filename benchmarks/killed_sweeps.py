@@ -37,7 +37,7 @@ from types import SimpleNamespace
 from safetensors.torch import load_file
 
 from posenc.errors import PosencError
-from posenc.experiments import claims, workers
+from posenc.experiments import locks, workers
 from posenc.experiments.compare import compare, prepare
 from posenc.experiments.output import load_settings
 from posenc.experiments.results import Comparison
@@ -77,7 +77,7 @@ def join(out: str) -> None:
     os.setsid()
     hurry()
     # An owner that has died would be known by its number; here its lease must run out.
-    claims.MACHINE = f"{claims.MACHINE}.{os.getpid()}"
+    locks.MACHINE = f"{locks.MACHINE}.{os.getpid()}"
     with suppress(PosencError):  # a worker was killed
         compare(load_settings(Path(out), "join"))
 
@@ -85,7 +85,7 @@ def join(out: str) -> None:
 def hurry() -> None:
     """Save, beat and expire within fractions of a second; start workers by forking."""
     loop.SAVE_SECONDS = SAVE_SECONDS
-    claims.HEARTBEAT_SECONDS, claims.LEASE_SECONDS = HEARTBEAT_SECONDS, LEASE_SECONDS
+    locks.HEARTBEAT_SECONDS, locks.LEASE_SECONDS = HEARTBEAT_SECONDS, LEASE_SECONDS
     workers.multiprocessing = SimpleNamespace(get_context=lambda _: Forking())  # type: ignore[attr-defined]
 
 
@@ -190,7 +190,7 @@ class Sweep:
     def _observe(self) -> None:
         """Note when each outcome was written; AssertionError if one is written again."""
         for path in self.out.glob("runs/*/seed-*/run.json"):
-            with suppress(FileNotFoundError):  # claimed by a process that saw it unfinished
+            with suppress(FileNotFoundError):  # locked by a process that saw it unfinished
                 status = path.stat()
                 stamp = (status.st_ino, status.st_mtime_ns)
                 first = self.written.setdefault(path, stamp)

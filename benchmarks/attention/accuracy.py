@@ -11,7 +11,7 @@ from benchmarks.attention.contenders import Contender, Plain
 from torch import Tensor
 
 from posenc.attention import attend
-from posenc.bench.case import Call, parse_name
+from posenc.bench.case import TimedCall, parse_name
 from posenc.bench.passes import Pass
 from posenc.encoding import Encoding
 from posenc.grid import Grid
@@ -64,7 +64,7 @@ class Expected:
         return Errors(output=far, gradient=max(_distance(a, b) for a, b in pairs))
 
 
-def expect(contender: Contender, call: Call) -> Expected | None:
+def expect(contender: Contender, call: TimedCall) -> Expected | None:
     """Expected values of a contender; None if a pair of tokens depends on the number of others."""
     names = parse_name(call.case.encoding)[0].split("+")
     encoding: Encoding

@@ -16,7 +16,7 @@ from posenc.attention.backends.triton import Triton
 from posenc.attention.problem.lowering import is_constant_table, lower
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.terms import read_terms
-from posenc.bench.case import Call
+from posenc.bench.case import TimedCall
 from posenc.bench.passes import Pass, attending, plain
 from posenc.bench.run import PLAIN, contender_name
 from posenc.encoding import StructuredScore
@@ -60,12 +60,12 @@ class Contender(ABC):
     level: ClassVar[str] = "call"
     foreign: ClassVar[bool] = False
 
-    def refusal(self, call: Call) -> str | None:
+    def refusal(self, call: TimedCall) -> str | None:
         """The reason why it cannot compute this, if any."""
         return None
 
     @abstractmethod
-    def prepare(self, call: Call) -> Pass:
+    def prepare(self, call: TimedCall) -> Pass:
         """Prepare a supported call."""
 
 
@@ -74,7 +74,7 @@ class Plain(Contender):
 
     name = PLAIN
 
-    def prepare(self, call: Call) -> Pass:
+    def prepare(self, call: TimedCall) -> Pass:
         return plain(call)
 
 
@@ -89,14 +89,14 @@ class Posenc(Contender):
         self.name = contender_name(backend)
         self._backend = VARIANTS.get(backend, backend)
 
-    def refusal(self, call: Call) -> str | None:
+    def refusal(self, call: TimedCall) -> str | None:
         try:
             self.prepare(call)
         except BackendRefusal as error:
             return error.got
         return None
 
-    def prepare(self, call: Call) -> Pass:
+    def prepare(self, call: TimedCall) -> Pass:
         return attending(call, self._backend)
 
 
@@ -105,10 +105,10 @@ class Eager(Contender):
 
     name = "eager"
 
-    def refusal(self, call: Call) -> str | None:
+    def refusal(self, call: TimedCall) -> str | None:
         return _too_large(self.name, call)
 
-    def prepare(self, call: Call) -> Pass:
+    def prepare(self, call: TimedCall) -> Pass:
         return Posenc(backend="reference").prepare(call)
 
 
@@ -120,7 +120,7 @@ class WrittenOut(Contender):
 
     name = "bias written out"
 
-    def refusal(self, call: Call) -> str | None:
+    def refusal(self, call: TimedCall) -> str | None:
         score = call.encoding.score
         if score is None:
             return "there is no score to write out"
@@ -130,7 +130,7 @@ class WrittenOut(Contender):
             return "its value part is no bias"
         return _too_large(self.name, call)
 
-    def prepare(self, call: Call) -> Pass:
+    def prepare(self, call: TimedCall) -> Pass:
         lowered = _lowered(call)
         constant = bool(lowered) and all(is_constant_table(term) for term in lowered or ())
         kept = self._bias(call, call.q, call.k).detach() if constant else None
@@ -144,7 +144,7 @@ class WrittenOut(Contender):
 
         return Pass(run, call.wanted, call.weight)
 
-    def _bias(self, call: Call, q: Tensor, k: Tensor) -> Tensor:
+    def _bias(self, call: TimedCall, q: Tensor, k: Tensor) -> Tensor:
         score = call.encoding.score
         assert score is not None  # refused otherwise
         grid = call.grid
@@ -159,7 +159,7 @@ class Flex(Contender):
 
     name = "FlexAttention"
 
-    def refusal(self, call: Call) -> str | None:
+    def refusal(self, call: TimedCall) -> str | None:
         if call.grid.shift is None:
             return "written for texts here"
         lowered = _lowered(call)
@@ -169,7 +169,7 @@ class Flex(Contender):
             return "written for tables of offsets here"
         return None
 
-    def prepare(self, call: Call) -> Pass:
+    def prepare(self, call: TimedCall) -> Pass:
         from torch._dynamo import config
         from torch.nn.attention.flex_attention import create_block_mask
 
@@ -210,11 +210,11 @@ def _causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return i >= j
 
 
-def _lowered(call: Call) -> tuple[StructuredScore, ...] | None:
+def _lowered(call: TimedCall) -> tuple[StructuredScore, ...] | None:
     return lower(call.encoding, call.q, call.k, call.grid, scale=call.scale)
 
 
-def _too_large(name: str, call: Call) -> str | None:
+def _too_large(name: str, call: TimedCall) -> str | None:
     """The estimated size, if it exceeds the available memory."""
     case = call.case
     needed = MATRICES[name] * case.heads * case.length**2 * max(4, call.q.element_size())

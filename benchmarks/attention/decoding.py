@@ -12,7 +12,7 @@ from benchmarks.attention.contenders import Contender
 from torch import Tensor
 
 from posenc.attention import Cache
-from posenc.bench.case import Call, parse_name
+from posenc.bench.case import TimedCall, parse_name
 from posenc.bench.passes import Pass
 from posenc.layout import Layout
 from posenc.models import Decoder, DecoderConfig, generate
@@ -40,7 +40,7 @@ class PosencDecoder(DecodingContender):
         self.name = "posenc" if encoding is None else f"posenc, {encoding}"
         self._encoding = encoding
 
-    def prepare(self, call: Call) -> Pass:
+    def prepare(self, call: TimedCall) -> Pass:
         name, options, _ = parse_name(self._encoding or call.case.encoding)
         with torch.random.fork_rng(devices=[]):
             config = DecoderConfig(
@@ -91,12 +91,12 @@ class LlamaDecoder(DecodingContender):
     name = "transformers"
     foreign: ClassVar[bool] = True
 
-    def refusal(self, call: Call) -> str | None:
+    def refusal(self, call: TimedCall) -> str | None:
         if find_spec("transformers") is None:
             return "it is not installed (pip install 'posenc[bench]')"
         return None
 
-    def prepare(self, call: Call) -> Pass:
+    def prepare(self, call: TimedCall) -> Pass:
         library, sizes = import_module("transformers"), _sizes(call)
         with torch.random.fork_rng(devices=[]):
             model = library.LlamaForCausalLM(
@@ -130,12 +130,12 @@ class LlamaDecoder(DecodingContender):
         return Pass(run, [], call.weight, tokens=TOKENS)
 
 
-def _prompt(call: Call) -> Tensor:
+def _prompt(call: TimedCall) -> Tensor:
     size = (1, call.case.length)
     return torch.zeros(size, dtype=torch.long, device=call.x.device).fill_(1)
 
 
-def _sizes(call: Call) -> dict[str, Any]:
+def _sizes(call: TimedCall) -> dict[str, Any]:
     width = call.case.heads * call.case.head_dim
     hidden = 32 * round(8 * width / 3 / 32) or 32
     return {"dim": width, "heads": call.case.heads, "layers": LAYERS, "hidden": hidden}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.attention import Attention
-from posenc.bench.case import Call, parse_name
+from posenc.bench.case import TimedCall, parse_name
 from posenc.bench.passes import Pass
 
 VOCABULARY = 8
@@ -34,10 +34,10 @@ class LayerContender(Contender):
     level: ClassVar[str] = "layer"
 
     @abstractmethod
-    def make(self, call: Call) -> Made:
+    def make(self, call: TimedCall) -> Made:
         """The module, and the function that runs it."""
 
-    def prepare(self, call: Call) -> Pass:
+    def prepare(self, call: TimedCall) -> Pass:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             module, step = self.make(call)
@@ -52,7 +52,7 @@ class PlainLayer(LayerContender):
 
     name = "plain layer"
 
-    def make(self, call: Call) -> Made:
+    def make(self, call: TimedCall) -> Made:
         width = call.x.shape[-1]
         inner = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(4))
         shape = (1, call.case.length, call.case.heads, call.case.head_dim)
@@ -70,7 +70,7 @@ class PosencLayer(LayerContender):
 
     name = "posenc layer"
 
-    def make(self, call: Call) -> Made:
+    def make(self, call: TimedCall) -> Made:
         case = call.case
         layer = Attention(
             dim=call.x.shape[-1], heads=case.heads, encoding=call.encoding, causal=case.causal
@@ -83,9 +83,9 @@ class LibraryLayer(LayerContender):
 
     foreign: ClassVar[bool] = True
     package: ClassVar[str]
-    makers: ClassVar[dict[str, Callable[[Call], Made]]]
+    makers: ClassVar[dict[str, Callable[[TimedCall], Made]]]
 
-    def refusal(self, call: Call) -> str | None:
+    def refusal(self, call: TimedCall) -> str | None:
         name = parse_name(call.case.encoding)[0]
         if name not in self.makers:
             return "no such module of it is known here"
@@ -95,7 +95,7 @@ class LibraryLayer(LayerContender):
             return "it is measured without a causal mask only"
         return None
 
-    def make(self, call: Call) -> Made:
+    def make(self, call: TimedCall) -> Made:
         return self.makers[parse_name(call.case.encoding)[0]](call)
 
 
@@ -103,7 +103,7 @@ def _x_library() -> Any:
     return import_module("x_transformers.x_transformers")
 
 
-def _x_attention(call: Call) -> nn.Module:
+def _x_attention(call: TimedCall) -> nn.Module:
     case = call.case
     attention: nn.Module = _x_library().Attention(
         dim=call.x.shape[-1], dim_head=case.head_dim, heads=case.heads, flash=True
@@ -111,29 +111,29 @@ def _x_attention(call: Call) -> nn.Module:
     return attention
 
 
-def _x_bias(bias: nn.Module, call: Call) -> Made:
+def _x_bias(bias: nn.Module, call: TimedCall) -> Made:
     attention, length = _x_attention(call), call.case.length
     both = nn.ModuleList([attention, bias])
     return both, lambda x: attention(x, attn_bias=bias(length, length))
 
 
-def _x_t5(call: Call) -> Made:
+def _x_t5(call: TimedCall) -> Made:
     case = call.case
     bias = _x_library().RelativePositionBias(scale=case.head_dim**0.5, heads=case.heads)
     return _x_bias(bias, call)
 
 
-def _x_alibi(call: Call) -> Made:
+def _x_alibi(call: TimedCall) -> Made:
     return _x_bias(_x_library().AlibiPositionalBias(heads=call.case.heads), call)
 
 
-def _x_dynamic(call: Call) -> Made:
+def _x_dynamic(call: TimedCall) -> Made:
     width = call.x.shape[-1] // 4  # as in its Encoder
     bias = _x_library().DynamicPositionBias(dim=width, heads=call.case.heads, depth=2)
     return _x_bias(bias, call)
 
 
-def _x_rope(call: Call) -> Made:
+def _x_rope(call: TimedCall) -> Made:
     attention, rotary = _x_attention(call), _x_library().RotaryEmbedding(call.case.head_dim)
 
     def step(x: Tensor) -> Any:
@@ -147,7 +147,7 @@ class XTransformers(LibraryLayer):
 
     name = "x-transformers"
     package = "x_transformers"
-    makers: ClassVar[dict[str, Callable[[Call], Made]]] = {
+    makers: ClassVar[dict[str, Callable[[TimedCall], Made]]] = {
         "alibi": _x_alibi,
         "dynamic_bias": _x_dynamic,
         "rope": _x_rope,
@@ -155,7 +155,7 @@ class XTransformers(LibraryLayer):
     }
 
 
-def _sizes(call: Call) -> dict[str, Any]:
+def _sizes(call: TimedCall) -> dict[str, Any]:
     """Sizes by their usual names in transformers."""
     return {
         "vocab_size": VOCABULARY,
@@ -170,7 +170,7 @@ def _library() -> Any:
     return import_module("transformers")
 
 
-def _hf_t5(call: Call) -> Made:
+def _hf_t5(call: TimedCall) -> Made:
     config = _library().T5Config(
         vocab_size=VOCABULARY,
         d_model=call.x.shape[-1],
@@ -184,7 +184,7 @@ def _hf_t5(call: Call) -> Made:
     return attention, lambda x: attention(x)[0]
 
 
-def _hf_bloom(call: Call) -> Made:
+def _hf_bloom(call: TimedCall) -> Made:
     case = call.case
     config = _library().BloomConfig(
         vocab_size=VOCABULARY, hidden_size=call.x.shape[-1], n_layer=1, n_head=case.heads
@@ -196,7 +196,7 @@ def _hf_bloom(call: Call) -> Made:
     return attention, lambda x: attention(x, torch.zeros_like(x), alibi, None)[0]
 
 
-def _hf_llama(call: Call) -> Made:
+def _hf_llama(call: TimedCall) -> Made:
     model = _library().LlamaModel(_library().LlamaConfig(**_sizes(call)))
     attention, rotary = model.layers[0].self_attn, model.rotary_emb
     attention.is_causal = False
@@ -208,7 +208,7 @@ def _hf_llama(call: Call) -> Made:
     return nn.ModuleList([attention, rotary]), step
 
 
-def _hf_deberta(call: Call) -> Made:
+def _hf_deberta(call: TimedCall) -> Made:
     config = _library().DebertaV2Config(
         **_sizes(call),
         relative_attention=True,
@@ -228,7 +228,7 @@ def _hf_deberta(call: Call) -> Made:
     return nn.ModuleList([attention, encoder.rel_embeddings]), step
 
 
-def _hf_xlnet(call: Call) -> Made:
+def _hf_xlnet(call: TimedCall) -> Made:
     config = _library().XLNetConfig(
         vocab_size=VOCABULARY,
         d_model=call.x.shape[-1],
@@ -253,7 +253,7 @@ class Transformers(LibraryLayer):
     """The attention modules of T5, BLOOM (ALiBi), Llama (RoPE), DeBERTa-v2 and XLNet."""
 
     name = package = "transformers"
-    makers: ClassVar[dict[str, Callable[[Call], Made]]] = {
+    makers: ClassVar[dict[str, Callable[[TimedCall], Made]]] = {
         "alibi": _hf_bloom,
         "deberta": _hf_deberta,
         "rope": _hf_llama,

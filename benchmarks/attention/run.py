@@ -12,7 +12,7 @@ from benchmarks.attention.contenders import Contender
 from benchmarks.attention.memory import MemoryMeter
 from benchmarks.attention.plan import Job
 
-from posenc.bench.case import Call
+from posenc.bench.case import TimedCall
 from posenc.bench.passes import Pass, Times, timed
 
 NO_ROOM = "the device has not enough memory"
@@ -56,7 +56,7 @@ def measure(job: Job, meter: MemoryMeter) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _row(contender: Contender, call: Call) -> dict[str, Any]:
+def _row(contender: Contender, call: TimedCall) -> dict[str, Any]:
     names = ("encoding", "length", "causal", "dtype", "batch", "heads")
     case = {name: getattr(call.case, name) for name in names}
     missing = ("forward_memory", "both_memory", "output_error", "gradient_error")
@@ -77,7 +77,7 @@ def _attempt(contender: Contender, row: dict[str, Any], measure: Any) -> None:
 
 
 def _prepare(
-    contender: Contender, call: Call, warm: bool, row: dict[str, Any], ready: dict[str, Pass]
+    contender: Contender, call: TimedCall, warm: bool, row: dict[str, Any], ready: dict[str, Pass]
 ) -> None:
     one = contender.prepare(call)
     row["served_by"] = one.served_by

@@ -8,7 +8,7 @@ from scripts.docs.methods import section
 
 from posenc.extension import EXTENSIONS, Extension
 from posenc.extension.entry import CONTEXT
-from posenc.visualization.catalogue import Document
+from posenc.visualization.catalogue import DocstringSections
 
 TRAINING = {
     "none": "made to work without fine-tuning",
@@ -57,7 +57,7 @@ which
 
 def page(name: str, entry: Extension) -> str:
     """The page of one method."""
-    document, claims = Document.of(entry.function), entry.claims
+    document, claims = DocstringSections.of(entry.function), entry.claims
     blocks = [MADE, f"# {name}", prose(f"{document.summary} {entry.summary}")]
     blocks += [block for text in document.body for block in paragraph(text)]
     blocks += ["## Code", f"```pycon\n{document.example}\n```", *used(name, entry)]

@@ -53,7 +53,7 @@ WHOLE = {
     "posenc.experiments.report": ("write_report",),
     "posenc.experiments.settings": ("ComparisonSettings",),
     "posenc.experiments.summary": ("summarise",),
-    "posenc.bench.run": ("Settings", "bench"),
+    "posenc.bench.run": ("BenchSettings", "bench"),
 }
 """Names of modules that export none by a list."""
 

@@ -11,7 +11,7 @@ from posenc.bench import passes
 from posenc.bench.case import Case
 from posenc.bench.options import METHODS
 from posenc.bench.passes import Pass, interleaved, timed
-from posenc.bench.run import PLAIN, Report, Settings, bench
+from posenc.bench.run import PLAIN, BenchReport, BenchSettings, bench
 from posenc.errors import ArgumentError, UnknownNameError
 
 
@@ -67,11 +67,11 @@ def test_settings_refuse_what_makes_no_sense(
     options: dict[str, object], kind: type[Exception]
 ) -> None:
     with pytest.raises(kind):
-        Settings(**options)  # type: ignore[arg-type]
+        BenchSettings(**options)  # type: ignore[arg-type]
 
 
 def test_all_kinds_of_terms_are_timed_by_default() -> None:
-    cases = Settings().cases()
+    cases = BenchSettings().cases()
     assert [case.encoding for case in cases] == list(METHODS)
     assert {case.length for case in cases} == {2048}
     assert {case.encoding for case in cases if case.causal} >= {"cope", "forgetting"}
@@ -79,14 +79,14 @@ def test_all_kinds_of_terms_are_timed_by_default() -> None:
 
 
 def test_cases_are_those_chosen_once_each() -> None:
-    settings = Settings(encodings=["kerple", "cope"], lengths=[96, 64, 96])
+    settings = BenchSettings(encodings=["kerple", "cope"], lengths=[96, 64, 96])
     assert [(case.encoding, case.length, case.causal) for case in settings.cases()] == [
         ("kerple", 64, False),
         ("cope", 64, True),
         ("kerple", 96, False),
         ("cope", 96, True),
     ]
-    both = Settings(encodings=["t5"], dtypes=["float32", "bfloat16"], causal=True, lengths=[8])
+    both = BenchSettings(encodings=["t5"], dtypes=["float32", "bfloat16"], causal=True, lengths=[8])
     assert [str(case) for case in both.cases()] == [
         "t5, 8 tokens, causal",
         "t5, 8 tokens, causal, bfloat16",
@@ -95,9 +95,9 @@ def test_cases_are_those_chosen_once_each() -> None:
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
+def report() -> BenchReport:
     """A bench of two encodings at two tiny lengths."""
-    settings = Settings(
+    settings = BenchSettings(
         encodings=["t5", "shaw@frozen"],
         lengths=[16, 32],
         backends=["auto", "sdpa"],
@@ -114,7 +114,7 @@ def report() -> Report:
     return done
 
 
-def test_a_bench_times_every_backend_in_every_case(report: Report) -> None:
+def test_a_bench_times_every_backend_in_every_case(report: BenchReport) -> None:
     cases = {(r.encoding, r.length, r.contender) for r in report.readings}
     assert cases == {
         (encoding, length, contender)
@@ -137,7 +137,7 @@ def test_a_bench_times_every_backend_in_every_case(report: Report) -> None:
             assert (times.forward_ratio, times.both_ratio) == (1.0, 1.0)
 
 
-def test_a_report_has_plain_values(report: Report) -> None:
+def test_a_report_has_plain_values(report: BenchReport) -> None:
     plain = report.to_json()
     assert len(plain["readings"]) == len(report.readings)
     assert plain["readings"][0]["forward_ratio"] == 1.0
@@ -148,7 +148,7 @@ def test_a_report_has_plain_values(report: Report) -> None:
 
 def test_another_number_of_threads_is_refused() -> None:
     present = torch.get_num_threads()
-    settings = Settings(encodings=["t5"], lengths=[16], threads=present + 1)
+    settings = BenchSettings(encodings=["t5"], lengths=[16], threads=present + 1)
     with pytest.raises(ArgumentError, match=f"threads: expected {present}, .*got {present + 1}"):
         bench(settings)
     assert torch.get_num_threads() == present

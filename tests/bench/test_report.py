@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from posenc.bench.options import METHODS
 from posenc.bench.passes import Times, ratio
 from posenc.bench.report import bench_page, opening
-from posenc.bench.run import PLAIN, Reading, Report, Settings
+from posenc.bench.run import PLAIN, BenchReading, BenchReport, BenchSettings
 from posenc.cli.app import app
 from posenc.reporting.headlines import LONGEST
 from posenc.reporting.opening import Opening
@@ -20,7 +20,7 @@ Both = float | tuple[float, float] | None
 """Ratio in training, alone or with half its interval; None: refused."""
 
 
-def report(lengths: tuple[int, ...] = (2048,), **ratios: Both) -> Report:
+def report(lengths: tuple[int, ...] = (2048,), **ratios: Both) -> BenchReport:
     """A bench of encodings whose forward passes are all as fast as plain attention."""
     readings = []
     for length in lengths:
@@ -39,12 +39,14 @@ def report(lengths: tuple[int, ...] = (2048,), **ratios: Both) -> Report:
             refusal = "it has no such terms" if both is None else ""
             shown = Times() if refusal else times
             readings += [
-                Reading(contender=PLAIN, times=Times(both_ratio=1.0), **case),  # type: ignore[arg-type]
-                Reading(contender="posenc", times=shown, served_by="sdpa", refusal=refusal, **case),  # type: ignore[arg-type]
+                BenchReading(contender=PLAIN, times=Times(both_ratio=1.0), **case),  # type: ignore[arg-type]
+                BenchReading(
+                    contender="posenc", times=shown, served_by="sdpa", refusal=refusal, **case
+                ),  # type: ignore[arg-type]
             ]
     about = {"device": "cpu", "date": "2026-01-01", "machine": {}, "versions": {"torch": "2.13"}}
-    settings = Settings(encodings=list(ratios), lengths=list(lengths))
-    return Report(settings=settings, about=about, seconds=9.0, readings=tuple(readings))
+    settings = BenchSettings(encodings=list(ratios), lengths=list(lengths))
+    return BenchReport(settings=settings, about=about, seconds=9.0, readings=tuple(readings))
 
 
 def training(opened: Opening) -> dict[str, str]:
@@ -121,7 +123,7 @@ def test_headlines_fit_a_line() -> None:
 
 def test_verdicts_are_on_the_longest_length() -> None:
     short, long = report((64,), t5=1.0), report((128,), t5=3.0)
-    settings = Settings(encodings=["t5"], lengths=[64, 128])
+    settings = BenchSettings(encodings=["t5"], lengths=[64, 128])
     for readings in (short.readings + long.readings, long.readings + short.readings):
         found = opening(replace(short, settings=settings, readings=readings))
         assert training(found) == {"t5": "slow"}

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from posenc.bench.passes import Times
-from posenc.bench.run import Reading, Report, Settings
+from posenc.bench.run import BenchReading, BenchReport, BenchSettings
 from posenc.cli import bench as command
 from posenc.cli.app import app
 from posenc.cli.console import OUT
@@ -44,12 +44,12 @@ def test_bench_as_json_prints_nothing_else() -> None:
 def test_a_quick_bench_has_fewer_rounds(
     options: list[str], rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[Settings] = []
+    found: list[BenchSettings] = []
 
-    def run(settings: Settings, progress: object) -> Report:
+    def run(settings: BenchSettings, progress: object) -> BenchReport:
         found.append(settings)
         about = {"device": "cpu", "versions": {}}
-        return Report(settings=settings, about=about, seconds=0.0, readings=())
+        return BenchReport(settings=settings, about=about, seconds=0.0, readings=())
 
     monkeypatch.setattr("posenc.bench.run.bench", run)
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)
@@ -79,7 +79,7 @@ def test_nothing_is_cut_off_in_a_narrow_terminal(
 ) -> None:
     monkeypatch.setattr(OUT, "_width", 80)
     readings = tuple(
-        Reading(
+        BenchReading(
             encoding="transformer_xl@frozen",
             length=131072,
             causal=True,
@@ -90,7 +90,7 @@ def test_nothing_is_cut_off_in_a_narrow_terminal(
         )
         for backend in ("blockwise", "reference")
     )
-    report = Report(settings=Settings(), about={}, seconds=1.0, readings=readings)
+    report = BenchReport(settings=BenchSettings(), about={}, seconds=1.0, readings=readings)
     command._print_readings(report)
     printed = capsys.readouterr().out
     assert "…" not in printed

@@ -17,7 +17,7 @@ import pytest
 
 from posenc.cli.app import run
 from posenc.registry import ENCODINGS
-from posenc.visualization.catalogue import Document
+from posenc.visualization.catalogue import DocstringSections
 from tests.support.commands import run_command as posenc
 
 TINY = [
@@ -79,7 +79,7 @@ def test_show_fills_its_lines(name: str, columns: int) -> None:
     shown = posenc("show", name, columns=columns).stdout
     assert max(map(len, shown.splitlines())) <= columns
     printed = [" ".join(block.split()) for block in shown.split("\n\n")]
-    body = [part.replace("``", "") for part in Document.of(ENCODINGS[name].factory).body]
+    body = [part.replace("``", "") for part in DocstringSections.of(ENCODINGS[name].factory).body]
     for paragraph in body:
         if "\n" not in paragraph:
             assert paragraph in printed

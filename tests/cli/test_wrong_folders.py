@@ -276,14 +276,18 @@ def test_a_config_that_contradicts_itself(
     assert said in printed
 
 
-OWN_CODE = {"auto_map": {"AutoConfig": "configuration.Config"}}
+CUSTOM_CODE = {"auto_map": {"AutoConfig": "configuration.Config"}}
 BY_LAYER = [5e6, 1e4]
 
 
 @pytest.mark.parametrize(
     ("kind", "fields", "said"),
     [
-        ("llama", {"rope_theta": BY_LAYER, **OWN_CODE}, "rope_theta has 2 values, which code of"),
+        (
+            "llama",
+            {"rope_theta": BY_LAYER, **CUSTOM_CODE},
+            "rope_theta has 2 values, which code of",
+        ),
         ("odd", {"rope_theta": BY_LAYER, **TYPES}, "own (model_type 'odd') reads and posenc does"),
         ("odd", {"rope_scaling": {"factor": [4.0, 1.0]}}, "rope_scaling.factor has 2 values"),
         ("odd", {"partial_rotary_factor": [0.5, 1.0]}, "how these layers rotate is not known"),
@@ -312,7 +316,7 @@ def test_values_by_layer_that_a_class_of_transformers_reads(posenc: Run, tmp_pat
     types = [*TYPES["layer_types"], "full_attention"]
     fields = {"num_nextn_predict_layers": 1, "layer_types": types, "sliding_window": 7}
     fields |= {"rope_theta": [*BY_LAYER, 5e6], "partial_rotary_factors": [0.5, 1.0, 0.5]}
-    at = written(tmp_path, "step3p5", head_dim=16, num_attention_groups=2, **fields, **OWN_CODE)
+    at = written(tmp_path, "step3p5", head_dim=16, num_attention_groups=2, **fields, **CUSTOM_CODE)
     code, printed, error = posenc("doctor", at, "--seconds", "0")
     assert (code, error) == (0, "")
     assert "RoPE on 8 of 16 features, base 5,000,000" in printed

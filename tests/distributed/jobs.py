@@ -23,7 +23,7 @@ from posenc.errors import DerivativeError, PosencError, RankError
 from posenc.models import Decoder, DecoderConfig
 from posenc.testing.subject import spread
 from posenc.training import Watch, fit
-from posenc.training.ranks import Ranks
+from posenc.training.ranks import TrainingRanks
 from tests.distributed.equality import LAYOUTS, LENGTH, SPLITS, encoding_of, tensors
 from tests.training.spread import Learning, build, plan
 
@@ -261,7 +261,7 @@ def several_axes(group: dist.ProcessGroup) -> list[str]:
     """The messages with which a mesh of two axes is refused."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "tokens"))
     messages = []
-    for refuse in (Group.of, Ranks):
+    for refuse in (Group.of, TrainingRanks):
         try:
             refuse(mesh)
         except PosencError as failure:

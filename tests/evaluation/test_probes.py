@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc.evaluation.suites.needles import (
     DEPTHS,
-    KNOWN,
+    PROMPT,
     WORD,
     ByteNeedles,
     KeyNeedles,
@@ -55,7 +55,7 @@ def test_the_word_to_copy_stands_whole_and_then_in_part() -> None:
     assert whole.shape == WINDOWS.shape
     word = whole[:, -2 * WORD + 1 : -WORD + 1]
     assert whole[:, -WORD + 1 :].equal(word[:, :-1])
-    assert answers.equal(word[:, KNOWN:])
+    assert answers.equal(word[:, PROMPT:])
 
 
 def test_copying_by_looking_back_is_all_right_and_guessing_is_not() -> None:
@@ -65,10 +65,10 @@ def test_copying_by_looking_back_is_all_right_and_guessing_is_not() -> None:
         """The token that followed where this one stood a word earlier."""
         return torch.nn.functional.one_hot(tokens.roll(WORD - 1, 1), 128).float()
 
-    assert shares_right(back, whole, answers, whole=False).eq(1).all()
-    assert shares_right(back, whole, answers, whole=True).eq(1).all()
+    assert shares_right(back, whole, answers, exact=False).eq(1).all()
+    assert shares_right(back, whole, answers, exact=True).eq(1).all()
     zeros = torch.zeros(128)
-    missed = shares_right(lambda t: zeros.expand(*t.shape, 128), whole, answers, whole=False)
+    missed = shares_right(lambda t: zeros.expand(*t.shape, 128), whole, answers, exact=False)
     assert missed.shape == (6,)
     assert missed.eq(0).all()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from posenc.experiments.jobs import Outcome, TrainingJob, carry_out
-from posenc.experiments.results import Measurement, Refusal
+from posenc.experiments.results import Measurement, RefusedMeasurement
 from tests.experiments.small_comparisons import small
 
 
@@ -20,7 +20,9 @@ def outcome_of(folder: Path, *, steps: int = 2, damage: float = 0.0, **changes: 
     task = settings.entry.make(settings)
     measure = task.measure
 
-    def measured(*arguments: Any, **options: Any) -> Iterator[list[Measurement | Refusal]]:
+    def measured(
+        *arguments: Any, **options: Any
+    ) -> Iterator[list[Measurement | RefusedMeasurement]]:
         for piece in measure(*arguments, **options):
             for item in piece:
                 if isinstance(item, Measurement) and (item.metric, item.x) == ("loss", 32):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from posenc.experiments.results import Measurement, Refusal
+from posenc.experiments.results import Measurement, RefusedMeasurement
 from posenc.experiments.summary import Summary, summarise
 from tests.support.samples import ACCURACY, LOSS, sample
 
@@ -103,7 +103,7 @@ def test_one_length_and_interrupted_and_empty() -> None:
 def test_why_nothing_could_be_measured() -> None:
     base, reason = sample(), "training of seed 0 diverged"
     refused = tuple(
-        Refusal(subject=subject.name, metric="loss", x=x, reason=reason)
+        RefusedMeasurement(subject=subject.name, metric="loss", x=x, reason=reason)
         for subject in base.subjects
         for x in base.test_lengths
     )
@@ -168,7 +168,8 @@ def test_the_answer_is_about_lengths_that_were_tested() -> None:
     measured = tuple(m for m in base.measurements if m.x != 512 or m.metric != "loss")
     reason = "no sentence is as long"
     refused = tuple(
-        Refusal(subject=s.name, metric="loss", x=512, reason=reason) for s in base.subjects
+        RefusedMeasurement(subject=s.name, metric="loss", x=512, reason=reason)
+        for s in base.subjects
     )
     answer = summarise(replace(base, measurements=measured, refusals=refused)).answer
     assert any("at 256 tokens, 4 times the training length" in said for said in answer)

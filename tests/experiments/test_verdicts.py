@@ -15,7 +15,7 @@ from posenc.experiments.results import (
     Measurement,
     Metric,
     Provenance,
-    Refusal,
+    RefusedMeasurement,
     TrainedRun,
 )
 from posenc.experiments.results import Corpus as CorpusRecord
@@ -83,7 +83,9 @@ def comparison(**subjects: Values) -> Comparison:
         ),
         runs=tuple(runs),
         measurements=tuple(records),
-        refusals=(Refusal(subject="learned", metric="loss", x=128, reason="its table ends"),),
+        refusals=(
+            RefusedMeasurement(subject="learned", metric="loss", x=128, reason="its table ends"),
+        ),
         provenance=Provenance(
             command="",
             created="",

@@ -23,7 +23,7 @@ from posenc.evaluation.texts import read_tokenizer
 from posenc.experiments.corpus import read_text
 from posenc.experiments.jobs import Outcome
 from posenc.experiments.output import Record, load_settings
-from posenc.experiments.results import Measurement, Refusal, TrainedRun
+from posenc.experiments.results import Measurement, RefusedMeasurement, TrainedRun
 from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks.common.parallel import read_lines
 from posenc.experiments.tasks.common.subwords import Subwords
@@ -164,7 +164,7 @@ def _comparison(folder: Path) -> Target:
             ),
         ),
         measurements=(Measurement(subject="rope", seed=0, metric="loss", x=64, value=1.5),),
-        refusals=(Refusal(subject="rope", metric="loss", x=128, reason="none"),),
+        refusals=(RefusedMeasurement(subject="rope", metric="loss", x=128, reason="none"),),
     )
     write_json(folder / "run.json", to_plain(outcome))
 

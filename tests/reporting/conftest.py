@@ -12,7 +12,7 @@ import pytest
 
 from posenc.bench.options import METHODS
 from posenc.bench.report import write_bench
-from posenc.evaluation.doctor.costs import Cost
+from posenc.evaluation.doctor.costs import LayerCost
 from posenc.evaluation.doctor.diagnosis import diagnose
 from posenc.evaluation.doctor.engines import Engines
 from posenc.evaluation.doctor.report import write_diagnosis
@@ -90,7 +90,7 @@ def diagnosed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scaling = fields["rope_scaling"] | {"attention_factor": 1.0}
     (model / "config.json").write_text(json.dumps(fields | {"rope_scaling": scaling}))
     costs = tuple(
-        Cost(n, 1e-9 * n * n, 4e3 * n, 5e-10 * n * n, 1e3 * n, measured=n < 9000)
+        LayerCost(n, 1e-9 * n * n, 4e3 * n, 5e-10 * n * n, 1e3 * n, measured=n < 9000)
         for n in (128, 2048, 32768)
     )
     found = replace(diagnose(model, budget=0, run_seconds=0), costs=costs)

@@ -7,19 +7,19 @@ import random
 
 import pytest
 
-from posenc.reporting.line_names import LONGEST, apart, broken, distinct
+from posenc.reporting.line_names import LONGEST, broken, distinct, spaced
 
 
 def test_what_is_far_apart_stays() -> None:
-    assert apart([30.0, 10.0, 20.0], 10.0, 0.0, 100.0) == [30.0, 10.0, 20.0]
-    assert apart([], 10.0, 0.0, 1.0) == []
-    assert apart([7.0], 10.0, 0.0, 1.0) == [1.0]
+    assert spaced([30.0, 10.0, 20.0], 10.0, 0.0, 100.0) == [30.0, 10.0, 20.0]
+    assert spaced([], 10.0, 0.0, 1.0) == []
+    assert spaced([7.0], 10.0, 0.0, 1.0) == [1.0]
 
 
 def test_what_is_close_moves_around_its_middle() -> None:
-    assert apart([50.0, 50.0, 50.0], 10.0, 0.0, 100.0) == [40.0, 50.0, 60.0]
-    assert apart([0.0, 0.0], 10.0, 0.0, 100.0) == [0.0, 10.0]
-    assert apart([98.0, 99.0], 10.0, 0.0, 100.0) == [90.0, 100.0]
+    assert spaced([50.0, 50.0, 50.0], 10.0, 0.0, 100.0) == [40.0, 50.0, 60.0]
+    assert spaced([0.0, 0.0], 10.0, 0.0, 100.0) == [0.0, 10.0]
+    assert spaced([98.0, 99.0], 10.0, 0.0, 100.0) == [90.0, 100.0]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_names_keep_order_distance_and_range(seed: int) -> None:
     low, high = -3.0, 5.0
     wanted = [source.uniform(low, high) for _ in range(source.randint(2, 30))]
     gap = source.uniform(0.05, 0.6)
-    placed = apart(wanted, gap, low, high)
+    placed = spaced(wanted, gap, low, high)
     order = sorted(range(len(wanted)), key=wanted.__getitem__)
     ascending = [placed[n] for n in order]
     least = min(gap, (high - low) / (len(wanted) - 1))

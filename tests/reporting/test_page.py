@@ -10,7 +10,7 @@ import pytest
 from posenc.reporting.drawing import Look
 from posenc.reporting.libraries import bundled
 from posenc.reporting.opening import Opening, Remedy, Verdict, Verdicts
-from posenc.reporting.page import Cell, Column, Maps, Page, Table, Words
+from posenc.reporting.page import Cell, Column, MapSection, Page, TableSection, TextSection
 
 
 def page(remedies: tuple[Remedy, ...] = (), **changes: object) -> Page:
@@ -70,7 +70,7 @@ def test_heads_of_groups_span_their_columns() -> None:
         Column(name="memory"),
     )
     row = (Cell(text="a", kind="name"), *(Cell(text=str(n), value=n) for n in range(5)))
-    table = Table(key="t", title="T", guide="", columns=columns, rows=(row,), marked="a")
+    table = TableSection(key="t", title="T", guide="", columns=columns, rows=(row,), marked="a")
     assert [(group, len(own)) for group, own in table.groups] == [
         ("", 1), ("loss at", 2), ("recall at", 1), ("", 1), ("", 1),
     ]  # fmt: skip
@@ -82,7 +82,7 @@ def test_heads_of_groups_span_their_columns() -> None:
 
 
 def test_maps_and_words() -> None:
-    maps = Maps(
+    maps = MapSection(
         key="m",
         title="M",
         guide="",
@@ -91,7 +91,9 @@ def test_maps_and_words() -> None:
         columns=("64", "128"),
         shares={"a": ((0.81, 0.2),)},
     )
-    words = Words(key="w", title="W", paragraphs=("P.",), lists=(("", ("S.",)), ("L", ("T.",))))
+    words = TextSection(
+        key="w", title="W", paragraphs=("P.",), lists=(("", ("S.",)), ("L", ("T.",)))
+    )
     text = own(page(sections=(maps, words)).render())
     assert '<td style="--share: 0.81" class="strong">81</td>' in text
     assert '<td style="--share: 0.20">20</td>' in text

@@ -15,7 +15,7 @@ import pytest
 from posenc.cli import main
 from posenc.cli.console import ERRORS, OUT
 from posenc.evaluation.doctor import diagnosis, process
-from posenc.evaluation.doctor.facts import Reading
+from posenc.evaluation.doctor.facts import LayerReading
 from posenc.experiments import workers
 from tests.support.processes import forking
 
@@ -52,7 +52,7 @@ def inspect_here(patch: pytest.MonkeyPatch) -> None:
     Another one imports transformers for seconds; ``test_process.py`` starts it.
     """
 
-    def read(folder: Path, *, seconds: float) -> Reading:
+    def read(folder: Path, *, seconds: float) -> LayerReading:
         answer = process._inspected(folder)
         if isinstance(answer, str):
             raise process.NotRunError(answer)

@@ -20,7 +20,7 @@ from posenc.experiments.results import (
     Measurement,
     Metric,
     Provenance,
-    Refusal,
+    RefusedMeasurement,
     TrainedRun,
 )
 from posenc.models import Decoder, DecoderConfig
@@ -133,7 +133,7 @@ def sample(
                 )
             )
         refusals += [
-            Refusal(subject=name, metric=metric.key, x=length, reason=REASON)
+            RefusedMeasurement(subject=name, metric=metric.key, x=length, reason=REASON)
             for length in lengths[len(losses) :]
         ]
     subjects = tuple(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import CheckpointError, Interrupted, OutputError
-from posenc.experiments.results import Corpus, Measurement, Refusal
+from posenc.experiments.results import Corpus, Measurement, RefusedMeasurement
 from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks.language import LanguageModelling
 from posenc.storage import load_tensors
@@ -77,7 +77,7 @@ class Toy:
 
     def measure(
         self, model: nn.Module, encoding: str, seed: int, *, available: int | None
-    ) -> Iterator[list[Measurement | Refusal]]:
+    ) -> Iterator[list[Measurement | RefusedMeasurement]]:
         yield from ()
 
     def save(self, model: nn.Module, folder: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from posenc.training import shards
-from posenc.training.ranks import Ranks
+from posenc.training.ranks import TrainingRanks
 
 WRITES = 8
 """More than the changes of the file system by which a state is saved."""
@@ -43,7 +43,7 @@ def test_killed_while_saving(
 
         return run
 
-    alone = Ranks(None)
+    alone = TrainingRanks(None)
     monkeypatch.setattr(shards, "save", killed_before(save))
     monkeypatch.setattr(shards, "write_json", killed_before(shards.write_json))
     monkeypatch.setattr(shutil, "rmtree", killed_before(shutil.rmtree))

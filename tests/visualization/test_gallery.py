@@ -9,7 +9,7 @@ import pytest
 
 from posenc.errors import OutputError, UnknownNameError
 from posenc.registry import ENCODINGS
-from posenc.visualization.catalogue import SITES, Document, group, sheet
+from posenc.visualization.catalogue import SITES, DocstringSections, group, sheet
 from posenc.visualization.formulas import is_formula, prose
 from posenc.visualization.gallery import render_gallery, write_gallery
 from posenc.visualization.mathml import mathml
@@ -29,7 +29,7 @@ def test_every_method_is_in_one_group() -> None:
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_every_docstring_comes_apart(name: str) -> None:
-    document = Document.of(ENCODINGS[name].factory)
+    document = DocstringSections.of(ENCODINGS[name].factory)
     assert document.summary.endswith((".", ":"))
     assert document.example.startswith(">>>")
     assert document.reference

@@ -9,7 +9,7 @@ import pytest
 
 from posenc.extension import EXTENSIONS
 from posenc.registry import ENCODINGS
-from posenc.visualization.catalogue import Document
+from posenc.visualization.catalogue import DocstringSections
 from posenc.visualization.mathml import SIGNS, is_mathematics, mathml
 
 METHODS = {
@@ -20,7 +20,7 @@ METHODS = {
 
 def formulas(method: object) -> list[str]:
     """Formulas in the text of a docstring."""
-    text = "\n".join(Document.of(method).body)
+    text = "\n".join(DocstringSections.of(method).body)
     spans = (" ".join(span.split()) for span in re.findall("``(.+?)``", text, re.DOTALL))
     return [span for span in spans if is_mathematics(span)]
 

@@ -51,13 +51,13 @@ class Case:
     device: str = "cpu"
     dtype: str = "float32"
 
-    def build(self) -> Call:
+    def build(self) -> TimedCall:
         """Tensors and encoding of the case, the same in every call."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return self._build()
 
-    def _build(self) -> Call:
+    def _build(self) -> TimedCall:
         name, options, suffixes = parse_name(self.encoding)
         width = self.heads * self.head_dim
         layout = self._layout(name)
@@ -86,7 +86,7 @@ class Case:
         x = self._draw(self.batch, self.length, width)
         for tensor in (q, k, v):
             tensor.requires_grad_()
-        return Call(self, q, k, v, x, weight, layout, encoding, projections)
+        return TimedCall(self, q, k, v, x, weight, layout, encoding, projections)
 
     def _layout(self, name: str) -> Layout:
         if axes_of(name) == 1:
@@ -107,7 +107,7 @@ class Case:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class TimedCall:
     """The tensors of a case.
 
     Args:
@@ -189,5 +189,5 @@ def past_only(text: str) -> bool:
 
 def axes_of(name: str) -> int:
     """Axes of positions: 1 for encodings of text, 2 for those of images only."""
-    known = [ENCODINGS[part].claims for part in name.split("+") if part in ENCODINGS]
-    return 2 if any(not claims.serves(1) and claims.serves(2) for claims in known) else 1
+    claims_of_parts = [ENCODINGS[part].claims for part in name.split("+") if part in ENCODINGS]
+    return 2 if any(not claims.serves(1) and claims.serves(2) for claims in claims_of_parts) else 1

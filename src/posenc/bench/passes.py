@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.attention import Backend, attend, explain
-from posenc.bench.case import Call
+from posenc.bench.case import TimedCall
 from posenc.reporting.intervals import Bounds, Estimate, estimate
 
 LEAST_SECONDS = 0.02
@@ -53,7 +53,7 @@ class Pass:
         return torch.autograd.grad(self.run(), self.wanted, self.weight, allow_unused=True)
 
 
-def plain(call: Call) -> Pass:
+def plain(call: TimedCall) -> Pass:
     """PyTorch's fused kernel without positions, the reference of all others."""
 
     def run() -> Tensor:
@@ -62,7 +62,7 @@ def plain(call: Call) -> Pass:
     return Pass(run, list(call.inputs), call.weight)
 
 
-def attending(call: Call, backend: str | Backend) -> Pass:
+def attending(call: TimedCall, backend: str | Backend) -> Pass:
     """``posenc.attend``; BackendRefusal if the backend does not support the call."""
     served_by = explain(*call.inputs, call.grid, call.encoding, backend=backend).backend
 
@@ -152,9 +152,9 @@ def interleaved(
 def ratio(mine: list[float], base: list[float]) -> Estimate:
     """Median over rounds of the ratio of times in the same round, with the interval of its mean."""
     ratios = [a / b for a, b in zip(mine, base, strict=False)]
-    found = estimate(ratios, Bounds(0.0))
-    assert found is not None  # a pass has at least one round
-    return replace(found, mean=statistics.median(ratios))
+    spread = estimate(ratios, Bounds(0.0))
+    assert spread is not None  # a pass has at least one round
+    return replace(spread, mean=statistics.median(ratios))
 
 
 def _seconds(run: Callable[[], object], calls: int, device: str) -> float:

@@ -11,14 +11,14 @@ import pandas as pd
 
 from posenc.arguments import declared_options
 from posenc.bench.options import BenchOptions
-from posenc.bench.run import PLAIN, Reading, Report, Settings
+from posenc.bench.run import PLAIN, BenchReading, BenchReport, BenchSettings
 from posenc.reporting.charts import Chart
 from posenc.reporting.drawing import Across, Drawing, Point, Up, looks
 from posenc.reporting.headlines import fitting, shortened
 from posenc.reporting.intervals import Bounds, Estimate
 from posenc.reporting.numbers import counted
 from posenc.reporting.opening import Opening, Remedy, Verdict, Verdicts, meanings
-from posenc.reporting.page import Cell, Column, Page, Table, Words, write_files
+from posenc.reporting.page import Cell, Column, Page, TableSection, TextSection, write_files
 from posenc.reporting.sentences import sentence
 from posenc.reporting.verdicts import word
 from posenc.training.machine import cores
@@ -28,7 +28,7 @@ FAST, SLOW = 0.1, 1.0
 is slow; in between it is slower."""
 
 WORDS = {"holds": "fast", "degrades": "slower", "breaks": "slow", "unsure": "unsure"}
-"""Of a time, by the verdict on its ratio as a deterioration."""
+"""Words for a time, by the verdict on its ratio as a deterioration."""
 
 PASSES = {"forward": False, "training": True}
 """Columns, and whether the backward pass is in them."""
@@ -40,7 +40,7 @@ NAME = 20
 """Characters of a name in a headline, at most."""
 
 
-def write_bench(report: Report, folder: Path, *, command: str = "") -> None:
+def write_bench(report: BenchReport, folder: Path, *, command: str = "") -> None:
     """Write ``index.html``, charts, ``bench.json`` and ``bench.csv`` into a folder that exists.
 
     Raises:
@@ -54,7 +54,7 @@ def write_bench(report: Report, folder: Path, *, command: str = "") -> None:
     write_files(folder, bench_page(report, command), tables)
 
 
-def label(reading: Reading, settings: Settings) -> str:
+def label(reading: BenchReading, settings: BenchSettings) -> str:
     """The encoding, with backend and dtype where there are several."""
     parts = [reading.encoding]
     if len(settings.backends) > 1:
@@ -64,7 +64,7 @@ def label(reading: Reading, settings: Settings) -> str:
     return " · ".join(parts)
 
 
-def opening(report: Report) -> Opening:
+def opening(report: BenchReport) -> Opening:
     """A word on the time of each, forward and in training, at the longest length, fastest first."""
     rows = [(label(reading, report.settings), reading) for reading in _longest(report)]
     judged = {
@@ -72,10 +72,10 @@ def opening(report: Report) -> Opening:
     }
     limits = {"fast": FAST, "slow": SLOW}
 
-    def meaning(found: str) -> str:
-        if found == "untestable":
+    def meaning(verdict: str) -> str:
+        if verdict == "untestable":
             return sentence("means_untestable")
-        return sentence(f"means_{found.replace('unsure', 'uncertain')}", **limits)
+        return sentence(f"means_{verdict.replace('unsure', 'uncertain')}", **limits)
 
     return Opening(
         headline=_headline(rows, judged),
@@ -93,14 +93,14 @@ def opening(report: Report) -> Opening:
     )
 
 
-Rows = Sequence[tuple[str, Reading]]
+Rows = Sequence[tuple[str, BenchReading]]
 
 
-def _longest(report: Report) -> list[Reading]:
+def _longest(report: BenchReport) -> list[BenchReading]:
     """Readings at the longest length, the fastest in training first, what was refused last."""
     last = max(report.settings.lengths or ())
-    found = [r for r in report.readings if r.length == last and r.contender != PLAIN]
-    return sorted(found, key=lambda r: (r.times.both_ratio is None, r.times.both_ratio or 0.0))
+    readings = [r for r in report.readings if r.length == last and r.contender != PLAIN]
+    return sorted(readings, key=lambda r: (r.times.both_ratio is None, r.times.both_ratio or 0.0))
 
 
 def _word(ratio: Estimate | None) -> str:
@@ -118,9 +118,9 @@ def _headline(rows: Rows, judged: dict[str, tuple[str, ...]]) -> str:
     ]
     if not timed:
         return sentence("none_timed", of=len(rows))
-    fast = [name for name, found, _ in timed if found == "fast"]
-    (first, found, least), (last, slowest, most) = timed[0], timed[-1]
-    if len(rows) == 1 and found != "unsure":
+    fast = [name for name, verdict, _ in timed if verdict == "fast"]
+    (first, verdict, least), (last, slowest, most) = timed[0], timed[-1]
+    if len(rows) == 1 and verdict != "unsure":
         return sentence("one_timed", name=first, fast=bool(fast), ratio=least)
     if not fast:
         sure = not any(word == "unsure" for _, word, _ in timed)
@@ -135,7 +135,9 @@ def _headline(rows: Rows, judged: dict[str, tuple[str, ...]]) -> str:
     )
 
 
-def _remedies(report: Report, rows: Rows, judged: dict[str, tuple[str, ...]]) -> Iterator[Remedy]:
+def _remedies(
+    report: BenchReport, rows: Rows, judged: dict[str, tuple[str, ...]]
+) -> Iterator[Remedy]:
     open_ = [(name, reading) for name, reading in rows if "unsure" in judged[name]]
     if open_:
         rounds = MORE * report.settings.rounds
@@ -145,21 +147,21 @@ def _remedies(report: Report, rows: Rows, judged: dict[str, tuple[str, ...]]) ->
         yield Remedy(text=text, command=_command(report.settings, changes))
 
 
-def _command(settings: Settings, changes: dict[str, object]) -> str:
+def _command(settings: BenchSettings, changes: dict[str, object]) -> str:
     """The command line of a bench with other settings; options of their defaults are left out."""
-    usual = {**vars(Settings(device=settings.device)), "threads": cores()}
+    usual = {**vars(BenchSettings(device=settings.device)), "threads": cores()}
     words = ["posenc", "bench"]
-    for name, (_, told) in declared_options(BenchOptions).items():
+    for name, (_, option) in declared_options(BenchOptions).items():
         value = changes.get(name, getattr(settings, name))
         if value != usual[name]:
             shown = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-            words += [f"--{told.name.replace('_', '-')}", shown]
+            words += [f"--{option.name.replace('_', '-')}", shown]
     if settings.causal is not None:
         words.append("--causal" if settings.causal else "--bidirectional")
     return shlex.join(words)
 
 
-def bench_page(report: Report, command: str) -> Page:
+def bench_page(report: BenchReport, command: str) -> Page:
     """The page with its charts."""
     settings, about, opened = report.settings, report.about, opening(report)
     names = [row.name for row in opened.verdicts.rows]
@@ -178,7 +180,7 @@ def bench_page(report: Report, command: str) -> Page:
         looks=styles,
         sections=(
             _table(report),
-            Words(
+            TextSection(
                 key="method",
                 title="How this was measured",
                 paragraphs=(sentence("how_timed", rounds=settings.rounds, batch=shape),),
@@ -197,7 +199,7 @@ def bench_page(report: Report, command: str) -> Page:
     )
 
 
-def _chart(report: Report, drawing: Drawing, name: str) -> Chart:
+def _chart(report: BenchReport, drawing: Drawing, name: str) -> Chart:
     """Ratios of a pass: by length, or of each where there is one."""
     settings, both = report.settings, PASSES[name]
     title = "Time in training (forward and backward)" if both else "Time forward"
@@ -227,22 +229,22 @@ def _chart(report: Report, drawing: Drawing, name: str) -> Chart:
     return drawing.lines(name, title, guide, points, (across, up), first=both)
 
 
-def _table(report: Report) -> Table:
+def _table(report: BenchReport) -> TableSection:
     """All results, a row an encoding."""
     settings, lengths = report.settings, sorted(set(report.settings.lengths or ()))
-    found = {(label(r, settings), r.length): r for r in report.readings if r.contender != PLAIN}
+    readings = {(label(r, settings), r.length): r for r in report.readings if r.contender != PLAIN}
     names = [label(reading, settings) for reading in _longest(report)]
 
     def cells(name: str) -> Iterator[Cell]:
-        last = found[name, lengths[-1]]
+        last = readings[name, lengths[-1]]
         yield Cell(text=name, small=last.served_by, value=name, kind="name")
         for both in PASSES.values():
             for length in lengths:
-                yield Cell.of(found[name, length].ratio(both=both), ".2f")
+                yield Cell.of(readings[name, length].ratio(both=both), ".2f")
         for seconds in (last.times.forward_seconds, last.times.both_seconds):
             yield Cell(text="—" if seconds is None else f"{1e3 * seconds:,.2f}", value=seconds)
 
-    return Table(
+    return TableSection(
         key="table",
         title="All results",
         guide="Multiples of the time of plain SDPA in the same round, with 95 % intervals; "

@@ -42,7 +42,7 @@ TENSORS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(BenchOptions):
+class BenchSettings(BenchOptions):
     """Settings of a bench.
 
     Args:
@@ -117,7 +117,7 @@ class Settings(BenchOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class BenchReading:
     """One pass in one case; without times if it was refused.
 
     Args:
@@ -152,7 +152,7 @@ class Reading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class BenchReport:
     """Results of a bench.
 
     Args:
@@ -162,13 +162,13 @@ class Report:
         readings: all measurements.
     """
 
-    settings: Settings
+    settings: BenchSettings
     about: Mapping[str, Any]
     seconds: float
-    readings: tuple[Reading, ...]
+    readings: tuple[BenchReading, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain JSON values."""
+        """All fields as plain JSON values."""
         return {
             **self.about,
             "seconds": round(self.seconds, 1),
@@ -178,8 +178,8 @@ class Report:
 
 
 def bench(
-    settings: Settings, *, progress: Callable[[str, float], None] = lambda title, share: None
-) -> Report:
+    settings: BenchSettings, *, progress: Callable[[str, float], None] = lambda title, share: None
+) -> BenchReport:
     """Time what the settings ask for.
 
     Args:
@@ -191,18 +191,18 @@ def bench(
     """
     start = time.perf_counter()
     require_threads(settings.threads)
-    readings: list[Reading] = []
+    readings: list[BenchReading] = []
     cases = settings.cases()
     for number, case in enumerate(cases):
         progress(str(case), number / len(cases))
         readings += _measure(case, settings)
     seconds = time.perf_counter() - start
-    return Report(
+    return BenchReport(
         settings=settings, about=about(settings.device), seconds=seconds, readings=tuple(readings)
     )
 
 
-def _measure(case: Case, settings: Settings) -> list[Reading]:
+def _measure(case: Case, settings: BenchSettings) -> list[BenchReading]:
     """Readings of plain SDPA and of each backend."""
     call = case.build()
     passes: dict[str, Pass] = {PLAIN: plain(call)}
@@ -219,7 +219,7 @@ def _measure(case: Case, settings: Settings) -> list[Reading]:
     rounds = dict.fromkeys(passes, (settings.rounds, settings.rounds))
     times = timed(passes, rounds, device=case.device, length=case.length)
     return [
-        Reading(
+        BenchReading(
             encoding=case.encoding,
             length=case.length,
             causal=case.causal,

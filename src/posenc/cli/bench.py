@@ -13,7 +13,7 @@ from posenc.cli.completion import complete_encodings
 from posenc.cli.console import (
     OUT,
     Display,
-    Words,
+    PlainTextColumn,
     command_line,
     new_table,
     print_json,
@@ -23,7 +23,7 @@ from posenc.cli.console import (
 from posenc.cli.options import Json, Quiet, flag, option, with_settings
 
 if TYPE_CHECKING:
-    from posenc.bench.run import Reading, Report
+    from posenc.bench.run import BenchReading, BenchReport
 
 QUICK_ROUNDS = 3
 
@@ -56,7 +56,7 @@ def bench(
     import torch
 
     from posenc.bench.report import opening, write_bench
-    from posenc.bench.run import Settings
+    from posenc.bench.run import BenchSettings
     from posenc.bench.run import bench as run_benchmark
     from posenc.storage import output_folder, require_unused
     from posenc.training.machine import cores
@@ -64,7 +64,7 @@ def bench(
     if out is not None:
         require_unused(out)
     usual = {"threads": cores()} | ({"rounds": QUICK_ROUNDS} if quick else {})
-    settings = Settings(causal=causal, **(usual | fields))
+    settings = BenchSettings(causal=causal, **(usual | fields))
     torch.set_num_threads(settings.threads or 1)
     with BenchDisplay(shown=not quiet and not json) as display:
         report = run_benchmark(settings, progress=display)
@@ -87,10 +87,10 @@ class BenchDisplay(Display):
 
     def __init__(self, *, shown: bool) -> None:
         super().__init__(
-            Words("{task.percentage:>3.0f}%"),
+            PlainTextColumn("{task.percentage:>3.0f}%"),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
-            Words("{task.description}"),
+            PlainTextColumn("{task.description}"),
             shown=shown,
         )
         self.task = self.bars.add_task("", total=1.0)
@@ -99,10 +99,10 @@ class BenchDisplay(Display):
         if self.live:
             self.bars.update(self.task, completed=share, description=title)
         else:
-            self.say(f"[{share:4.0%}] {title}")
+            self.emit(f"[{share:4.0%}] {title}")
 
 
-def _print_readings(report: Report) -> None:
+def _print_readings(report: BenchReport) -> None:
     """Print the ratios of each case, and why some are missing."""
     OUT.print(Text("\nAttention calls: multiples of plain SDPA with the same mask", "bold"))
     table = new_table("tokens", "forward", "fwd + bwd", gap=1)
@@ -122,13 +122,13 @@ def _print_readings(report: Report) -> None:
             OUT.print(Text(words, "dim"))
 
 
-def _case(reading: Reading) -> str:
+def _case(reading: BenchReading) -> str:
     causal = " causal" if reading.causal else ""
     dtype = "" if reading.dtype == "float32" else " " + reading.dtype.replace("float", "f")
     return f"{reading.encoding}, {reading.length}{causal}{dtype}"
 
 
-def _about(report: Report) -> str:
+def _about(report: BenchReport) -> str:
     settings, about = report.settings, report.about
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     return (

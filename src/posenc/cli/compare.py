@@ -181,13 +181,13 @@ def _settings(
     from posenc.experiments.settings import ComparisonSettings
     from posenc.experiments.tasks import TASKS
 
-    given = [name for name, value in existing.items() if value]
-    if len(given) > 1:
+    requested = [name for name, value in existing.items() if value]
+    if len(requested) > 1:
         several = ", ".join(f"--{name}" for name in existing)
         raise ArgumentError(
-            f"--{given[0]}", expected=f"one of {several}", got="both", remedy="Remove one."
+            f"--{requested[0]}", expected=f"one of {several}", got="both", remedy="Remove one."
         )
-    way: Any = given[0] if given else "refuse"
+    way: Any = requested[0] if requested else "refuse"
     stored = load_settings(out, way) if way in ("join", "resume") else None
     task = fields.get("task", ComparisonSettings.task if stored is None else stored.task)
     if options and task in TASKS:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, TaskID
 
-from posenc.cli.console import Countdown, Display, Words
+from posenc.cli.console import Countdown, Display, PlainTextColumn
 
 if TYPE_CHECKING:
     from posenc.experiments.progress import Event, RunEvent, RunFinished
@@ -29,10 +29,10 @@ class CompareDisplay(Display):
 
     def __init__(self, *, shown: bool) -> None:
         super().__init__(
-            Words("{task.description}"),
+            PlainTextColumn("{task.description}"),
             BarColumn(bar_width=24),
-            Words("{task.percentage:>3.0f}%"),
-            Words("{task.fields[note]}", style="dim"),
+            PlainTextColumn("{task.percentage:>3.0f}%"),
+            PlainTextColumn("{task.fields[note]}", style="dim"),
             shown=shown,
         )
         self.resume: str | None = None
@@ -41,25 +41,25 @@ class CompareDisplay(Display):
         self.finished = self.runs = 0
         self.countdown = Countdown()
         self.next_line = FIRST_LINE
-        self.whole: TaskID | None = None
+        self.total: TaskID | None = None
 
     def __call__(self, event: Event) -> None:
         from posenc.experiments import progress
 
         match event:
             case progress.RunsPrepared():
-                self.say(f"{event.title}: {event.data}")
+                self.emit(f"{event.title}: {event.data}")
                 again = f", {event.finished} finished before" if event.finished else ""
                 runs = f"{len(event.runs)} runs{again}, {event.workers} at a time, into {event.out}"
-                self.say(runs, "dim")
+                self.emit(runs, "dim")
                 total = len(event.runs)
-                self.whole = self.bars.add_task("all runs", total=total, note="")
+                self.total = self.bars.add_task("all runs", total=total, note="")
                 self.finished, self.runs = event.finished, total
                 self.countdown.restart(event.finished)
                 self._advance()
             case progress.Paced():
                 fit = f"{event.steps} steps per run fit the budget"
-                self.say(f"{fit}, about {event.seconds / 60:.1f} minutes.")
+                self.emit(f"{fit}, about {event.seconds / 60:.1f} minutes.")
             case progress.RunStarted():
                 key = (event.encoding, event.seed)
                 name = f"{event.encoding}, seed {event.seed}"
@@ -79,10 +79,10 @@ class CompareDisplay(Display):
             case progress.Stopping():
                 self.resume = event.resume
                 why = "The budget is over" if event.over_budget else "Stopping"
-                self.say(f"{why}: each worker finishes its step and saves.", "yellow")
+                self.emit(f"{why}: each worker finishes its step and saves.", "yellow")
             case progress.Finished():
                 self.resume = event.resume or self.resume
-                self.say(f"{event.finished} of {event.runs} runs in {event.seconds:.0f} s", "dim")
+                self.emit(f"{event.finished} of {event.runs} runs in {event.seconds:.0f} s", "dim")
 
     def _move(self, event: RunEvent, share: float, note: str) -> None:
         key = (event.encoding, event.seed)
@@ -91,15 +91,15 @@ class CompareDisplay(Display):
             self.shares[key] = share
             left = self._advance()
             if left and not self.live and self.countdown.elapsed() >= self.next_line:
-                self.say(f"{left[0].upper()}{left[1:]}", "dim")
+                self.emit(f"{left[0].upper()}{left[1:]}", "dim")
                 self.next_line = 4 * self.countdown.elapsed()
 
     def _advance(self) -> str:
         """Update the bar of all runs; returns the time left."""
         done = self.finished + sum(self.shares.values())
         left = self.countdown.left(done, self.runs)
-        if self.whole is not None:
-            self.bars.update(self.whole, completed=done, note=left)
+        if self.total is not None:
+            self.bars.update(self.total, completed=done, note=left)
         return left
 
     def _finish(self, event: RunFinished) -> None:
@@ -111,4 +111,4 @@ class CompareDisplay(Display):
         left = self._advance()
         done = f"[{event.finished:>{len(str(event.runs))}}/{event.runs}]"
         ending = f", {left}" if left else ""
-        self.say(f"{done} {event.encoding}, seed {event.seed}: {event.seconds:.1f} s{ending}")
+        self.emit(f"{done} {event.encoding}, seed {event.seed}: {event.seconds:.1f} s{ending}")

@@ -65,7 +65,7 @@ class Terminal(Console):
                 yield Segment(segment.text.translate(CONTROLS), segment.style)
 
 
-class Words(TextColumn):
+class PlainTextColumn(TextColumn):
     """A text column of a progress bar, without markup."""
 
     def __init__(self, text_format: str, style: str = "none") -> None:
@@ -73,7 +73,7 @@ class Words(TextColumn):
 
 
 STYLES = {"good": "green", "fair": "yellow", "bad": "red", "none": "dim"}
-"""Of the tones of verdicts."""
+"""Terminal styles by the tone of a verdict."""
 
 OUT = Terminal()
 ERRORS = Terminal(stderr=True)
@@ -169,7 +169,7 @@ class Display:
     def __exit__(self, *exception: object) -> None:
         self.bars.stop()
 
-    def say(self, text: str, style: str = "") -> None:
+    def emit(self, text: str, style: str = "") -> None:
         """Print a line, if anything is shown."""
         if self.shown:
             ERRORS.print(text, style=style, markup=False)

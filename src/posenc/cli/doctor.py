@@ -79,9 +79,9 @@ def doctor(
         with output_folder(out) as partial:
             write_diagnosis(diagnosis, model, partial, engines=engines, command=command_line())
     if json:
-        told = {} if engines is None else engines.to_json()
+        engine_values = {} if engines is None else engines.to_json()
         loaded = {"live": [asdict(one) for one in checked]} if live else {}
-        print_json(opened.to_json() | diagnosis.to_json() | told | loaded)
+        print_json(opened.to_json() | diagnosis.to_json() | engine_values | loaded)
         return
     _print(diagnosis)
     if engines is not None:
@@ -146,11 +146,11 @@ def _print_checked(checked: tuple[Checked, ...]) -> None:
         unlike = unlike and f", {unlike} unlike those of {first.layer_type or first.path}"
         layers = f" of layers of {one.layer_type}" if one.layer_type else ""
         pairs = counted(sum(theta > 0 for theta in one.own.frequencies), "pair")
-        told = one.problem or (
+        message = one.problem or (
             "as its config says" if one.stated else "which its config does not state"
         )
         print_line(
-            f"{one.path}{layers}: {pairs}{unlike}, gain {one.own.gain:.5g}, {told}.",
+            f"{one.path}{layers}: {pairs}{unlike}, gain {one.own.gain:.5g}, {message}.",
             indent=2,
             style="yellow" if one.problem else "",
         )

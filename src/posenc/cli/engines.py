@@ -14,7 +14,7 @@ from posenc.cli.console import OUT, new_table, print_line
 
 if TYPE_CHECKING:
     from posenc.evaluation.doctor.engines import Engines
-    from posenc.evaluation.doctor.facts import Reading
+    from posenc.evaluation.doctor.facts import LayerReading
     from posenc.evaluation.extend import Extended
 
 
@@ -28,10 +28,10 @@ def require_engine(engine: str | None) -> None:
     from posenc.evaluation.engines.comparison import engine_named
 
     if engine not in (None, ALL):
-        engine_named(engine, beside=(ALL,))
+        engine_named(engine, also=(ALL,))
 
 
-def print_engines(engines: Engines, reading: Reading) -> None:
+def print_engines(engines: Engines, reading: LayerReading) -> None:
     """The rotations of a config in engines, and the lines that are right in all."""
     from posenc.reporting.sentences import sentence
 
@@ -80,7 +80,7 @@ def print_serving(extended: Extended) -> None:
 
 
 def engine_json(extended: Extended) -> dict[str, Any]:
-    """The same as JSON values; empty if no engine was asked for."""
+    """Commands and keys of each engine as JSON values; empty without engines."""
     if not extended.serving:
         return {}
     serving = [asdict(one) for one in extended.serving]

@@ -139,12 +139,12 @@ def _print_written(out: Path, extended: Extended) -> None:
     OUT.print(f"\nCheckpoint: {out} ({extended.method}). {where}", soft_wrap=True)
 
 
-def _engines(found: dict[str, str]) -> str:
-    """Other programs that run a checkpoint as extended, and what the rest do."""
+def _engines(differences: dict[str, str]) -> str:
+    """A sentence on other programs: those that run the extension, and differences of the others."""
     from posenc.reporting.sentences import listed
 
-    alike = [name for name, difference in found.items() if not difference]
-    clauses = [f"{name} {difference}" for name, difference in found.items() if difference]
+    alike = [name for name, difference in differences.items() if not difference]
+    clauses = [f"{name} {difference}" for name, difference in differences.items() if difference]
     if alike:
         clauses.insert(0, f"{listed(alike)} {'does' if len(alike) == 1 else 'do'} too")
     return f" By their published rules {'; '.join(clauses)}." if clauses else ""

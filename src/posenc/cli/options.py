@@ -87,9 +87,9 @@ def with_settings(
             }
             command(**{to: known}, **options)
 
-        own = dict(signature(command, eval_str=True).parameters)
-        del own[to]
-        return _resigned(call, [*map(parameter, declared), *own.values()])
+        parameters = dict(signature(command, eval_str=True).parameters)
+        del parameters[to]
+        return _resigned(call, [*map(parameter, declared), *parameters.values()])
 
     return decorate
 
@@ -97,12 +97,12 @@ def with_settings(
 def configurable(command: Callable[..., None]) -> Callable[..., None]:
     """The command with ``--config``, a file of its options, and ``--dump-config``."""
 
-    own = signature(command, eval_str=True).parameters
+    parameters = signature(command, eval_str=True).parameters
 
     @functools.wraps(command)
     def call(*, config: Path | None, dump_config: bool, **options: Any) -> None:
         if dump_config:
-            changed = {n: value for n, value in options.items() if value != own[n].default}
+            changed = {n: value for n, value in options.items() if value != parameters[n].default}
             typer.echo(_toml(changed), nl=False)
         else:
             command(**options)
@@ -117,7 +117,7 @@ def configurable(command: Callable[..., None]) -> Callable[..., None]:
     return _resigned(
         call,
         [
-            *own.values(),
+            *parameters.values(),
             Parameter("config", KEYWORD, default=None, annotation=Annotated[Path | None, file]),
             Parameter("dump_config", KEYWORD, default=False, annotation=Annotated[bool, dump]),
         ],
@@ -154,13 +154,13 @@ def _configure(context: typer.Context, path: Path | None) -> Path | None:
         raise DataError(
             "config", expected="a TOML file", got=error, remedy="Write steps = 100, for example."
         ) from error
-    known = {parameter.name: parameter for parameter in context.command.params}
+    parameters = {parameter.name: parameter for parameter in context.command.params}
     for name in values:
-        if name not in known:
-            raise UnknownNameError.of("option", name, [key for key in known if key])
+        if name not in parameters:
+            raise UnknownNameError.of("option", name, [key for key in parameters if key])
     context.default_map = {
         name: ",".join(map(str, value))
-        if isinstance(value, list) and not known[name].multiple
+        if isinstance(value, list) and not parameters[name].multiple
         else value
         for name, value in values.items()
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, TimeElapsedColumn
 from rich.text import Text
 
-from posenc.cli.console import OUT, Countdown, Display, Words, new_table, print_opening
+from posenc.cli.console import OUT, Countdown, Display, PlainTextColumn, new_table, print_opening
 
 if TYPE_CHECKING:
     from posenc.evaluation.results import Study, StudyMetric
@@ -88,11 +88,11 @@ class StudyDisplay(Display):
 
     def __init__(self, *, shown: bool) -> None:
         super().__init__(
-            Words("{task.percentage:>3.0f}%"),
+            PlainTextColumn("{task.percentage:>3.0f}%"),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
-            Words("{task.fields[left]}"),
-            Words("{task.description}", style="dim"),
+            PlainTextColumn("{task.fields[left]}"),
+            PlainTextColumn("{task.description}", style="dim"),
             shown=shown,
         )
         self.shown_stage = ""
@@ -108,4 +108,4 @@ class StudyDisplay(Display):
         brief = stage.partition(", step")[0]
         if brief != self.shown_stage:
             self.shown_stage = brief
-            self.say(f"[{done}/{total}] {brief}" + (f", {left}" if left else ""))
+            self.emit(f"[{done}/{total}] {brief}" + (f", {left}" if left else ""))

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from posenc.errors import ArgumentError, CheckpointError
-from posenc.evaluation.beside import copy_beside, raise_limits
 from posenc.evaluation.engines.remedy import for_engines
 from posenc.evaluation.hub import HubName
 from posenc.evaluation.images import ImageSource
 from posenc.evaluation.kinds import open_live, require_transformers, require_unstretched
-from posenc.evaluation.live import LiveDecoder, LiveModel, twin_of
+from posenc.evaluation.live import LiveDecoder, LiveModel, evaluation_copy
 from posenc.evaluation.live_images import LiveImages
 from posenc.evaluation.llama import as_llama
 from posenc.evaluation.results import Study
+from posenc.evaluation.sidecars import copy_sidecars, raise_limits
 from posenc.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenizer
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from posenc.models import Decoder
@@ -125,7 +125,7 @@ class Checkpoint:
 
         Raises: as ``open``.
         """
-        folder, twin = Path(model.name_or_path), twin_of(model).eval()
+        folder, twin = Path(model.name_or_path), evaluation_copy(model).eval()
         values = {"architectures": [type(model).__name__], "dtype": str(model.dtype)[6:]}
         name = folder.name or type(model).__name__
         config = Fields(model.config.to_dict() | values, folder / "config.json")
@@ -270,7 +270,7 @@ class Checkpoint:
             if model.served:
                 _name_for_engines(partial)
             if self.folder is not None:
-                copy_beside(self.folder, partial)
+                copy_sidecars(self.folder, partial)
             # of a method that transformers lacks, the model is stretched once it is loaded
             if model.served and not isinstance(model, LiveImages):
                 raise_limits(partial, longest)

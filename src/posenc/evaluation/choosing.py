@@ -21,7 +21,7 @@ LEARNED = 3.0
 """Needles count if the original finds so many times more than a guess."""
 
 QUANTILE = 1.96
-"""Of the normal distribution, for 95 % intervals of shares of needles."""
+"""Quantile of the normal distribution, for 95 % intervals of shares of needles."""
 
 
 def choose(study: Study, *, tuned: bool, always: bool = False) -> tuple[str | None, str]:
@@ -124,7 +124,7 @@ def baselines(study: Study) -> dict[str, str]:
 
 
 def ranked(study: Study, *, tuned: bool) -> list[tuple[Findings, StudyReading]]:
-    """As ``Study.ranked``, without the scaled original if the metric compares with it."""
+    """``Study.ranked`` without the scaled original if the metric compares with it."""
     hidden = {SCALED} - baselines(study).keys()
     return [pair for pair in study.ranked(tuned=tuned) if pair[0].key not in hidden]
 
@@ -164,7 +164,7 @@ def missing_gain(study: Study, key: str, *, tuned: bool) -> str:
 
 
 def as_trained(study: Study) -> StudyReading:
-    """The readings that others are held to, of the original; without it those of the best."""
+    """Reference readings: the original's, or without it those of the best."""
     original = study.of("direct") or study.of(CUT)
     reading = original.untuned if original else None
     return reading or study.ranked()[0][1]
@@ -179,12 +179,12 @@ def judged(study: Study, reading: StudyReading) -> Word:
 
 
 def has_needles(study: Study) -> bool:
-    """True if the original finds needles at the trained length, so that they tell methods apart."""
+    """True if the original finds needles at the trained length, so that they separate methods."""
     original = study.of("direct") if study.causal else None
     if original is None or original.untuned is None:
         return False
-    found = original.untuned.found(study.base_length)
-    return found > 0 and found >= LEARNED * study.chance
+    needles = original.untuned.found(study.base_length)
+    return needles > 0 and needles >= LEARNED * study.chance
 
 
 def gap(one: StudyReading, other: StudyReading, *, lower: bool = True) -> Estimate | None:
@@ -209,8 +209,8 @@ def gaps(study: Study, key: str) -> dict[str, Estimate]:
     """Deficits of the other models to one, where they are known."""
     readings = readings_of(study, tuned=study.tuned)
     lower, chosen = study.deciding.lower, readings.pop(key)
-    found = {name: gap(reading, chosen, lower=lower) for name, reading in readings.items()}
-    return {name: deficit for name, deficit in found.items() if deficit is not None}
+    gap_by_name = {name: gap(reading, chosen, lower=lower) for name, reading in readings.items()}
+    return {name: deficit for name, deficit in gap_by_name.items() if deficit is not None}
 
 
 def _more(study: Study, one: StudyReading, other: StudyReading) -> int:

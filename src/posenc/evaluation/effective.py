@@ -41,12 +41,12 @@ class Series:
         """
         pairs = list(zip(self.values[reference], self.values[length], strict=True))
         if self.lower:
-            found = estimate(value - (1 + margin) * base for base, value in pairs)
+            difference = estimate(value - (1 + margin) * base for base, value in pairs)
         else:
             pairs += [(1.0, 0.0), (0.0, 1.0)]
-            found = estimate((1 - margin) * base - value for base, value in pairs)
-        assert found is not None  # no series is empty
-        return found
+            difference = estimate((1 - margin) * base - value for base, value in pairs)
+        assert difference is not None  # no series is empty
+        return difference
 
     def learned(self, reference: int, lengths: Iterable[int]) -> bool:
         """True if it was measured at all ``lengths``, and surely more is right than by guessing.
@@ -59,9 +59,9 @@ class Series:
             return False
         if self.lower:
             return True
-        found = estimate([*self.values[reference], 0.0, 0.0, 1.0, 1.0])
-        assert found is not None  # there are four values at least
-        return found.low > self.chance
+        mean = estimate([*self.values[reference], 0.0, 0.0, 1.0, 1.0])
+        assert mean is not None  # there are four values at least
+        return mean.low > self.chance
 
     def at_ceiling(self) -> bool:
         """True if everything is right at every length."""
@@ -85,13 +85,13 @@ def effective_length(
         margin: share of the reference's value by which one may be worse.
         most: input length beyond which texts are cut; what is longer is not read.
     """
-    found = list(series)
-    measured = sorted({length for ability in found for length in ability.values})
+    abilities = list(series)
+    measured = sorted({length for ability in abilities for length in ability.values})
     lengths = [length for length in measured if most is None or length <= most]
     stated = max([length for length in lengths if length <= claimed], default=lengths[0])
-    reference = _reference(found, lengths, stated)
+    reference = _reference(abilities, lengths, stated)
     longer = [length for length in lengths if length > reference]
-    counted = [ability for ability in found if ability.learned(reference, longer)]
+    counted = [ability for ability in abilities if ability.learned(reference, longer)]
     groups = _joined(counted)
     low = point = reference
     limited, end = "", None
@@ -119,7 +119,7 @@ def effective_length(
         honest=reference == stated,
         limited_by=limited,
         abilities=tuple(ability.name for ability in counted),
-        unlearned=tuple(ability.name for ability in found if ability not in counted),
+        unlearned=tuple(ability.name for ability in abilities if ability not in counted),
         ceiling=bool(recalls) and all(ability.at_ceiling() for ability in recalls),
         cut=most,
     )

@@ -139,11 +139,11 @@ class _Measurement:
                 self.left_out |= dict.fromkeys(names, self.examination.refusal)
         source = data.sha256 if isinstance(data, Text) else ""
         conditions = replace(settings, minutes=None), self.suite.lengths, self.examination.count
-        self.kept = MeasuredFile(state, checkpoint.model.parameters(), source, conditions)
+        self.measured_file = MeasuredFile(state, checkpoint.model.parameters(), source, conditions)
 
     def study(self) -> Study:
-        """All measurements, and what they say of length."""
-        reading = self.kept.untuned(self.key)
+        """All measurements, and the effective length."""
+        reading = self.measured_file.untuned(self.key)
         if reading is None:
             self._step("loss and needles")
             reading = self.suite.measure(self.model, limit=self.limit)
@@ -181,7 +181,7 @@ class _Measurement:
         memory, minutes = self.settings.memory, self.settings.minutes
         if (memory is None and minutes is None) or not isinstance(self.data, Text):
             return lengths
-        kept, self.left_out = affordable(
+        affordable_lengths, self.left_out = affordable(
             self.model,
             self.data.measured,
             lengths,
@@ -190,7 +190,7 @@ class _Measurement:
             memory=memory,
             minutes=minutes,
         )
-        return kept
+        return affordable_lengths
 
     def _passes(self, goal: int) -> int:
         """About how many texts are read at each length: for losses, copying, needles, questions."""
@@ -212,7 +212,7 @@ class _Measurement:
         self.progress(stage, 0, 1)
 
     def _keep(self, reading: StudyReading) -> None:
-        self.kept.add(Findings(key=self.key, role="baseline", untuned=reading))
+        self.measured_file.add(Findings(key=self.key, role="baseline", untuned=reading))
 
     def _rise(self, reading: StudyReading) -> Rise | None:
         """The place before the trained length at which the loss rises; see ``rise``."""
@@ -235,15 +235,15 @@ class _Measurement:
         longer = [n for n in self.suite.lengths if reference < n <= most]
         for name in self.examination.names:
             for length in (reference, *longer):
-                known = reading.tasks.get(name, {})
-                if length not in known:
+                shares_by_length = reading.tasks.get(name, {})
+                if length not in shares_by_length:
                     shares = self._asked(name, length)
                     if shares is None:
                         break
-                    known = dict(sorted({**known, length: shares}.items()))
-                    reading = replace(reading, tasks={**reading.tasks, name: known})
+                    shares_by_length = dict(sorted({**shares_by_length, length: shares}.items()))
+                    reading = replace(reading, tasks={**reading.tasks, name: shares_by_length})
                     self._keep(reading)
-                if not _task(name, known).learned(reference, ()):
+                if not _task(name, shares_by_length).learned(reference, ()):
                     break
         return reading
 
@@ -280,13 +280,13 @@ class _Measurement:
             return []
         if self.suite.lengths[-1] <= length or self.deadline.left <= 0:
             return []
-        reading = self.kept.untuned(WINDOW)
+        reading = self.measured_file.untuned(WINDOW)
         if reading is None:
             self._step("a sliding window")
             reading = self.suite.measure(model.cut(length))
-        found = Findings(key=WINDOW, role="baseline", untuned=reading)
-        self.kept.add(found)
-        return [found]
+        findings = Findings(key=WINDOW, role="baseline", untuned=reading)
+        self.measured_file.add(findings)
+        return [findings]
 
 
 def _task(name: str, values: Mapping[int, tuple[float, ...]]) -> Series:

@@ -18,8 +18,8 @@ from posenc.evaluation.texts import Text
 FEWEST, MOST = 8, 64
 """Questions of a task and length by default."""
 
-TOLD_APART = ("7310542", "1864390"), ("Agnes", "Bertil"), ("amber", "cedar")
-"""Answers that a tokenizer must tell apart."""
+DISTINCT_TEXTS = ("7310542", "1864390"), ("Agnes", "Bertil"), ("amber", "cedar")
+"""Pairs of answers that a tokenizer must encode differently."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Examination:
         encode: Encode = str.encode  # ids are bytes
         if isinstance(text.needles, KeyNeedles):
             encode = text.needles.encode
-        if any(list(encode(one)) == list(encode(other)) for one, other in TOLD_APART):
+        if any(list(encode(one)) == list(encode(other)) for one, other in DISTINCT_TEXTS):
             return cls("", refusal="its tokenizer does not tell words or numbers apart")
         style = "base"
         examiner: Examiner = ByProbability(encode, text.special.begin)

@@ -133,15 +133,15 @@ def _measured(
     )
     if settings.search:
         assert isinstance(data, Text)  # only decoders have factors to search
-        found = out.with_name(f"{out.name}-search.json")
-        with kept(found, command):
+        search_file = out.with_name(f"{out.name}-search.json")
+        with kept(search_file, command):
             methods = searched(
                 checkpoint,
                 data,
                 methods,
                 factor=factor,
                 budget=settings.search,
-                state=found,
+                state=search_file,
                 progress=progress,
                 stop=stop,
             )

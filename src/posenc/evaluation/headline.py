@@ -124,26 +124,26 @@ def verdicts(study: Study) -> list[tuple[Findings, tuple[str, ...]]]:
     the interval of a share; it is ``unlearned`` where the original does not find needles, and all
     is where the gate stops the study.
     """
-    found = as_trained(study).found(study.base_length) if study.causal else 0.0
+    needles = as_trained(study).found(study.base_length) if study.causal else 0.0
     rows: list[tuple[Findings, tuple[str, ...]]] = []
     for method, reading in study.ranked(tuned=study.tuned):
         words: list[str] = ["unlearned" if study.gate else judged(study, reading)]
         if study.causal:
             learned = has_needles(study) and not study.gate
-            words.append(_recall(study, found, reading) if learned else "unlearned")
+            words.append(_recall(study, needles, reading) if learned else "unlearned")
         rows.append((method, tuple(words)))
     return rows
 
 
 def _recall(study: Study, base: float, reading: StudyReading) -> str:
     """The verdict on needles found, held to the share ``base``."""
-    found, asked = reading.found(study.goal), study.asked * len(study.depths)
-    half = QUANTILE * math.sqrt(found * (1 - found) / asked) / base
-    return word(Estimate(1 - found / base, half, asked))
+    needles, asked = reading.found(study.goal), study.asked * len(study.depths)
+    half = QUANTILE * math.sqrt(needles * (1 - needles) / asked) / base
+    return word(Estimate(1 - needles / base, half, asked))
 
 
 def remedies(study: Study) -> tuple[Remedy, ...]:
-    """Ways to tell methods level with the recommended one from it, and to sharpen recall."""
+    """Remedies that separate tied methods, or narrow the interval of recall."""
     return () if study.gate else tuple(_remedies(study))
 
 
@@ -168,14 +168,14 @@ def _again(command: str, options: Mapping[str, str]) -> str:
     words = shlex.split(command)
     if not words:
         return ""
-    kept, out = [], f"posenc-{words[1]}"
+    arguments, out = [], f"posenc-{words[1]}"
     following = iter(words)
     for part in following:
         name, equals, value = part.partition("=")
         if name not in ("--out", *options):
-            kept.append(part)
+            arguments.append(part)
             continue
         value = value if equals else next(following, "")
         out = value if name == "--out" else out
     changed = [*options.items(), ("--out", f"{out}-again")]
-    return shlex.join([*kept, *(part for pair in changed for part in pair)])
+    return shlex.join([*arguments, *(part for pair in changed for part in pair)])

@@ -17,12 +17,12 @@ CONFIGS = ("config.json", "tokenizer_config.json", "sentence_bert_config.json")
 
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
 
-BESIDE = (
+SIDECARS = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
     *("*.model", "chat_template*", "generation_config.json", "preprocessor_config.json"),
     *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
 )
-"""Files beside config and weights, which may depend on the longest text alone."""
+"""Sidecar files of config and weights, which may depend on the longest text alone."""
 
 MODULES = "[0-9]*_*/*"
 """Files of the further modules of sentence-transformers, such as pooling, a folder each."""
@@ -68,8 +68,8 @@ class HubName:
     def of(cls, source: Path | str) -> HubName | None:
         """The name that is meant; None for anything that exists, or can only be a folder."""
         path = Path(source)
-        found = None if path.exists() else NAME.fullmatch(path.as_posix())
-        return None if found is None else cls(**found.groupdict())
+        match = None if path.exists() else NAME.fullmatch(path.as_posix())
+        return None if match is None else cls(**match.groupdict())
 
     def __str__(self) -> str:
         return f"{self.repo}@{self.revision}" if self.revision else self.repo
@@ -82,7 +82,7 @@ class HubName:
         )
 
     def folder(self, *, weights: bool) -> Path:
-        """Its folder in the cache, as new as the hub has it where that can be reached.
+        """The repository's folder in the cache, updated where the hub can be reached.
 
         Args:
             weights: with all that the model needs to run; otherwise ``CONFIGS`` alone.
@@ -100,16 +100,16 @@ class HubName:
                 snapshot_download(
                     self.repo,
                     revision=self.revision,
-                    allow_patterns=[*CONFIGS, *((*WEIGHTS, *BESIDE, MODULES) if weights else ())],
+                    allow_patterns=[*CONFIGS, *((*WEIGHTS, *SIDECARS, MODULES) if weights else ())],
                     ignore_patterns=["[!0-9]*/*", "*/*/*"],
                 )
             )
         except Exception as error:  # of the name, the connection or the disk
             kinds = [kind.__name__ for kind in type(error).__mro__]
-            known = next((reason for kind, reason in REASONS.items() if kind in kinds), None)
-            said = f"{kinds[0]}: {str(error).strip().partition(chr(10))[0]}", remedy
-            got, told = known or said
-            raise self._missing(got, told or remedy) from error
+            explained = next((reason for kind, reason in REASONS.items() if kind in kinds), None)
+            unexplained = f"{kinds[0]}: {str(error).strip().partition(chr(10))[0]}", remedy
+            got, advice = explained or unexplained
+            raise self._missing(got, advice or remedy) from error
         for needed in (CONFIGS[0], *(WEIGHTS[:1] if weights else ())):
             if not any(folder.glob(needed)):
                 raise self._missing(f"no {needed} in {folder}", f"{remedy}. Pickle is never read.")

@@ -37,7 +37,7 @@ ARRAYS = (".npy", ".npz")
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """The same images at several sizes.
+    """Images, each at several sizes.
 
     Args:
         pixels: (height, width) → ``[N, P, height, width]``, normalised.
@@ -141,12 +141,12 @@ class ImageSource:
                 rows[size].append(normal if tuple(normal.shape[1:]) == size else resized[0])
         if len(labels) < FEWEST:
             raise _unusable(path, f"{len(labels)}", f"Give at least {FEWEST}.")
-        known = [label for label in labels if label is not None]
-        labelled = len(known) == len(labels)
+        numbered = [label for label in labels if label is not None]
+        labelled = len(numbered) == len(labels)
         unknown = "" if labelled else ", whose classes are not known"
         return Images(
             pixels={size: torch.stack(images) for size, images in rows.items()},
-            labels=torch.tensor(known) if labelled else None,
+            labels=torch.tensor(numbered) if labelled else None,
             name=f"{len(labels)} images of {path.resolve().name}{unknown}",
             sha256=digest.hexdigest(),
         )
@@ -206,7 +206,7 @@ class ImageSource:
             yield path, pixels, self.classes.get(path.parent.name), content
 
     def _arrays(self, path: Path, most: int) -> Iterator[tuple[Path, Tensor, int | None, bytes]]:
-        """As ``_files``, for a file of arrays."""
+        """Images of a file of arrays, in the form of ``_files``."""
         try:
             content = read_bytes(path, most=MOST_BYTES)
             if path.suffix.lower() == ".npz":

@@ -45,7 +45,7 @@ def affordable(
         ArgumentError: if ``needed`` does not fit.
     """
     device = next(model.parameters()).device
-    kept: list[int] = []
+    affordable_lengths: list[int] = []
     left_out: dict[str, str] = {}
     peak, seconds, before, reason = 0, 0.0, 1, ""
     for length in lengths:
@@ -67,8 +67,8 @@ def affordable(
         if reason:
             left_out = {str(n): reason for n in lengths[lengths.index(length) :]}
             break
-        kept.append(length)
-    if not kept or max(kept) < needed:
+        affordable_lengths.append(length)
+    if not affordable_lengths or max(affordable_lengths) < needed:
         name, _, rest = reason.partition(": ")
         raise ArgumentError(
             name,
@@ -76,4 +76,4 @@ def affordable(
             got=f"{memory:g} GiB" if name == "memory" else f"{minutes:g}",
             remedy=f"{rest[0].upper()}{rest[1:]}; raise the limit, or measure on another device.",
         )
-    return tuple(kept), left_out
+    return tuple(affordable_lengths), left_out

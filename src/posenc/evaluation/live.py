@@ -69,7 +69,7 @@ class LiveModel(nn.Module):
             stored_shapes(folder)
             for options in ({}, {"add_pooling_layer": False}):
                 with quiet_transformers():
-                    model, found = getattr(transformers, cls.auto).from_pretrained(
+                    model, loading_info = getattr(transformers, cls.auto).from_pretrained(
                         folder,
                         dtype=dtype,
                         use_safetensors=True,
@@ -77,7 +77,7 @@ class LiveModel(nn.Module):
                         output_loading_info=True,
                         **options,
                     )
-                absent = [*found["missing_keys"], *map(str, found["mismatched_keys"])]
+                absent = [*loading_info["missing_keys"], *map(str, loading_info["mismatched_keys"])]
                 if not absent or not all(name.startswith(POOLER) for name in absent):
                     break
             if absent:
@@ -124,7 +124,7 @@ class LiveModel(nn.Module):
 
     @cached_property
     def table(self) -> Any:
-        """Its learned position table (``stretching.tables.Table``); None: it has none."""
+        """The learned position table (``stretching.tables.LearnedTable``); None: there is none."""
         from posenc.integrations.transformers.stretching.tables import tables_in
 
         return None if self.rotates else next(iter(tables_in(self.model)), None)
@@ -149,9 +149,9 @@ class LiveModel(nn.Module):
         from posenc.integrations.transformers.stretching.rotary import windowed
 
         if self.rotates:
-            for found in frequencies_in(self.model):
-                if not windowed(found.layer_type):
-                    return found.encoding("frequencies")
+            for frequencies in frequencies_in(self.model):
+                if not windowed(frequencies.layer_type):
+                    return frequencies.encoding("frequencies")
         for part in [self.table] if self.table else self.biases:
             encoding: Encoding = part.encoding()
             return encoding
@@ -178,16 +178,16 @@ class LiveModel(nn.Module):
 
         if "prefix" in options:
             options = {**options, "prefix": options["prefix"] + self._first}
-        twin = twin_of(self.model)
-        report = stretch(twin, method, factor=factor, length=length, **options)
+        extended = evaluation_copy(self.model)
+        report = stretch(extended, method, factor=factor, length=length, **options)
         served = ""
         if report.place == "tables" and report.saved_as:
             served = "table"
         elif report.saved_as == "transformers":
-            parameters = twin.config.get_text_config().rope_parameters
+            parameters = extended.config.get_text_config().rope_parameters
             kinds = parameters.get("rope_type") or [p["rope_type"] for p in parameters.values()]
             served = kinds if isinstance(kinds, str) else max(kinds, key=lambda k: k != "default")
-        return type(self)(twin, served=served)
+        return type(self)(extended, served=served)
 
     def write(self, folder: Path, *, dtype: torch.dtype) -> None:
         """Write it as ``save_pretrained`` does, in this dtype."""
@@ -244,11 +244,13 @@ class LiveDecoder(LiveModel):
         if last and "logits_to_keep" in signature(self.model.forward).parameters:
             options["logits_to_keep"] = last
         if self.window is not None:
-            seen = torch.ones(2 * tokens.shape[1:], dtype=torch.bool, device=tokens.device).tril()
-            seen = seen.triu(1 - self.window).expand(len(tokens), 1, -1, -1)
+            visible = torch.ones(
+                2 * tokens.shape[1:], dtype=torch.bool, device=tokens.device
+            ).tril()
+            visible = visible.triu(1 - self.window).expand(len(tokens), 1, -1, -1)
             lowest = torch.finfo(self.model.dtype).min
-            mask = torch.zeros_like(seen, dtype=self.model.dtype)
-            options["attention_mask"] = mask.masked_fill(~seen, lowest)
+            mask = torch.zeros_like(visible, dtype=self.model.dtype)
+            options["attention_mask"] = mask.masked_fill(~visible, lowest)
         logits: Tensor = self.model(input_ids=tokens, use_cache=False, **options).logits
         return logits
 
@@ -308,8 +310,8 @@ class LiveEncoder(LiveModel):
         return vectors
 
 
-def twin_of(model: Any) -> Any:
-    """A copy of a model of transformers that shares its weights."""
+def evaluation_copy(model: Any) -> Any:
+    """A copy of a transformers model that shares its weights."""
     tensors = chain(model.parameters(), model.buffers())
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 

@@ -54,15 +54,15 @@ class LiveImages(LiveModel):
 
         Features are those of the class token, or the mean over cells.
         """
-        seen: list[Any] = []
+        outputs: list[Any] = []
         base, options = self.model.base_model, {}
         if self.table is None and "interpolate_pos_encoding" in signature(base.forward).parameters:
             options["interpolate_pos_encoding"] = True  # of other positions, if it has any
-        hook = base.register_forward_hook(lambda module, inputs, output: seen.append(output))
+        hook = base.register_forward_hook(lambda module, inputs, output: outputs.append(output))
         try:
             output = self.model(pixel_values=images, return_dict=True, **options)
         finally:
             hook.remove()
-        hidden: Tensor = seen[0][0]
+        hidden: Tensor = outputs[0][0]
         tokens = hidden.flatten(2).mT if hidden.dim() == 4 else hidden
         return tokens[:, 0] if self._first else tokens.mean(1), getattr(output, "logits", None)

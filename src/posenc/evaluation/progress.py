@@ -97,8 +97,8 @@ class MeasuredFile:
 
     def untuned(self, key: str) -> StudyReading | None:
         """The reading of a candidate before fine-tuning."""
-        known = self.get(key)
-        return None if known is None else known.untuned
+        recorded = self.get(key)
+        return None if recorded is None else recorded.untuned
 
     def add(self, findings: Findings) -> None:
         """Keep the readings of a candidate."""

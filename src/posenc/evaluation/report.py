@@ -18,7 +18,16 @@ from posenc.reporting.charts import Chart
 from posenc.reporting.drawing import Across, Drawing, Point, Up, looks
 from posenc.reporting.intervals import SHARES, Bounds, Estimate
 from posenc.reporting.numbers import counted, size_in_words
-from posenc.reporting.page import Cell, Column, Maps, Page, Table, Term, Words, write_files
+from posenc.reporting.page import (
+    Cell,
+    Column,
+    MapSection,
+    Page,
+    TableSection,
+    Term,
+    TextSection,
+    write_files,
+)
 from posenc.storage import make_folder
 
 
@@ -46,7 +55,7 @@ def study_page(study: Study) -> Page:
     }
     styles = looks(roles)
     drawing = Drawing(list(roles), styles, "method")
-    method = Words(key="method", title="How this was measured", paragraphs=(setting(study),))
+    method = TextSection(key="method", title="How this was measured", paragraphs=(setting(study),))
     measured = "pixels" if study.unit == "pixel" else "text"
     return Page(
         facts=(
@@ -58,7 +67,9 @@ def study_page(study: Study) -> Page:
         charts=list(_charts(study, drawing)),
         looks=styles,
         sections=[
-            Words(key="findings", title="In words", lists=(("", answer(study)), *findings(study))),
+            TextSection(
+                key="findings", title="In words", lists=(("", answer(study)), *findings(study))
+            ),
             *(_table(study, tuned=tuned) for tuned in study.whens),
             *([_answers(study)] if study.answers else []),
             *(_maps(study, tuned=tuned) for tuned in study.whens if study.depths),
@@ -81,7 +92,7 @@ def study_page(study: Study) -> Page:
 
 
 def _role(method: Findings, study: Study) -> str:
-    """Its role in charts, where a model measured as it is has the colour."""
+    """Role of a method in charts, where a model measured as it is has the colour."""
     if method.role == "method" or (study.factor == 1.0 and method.key == study.findings[0].key):
         return "candidate"
     return "control" if method.key == "direct" else "baseline"
@@ -142,7 +153,7 @@ def _points(
     ]
 
 
-def _table(study: Study, *, tuned: bool) -> Table:
+def _table(study: Study, *, tuned: bool) -> TableSection:
     """All results, a row a model."""
     measured = [
         (metric, length)
@@ -165,7 +176,7 @@ def _table(study: Study, *, tuned: bool) -> Table:
         if tuned:
             yield Cell(text=f"{reading.seconds:.1f} s", value=reading.seconds)
 
-    return Table(
+    return TableSection(
         key=f"table{'-tuned' if tuned else ''}",
         title=f"All results{when(study, tuned=tuned)}",
         guide=study.guide,
@@ -195,14 +206,14 @@ def _table(study: Study, *, tuned: bool) -> Table:
     )
 
 
-def _answers(study: Study) -> Table:
+def _answers(study: Study) -> TableSection:
     """Shares of right answers by task and length, of a model measured as it is."""
 
     def cell(share: float | None) -> Cell:
         return Cell(text="—") if share is None else Cell(text=f"{share:.0%}", value=share)
 
     names = {name: TASKS[name].summary for name in study.answers}
-    return Table(
+    return TableSection(
         key="answers",
         title="Questions answered right, by task",
         guide="Mean share of right answers. Tasks with hardly any at the trained length are not "
@@ -222,10 +233,10 @@ def _answers(study: Study) -> Table:
     )
 
 
-def _maps(study: Study, *, tuned: bool) -> Maps:
+def _maps(study: Study, *, tuned: bool) -> MapSection:
     """Shares of needles by depth and length."""
     metric = next(metric for metric in study.metrics if metric.key == "needles")
-    return Maps(
+    return MapSection(
         key=f"needles-maps{'-tuned' if tuned else ''}",
         title=f"{metric.name.capitalize()} by depth and length{when(study, tuned=tuned)}",
         guide=f"Each cell is the share found of {study.asked}: {study.needles}. Down: where it "
@@ -244,7 +255,7 @@ def _maps(study: Study, *, tuned: bool) -> Maps:
     )
 
 
-def _claims(study: Study) -> Words:
+def _claims(study: Study) -> TextSection:
     """Claims and advice of the methods."""
     terms = []
     for method in study.findings:
@@ -263,10 +274,12 @@ def _claims(study: Study) -> Words:
             terms.append(Term(name=method.key, note=served, text=(*claims, *method.advice)))
     baselines = [method for method in study.findings[::-1] if method.role == "baseline"]
     terms += [Term(name=m.key, note="baseline", text=m.advice) for m in baselines]
-    return Words(key="methods", title="What the methods say of themselves", terms=tuple(terms))
+    return TextSection(
+        key="methods", title="What the methods say of themselves", terms=tuple(terms)
+    )
 
 
-def _rows(study: Study) -> list[Words]:
+def _rows(study: Study) -> list[TextSection]:
     """The model measured as it is, and the control beside it; empty without one."""
     if study.of(WINDOW) is None:
         return []
@@ -275,7 +288,7 @@ def _rows(study: Study) -> list[Words]:
         Term(name=study.findings[0].key, text=(f"{study.checkpoint} as it is.",)),
         Term(name=WINDOW, text=(cut,)),
     )
-    return [Words(key="rows", title="What the names mean", terms=terms)]
+    return [TextSection(key="rows", title="What the names mean", terms=terms)]
 
 
 def _frame(study: Study) -> pd.DataFrame:

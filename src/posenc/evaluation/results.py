@@ -368,7 +368,7 @@ class Study:
         return sorted(measured, key=lambda pair: sign * pair[1].of(self.deciding)[self.goal])
 
     def readings(self, *, tuned: bool = False) -> dict[str, StudyReading]:
-        """Readings by method, as ``ranked``."""
+        """Readings by method, in the order of ``ranked``."""
         return {method.key: reading for method, reading in self.ranked(tuned=tuned)}
 
     def called(self, length: int) -> str:
@@ -381,5 +381,5 @@ class Study:
         return f"{self.called(length)} {self.unit}s{side}"
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """All fields as plain JSON values."""
         return to_plain(self)

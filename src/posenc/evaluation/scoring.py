@@ -59,9 +59,9 @@ class ByProbability:
         head = [*self.begin, *self.encode(question.head)]
         count = len(question.answers)
         parts = [list(self.encode(question.answered(n))) for n in range(count + 1)]
-        whole = parts[-1]
-        ends = [_common(part, whole) for part in parts]
-        return head + whole, [len(head) + end for end in ends]
+        complete = parts[-1]
+        ends = [_common(part, complete) for part in parts]
+        return head + complete, [len(head) + end for end in ends]
 
     @torch.inference_mode()
     def scores(self, model: nn.Module, questions: Sequence[Question]) -> list[float]:
@@ -125,7 +125,7 @@ class ByGeneration:
             ((self._ids(question), number) for number, question in enumerate(questions)),
             key=lambda pair: len(pair[0]),
         )
-        found: dict[int, float] = {}
+        scores: dict[int, float] = {}
         for length, group in groupby(asked, key=lambda pair: len(pair[0])):
             for batch in _batches(list(group), length):
                 most = max(self._most(questions[number]) for _, number in batch)
@@ -134,8 +134,8 @@ class ByGeneration:
                 for (_, number), ids in zip(batch, done, strict=True):
                     written = self.decode(ids).lower()
                     answers = questions[number].answers
-                    found[number] = sum(a.lower() in written for a in answers) / len(answers)
-        return [found[number] for number in range(len(questions))]
+                    scores[number] = sum(a.lower() in written for a in answers) / len(answers)
+        return [scores[number] for number in range(len(questions))]
 
 
 def last_logits(

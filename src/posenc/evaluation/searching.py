@@ -70,9 +70,9 @@ def searched(
     for method in filter(_lacks_factors, methods):
         # the first has the file's name, others (longrope+log_n) one of their own
         place = state.with_stem(f"{state.stem}-{method.name}") if done else state
-        found = _search(checkpoint, text, method, factor, budget, place, progress, stop)
-        options = {**method.options, "long_factors": list(found.best.factors)}
-        note = _note(found, checkpoint, text)
+        result = _search(checkpoint, text, method, factor, budget, place, progress, stop)
+        options = {**method.options, "long_factors": list(result.best.factors)}
+        note = _note(result, checkpoint, text)
         done[method.spec] = replace(method, options=options, notes=(note,))
     return [done.get(method.spec, method) for method in methods]
 
@@ -110,14 +110,14 @@ def _search(
         candidate = model.extended(method.name, **context, options=options)
         return targets.loss(at_device(candidate), text.trained, goal)
 
-    def measured(found: Found) -> None:
-        best = f"step {found.tried} of {budget}, least loss {found.best.loss:.4f}"
-        progress(f"{method.spec}: searching factors, {best}", found.tried, budget)
-        if stop() and found.tried < budget:
+    def measured(result: Found) -> None:
+        best = f"step {result.tried} of {budget}, least loss {result.best.loss:.4f}"
+        progress(f"{method.spec}: searching factors, {best}", result.tried, budget)
+        if stop() and result.tried < budget:
             raise Interrupted(
                 "search",
                 expected=f"{budget} sets of factors",
-                got=f"a stop after {found.tried}",
+                got=f"a stop after {result.tried}",
                 remedy="It is saved: give the same command again to continue.",
             )
 
@@ -126,11 +126,11 @@ def _search(
     )
 
 
-def _note(found: Found, checkpoint: Checkpoint, text: Text) -> str:
-    formulas = ", ".join(f"{name} {tried.loss:.3f}" for name, tried in found.formulas.items())
-    factors = ", ".join(f"{factor:g}" for factor in found.best.factors)
+def _note(result: Found, checkpoint: Checkpoint, text: Text) -> str:
+    formulas = ", ".join(f"{name} {tried.loss:.3f}" for name, tried in result.formulas.items())
+    factors = ", ".join(f"{factor:g}" for factor in result.best.factors)
     return (
-        f"Its factors are the best of {found.tried} on the part of the text that is not measured "
-        f"here: {found.best.loss:.3f} bits a {text.unit} past {checkpoint.length} {text.unit}s, "
+        f"Its factors are the best of {result.tried} on the part of the text that is not measured "
+        f"here: {result.best.loss:.3f} bits a {text.unit} past {checkpoint.length} {text.unit}s, "
         f"where it began from {formulas}. They are {factors}."
     )

@@ -97,18 +97,18 @@ def measure_extensions(
         )
     measuring = _Measuring(suite, data, tuning, checkpoint.length)
     sha256 = _source(suite, data).sha256  # changed data are measured anew
-    kept = MeasuredFile(
+    measured_file = MeasuredFile(
         state, checkpoint.model.parameters(), sha256, suite.lengths, seed, tuning, methods
     )
     findings: list[Findings] = []
     for done, candidate in enumerate(candidates):
-        known = kept.get(candidate.key)
-        if known is not None:
-            findings.append(replace(candidate.findings, **vars(known)))
+        recorded = measured_file.get(candidate.key)
+        if recorded is not None:
+            findings.append(replace(candidate.findings, **vars(recorded)))
             continue
         report = partial(_report, progress, candidate.key, done, len(candidates))
         findings.append(measuring.findings(candidate, report))
-        kept.add(findings[-1])
+        measured_file.add(findings[-1])
         if stop() and done + 1 < len(candidates):
             raise Interrupted(
                 "measuring",

@@ -52,7 +52,7 @@ def answer(study: Study) -> list[str]:
 
 
 def _read(study: Study) -> Iterator[str]:
-    """How far a model measured as it is reads, and its figures."""
+    """Effective length of a model measured as it is, and its figures."""
     method, reading = study.alone
     lengths: Iterable[int] = study.lengths
     if study.effective is not None:
@@ -156,7 +156,7 @@ def _cost(study: Study, key: str, readings: dict[str, StudyReading]) -> Iterator
 
 
 def _times(one: StudyReading, other: StudyReading, longer: float = 1.0) -> float | None:
-    """How many times as long one takes, on longer texts; None where times are imprecise."""
+    """Ratio of times per text ``longer`` times as long; None where times are imprecise."""
     timed = one.timed and other.timed
     return longer * other.per_second / one.per_second if timed else None
 
@@ -166,14 +166,14 @@ def _certainty(study: Study) -> Iterator[str]:
     key, readings = best(study, tuned=study.tuned), readings_of(study, tuned=study.tuned)
     if key is None:
         return
-    known = gaps(study, key)
-    worse = {name: d for name, d in known.items() if d.sure and d.mean > 0}
-    if known:
+    gap_by_name = gaps(study, key)
+    worse = {name: d for name, d in gap_by_name.items() if d.sure and d.mean > 0}
+    if gap_by_name:
         yield sentence(
             "sureness",
             study=study,
-            same=[name for name, deficit in known.items() if not deficit.sure],
-            better=[name for name, d in known.items() if d.sure and d.mean < 0],
+            same=[name for name, deficit in gap_by_name.items() if not deficit.sure],
+            better=[name for name, d in gap_by_name.items() if d.sure and d.mean < 0],
             worse=min(worse.items(), key=lambda pair: pair[1].mean) if worse else None,
             pieces=len(readings[key].windows),
         )
@@ -246,18 +246,18 @@ def expectation(study: Study) -> list[str]:
         entry = EXTENSIONS.get(key.partition("@")[0])
         if entry is not None and entry.claims.at_twice is not None:
             ranks.setdefault(entry.claims.at_twice, []).append(key)
-    known = [ranks[rank] for rank in sorted(ranks)]
+    expectations = [ranks[rank] for rank in sorted(ranks)]
     at = study.length * 2
-    if len(known) < 3 or at not in study.lengths:
+    if len(expectations) < 3 or at not in study.lengths:
         return []
 
     def loss(keys: list[str]) -> float:
         return min(measured[key].loss[at] for key in keys)
 
-    pairs = [(worse, better, loss(worse), loss(better)) for worse, better in pairwise(known)]
+    pairs = [(worse, better, loss(worse), loss(better)) for worse, better in pairwise(expectations)]
     tied = [pair for pair in pairs if abs(pair[3] - pair[2]) <= pair[2] * TIE]
     wrong = [pair for pair in pairs if pair[3] > pair[2] * (1 + TIE)]
-    sentences = [sentence("expected", ranks=known)]
+    sentences = [sentence("expected", ranks=expectations)]
     if not wrong and not tied:
         sentences.append(sentence("as_expected", at=study.at(at)))
     sentences += [

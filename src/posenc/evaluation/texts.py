@@ -141,8 +141,8 @@ def read_ids(
         DataError: if it is unusable.
     """
     corpus = read_corpus(path)
-    whole = path is not None and not training
-    read = (corpus.text,) if whole else corpus.held_out
+    measures_all = path is not None and not training
+    read = (corpus.text,) if measures_all else corpus.held_out
     measured, measured_pieces = _ids(read, encode)
     trained, trained_pieces = _ids(corpus.train if training else (), encode)
     return Text(

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from posenc.errors import ArgumentError, CheckpointError, PosencError
-from posenc.experiments.claims import Claims, make_folders, with_idle_paths
 from posenc.experiments.deadline import Deadline
 from posenc.experiments.jobs import OUTCOME, SAVING, Outcome, Pace, Prepare, TrainingJob, drop_state
+from posenc.experiments.locks import RunLocks, make_folders, with_idle_paths
 from posenc.experiments.output import RUNS, open_folder, resume_command
 from posenc.experiments.progress import (
     Finished,
@@ -42,7 +42,7 @@ RESUME = f"{RAISE} To go on in the same folder, add --resume."
 LEAST_STEPS, STEPS_MULTIPLE = 20, 10
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
-"""Seconds between two looks for a run to claim; the pause doubles while there is none."""
+"""Seconds between two looks for an unfinished run; the pause doubles while there is none."""
 
 
 def compare(
@@ -57,7 +57,7 @@ def compare(
     The runs are carried out by worker processes (so a script that calls this needs the usual
     ``if __name__ == "__main__":``), and written to ``settings.out`` as they finish. Any number of
     calls, on any machines that see that folder, share its runs (``existing="join"``): each run is
-    claimed by one of them, and if that one dies, continued by another. After a
+    locked by one of them, and if that one dies, continued by another. After a
     Ctrl-C, or when ``settings.budget_minutes`` are over, the workers finish their step and save,
     and what is finished is returned, with ``complete=False``; a second Ctrl-C raises
     KeyboardInterrupt at once.
@@ -149,14 +149,14 @@ class _Session:
         self, left: list[tuple[str, int]], stop: Callable[[], bool], began: float
     ) -> None:
         try:
-            with Claims() as claims, WorkerPool(self.settings, self.workers) as pool:
+            with RunLocks() as locks, WorkerPool(self.settings, self.workers) as pool:
                 if self.settings.steps is None and not self._pace(pool, left, stop, began):
                     return
                 pool.run(
-                    self._orders(claims),
-                    done=partial(self._done, claims),
+                    self._orders(locks),
+                    done=partial(self._done, locks),
                     not_applicable=lambda order: (
-                        isinstance(order, TrainingJob) and claims.lost(order.folder)
+                        isinstance(order, TrainingJob) and locks.lost(order.folder)
                     ),
                     **self._callbacks(lambda: stop() or self.deadline.left <= 0),
                 )
@@ -244,11 +244,11 @@ class _Session:
         encoding, seed = run
         return self.settings.out / RUNS / encoding / f"seed-{seed}"
 
-    def _orders(self, claims: Claims) -> Iterator[TrainingJob | None]:
+    def _orders(self, locks: RunLocks) -> Iterator[TrainingJob | None]:
         """Claimed runs; None while other processes hold all that are left."""
         pause = FIRST_PAUSE
         while self._look() < len(self.runs):
-            job = self._claim(claims)
+            job = self._acquire(locks)
             if job is None:
                 until = time.monotonic() + pause
                 while time.monotonic() < until:
@@ -258,12 +258,12 @@ class _Session:
                 yield job
                 pause = FIRST_PAUSE
 
-    def _claim(self, claims: Claims) -> TrainingJob | None:
-        """The first run that is free, claimed."""
+    def _acquire(self, locks: RunLocks) -> TrainingJob | None:
+        """The first unfinished run that no process holds, locked."""
         for encoding, seed in self.runs:
             if (encoding, seed) in self.finished:
                 continue
-            folder = claims.take(self._folder((encoding, seed)))
+            folder = locks.acquire(self._folder((encoding, seed)))
             if folder is None:
                 continue
             self.record.require_unchanged()
@@ -271,13 +271,13 @@ class _Session:
                 steps = self.settings.planned_steps
                 return TrainingJob(encoding=encoding, seed=seed, steps=steps, folder=folder)
             drop_state(folder)  # its owner died just before it returned the folder
-            claims.release(folder)
+            locks.release(folder)
         return None
 
-    def _done(self, claims: Claims, message: Done) -> None:
+    def _done(self, locks: RunLocks, message: Done) -> None:
         order = message.order
         assert isinstance(order, TrainingJob)  # no other was given
-        if claims.release(order.folder):
+        if locks.release(order.folder):
             self.took[order.encoding, order.seed] = message.took
             self._look()
 
@@ -311,7 +311,7 @@ class _Session:
                 try:
                     new[run] = Outcome.read(path)
                 except CheckpointError:
-                    if path.exists():  # else another process has just claimed it, to no avail
+                    if path.exists():  # else another process has just locked its folder
                         raise
         return new
 

@@ -20,8 +20,8 @@ FORMS = (
     *((9, 9, "both_best"), (2, 2, "both_best"), (0, 2, "both_best")),
     *((0, 1, "both_best"), (0, 1, "leading"), (0, 1, "best_by")),
 )
-"""From the most detailed on: most names of those that hold, and of the best, before they are
-counted, and the sentence on the best, of which the last leaves out recall."""
+"""Forms of the headline, the most detailed first: most names of those that hold, and of the best,
+before they are counted instead; and the sentence on the best, the last of which omits recall."""
 
 OPEN = ("unsure", "unfinished", "tied", *LEARNED_NOTHING)
 """Verdicts after which a candidate may still turn out to hold."""
@@ -50,12 +50,12 @@ def headline(comparison: Comparison, rows: Sequence[Row]) -> str:
     for (most_held, most_best, form), most in product(FORMS, NAMES):
         named = [] if form == "best_by" else recall
         lone = held if len(held) == 1 <= most_held else []
-        names, found = (
+        names, by_recall = (
             ["it"] if rows and rows == lone else [_name(row, most) for row in rows]
             for rows in (loss, named)
         )
         holding = _holding(candidates, at, [_name(row, most) for row in held], most_held)
-        best = _best(comparison, names, found, form, of=len(candidates), most=most_best)
+        best = _best(comparison, names, by_recall, form, of=len(candidates), most=most_best)
         text = f"{holding}: {best}" if best else holding
         if len(text) <= LONGEST:
             return text
@@ -107,13 +107,13 @@ def _holding(candidates: Sequence[Row], at: str, held: Sequence[str], most: int)
 
 
 def _best(
-    comparison: Comparison, best: Sequence[str], found: Sequence[str], form: str, **facts: int
+    comparison: Comparison, best: Sequence[str], by_recall: Sequence[str], form: str, **facts: int
 ) -> str:
     """Names of the best by the deciding metric and by recall; "" if none got that far."""
     asked = comparison.metric("recall")
-    nouns = [comparison.headline.noun, *([asked.noun] if asked is not None and found else [])]
-    if best and found and best != found:
-        return sentence(form, best=best, found=found, nouns=nouns, **facts)
+    nouns = [comparison.headline.noun, *([asked.noun] if asked is not None and by_recall else [])]
+    if best and by_recall and best != by_recall:
+        return sentence(form, best=best, found=by_recall, nouns=nouns, **facts)
     joint = " or " if len(best) == facts["of"] else " and "
     return sentence("best_by", names=best, noun=joint.join(nouns), **facts) if best else ""
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from posenc.codec import restore, to_plain
 from posenc.errors import Interrupted, OutputError
 from posenc.experiments.progress import Event, Measuring, RunStarted, Stepped
-from posenc.experiments.results import Measurement, Refusal, TrainedRun
+from posenc.experiments.results import Measurement, RefusedMeasurement, TrainedRun
 from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks import Task
 from posenc.storage import read_json, unwritable, write_json
@@ -31,7 +31,7 @@ CURVE_POINTS = 60
 
 EMIT_SECONDS = 0.25
 
-Item = Measurement | Refusal
+Item = Measurement | RefusedMeasurement
 
 PACE_STEPS = 8
 
@@ -70,7 +70,7 @@ class Outcome:
 
     runs: tuple[TrainedRun, ...]
     measurements: tuple[Measurement, ...]
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[RefusedMeasurement, ...]
 
     @classmethod
     def read(cls, path: Path) -> Outcome:
@@ -129,7 +129,7 @@ def carry_out(
     outcome = Outcome(
         runs=tuple(_run(job, trained, name) for name in names),
         measurements=tuple(item for item in items if isinstance(item, Measurement)),
-        refusals=tuple(item for item in items if isinstance(item, Refusal)),
+        refusals=tuple(item for item in items if isinstance(item, RefusedMeasurement)),
     )
     write_json(job.folder / OUTCOME, to_plain(outcome))
     drop_state(job.folder)
@@ -262,7 +262,7 @@ def _diverged(job: TrainingJob, task: Task, names: Iterable[str], step: int) -> 
         "longer finite (a lower learning rate may help)"
     )
     return [
-        Refusal(subject=name, metric=metric.key, x=x, reason=reason)
+        RefusedMeasurement(subject=name, metric=metric.key, x=x, reason=reason)
         for name in names
         for metric in task.metrics
         if metric.key != "training_loss"
@@ -272,7 +272,7 @@ def _diverged(job: TrainingJob, task: Task, names: Iterable[str], step: int) -> 
 
 def _finite(item: Item) -> Item:
     """The item; a refusal in place of a value that is not finite, which JSON cannot hold."""
-    if isinstance(item, Refusal) or math.isfinite(item.value):
+    if isinstance(item, RefusedMeasurement) or math.isfinite(item.value):
         return item
     reason = f"the model of seed {item.seed} gives {item.value}"
-    return Refusal(subject=item.subject, metric=item.metric, x=item.x, reason=reason)
+    return RefusedMeasurement(subject=item.subject, metric=item.metric, x=item.x, reason=reason)

@@ -38,7 +38,7 @@ class Join:
         return comparison.complete
 
     def checkpoint(self) -> Any:
-        """The same again: called by submitit if the job is preempted or runs out of time."""
+        """Resubmit this job; submitit calls it on preemption and timeout."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)

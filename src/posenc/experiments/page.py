@@ -11,7 +11,7 @@ from posenc.experiments.summary import Summary
 from posenc.experiments.verdicts import Row, longest_measured
 from posenc.reporting.numbers import count_in_words, counted, size_in_words
 from posenc.reporting.opening import Opening, Verdict, Verdicts, meanings
-from posenc.reporting.page import Cell, Column, Page, Table, Term, Words
+from posenc.reporting.page import Cell, Column, Page, TableSection, Term, TextSection
 from posenc.reporting.sentences import sentence
 from posenc.reporting.verdicts import BREAKS, HOLDS, SEVERITY
 
@@ -24,7 +24,7 @@ def comparison_page(comparison: Comparison, summary: Summary) -> Page:
     if comparison.expectation:
         lists.append(("Expected from the literature", (comparison.expectation,)))
     judged = sentence("how_judged", noun=metric.noun, recall=recall) if recall else None
-    method = Words(
+    method = TextSection(
         key="method",
         title="How this was measured",
         paragraphs=(sentence("how_compared"), *([judged] if judged else [])),
@@ -44,7 +44,7 @@ def comparison_page(comparison: Comparison, summary: Summary) -> Page:
         looks=subject_looks(comparison),
         sections=(
             _table(comparison, summary),
-            Words(key="findings", title="In words", lists=tuple(lists)),
+            TextSection(key="findings", title="In words", lists=tuple(lists)),
             method,
         ),
         command=provenance.command,
@@ -121,7 +121,7 @@ def _corpus(comparison: Comparison) -> str:
     return text
 
 
-def _table(comparison: Comparison, summary: Summary) -> Table:
+def _table(comparison: Comparison, summary: Summary) -> TableSection:
     """All results, a row a subject."""
     metric, recall = comparison.headline, comparison.metric("recall")
     recalled = sorted({length for row in summary.rows for length in row.recall})
@@ -160,7 +160,7 @@ def _table(comparison: Comparison, summary: Summary) -> Table:
         yield Cell(text=size_in_words(memory), value=memory)
         yield Cell(text=count_in_words(size), value=size)
 
-    return Table(
+    return TableSection(
         key="table",
         title="All results",
         guide=f"{metric.label} ({metric.unit}), with 95 % intervals over seeds; best at the "

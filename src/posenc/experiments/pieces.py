@@ -25,23 +25,23 @@ class Pieces:
     @classmethod
     def joined(cls, parts: Sequence[bytes]) -> tuple[UInt8[Tensor, " T"], Pieces]:
         """The bytes of all parts in a tensor, and its pieces."""
-        whole = bytearray(b"".join(parts))
-        text = torch.frombuffer(whole, dtype=torch.uint8) if whole else torch.empty(0).byte()
+        joined = bytearray(b"".join(parts))
+        text = torch.frombuffer(joined, dtype=torch.uint8) if joined else torch.empty(0).byte()
         return text, cls(tuple(map(len, parts)))
 
     def count(self, span: int) -> int:
         """Number of windows of ``span`` elements."""
-        _, rooms = self._rooms(span)
-        return int(rooms.sum())
+        _, counts = self._begins_and_counts(span)
+        return int(counts.sum())
 
     def begins(self, numbers: Int[Tensor, "..."], span: int) -> Int[Tensor, "..."]:
         """Begins of windows of ``span`` elements by their numbers, 0 to ``count(span) - 1``."""
-        starts, rooms = self._rooms(span)
-        ends = rooms.cumsum(0)
+        starts, counts = self._begins_and_counts(span)
+        ends = counts.cumsum(0)
         piece = torch.searchsorted(ends, numbers, right=True)
-        return numbers + (starts - ends + rooms)[piece]
+        return numbers + (starts - ends + counts)[piece]
 
-    def _rooms(self, span: int) -> tuple[Int[Tensor, " P"], Int[Tensor, " P"]]:
+    def _begins_and_counts(self, span: int) -> tuple[Int[Tensor, " P"], Int[Tensor, " P"]]:
         """Begins of the pieces, and the number of windows in each."""
         sizes = torch.tensor(self.sizes)
         if span > int(sizes.max()):

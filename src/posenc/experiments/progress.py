@@ -112,7 +112,7 @@ class RunFinished(RunEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Stopping:
-    """After Ctrl-C, or the end of the budget: workers finish their step and save.
+    """Ctrl-C, or the end of the budget: workers finish their step and save.
 
     Args:
         resume: the command to continue.

@@ -54,7 +54,7 @@ class Metric:
 
     @property
     def noun(self) -> str:
-        """Its name in a sentence, after "best"."""
+        """Name of the metric in a sentence, after "best"."""
         return self.short or self.key.replace("_", " ")
 
     @property
@@ -105,7 +105,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refusal:
+class RefusedMeasurement:
     """A measurement that could not be made, and why."""
 
     subject: str
@@ -182,7 +182,7 @@ class Comparison:
     subjects: tuple[ComparedEncoding, ...]
     runs: tuple[TrainedRun, ...]
     measurements: tuple[Measurement, ...]
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[RefusedMeasurement, ...]
     provenance: Provenance
     complete: bool
     expectation: str = ""
@@ -218,7 +218,7 @@ class Comparison:
         return pd.DataFrame(map(attrgetter(*columns), self.measurements), columns=columns)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain JSON values."""
+        """All fields as plain JSON values."""
         return to_plain(self)
 
     @classmethod

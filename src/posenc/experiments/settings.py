@@ -159,12 +159,12 @@ class ComparisonSettings(TaskSettings):
         Raises:
             CheckpointError: when fields are missing or unknown, or a value is out of its domain.
         """
-        known = {known_field.name for known_field in fields(cls)}
-        if not isinstance(plain, Mapping) or set(plain) != known:
+        names = {known_field.name for known_field in fields(cls)}
+        if not isinstance(plain, Mapping) or set(plain) != names:
             got = sorted(plain) if isinstance(plain, Mapping) else [type(plain).__name__]
             raise CheckpointError(
                 "settings",
-                expected=f"the fields {', '.join(sorted(known))}",
+                expected=f"the fields {', '.join(sorted(names))}",
                 got=", ".join(got) or "none",
                 remedy="They come from another version of posenc: compare anew.",
             )

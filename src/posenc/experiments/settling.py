@@ -67,7 +67,11 @@ def _remedies(comparison: Comparison, rows: Sequence[Row]) -> Iterable[Remedy]:
             noun: [row for row, of, seeds in cells if of == noun and (seeds is not None) == few]
             for noun in nouns
         }
-        return [clause for noun, own in chosen.items() for clause in _clause(reason, own, noun)]
+        return [
+            clause
+            for noun, rows_of_noun in chosen.items()
+            for clause in _clause(reason, rows_of_noun, noun)
+        ]
 
     def gated(gate: str) -> list[Clause]:
         return _clause(gate, [row for row in rows if row.gate == gate])
@@ -128,8 +132,8 @@ def _resuming(command: str) -> str:
     words = shlex.split(command) if command.startswith("posenc compare") else []
     if not words:
         return ""
-    given = [after for word, after in pairwise(words) if word in ("--out", "--join")]
-    return resume_command(Path(given[-1] if given else "posenc-compare"))
+    folders = [after for word, after in pairwise(words) if word in ("--out", "--join")]
+    return resume_command(Path(folders[-1] if folders else "posenc-compare"))
 
 
 def _command(comparison: Comparison, changes: Mapping[str, Any]) -> str:

@@ -33,10 +33,10 @@ def compared(
         return None
     if gap.half_width is None:
         largest = max(abs(value) for seed in a.keys() & b.keys() for value in (a[seed], b[seed]))
-        known = abs(gap.mean) > MARGIN * largest
+        differs = abs(gap.mean) > MARGIN * largest
     else:
-        known = gap.sure
-    if not known:
+        differs = gap.sure
+    if not differs:
         return "same"
     return "better" if (gap.mean < 0) == metric.lower_is_better else "worse"
 

@@ -98,7 +98,7 @@ def _at_one_length(comparison: Comparison, rows: tuple[Row, ...]) -> str:
 
 
 def _change(row: Row, metric: Metric, train: int, longest: int, *, unit: bool) -> str:
-    """From the training length to the last that was tested, and how far it held before."""
+    """Change from the training length to the last tested, and the longest length that holds."""
     assert row.change is not None  # rows with a verdict by length have one
     last = max(row.values)
     before, after = (
@@ -110,9 +110,9 @@ def _change(row: Row, metric: Metric, train: int, longest: int, *, unit: bool) -
     notes = [f"{before} → {after}"]
     if math.isfinite(row.change.mean):  # there is none of 0
         notes.append(_percent(row.change))
-    kept = held(row.values, metric, train)
-    if row.predicts != "holds" and kept > train:
-        notes.append(f"holds up to {kept}")
+    longest_held = held(row.values, metric, train)
+    if row.predicts != "holds" and longest_held > train:
+        notes.append(f"holds up to {longest_held}")
     return ", ".join(notes)
 
 
@@ -175,9 +175,11 @@ def _most_found(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
     longest = max((length for row in learned for length in row.recall), default=None)
     if metric is None or longest is None:
         return
-    found = [row for row in learned if longest in row.recall]
-    found.sort(key=lambda row: -row.recall[longest].mean)
-    values = [(row.subject.label, amount(row.recall[longest], metric, unit=False)) for row in found]
+    measured = [row for row in learned if longest in row.recall]
+    measured.sort(key=lambda row: -row.recall[longest].mean)
+    values = [
+        (row.subject.label, amount(row.recall[longest], metric, unit=False)) for row in measured
+    ]
     at = f"at {longest} {comparison.length_unit}"
     yield sentence("recall", metric=metric, at=at, values=values)
 

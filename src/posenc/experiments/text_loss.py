@@ -46,9 +46,9 @@ class Targets:
         ``longest + width``.
         """
         span = longest + 1
-        room = pieces.count(span) - 1
-        steps = min(count, max(1, room // width))
-        begins = pieces.begins(torch.arange(1, steps + 1) * room // steps, span)
+        last_start = pieces.count(span) - 1
+        steps = min(count, max(1, last_start // width))
+        begins = pieces.begins(torch.arange(1, steps + 1) * last_start // steps, span)
         return cls(begins + span, width)
 
     @property
@@ -99,13 +99,13 @@ class PositionProfile:
         bins = min(bins, length)
         width = length // bins
         span = (run + 2 * bins - 2) * width + 1
-        room = pieces.count(span) - 1
-        runs = max(1, min(count, room // span + 1))
-        begins = pieces.begins(torch.arange(runs) * room // max(1, runs - 1), span)
+        last_start = pieces.count(span) - 1
+        runs = max(1, min(count, last_start // span + 1))
+        begins = pieces.begins(torch.arange(runs) * last_start // max(1, runs - 1), span)
         return cls(begins + 1 + (bins - 1) * width, width, bins, run)
 
     def shortened(self, length: int) -> PositionProfile:
-        """The same segments in shorter windows, of at most ``length`` tokens."""
+        """The profile of these segments in windows of at most ``length`` tokens."""
         return replace(self, bins=max(1, min(self.bins, length // self.width)))
 
     @property

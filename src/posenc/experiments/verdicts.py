@@ -17,8 +17,8 @@ from posenc.reporting.verdicts import SEVERITY, Word, word
 
 Gate = Literal["tied", "unlearned", "overfitted", "untestable", "unfinished"]
 Verdict = Word | Literal["learned"] | Gate
-"""By length, of which unsure also says that what it finds says nothing; learned where the training
-length is the only one of the comparison; or a gate."""
+"""Verdict on length (``unsure`` also if a measurement says nothing); ``learned`` if the training
+length is the only one; or a gate."""
 
 GATES: tuple[Gate, ...] = ("unfinished", "untestable", "unlearned", "overfitted", "tied")
 """Reasons why there is no verdict, in the order in which they are asked."""
@@ -139,7 +139,7 @@ def _estimates(comparison: Comparison, subject: ComparedEncoding, key: str) -> d
     metric = comparison.metric(key)
     bounds = Bounds() if metric is None else bounds_of(metric)
     values = {n: comparison.values(subject.name, key, n).values() for n in comparison.test_lengths}
-    return {n: found for n in values if (found := estimate(values[n], bounds)) is not None}
+    return {n: interval for n in values if (interval := estimate(values[n], bounds)) is not None}
 
 
 def _change(
@@ -148,7 +148,7 @@ def _change(
     metric: Metric,
     values: Mapping[int, Estimate],
 ) -> Estimate | None:
-    """From the training length to the last longer one that was tested; None: there is none."""
+    """Change from the training length to the longest tested; None if none is longer."""
     train = comparison.train_length
     tested = [length for length in values if length > train]
     if not tested or train not in values:
@@ -201,21 +201,21 @@ def _overfitted(comparison: Comparison, subject: ComparedEncoding, *, learned: b
         learned: whether held-out data is.
     """
     metric, train = comparison.headline, comparison.train_length
-    known = comparison.metric("seen") or metric
-    kept = comparison.values(subject.name, metric.key, train)
-    seen = comparison.values(subject.name, "seen", train)
-    on_seen = estimate(seen.values())
-    if on_seen is None or not (learned or _learned(known, on_seen)):
+    training_metric = comparison.metric("seen") or metric
+    held_out = comparison.values(subject.name, metric.key, train)
+    training = comparison.values(subject.name, "seen", train)
+    training_mean = estimate(training.values())
+    if training_mean is None or not (learned or _learned(training_metric, training_mean)):
         return False
     shift = 0.0
-    if metric.learned is not None and known.learned is not None:
-        shift = metric.learned - known.learned
-    fair = {seed: value + shift for seed, value in seen.items()}
-    if compared(metric, fair, kept) != "better":
+    if metric.learned is not None and training_metric.learned is not None:
+        shift = metric.learned - training_metric.learned
+    fair = {seed: value + shift for seed, value in training.items()}
+    if compared(metric, fair, held_out) != "better":
         return False
     if metric.overfit is None:
         return not learned
-    gap = paired_difference(kept, fair)
+    gap = paired_difference(held_out, fair)
     return gap is not None and abs(gap.mean) > metric.overfit
 
 
@@ -235,8 +235,8 @@ def _tied_with(comparison: Comparison, subject: ComparedEncoding) -> str | None:
             )
             for length in comparison.test_lengths
         }
-        known = [length for length, how in stands.items() if how is not None]
-        if train in known and stands[train] == stands[max(known)] == "same":
+        comparable = [length for length, how in stands.items() if how is not None]
+        if train in comparable and stands[train] == stands[max(comparable)] == "same":
             return control.label
     return None
 

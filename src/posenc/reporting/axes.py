@@ -11,7 +11,7 @@ from posenc.reporting.palette import CONTROL
 
 
 def of_field(axis: alt.X | alt.Y, field: str) -> Any:
-    """The same axis of another field."""
+    """A copy of the axis for another field."""
     other = axis.copy()
     other.shorthand = field
     return other

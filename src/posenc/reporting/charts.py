@@ -129,8 +129,8 @@ def picture_files(charts: Iterable[Chart]) -> Iterator[tuple[str, bytes]]:
     config = coloured(THEME, LIGHT) | {"background": LIGHT["--paper"]}
     for chart in charts:
         fit = {"type": "fit-x", "contains": "padding"}  # names beside the plot are within the width
-        own = {"width": chart.width, "autosize": fit, "padding": PICTURE_PADDING}
-        own |= {"title": chart.title, "config": config}
-        svg = vl_convert.vegalite_to_svg(coloured(chart.spec, LIGHT) | own)
+        layout = {"width": chart.width, "autosize": fit, "padding": PICTURE_PADDING}
+        layout |= {"title": chart.title, "config": config}
+        svg = vl_convert.vegalite_to_svg(coloured(chart.spec, LIGHT) | layout)
         yield f"{chart.key}.png", vl_convert.svg_to_png(svg, scale=2)
         yield f"{chart.key}.svg", svg.encode()

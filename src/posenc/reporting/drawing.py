@@ -39,7 +39,7 @@ PLAIN = "abs(datum.value) < 1 ? format(datum.value, '~g') : format(datum.value, 
 """Labels such as 0.01, 10 and 100k; a prefix below one reads as a unit, as 10m does."""
 
 LEAST_SHARE = 0.05
-LEAST_PART = 0.02
+LEAST_FRACTION = 0.02
 """Shortest axis: of shares, and of other values as a part of the largest."""
 
 
@@ -53,7 +53,7 @@ class Look:
 
 
 def looks(roles: Mapping[str, str]) -> dict[str, Look]:
-    """By name: candidates in colours, references in grey, baselines dashed and controls dotted.
+    """Looks by name: candidates in colours, references in grey, baselines dashed, controls dotted.
 
     Args:
         roles: name → ``candidate``, ``baseline`` or ``control``.
@@ -152,16 +152,16 @@ class Up:
     def axis(self, values: Iterable[float]) -> alt.Y:
         """The axis around all values that are to be seen; those not finite are left out."""
         if self.log:
-            seen = [value for value in values if 0 < value < math.inf] or [1.0]
-            first, last = math.floor(math.log10(min(seen))), math.ceil(math.log10(max(seen)))
+            finite = [value for value in values if 0 < value < math.inf] or [1.0]
+            first, last = math.floor(math.log10(min(finite))), math.ceil(math.log10(max(finite)))
             powers = [10.0**n for n in range(first, max(last, first + 1) + 1)]
             axis = alt.Axis(values=powers, labelExpr=PLAIN)
             scale = alt.Scale(type="log", domain=[powers[0], powers[-1]], nice=False)
             return alt.Y("mean:Q", title=self.title, axis=axis, scale=scale)
         clip = self.bounds.clip
-        seen = [value for value in values if math.isfinite(value)] + ([0.0] if self.zero else [])
-        low, high = (min(seen), max(seen)) if seen else (0.0, 1.0)
-        least = LEAST_SHARE if self.percent else LEAST_PART * (max(abs(low), abs(high)) or 1.0)
+        finite = [value for value in values if math.isfinite(value)] + ([0.0] if self.zero else [])
+        low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+        least = LEAST_SHARE if self.percent else LEAST_FRACTION * (max(abs(low), abs(high)) or 1.0)
         if high - low < least:
             middle = (low + high) / 2
             low, high = clip(middle - least / 2), clip(middle + least / 2)

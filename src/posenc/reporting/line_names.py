@@ -26,7 +26,7 @@ LONGEST_END, NEAR = 11, 4
 """Characters of the end of a name whose middle is left out, and of the start of a word in it."""
 
 
-def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+def spaced(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """The numbers closest to ``wanted`` that keep a distance of ``gap``, in the same order.
 
     Numbers that are too close are moved apart around their mean (pool adjacent violators), then
@@ -131,7 +131,7 @@ def line_names(
     rows: list[pd.DataFrame] = []
     for _, group in ends.groupby("x", sort=True):
         wanted = [math.log10(mean) if log else mean for mean in group["mean"]]
-        placed = apart(wanted, gap * (high - low) / height, low, high)
+        placed = spaced(wanted, gap * (high - low) / height, low, high)
         placed = [10.0**at for at in placed] if log else placed
         rows.append(group.assign(at=placed, name=[shown[name] for name in group.subject]))
     data = pd.concat(rows) if rows else ends.assign(at=[], name=[])

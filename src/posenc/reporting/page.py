@@ -75,7 +75,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class TableSection:
     """A table that is sorted by a click on the head of a column.
 
     Args:
@@ -105,7 +105,7 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Maps:
+class MapSection:
     """Shares by row and column, a small map a name.
 
     Args:
@@ -134,7 +134,7 @@ class Term:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
+class TextSection:
     """A section in words.
 
     Args:
@@ -172,7 +172,7 @@ class Page:
     opening: Opening
     charts: Sequence[Chart]
     looks: Mapping[str, Look]
-    sections: Sequence[Table | Maps | Words] = ()
+    sections: Sequence[TableSection | MapSection | TextSection] = ()
     command: str = ""
     settings: Mapping[str, object] = field(default_factory=dict)
     note: str = ""

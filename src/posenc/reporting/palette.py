@@ -10,7 +10,7 @@ DARK_COLOURS = (
     *("#8492ff", "#f09308", "#1cead0", "#d13978", "#ed0617"),
     *("#01d6ef", "#ffad8e", "#7858fc", "#f94a70", "#d80fae"),
 )
-"""Of series on light and on dark paper, the same hues. At least 11 apart (CIEDE2000) from one
+"""Series colours on light and on dark paper, of equal hues. At least 11 apart (CIEDE2000) from one
 another and from the control's, for readers with deuteranopia or protanopia too."""
 
 SERIES = tuple(f"--series-{number}" for number in range(len(COLOURS)))

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from posenc.errors import CheckpointError
 from posenc.storage import Shapes, load_tensors, save_tensors
-from posenc.training.ranks import Ranks, Strategy
+from posenc.training.ranks import Strategy, TrainingRanks
 from posenc.training.shards import load_shards, newest, save_shards
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -70,9 +70,9 @@ class TrainingPlan:
 
     def shared(self) -> dict[str, Any]:
         """Fields that are the same on all ranks, by name, and whether there is a folder."""
-        own = ("device", "folder", "schedule")
+        unshared = ("device", "folder", "schedule")
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {n: x for n, x in values.items() if n not in own} | {"saves": bool(self.folder)}
+        return {n: x for n, x in values.items() if n not in unshared} | {"saves": bool(self.folder)}
 
     @property
     def checkpoint(self) -> Path | None:
@@ -96,14 +96,14 @@ class TrainingState:
         optimizer: Optimizer,
         plan: TrainingPlan,
         fingerprint: str,
-        ranks: Ranks | None = None,
+        ranks: TrainingRanks | None = None,
     ) -> None:
         self.step = 0
         self.seconds = 0.0
         self.peak_memory_bytes = 0
         self.losses = torch.zeros(plan.steps, device=plan.device)
         self._model, self._optimizer, self._plan = model, optimizer, plan
-        self._ranks = Ranks(None) if ranks is None else ranks
+        self._ranks = TrainingRanks(None) if ranks is None else ranks
         self._identity = {"fingerprint": fingerprint} | {
             name: getattr(plan, name)
             for name in ("encoding", "seed", "steps", "rate", "device", "precision")
@@ -155,19 +155,19 @@ class TrainingState:
         if path is None:
             return
         alone = self._ranks.mesh is None
-        own = path if path.exists() else None
-        found = own if alone else newest(path.parent, self._ranks)
-        if found is None:
+        existing = path if path.exists() else None
+        source = existing if alone else newest(path.parent, self._ranks)
+        if source is None:
             return
-        fits = partial(self._require_fit, found)
+        fits = partial(self._require_fit, source)
         if alone:
-            tensors, meta = load_tensors(found, fits=fits, remedy=TRAIN_ANEW)
+            tensors, meta = load_tensors(source, fits=fits, remedy=TRAIN_ANEW)
         else:
-            tensors, meta = load_shards(found, fits, self._shaped, self._ranks)
+            tensors, meta = load_shards(source, fits, self._shaped, self._ranks)
         try:
             self._take(tensors)
         except (KeyError, RuntimeError, TypeError) as error:
-            raise _others(found, str(error)) from error
+            raise _others(source, str(error)) from error
         self.step, self.seconds = meta["step"], meta["seconds"]
         self.peak_memory_bytes = meta["peak_memory_bytes"]
 

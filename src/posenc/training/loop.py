@@ -17,7 +17,7 @@ from torch.optim import AdamW
 from posenc.errors import Interrupted
 from posenc.training.checkpoint import TrainingPlan, TrainingState
 from posenc.training.machine import PeakMemory
-from posenc.training.ranks import Ranks
+from posenc.training.ranks import TrainingRanks
 from posenc.training.seeding import generator
 from posenc.training.task import Objective, TrainingTask
 
@@ -113,7 +113,7 @@ def fit(
         RankError: when a rank dies, or does not answer within the group's timeout.
     """
     device = torch.device(plan.device)
-    ranks = Ranks(mesh)
+    ranks = TrainingRanks(mesh)
     with torch.random.fork_rng([device] if device.type == "cuda" else []), ranks.failures_named():
         return _fit(model, objective, plan, watch or Watch(), device, ranks)
 
@@ -124,7 +124,7 @@ def _fit(
     plan: TrainingPlan,
     watch: Watch,
     device: torch.device,
-    ranks: Ranks,
+    ranks: TrainingRanks,
 ) -> Trained:
     memory = PeakMemory(device)
     devices = 1 if device.index is None else [device.index]
@@ -160,12 +160,12 @@ def _fit(
         if ranks.mesh is not None:
             torch.manual_seed(generator(plan.seed, state.step, ranks.rank).initial_seed())
         batch = objective.batch(plan.seed, state.step)
-        parts = ranks.parts(batch, objective, plan.accumulate)
+        microbatches = ranks.microbatches(batch, objective, plan.accumulate)
         optimizer.zero_grad(set_to_none=True)
         losses = []
-        for number, (part, share) in enumerate(parts, start=1):
-            with ranks.part_of_step(spread, last=number == len(parts)):
-                rows = {name: x.to(device) for name, x in part.items()}
+        for number, (microbatch, share) in enumerate(microbatches, start=1):
+            with ranks.gradient_sync(spread, last=number == len(microbatches)):
+                rows = {name: x.to(device) for name, x in microbatch.items()}
                 losses.append(share * objective.loss(model, rows))
                 fabric.backward(ranks.size * losses[-1])
         nn.utils.clip_grad_norm_(bare.parameters(), LARGEST_NORM)

@@ -36,11 +36,11 @@ def stack_bytes(
         training: include gradients and the optimiser's two moments.
         materialised: attention writes its weights of size length² to memory.
     """
-    kept = layers if training else 1
-    per_token = kept * (12 * config.dim + 6 * config.feed_forward_width) + 4 * vocabulary
+    saved_layers = layers if training else 1
+    per_token = saved_layers * (12 * config.dim + 6 * config.feed_forward_width) + 4 * vocabulary
     floats = rows * length * per_token
     if materialised:
-        floats += kept * 5 * rows * config.heads * length**2
+        floats += saved_layers * 5 * rows * config.heads * length**2
     if training:
         floats = 7 * floats // 5 + 4 * sum(parameter.numel() for parameter in model.parameters())
     return 4 * floats

@@ -21,11 +21,11 @@ from posenc.errors import ArgumentError, PosencError, UnknownNameError
 
 Strategy = Literal["ddp", "fsdp"]
 
-Part = tuple[dict[str, Any], Tensor | float]
+MicroBatch = tuple[dict[str, Any], Tensor | float]
 """Rows of a batch, and their share in its loss."""
 
 
-class Ranks:
+class TrainingRanks:
     """This process among the ranks of a mesh of one axis; a process alone without a mesh.
 
     Raises:
@@ -98,26 +98,28 @@ class Ranks:
             )
         # Not whole layers: parts of them are called by themselves, and some share encodings.
         encodings = [module for module in model.modules() if isinstance(module, Encoding)]
-        apart = {module for encoding in encodings for module in encoding.modules()}
+        in_encodings = {module for encoding in encodings for module in encoding.modules()}
         lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
         for linear in dict.fromkeys(module for layers in lists for module in layers.modules()):
-            if isinstance(linear, nn.Linear) and linear not in apart:
+            if isinstance(linear, nn.Linear) and linear not in in_encodings:
                 fully_shard(linear, mesh=self.mesh)
         fully_shard(model, mesh=self.mesh)
         return model
 
-    def parts(self, batch: Mapping[str, Any], objective: object, accumulate: int) -> list[Part]:
-        """This rank's rows of a batch, as ``accumulate`` parts.
+    def microbatches(
+        self, batch: Mapping[str, Any], objective: object, accumulate: int
+    ) -> list[MicroBatch]:
+        """The rows of this rank, in ``accumulate`` microbatches.
 
         Args:
             batch: of all ranks; tensors and layouts with rows in their first dimension, or one row
                 or none for all.
-            objective: tells the share of a part in the loss by its ``weight``; if it has none,
+            objective: gives the share of a microbatch in the loss by its ``weight``; without one,
                 rows count alike.
-            accumulate: number of parts.
+            accumulate: number of microbatches.
 
         Raises:
-            ArgumentError: for fewer rows than parts, or parts in which nothing counts.
+            ArgumentError: for fewer rows than microbatches, or one in which nothing counts.
         """
         count = self.size * accumulate
         if accumulate < 1:
@@ -136,9 +138,9 @@ class Ranks:
         split = torch.arange(rows).tensor_split(count)
         parts = []
         for chosen in split:
-            part = slice(int(chosen[0]), int(chosen[-1]) + 1)
+            rows_of_part = slice(int(chosen[0]), int(chosen[-1]) + 1)
             cut = [
-                x[part] if isinstance(x, Tensor) and x.ndim and len(x) == rows else x
+                x[rows_of_part] if isinstance(x, Tensor) and x.ndim and len(x) == rows else x
                 for x in leaves
             ]
             parts.append(tree_unflatten(cut, shape))
@@ -155,12 +157,12 @@ class Ranks:
                 remedy="Use larger batches, or fewer ranks or parts.",
             )
         total = sum(weights)
-        own = slice(self.rank * accumulate, (self.rank + 1) * accumulate)
-        return [(p, w / total) for p, w in zip(parts[own], weights[own], strict=True)]
+        of_rank = slice(self.rank * accumulate, (self.rank + 1) * accumulate)
+        return [(p, w / total) for p, w in zip(parts[of_rank], weights[of_rank], strict=True)]
 
     @contextmanager
-    def part_of_step(self, model: nn.Module, *, last: bool) -> Iterator[None]:
-        """Within it gradients are summed over the ranks only in the ``last`` part of a step."""
+    def gradient_sync(self, model: nn.Module, *, last: bool) -> Iterator[None]:
+        """Context that sums gradients over the ranks in the ``last`` microbatch of a step alone."""
         if isinstance(model, DistributedDataParallel) and not last:
             with model.no_sync():
                 yield

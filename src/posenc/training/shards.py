@@ -23,14 +23,14 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from posenc.errors import CheckpointError, OutputError, PosencError
 from posenc.storage import RESTORE, WRITTEN, Shapes, read_json, unwritable, write_json
-from posenc.training.ranks import Ranks
+from posenc.training.ranks import TrainingRanks
 
 PREFIX = "checkpoint-"
 META = "state.json"
 
 
 def save_shards(
-    folder: Path, tensors: Mapping[str, Tensor], meta: dict[str, Any], ranks: Ranks
+    folder: Path, tensors: Mapping[str, Tensor], meta: dict[str, Any], ranks: TrainingRanks
 ) -> None:
     """Write ``folder/checkpoint-STEP``, whole or not at all, and delete older ones.
 
@@ -67,7 +67,7 @@ def save_shards(
         raise unwritable(final, error) from error
 
 
-def require_shared(folder: Path, ranks: Ranks) -> None:
+def require_shared(folder: Path, ranks: TrainingRanks) -> None:
     """Check that all ranks see what the first writes in a folder.
 
     Raises:
@@ -80,8 +80,8 @@ def require_shared(folder: Path, ranks: Ranks) -> None:
         if ranks.rank == 0:
             mark.touch()
     ranks.wait()
-    seen = mark.exists()
-    blind = ranks.any(*(rank == ranks.rank and not seen for rank in range(ranks.size)))
+    exists = mark.exists()
+    blind = ranks.any(*(rank == ranks.rank and not exists for rank in range(ranks.size)))
     with suppress(OSError):
         if ranks.rank == 0:
             mark.unlink(missing_ok=True)
@@ -95,7 +95,7 @@ def require_shared(folder: Path, ranks: Ranks) -> None:
         )
 
 
-def newest(folder: Path, ranks: Ranks) -> Path | None:
+def newest(folder: Path, ranks: TrainingRanks) -> Path | None:
     """The latest complete state in a folder, as the first rank sees it.
 
     Raises:
@@ -111,7 +111,7 @@ def load_shards(
     path: Path,
     fits: Callable[[Shapes, dict[str, Any]], None],
     shaped: Callable[[str], Tensor],
-    ranks: Ranks,
+    ranks: TrainingRanks,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read tensors and metadata written by ``save_shards``, by as many ranks or others.
 

@@ -44,7 +44,7 @@ SITES = {
 
 
 @dataclass(frozen=True)
-class Document:
+class DocstringSections:
     """A docstring in its sections.
 
     Args:
@@ -64,7 +64,7 @@ class Document:
     example: str
 
     @classmethod
-    def of(cls, method: object) -> Document:
+    def of(cls, method: object) -> DocstringSections:
         """The docstring of a class or function."""
         docstring = Docstring(inspect.getdoc(method) or "")
         sections = parse_google(docstring, warnings=False)
@@ -105,7 +105,7 @@ class Sheet:
 
     name: str
     entry: Entry
-    document: Document
+    document: DocstringSections
     parameters: int
     shared_parameters: int
     backends: Mapping[str, Mapping[str, tuple[str, ...]]]
@@ -113,9 +113,11 @@ class Sheet:
 
     @property
     def size(self) -> str:
-        """Its parameters, those that layers share counted once."""
-        shared, own = self.shared_parameters, self.parameters
-        counts = [f"{shared:,} for all layers"] * bool(shared) + [f"{own:,} a layer"] * bool(own)
+        """Number of parameters, those that layers share counted once."""
+        shared, per_layer = self.shared_parameters, self.parameters
+        counts = [f"{shared:,} for all layers"] * bool(shared) + [f"{per_layer:,} a layer"] * bool(
+            per_layer
+        )
         return " and ".join(counts) or "0"
 
     def served(self, device: str) -> str:
@@ -126,7 +128,7 @@ class Sheet:
 
     @property
     def traits(self) -> list[str]:
-        """Its claims, in a word or two each."""
+        """Claims of the method, in a word or two each."""
         claims = self.entry.claims
         axes = "any number of" if claims.axes is None else " or ".join(map(str, claims.axes))
         return [
@@ -153,7 +155,7 @@ def sheet(name: str) -> Sheet:
     return Sheet(
         name=name,
         entry=entry,
-        document=Document.of(entry.factory),
+        document=DocstringSections.of(entry.factory),
         parameters=second - first,
         shared_parameters=2 * first - second,
         backends=backends,
@@ -185,8 +187,8 @@ def _refusals(name: str, entry: Entry, device: str, *, training: bool) -> dict[s
         layout = Layout.sequence(length) if claims.serves(1) else Layout.image(WINDOW, WINDOW)
         if not claims.serves(1) and not claims.serves(2):
             layout = layout.with_positions(torch.zeros(1, length, 3))
-        seen = encoding.observe(torch.zeros(1, length, SIZES["dim"]), layout)
-        grid = Grid.of(seen, causal=claims.serves(1))
+        observed = encoding.observe(torch.zeros(1, length, SIZES["dim"]), layout)
+        grid = Grid.of(observed, causal=claims.serves(1))
         x = torch.zeros(shape)
         call = AttentionCall(x, x, x, grid, encoding)
         refusals = {}

@@ -27,14 +27,14 @@ TURN = 24
 
 def is_narrow(values: Tensor) -> bool:
     """True if values lie so close together, far from zero, that a scale from zero hides them."""
-    seen = values[~values.isnan()]
-    low, high = (seen.amin().item(), seen.amax().item()) if seen.numel() else (0.0, 0.0)
+    numbers = values[~values.isnan()]
+    low, high = (numbers.amin().item(), numbers.amax().item()) if numbers.numel() else (0.0, 0.0)
     return low > NARROW * high > 0 and high - low > 1e-3 * high
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to colours.
+    """Colour scale of values.
 
     Args:
         domain: the smallest and the largest value.
@@ -52,8 +52,8 @@ class Scale:
         Where all values are far above zero, white at the least of them.
         """
         if is_narrow(maps):
-            seen = maps[~maps.isnan()]
-            return cls((seen.amin().item(), seen.amax().item()), 1.0)
+            numbers = maps[~maps.isnan()]
+            return cls((numbers.amin().item(), numbers.amax().item()), 1.0)
         sizes = maps.abs().nan_to_num(0.0).flatten(1).amax(1)
         size = sizes.max().item() or 1.0
         uneven = len(maps) > 1 and bool(sizes.min() * UNEVEN < size)
@@ -82,7 +82,7 @@ class Scale:
         return torch.where(values.isnan().unsqueeze(-1), torch.tensor(NOTHING), coloured)
 
     def legend(self) -> alt.Scale:
-        """The same for Vega-Lite's gradient."""
+        """The scale as Vega-Lite's gradient."""
         low, high = self.domain
         if self.exponent is None:
             at = torch.linspace(low, high, TURN + 1)

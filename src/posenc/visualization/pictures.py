@@ -25,7 +25,7 @@ SIDE = 288
 
 NAMED_POINTS = 8
 
-APART = 0.09
+NAME_DISTANCE = 0.09
 """Share of a trail's square that two points must be apart for both to be named."""
 
 NOTE_WIDTH = 54
@@ -120,8 +120,8 @@ def _specification(chart: Any) -> dict[str, Any]:
     """
     spec: dict[str, Any] = chart.to_dict(validate=False)
     (rows,) = spec.pop("datasets").values()
-    whole = ("$schema", "config")
-    return {name: part for name, part in spec.items() if name not in whole} | {
+    shared = ("$schema", "config")
+    return {name: part for name, part in spec.items() if name not in shared} | {
         "data": {"values": rows}
     }
 
@@ -191,7 +191,7 @@ def _gradient(scale: Scale | None = None) -> alt.Legend:
 def _draw_trail(trail: Trail) -> Any:
     """A line through the points, coloured by position, with some positions named."""
     middle, half = _frame(trail.points)
-    named = _named(trail.points, 2 * half * APART)
+    named = _named(trail.points, 2 * half * NAME_DISTANCE)
     rows = [
         {"position": n, "x": x, "y": y, "name": str(n) if n in named else ""}
         for n, (x, y) in enumerate(trail.points.tolist())
@@ -216,11 +216,11 @@ def _draw_trail(trail: Trail) -> Any:
     return alt.layer(line, points, names).properties(width=SIDE, height=SIDE)
 
 
-def _named(points: torch.Tensor, apart: float) -> set[int]:
+def _named(points: torch.Tensor, distance: float) -> set[int]:
     """Every sixth position or so, but none that would be written over another."""
     named: list[int] = []
     for n in range(0, len(points), max(1, -(-len(points) // NAMED_POINTS))):
-        if not named or (points[named] - points[n]).norm(dim=-1).min() > apart:
+        if not named or (points[named] - points[n]).norm(dim=-1).min() > distance:
             named.append(n)
     return set(named)
 

@@ -23,7 +23,7 @@ SHOWN_FEATURES = 4
 DRAWS, IMAGE_DRAWS = 16, 8
 """Numbers of random contents that are averaged over."""
 
-OWN_SHARE = 0.1
+INDIVIDUAL_SHARE = 0.1
 """Share of the variance of a token's content that it does not share with the others."""
 
 SUM = b"48213+70954=119167; "
@@ -61,8 +61,8 @@ class EncodingProbe:
         generator = torch.Generator().manual_seed(0)
         draws = DRAWS if self.flat else IMAGE_DRAWS
         common = torch.randn(draws, 1, 1, head_dim, generator=generator)
-        own = torch.randn(draws, layout.length, 1, head_dim, generator=generator)
-        content = (1 - OWN_SHARE) ** 0.5 * common + OWN_SHARE**0.5 * own
+        individual = torch.randn(draws, layout.length, 1, head_dim, generator=generator)
+        content = (1 - INDIVIDUAL_SHARE) ** 0.5 * common + INDIVIDUAL_SHARE**0.5 * individual
         # All heads get the same content, so that only the encoding tells them apart.
         self.x = content.expand(-1, -1, heads, -1).flatten(2)  # [draws, L, C]
         self.q = self.x.unflatten(-1, (heads, head_dim)).transpose(1, 2)  # [draws, H, L, D]

@@ -111,9 +111,9 @@ def _axes(
 ) -> tuple[int, ...]:
     """Numbers of position axes to plot: 1 for a sequence, 2 for an image where it serves both."""
     if _has_axes(name):
-        given = options.get("axes")
+        axes = options.get("axes")
         served = [n for n in (1, 2) if ENCODINGS[name].claims.serves(n)]
-        return (given,) if isinstance(given, int) else tuple(served)
+        return (axes,) if isinstance(axes, int) else tuple(served)
     parts = make(1).parts()
     served = [n for n in (1, 2, 3) if all(part.axes is None or n in part.axes for part in parts)]
     if any(part.axes is not None for part in parts) and served[:2] == [1, 2]:
@@ -154,5 +154,5 @@ def _blank(panel: Panel) -> bool:
         values = panel.points - panel.points[:1]
     else:
         values = panel.maps if isinstance(panel, Heat) else panel.values
-    seen = values[~values.isnan()]
-    return bool((seen.amax() - seen.amin()) < 1e-6)
+    numbers = values[~values.isnan()]
+    return bool((numbers.amax() - numbers.amin()) < 1e-6)

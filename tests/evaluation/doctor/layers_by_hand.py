@@ -7,8 +7,8 @@ Each line is a number of layers, what a token sees (``causal``, ``full``, ``wind
 
 from __future__ import annotations
 
-from posenc.evaluation.doctor.facts import Attention, Reading
-from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.doctor.facts import AttentionFacts, LayerReading
+from posenc.evaluation.doctor.rotation import RotationFacts
 
 BY_HAND: dict[str, tuple[str, ...]] = {
     "afmoe": ("24 window 1024: half 128 10000", "8 causal: nope"),
@@ -94,12 +94,12 @@ BY_HAND: dict[str, tuple[str, ...]] = {
 }
 
 
-def summary(reading: Reading) -> tuple[str, ...]:
+def summary(reading: LayerReading) -> tuple[str, ...]:
     """The lines of a reading."""
     return tuple(f"{len(layers.numbers)} {_summary(layers.attention)}" for layers in reading.layers)
 
 
-def _summary(facts: Attention) -> str:
+def _summary(facts: AttentionFacts) -> str:
     if facts.kind == "none":
         return " ".join(facts.instead)
     sees = "causal" if facts.causal is True else "full" if facts.causal is False else "unknown"
@@ -115,9 +115,9 @@ def _summary(facts: Attention) -> str:
     return " ".join(words)
 
 
-def _positions(facts: Attention) -> str:
+def _positions(facts: AttentionFacts) -> str:
     rotation = facts.rotation
-    if isinstance(rotation, Rotation):
+    if isinstance(rotation, RotationFacts):
         base = "scaled" if rotation.base is None else f"{float(f'{rotation.base:.4g}'):.0f}"
         return f"{rotation.pairing} {rotation.features} {base}"
     if facts.bias is not None:

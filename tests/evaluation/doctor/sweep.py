@@ -41,7 +41,7 @@ def diagnosed(kind: str) -> Diagnosis | str:
         return diagnose(Path(folder), budget=0)
 
 
-def say(line: str) -> None:
+def emit(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -57,21 +57,21 @@ def main(kinds: list[str]) -> int:
                 diagnosis = future.result()
             except Exception:
                 crashed += 1
-                say(f"{kind} CRASHED\n{traceback.format_exc()}")
+                emit(f"{kind} CRASHED\n{traceback.format_exc()}")
                 continue
             if isinstance(diagnosis, str) or diagnosis.reading.by == "config":
                 reason = diagnosis if isinstance(diagnosis, str) else diagnosis.reading.reason
-                say(f"{kind} not run: {reason}")
+                emit(f"{kind} not run: {reason}")
                 continue
             seconds.append(diagnosis.reading.seconds)
-            say(f"{kind} {seconds[-1]:.1f} s")
+            emit(f"{kind} {seconds[-1]:.1f} s")
             if kind in BY_HAND and summary(diagnosis.reading) != BY_HAND[kind]:
                 wrong += 1
-                say(f"{kind} WRONG: {summary(diagnosis.reading)} instead of {BY_HAND[kind]}")
+                emit(f"{kind} WRONG: {summary(diagnosis.reading)} instead of {BY_HAND[kind]}")
     read = len(seconds)
     times = f"median {median(seconds or [0.0]):.1f} s, longest {max(seconds, default=0.0):.1f} s"
-    say(f"{read} of {len(kinds)} run, {times}")
-    say(f"{wrong} not as read by hand, {crashed} crashed")
+    emit(f"{read} of {len(kinds)} run, {times}")
+    emit(f"{wrong} not as read by hand, {crashed} crashed")
     return int(bool(wrong or crashed) or read < LEAST * len(kinds))
 
 

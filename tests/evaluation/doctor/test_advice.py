@@ -11,14 +11,14 @@ from transformers import AutoConfig
 
 from posenc.evaluation.doctor.advice import Advice, advise, config_lines, limits
 from posenc.evaluation.doctor.disagreements import disagreements
-from posenc.evaluation.doctor.facts import UNKNOWN, Layers, Reading
+from posenc.evaluation.doctor.facts import UNKNOWN, LayerReading, Layers
 from posenc.evaluation.doctor.inspection import inspect
-from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.doctor.rotation import RotationFacts
 from posenc.integrations.transformers.checkpoints.fields import Fields
 from tests.evaluation.doctor.test_inspection import SIZES
 
 
-def advised(folder: Path, kind: str, **options: Any) -> tuple[Advice, Reading, Any]:
+def advised(folder: Path, kind: str, **options: Any) -> tuple[Advice, LayerReading, Any]:
     config = AutoConfig.for_model(kind, **SIZES | options)
     config.save_pretrained(folder)
     reading = inspect(config)
@@ -35,8 +35,8 @@ def test_the_lines_of_the_advice_stretch_what_grows_with_the_text(tmp_path: Path
     changed = type(config).from_dict({**config.to_dict(), **advice.config})
     after = inspect(changed)
     for old, new in zip(before.layers, after.layers, strict=True):
-        assert isinstance(old.attention.rotation, Rotation)
-        assert isinstance(new.attention.rotation, Rotation)
+        assert isinstance(old.attention.rotation, RotationFacts)
+        assert isinstance(new.attention.rotation, RotationFacts)
         if old.attention.windowed:
             assert new.attention.rotation.alike(old.attention.rotation)
         else:

@@ -15,7 +15,7 @@ from transformers.utils import is_detectron2_available
 from posenc.attention.backends.native.build import description
 from posenc.errors import CheckpointError
 from posenc.evaluation.doctor.advice import limits
-from posenc.evaluation.doctor.costs import LENGTHS, Cost, TensorMemory, _computed
+from posenc.evaluation.doctor.costs import LENGTHS, LayerCost, TensorMemory, _computed
 from posenc.evaluation.doctor.diagnosis import diagnose
 from posenc.evaluation.doctor.inspection import inspect
 from posenc.evaluation.doctor.report import length_sentences
@@ -40,8 +40,10 @@ def test_models_fail_at_the_length_that_is_told(kind: str) -> None:
 
 
 def test_longer_costs_are_computed_by_a_parabola() -> None:
-    def cost(length: int) -> Cost:
-        return Cost(length, 1e-3 * length + 1e-7 * length**2, 9.0 * length, 1e-3 * length, 1, True)
+    def cost(length: int) -> LayerCost:
+        return LayerCost(
+            length, 1e-3 * length + 1e-7 * length**2, 9.0 * length, 1e-3 * length, 1, True
+        )
 
     longer = _computed([cost(length) for length in LENGTHS[:4]])
     assert [row.length for row in longer] == [32768, 131072]

@@ -10,10 +10,10 @@ import torch
 import transformers
 from transformers import AutoConfig
 
-from posenc.evaluation.doctor.facts import Attention, Reading
+from posenc.evaluation.doctor.facts import AttentionFacts, LayerReading
 from posenc.evaluation.doctor.inspection import inspect
 from posenc.evaluation.doctor.recording import FAR
-from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.doctor.rotation import RotationFacts
 from tests.evaluation.doctor.layers_by_hand import BY_HAND, summary
 
 CHEAP = (
@@ -42,18 +42,18 @@ SCALED: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny(kind: str, **options: Any) -> Reading:
+def tiny(kind: str, **options: Any) -> LayerReading:
     """The reading of a small model."""
     return inspect(AutoConfig.for_model(kind, **SIZES | options))
 
 
-def only(reading: Reading) -> Attention:
+def only(reading: LayerReading) -> AttentionFacts:
     (layers,) = reading.layers
     return layers.attention
 
 
-def turned(facts: Attention) -> Rotation:
-    assert isinstance(facts.rotation, Rotation)
+def turned(facts: AttentionFacts) -> RotationFacts:
+    assert isinstance(facts.rotation, RotationFacts)
     return facts.rotation
 
 

@@ -10,10 +10,10 @@ from transformers import AutoConfig
 
 from posenc.evaluation.doctor.advice import advise, limits
 from posenc.evaluation.doctor.disagreements import disagreements
-from posenc.evaluation.doctor.facts import Reading
-from posenc.evaluation.doctor.hollow import LARGE
+from posenc.evaluation.doctor.expanded_weights import LARGE
+from posenc.evaluation.doctor.facts import LayerReading
 from posenc.evaluation.doctor.inspection import inspect
-from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.doctor.rotation import RotationFacts
 from posenc.evaluation.doctor.words import descriptions, titles
 from posenc.evaluation.engines.config import completed
 from posenc.integrations.transformers.checkpoints.fields import Fields
@@ -37,7 +37,7 @@ BIASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def self_attention(reading: Reading) -> list[Any]:
+def self_attention(reading: LayerReading) -> list[Any]:
     return [
         layers.attention for layers in reading.layers if layers.attention.kind in ("self", "cross")
     ]
@@ -88,7 +88,7 @@ def test_layers_of_dory_that_run_twice(tmp_path: Path) -> None:
     }
     for numbers, facts in by_numbers.items():
         base, back = (1e4, 31) if numbers[0] % 2 == 0 else (1e7, None)
-        assert isinstance(facts.rotation, Rotation)
+        assert isinstance(facts.rotation, RotationFacts)
         assert facts.rotation.base == pytest.approx(base, rel=1e-3)
         assert facts.back == back
     config.save_pretrained(tmp_path)
@@ -116,7 +116,7 @@ def test_only_windows_of_lara_mini_rotate() -> None:
     recurrent, window, full = (layers.attention for layers in inspect(config).layers)
     assert recurrent.kind == "none"
     assert (window.back, full.back, full.rotation) == (7, None, None)
-    assert isinstance(window.rotation, Rotation)
+    assert isinstance(window.rotation, RotationFacts)
 
 
 @needs_model_type("inkling2_text")

@@ -10,10 +10,10 @@ import pytest
 from transformers import AutoConfig
 
 from posenc.evaluation.doctor.diagnosis import diagnose
-from posenc.evaluation.doctor.facts import UNKNOWN, Reading
+from posenc.evaluation.doctor.facts import UNKNOWN, LayerReading
 from posenc.evaluation.doctor.inspection import inspect
 from posenc.evaluation.doctor.process import NotRunError, read_by_running
-from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.doctor.rotation import RotationFacts
 
 
 def write(folder: Path, **config: Any) -> Path:
@@ -21,7 +21,7 @@ def write(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def from_config(folder: Path) -> Reading:
+def from_config(folder: Path) -> LayerReading:
     """The reading of a config that is not run."""
     reading = diagnose(folder, budget=0, run_seconds=0).reading
     assert reading.by == "config"
@@ -68,7 +68,7 @@ def test_layer_types_of_a_config(tmp_path: Path) -> None:
     sliding, full, linear, chunked = (layers.attention for layers in from_config(tmp_path).layers)
     assert (sliding.back, full.back, chunked.chunk) == (511, None, 512)
     assert (linear.kind, linear.instead) == ("none", ("linear_attention",))
-    assert isinstance(full.rotation, Rotation)
+    assert isinstance(full.rotation, RotationFacts)
     assert full.rotation.features == 16
     assert full.rotation.base == pytest.approx(1e4)
     assert full.rotation.pairing is full.rotation.varies is None

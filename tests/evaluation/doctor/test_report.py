@@ -10,33 +10,38 @@ import pytest
 
 from posenc.evaluation.doctor.advice import Advice, Limit
 from posenc.evaluation.doctor.config_findings import Finding
-from posenc.evaluation.doctor.costs import Cost
+from posenc.evaluation.doctor.costs import LayerCost
 from posenc.evaluation.doctor.diagnosis import Diagnosis, diagnose
 from posenc.evaluation.doctor.engines import Engines
-from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Layers, Reading, Table
+from posenc.evaluation.doctor.facts import (
+    UNKNOWN,
+    AttentionFacts,
+    LayerReading,
+    Layers,
+    PositionTable,
+)
 from posenc.evaluation.doctor.report import diagnosis_page, opening
-from posenc.evaluation.doctor.rotation import Rotation
-from posenc.evaluation.engines import Remedy as Lines
-from posenc.evaluation.engines import Served
+from posenc.evaluation.doctor.rotation import RotationFacts
+from posenc.evaluation.engines import ConfigRemedy, Served
 from posenc.reporting.headlines import LONGEST
 from posenc.reporting.sentences import sentence
 
 FOLDER = Path("folder")
-ROTATION = Rotation(features=4, frequencies=(1.0, 0.01))
+ROTATION = RotationFacts(features=4, frequencies=(1.0, 0.01))
 SERVED = Served("transformers", 64, {"": None})  # type: ignore[dict-item]
 
 
-def layers(*facts: Attention) -> Reading:
-    return Reading(
+def layers(*facts: AttentionFacts) -> LayerReading:
+    return LayerReading(
         layers=tuple(Layers(numbers=(n,), attention=fact) for n, fact in enumerate(facts))
     )
 
 
-def rotating(**facts: object) -> Attention:
-    return Attention(module="layers.*", kind="self", causal=True, rotation=ROTATION, **facts)  # type: ignore[arg-type]
+def rotating(**facts: object) -> AttentionFacts:
+    return AttentionFacts(module="layers.*", kind="self", causal=True, rotation=ROTATION, **facts)  # type: ignore[arg-type]
 
 
-def diagnosis(reading: Reading, **changes: object) -> Diagnosis:
+def diagnosis(reading: LayerReading, **changes: object) -> Diagnosis:
     base = Diagnosis(
         model_type="llama",
         reading=reading,
@@ -63,10 +68,10 @@ def test_words_on_layers_up_to_the_limit_and_beyond() -> None:
         rotating(back=7),
         rotating(back=UNKNOWN),
         replace(rotating(), rotation=UNKNOWN),
-        Attention(module="layers.*", kind="self", rotation=None),
-        Attention(module="layers.*", kind="none", instead=("Mamba",)),
+        AttentionFacts(module="layers.*", kind="self", rotation=None),
+        AttentionFacts(module="layers.*", kind="none", instead=("Mamba",)),
     )
-    table = Table(module="positions", rows=66, first=2)
+    table = PositionTable(module="positions", rows=66, first=2)
     assert words(diagnosis(replace(reading, tables=(table,)))) == [
         ("holds", "degrades"),
         ("holds", "holds"),
@@ -99,7 +104,7 @@ def test_without_a_limit_there_is_one_column() -> None:
 
 
 def test_what_is_unknown_is_not_advised() -> None:
-    for reading in (Reading(layers=()), layers(rotating()), layers(rotating(back=UNKNOWN))):
+    for reading in (LayerReading(layers=()), layers(rotating()), layers(rotating(back=UNKNOWN))):
         found = diagnosis(reading, limits=(), advice=NONE)
         assert opening(found, FOLDER).headline == "How long the texts of folder may be is not known"
 
@@ -145,7 +150,7 @@ def test_words_on_engines() -> None:
     assert {"same", "differs", "refuses"} < set(found.verdicts.meanings)
     assert found.headline.endswith("; 3 engines differ")
     assert found.remedies == opening(diagnosis(layers(rotating())), FOLDER).remedies
-    remedy = Lines({"rope_theta": 1.0}, "", {"SGLang": "differs"})
+    remedy = ConfigRemedy({"rope_theta": 1.0}, "", {"SGLang": "differs"})
     told = opening(diagnosis(layers(rotating())), FOLDER, Engines(ENGINES, remedy)).remedies[0]
     assert told.text == (
         "mlx-lm and llama.cpp rotate otherwise: write the lines right in more engines, below."
@@ -233,7 +238,10 @@ def test_the_page_of_a_folder_draws_the_rotations(tmp_path: Path) -> None:
 
 
 def test_costs_are_the_first_chart_where_nothing_rotates(tmp_path: Path) -> None:
-    costs = (Cost(128, 1.0, 1.0, 1.0, 1.0, measured=True), Cost(256, 2, 2, 2, 2, measured=True))
+    costs = (
+        LayerCost(128, 1.0, 1.0, 1.0, 1.0, measured=True),
+        LayerCost(256, 2, 2, 2, 2, measured=True),
+    )
     for reading, heights in ((layers(), [400, 230]), (layers(rotating()), [400, 230, 230])):
         found = diagnosis(reading, costs=costs)
         page = diagnosis_page(found, tmp_path, engines=None, command="")
@@ -241,7 +249,7 @@ def test_costs_are_the_first_chart_where_nothing_rotates(tmp_path: Path) -> None
 
 
 def test_the_reason_for_not_running_is_a_sentence() -> None:
-    told = sentence("how_read", reading=Reading(layers=(), by="config", reason="it took long"))
+    told = sentence("how_read", reading=LayerReading(layers=(), by="config", reason="it took long"))
     assert told.endswith("those that its config describes. It took long.")
 
 

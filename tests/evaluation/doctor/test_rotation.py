@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc.evaluation.doctor.rotation import Rotation, rotation
+from posenc.evaluation.doctor.rotation import RotationFacts, rotation
 
 FAR = 2**20
 THETA = 10000.0 ** -(torch.arange(4, dtype=torch.float64) / 4)
@@ -88,11 +88,11 @@ def test_what_is_no_rotation_is_not_said_to_be_one() -> None:
     uneven = x.clone()
     uneven[:, 1:, 2] += 1
     found = rotation((uneven, x), None, 0)
-    assert found == Rotation(features=1, first=2)
+    assert found == RotationFacts(features=1, first=2)
 
 
 def test_rotations_are_alike_up_to_errors_of_float32() -> None:
-    one = Rotation(features=4, frequencies=(1.0, 0.01), gain=1.0)
+    one = RotationFacts(features=4, frequencies=(1.0, 0.01), gain=1.0)
     assert one.alike(replace(one, frequencies=(1.0, 0.0100001)))
     assert not one.alike(replace(one, frequencies=(1.0, 0.011)))
     assert not one.alike(replace(one, gain=1.1))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Layers, Reading
-from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.doctor.facts import UNKNOWN, AttentionFacts, LayerReading, Layers
+from posenc.evaluation.doctor.rotation import RotationFacts
 from posenc.evaluation.doctor.words import (
     described,
     descriptions,
@@ -34,13 +34,13 @@ VISIBLE: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize(("words", "facts"), VISIBLE.items())
 def test_what_a_token_sees(words: str, facts: dict[str, object]) -> None:
-    lines = described(Attention(module="m", kind="self", heads=4, key_heads=1, **facts))  # type: ignore[arg-type]
+    lines = described(AttentionFacts(module="m", kind="self", heads=4, key_heads=1, **facts))  # type: ignore[arg-type]
     assert words in lines
     assert lines[0].endswith("1 key head")
 
 
 def test_further_facts() -> None:
-    attention = Attention(
+    attention = AttentionFacts(
         module="m",
         kind="self",
         causal=True,
@@ -57,20 +57,20 @@ def test_further_facts() -> None:
         "layers.3",
         "unknown: back",
     ]
-    none = Attention(module="m", kind="none", instead=("GatedDeltaNet",))
+    none = AttentionFacts(module="m", kind="none", instead=("GatedDeltaNet",))
     assert described(none) == ["no attention: GatedDeltaNet"]
 
 
 def test_rotations() -> None:
-    rotation = Rotation(
+    rotation = RotationFacts(
         features=4, pairing="half", distance=2, frequencies=(1.0, 0.01), gain=1.25, varies=True
     )
     assert rotation_in_words(rotation, 8) == (
         "RoPE on 4 of 8 features, base 10,000, half-split pairs, gain 1.25, changes with the length"
     )
-    stretched = Rotation(features=6, frequencies=(1.0, 0.5, 0.01))
+    stretched = RotationFacts(features=6, frequencies=(1.0, 0.5, 0.01))
     assert rotation_in_words(stretched, 6) == "RoPE, uneven frequencies 1 to 0.01"
-    divided = Rotation(features=4, frequencies=(0.25, 0.0025))
+    divided = RotationFacts(features=4, frequencies=(0.25, 0.0025))
     assert rotation_in_words(divided, 4) == "RoPE, base 10,000, angles ÷ 4"
 
 
@@ -85,14 +85,14 @@ def test_numbers_of_layers() -> None:
 
 def test_the_page_names_every_fact() -> None:
     named = set(re.findall(r"`(\w+)`", PAGE.read_text()))
-    for kind in (Attention, Rotation):
+    for kind in (AttentionFacts, RotationFacts):
         assert {field.name for field in fields(kind)} - {"module"} <= named
 
 
 def test_kinds_that_read_alike_are_told_apart_by_their_pairs() -> None:
-    ends = [Rotation(features=6, frequencies=(1.0, middle, 0.1)) for middle in (0.5, 0.2, 0.5)]
-    kinds = [Attention(module="m", kind="self", rotation=rotation) for rotation in ends]
-    reading = Reading(
+    ends = [RotationFacts(features=6, frequencies=(1.0, middle, 0.1)) for middle in (0.5, 0.2, 0.5)]
+    kinds = [AttentionFacts(module="m", kind="self", rotation=rotation) for rotation in ends]
+    reading = LayerReading(
         layers=tuple(Layers(numbers=(n,), attention=kind) for n, kind in enumerate(kinds))
     )
     assert [len(lines) for lines in descriptions(reading)] == [3, 4, 3]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posenc import create
 from posenc.encodings.query_key.rope import Rope
-from posenc.evaluation.engines import ENGINES, ModelConfig, Rotation, differences
+from posenc.evaluation.engines import ENGINES, EngineRotation, ModelConfig, differences
 from posenc.evaluation.extend import extend_checkpoint
 from posenc.extension import EXTENSIONS, extend
 from posenc.extension.varying import VaryingRope
@@ -120,13 +120,13 @@ def stretched(
     return json.loads((folder / "out/config.json").read_text()), part
 
 
-def rotation(part: Rope | VaryingRope, length: int) -> Rotation:
+def rotation(part: Rope | VaryingRope, length: int) -> EngineRotation:
     """An encoding in a text of ``length`` tokens."""
     like = torch.empty((), dtype=torch.float64)
     if isinstance(part, Rope):
-        return Rotation(tuple(part.frequencies(like=like).tolist()), part.gain)
+        return EngineRotation(tuple(part.frequencies(like=like).tolist()), part.gain)
     divided = part.divisors(torch.tensor([[float(length)]], dtype=torch.float64))[0, 0]
-    return Rotation(tuple((part.rope.frequencies(like=like) / divided).tolist()), part.gain)
+    return EngineRotation(tuple((part.rope.frequencies(like=like) / divided).tolist()), part.gain)
 
 
 def cos_sin(config: Path, length: int) -> tuple[Tensor, Tensor]:

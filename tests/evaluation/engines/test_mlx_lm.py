@@ -11,7 +11,7 @@ from posenc.evaluation.engines import ENGINES, ModelConfig, differences
 from posenc.evaluation.engines.comparison import no_engine_has
 from posenc.evaluation.engines.engine import NotServedError, UnreadError
 from posenc.evaluation.engines.mlx_models import FILES, NAMED, PARTS, REFUSED, STEP, UNREAD
-from posenc.evaluation.engines.rotation import Rotation
+from posenc.evaluation.engines.rotation import EngineRotation
 
 pytest.importorskip("transformers")
 
@@ -29,7 +29,7 @@ LONG = {
 MLA = {"qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32, "kv_lora_rank": 32}
 
 
-def rotations(fields: dict[str, Any]) -> dict[str, Rotation]:
+def rotations(fields: dict[str, Any]) -> dict[str, EngineRotation]:
     return ENGINES["mlx-lm"].rotations(ModelConfig.of(SIZES | fields), 8192)
 
 

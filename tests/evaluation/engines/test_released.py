@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from posenc.evaluation.engines import ENGINES, ModelConfig, Rotation, compare, differences
+from posenc.evaluation.engines import ENGINES, EngineRotation, ModelConfig, compare, differences
 from tests.evaluation.engines.released import RELEASED, SOURCES, TRAINED
 
 transformers = pytest.importorskip("transformers")
@@ -284,6 +284,6 @@ def test_step_as_transformers_5_saves_it() -> None:
 
 
 def test_agreement_is_the_cosine_of_a_rotated_key() -> None:
-    one, two = Rotation((1.0, 0.5, 0.0)), Rotation((0.9, 0.5))
+    one, two = EngineRotation((1.0, 0.5, 0.0)), EngineRotation((0.9, 0.5))
     assert one.agreement(two, 10) == pytest.approx((math.cos(1.0) + 2) / 3)
     assert one.agreement(one, 10**6) == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from posenc.evaluation.doctor.config_findings import findings
-from posenc.evaluation.engines import ENGINES, ModelConfig, Rotation, compare, right_in_all
+from posenc.evaluation.engines import ENGINES, EngineRotation, ModelConfig, compare, right_in_all
 from tests.evaluation.engines.released import RELEASED, TRAINED
 
 pytest.importorskip("transformers")
@@ -17,7 +17,7 @@ IGNORED = "ignores the scaling"
 OTHER = "rotates by other frequencies"
 
 
-def served(fields: dict[str, Any], engine: str) -> Rotation:
+def served(fields: dict[str, Any], engine: str) -> EngineRotation:
     config = ModelConfig.of(fields)
     found = ENGINES[engine].rotations(config, config.longest or 0)
     return found.get("full_attention") or found[""]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from posenc.evaluation.engines import ENGINES, ModelConfig, Rotation, differences
+from posenc.evaluation.engines import ENGINES, EngineRotation, ModelConfig, differences
 from posenc.evaluation.engines.engine import NotServedError
 from tests.evaluation.engines.released import RELEASED, TRAINED
 
@@ -18,7 +18,7 @@ SIZES = {"num_attention_heads": 4, "hidden_size": 512, "max_position_embeddings"
 BASE = SIZES | {"rope_theta": 1e4}
 
 
-def rotation(fields: dict[str, Any], length: int = 1) -> Rotation:
+def rotation(fields: dict[str, Any], length: int = 1) -> EngineRotation:
     return ENGINES["vLLM"].rotations(ModelConfig.of(fields), length)[""]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posenc.errors import ArgumentError
 from posenc.experiments.random_positions import RandomlyPlacedDecoder
-from posenc.experiments.results import Measurement, Refusal
+from posenc.experiments.results import Measurement, RefusedMeasurement
 from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks import TASKS, dyck, parity
 from posenc.experiments.tasks.common.algorithm import (
@@ -213,7 +213,7 @@ def test_too_little_memory_is_a_refusal() -> None:
     model = task.build("rope")
     for piece in task.measure(model, "rope", 0, available=10):
         for item in piece:
-            assert isinstance(item, Refusal)
+            assert isinstance(item, RefusedMeasurement)
             assert "GB of memory" in item.reason
     with pytest.raises(ArgumentError, match=r"batch: .*for 16 windows of 33"):
         task.require_memory(model, 10)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from posenc.errors import ArgumentError
-from posenc.experiments.results import Measurement, Refusal
+from posenc.experiments.results import Measurement, RefusedMeasurement
 from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks import TASKS
 from posenc.experiments.tasks.digits import HELD_OUT, VIEWS, Digits
@@ -26,8 +26,8 @@ def make(tmp_path: Path, **changes: object) -> Digits:
 
 def measured(
     task: Digits, encoding: str, model: torch.nn.Module
-) -> dict[tuple[str, float], Measurement | Refusal]:
-    items: Sequence[Sequence[Measurement | Refusal]] = list(
+) -> dict[tuple[str, float], Measurement | RefusedMeasurement]:
+    items: Sequence[Sequence[Measurement | RefusedMeasurement]] = list(
         task.measure(model, encoding, 0, available=None)
     )
     assert len(items) == task.count(encoding)
@@ -101,7 +101,7 @@ def test_what_cannot_be_shown_is_refused_with_the_reason(tmp_path: Path) -> None
     assert isinstance(table["fitted", 16], Measurement)
     for metric in ("scaled", "moved", "padded"):
         refusal = table[metric, 16]
-        assert isinstance(refusal, Refusal)
+        assert isinstance(refusal, RefusedMeasurement)
         assert "0 to 3" in refusal.reason
     whole = measured(task, "conv", settled(task, "conv"))
     assert isinstance(whole["fitted", 8], Measurement)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import ArgumentError, DataError
-from posenc.experiments.results import Measurement, Refusal
+from posenc.experiments.results import Measurement, RefusedMeasurement
 from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks.common import needles
 from posenc.experiments.tasks.language import LanguageModelling
@@ -281,7 +281,7 @@ def test_refusals_carry_no_seed(settings: ComparisonSettings) -> None:
             item
             for piece in task.measure(model, "learned", seed, available=None)
             for item in piece
-            if isinstance(item, Refusal)
+            if isinstance(item, RefusedMeasurement)
         ]
         for seed in (0, 1)
     )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from posenc.errors import ArgumentError, DataError, Interrupted
-from posenc.experiments.results import Measurement, Refusal
+from posenc.experiments.results import Measurement, RefusedMeasurement
 from posenc.experiments.sequences import SYMBOLS, drawn
 from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks import TASKS, Task
@@ -159,7 +159,7 @@ def test_learned_table_ends_where_training_ends(tmp_path: Path) -> None:
         key = next(metric.key for metric in task.metrics if metric.headline)
         assert isinstance(found[key, 8], float)
         refusal = found[key, task.lengths[-1]]
-        assert isinstance(refusal, Refusal)
+        assert isinstance(refusal, RefusedMeasurement)
         assert "learned table" in refusal.reason
 
 

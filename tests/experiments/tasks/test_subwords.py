@@ -46,7 +46,7 @@ def test_unknown_characters_are_named() -> None:
     subwords = Subwords.learn(LINES, size=60)
     assert subwords.unknown("das ŋ 😀 Haus") == ["ŋ", "😀"]
     with pytest.raises(DataError, match=r"'ŋ' \(U\+014B\), '😀' \(U\+1F600\) in line 2"):
-        subwords.require_known(["das", "das ŋ 😀 Haus"], "book.de")
+        subwords.require_characters(["das", "das ŋ 😀 Haus"], "book.de")
     assert subwords.decode(subwords.encode(["das ŋ Haus"])[0]).split() == ["das", "Haus"]
 
 

@@ -31,4 +31,4 @@ def _indices_of_one_model() -> Iterator[None]:
 @pytest.fixture
 def at_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short calls are computed by posenc too where only ``attn_implementation`` names it."""
-    monkeypatch.setattr(accelerated, "DEFAULT", accelerated.Settings())
+    monkeypatch.setattr(accelerated, "DEFAULT", accelerated.AccelerateSettings())

@@ -39,8 +39,8 @@ from transformers import (
 from transformers.models.layoutlmv3 import LayoutLMv3Config
 
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.accelerate import Report, accelerate
-from posenc.integrations.transformers.accelerate.checking import Comparison, Precision
+from posenc.integrations.transformers.accelerate import AccelerateReport, accelerate
+from posenc.integrations.transformers.accelerate.checking import OutputComparison, Precision
 from posenc.integrations.transformers.accelerate.families.mpnet import MPNetAttention
 from tests.integrations.accelerate.cases.deberta_v2 import SIZES as DEBERTA
 from tests.integrations.accelerate.cases.layoutlmv3 import SIZES as LAYOUT
@@ -51,7 +51,7 @@ from tests.integrations.accelerate.cases.t5 import SIZES as T5
 from tests.integrations.accelerate.test_laws import accelerated, put_under
 
 
-def checked(make: Callable[[], nn.Module]) -> Report:
+def checked(make: Callable[[], nn.Module]) -> AccelerateReport:
     """The report of an accelerated model, whose outputs were compared."""
     torch.manual_seed(0)
     report = accelerate(make().eval(), shortest=0)
@@ -180,7 +180,7 @@ def test_models_without_values_are_not_compared() -> None:
 
 def test_differences_that_rounding_errors_explain_are_allowed() -> None:
     model = MPNetModel(MPNetConfig(**MPNET)).eval()
-    comparison = Comparison(model, [layer.attention.attn for layer in model.encoder.layer])
+    comparison = OutputComparison(model, [layer.attention.attn for layer in model.encoder.layer])
     comparison.precision = Precision(step=1.0, tolerance=1e-6)
     comparison.require_explained(1e-5, ())
     assert comparison.difference() == 0.0

@@ -26,7 +26,7 @@ from transformers import (
 
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.accelerate import accelerate
-from posenc.integrations.transformers.accelerate.accelerated import SETTINGS, Settings
+from posenc.integrations.transformers.accelerate.accelerated import SETTINGS, AccelerateSettings
 from posenc.integrations.transformers.accelerate.interface import (
     BOUNDARIES,
     REFUSED_OPTIONS,
@@ -232,7 +232,7 @@ def test_nothing_is_causal_without_a_mask() -> None:
 @pytest.mark.parametrize("backend", ["reference", "blockwise", "native"])
 def test_outputs_are_contiguous(backend: str) -> None:
     module = nn.Identity()
-    module.__dict__[SETTINGS] = Settings(backend)
+    module.__dict__[SETTINGS] = AccelerateSettings(backend)
     for seen in (None, mask(2, 40, 40)):
         assert attention(module, *heads(40, 40), seen)[0].is_contiguous()
 

@@ -15,9 +15,14 @@ from transformers import PreTrainedModel
 
 from posenc.attention import api, dispatch
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.accelerate import FAMILIES, Report, accelerate, restore
+from posenc.integrations.transformers.accelerate import (
+    FAMILIES,
+    AccelerateReport,
+    accelerate,
+    restore,
+)
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, take_over
-from posenc.integrations.transformers.accelerate.checking import Comparison
+from posenc.integrations.transformers.accelerate.checking import OutputComparison
 from posenc.integrations.transformers.accelerate.families.common import page
 from tests.integrations.accelerate.case import Case
 from tests.integrations.accelerate.cases import CASES
@@ -47,7 +52,7 @@ one_a_way = pytest.mark.parametrize("key", kept_in_suite(FIRST, FIRST_OF_WAYS))
 """Of laws about ``accelerate`` alone, which all families share."""
 
 
-def put_under(model: PreTrainedModel, **options: Any) -> Report:
+def put_under(model: PreTrainedModel, **options: Any) -> AccelerateReport:
     """Accelerate a model at all lengths."""
     return accelerate(model, shortest=0, **options)
 
@@ -192,7 +197,7 @@ def test_a_failure_leaves_the_model_as_it_was(key: str, monkeypatch: pytest.Monk
     case = CASES[key]
     model = case.model()
     kinds = [type(module) for module in model.modules()]
-    monkeypatch.setattr(Comparison, "difference", lambda comparison, **options: float("nan"))
+    monkeypatch.setattr(OutputComparison, "difference", lambda comparison, **options: float("nan"))
     with pytest.raises(ArgumentError, match="within"):
         accelerate(model)
     assert [type(module) for module in model.modules()] == kinds

@@ -259,7 +259,7 @@ def test_rows_are_those_of_the_table() -> None:
 
         with torch.no_grad():
             for _ in range(2):
-                found = tables.kept_projection(project, rows, 0, weights=(other,))
+                found = tables.cached_projection(project, rows, 0, weights=(other,))
         assert (found is not None) == expected, label
         if found is not None:
             torch.testing.assert_close(found, project(rows))

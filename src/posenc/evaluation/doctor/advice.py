@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from posenc.errors import CheckpointError
 from posenc.evaluation.doctor.config_findings import rope_dicts
-from posenc.evaluation.doctor.facts import UNKNOWN, Layers, Reading
-from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.doctor.facts import UNKNOWN, LayerReading, Layers
+from posenc.evaluation.doctor.rotation import RotationFacts
 from posenc.evaluation.kinds import kind_of, require_unstretched
 from posenc.evaluation.live import LiveEncoder, LiveMaskedLM
 from posenc.integrations.transformers.checkpoints.fields import Fields
@@ -57,7 +57,7 @@ class Advice:
     config: Mapping[str, Any]
 
 
-def limits(config: Config, reading: Reading, cut: int | None = None) -> tuple[Limit, ...]:
+def limits(config: Config, reading: LayerReading, cut: int | None = None) -> tuple[Limit, ...]:
     """The lengths that a model holds, the shortest first, then the one at which texts are cut.
 
     None for windows and biases.
@@ -67,16 +67,18 @@ def limits(config: Config, reading: Reading, cut: int | None = None) -> tuple[Li
         reading: of its layers.
         cut: tokens that a sentence encoder keeps of a text; None: all.
     """
-    found = [
+    bounds = [
         Limit(table.rows - table.first, f"{table.module} has no row for a further token")
         for table in reading.tables
     ]
     trained, count = trained_length(config), len(_beyond(reading))
     if trained and count:
-        found.append(Limit(trained, "longer distances were never trained", "degrades"))
+        bounds.append(Limit(trained, "longer distances were never trained", "degrades"))
     if cut:
-        found.append(Limit(cut, f"max_seq_length in {SENTENCES}, by sentence-transformers", "cuts"))
-    return tuple(sorted(set(found), key=lambda limit: (limit.beyond == "cuts", limit.tokens)))
+        bounds.append(
+            Limit(cut, f"max_seq_length in {SENTENCES}, by sentence-transformers", "cuts")
+        )
+    return tuple(sorted(set(bounds), key=lambda limit: (limit.beyond == "cuts", limit.tokens)))
 
 
 def trained_length(config: Config) -> int | None:
@@ -92,7 +94,7 @@ def trained_length(config: Config) -> int | None:
     return int(longest) if longest else None
 
 
-def advise(folder: Path, fields: Fields, config: Config, reading: Reading) -> Advice:
+def advise(folder: Path, fields: Fields, config: Config, reading: LayerReading) -> Advice:
     """One method for longer texts, or why there is none.
 
     Args:
@@ -125,22 +127,23 @@ def advise(folder: Path, fields: Fields, config: Config, reading: Reading) -> Ad
     return Advice("yarn", why, command, lines)
 
 
-def _beyond(reading: Reading) -> list[Layers]:
+def _beyond(reading: LayerReading) -> list[Layers]:
     """Layers that rotate, over distances that grow with the text."""
     return [
         layers
         for layers in reading.layers
-        if isinstance(layers.attention.rotation, Rotation) and layers.attention.unlimited is True
+        if isinstance(layers.attention.rotation, RotationFacts)
+        and layers.attention.unlimited is True
     ]
 
 
-def _why_unlimited(reading: Reading) -> str:
+def _why_unlimited(reading: LayerReading) -> str:
     if not reading.layers:
         return "the config does not tell its layers"
     facts = [layers.attention for layers in reading.layers if layers.attention.kind != "none"]
     if not facts:
         return "no layer has attention: positions enter by the order of tokens"
-    if any(isinstance(fact.rotation, Rotation) for fact in facts):
+    if any(isinstance(fact.rotation, RotationFacts) for fact in facts):
         return "no layer rotates over distances beyond its window"
     if any(fact.bias for fact in facts):
         return "positions enter by a bias, which is defined for all distances"
@@ -194,7 +197,7 @@ def _extendable(fields: Fields) -> bool:
 
 
 def no_advice(why: str) -> Advice:
-    """No method, for a reason."""
+    """Advice without a method, with the reason."""
     return Advice("", why, "", {})
 
 

@@ -15,14 +15,14 @@ SCALED = ("linear", "dynamic", "llama3", "longrope", "yarn")
 ROPE_TYPES = ("default", "proportional", "axial", *SCALED)
 
 SWITCH = "use_sliding_window"
-"""Whether there is a window; what is written of it has no effect otherwise."""
+"""Field that enables the window; its size has no effect otherwise."""
 
 Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A setting that does not do what it says, or that cannot be read.
+    """A setting that has another effect than it states, or that cannot be read.
 
     Args:
         field: its name.
@@ -50,13 +50,13 @@ def findings(
     """
     if switched is not None and switched.get(SWITCH) is not None:
         config = {SWITCH: switched[SWITCH], **config}
-    found = [finding for rule in RULES for finding in rule(config)]
-    return [*found, *_lengths(tokenizer, longest)]
+    by_rule = [finding for rule in RULES for finding in rule(config)]
+    return [*by_rule, *_lengths(tokenizer, longest)]
 
 
-def refused(reason: str, found: list[Finding]) -> list[Finding]:
-    """That transformers refuses a config, unless a finding is the reason; none without one."""
-    if not reason or any(finding.field in reason for finding in found):
+def refused(reason: str, others: list[Finding]) -> list[Finding]:
+    """A refusal by transformers as a finding; none without a reason, or if a finding names it."""
+    if not reason or any(finding.field in reason for finding in others):
         return []
     problem = f"is refused by transformers: {reason.rstrip('.')}"
     return [Finding("config.json", problem, "a value that transformers takes")]
@@ -78,17 +78,17 @@ def has_rope(config: Config) -> bool:
 def _base(config: Config) -> Iterator[Finding]:
     if not has_rope(config):
         return
-    given = config.get("rope_theta")
+    theta = config.get("rope_theta")
     for layer_type, rope in rope_dicts(config).items():
         inner = rope.get("rope_theta")
         where = f"rope_parameters.{layer_type}" if layer_type else "rope_parameters"
-        if given is not None and inner is not None and inner != given:
+        if theta is not None and inner is not None and inner != theta:
             yield Finding(
                 "rope_theta",
-                f"{given:,g} is ignored: {where} has {inner:,g}",
-                f'"rope_theta": {inner} at the top, or {given} in {where}',
+                f"{theta:,g} is ignored: {where} has {inner:,g}",
+                f'"rope_theta": {inner} at the top, or {theta} in {where}',
             )
-        if given is None and inner is None:
+        if theta is None and inner is None:
             yield Finding(
                 "rope_theta",
                 "is given nowhere: the default of the model's class holds, mostly 10,000",

@@ -20,7 +20,7 @@ Wrong = tuple[tuple[str, ...], str, Any]
 
 
 @dataclass(frozen=True)
-class Kind:
+class FieldKind:
     """Valid values of some fields.
 
     Args:
@@ -83,21 +83,23 @@ LIMITS = {
 
 
 SIZES = (
-    Kind("a name", lambda value: isinstance(value, str), ("model_type",)),
-    Kind("a whole number of 1 or more", _counts, (*WIDTHS, *HEADS, *LAYERS)),
-    *(Kind(f"at most {most:,}", _at_most(most), names) for most, names in LIMITS.items()),
-    Kind("a whole number", lambda value: type(value) is int and value >= 0, ("head_dim",)),
-    Kind("a number of tokens, 1 or more", lambda value: _is_number(value) and value >= 1, LENGTHS),
-    Kind(
+    FieldKind("a name", lambda value: isinstance(value, str), ("model_type",)),
+    FieldKind("a whole number of 1 or more", _counts, (*WIDTHS, *HEADS, *LAYERS)),
+    *(FieldKind(f"at most {most:,}", _at_most(most), names) for most, names in LIMITS.items()),
+    FieldKind("a whole number", lambda value: type(value) is int and value >= 0, ("head_dim",)),
+    FieldKind(
+        "a number of tokens, 1 or more", lambda value: _is_number(value) and value >= 1, LENGTHS
+    ),
+    FieldKind(
         "a whole number of tokens, or -1", lambda value: type(value) is int and value >= -1, WINDOWS
     ),
-    Kind("a number", _is_number, ("attn_logit_softcapping",)),
-    Kind(
+    FieldKind("a number", _is_number, ("attn_logit_softcapping",)),
+    FieldKind(
         "a list of names",
         lambda value: isinstance(value, list) and all(isinstance(kind, str) for kind in value),
         ("layer_types", "architectures"),
     ),
-    Kind(
+    FieldKind(
         "an object",
         lambda value: isinstance(value, Mapping),
         (*PARTS, "rope_scaling", "rope_parameters"),
@@ -105,20 +107,20 @@ SIZES = (
 )
 
 ROPE = (
-    Kind("a name", lambda value: isinstance(value, str), ("rope_type", "type")),
-    Kind("a number above 1", lambda value: _is_number(value) and value > 1, ("rope_theta",)),
-    Kind("a number above 0", _above_zero, ("factor", "beta_fast", "beta_slow")),
-    Kind(
+    FieldKind("a name", lambda value: isinstance(value, str), ("rope_type", "type")),
+    FieldKind("a number above 1", lambda value: _is_number(value) and value > 1, ("rope_theta",)),
+    FieldKind("a number above 0", _above_zero, ("factor", "beta_fast", "beta_slow")),
+    FieldKind(
         "a share from 0 to 1",
         lambda value: _is_number(value) and 0 <= value <= 1,
         ("partial_rotary_factor", "rotary_pct"),
     ),
-    Kind(
+    FieldKind(
         "a number",
         _is_number,
         ("low_freq_factor", "high_freq_factor", "attention_factor", "mscale", "mscale_all_dim"),
     ),
-    Kind(
+    FieldKind(
         "a list of numbers above 0",
         lambda value: isinstance(value, list) and all(map(_above_zero, value)),
         ("short_factor", "long_factor"),
@@ -127,11 +129,11 @@ ROPE = (
 )
 """Fields of RoPE's parameters; those of a config beside them are valid alike."""
 
-BESIDE = ("rope_theta", "partial_rotary_factor", "rotary_pct")
+TOP_LEVEL_TOO = ("rope_theta", "partial_rotary_factor", "rotary_pct")
 """Fields of RoPE that a config has outside of its parameters too."""
 
 
-ROTATION = (*BESIDE, "rope_scaling", "rope_parameters")
+ROTATION = (*TOP_LEVEL_TOO, "rope_scaling", "rope_parameters")
 """Fields without which nothing is known of a rotation."""
 
 
@@ -146,7 +148,7 @@ def readable(fields: Fields) -> tuple[Config, list[Finding]]:
         CheckpointError: for the first other value that is not valid; null and missing ones are.
     """
     values: Config = fields.values
-    found: list[Finding] = []
+    unreadable: list[Finding] = []
     for place in ("", *PARTS):
         part = values.get(place) if place else values
         if not isinstance(part, Mapping):
@@ -156,17 +158,17 @@ def readable(fields: Fields) -> tuple[Config, list[Finding]]:
             by_layer = all(isinstance(value, list | Mapping) for *_, value in wrong)
             read = _as_class_reads(values, place) if by_layer else None
             if read is None:
-                found += _left_out(fields, wrong, place)
+                unreadable += _left_out(fields, wrong, place)
                 read = _without({names[0] for names, *_ in wrong}, part)
             part = read
         values = {**values, place: part} if place else dict(part)
-    return values, found
+    return values, unreadable
 
 
 def _as_class_reads(values: Config, place: str) -> Config | None:
     """A part as transformers completes it; None where that holds values that are not valid."""
-    whole = completed(values)
-    made = whole.get(place) if place else whole
+    completed_fields = completed(values)
+    made = completed_fields.get(place) if place else completed_fields
     return made if isinstance(made, Mapping) and not any(_invalid(made)) else None
 
 
@@ -177,10 +179,10 @@ def _left_out(fields: Fields, wrong: list[Wrong], place: str) -> Iterator[Findin
         CheckpointError: for the first value that is something else.
     """
     kind = fields.values.get("model_type")
-    own = "auto_map" in fields.values or not is_known(kind)
+    custom_code = "auto_map" in fields.values or not is_known(kind)
     for names, expected, value in wrong:
         name = ".".join((place, *names) if place else names)
-        if not own or not isinstance(value, list | Mapping):
+        if not custom_code or not isinstance(value, list | Mapping):
             raise CheckpointError(
                 f"{name} in {fields.path}",
                 expected=expected,
@@ -214,7 +216,7 @@ def _without(names: set[str], part: Config) -> Config:
 def _invalid(config: Config) -> Iterator[Wrong]:
     """Values of a part that are not valid."""
     yield from _of(config, SIZES)
-    yield from _of({name: config.get(name) for name in BESIDE}, ROPE)
+    yield from _of({name: config.get(name) for name in TOP_LEVEL_TOO}, ROPE)
     types = config.get("layer_types")
     types = types if isinstance(types, list) else ()
     for name in ("rope_scaling", "rope_parameters"):
@@ -229,7 +231,7 @@ def _invalid(config: Config) -> Iterator[Wrong]:
                 yield (name, kind), "an object", part
 
 
-def _of(values: Config, kinds: tuple[Kind, ...], *names: str) -> Iterator[Wrong]:
+def _of(values: Config, kinds: tuple[FieldKind, ...], *names: str) -> Iterator[Wrong]:
     for kind in kinds:
         for name in kind.names:
             value = values.get(name)

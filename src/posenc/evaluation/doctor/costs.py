@@ -22,7 +22,7 @@ LENGTHS = (128, 512, 2048, 8192, 32768, 131072)
 
 
 @dataclass(frozen=True)
-class Cost:
+class LayerCost:
     """Forward pass of one layer over one row of tokens.
 
     Args:
@@ -68,7 +68,7 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now -= self.live.pop(key, 0)
 
 
-def costs(folder: Path, *, budget: float) -> tuple[list[Cost], str]:
+def costs(folder: Path, *, budget: float) -> tuple[list[LayerCost], str]:
     """Costs at 128 … 131,072 tokens, and a sentence on whether ``accelerate`` helps.
 
     Args:
@@ -95,8 +95,8 @@ def costs(folder: Path, *, budget: float) -> tuple[list[Cost], str]:
         return [], "Costs were not measured: the model does not read text."
     try:
         report = accelerate(model, shortest=0)
-        served, own = report.accelerated > 0, {module.reason for module in report.modules}
-        helps = report.note or f"accelerate changes nothing: {'; '.join(sorted(own))}."
+        served, reasons = report.accelerated > 0, {module.reason for module in report.modules}
+        helps = report.note or f"accelerate changes nothing: {'; '.join(sorted(reasons))}."
     except ValueError as error:
         served, helps = False, str(error)
     restore(model)
@@ -110,9 +110,9 @@ def costs(folder: Path, *, budget: float) -> tuple[list[Cost], str]:
 
 def _measured(
     model: nn.Module, accelerate: Any, restore: Any, budget: float
-) -> tuple[list[Cost], str]:
+) -> tuple[list[LayerCost], str]:
     """Costs of lengths within the budget, and why no further one could be measured."""
-    rows: list[Cost] = []
+    rows: list[LayerCost] = []
     start = time.perf_counter()
     text = model.config.get_text_config()  # type: ignore[operator,union-attr]
     for length in LENGTHS:
@@ -125,7 +125,7 @@ def _measured(
         if model.config.is_encoder_decoder:  # type: ignore[union-attr]
             inputs["decoder_input_ids"] = ids
         try:
-            own = _one(model, inputs)
+            original = _one(model, inputs)
         except (IndexError, RuntimeError, ValueError) as error:  # beyond the table of positions
             return rows, " ".join(str(error).split()).removesuffix(".")
         fast: tuple[float | None, float | None] = (None, None)
@@ -133,7 +133,7 @@ def _measured(
             accelerate(model, check=False, shortest=0)
             fast = _one(model, inputs)
             restore(model)
-        rows.append(Cost(length, *own, *fast, measured=True))
+        rows.append(LayerCost(length, *original, *fast, measured=True))
     return rows, ""
 
 
@@ -152,20 +152,20 @@ def _one(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[float, float]:
     return median(times), float(memory.peak)
 
 
-def _computed(rows: Sequence[Cost]) -> list[Cost]:
+def _computed(rows: Sequence[LayerCost]) -> list[LayerCost]:
     """Costs of the lengths that were not measured, by a parabola through the last three."""
     if len(rows) < 3:
         return []
     last = rows[-3:]
     names = ("seconds", "bytes", "accelerated_seconds", "accelerated_bytes")
-    found = []
+    computed = []
     for length in LENGTHS[len(rows) :]:
-        own, size, fast, fast_size = (_parabola(last, name, length) for name in names)
-        found.append(Cost(length, own, size, fast, fast_size, measured=False))
-    return found
+        seconds, size, fast, fast_size = (_parabola(last, name, length) for name in names)
+        computed.append(LayerCost(length, seconds, size, fast, fast_size, measured=False))
+    return computed
 
 
-def _parabola(rows: Sequence[Cost], name: str, length: int) -> float | None:
+def _parabola(rows: Sequence[LayerCost], name: str, length: int) -> float | None:
     values = [getattr(row, name) for row in rows]
     if None in values:
         return None
@@ -175,7 +175,7 @@ def _parabola(rows: Sequence[Cost], name: str, length: int) -> float | None:
     return float(max(a + b * length + max(c, 0.0) * length**2, values[-1]))
 
 
-def _helps(rows: Sequence[Cost]) -> str:
+def _helps(rows: Sequence[LayerCost]) -> str:
     faster = [
         row
         for row in rows

@@ -19,9 +19,9 @@ from posenc.evaluation.doctor.advice import (
 )
 from posenc.evaluation.doctor.config_findings import Finding, findings, refused
 from posenc.evaluation.doctor.config_values import readable
-from posenc.evaluation.doctor.costs import Cost, costs
+from posenc.evaluation.doctor.costs import LayerCost, costs
 from posenc.evaluation.doctor.disagreements import disagreements
-from posenc.evaluation.doctor.facts import Reading
+from posenc.evaluation.doctor.facts import LayerReading
 from posenc.evaluation.doctor.from_config import read_config, unknown_types
 from posenc.evaluation.doctor.process import SECONDS, NotRunError, read_by_running
 from posenc.evaluation.engines.config import completed, refusal, text_part
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 UNMEASURED = "Costs were not measured."
-OWN_CODE = (
+CUSTOM_CODE = (
     "code of the model's own, which posenc does not run, reads values of this config by layer"
 )
 
@@ -53,11 +53,11 @@ class Diagnosis:
     """
 
     model_type: str
-    reading: Reading
+    reading: LayerReading
     limits: tuple[Limit, ...]
     findings: tuple[Finding, ...]
     advice: Advice
-    costs: tuple[Cost, ...]
+    costs: tuple[LayerCost, ...]
     acceleration: str
     kernels: str
 
@@ -104,21 +104,21 @@ def _diagnose(folder: Path, named: Path, budget: float, run_seconds: float) -> D
     config = text_part(values if unread else completed(values))
     try:
         if unread:
-            raise NotRunError(OWN_CODE)
+            raise NotRunError(CUSTOM_CODE)
         reading = read_by_running(folder, seconds=run_seconds)
     except NotRunError as error:
         reading = read_config(config, str(error))
     cut = read_object(folder / SENTENCES).get("max_seq_length")
     bounds = limits(config, reading, cut if type(cut) is int and cut > 0 else None)
     longest = min((bound.tokens for bound in bounds if bound.beyond == "breaks"), default=None)
-    found = findings(text_part(values), tokenizer, longest, switched=config)
-    found += [*refused(why, found), *unread, *unknown_types(config, reading)]
+    config_findings = findings(text_part(values), tokenizer, longest, switched=config)
+    config_findings += [*refused(why, config_findings), *unread, *unknown_types(config, reading)]
     rows, acceleration = costs(folder, budget=budget) if budget else ([], UNMEASURED)
     return Diagnosis(
         str(fields.values.get("model_type", "")),
         reading,
         bounds,
-        (*found, *disagreements(config, reading)),
+        (*config_findings, *disagreements(config, reading)),
         no_advice(REFUSED) if why else advise(named, fields, config, reading),
         tuple(rows),
         acceleration,

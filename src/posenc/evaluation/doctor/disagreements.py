@@ -6,27 +6,27 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from posenc.evaluation.doctor.config_findings import Finding, has_rope, rope_dicts
-from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Reading
-from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.doctor.facts import UNKNOWN, AttentionFacts, LayerReading
+from posenc.evaluation.doctor.rotation import RotationFacts
 from posenc.evaluation.engines.config import WINDOWS
 
 Config = Mapping[str, Any]
 
 
-def disagreements(config: Config, reading: Reading) -> Iterator[Finding]:
-    """Findings where layers computed something else than the config says."""
+def disagreements(config: Config, reading: LayerReading) -> Iterator[Finding]:
+    """Findings where the measured layers contradict the config."""
     facts = [layers.attention for layers in reading.layers if layers.attention.kind == "self"]
     if reading.by != "run" or not facts:
         return
     yield from _windows(config, facts)
     yield from _layer_types(config, reading)
-    rotations = [fact.rotation for fact in facts if isinstance(fact.rotation, Rotation)]
+    rotations = [fact.rotation for fact in facts if isinstance(fact.rotation, RotationFacts)]
     if has_rope(config) and not rotations and UNKNOWN not in {fact.rotation for fact in facts}:
         yield Finding("rope_parameters", "no layer rotates", '"rope_parameters": null')
     yield from _bases(config, rotations)
 
 
-def _windows(config: Config, facts: list[Attention]) -> Iterator[Finding]:
+def _windows(config: Config, facts: list[AttentionFacts]) -> Iterator[Finding]:
     if any(UNKNOWN in (fact.back, fact.chunk) for fact in facts):
         return
     limits = {limit for fact in facts for limit in (fact.back, fact.chunk)}
@@ -38,7 +38,7 @@ def _windows(config: Config, facts: list[Attention]) -> Iterator[Finding]:
             yield Finding(name, f"{size:,} does not limit what any layer sees", f'"{name}": null')
 
 
-def _layer_types(config: Config, reading: Reading) -> Iterator[Finding]:
+def _layer_types(config: Config, reading: LayerReading) -> Iterator[Finding]:
     types = config.get("layer_types") or []
     for kind, limited in (("sliding_attention", True), ("full_attention", False)):
         wrong = [
@@ -58,14 +58,14 @@ def _layer_types(config: Config, reading: Reading) -> Iterator[Finding]:
             )
 
 
-def _bases(config: Config, rotations: list[Rotation]) -> Iterator[Finding]:
+def _bases(config: Config, rotations: list[RotationFacts]) -> Iterator[Finding]:
     ropes = rope_dicts(config).values()
-    given = {rope.get("rope_theta") or config.get("rope_theta") for rope in ropes}
-    given |= {config.get("rope_local_base_freq"), *(config.get("layer_rope_theta") or ())}
-    stated = {float(base) for base in given if isinstance(base, int | float)}
+    values = {rope.get("rope_theta") or config.get("rope_theta") for rope in ropes}
+    values |= {config.get("rope_local_base_freq"), *(config.get("layer_rope_theta") or ())}
+    stated = {float(base) for base in values if isinstance(base, int | float)}
     bases = {rotation.base for rotation in rotations if rotation.base}
-    known = any(abs(base - other) < 1e-2 * other for base in bases for other in stated)
-    if stated and bases and not known:
+    matches = any(abs(base - other) < 1e-2 * other for base in bases for other in stated)
+    if stated and bases and not matches:
         says, does = (
             ", ".join(f"{float(f'{b:.4g}'):,.0f}" for b in sorted(x)) for x in (stated, bases)
         )

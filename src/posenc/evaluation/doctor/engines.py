@@ -11,9 +11,16 @@ from typing import Any
 
 from posenc.evaluation.doctor.advice import REFUSED
 from posenc.evaluation.doctor.config_values import ROTATION, readable
-from posenc.evaluation.doctor.facts import Reading
-from posenc.evaluation.doctor.rotation import Rotation as RotationRead
-from posenc.evaluation.engines import ENGINES, Remedy, Rotation, Served, compare, right_in_all
+from posenc.evaluation.doctor.facts import LayerReading
+from posenc.evaluation.doctor.rotation import RotationFacts
+from posenc.evaluation.engines import (
+    ENGINES,
+    ConfigRemedy,
+    EngineRotation,
+    Served,
+    compare,
+    right_in_all,
+)
 from posenc.evaluation.engines.comparison import AS_LONGER, differs, engine_named, no_engine_has
 from posenc.evaluation.engines.config import ModelConfig, refusal
 from posenc.evaluation.engines.rotation import differing_pairs
@@ -28,7 +35,7 @@ ENGINE_COLUMNS = ("engine", "slowest pair", "gain", "longest text", "pairs that 
 
 @dataclass(frozen=True)
 class Engines:
-    """A config in the engines that were asked for.
+    """A config in the requested engines.
 
     Args:
         served: transformers first; empty for models without RoPE.
@@ -37,7 +44,7 @@ class Engines:
     """
 
     served: tuple[Served, ...]
-    remedy: Remedy | None
+    remedy: ConfigRemedy | None
     why_none: str = ""
 
     @classmethod
@@ -84,7 +91,7 @@ class Engines:
             for one in self.served[1:]
         }
 
-    def sentences(self, reading: Reading) -> Iterator[str]:
+    def sentences(self, reading: LayerReading) -> Iterator[str]:
         """Sentences on how the engines rotate, beside transformers and the layers as they ran."""
         if not self.served:
             yield sentence("engines_not_compared", why=self.why_none)
@@ -126,19 +133,19 @@ class Engines:
                     yield name, _period(rotation), gain, longest, unlike
 
     def _differing(self, served: Served) -> dict[str, str]:
-        """Pairs by layer type that differ from transformers, whose own from those of its first."""
+        """Pairs by layer type that differ from transformers; there, from its first type."""
         rotations = self.served[0].rotations
         first = next(iter(rotations), "")
-        found = {}
+        pairs_by_type = {}
         for kind, rotation in served.rotations.items():
-            own = served is self.served[0]
-            right = rotations.get(first if own else kind)
+            is_transformers = served is self.served[0]
+            right = rotations.get(first if is_transformers else kind)
             unlike = differing_pairs(rotation.frequencies, right.frequencies) if right else ""
-            found[kind] = f"{unlike} from {first}" if own and unlike else unlike
-        return found
+            pairs_by_type[kind] = f"{unlike} from {first}" if is_transformers and unlike else unlike
+        return pairs_by_type
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """The comparison as JSON values."""
         return {
             "engines": [
                 asdict(one) | {"differing_pairs": self._differing(one)} for one in self.served
@@ -147,7 +154,7 @@ class Engines:
         }
 
 
-def _period(rotation: Rotation) -> str:
+def _period(rotation: EngineRotation) -> str:
     """Tokens in which the slowest pair turns once."""
     slowest = min((theta for theta in rotation.frequencies if theta), default=0.0)
     return f"{2 * math.pi / slowest:,.0f} tokens" if slowest else "at rest"
@@ -159,7 +166,7 @@ def _word(served: Served) -> str:
     return "differs" if served.rotations else "refuses"
 
 
-def _unlike_layers(served: Served, reading: Reading) -> int:
+def _unlike_layers(served: Served, reading: LayerReading) -> int:
     """Number of layers that rotate by none of the rotations of a config, as their code ran.
 
     Args:
@@ -172,12 +179,14 @@ def _unlike_layers(served: Served, reading: Reading) -> int:
     return sum(
         len(layers.numbers)
         for layers in reading.layers
-        if isinstance(layers.attention.rotation, RotationRead)
-        if not any(_alike(layers.attention.rotation, own) for own in served.rotations.values())
+        if isinstance(layers.attention.rotation, RotationFacts)
+        if not any(
+            _alike(layers.attention.rotation, rotation) for rotation in served.rotations.values()
+        )
     )
 
 
-def _alike(read: RotationRead, stated: Rotation) -> bool:
+def _alike(read: RotationFacts, stated: EngineRotation) -> bool:
     if read.frequencies is None or read.varies is not False:
         return True
     moving = [theta for theta in stated.frequencies if theta]

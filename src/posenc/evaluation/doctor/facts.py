@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.doctor.rotation import RotationFacts
 
 UNKNOWN: Literal["unknown"] = "unknown"
 Maybe = Literal["unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
+class AttentionFacts:
     """One kind of attention call, or layers without any; ``"unknown"`` where a fact is.
 
     Args:
@@ -48,8 +48,8 @@ class Attention:
     head_dim: int | None = None
     value_dim: int | None = None
     scale: float | None = None
-    rotation: Rotation | Maybe | None = None
-    key_rotation: Rotation | Maybe | None = None
+    rotation: RotationFacts | Maybe | None = None
+    key_rotation: RotationFacts | Maybe | None = None
     absolute: bool | Maybe = False
     causal: bool | Maybe = UNKNOWN
     back: int | Maybe | None = None
@@ -68,12 +68,12 @@ class Attention:
 
     @property
     def windowed(self) -> bool:
-        """Whether a limit on visible keys is known."""
+        """True if the visible keys are known to be limited."""
         return any(isinstance(limit, int) and limit for limit in (self.back, self.chunk))
 
     @property
     def unlimited(self) -> bool | Maybe:
-        """Whether longer texts bring farther visible keys."""
+        """True if the largest visible distance grows with the text."""
         return UNKNOWN if UNKNOWN in (self.back, self.chunk) else not self.windowed
 
 
@@ -87,11 +87,11 @@ class Layers:
     """
 
     numbers: tuple[int, ...]
-    attention: Attention
+    attention: AttentionFacts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class PositionTable:
     """A table of positions.
 
     Args:
@@ -106,7 +106,7 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class LayerReading:
     """Layers of a model.
 
     Args:
@@ -119,7 +119,7 @@ class Reading:
     """
 
     layers: tuple[Layers, ...]
-    tables: tuple[Table, ...] = ()
+    tables: tuple[PositionTable, ...] = ()
     by: Literal["run", "config"] = "run"
     reason: str = ""
     far: int | None = None

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc.evaluation.doctor.config_findings import Finding, has_rope, rope_dicts
-from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Layers, Maybe, Reading
-from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.doctor.facts import UNKNOWN, AttentionFacts, LayerReading, Layers, Maybe
+from posenc.evaluation.doctor.rotation import RotationFacts
 from posenc.evaluation.engines.config import LAYERS, WINDOWS, head_dim
 from posenc.integrations.transformers.checkpoints.rope import scaling_of
 
@@ -27,7 +27,7 @@ NO_ATTENTION = frozenset({"linear_attention", "conv", "mamba", "mamba2", "recurr
 """Types of layers without softmax attention."""
 
 
-def read_config(config: Config, reason: str) -> Reading:
+def read_config(config: Config, reason: str) -> LayerReading:
     """The layers that a config describes, and why there is no better source.
 
     Args:
@@ -42,26 +42,26 @@ def read_config(config: Config, reason: str) -> Reading:
         )
         for kind in dict.fromkeys(types)
     ]
-    return Reading(layers=tuple(layers), by="config", reason=reason)
+    return LayerReading(layers=tuple(layers), by="config", reason=reason)
 
 
 def _layer_types(config: Config) -> list[str]:
-    """The type of every layer, "" where it is not told; those of parts beyond them are left out."""
+    """The type of every layer, "" where it is unknown; types beyond the layers are left out."""
     count = next((config[name] for name in LAYERS if isinstance(config.get(name), int)), 0)
     types = list(config.get("layer_types") or ())
     return [*types[:count], *[""] * (count - len(types))] if count else types
 
 
-def unknown_types(config: Config, reading: Reading) -> list[Finding]:
-    """A finding on types of layers of which nothing is known, where the config alone was read."""
+def unknown_types(config: Config, reading: LayerReading) -> list[Finding]:
+    """A finding on unknown types of layers, if only the config was read."""
     types = _layer_types(config) if reading.by == "config" else []
     counts = Counter(kind for kind in types if kind and kind not in (*ATTENTION, *NO_ATTENTION))
     if not counts:
         return []
-    told = ", ".join(
+    names = ", ".join(
         f"{kind!r} ({count} layer{'s' * (count > 1)})" for kind, count in counts.items()
     )
-    problem = f"has {told}, which posenc does not know: how these attend is not known"
+    problem = f"has {names}, which posenc does not know: how these attend is not known"
     change = f"one of {', '.join(sorted(ATTENTION | NO_ATTENTION))}, if it is meant"
     return [Finding("layer_types", problem, change, unread=True)]
 
@@ -72,10 +72,12 @@ def window_size(config: Config) -> int | None:
     return next((size for size in sizes if isinstance(size, int) and size > 0), None)
 
 
-def _attention(config: Config, kind: str) -> Attention:
+def _attention(config: Config, kind: str) -> AttentionFacts:
     module = kind or "layers"
     if kind in NO_ATTENTION:
-        return Attention(module=module, kind="none", instead=(kind,), sources={"kind": "config"})
+        return AttentionFacts(
+            module=module, kind="none", instead=(kind,), sources={"kind": "config"}
+        )
     window = window_size(config)
     back = chunk = None
     if kind in SLIDING:
@@ -88,7 +90,7 @@ def _attention(config: Config, kind: str) -> Attention:
         back = UNKNOWN  # of all layers, of some or of none
     heads = config.get("num_attention_heads") or config.get("n_head")
     dim = head_dim(config)
-    return Attention(
+    return AttentionFacts(
         module=module,
         kind="self" if kind in ATTENTION else UNKNOWN,
         heads=heads,
@@ -106,17 +108,17 @@ def _attention(config: Config, kind: str) -> Attention:
     )
 
 
-def _rotation(config: Config, kind: str, dim: int | None) -> Rotation | Maybe:
+def _rotation(config: Config, kind: str, dim: int | None) -> RotationFacts | Maybe:
     """The rotation of a layer type, which the config does not say each layer has."""
     if not has_rope(config) or (kind and kind not in ATTENTION):
         return UNKNOWN
-    given = rope_dicts(config)
-    rope = given.get(kind) or given.get("") or {}
+    dicts = rope_dicts(config)
+    rope = dicts.get(kind) or dicts.get("") or {}
     base = rope.get("rope_theta") or config.get("rope_theta")
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
     scaled = scaling_of(rope) != "default"
     features = None if dim is None else 2 * (int(dim * share) // 2)
     if not base or not features or scaled:
-        return Rotation(features=features)
+        return RotationFacts(features=features)
     frequencies = (float(f"{base ** (-2 * i / features):.6g}") for i in range(features // 2))
-    return Rotation(features=features, frequencies=tuple(frequencies))
+    return RotationFacts(features=features, frequencies=tuple(frequencies))

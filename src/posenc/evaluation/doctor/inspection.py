@@ -1,4 +1,4 @@
-"""Attention of each layer of a model of transformers, by running a hollow copy of it."""
+"""Attention of each layer of a transformers model, by running a copy without stored weights."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from posenc.evaluation.doctor.biases import Bias, bias_of, factor_of
-from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Layers, Maybe, Reading, Table
-from posenc.evaluation.doctor.hollow import build, without_feed_forward
+from posenc.evaluation.doctor.expanded_weights import build, without_feed_forward
+from posenc.evaluation.doctor.facts import (
+    UNKNOWN,
+    AttentionFacts,
+    LayerReading,
+    Layers,
+    Maybe,
+    PositionTable,
+)
 from posenc.evaluation.doctor.recording import FAR, TOKENS, Recorder, record
-from posenc.evaluation.doctor.rotation import Rotation, rotation
+from posenc.evaluation.doctor.rotation import RotationFacts, rotation
 from posenc.evaluation.doctor.visibility import Visible, visible, visible_of
-from posenc.integrations.transformers.recording import Call
+from posenc.integrations.transformers.recording import RecordedCall
 
 IGNORED = {
     *("scaling", "scale", "is_causal", "dropout", "dropout_p", "position_ids", "use_cache"),
@@ -35,7 +42,7 @@ DEEP = 48
 """Layers of a model that is run without its feed-forward parts."""
 
 HEADS = 8
-"""Of a layer, by which its rotation is found."""
+"""Number of a layer's heads by which its rotation is measured."""
 
 SAME_SIZE = 1e-3
 """Relative difference of sizes of queries that is no temperature."""
@@ -48,7 +55,7 @@ MASK, ODD = "mask function", "unknown: the mask is neither a band nor chunks"
 
 @dataclass
 class _Passes:
-    """Forward passes: as it is, without rotation, both far out, and without products."""
+    """Forward passes: plain, without rotation, both at far positions, and without products."""
 
     plain: Recorder
     unrotated: Recorder
@@ -65,7 +72,7 @@ class _Far:
     unrotated: Recorder
 
 
-def inspect(config: Any) -> Reading:
+def inspect(config: Any) -> LayerReading:
     """The layers of the model of a config.
 
     Raises:
@@ -89,22 +96,22 @@ def inspect(config: Any) -> Reading:
     raise RuntimeError(f"{type(reason).__name__}: {message}") from reason
 
 
-def _inspect(config: Any, dtype: torch.dtype) -> Reading:
+def _inspect(config: Any, dtype: torch.dtype) -> LayerReading:
     model, seeds, plain, left_out = _first_pass(config, dtype)
-    own = any(call.logits is not None for call in plain.calls)
-    silent = record(model, seeds, silent=True) if own else None
+    computes_logits = any(call.logits is not None for call in plain.calls)
+    silent = record(model, seeds, silent=True) if computes_logits else None
     unrotated = record(model, seeds, rotated=False)
     passes = _Passes(plain, unrotated, _far(model, seeds, plain, config), silent)
     names = {module: name for name, module in model.named_modules()}
     facts = _Facts(passes, names, encoder=getattr(config, "is_encoder_decoder", False))
-    found = [(names[call.module], facts.of(i, call)) for i, call in enumerate(plain.calls)]
-    found += _without_attention(model, plain, {name for name, _ in found}, config)
+    module_facts = [(names[call.module], facts.of(i, call)) for i, call in enumerate(plain.calls)]
+    module_facts += _without_attention(model, plain, {name for name, _ in module_facts}, config)
     tables = (
-        Table(module=names[module], rows=rows, first=first)
+        PositionTable(module=names[module], rows=rows, first=first)
         for module, (rows, first) in plain.tables.items()
     )
-    return Reading(
-        layers=_grouped(found),
+    return LayerReading(
+        layers=_grouped(module_facts),
         tables=tuple(tables),
         reason=left_out,
         far=passes.far.start if passes.far else None,
@@ -161,11 +168,11 @@ class _Facts:
     def __init__(self, passes: _Passes, names: Mapping[nn.Module, str], *, encoder: bool) -> None:
         self.passes, self.names, self.encoder = passes, names, encoder
         self.modules = {name: module for module, name in names.items()}
-        self._seen: dict[int, Visible | None] = {}
-        self._rotations: list[Rotation] = []
+        self._visible_by_mask: dict[int, Visible | None] = {}
+        self._rotations: list[RotationFacts] = []
         self._keys: dict[int, str] = {}
 
-    def of(self, index: int, call: Call) -> Attention:
+    def of(self, index: int, call: RecordedCall) -> AttentionFacts:
         query, key, options = call.query, call.key, call.options
         other = query.shape[2] != key.shape[2]  # as many keys as queries of the same tokens
         cross = other and (self.encoder or "cross" in self.names[call.module].lower())
@@ -173,9 +180,9 @@ class _Facts:
         sources = {"heads": "the call of attention", "absolute": "input of the first layer"}
         scale = options.get("scaling", options.get("scale"))
         scale = float(f"{float(query.shape[-1] ** -0.5 if scale is None else scale):.6g}")
-        seen, causal, sources["causal"] = self._visible(call)
+        visibility, causal, sources["causal"] = self._visible(call)
         bias, sources["bias"] = self._bias(call)
-        own = call.logits is not None
+        has_logits = call.logits is not None
         temperature, sources["temperature"] = self._temperature(index, call)
         turned, sources["rotation"] = self._rotation(index, "query")
         if sources["rotation"] == EQUAL:
@@ -191,22 +198,22 @@ class _Facts:
             cap = None if bias.scale is not None else UNKNOWN
             scale, sources["sinks"], sources["cap"] = bias.scale, "logits", "logits"
         source = self._keys.setdefault(key.data_ptr(), self.names[call.module])
-        return Attention(
+        return AttentionFacts(
             module=self.names[call.module],
             kind=kind,
             heads=query.shape[1],
             key_heads=_key_heads(key),
             head_dim=query.shape[-1],
-            value_dim=None if own else call.value.shape[-1],
+            value_dim=None if has_logits else call.value.shape[-1],
             scale=scale,
             rotation=turned,
             key_rotation=None if alike else keys,
             absolute=self._absolute(call),
             causal=causal,
-            back=seen.back if seen else UNKNOWN,
-            ahead=seen.ahead if seen else UNKNOWN,
-            chunk=seen.chunk if seen else UNKNOWN,
-            exceptions=seen.other if seen else (),
+            back=visibility.back if visibility else UNKNOWN,
+            ahead=visibility.ahead if visibility else UNKNOWN,
+            chunk=visibility.chunk if visibility else UNKNOWN,
+            exceptions=visibility.other if visibility else (),
             bias=bias.shape,
             slopes=bias.slopes,
             sinks=sinks,
@@ -217,13 +224,17 @@ class _Facts:
             sources=sources,
         )
 
-    def _visible(self, call: Call) -> tuple[Visible | None, bool | Maybe, str]:
+    def _visible(self, call: RecordedCall) -> tuple[Visible | None, bool | Maybe, str]:
         mask, masks = call.mask, self.passes.plain.masks
         if call.logits is not None:
             return self._visible_in_logits(call)
         if isinstance(mask, Tensor) and mask.data_ptr() in masks:
-            seen = self._evaluated(mask.data_ptr())
-            return seen, UNKNOWN if seen is None else seen.ahead == 0, MASK if seen else ODD
+            evaluated = self._evaluated(mask.data_ptr())
+            return (
+                evaluated,
+                UNKNOWN if evaluated is None else evaluated.ahead == 0,
+                MASK if evaluated else ODD,
+            )
         if isinstance(mask, Tensor):
             short = visible_of(mask)
             where = f"the model's own mask of {mask.shape[-1]} tokens"
@@ -238,11 +249,11 @@ class _Facts:
         return Visible(None, 0 if causal else None), bool(causal), "is_causal, without a mask"
 
     def _evaluated(self, address: int) -> Visible | None:
-        if address not in self._seen:
-            self._seen[address] = visible(self.passes.plain.masks[address][1])
-        return self._seen[address]
+        if address not in self._visible_by_mask:
+            self._visible_by_mask[address] = visible(self.passes.plain.masks[address][1])
+        return self._visible_by_mask[address]
 
-    def _visible_in_logits(self, call: Call) -> tuple[Visible | None, bool | Maybe, str]:
+    def _visible_in_logits(self, call: RecordedCall) -> tuple[Visible | None, bool | Maybe, str]:
         """Visibility where the module computes attention by itself."""
         for table in call.module.buffers():
             sees = table.reshape(-1, *table.shape[-2:]) if table.dim() == 4 else None
@@ -260,36 +271,38 @@ class _Facts:
             return only, only.ahead == 0, "the only mask function of the model"
         return short, short.ahead == 0, f"logits of {TOKENS} tokens: limits are unknown"
 
-    def _silent(self, call: Call) -> Tensor | None:
+    def _silent(self, call: RecordedCall) -> Tensor | None:
         calls = self.passes.silent.calls if self.passes.silent else ()
         return next((c.logits for c in calls if c.module is call.module), None)
 
-    def _bias(self, call: Call) -> tuple[Bias, str]:
+    def _bias(self, call: RecordedCall) -> tuple[Bias, str]:
         if call.logits is not None:
             silent = self._silent(call)
             if silent is None:
                 return Bias(None), "unknown"
-            found = bias_of(silent)
+            bias = bias_of(silent)
             scale = factor_of(call.query[0] @ call.key[0].mT, call.logits - silent, silent)
-            if found.shape is None and scale is None:
+            if bias.shape is None and scale is None:
                 return Bias("by content and position"), "logits beside products"
-            return replace(found, scale=scale), "logits with and without products"
-        given = [call.mask, *call.options.values()]
+            return replace(bias, scale=scale), "logits with and without products"
+        arguments = [call.mask, *call.options.values()]
         size = (call.query.shape[-2], call.key.shape[-2])
-        for tensor in given:
+        for tensor in arguments:
             if isinstance(tensor, Tensor) and tensor.dim() == 4 and tensor.shape[-2:] == size:
-                found = bias_of(tensor[0]) if tensor.is_floating_point() else Bias(None)
-                if found.shape is not None:
-                    return found, "an argument of the call"
+                bias = bias_of(tensor[0]) if tensor.is_floating_point() else Bias(None)
+                if bias.shape is not None:
+                    return bias, "an argument of the call"
         return Bias(None), "the call of attention"
 
-    def _absolute(self, call: Call) -> bool | Maybe:
-        """Whether the input of the first layer of the call's stack differs by position."""
+    def _absolute(self, call: RecordedCall) -> bool | Maybe:
+        """True if the input of the first layer of the call's stack differs by position."""
         path = re.match(r".*?\.(?=\d+(\.|$))", self.names[call.module])
         first = self.modules.get(f"{path[0]}0") if path else None
         return self.passes.plain.entered.get(first, UNKNOWN) if first else UNKNOWN
 
-    def _temperature(self, index: int, call: Call) -> tuple[Mapping[str, float] | Maybe, str]:
+    def _temperature(
+        self, index: int, call: RecordedCall
+    ) -> tuple[Mapping[str, float] | Maybe, str]:
         """Sizes of unrotated queries of equal inputs, relative to that of the first."""
         calls = self.passes.unrotated.calls
         if index >= len(calls) or calls[index].query.shape != call.query.shape:
@@ -300,16 +313,18 @@ class _Facts:
         away = query - factors[:, None] * first
         if float(away.abs().max()) > 1e-6 * float(query.abs().max()):
             return UNKNOWN, DIFFER
-        found = {str(at): float(f) for at, f in enumerate(factors)}
+        factor_by_position = {str(at): float(f) for at, f in enumerate(factors)}
         far = self.passes.far
         if far is not None and self._absolute(call) is False:
             moved = far.unrotated.calls[index].query
             if moved.shape[1:] == call.query.shape[1:]:
-                found[str(far.start)] = float(moved[0, :, 0].norm() / first[:, 0].norm())
-        rounded = {at: float(f"{f:.5g}") for at, f in found.items()}
+                factor_by_position[str(far.start)] = float(
+                    moved[0, :, 0].norm() / first[:, 0].norm()
+                )
+        rounded = {at: float(f"{f:.5g}") for at, f in factor_by_position.items()}
         return {at: f for at, f in rounded.items() if abs(f - 1) > SAME_SIZE}, "sizes of queries"
 
-    def _rotation(self, index: int, name: str) -> tuple[Rotation | Maybe | None, str]:
+    def _rotation(self, index: int, name: str) -> tuple[RotationFacts | Maybe | None, str]:
         plain, bare = self.passes.plain.calls[index], self.passes.unrotated.calls
         after: Tensor = getattr(plain, name)[0, :HEADS]
         before = getattr(bare[index], name)[0, :HEADS] if index < len(bare) else None
@@ -320,45 +335,45 @@ class _Facts:
             calls = (recorder.calls[index] for recorder in (distant.plain, distant.unrotated))
             moved, still = (getattr(call, name)[0, :HEADS] for call in calls)
             far = (moved, still) if moved.shape == after.shape else None
-        found = rotation((after, before), far, distant.start if distant else 0)
+        measured = rotation((after, before), far, distant.start if distant else 0)
         source = "with and without rotation"
-        if found is None:
-            found = rotation((after, after[:, :1].expand_as(after)), None, 0)
-            if found is not None and found.pairing is None:
+        if measured is None:
+            measured = rotation((after, after[:, :1].expand_as(after)), None, 0)
+            if measured is not None and measured.pairing is None:
                 return None, source  # a temperature, or another encoding
-            if found is not None:  # the first query has the gain too
-                found, source = replace(found, gain=None), EQUAL
-        if found is None:
+            if measured is not None:  # the first query has the gain too
+                measured, source = replace(measured, gain=None), EQUAL
+        if measured is None:
             return None, source
-        for seen in self._rotations:
-            if found.alike(seen):
-                return seen, source
-        self._rotations.append(found)
-        return found, source
+        for earlier in self._rotations:
+            if measured.alike(earlier):
+                return earlier, source
+        self._rotations.append(measured)
+        return measured, source
 
 
 def _key_heads(key: Tensor) -> int:
     """Heads of keys [rows, heads, tokens, features], equal neighbours counted once."""
-    apart = sum(not torch.equal(key[0, h], key[0, h - 1]) for h in range(1, key.shape[1]))
-    return 1 + apart if bool(key.any()) else key.shape[1]  # zeros tell nothing
+    distinct = sum(not torch.equal(key[0, h], key[0, h - 1]) for h in range(1, key.shape[1]))
+    return 1 + distinct if bool(key.any()) else key.shape[1]  # zeros tell nothing
 
 
 def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, value in options.items():
         if isinstance(value, Tensor):
             value = tuple(value.shape)
         if name not in IGNORED and isinstance(value, int | float | str | bool | tuple):
-            found[name] = list(value) if isinstance(value, tuple) else value
-    return found
+            arguments[name] = list(value) if isinstance(value, tuple) else value
+    return arguments
 
 
 def _without_attention(
     model: nn.Module, plain: Recorder, called: set[str], config: Any
-) -> list[tuple[str, Attention]]:
+) -> list[tuple[str, AttentionFacts]]:
     """Layers that ran and called no attention."""
     least = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None) or 2
-    found, stacks = [], list[str]()
+    layers, stacks = [], list[str]()
     for name, stack in model.named_modules():
         if not isinstance(stack, nn.ModuleList) or len(stack) < least:
             continue
@@ -374,22 +389,22 @@ def _without_attention(
                 for name, part in layer.named_children()
                 if not NOT_MIXING.search(name) and "Norm" not in type(part).__name__
             )
-            facts = Attention(
+            facts = AttentionFacts(
                 module=path,
                 kind="none",
                 instead=mixing or (type(layer).__name__,),
                 sources={"kind": "no call of attention"},
             )
-            found.append((path, facts))
-    return found
+            layers.append((path, facts))
+    return layers
 
 
-def _grouped(found: list[tuple[str, Attention]]) -> tuple[Layers, ...]:
+def _grouped(module_facts: list[tuple[str, AttentionFacts]]) -> tuple[Layers, ...]:
     """Layers by their facts; calls of a module that are alike are passes over the same layer."""
-    calls = (call for n, call in enumerate(found) if call not in found[:n])
-    groups: list[tuple[Attention, list[int]]] = []
+    calls = (call for n, call in enumerate(module_facts) if call not in module_facts[:n])
+    groups: list[tuple[AttentionFacts, list[int]]] = []
     for name, facts in calls:
-        facts = replace(facts, passes=found.count((name, facts)))
+        facts = replace(facts, passes=module_facts.count((name, facts)))
         number = re.search(r"\.(\d+)(?=\.|$)", name)
         facts = replace(facts, module=re.sub(r"\.\d+(?=\.|$)", ".*", name, count=1))
         numbers = next((numbers for group, numbers in groups if group == facts), None)

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
 
-from posenc.evaluation.doctor.facts import Reading
+from posenc.evaluation.doctor.facts import LayerReading
 
 SECONDS, BYTES = 120.0, 12 * 2**30
 """Limits of the process."""
@@ -22,7 +22,7 @@ class NotRunError(Exception):
     """The model could not be run; the message is the reason."""
 
 
-def read_by_running(folder: Path, *, seconds: float = SECONDS, memory: int = BYTES) -> Reading:
+def read_by_running(folder: Path, *, seconds: float = SECONDS, memory: int = BYTES) -> LayerReading:
     """The layers of a model folder, whose code is run in another process.
 
     Args:
@@ -35,7 +35,7 @@ def read_by_running(folder: Path, *, seconds: float = SECONDS, memory: int = BYT
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environment |= {"HF_HUB_OFFLINE": "1"}
-    # A hollow model has only small products: more threads wait for one another.
+    # Without stored weights all products are small: more threads wait for one another.
     environment |= {"OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
@@ -49,7 +49,7 @@ def read_by_running(folder: Path, *, seconds: float = SECONDS, memory: int = BYT
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise NotRunError(f"its process ended with {done.returncode}: {last[:200]}")
-    answer: Reading | str = pickle.loads(done.stdout)
+    answer: LayerReading | str = pickle.loads(done.stdout)
     if isinstance(answer, str):
         raise NotRunError(answer)
     return answer
@@ -65,7 +65,7 @@ def serve() -> None:
     sys.stdout.buffer.write(pickle.dumps(answer))
 
 
-def _inspected(folder: Path) -> Reading | str:
+def _inspected(folder: Path) -> LayerReading | str:
     if find_spec("transformers") is None:
         return "transformers is not installed"
     import transformers

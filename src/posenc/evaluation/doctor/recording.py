@@ -1,4 +1,4 @@
-"""Calls of attention in a forward pass of a hollow model, with their inputs."""
+"""Calls of attention in a forward pass without stored weights, with their inputs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from posenc.evaluation.doctor.hollow import INTERFACE, PRODUCTS, HollowProducts, is_hollow
+from posenc.evaluation.doctor.expanded_weights import (
+    INTERFACE,
+    PRODUCTS,
+    ExpandedProducts,
+    is_expanded,
+)
 from posenc.integrations.transformers.accelerate.signatures import CACHE, cache_name, names_of
-from posenc.integrations.transformers.recording import Call, record_call, recorded_calls
+from posenc.integrations.transformers.recording import RecordedCall, record_call, recorded_calls
 
 TOKENS, FAR = 9, 2**20
 """Tokens of a pass, and the position where the far one begins."""
@@ -24,7 +29,7 @@ TOKENS, FAR = 9, 2**20
 ADDED = (torch.baddbmm, torch.Tensor.baddbmm)
 SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax)
 FRAMES = 64
-"""Of a spectrogram of any length."""
+"""Frames of a spectrogram of any length."""
 
 BINS = ("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel")
 """Names of the number of features of a frame of a spectrogram."""
@@ -36,13 +41,13 @@ ROTARY = re.compile("Rotary|RoPE|Rope(?![a-z])")
 _MASKS: ContextVar[dict[int, tuple[Tensor, Any]] | None] = ContextVar("masks", default=None)
 
 
-class Recorder(HollowProducts):
+class Recorder(ExpandedProducts):
     """Records calls of attention, which answer zeros, tables of positions and mask functions.
 
     Args:
         layers: modules that get the same input at all positions, so that their queries differ by
             what they do with positions alone.
-        seeds, silent: see ``HollowProducts``.
+        seeds, silent: see ``ExpandedProducts``.
     """
 
     def __init__(
@@ -50,7 +55,7 @@ class Recorder(HollowProducts):
     ) -> None:
         super().__init__(seeds, silent=silent)
         self._layers = layers
-        self.calls: list[Call] = []
+        self.calls: list[RecordedCall] = []
         self.masks: dict[int, tuple[Tensor, Any]] = {}
         self.tables: dict[nn.Module, tuple[int, int]] = {}
         self.entered: dict[nn.Module, bool] = {}
@@ -69,7 +74,7 @@ class Recorder(HollowProducts):
                     x if x.dim() == 4 else x.reshape(1, -1, *x.shape[-2:]) for x in operands
                 )
                 logits = logits.reshape(-1, *logits.shape[-2:]).clone()
-                self.calls.append(Call(module, query, key, key, logits=logits))
+                self.calls.append(RecordedCall(module, query, key, key, logits=logits))
                 self._products[module] = None  # the next product is with the values
                 return torch.zeros_like(args[0])
         elif func in (*PRODUCTS, *ADDED) and self._inside:
@@ -81,7 +86,7 @@ class Recorder(HollowProducts):
         return super().__torch_function__(func, types, args, kwargs)
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Before a module: gives a layer of a stack the same input at all positions."""
+        """Pre-forward hook: give a layer of a stack equal inputs at all positions."""
         self._inside.append(module)
         self.entered.setdefault(module, False)
         hidden = args[0] if args else kwargs.get("hidden_states")
@@ -101,13 +106,13 @@ class Recorder(HollowProducts):
         if _within_tokens(query):
             return _mean(query, value)
         mask = rest[0] if rest else options.pop("attn_mask", None)
-        self.calls.append(Call(self._inside[-1], query, key, value, mask, options))
+        self.calls.append(RecordedCall(self._inside[-1], query, key, value, mask, options))
         return value.new_zeros(*query.shape[:-1], value.shape[-1])
 
     def _remember(self, a: Any, b: Any, *rest: Any) -> None:
         """Keep the operands of what may be the product of queries and keys."""
         module = self._inside[-1]
-        if module in self._products or not isinstance(b, Tensor) or is_hollow(b):
+        if module in self._products or not isinstance(b, Tensor) or is_expanded(b):
             return
         if min(a.dim(), b.dim()) < 3:
             return
@@ -115,7 +120,7 @@ class Recorder(HollowProducts):
             self._products[module] = a.clone(), b.mT.clone()
 
     def _is_table(self, tensor: Tensor, rows: Any) -> bool:
-        """Whether an embedding of a class of its own reads rows of its weight."""
+        """True if an embedding of a subclass reads rows of its weight."""
         module = self._inside[-1] if self._inside else None
         if not isinstance(module, nn.Embedding) or not isinstance(rows, slice | Tensor):
             return False
@@ -220,8 +225,8 @@ def _other_inputs(config: Any, main: str, dtype: torch.dtype) -> list[dict[str, 
         shapes: list[tuple[int, ...]] = [(1, getattr(config, "num_channels", 3), *sides)]
     elif main == "input_features":
         bins = next((n for name in BINS if (n := getattr(config, name, None))), 80)
-        whole = 2 * getattr(config, "max_source_positions", FRAMES)  # which Whisper asks for
-        shapes = [(1, bins, whole), (1, FRAMES, bins)]
+        frames = 2 * getattr(config, "max_source_positions", FRAMES)  # which Whisper asks for
+        shapes = [(1, bins, frames), (1, FRAMES, bins)]
     else:
         shapes = [(1, 4000), (1, 1, 4000)]
     decoder = {"decoder_input_ids": torch.full((1, TOKENS), 5)} if config.is_encoder_decoder else {}
@@ -229,7 +234,7 @@ def _other_inputs(config: Any, main: str, dtype: torch.dtype) -> list[dict[str, 
 
 
 def _within_tokens(query: Tensor) -> bool:
-    """Whether each token attends over outputs of earlier layers [rows, tokens, …], not tokens."""
+    """True if each token attends over outputs of earlier layers [rows, tokens, …], not tokens."""
     return query.shape[1] == TOKENS and query.shape[2] < TOKENS - 2
 
 

@@ -10,11 +10,11 @@ from itertools import chain
 from pathlib import Path
 
 from posenc.evaluation.doctor.advice import FACTOR, REFUSED, Advice, config_lines
-from posenc.evaluation.doctor.costs import Cost
+from posenc.evaluation.doctor.costs import LayerCost
 from posenc.evaluation.doctor.diagnosis import Diagnosis
 from posenc.evaluation.doctor.engines import Engines
-from posenc.evaluation.doctor.facts import UNKNOWN, Attention
-from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.doctor.facts import UNKNOWN, AttentionFacts
+from posenc.evaluation.doctor.rotation import RotationFacts
 from posenc.evaluation.doctor.words import descriptions, short_titles, titles
 from posenc.evaluation.engines.config import ModelConfig
 from posenc.evaluation.engines.engine import NotServedError
@@ -27,7 +27,7 @@ from posenc.reporting.headlines import fitting, shortened
 from posenc.reporting.intervals import Estimate
 from posenc.reporting.numbers import size_in_words, time_in_words
 from posenc.reporting.opening import Opening, Remedy, Verdict, Verdicts, meanings
-from posenc.reporting.page import Cell, Column, Page, Table, Term, Words, write_files
+from posenc.reporting.page import Cell, Column, Page, TableSection, Term, TextSection, write_files
 from posenc.reporting.sentences import sentence
 
 NAME = 24
@@ -40,7 +40,7 @@ COST_COLUMNS = ("tokens", "transformers", "memory", "with posenc", "memory")
 COST_GUIDE = "One layer, forward, one row, this machine (≈ computed from shorter inputs)."
 
 NOT_ASKED = Engines((), None)
-"""Without engines to compare with."""
+"""Comparison without engines."""
 
 Line = tuple[str, Sequence[float]]
 """A name, and frequencies in radians a token."""
@@ -54,7 +54,7 @@ def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) 
         for title, layers in zip(short_titles(reading), reading.layers, strict=True)
     }
     spans |= {table.module: ("holds", "breaks") for table in reading.tables}
-    beside = asked.words()
+    engine_words = asked.words()
     columns: tuple[str, ...] = ("at any length",)
     if limits:
         columns = (f"to {limits[0].tokens:,} tokens", "beyond")
@@ -69,12 +69,12 @@ def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) 
             why=sentence("engine_differs", served=differences[name]) if words[0] != "same" else "",
             reference=True,
         )
-        for name, words in beside.items()
+        for name, words in engine_words.items()
     ]
     return Opening(
         headline=_headline(diagnosis, folder, asked, [*chain(*spans.values())]),
         verdicts=Verdicts(
-            title="Verdicts by layer" + (" and engine" if beside else ""),
+            title="Verdicts by layer" + (" and engine" if engine_words else ""),
             columns=columns,
             rows=tuple(rows),
             guide=sentence("span_words", limited=bool(limits), words=judged)
@@ -88,11 +88,11 @@ def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) 
     )
 
 
-def _span(facts: Attention, *, limited: bool) -> tuple[str, str]:
+def _span(facts: AttentionFacts, *, limited: bool) -> tuple[str, str]:
     """A word on texts up to the limit, and one on longer ones."""
     if facts.rotation == UNKNOWN:
         return "unknown", "unknown"
-    if not isinstance(facts.rotation, Rotation) or facts.unlimited is False:
+    if not isinstance(facts.rotation, RotationFacts) or facts.unlimited is False:
         return "holds", "holds"
     return "holds", "degrades" if limited and facts.unlimited is True else "unknown"
 
@@ -166,13 +166,13 @@ def diagnosis_page(
     """The page with its charts."""
     opened, run = opening(diagnosis, folder, engines), diagnosis.reading.by == "run"
     asked = engines or NOT_ASKED
-    lines, beside = list(_lines(diagnosis, folder)), list(_engine_lines(asked))
+    lines, engine_lines = list(_lines(diagnosis, folder)), list(_engine_lines(asked))
     names = [row.name for row in opened.verdicts.rows]
     roles = dict.fromkeys([*names, *(name for name, _ in lines)], "candidate")
-    roles |= dict.fromkeys([*asked.words(), *(name for name, _ in beside)], "baseline")
+    roles |= dict.fromkeys([*asked.words(), *(name for name, _ in engine_lines)], "baseline")
     styles = looks(roles | COSTS)
     drawing = Drawing(list(styles), styles, "rotation")
-    shown = [_turns(drawing, [*lines, *beside], diagnosis)] if lines else []
+    shown = [_turns(drawing, [*lines, *engine_lines], diagnosis)] if lines else []
     return Page(
         facts=(
             f"posenc doctor · {folder.resolve().name} · {diagnosis.model_type or 'unknown'}",
@@ -192,22 +192,24 @@ def diagnosis_page(
     )
 
 
-def _sections(diagnosis: Diagnosis, engines: Engines | None) -> Iterator[Table | Words]:
+def _sections(
+    diagnosis: Diagnosis, engines: Engines | None
+) -> Iterator[TableSection | TextSection]:
     """Limits, settings, layers, engines, costs, and how the model was read."""
     reading = diagnosis.reading
-    yield Words(
+    yield TextSection(
         key="lengths",
         title="Longer texts",
         lists=(("", length_sentences(diagnosis)),),
         code="\n".join(config_lines(diagnosis.advice)),
     )
-    yield Words(
+    yield TextSection(
         key="settings",
         title="Settings",
         lists=(("", [" ".join(pair).strip() for pair in setting_sentences(diagnosis)]),),
     )
     named = zip(short_titles(reading), titles(reading), descriptions(reading), strict=True)
-    yield Words(
+    yield TextSection(
         key="layers",
         title="What the layers do",
         paragraphs=() if reading.layers else (sentence("no_layers"),),
@@ -222,7 +224,7 @@ def _sections(diagnosis: Diagnosis, engines: Engines | None) -> Iterator[Table |
         rows = cost_rows(diagnosis)
         yield _table("costs", "Costs of a layer", COST_GUIDE, COST_COLUMNS, rows)
     how = sentence("how_read", reading=reading)
-    yield Words(key="method", title="How this was read", paragraphs=(how,))
+    yield TextSection(key="method", title="How this was read", paragraphs=(how,))
 
 
 def _lines(diagnosis: Diagnosis, folder: Path) -> Iterator[Line]:
@@ -230,7 +232,7 @@ def _lines(diagnosis: Diagnosis, folder: Path) -> Iterator[Line]:
     reading, advice = diagnosis.reading, diagnosis.advice
     for title, layers in zip(short_titles(reading), reading.layers, strict=True):
         rotation = layers.attention.rotation
-        if isinstance(rotation, Rotation) and rotation.frequencies:
+        if isinstance(rotation, RotationFacts) and rotation.frequencies:
             yield title, rotation.frequencies
     if not advice.config:
         return
@@ -288,7 +290,7 @@ def _turns(drawing: Drawing, lines: Sequence[Line], diagnosis: Diagnosis) -> Cha
     )
 
 
-def _cost_charts(drawing: Drawing, costs: Sequence[Cost], *, first: bool) -> Iterator[Chart]:
+def _cost_charts(drawing: Drawing, costs: Sequence[LayerCost], *, first: bool) -> Iterator[Chart]:
     """Time and memory of a layer by length; the time is large where it is the first chart."""
     lengths = tuple(cost.length for cost in costs)
     for key, title, unit, names, form in (
@@ -313,18 +315,20 @@ def _cost_charts(drawing: Drawing, costs: Sequence[Cost], *, first: bool) -> Ite
             yield drawing.lines(key, title, COST_GUIDE, points, axes, first=large)
 
 
-def _engine_sections(engines: Engines, diagnosis: Diagnosis) -> Iterator[Table | Words]:
+def _engine_sections(
+    engines: Engines, diagnosis: Diagnosis
+) -> Iterator[TableSection | TextSection]:
     if engines.served:
         guide = f"By the rules of the engines, as read in {engines.served[0].read}."
         yield _table("engines", "Engines", guide, *engines.table())
     remedy = engines.remedy
-    found = list(engines.sentences(diagnosis.reading))
+    sentences = list(engines.sentences(diagnosis.reading))
     if remedy is not None:
-        found += [sentence("right_in", remedy=remedy)]
+        sentences += [sentence("right_in", remedy=remedy)]
     code = "" if remedy is None else json.dumps(remedy.changes, indent=2)[2:-2]
     left = (sentence("still_left", remedy=remedy),) if remedy is not None and remedy.left else ()
-    yield Words(
-        key="serving", title="What the engines do", lists=(("", [*found, *left]),), code=code
+    yield TextSection(
+        key="serving", title="What the engines do", lists=(("", [*sentences, *left]),), code=code
     )
 
 
@@ -344,9 +348,9 @@ def cost_rows(diagnosis: Diagnosis) -> list[tuple[str, ...]]:
 
 def _table(
     key: str, title: str, guide: str, columns: Sequence[str], rows: Iterable[tuple[str, ...]]
-) -> Table:
+) -> TableSection:
     """A table of rows in words."""
-    return Table(
+    return TableSection(
         key=key,
         title=title,
         guide=guide,

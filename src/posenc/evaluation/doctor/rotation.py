@@ -18,7 +18,7 @@ AWAY = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rotation:
+class RotationFacts:
     """Rotation of the features of a head; None stands for what is unknown.
 
     Args:
@@ -55,8 +55,8 @@ class Rotation:
         line = logs[0] - step * torch.arange(len(logs))
         return exp(step * (pairs or len(logs))) if (logs - line).abs().max() < 10 * DIGITS else None
 
-    def alike(self, other: Rotation | None) -> bool:
-        """Whether two rotations are the same but for errors of float32."""
+    def alike(self, other: RotationFacts | None) -> bool:
+        """True if two rotations are equal up to errors of float32."""
         if other is None or replace(self, frequencies=None) != replace(other, frequencies=None):
             return False
         if self.frequencies is None or other.frequencies is None:
@@ -67,16 +67,16 @@ class Rotation:
 
 @dataclass(frozen=True)
 class _Turns:
-    """Ratios [pairs, tokens] of complex features after and before, and what they tell."""
+    """A rotation, ratios [pairs, tokens] of complex features after and before, radians a token."""
 
-    rotation: Rotation
+    rotation: RotationFacts
     ratio: Tensor
     steps: Tensor
 
 
 def rotation(
     near: tuple[Tensor, Tensor], far: tuple[Tensor, Tensor] | None, start: int
-) -> Rotation | None:
+) -> RotationFacts | None:
     """The rotation that took ``near[1]`` to ``near[0]``; None if nothing was rotated.
 
     Args:
@@ -86,18 +86,18 @@ def rotation(
     turns = _turns(*near)
     if turns is None:
         return None
-    found, steps = turns.rotation, turns.steps
-    if found.pairing is None:
-        return found
+    measured, steps = turns.rotation, turns.steps
+    if measured.pairing is None:
+        return measured
     varies = None
     beyond = _turns(*far, tolerance=AWAY) if far is not None else None
     if beyond is not None and beyond.ratio.shape == turns.ratio.shape:
         error = (beyond.ratio[:, 0] * torch.polar(torch.ones_like(steps), -steps * start)).angle()
-        varies = bool(error.abs().max() > AWAY) or beyond.rotation.gain != found.gain
+        varies = bool(error.abs().max() > AWAY) or beyond.rotation.gain != measured.gain
         if not varies:
             steps = steps + error / start  # slow pairs hardly move within a few tokens
     frequencies = tuple(float(f"{f:.6g}") for f in steps.abs().tolist())
-    return replace(found, frequencies=frequencies, varies=varies)
+    return replace(measured, frequencies=frequencies, varies=varies)
 
 
 def _turns(after: Tensor, before: Tensor, tolerance: float = 10 * DIGITS) -> _Turns | None:
@@ -107,7 +107,7 @@ def _turns(after: Tensor, before: Tensor, tolerance: float = 10 * DIGITS) -> _Tu
     count = len(moved)
     if not count:
         return None
-    unknown = Rotation(features=count, first=int(moved[0]))
+    unknown = RotationFacts(features=count, first=int(moved[0]))
     nothing = torch.zeros(0)
     if count % 2:
         return _Turns(unknown, nothing, nothing)
@@ -132,7 +132,7 @@ def _turns(after: Tensor, before: Tensor, tolerance: float = 10 * DIGITS) -> _Tu
         steps = steps + rest / last
         sign = int(steps[0].sign())
         mean = float(f"{float(gain.mean()):.5g}")
-        apart = int(j[0] - i[0])
-        found = replace(unknown, pairing=name, distance=apart, sign=sign, gain=mean)  # type: ignore[arg-type]
-        return _Turns(found, ratio, steps)
+        distance = int(j[0] - i[0])
+        paired = replace(unknown, pairing=name, distance=distance, sign=sign, gain=mean)  # type: ignore[arg-type]
+        return _Turns(paired, ratio, steps)
     return _Turns(unknown, nothing, nothing)

@@ -61,10 +61,10 @@ def _last(mask_function: Callable[..., Any], **fixed: int) -> int | None:
     at = torch.full_like(other, token)
     pair = (other, at) if "key" in fixed else (at, other)
     sees = torch.as_tensor(mask_function(zero, zero, *pair)).expand(SPAN)
-    seen = sees[token:].nonzero().flatten()
-    if not len(seen) or int(seen[-1]) + 1 != len(seen):
+    visible = sees[token:].nonzero().flatten()
+    if not len(visible) or int(visible[-1]) + 1 != len(visible):
         return None
-    return token + int(seen[-1])
+    return token + int(visible[-1])
 
 
 def _distance(last: list[int]) -> int | None:
@@ -84,12 +84,16 @@ def _combined(mask_function: Callable[..., Any]) -> Visible | None:
     names = mask_function.__code__.co_freevars if hasattr(mask_function, "__code__") else ()
     cells = (cell.cell_contents for cell in getattr(mask_function, "__closure__", None) or ())
     parts = dict(zip(names, cells, strict=True)).get("mask_functions", ())
-    known = [(part, visible(part)) for part in parts]
-    positional = [found for _, found in known if found]
+    visibilities = [(part, visible(part)) for part in parts]
+    positional = [positions for _, positions in visibilities if positions]
     if len(positional) != 1:
         return None
     join = "or" if "or_mask" in mask_function.__qualname__ else "and"
-    other = [f"{join} {part.__qualname__.split('.')[0]}" for part, found in known if not found]
+    other = [
+        f"{join} {part.__qualname__.split('.')[0]}"
+        for part, positions in visibilities
+        if not positions
+    ]
     return Visible(
         positional[0].back, positional[0].ahead, positional[0].chunk, (*positional[0].other, *other)
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from posenc.evaluation.doctor.facts import UNKNOWN, Attention, Reading
-from posenc.evaluation.doctor.rotation import Rotation
+from posenc.evaluation.doctor.facts import UNKNOWN, AttentionFacts, LayerReading
+from posenc.evaluation.doctor.rotation import RotationFacts
 from posenc.evaluation.engines.rotation import differing_pairs
 from posenc.reporting.numbers import counted
 
@@ -36,7 +36,7 @@ def numbers_in_words(numbers: Sequence[int]) -> str:
     return ", ".join(parts).replace(", …", " …")
 
 
-def titles(reading: Reading) -> list[str]:
+def titles(reading: LayerReading) -> list[str]:
     """Names of the kinds of layers: their numbers, and their modules where kinds are alike."""
     stacks = [layers.attention.module.partition(".*")[0] for layers in reading.layers]
     names = []
@@ -49,7 +49,7 @@ def titles(reading: Reading) -> list[str]:
     return names
 
 
-def short_titles(reading: Reading) -> list[str]:
+def short_titles(reading: LayerReading) -> list[str]:
     """Names of the kinds of layers by what they see, or ``titles`` where kinds see the same.
 
     Those of a config that does not say whether layers are causal are named like causal ones.
@@ -67,24 +67,27 @@ def short_titles(reading: Reading) -> list[str]:
     return names if several else titles(reading)
 
 
-def descriptions(reading: Reading) -> list[list[str]]:
+def descriptions(reading: LayerReading) -> list[list[str]]:
     """``described`` of each kind of layers, with the pairs by which kinds alike in it differ."""
-    names, found = titles(reading), [described(layers.attention) for layers in reading.layers]
-    whole = [list(lines) for lines in found]
-    for place, lines in enumerate(found):
-        like = found.index(lines)
+    names, lines_by_group = (
+        titles(reading),
+        [described(layers.attention) for layers in reading.layers],
+    )
+    full = [list(lines) for lines in lines_by_group]
+    for place, lines in enumerate(lines_by_group):
+        like = lines_by_group.index(lines)
         rotations = (reading.layers[n].attention.rotation for n in (place, like))
-        own, other = (
-            (isinstance(rotation, Rotation) and rotation.frequencies) or ()
+        frequencies, other = (
+            (isinstance(rotation, RotationFacts) and rotation.frequencies) or ()
             for rotation in rotations
         )
-        unlike = differing_pairs(own, other, tolerance=SAME)
+        unlike = differing_pairs(frequencies, other, tolerance=SAME)
         if unlike:
-            whole[place].append(f"{unlike} pairs rotate otherwise than those of {names[like]}")
-    return whole
+            full[place].append(f"{unlike} pairs rotate otherwise than those of {names[like]}")
+    return full
 
 
-def described(facts: Attention) -> list[str]:
+def described(facts: AttentionFacts) -> list[str]:
     """Lines on what attention computes: heads, visible tokens, positions, and what is unknown."""
     if facts.kind == "none":
         return [f"no attention: {', '.join(facts.instead)}"]
@@ -116,7 +119,7 @@ def described(facts: Attention) -> list[str]:
     return [line for line in lines if line]
 
 
-def _visible(facts: Attention) -> str:
+def _visible(facts: AttentionFacts) -> str:
     words = ""
     if facts.kind == "cross":
         words = "sees all tokens of the encoder" if facts.back is None else ""
@@ -134,8 +137,8 @@ def _visible(facts: Attention) -> str:
     return words + (f", changed by the input ({parts})" if parts else "")
 
 
-def _positions(facts: Attention) -> str:
-    if isinstance(facts.rotation, Rotation):
+def _positions(facts: AttentionFacts) -> str:
+    if isinstance(facts.rotation, RotationFacts):
         return rotation_in_words(facts.rotation, facts.head_dim)
     bias = facts.bias and f"bias {facts.bias}"
     if facts.slopes:
@@ -147,7 +150,7 @@ def _positions(facts: Attention) -> str:
     )
 
 
-def rotation_in_words(rotation: Rotation, head_dim: int | None) -> str:
+def rotation_in_words(rotation: RotationFacts, head_dim: int | None) -> str:
     """A rotation: features, base or frequencies, pairing, gain."""
     words = "RoPE"
     if rotation.features and head_dim and rotation.features != head_dim:

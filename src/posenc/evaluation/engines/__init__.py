@@ -6,15 +6,15 @@ Each engine is a module with its rules as a table, their source and date.
 from posenc.evaluation.engines.comparison import ENGINES, Served, compare, differences
 from posenc.evaluation.engines.config import ModelConfig
 from posenc.evaluation.engines.loaded import Checked, check
-from posenc.evaluation.engines.remedy import Remedy, right_in_all
-from posenc.evaluation.engines.rotation import Rotation
+from posenc.evaluation.engines.remedy import ConfigRemedy, right_in_all
+from posenc.evaluation.engines.rotation import EngineRotation
 
 __all__ = [
     "ENGINES",
     "Checked",
+    "ConfigRemedy",
+    "EngineRotation",
     "ModelConfig",
-    "Remedy",
-    "Rotation",
     "Served",
     "check",
     "compare",

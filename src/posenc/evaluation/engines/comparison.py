@@ -11,7 +11,7 @@ from posenc.evaluation.engines.config import ModelConfig, is_known
 from posenc.evaluation.engines.engine import Engine, NotServedError, UnreadError
 from posenc.evaluation.engines.llama_cpp import LLAMA_CPP, NAMES
 from posenc.evaluation.engines.mlx_lm import MLX_LM, has_model
-from posenc.evaluation.engines.rotation import Rotation
+from posenc.evaluation.engines.rotation import EngineRotation
 from posenc.evaluation.engines.sglang import SGLANG
 from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.evaluation.engines.vllm import VLLM
@@ -46,7 +46,7 @@ class Served:
 
     engine: str
     longest: int | None
-    rotations: Mapping[str, Rotation] = field(default_factory=dict)
+    rotations: Mapping[str, EngineRotation] = field(default_factory=dict)
     difference: str = ""
     effect: str = ""
     agreement: float = 1.0
@@ -54,30 +54,30 @@ class Served:
     read: str = ""
 
 
-def engine_named(option: str, *, beside: tuple[str, ...] = ()) -> Engine:
+def engine_named(option: str, *, also: tuple[str, ...] = ()) -> Engine:
     """The engine of an option, such as ``llama.cpp``.
 
     Args:
         option: or the name of the engine.
-        beside: other words that are valid, for the message.
+        also: other words that are valid, for the message.
 
     Raises:
         UnknownNameError: if there is none.
     """
-    found = [engine for engine in ENGINES.values() if option in (engine.option, engine.name)]
-    if found:
-        return found[0]
+    matches = [engine for engine in ENGINES.values() if option in (engine.option, engine.name)]
+    if matches:
+        return matches[0]
     names = (engine.option for engine in ENGINES.values())
-    raise UnknownNameError.of("engine", option, (*names, *beside))
+    raise UnknownNameError.of("engine", option, (*names, *also))
 
 
 def no_engine_has(family: str) -> bool:
-    """Whether neither transformers nor the rules of an engine name a ``model_type``."""
+    """True if neither transformers nor any engine's rules name this ``model_type``."""
     return not (is_known(family) or family in NAMES or has_model(family))
 
 
 def differences(fields: Mapping[str, Any] | ModelConfig, *, length: int) -> dict[str, str]:
-    """How engines other than transformers serve a config, in words; "" where they do as it does.
+    """Differences of other engines from transformers, in words; "" where there is none.
 
     Empty for models without RoPE, and for those that transformers does not rotate by these rules.
 
@@ -103,9 +103,9 @@ def compare(fields: Mapping[str, Any] | ModelConfig) -> tuple[Served, ...]:
         return ()
     length = min(rope.length for rope in ropes.values())
     goal = max(config.longest or length, length)
-    told = differences(config, length=length)
+    by_engine = differences(config, length=length)
     return tuple(
-        _served(engine, config, told.get(engine.name, ""), length, goal)
+        _served(engine, config, by_engine.get(engine.name, ""), length, goal)
         for engine in ENGINES.values()
     )
 
@@ -133,7 +133,7 @@ def _served(engine: Engine, config: ModelConfig, difference: str, length: int, g
 
 
 def differs(difference: str) -> bool:
-    """Whether an engine is known to rotate otherwise, or not to start."""
+    """True if an engine is known to rotate otherwise, or not to start."""
     return bool(difference) and not difference.startswith(NOT_COMPARED)
 
 
@@ -160,7 +160,7 @@ def _lengths(length: int) -> tuple[int, int, int]:
     return length, length + 1, 2 * length
 
 
-Rotations = Mapping[str, Rotation]
+Rotations = Mapping[str, EngineRotation]
 
 
 def _difference(
@@ -171,27 +171,29 @@ def _difference(
     except NotServedError as error:
         return _reason(error)
     for kind in right[0]:
-        own, other = ([at[kind] for at in rotations] for rotations in (served, right))
+        rotated, expected = ([at[kind] for at in rotations] for rotations in (served, right))
         plain = config.ropes()[kind].plain()
-        found = _between(own, other, plain)
-        if found:
-            return found + (f" in layers of {kind}" if kind and len(right[0]) > 1 else "")
+        difference = _between(rotated, expected, plain)
+        if difference:
+            return difference + (f" in layers of {kind}" if kind and len(right[0]) > 1 else "")
     return ""
 
 
-def _between(served: Sequence[Rotation], right: Sequence[Rotation], plain: Rotation) -> str:
+def _between(
+    served: Sequence[EngineRotation], right: Sequence[EngineRotation], plain: EngineRotation
+) -> str:
     """The difference of rotations at three lengths, in words."""
-    if all(map(Rotation.like, served, right)):
+    if all(map(EngineRotation.like, served, right)):
         return ""
     widths = [2 * len(rotations[0].frequencies) for rotations in (served, right)]
     if widths[0] != widths[1]:
         return f"rotates {widths[0]} features of a head instead of {widths[1]}"
     if all(rotation.like(plain) for rotation in served):
         return IGNORED
-    usual = Rotation(tuple(10000.0 ** (-2 * t / widths[0]) for t in range(widths[0] // 2)))
+    usual = EngineRotation(tuple(10000.0 ** (-2 * t / widths[0]) for t in range(widths[0] // 2)))
     if all(rotation.like(usual) for rotation in served):
         return BASE_TOO
-    if all(map(Rotation.like, served[1:], right[1:])):
+    if all(map(EngineRotation.like, served[1:], right[1:])):
         return AS_LONGER
     if not served[2].same_gain(right[2]):
         return f"scales logits by {served[2].gain ** 2:.3g} instead of {right[2].gain ** 2:.3g}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any
 
-from posenc.evaluation.engines.rotation import Rope
+from posenc.evaluation.engines.rotation import RopeParameters
 from posenc.integrations.transformers.checkpoints.rope import TRAINED, parameters_in
 
 Fields = Mapping[str, Any]
@@ -44,22 +44,22 @@ class ModelConfig:
         written: fields of its part of ``config.json``.
         completed: the same with transformers' defaults; as written without transformers.
         nested: the part's name in ``config.json``; "" if it is all of it.
-        whole: all of ``config.json`` as it is written.
+        root: all of ``config.json`` as it is written.
     """
 
     written: Fields
     completed: Fields
     nested: str = ""
-    whole: Fields = field(default_factory=dict)
+    root: Fields = field(default_factory=dict)
 
     @classmethod
     def of(cls, fields: Fields) -> ModelConfig:
         """The model of text that ``config.json`` describes."""
-        whole = completed(fields)
+        completed_fields = completed(fields)
         for name in PARTS:
-            if isinstance(fields.get(name), Mapping) and whole.get(name):
-                return cls(fields[name], whole.get(name) or fields[name], name, fields)
-        return cls(fields, text_part(whole), whole=fields)
+            if isinstance(fields.get(name), Mapping) and completed_fields.get(name):
+                return cls(fields[name], completed_fields.get(name) or fields[name], name, fields)
+        return cls(fields, text_part(completed_fields), root=fields)
 
     @property
     def family(self) -> str:
@@ -68,21 +68,21 @@ class ModelConfig:
 
     @property
     def outer(self) -> str:
-        """``model_type`` of the whole model."""
-        return str(self.whole.get("model_type") or self.family)
+        """``model_type`` at the top of ``config.json``."""
+        return str(self.root.get("model_type") or self.family)
 
     @property
     def longest(self) -> int | None:
         """``max_position_embeddings``, by any of its names."""
-        found = first(self.completed, LONGEST) or first(self.written, LONGEST)
-        return found if isinstance(found, int) else None
+        length = first(self.completed, LONGEST) or first(self.written, LONGEST)
+        return length if isinstance(length, int) else None
 
     @property
     def head_dim(self) -> int | None:
         """Features of a head."""
         return head_dim(self.completed)
 
-    def ropes(self) -> dict[str, Rope]:
+    def ropes(self) -> dict[str, RopeParameters]:
         """Parameters as transformers reads them, by layer type; ``""`` stands for all layers.
 
         Empty without RoPE, and where a head's size or the longest text is not told.
@@ -90,29 +90,31 @@ class ModelConfig:
         config, longest = self.completed, self.longest
         if longest is None or self.head_dim is None:
             return {}
-        given = parameters_in(config)
-        if not isinstance(given, Mapping) or not (given or first(config, BASES)):
+        parameters = parameters_in(config)
+        if not isinstance(parameters, Mapping) or not (parameters or first(config, BASES)):
             return {}
         # of the types of layers, None for those that do not rotate
-        nested = {k: v for k, v in given.items() if isinstance(v, Mapping)}
-        parts = nested or {"": given}
+        nested = {k: v for k, v in parameters.items() if isinstance(v, Mapping)}
+        parts = nested or {"": parameters}
         return {kind: self._rope(kind, rope, longest) for kind, rope in parts.items()}
 
-    def _rope(self, kind: str, given: Fields, longest: int) -> Rope:
+    def _rope(self, kind: str, parameters: Fields, longest: int) -> RopeParameters:
         config = self.completed
         head = self.head_dim or 0
         if kind == FULL:
             wide = self.written.get("global_head_dim") or config.get("global_head_dim")
             head = wide or head
-        share = given.get("partial_rotary_factor", first(config, SHARES))
+        share = parameters.get("partial_rotary_factor", first(config, SHARES))
         width = int(head * (1.0 if share is None else share))
         if config.get("qk_rope_head_dim"):
             head = width = config["qk_rope_head_dim"]
-        trained = given.get(TRAINED) if kind else config.get(TRAINED) or given.get(TRAINED)
-        return Rope(
-            base=float(given.get("rope_theta") or first(config, BASES) or 10000.0),
+        trained = (
+            parameters.get(TRAINED) if kind else config.get(TRAINED) or parameters.get(TRAINED)
+        )
+        return RopeParameters(
+            base=float(parameters.get("rope_theta") or first(config, BASES) or 10000.0),
             width=width,
-            parameters=given,
+            parameters=parameters,
             trained=trained,
             longest=longest,
             head=head,
@@ -125,7 +127,7 @@ def first(fields: Fields, names: tuple[str, ...]) -> Any:
 
 
 def head_dim(config: Fields) -> int | None:
-    """Features of a head; None where a config does not tell them."""
+    """Features of a head; None if the config does not state them."""
     heads = first(config, ("num_attention_heads", "n_head"))
     width = first(config, ("hidden_size", "n_embd"))
     sizes = isinstance(width, int) and isinstance(heads, int) and heads
@@ -139,7 +141,7 @@ def text_part(config: Fields) -> Fields:
 
 
 def is_known(kind: object) -> bool:
-    """Whether transformers has a class of this ``model_type``; False without transformers.
+    """True if transformers has a class of this ``model_type``; False without transformers.
 
     Raises:
         VersionError: if it is too old.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from posenc.evaluation.engines.config import ModelConfig
-from posenc.evaluation.engines.rotation import Rope, Rotation, Rule
+from posenc.evaluation.engines.rotation import EngineRotation, RopeParameters, Rule
 
 
 class NotServedError(Exception):
@@ -37,22 +37,22 @@ class Engine:
     source: str
     read: str
     kinds: Mapping[str, Rule]
-    ropes: Callable[[ModelConfig], Mapping[str, Rope]] = ModelConfig.ropes
+    ropes: Callable[[ModelConfig], Mapping[str, RopeParameters]] = ModelConfig.ropes
     longest: Callable[[ModelConfig], int | None]
     with_options: Callable[[ModelConfig], ModelConfig] = lambda config: config
 
-    def rotations(self, config: ModelConfig, length: int) -> dict[str, Rotation]:
+    def rotations(self, config: ModelConfig, length: int) -> dict[str, EngineRotation]:
         """Rotations in a text of ``length`` tokens, by layer type; ``""`` stands for all layers.
 
         Raises:
             NotServedError: if the engine does not start.
         """
-        found = {}
+        rotations = {}
         for layer_type, rope in self.ropes(config).items():
             if rope.kind not in self.kinds:
                 raise NotServedError(f"it knows no rope_type {rope.kind!r}")
             try:
-                found[layer_type] = self.kinds[rope.kind](rope, length)
+                rotations[layer_type] = self.kinds[rope.kind](rope, length)
             except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
                 raise NotServedError(f"{rope.kind} scaling is incomplete: {error}") from error
-        return found
+        return rotations

@@ -8,7 +8,13 @@ from typing import Any
 
 from posenc.evaluation.engines.config import FULL, HUNYUAN, ModelConfig, first
 from posenc.evaluation.engines.engine import Engine, NotServedError
-from posenc.evaluation.engines.rotation import ALPHA, USUAL, Rope, Rotation, ntk_alpha
+from posenc.evaluation.engines.rotation import (
+    ALPHA,
+    USUAL,
+    EngineRotation,
+    RopeParameters,
+    ntk_alpha,
+)
 from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
@@ -71,7 +77,7 @@ The loader of every model reads it, its converter writes it for LongRoPE alone, 
 ``--override-kv`` of the server sets it; YaRN's usual gain is multiplied by it.
 """
 
-UNTOLD = 8192
+DEFAULT_LENGTH = 8192
 """The trained length of llama3 where it finds none."""
 
 HUNYUAN_LENGTHS = (32768, 262144)
@@ -130,25 +136,25 @@ NAMES = {
 """Architectures of GGUF by ``model_type``."""
 
 
-def _yarn(rope: Rope, length: int) -> Rotation:
-    """No ``attention_factor`` is read; the ramp's ends are whole pairs."""
-    given = rope.parameters
-    every = given.get("logarithm")
-    gain = rope.usual_gain() if every is None else rope.quotient_gain(given["one"], every)
+def _yarn(rope: RopeParameters, length: int) -> EngineRotation:
+    """YaRN without ``attention_factor``, with a ramp between integer pairs."""
+    parameters = rope.parameters
+    every = parameters.get("logarithm")
+    gain = rope.usual_gain() if every is None else rope.quotient_gain(parameters["one"], every)
     return rope.yarn(gain * rope.number(KEY, 1.0), truncate=True)
 
 
-def _longrope(rope: Rope, length: int) -> Rotation:
+def _longrope(rope: RopeParameters, length: int) -> EngineRotation:
     """One of the sides for all texts, by the context that is served: all of it by default."""
     return rope.longrope(rope.side(max(length, rope.longest)), rope.length_gain())
 
 
-def _ropes(config: ModelConfig) -> dict[str, Rope]:
+def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     return {kind: _converted(config, kind, rope) for kind, rope in config.ropes().items()}
 
 
-def _converted(config: ModelConfig, layer_type: str, rope: Rope) -> Rope:
-    family, given = config.family, dict(rope.parameters)
+def _converted(config: ModelConfig, layer_type: str, rope: RopeParameters) -> RopeParameters:
+    family, parameters = config.family, dict(rope.parameters)
     none = replace(rope, parameters={})
     if family in BARE:
         none = replace(none, base=10000.0)
@@ -168,49 +174,51 @@ def _converted(config: ModelConfig, layer_type: str, rope: Rope) -> Rope:
             raise NotServedError("its converter takes this model with its released base and length")
         return replace(none, parameters={"rope_type": ALPHA, "alpha": alpha})
     if family in LINEAR:
-        return replace(none, parameters={**given, "rope_type": "linear"})
+        return replace(none, parameters={**parameters, "rope_type": "linear"})
     if rope.kind == "llama3":
-        trained = given.get(TRAINED) or rope.trained or UNTOLD
+        trained = parameters.get(TRAINED) or rope.trained or DEFAULT_LENGTH
         return replace(rope, trained=trained) if family in LLAMA3 else none
     if rope.kind == "longrope":
         # of a family without a trained length, the short factors serve all texts
-        short = replace(none, parameters=given, trained=rope.longest)
+        short = replace(none, parameters=parameters, trained=rope.longest)
         return short if family in BARE & LONG else rope if family in LONG else none
     if rope.kind == "proportional":
         return rope if family == "gemma4_text" else none
-    scaled = rope.kind in ("linear", "yarn") and given.get("factor")
+    scaled = rope.kind in ("linear", "yarn") and parameters.get("factor")
     if not scaled or family in UNSCALED | BARE:
         return none
     return replace(
-        rope, parameters=_read(config, given), trained=given.get(TRAINED) or rope.trained
+        rope, parameters=_read(config, parameters), trained=parameters.get(TRAINED) or rope.trained
     )
 
 
-def _read(config: ModelConfig, given: dict[str, Any]) -> dict[str, Any]:
+def _read(config: ModelConfig, parameters: dict[str, Any]) -> dict[str, Any]:
     """Parameters of YaRN as the program reads those of its files."""
-    family, every = config.family, given.get("mscale_all_dim")
+    family, every = config.family, parameters.get("mscale_all_dim")
     if family not in RAMPS:
-        given = {k: v for k, v in given.items() if not k.startswith("beta_")}
+        parameters = {k: v for k, v in parameters.items() if not k.startswith("beta_")}
     latent = config.completed.get("qk_rope_head_dim")
     if every is not None and (latent or family in LOGARITHM):
-        given |= {"logarithm": float(every), "one": LOGARITHM.get(family, float(every))}
-    return given
+        parameters |= {"logarithm": float(every), "one": LOGARITHM.get(family, float(every))}
+    return parameters
 
 
 def _longest(config: ModelConfig) -> int | None:
-    """Of Command R the length of its tokenizer, which is the trained one; of GLM that of its width.
+    """The default context: Command R's is its tokenizer's length, the trained one; GLM's its width.
 
-    ``-c`` gives another one.
+    ``-c`` sets another one.
     """
     if config.family == "falcon":
         return FALCON
     if config.family == "glm":
-        found = first(config.completed, ("seq_length", "hidden_size"))
-        return None if found is None else int(found)
+        length = first(config.completed, ("seq_length", "hidden_size"))
+        return None if length is None else int(length)
     if config.family in HUNYUAN and any(rope.kind == "dynamic" for rope in config.ropes().values()):
         return HUNYUAN_LENGTHS[1]
-    told = config.completed.get("model_max_length") if config.family == "cohere" else None
-    return told or config.longest
+    tokenizer_length = (
+        config.completed.get("model_max_length") if config.family == "cohere" else None
+    )
+    return tokenizer_length or config.longest
 
 
 def _with_gain(config: ModelConfig) -> ModelConfig:

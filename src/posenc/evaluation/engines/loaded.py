@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from posenc.evaluation.engines.config import ModelConfig
 from posenc.evaluation.engines.engine import NotServedError
-from posenc.evaluation.engines.rotation import Rotation
+from posenc.evaluation.engines.rotation import EngineRotation
 from posenc.evaluation.engines.transformers import TRANSFORMERS
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ class Checked:
 
     path: str
     layer_type: str
-    own: Rotation
-    stated: Rotation | None
+    own: EngineRotation
+    stated: EngineRotation | None
     problem: str
 
 
@@ -46,19 +46,19 @@ def check(model: PreTrainedModel) -> tuple[Checked, ...]:
     """
     from posenc.integrations.transformers.stretching.frequencies import frequencies_in
 
-    found = []
+    checked = []
     for frequencies in frequencies_in(model):
         config = getattr(frequencies.module, "config", None)
         if config is None or getattr(config, "rope_parameters", None) is None:
             continue
-        own = Rotation(tuple(frequencies.theta().tolist()), frequencies.gain)
+        own = EngineRotation(tuple(frequencies.theta().tolist()), frequencies.gain)
         stated = _stated(ModelConfig.of(config.to_dict()), frequencies.layer_type, own)
         problem = _problem(own, stated)
-        found.append(Checked(frequencies.name, frequencies.layer_type, own, stated, problem))
-    return tuple(found)
+        checked.append(Checked(frequencies.name, frequencies.layer_type, own, stated, problem))
+    return tuple(checked)
 
 
-def _stated(config: ModelConfig, layer_type: str, own: Rotation) -> Rotation | None:
+def _stated(config: ModelConfig, layer_type: str, own: EngineRotation) -> EngineRotation | None:
     """The rotation of a config; of those that change with the length, the one like ``own``."""
     ropes = config.ropes()
     rope = ropes.get(layer_type)
@@ -73,7 +73,7 @@ def _stated(config: ModelConfig, layer_type: str, own: Rotation) -> Rotation | N
     return next((rotation for rotation in made if rotation.like(own)), made[0])
 
 
-def _problem(own: Rotation, stated: Rotation | None) -> str:
+def _problem(own: EngineRotation, stated: EngineRotation | None) -> str:
     if stated is None or own.like(stated):
         return ""
     if len(own.frequencies) != len(stated.frequencies):

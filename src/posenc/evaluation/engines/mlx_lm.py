@@ -24,8 +24,8 @@ from posenc.evaluation.engines.mlx_models import (
 )
 from posenc.evaluation.engines.rotation import (
     ALPHA,
-    Rope,
-    Rotation,
+    EngineRotation,
+    RopeParameters,
     Rule,
     latent_yarn,
     linear,
@@ -36,14 +36,14 @@ from posenc.evaluation.engines.rotation import (
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
 YARNS = ("yarn", "deepseek_yarn", "telechat3-yarn")
-UNTOLD = {"llama3": 8192, SU: 4096, SU_SCALED: 4096, **dict.fromkeys(YARNS, 4096)}
+DEFAULT_LENGTHS = {"llama3": 8192, SU: 4096, SU_SCALED: 4096, **dict.fromkeys(YARNS, 4096)}
 """Trained lengths where it finds none."""
 
 PARAMETERS, SHARE = "rope_parameters", "partial_rotary_factor"
 
 
 def has_model(family: str) -> bool:
-    """Whether it has a model of a ``model_type``."""
+    """True if MLX LM has a model of this ``model_type``."""
     name = NAMED.get(family, family)
     return name == STEP or any(name in table for table in (FILES, PARTS, REFUSED, UNREAD))
 
@@ -55,7 +55,7 @@ def _file(config: ModelConfig) -> str:
         NotServedError: if there is none.
     """
     kind = config.outer
-    by_class = (NAMED_BY_CLASS.get((kind, one)) for one in config.whole.get("architectures") or ())
+    by_class = (NAMED_BY_CLASS.get((kind, one)) for one in config.root.get("architectures") or ())
     name = next(filter(None, by_class), NAMED.get(kind, kind))
     if name in PARTS:
         if not config.nested and name not in FLAT:
@@ -70,10 +70,12 @@ def _file(config: ModelConfig) -> str:
     return name
 
 
-def _ropes(config: ModelConfig) -> dict[str, Rope]:
+def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     name, standard, written = _file(config), config.ropes(), config.written
     if name == STEP:
-        return {kind: _told(rope) for kind, rope in _of_step(config, standard).items()}
+        return {
+            kind: _with_trained_length(rope) for kind, rope in _of_step(config, standard).items()
+        }
     reads = FILES[name]
     for needed in reads.needs:
         outer, _, name = needed.rpartition(".")
@@ -81,71 +83,79 @@ def _ropes(config: ModelConfig) -> dict[str, Rope]:
             raise NotServedError(f"config.json has no {name}" + (f" in {outer}" if outer else ""))
     if reads.by_layer:
         return {kind: _of_layer(reads, written, kind, rope) for kind, rope in standard.items()}
-    base = float(_found(written, reads.bases, reads.base))
-    found = (_at(written, place) for place in reads.scaling)
-    scaling = next((one for one in found if isinstance(one, Mapping)), {})
-    given = _scaling(reads, scaling)
+    base = float(_first_field(written, reads.bases, reads.base))
+    scalings = (_at(written, place) for place in reads.scaling)
+    scaling = next((one for one in scalings if isinstance(one, Mapping)), {})
+    parameters = _scaling(reads, scaling)
     return {
-        kind: _rope(config, reads, kind, replace(rope, base=base), given)
+        kind: _rope(config, reads, kind, replace(rope, base=base), parameters)
         for kind, rope in standard.items()
     }
 
 
 def _rope(
-    config: ModelConfig, reads: Reads, kind: str, rope: Rope, given: Mapping[str, Any]
-) -> Rope:
+    config: ModelConfig,
+    reads: Reads,
+    kind: str,
+    rope: RopeParameters,
+    parameters: Mapping[str, Any],
+) -> RopeParameters:
     written, base = config.written, rope.base
     if reads.windows and kind not in ("", FULL):
-        base, given = float(_found(written, (reads.windows,), reads.local)), {}
+        base, parameters = float(_first_field(written, (reads.windows,), reads.local)), {}
     width: int = rope.width
     if not config.completed.get("qk_rope_head_dim"):
-        told = next((written[name] for name in reads.widths if written.get(name)), None)
-        width = told or int(rope.head * _found(written, reads.shares, reads.share))
+        stated_width = next((written[name] for name in reads.widths if written.get(name)), None)
+        width = stated_width or int(rope.head * _first_field(written, reads.shares, reads.share))
     if width % 2:
         raise NotServedError(f"it cannot rotate {width} features of a head, an odd number")
-    trained = (written if reads.beside else given).get(TRAINED)
-    return _told(replace(rope, base=base, width=width, parameters=given, trained=trained))
+    trained = (written if reads.trained_outside else parameters).get(TRAINED)
+    return _with_trained_length(
+        replace(rope, base=base, width=width, parameters=parameters, trained=trained)
+    )
 
 
-def _of_layer(reads: Reads, written: Fields, kind: str, rope: Rope) -> Rope:
-    """Of a file that reads base, share and scaling of each layer type."""
-    told = written.get(PARAMETERS)
-    every = told if isinstance(told, Mapping) else reads.default
-    given = every.get(kind or FULL) or {}
-    base = float(_found(given, ("rope_theta",), reads.base))
-    scaling = _scaling(reads, given)
+def _of_layer(reads: Reads, written: Fields, kind: str, rope: RopeParameters) -> RopeParameters:
+    """RoPE as read by a file with base, share and scaling of each layer type."""
+    by_type = written.get(PARAMETERS)
+    every = by_type if isinstance(by_type, Mapping) else reads.default
+    parameters = every.get(kind or FULL) or {}
+    base = float(_first_field(parameters, ("rope_theta",), reads.base))
+    scaling = _scaling(reads, parameters)
     share: Any = 1.0
     if reads.shares or scaling["rope_type"] == "proportional":
-        share = given.get(SHARE, written.get(SHARE) or 1.0)
-    own = replace(rope, base=base, width=int(rope.head * share), parameters=scaling)
-    return _told(replace(own, trained=scaling.get(TRAINED)))
+        share = parameters.get(SHARE, written.get(SHARE) or 1.0)
+    of_layer = replace(rope, base=base, width=int(rope.head * share), parameters=scaling)
+    return _with_trained_length(replace(of_layer, trained=scaling.get(TRAINED)))
 
 
-def _scaling(reads: Reads, given: Mapping[str, Any]) -> dict[str, Any]:
+def _scaling(reads: Reads, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a scaling as a file takes them, its kind by ``rope_type``.
 
     Raises:
         NotServedError: if it does not start with them.
     """
-    if not given:
+    if not parameters:
         if reads.named and reads.needs:
             raise NotServedError("config.json has no rope_scaling")
         return {"rope_type": "default"}
-    if not reads.keys <= given.keys():
+    if not reads.keys <= parameters.keys():
         names = _listed(reads.keys)
         raise NotServedError(f"it takes a scaling of this model with {names}")
-    kind = given.get("type") or given.get("rope_type") or "default"  # in this order
+    kind = parameters.get("type") or parameters.get("rope_type") or "default"  # in this order
     if reads.starts is not ALL and kind not in reads.starts:
         raise NotServedError(f"it knows {_listed(reads.starts)} scaling of this model alone")
     if reads.kinds is not ALL and kind not in reads.kinds:
         return {"rope_type": "default"}
-    own = {name: value for name, value in given.items() if name != "type"}
-    if reads.beside:
-        own.pop(TRAINED, None)
-    return own | {"rope_type": reads.named.get("", reads.named.get(kind, kind))}
+    scaling = {name: value for name, value in parameters.items() if name != "type"}
+    if reads.trained_outside:
+        scaling.pop(TRAINED, None)
+    return scaling | {"rope_type": reads.named.get("", reads.named.get(kind, kind))}
 
 
-def _of_step(config: ModelConfig, standard: Mapping[str, Rope]) -> dict[str, Rope]:
+def _of_step(
+    config: ModelConfig, standard: Mapping[str, RopeParameters]
+) -> dict[str, RopeParameters]:
     """The scaling is that of the layer types in ``yarn_only_types``, or of all without them."""
     written = config.written
     scaling = written.get("rope_scaling") or {}
@@ -155,8 +165,8 @@ def _of_step(config: ModelConfig, standard: Mapping[str, Rope]) -> dict[str, Rop
         named = {"rope_type": "default", **(scaling if kind in scaled else {})}
         base = rope.base if "rope_theta" in written else 1e4
         width = rope.width if written.get("partial_rotary_factors") else rope.head
-        own = replace(rope, base=base, width=width, parameters=named)
-        ropes[kind] = replace(own, trained=named.get(TRAINED))
+        of_layer = replace(rope, base=base, width=width, parameters=named)
+        ropes[kind] = replace(of_layer, trained=named.get(TRAINED))
     return ropes
 
 
@@ -167,7 +177,7 @@ def _at(fields: Fields, place: str) -> Any:
     return part.get(inner) if isinstance(part, Mapping) else None
 
 
-def _found(fields: Fields, places: tuple[str, ...], default: float | None) -> Any:
+def _first_field(fields: Fields, places: tuple[str, ...], default: float | None) -> Any:
     """The first of some fields.
 
     Raises:
@@ -187,37 +197,37 @@ def _listed(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _told(rope: Rope) -> Rope:
-    return rope if rope.trained else replace(rope, trained=UNTOLD.get(rope.kind))
+def _with_trained_length(rope: RopeParameters) -> RopeParameters:
+    return rope if rope.trained else replace(rope, trained=DEFAULT_LENGTHS.get(rope.kind))
 
 
 def _by_factor(rule: Rule) -> Rule:
     """A scaling whose factor is not derived from lengths."""
 
-    def rotation(rope: Rope, length: int) -> Rotation:
+    def rotation(rope: RopeParameters, length: int) -> EngineRotation:
         return rule(replace(rope, parameters={**rope.parameters, "factor": _factor(rope)}), length)
 
     return rotation
 
 
-def _factor(rope: Rope) -> float:
+def _factor(rope: RopeParameters) -> float:
     return float(rope.parameters["factor"])
 
 
-def _longrope(rope: Rope, length: int) -> Rotation:
+def _longrope(rope: RopeParameters, length: int) -> EngineRotation:
     """Long factors for all texts; the trained length is required, a gain is not read."""
     trained = int(rope.parameters[TRAINED])
     return _su(replace(rope, trained=trained), length)
 
 
-def _su(rope: Rope, length: int) -> Rotation:
+def _su(rope: RopeParameters, length: int) -> EngineRotation:
     usual: dict[str, Any] = {"long_factor": [1.0] * len(rope.frequencies())}
     return replace(rope, parameters=usual | dict(rope.parameters)).longrope(
         "long", rope.length_gain()
     )
 
 
-def _su_scaled(rope: Rope, length: int) -> Rotation:
+def _su_scaled(rope: RopeParameters, length: int) -> EngineRotation:
     return rope.longrope("long", float(rope.parameters["long_mscale"] or rope.length_gain()))
 
 
@@ -230,7 +240,7 @@ MLX_LM = Engine(
         "default": plain,
         "mrope": plain,
         "linear": _by_factor(linear),
-        "dynamic": _by_factor(Rope.dynamic),
+        "dynamic": _by_factor(RopeParameters.dynamic),
         "llama3": _by_factor(llama3),
         ALPHA: ntk_alpha,
         "longrope": _longrope,

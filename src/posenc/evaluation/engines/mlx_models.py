@@ -34,7 +34,7 @@ class Reads:
         starts: scalings that it starts with.
         keys: those that a scaling must have.
         named: scalings by the names that it takes them for; "" stands for any.
-        beside: the trained length of a scaling is not in it.
+        trained_outside: the trained length is outside of the scaling.
         by_layer: base, share and scaling are in ``rope_parameters`` by layer type.
         default: ``rope_parameters`` of a config without any.
         widths: fields of the rotated features of a head, before those of their share.
@@ -52,7 +52,7 @@ class Reads:
     starts: frozenset[str] = ALL
     keys: frozenset[str] = NONE
     named: Mapping[str, str] = field(default_factory=dict)
-    beside: bool = False
+    trained_outside: bool = False
     by_layer: bool = False
     default: Mapping[str, Any] = field(default_factory=dict)
     widths: tuple[str, ...] = ()
@@ -113,13 +113,13 @@ FILES: dict[str, Reads] = {
         kinds=frozenset({"longrope", "su", "linear"}),
         keys=frozenset({"long_factor", "type"}),
         named={"longrope": SU, "su": SU},
-        beside=True,
+        trained_outside=True,
         shares=PARTIAL,
     ),
     "phimoe": Reads(
         base=1e4,
         named={"": SU_SCALED},
-        beside=True,
+        trained_outside=True,
         keys=frozenset({"short_factor", "long_factor", "short_mscale", "long_mscale"}),
     ),
     "qwen2_moe": Reads(base=1e6, kinds=NONE, starts=LINEAR, keys=TYPED),
@@ -194,7 +194,7 @@ FILES: dict[str, Reads] = {
         needs=("rope_parameters.full_attention",),
     ),
 }
-"""By the name of the file, which is the ``model_type`` but for the tables below."""
+"""Rules by the name of the file, which is the ``model_type`` but for the tables below."""
 
 NAMED = {
     **dict.fromkeys(("mistral", "iquestcoder", "xverse"), "llama"),
@@ -235,7 +235,7 @@ PARTS: dict[str, dict[str, str]] = {
 ``model_type`` in it."""
 
 FLAT = frozenset({"qwen2_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe", "muse_glimmer"})
-"""Those of ``PARTS`` that take configs without a ``text_config`` too."""
+"""Files in ``PARTS`` that take configs without a ``text_config`` too."""
 
 REFUSED = {"olmo": "it reads the configs of ai2-olmo alone"}
 """Files that take no config of transformers."""

@@ -10,7 +10,7 @@ from typing import Any
 from posenc.evaluation.engines.comparison import differences, differs
 from posenc.evaluation.engines.config import FULL, ModelConfig
 from posenc.evaluation.engines.engine import NotServedError
-from posenc.evaluation.engines.rotation import Rope
+from posenc.evaluation.engines.rotation import RopeParameters
 from posenc.evaluation.engines.transformers import TRANSFORMERS
 from posenc.integrations.transformers.checkpoints.rope import TRAINED, parameters_in, yarn_gain
 
@@ -24,11 +24,11 @@ NAMES = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}
 """Fields of base and rotated share beside ``rope_parameters``, of types that rename them."""
 
 ABSENT = object()
-"""Unlike the value of any field, null included."""
+"""Sentinel unequal to any field's value, null included."""
 
 
 @dataclass(frozen=True)
-class Remedy:
+class ConfigRemedy:
     """Lines to change.
 
     Args:
@@ -66,7 +66,7 @@ def under_all_names(fields: Mapping[str, Any], parameters: Mapping[str, Any]) ->
     return changes
 
 
-def right_in_all(fields: Mapping[str, Any]) -> Remedy | None:
+def right_in_all(fields: Mapping[str, Any]) -> ConfigRemedy | None:
     """The lines by which most engines rotate as transformers does now; None: as they are.
 
     Args:
@@ -82,9 +82,9 @@ def right_in_all(fields: Mapping[str, Any]) -> Remedy | None:
         new = {k: v for k, v in changes.items() if v != config.written.get(k, ABSENT)}
         for lines in ({k: v for k, v in new.items() if v is not None or k in config.written}, new):
             other = ModelConfig.of(with_lines(fields, lines, config.nested))
-            told = differences(other, length=length)
-            if told and len(_unlike(told)) < len(most) and _same(config, other, length):
-                best, most = Remedy(lines, config.nested, _unlike(told)), _unlike(told)
+            after = differences(other, length=length)
+            if after and len(_unlike(after)) < len(most) and _same(config, other, length):
+                best, most = (ConfigRemedy(lines, config.nested, _unlike(after)), _unlike(after))
     return best
 
 
@@ -102,8 +102,8 @@ def for_engines(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields} if remedy is None else with_lines(fields, remedy.changes, remedy.nested)
 
 
-def _unlike(told: Mapping[str, str]) -> dict[str, str]:
-    return {engine: difference for engine, difference in told.items() if differs(difference)}
+def _unlike(by_engine: Mapping[str, str]) -> dict[str, str]:
+    return {engine: difference for engine, difference in by_engine.items() if differs(difference)}
 
 
 def _same(one: ModelConfig, other: ModelConfig, length: int) -> bool:
@@ -123,26 +123,26 @@ def _candidates(config: ModelConfig) -> Iterator[dict[str, Any]]:
     ropes = config.ropes()
     rope = ropes.get("")
     if rope is not None:
-        told = {"rope_type": rope.kind, "rope_theta": rope.base, **rope.parameters}
-        for parameters in _gains(rope, told, config):
+        standard = {"rope_type": rope.kind, "rope_theta": rope.base, **rope.parameters}
+        for parameters in _gains(rope, standard, config):
             yield under_all_names(config.written, parameters)
     elif FULL in ropes:
         full, others = ropes[FULL], [r for kind, r in ropes.items() if kind != FULL]
         for parameters in _gains(full, full.parameters, config):
             scaling = {k: v for k, v in parameters.items() if k != "rope_theta"}
-            beside = {
+            top_level = {
                 "rope_theta": full.base,
                 "rope_scaling": None if full.kind == "default" else scaling,
             }
             both = {**(config.written.get("rope_parameters") or {}), FULL: parameters}
-            yield beside
+            yield top_level
             for other in others:
-                yield beside | {"rope_local_base_freq": other.base}
+                yield top_level | {"rope_local_base_freq": other.base}
             yield {"rope_theta": full.base, "rope_parameters": both}
 
 
 def _gains(
-    rope: Rope, parameters: Mapping[str, Any], config: ModelConfig
+    rope: RopeParameters, parameters: Mapping[str, Any], config: ModelConfig
 ) -> Iterator[Mapping[str, Any]]:
     """Parameters as they are, and with the gain by the names that more engines read."""
     yield parameters

@@ -12,7 +12,7 @@ from posenc.integrations.transformers.checkpoints.rope import scaling_of
 
 
 @dataclass(frozen=True)
-class Rotation:
+class EngineRotation:
     """RoPE at one length of text.
 
     Args:
@@ -23,17 +23,17 @@ class Rotation:
     frequencies: tuple[float, ...]
     gain: float = 1.0
 
-    def like(self, other: Rotation) -> bool:
+    def like(self, other: EngineRotation) -> bool:
         """True if both rotate alike, up to the rounding of float32."""
         if len(self.frequencies) != len(other.frequencies) or not self.same_gain(other):
             return False
         pairs = zip(self.frequencies, other.frequencies, strict=True)
         return all(math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-20) for a, b in pairs)
 
-    def same_gain(self, other: Rotation) -> bool:
+    def same_gain(self, other: EngineRotation) -> bool:
         return math.isclose(self.gain, other.gain, rel_tol=1e-4)
 
-    def agreement(self, other: Rotation, distance: int) -> float:
+    def agreement(self, other: EngineRotation, distance: int) -> float:
         """Mean cosine of the error of angles between two tokens, 1 if there is none.
 
         It is the expected cosine of a key rotated by one and the other. Pairs that only one
@@ -66,7 +66,7 @@ def differing_pairs(
 
 
 @dataclass(frozen=True)
-class Rope:
+class RopeParameters:
     """RoPE's parameters as an engine reads them.
 
     Args:
@@ -104,29 +104,29 @@ class Rope:
         return default if value is None else float(value)
 
     def frequencies(self, *, stretch: float = 1.0) -> list[float]:
-        """Those of the base times ``stretch^(d/(d-2))``."""
+        """Frequencies in radians a token, of the base times ``stretch^(d/(d-2))``."""
         base = self.base
         if stretch != 1:
             base *= stretch ** (self.width / (self.width - 2))
         return [base ** (-2 * t / self.width) for t in range((self.width + 1) // 2)]
 
-    def plain(self) -> Rotation:
-        return Rotation(tuple(self.frequencies()))
+    def plain(self) -> EngineRotation:
+        return EngineRotation(tuple(self.frequencies()))
 
-    def ntk(self, stretch: float) -> Rotation:
-        return Rotation(tuple(self.frequencies(stretch=stretch)))
+    def ntk(self, stretch: float) -> EngineRotation:
+        return EngineRotation(tuple(self.frequencies(stretch=stretch)))
 
-    def dynamic(self, length: float) -> Rotation:
+    def dynamic(self, length: float) -> EngineRotation:
         return self.ntk(self.factor * max(length, self.longest) / self.longest - (self.factor - 1))
 
-    def proportional(self, factor: float) -> Rotation:
-        """The first pairs of the whole head, the rest at rest."""
+    def proportional(self, factor: float) -> EngineRotation:
+        """Frequencies over all features of the head, of which only the first pairs rotate."""
         rotated = self.width // 2
         still = (0.0,) * (self.head // 2 - rotated)
         steps = (self.base ** (-2 * t / self.head) / factor for t in range(rotated))
-        return Rotation((*steps, *still))
+        return EngineRotation((*steps, *still))
 
-    def yarn(self, gain: float, *, truncate: bool) -> Rotation:
+    def yarn(self, gain: float, *, truncate: bool) -> EngineRotation:
         start, end = (
             self.width * math.log(self.length / (2 * math.pi * turns)) / (2 * math.log(self.base))
             for turns in (
@@ -140,9 +140,9 @@ class Rope:
         span = end - start or 0.001
         rotated = []
         for t, theta in enumerate(self.frequencies()):
-            kept = 1 - min(1.0, max(0.0, (t - start) / span))
-            rotated.append((1 - kept) * theta / self.factor + kept * theta)
-        return Rotation(tuple(rotated), gain)
+            share = 1 - min(1.0, max(0.0, (t - start) / span))
+            rotated.append((1 - share) * theta / self.factor + share * theta)
+        return EngineRotation(tuple(rotated), gain)
 
     def usual_gain(self, mscale: float = 1.0) -> float:
         """YaRN's: 0.1 · mscale · ln s + 1."""
@@ -152,10 +152,10 @@ class Rope:
         """YaRN's of ``mscale`` and ``mscale_all_dim``."""
         return self.usual_gain(one) / self.usual_gain(every)
 
-    def longrope(self, side: Literal["long", "short"], gain: float) -> Rotation:
+    def longrope(self, side: Literal["long", "short"], gain: float) -> EngineRotation:
         factors = self.parameters[f"{side}_factor"]
         thetas = zip(self.frequencies(), factors, strict=True)
-        return Rotation(tuple(theta / by for theta, by in thetas), gain)
+        return EngineRotation(tuple(theta / by for theta, by in thetas), gain)
 
     def length_gain(self) -> float:
         """LongRoPE's: √(1 + ln s / ln L), s of the two lengths."""
@@ -168,7 +168,7 @@ class Rope:
         return "long" if length > self.length else "short"
 
 
-Rule = Callable[[Rope, int], Rotation]
+Rule = Callable[[RopeParameters, int], EngineRotation]
 """Rotation in a text of so many tokens."""
 
 
@@ -176,39 +176,39 @@ ALPHA = "ntk_alpha"
 """Hunyuan's scaling, which its configs call dynamic: a fixed base for all texts."""
 
 
-def ntk_alpha(rope: Rope, length: int) -> Rotation:
+def ntk_alpha(rope: RopeParameters, length: int) -> EngineRotation:
     """The base times ``alpha^(d/(d-2))``."""
     return rope.ntk(float(rope.parameters["alpha"]))
 
 
-def plain(rope: Rope, length: int) -> Rotation:
+def plain(rope: RopeParameters, length: int) -> EngineRotation:
     """No scaling."""
     return rope.plain()
 
 
-def linear(rope: Rope, length: int) -> Rotation:
+def linear(rope: RopeParameters, length: int) -> EngineRotation:
     """Divided frequencies."""
-    return Rotation(tuple(theta / rope.factor for theta in rope.frequencies()))
+    return EngineRotation(tuple(theta / rope.factor for theta in rope.frequencies()))
 
 
-def llama3(rope: Rope, length: int) -> Rotation:
+def llama3(rope: RopeParameters, length: int) -> EngineRotation:
     """Frequencies divided below a ramp."""
     low, high = rope.number("low_freq_factor", 1.0), rope.number("high_freq_factor", 4.0)
     rotated = []
     for theta in rope.frequencies():
         turns = rope.length * theta / (2 * math.pi)
-        kept = float(turns >= low)  # of a ramp without width, as Llama 4's
+        share = float(turns >= low)  # of a ramp without width, as Llama 4's
         if high != low:
-            kept = min(1.0, max(0.0, (turns - low) / (high - low)))
-        rotated.append((1 - kept) * theta / rope.factor + kept * theta)
-    return Rotation(tuple(rotated))
+            share = min(1.0, max(0.0, (turns - low) / (high - low)))
+        rotated.append((1 - share) * theta / rope.factor + share * theta)
+    return EngineRotation(tuple(rotated))
 
 
 USUAL: Mapping[str, Rule] = {"default": plain, "linear": linear, "llama3": llama3}
 """Rules that most engines share, by ``rope_type``."""
 
 
-def latent_yarn(rope: Rope, length: int) -> Rotation:
+def latent_yarn(rope: RopeParameters, length: int) -> EngineRotation:
     """YaRN of models with latent attention, whose ``mscale`` is 1 and ``mscale_all_dim`` 0."""
     gain = rope.quotient_gain(rope.number("mscale", 1.0), rope.number("mscale_all_dim", 0.0))
     return rope.yarn(gain, truncate=True)

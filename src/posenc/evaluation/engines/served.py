@@ -35,20 +35,20 @@ def served_methods(
     Raises:
         ArgumentError: if they serve none of them; the remedy names the nearest that they serve.
     """
-    kept, left = [], {}
+    served, left = [], {}
     for method in methods:
         try:
             config = _config(method, model, factor=factor, length=length)
         except ArgumentError:
-            kept.append(method)
+            served.append(method)
             continue
         why = _differences(config, engines, length)
         if why:
             left[method.spec] = why
         else:
-            kept.append(method)
-    if kept:
-        return kept, left
+            served.append(method)
+    if served:
+        return served, left
     near = nearest(methods[0], model, engines, factor=factor, length=length)
     words = "; ".join(f"{spec} {why}" for spec, why in left.items())
     names = listed([engine.name for engine in engines])
@@ -77,18 +77,18 @@ def nearest(
 
     goal = int(factor * length)
     wanted = config_by(method.spec) or config_by("yarn")
-    found: dict[str, float] = {}
+    distances: dict[str, float] = {}
     for name in applicable(model.trained_encoding()):
         if name == "direct" or not EXTENSIONS[name].claims.transformers:
             continue
         config = config_by(name)
         if config is not None and not _differences(config, engines, length):
-            found[name] = 0.0 if wanted is None else _distance(wanted, config, goal)
-    return min(found, key=lambda name: found[name], default="")
+            distances[name] = 0.0 if wanted is None else _distance(wanted, config, goal)
+    return min(distances, key=lambda name: distances[name], default="")
 
 
 def _config(method: Method, model: LiveModel, *, factor: float, length: int) -> ModelConfig | None:
-    """The config of the extended model; None where transformers cannot be told.
+    """The config of the extended model; None if its fields cannot express the extension.
 
     Raises:
         ArgumentError: if the method does not fit.
@@ -100,11 +100,11 @@ def _config(method: Method, model: LiveModel, *, factor: float, length: int) -> 
 
 
 def _differences(config: ModelConfig | None, engines: Sequence[Engine], length: int) -> str:
-    """How engines rotate otherwise than transformers, in words; "" where none does."""
-    told = {engine.name: _difference(config, engine, length) for engine in engines}
-    if len(set(told.values())) == 1:
-        return next(iter(told.values()))
-    return " and ".join(f"{why} in {name}" for name, why in told.items() if why)
+    """Differences of engines' rotations from transformers', in words; "" where there is none."""
+    by_engine = {engine.name: _difference(config, engine, length) for engine in engines}
+    if len(set(by_engine.values())) == 1:
+        return next(iter(by_engine.values()))
+    return " and ".join(f"{why} in {name}" for name, why in by_engine.items() if why)
 
 
 def _difference(config: ModelConfig | None, engine: Engine, length: int) -> str:

@@ -19,7 +19,7 @@ KEYS = {
     "linear": {"factor": "float32"},
     "yarn": {"factor": "float32", "original_context_length": "uint32", "attn_factor": "float32"},
 }
-"""Scalings that keys of GGUF can say, with the types of their values.
+"""Scalings that keys of GGUF can express, with the types of their values.
 
 That of a gain, ``attn_factor``, is read by every model and written by no conversion of YaRN, so
 that the command gives it too; those of its ramp are read by hardly one.
@@ -72,8 +72,10 @@ def serving(
     folder = shlex.quote(str(out))
     if engine.option in OVERRIDING:
         start, fields_option, longest = OVERRIDING[engine.option]
-        given = shlex.quote(json.dumps(overrides(config, goal=goal)))
-        original = f"{start} {source} {fields_option} {given} {longest} {goal}" if source else ""
+        overrides_json = shlex.quote(json.dumps(overrides(config, goal=goal)))
+        original = (
+            f"{start} {source} {fields_option} {overrides_json} {longest} {goal}" if source else ""
+        )
         return Serving(engine.name, f"{start} {folder} {longest} {goal}", original)
     if engine.option == "llama.cpp":
         command = f"python convert_hf_to_gguf.py {folder} --outfile model.gguf && "

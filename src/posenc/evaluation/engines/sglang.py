@@ -6,8 +6,14 @@ from dataclasses import replace
 
 from posenc.evaluation.engines.config import ModelConfig, first
 from posenc.evaluation.engines.engine import Engine, NotServedError
-from posenc.evaluation.engines.rotation import USUAL, Rope, Rotation, latent_yarn, ntk_alpha
-from posenc.evaluation.engines.vllm import latent_ropes, require_whole_texts
+from posenc.evaluation.engines.rotation import (
+    USUAL,
+    EngineRotation,
+    RopeParameters,
+    latent_yarn,
+    ntk_alpha,
+)
+from posenc.evaluation.engines.vllm import latent_ropes, require_unchunked_positions
 from posenc.integrations.transformers.checkpoints.rope import TRAINED, parameters_in, scaling_of
 
 STEP = "step3p5"
@@ -22,11 +28,11 @@ LENGTHS = (
 )
 """Names of the longest text, in the order of preference."""
 
-UNTOLD = 2048
-"""Longest text where none is told."""
+DEFAULT_LENGTH = 2048
+"""Longest text by default."""
 
 
-def _yarn(rope: Rope, length: int) -> Rotation:
+def _yarn(rope: RopeParameters, length: int) -> EngineRotation:
     """``attention_factor`` is not read, ``attn_factor`` is relative."""
     one, every = (rope.parameters.get(name) for name in ("mscale", "mscale_all_dim"))
     gain = rope.usual_gain()
@@ -36,25 +42,25 @@ def _yarn(rope: Rope, length: int) -> Rotation:
     return rope.yarn(gain * rope.number("attn_factor", 1.0), truncate=truncate)
 
 
-def _latent_yarn(rope: Rope, length: int) -> Rotation:
+def _latent_yarn(rope: RopeParameters, length: int) -> EngineRotation:
     rotation = latent_yarn(rope, length)
     return replace(rotation, gain=rotation.gain * rope.number("attn_factor", 1.0))
 
 
-def _dynamic(rope: Rope, length: int) -> Rotation:
+def _dynamic(rope: RopeParameters, length: int) -> EngineRotation:
     """One base for all texts, that of ``factor`` squared, or by ``alpha``."""
     if "alpha" in rope.parameters:
         return ntk_alpha(rope, length)
     return rope.ntk(rope.factor * rope.factor - (rope.factor - 1))
 
 
-def _longrope(rope: Rope, length: int) -> Rotation:
+def _longrope(rope: RopeParameters, length: int) -> EngineRotation:
     side = rope.side(length)
     return rope.longrope(side, rope.number(f"{side}_mscale", rope.length_gain()))
 
 
-def _ropes(config: ModelConfig) -> dict[str, Rope]:
-    require_whole_texts(config, CHUNKED)
+def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
+    require_unchunked_positions(config, CHUNKED)
     if config.family != STEP:
         return latent_ropes(config)
     written = config.written
@@ -69,11 +75,11 @@ def _ropes(config: ModelConfig) -> dict[str, Rope]:
 
 
 def _longest(config: ModelConfig) -> int | None:
-    given = parameters_in(config.completed)
-    factor = given.get("factor") or 1
-    if TRAINED in given or scaling_of(given) == "llama3":
+    parameters = parameters_in(config.completed)
+    factor = parameters.get("factor") or 1
+    if TRAINED in parameters or scaling_of(parameters) == "llama3":
         factor = 1
-    return int(factor * (first(config.completed, LENGTHS) or UNTOLD))
+    return int(factor * (first(config.completed, LENGTHS) or DEFAULT_LENGTH))
 
 
 SGLANG = Engine(

@@ -7,22 +7,28 @@ from dataclasses import replace
 
 from posenc.evaluation.engines.config import HUNYUAN, ModelConfig
 from posenc.evaluation.engines.engine import Engine
-from posenc.evaluation.engines.rotation import ALPHA, USUAL, Rope, Rotation, ntk_alpha
+from posenc.evaluation.engines.rotation import (
+    ALPHA,
+    USUAL,
+    EngineRotation,
+    RopeParameters,
+    ntk_alpha,
+)
 from posenc.integrations.transformers.checkpoints.rope import parameters_in
 
 
-def yarn(rope: Rope, length: int) -> Rotation:
+def yarn(rope: RopeParameters, length: int) -> EngineRotation:
     """The gain as it is given, else of ``mscale`` and ``mscale_all_dim``, else the usual one."""
-    given = rope.parameters
-    gain = given.get("attention_factor")
+    parameters = rope.parameters
+    gain = parameters.get("attention_factor")
     if gain is None:
-        one, every = (float(given.get(name) or 0) for name in ("mscale", "mscale_all_dim"))
+        one, every = (float(parameters.get(name) or 0) for name in ("mscale", "mscale_all_dim"))
         gain = rope.quotient_gain(one, every) if one and every else rope.usual_gain()
-    truncate = given.get("truncate")
+    truncate = parameters.get("truncate")
     return rope.yarn(float(gain), truncate=True if truncate is None else bool(truncate))
 
 
-def _longrope(rope: Rope, length: int) -> Rotation:
+def _longrope(rope: RopeParameters, length: int) -> EngineRotation:
     gain = rope.parameters.get("attention_factor")
     if gain is None:
         longer = rope.factor > 1
@@ -30,20 +36,20 @@ def _longrope(rope: Rope, length: int) -> Rotation:
     return rope.longrope(rope.side(length), float(gain))
 
 
-def _of_hunyuan(rope: Rope) -> Rope:
+def _of_hunyuan(rope: RopeParameters) -> RopeParameters:
     if rope.kind != "dynamic" or not rope.parameters.get("alpha"):
         return rope
     return replace(rope, parameters={**rope.parameters, "rope_type": ALPHA})
 
 
-def _ropes(config: ModelConfig) -> dict[str, Rope]:
+def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     """``truncate`` is read beside layer types, not in them; ``alpha`` by Hunyuan alone."""
     if config.family in HUNYUAN:
         return {kind: _of_hunyuan(rope) for kind, rope in config.ropes().items()}
-    beside = parameters_in(config.completed)
+    parameters = parameters_in(config.completed)
     return {
         kind: replace(
-            rope, parameters={**rope.parameters, "truncate": beside.get("truncate", True)}
+            rope, parameters={**rope.parameters, "truncate": parameters.get("truncate", True)}
         )
         if kind
         else rope
@@ -58,7 +64,7 @@ TRANSFORMERS = Engine(
     read="2026-11",
     kinds={
         **USUAL,
-        "dynamic": Rope.dynamic,
+        "dynamic": RopeParameters.dynamic,
         ALPHA: ntk_alpha,
         "longrope": _longrope,
         "proportional": lambda rope, length: rope.proportional(rope.number("factor", 1.0)),

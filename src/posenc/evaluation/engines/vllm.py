@@ -6,7 +6,13 @@ from dataclasses import replace
 
 from posenc.evaluation.engines.config import FULL, HUNYUAN, ModelConfig
 from posenc.evaluation.engines.engine import Engine, NotServedError, UnreadError
-from posenc.evaluation.engines.rotation import USUAL, Rope, Rotation, latent_yarn, ntk_alpha
+from posenc.evaluation.engines.rotation import (
+    USUAL,
+    EngineRotation,
+    RopeParameters,
+    latent_yarn,
+    ntk_alpha,
+)
 from posenc.evaluation.engines.transformers import TRANSFORMERS, yarn
 from posenc.integrations.transformers.checkpoints.rope import TRAINED
 
@@ -26,7 +32,7 @@ LATENT = frozenset(
 )
 """Families with latent attention, that take every scaling for their own YaRN."""
 
-OWN = "{} of transformers"
+OF_TRANSFORMERS = "{} of transformers"
 """Scalings of families in ``BY_TRANSFORMERS``."""
 
 LENGTHS = (
@@ -43,7 +49,7 @@ OPEN_WEIGHTS = ("factor", TRAINED, "beta_fast", "beta_slow")
 """Parameters that gpt-oss needs; others but ``truncate`` are not read."""
 
 
-def latent_ropes(config: ModelConfig) -> dict[str, Rope]:
+def latent_ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     """Models with latent attention have a YaRN of their own."""
     ropes = config.ropes()
     if not config.completed.get("qk_rope_head_dim"):
@@ -54,7 +60,7 @@ def latent_ropes(config: ModelConfig) -> dict[str, Rope]:
     }
 
 
-def require_whole_texts(config: ModelConfig, chunked: frozenset[str]) -> None:
+def require_unchunked_positions(config: ModelConfig, chunked: frozenset[str]) -> None:
     """Require a config that does not count positions in chunks.
 
     Args:
@@ -68,16 +74,18 @@ def require_whole_texts(config: ModelConfig, chunked: frozenset[str]) -> None:
         raise UnreadError(f"it counts positions in chunks, by {CHUNKS}")
 
 
-def _named(rope: Rope, kind: str) -> Rope:
+def _named(rope: RopeParameters, kind: str) -> RopeParameters:
     return replace(rope, parameters={**rope.parameters, "rope_type": kind})
 
 
-def _ropes(config: ModelConfig) -> dict[str, Rope]:
-    require_whole_texts(config, CHUNKED)
+def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
+    require_unchunked_positions(config, CHUNKED)
     family, ropes = config.family, config.ropes()
     if family in BY_TRANSFORMERS:
-        own = TRANSFORMERS.ropes(config)
-        return {kind: _named(rope, OWN.format(rope.kind)) for kind, rope in own.items()}
+        standard = TRANSFORMERS.ropes(config)
+        return {
+            kind: _named(rope, OF_TRANSFORMERS.format(rope.kind)) for kind, rope in standard.items()
+        }
     if family in LATENT:
         return {kind: _of_latent(rope) for kind, rope in ropes.items()}
     if family == "gpt_oss":
@@ -87,7 +95,7 @@ def _ropes(config: ModelConfig) -> dict[str, Rope]:
     return ropes
 
 
-def _of_latent(rope: Rope) -> Rope:
+def _of_latent(rope: RopeParameters) -> RopeParameters:
     if rope.kind == "default":
         return rope
     if not rope.trained:
@@ -95,7 +103,7 @@ def _of_latent(rope: Rope) -> Rope:
     return _named(rope, "deepseek_yarn")
 
 
-def _of_open_weights(rope: Rope) -> Rope:
+def _of_open_weights(rope: RopeParameters) -> RopeParameters:
     """YaRN whatever its name, with the usual gain."""
     for name in OPEN_WEIGHTS:
         if name not in rope.parameters:
@@ -104,7 +112,7 @@ def _of_open_weights(rope: Rope) -> Rope:
     return replace(rope, parameters={**read, "rope_type": "yarn"})
 
 
-def _of_mimo(config: ModelConfig, kind: str, rope: Rope) -> Rope:
+def _of_mimo(config: ModelConfig, kind: str, rope: RopeParameters) -> RopeParameters:
     """Bases and share are read beside the parameters, a scaling is not."""
     written = config.written
     base = written.get("rope_theta", 1e6)
@@ -114,23 +122,23 @@ def _of_mimo(config: ModelConfig, kind: str, rope: Rope) -> Rope:
     return replace(rope, base=float(base), width=width, parameters={})
 
 
-def _dynamic(rope: Rope, length: int) -> Rotation:
-    """One base for all texts: by ``alpha``, else of the longest; that is trained unless told."""
+def _dynamic(rope: RopeParameters, length: int) -> EngineRotation:
+    """One base for all texts, by ``alpha`` or by the ratio of longest and trained length."""
     if "alpha" in rope.parameters:
         return ntk_alpha(rope, length)
     trained = rope.number("max_trained_positions", rope.longest)
     return rope.ntk(rope.factor * rope.longest / trained - (rope.factor - 1))
 
 
-def _longrope(rope: Rope, length: int) -> Rotation:
+def _longrope(rope: RopeParameters, length: int) -> EngineRotation:
     """One of the sides for all texts, by the longest that is served."""
     side = rope.side(max(length, rope.longest))
     return rope.longrope(side, rope.number(f"{side}_mscale", rope.length_gain()))
 
 
 def _longest(config: ModelConfig) -> int | None:
-    given = [config.completed.get(name) for name in LENGTHS]
-    lengths = [length for length in given if isinstance(length, int)]
+    stated = [config.completed.get(name) for name in LENGTHS]
+    lengths = [length for length in stated if isinstance(length, int)]
     longest = config.completed.get("model_max_length") or min(lengths, default=config.longest)
     ropes = config.ropes().values()
     if longest is None:
@@ -155,7 +163,7 @@ VLLM = Engine(
         "proportional": lambda rope, length: rope.proportional(1.0),
         "yarn": yarn,
         "deepseek_yarn": latent_yarn,
-        **{OWN.format(kind): rule for kind, rule in TRANSFORMERS.kinds.items()},
+        **{OF_TRANSFORMERS.format(kind): rule for kind, rule in TRANSFORMERS.kinds.items()},
     },
     ropes=_ropes,
     longest=_longest,

@@ -6,6 +6,6 @@ documents of both QA forms are posenc's or the user's, so that figures are not t
 """
 
 from posenc.evaluation.questions.making import TASKS, QuestionMaker, task_names
-from posenc.evaluation.questions.question import Question, Task, Unfit
+from posenc.evaluation.questions.question import Question, QuestionTask, Unfit
 
-__all__ = ["TASKS", "Question", "QuestionMaker", "Task", "Unfit", "task_names"]
+__all__ = ["TASKS", "Question", "QuestionMaker", "QuestionTask", "Unfit", "task_names"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from posenc.evaluation.questions.question import Question, Task, Unfit
+from posenc.evaluation.questions.question import Question, QuestionTask, Unfit
 from posenc.evaluation.questions.source import Source, identifier, names
 
 PASSAGE = 4
@@ -16,19 +16,19 @@ SHORTEST = 5
 
 GAP = "____"
 
-TOLD = "Answer the question by the following documents. Give the answer alone."
+INSTRUCTIONS = "Answer the question by the following documents. Give the answer alone."
 
 
 def missing_word(source: Source, draw: random.Random, size: int) -> Question:
-    """The word left out of a sentence of one document; see ``Task.make``."""
-    own, others = _passages(source, draw, 1, size)
-    sentences = [text for text in own[0] if _words(text)]
+    """The word left out of a sentence of one document; see ``QuestionTask.make``."""
+    passage, others = _passages(source, draw, 1, size)
+    sentences = [text for text in passage[0] if _words(text)]
     if not sentences:
         raise Unfit("the text has no long words")
     sentence = draw.choice(sentences)
     word = draw.choice(_words(sentence))
     gapped = re.sub(rf"\b{word}\b", GAP, sentence)
-    texts = [" ".join(own[0]), *others]
+    texts = [" ".join(passage[0]), *others]
     draw.shuffle(texts)
     titles = names(draw, len(texts))
     return _asked(
@@ -37,13 +37,13 @@ def missing_word(source: Source, draw: random.Random, size: int) -> Question:
 
 
 def second_document(source: Source, draw: random.Random, size: int) -> Question:
-    """How a document begins that another one refers to; see ``Task.make``."""
-    own, others = _passages(source, draw, 2, size)
+    """The beginning of a document that another one refers to; see ``QuestionTask.make``."""
+    passages, others = _passages(source, draw, 2, size)
     title = names(draw, 1)[0]
-    quoted = draw.choice(own[0])
-    answer = " ".join(own[1][0].split()[:3])
-    first = " ".join([*own[0], f"This goes on in {title}."])
-    texts = [first, " ".join(own[1]), *others]
+    quoted = draw.choice(passages[0])
+    answer = " ".join(passages[1][0].split()[:3])
+    first = " ".join([*passages[0], f"This goes on in {title}."])
+    texts = [first, " ".join(passages[1]), *others]
     titles = names(draw, len(texts) + 1)
     titles = [other for other in titles if other != title][: len(texts)]
     titles[1] = title
@@ -81,7 +81,7 @@ def _words(sentence: str) -> list[str]:
 def _asked(documents: list[tuple[str, str]], question: str, answers: tuple[str, ...]) -> Question:
     listed = "\n\n".join(f"Document {title}:\n{text}" for title, text in documents)
     return Question(
-        head=f"{TOLD}\n\n{listed}\n\n{TOLD}\n\n",
+        head=f"{INSTRUCTIONS}\n\n{listed}\n\n{INSTRUCTIONS}\n\n",
         tail=f"Question: {question}",
         lead=" Answer:",
         answers=answers,
@@ -89,7 +89,7 @@ def _asked(documents: list[tuple[str, str]], question: str, answers: tuple[str, 
 
 
 def json_lookup(source: Source, draw: random.Random, size: int) -> Question:
-    """The value of a key in a JSON object of UUIDs (Liu et al. 2024); see ``Task.make``."""
+    """The value of a key in a JSON object of UUIDs (Liu et al. 2024); see ``QuestionTask.make``."""
     key, value = identifier(draw), identifier(draw)
     depth = draw.random()
     pairs = [(identifier(draw), identifier(draw)) for _ in range(size - 1)]
@@ -105,7 +105,9 @@ def json_lookup(source: Source, draw: random.Random, size: int) -> Question:
 
 
 DOCUMENT_TASKS = (
-    Task(name="qa_1", summary="a word missing in one of the documents", make=missing_word),
-    Task(name="qa_2", summary="a document that another one names", make=second_document, fewest=2),
-    Task(name="json_lookup", summary="a value in a JSON object of UUIDs", make=json_lookup),
+    QuestionTask(name="qa_1", summary="a word missing in one of the documents", make=missing_word),
+    QuestionTask(
+        name="qa_2", summary="a document that another one names", make=second_document, fewest=2
+    ),
+    QuestionTask(name="json_lookup", summary="a value in a JSON object of UUIDs", make=json_lookup),
 )

@@ -13,7 +13,7 @@ from posenc.codec import from_plain, to_plain
 from posenc.errors import UnknownNameError
 from posenc.evaluation.questions.documents import DOCUMENT_TASKS
 from posenc.evaluation.questions.needles import NEEDLE_TASKS
-from posenc.evaluation.questions.question import Question, Task, Unfit
+from posenc.evaluation.questions.question import Question, QuestionTask, Unfit
 from posenc.evaluation.questions.source import Source
 from posenc.evaluation.questions.tracking import TRACKING_TASKS
 from posenc.training.seeding import fingerprint
@@ -31,7 +31,7 @@ MOST_TRIES, GROWTH = 24, 8
 """Sizes tried for a question, and by how many times itself one may grow at once."""
 
 VERSION = 1
-"""Of the questions; another number makes all of them anew."""
+"""Version of the questions; changing it draws all of them anew."""
 
 
 def task_names(listed: str) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ class QuestionMaker:
         file = f"{name}-{length}-{digest}.json.gz"
         return kept("questions", file, make, read=_questions, write=_content)
 
-    def _fitted(self, task: Task, length: int, number: int) -> Question:
+    def _fitted(self, task: QuestionTask, length: int, number: int) -> Question:
         """The largest of a question's sizes that fits, found by its tokens a unit."""
 
         def made(size: int) -> tuple[Question, int]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from posenc.evaluation.questions.question import Question, Task
+from posenc.evaluation.questions.question import Question, QuestionTask
 from posenc.evaluation.questions.source import Source, digits, identifier, names, scattered
 from posenc.reporting.sentences import listed
 
@@ -24,7 +24,7 @@ NEEDLE = "The secret {kind} of {key} is {value}."
 
 @dataclass(frozen=True, kw_only=True)
 class Needles:
-    """A form of needles; see ``Task.make``.
+    """A form of needles; see ``QuestionTask.make``.
 
     Args:
         hay: repeated noise, sentences of the text, or further needles.
@@ -108,7 +108,7 @@ PEOPLE = tuple(_PEOPLE.split())
 
 
 def in_other_words(source: Source, draw: random.Random, size: int) -> Question:
-    """A fact in the text, asked for without any of its words; see ``Task.make``."""
+    """A fact in the text, asked for without any of its words; see ``QuestionTask.make``."""
     fact, question = draw.choice(FACTS)
     person = draw.choice(PEOPLE)
     hay = source.run(draw.randrange(len(source.sentences)), size)
@@ -123,7 +123,7 @@ def in_other_words(source: Source, draw: random.Random, size: int) -> Question:
 
 
 NEEDLE_TASKS = tuple(
-    Task(name=name, summary=summary, make=make)
+    QuestionTask(name=name, summary=summary, make=make)
     for name, summary, make in (
         ("niah_single_1", "a number in repeated noise", Needles(hay="noise")),
         ("niah_single_2", "a number in the text", Needles(hay="text")),

@@ -45,7 +45,7 @@ seed asks for the same at every length.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class QuestionTask:
     """A kind of question.
 
     Args:

@@ -38,12 +38,12 @@ class Source:
         Empty for a text without words.
         """
         split = (part.strip() for part in re.split(r"(?<=[.!?])\s+|\n+", self.text))
-        found = dict.fromkeys(
+        sentences = dict.fromkeys(
             " ".join(part.split()) for part in split if len(WORD.findall(part)) >= FEWEST_WORDS
         )
         words = self.text.split()
-        if found and len(found) >= min(2, len(words) // CHUNK):
-            return tuple(found)
+        if sentences and len(sentences) >= min(2, len(words) // CHUNK):
+            return tuple(sentences)
         chunks = (words[begin : begin + CHUNK] for begin in range(0, len(words), CHUNK))
         return tuple(dict.fromkeys(map(" ".join, chunks)))
 
@@ -76,10 +76,10 @@ def identifier(draw: random.Random) -> str:
 
 def letters(draw: random.Random, alphabet: str, size: int, count: int) -> list[str]:
     """Different random words of ``size`` letters."""
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found["".join(draw.choices(alphabet, k=size))] = None
-    return list(found)
+    words: dict[str, None] = {}
+    while len(words) < count:
+        words["".join(draw.choices(alphabet, k=size))] = None
+    return list(words)
 
 
 def scattered(draw: random.Random, sentences: list[str], inserted: list[str]) -> list[str]:

@@ -6,7 +6,7 @@ import random
 import string
 
 from posenc.evaluation.questions.needles import NOISE
-from posenc.evaluation.questions.question import Question, Task
+from posenc.evaluation.questions.question import Question, QuestionTask
 from posenc.evaluation.questions.source import Source, digits, letters, names, scattered
 
 HOPS = 4
@@ -29,15 +29,15 @@ ZETA_2 = 1.6449340668482264
 
 
 def variables(source: Source, draw: random.Random, size: int) -> Question:
-    """Variables of one value, each assigned the one before it; see ``Task.make``."""
+    """Variables of one value, each assigned the one before it; see ``QuestionTask.make``."""
     shown, shown_lines, shown_value = _chain(draw, 2)
     chain, lines, value = _chain(draw, HOPS)
     text = "\n".join(scattered(draw, [NOISE] * size, lines))
     example = "\n".join(scattered(draw, [NOISE] * 2, shown_lines))
     answered = f"{_asked_of(shown_value)}{_begun(shown_value, len(shown))} {', '.join(shown)}"
-    told = "Follow the assignments of variables in the text."
+    intro = "Follow the assignments of variables in the text."
     return Question(
-        head=f"{told}\n\n{example}\n{answered}\n\n{told}\n\n{text}\n",
+        head=f"{intro}\n\n{example}\n{answered}\n\n{intro}\n\n{text}\n",
         tail=_asked_of(value),
         lead=_begun(value, len(chain)),
         answers=tuple(chain),
@@ -46,11 +46,11 @@ def variables(source: Source, draw: random.Random, size: int) -> Question:
 
 def _chain(draw: random.Random, hops: int) -> tuple[list[str], list[str], str]:
     """Variables, their assignments, and the value of all."""
-    found = letters(draw, string.ascii_uppercase, 5, hops + 1)
+    names = letters(draw, string.ascii_uppercase, 5, hops + 1)
     value = digits(draw, 5)
-    lines = [f"VAR {found[0]} = {value}."]
-    lines += [f"VAR {found[n + 1]} = VAR {found[n]}." for n in range(hops)]
-    return found, lines, value
+    lines = [f"VAR {names[0]} = {value}."]
+    lines += [f"VAR {names[n + 1]} = VAR {names[n]}." for n in range(hops)]
+    return names, lines, value
 
 
 def _asked_of(value: str) -> str:
@@ -62,7 +62,7 @@ def _begun(value: str, count: int) -> str:
 
 
 def common_words(source: Source, draw: random.Random, size: int) -> Question:
-    """The ten words that a list of ``size`` entries repeats most; see ``Task.make``."""
+    """The ten words that a list of ``size`` entries repeats most; see ``QuestionTask.make``."""
     example, shown = _numbered(draw, names(draw, COMMON), names(draw, COMMON), SHORT)
     common, times = names(draw, COMMON), LONG if size >= LONG_LIST else SHORT
     count = (size - COMMON * times[0]) // times[1]
@@ -70,9 +70,9 @@ def common_words(source: Source, draw: random.Random, size: int) -> Question:
     text, answers = _numbered(draw, common, others, times)
     asked = f"Question: Which {COMMON} words stand there most often, in alphabetical order?"
     lead = " Answer: They are"
-    told = "Some words of this numbered list stand there more often than others. Remember these."
+    intro = "Some words of this numbered list stand there more often than others. Remember these."
     return Question(
-        head=f"{told}\n{example}\n{asked}{lead} {', '.join(shown)}\n\n{told}\n{text}\n",
+        head=f"{intro}\n{example}\n{asked}{lead} {', '.join(shown)}\n\n{intro}\n{text}\n",
         tail=asked,
         lead=lead,
         answers=tuple(answers),
@@ -89,7 +89,7 @@ def _numbered(
 
 
 def frequent_words(source: Source, draw: random.Random, size: int) -> Question:
-    """The three most frequent of coded words, whose frequencies fall as k⁻²; see ``Task.make``.
+    """The three most frequent coded words, with frequencies of k⁻²; see ``QuestionTask.make``.
 
     The most frequent of all is a row of dots, which does not count.
     """
@@ -112,7 +112,9 @@ def frequent_words(source: Source, draw: random.Random, size: int) -> Question:
 
 
 TRACKING_TASKS = (
-    Task(name="vt", summary="variables of one value", make=variables),
-    Task(name="cwe", summary="the ten most common words", make=common_words, fewest=70),
-    Task(name="fwe", summary="the three most frequent words", make=frequent_words, fewest=100),
+    QuestionTask(name="vt", summary="variables of one value", make=variables),
+    QuestionTask(name="cwe", summary="the ten most common words", make=common_words, fewest=70),
+    QuestionTask(
+        name="fwe", summary="the three most frequent words", make=frequent_words, fewest=100
+    ),
 )

@@ -105,8 +105,8 @@ class ImageSuite:
         features, classes = self._outputs(self.original, self.lengths[0])
         values: dict[str, dict[int, Tensor]] = {"right": {}, "agreement": {}, "cosine": {}}
         for length in self.lengths:
-            seen, named = self._outputs(model, limit or length)
-            values["cosine"][length] = cosine_similarity(seen, features)
+            outputs, named = self._outputs(model, limit or length)
+            values["cosine"][length] = cosine_similarity(outputs, features)
             if named is not None and classes is not None:
                 values["agreement"][length] = (named == classes).float()
                 if self.images.labels is not None:

@@ -78,16 +78,16 @@ class MaskedSuite:
         bits = {length: self._bits(model, *self._middle(length)) for length in set(read.values())}
         longest = read[self.lengths[-1]]
         begins = len(self.special.begin)
-        whole = self.lengths[-1] - self.special.count
-        profile = profile_of(self.pieces, whole, self.windows)
+        context = self.lengths[-1] - self.special.count
+        profile = profile_of(self.pieces, context, self.windows)
         by_position = profile.shortened(longest - self.special.count).curve(
             lambda rows: self._bits(model, rows[:, 1:], self.masked[rows[:, 1:]])
         )
         inputs = self.special.around(self.text[self._middle(longest)[0][:1]])
         spent = cost(model, inputs, count=longest)
-        means = {length: bits[seen].nanmean(1) for length, seen in read.items()}
+        means = {length: bits[scored].nanmean(1) for length, scored in read.items()}
         return StudyReading(
-            loss={length: float(bits[seen].nanmean()) for length, seen in read.items()},
+            loss={length: float(bits[scored].nanmean()) for length, scored in read.items()},
             by_position=tuple((at + begins, bits) for at, bits in by_position if bits == bits),
             **spent._asdict(),
             pieces={"loss": {n: rounded(values[~values.isnan()]) for n, values in means.items()}},
@@ -106,13 +106,15 @@ class MaskedSuite:
 
     def _middle(self, length: int) -> tuple[Int[Tensor, "W L"], Bool[Tensor, "W L"]]:
         """Contexts as indices of the text, and which tokens are scored."""
-        shortest, own, longest = (
+        shortest, context, longest = (
             size - self.special.count for size in (self.lengths[0], length, self.lengths[-1])
         )
-        room = self.pieces.count(longest) - 1
-        begins = self.pieces.begins(torch.arange(self.windows) * room // self.windows, longest)
+        last_start = self.pieces.count(longest) - 1
+        begins = self.pieces.begins(
+            torch.arange(self.windows) * last_start // self.windows, longest
+        )
         middle = begins.unsqueeze(1) + (longest - shortest) // 2
-        rows = begins.unsqueeze(1) + (longest - own) // 2 + torch.arange(own)
+        rows = begins.unsqueeze(1) + (longest - context) // 2 + torch.arange(context)
         inside = (rows >= middle) & (rows < middle + shortest)
         return rows, inside & self.masked[rows]
 

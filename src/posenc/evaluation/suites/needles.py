@@ -15,7 +15,7 @@ from posenc.experiments.text_loss import Model, rows_a_call
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 0.95)
 """Depths of needles, as shares of the context before the question."""
 
-WORD, KNOWN = 16, 4
+WORD, PROMPT = 16, 4
 """Tokens of a word to be copied, and how many of the copy are given."""
 
 LETTERS, FIRST_LETTER = 26, ord("a")
@@ -63,7 +63,9 @@ class KeyNeedles:
     def hide(
         self, windows: Int[Tensor, "W L"], depth: float, generator: torch.Generator
     ) -> tuple[Int[Tensor, "W L"], Int[Tensor, "W n"]]:
-        """As ``ByteNeedles.hide``; all tokens of an answer but the last are given.
+        """Windows with a needle and the question, and the answers; see ``ByteNeedles.hide``.
+
+        The windows end in all tokens of the answer but the last.
 
         All keys of a batch have the same number of tokens.
         """
@@ -74,18 +76,18 @@ class KeyNeedles:
             while True:
                 key = int(torch.randint(10_000, 100_000, (), generator=generator))
                 asked = list(self.encode("\nThe pass key is"))
-                whole = list(self.encode(f"\nThe pass key is {key}"))
-                if whole[: len(asked)] != asked:
-                    asked = whole[: len(whole) - 1]
-                answer = whole[len(asked) :]
+                sentence = list(self.encode(f"\nThe pass key is {key}"))
+                if sentence[: len(asked)] != asked:
+                    asked = sentence[: len(sentence) - 1]
+                answer = sentence[len(asked) :]
                 if width in (None, len(answer)):
                     break
             width = len(answer)
             needle = list(self.encode(f"\nThe pass key is {key}. Remember it.\n"))
-            room = length - len(needle) - len(whole) + 1
-            begin = round(depth * room)
-            text = row[:room].tolist()
-            hidden.append(text[:begin] + needle + text[begin:] + whole[:-1])
+            text_length = length - len(needle) - len(sentence) + 1
+            begin = round(depth * text_length)
+            text = row[:text_length].tolist()
+            hidden.append(text[:begin] + needle + text[begin:] + sentence[:-1])
             answers.append(answer)
         return torch.tensor(hidden), torch.tensor(answers)
 
@@ -105,13 +107,15 @@ def copying(
     """
     rows = len(windows)
     word = pool[torch.randint(len(pool), (rows, WORD), generator=generator)]
-    whole = torch.cat([windows[:, : windows.shape[1] - 2 * WORD + 1], word, word[:, :-1]], dim=1)
-    return whole, word[:, KNOWN:]
+    sequences = torch.cat(
+        [windows[:, : windows.shape[1] - 2 * WORD + 1], word, word[:, :-1]], dim=1
+    )
+    return sequences, word[:, PROMPT:]
 
 
 @torch.inference_mode()
 def shares_right(
-    model: Model, windows: Int[Tensor, "W L"], answers: Int[Tensor, "W n"], *, whole: bool
+    model: Model, windows: Int[Tensor, "W L"], answers: Int[Tensor, "W n"], *, exact: bool
 ) -> Float[Tensor, " W"]:
     """Share of each answer that the model predicts, given windows without its last token.
 
@@ -119,14 +123,14 @@ def shares_right(
         model: tokens to logits.
         windows: which end in all tokens of the answer but the last.
         answers: ids.
-        whole: 1 if all tokens of the answer are right, else 0.
+        exact: 1 if all tokens of the answer are right, else 0.
     """
     count = answers.shape[1]
     rows = rows_a_call(windows.shape[1])
     right = []
     for part, wanted in zip(torch.split(windows, rows), torch.split(answers, rows), strict=True):
         hit = model(part)[:, -count:].argmax(-1).cpu() == wanted
-        right.append(hit.all(1).double() if whole else hit.double().mean(1))
+        right.append(hit.all(1).double() if exact else hit.double().mean(1))
     return torch.cat(right)
 
 
@@ -144,6 +148,6 @@ def repeat(
         size = int(torch.randint(SHORTEST, LONGEST + 1, (), generator=generator))
         begin = int(torch.randint(max(1, int(latest * len(row))), (), generator=generator))
         word = FIRST_LETTER + torch.randint(LETTERS, (size,), generator=generator)
-        room = len(row) - begin
-        row[begin:] = word.repeat(-(-room // size))[:room]
+        space = len(row) - begin
+        row[begin:] = word.repeat(-(-space // size))[:space]
     return repeated

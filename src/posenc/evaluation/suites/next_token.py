@@ -43,7 +43,7 @@ BINS, RUN = 16, 8
 """Bins of the loss by position, and segments in a run; fewer for long contexts."""
 
 FEWEST_PASSES, MOST_PASSES = 5, 40
-KNOWN, PATIENCE = 0.05, 2.0
+PRECISION, PATIENCE = 0.05, 2.0
 """Passes are timed until half the interval of their median is at most this share of it, or for so
 many seconds."""
 
@@ -132,20 +132,20 @@ class NextTokenSuite:
     def _with(self, run: Model, reading: StudyReading, length: int) -> StudyReading:
         """A reading with the measurements at one more length."""
         bits = self.targets.each(run, self.text, length).mean(1)
-        found = self._needles(run, length)
+        needles = self._needles(run, length)
 
-        def added(known: Mapping[int, Any], value: Any) -> dict[int, Any]:
-            return dict(sorted({**known, length: value}.items()))
+        def added(values: Mapping[int, Any], value: Any) -> dict[int, Any]:
+            return dict(sorted({**values, length: value}.items()))
 
         return replace(
             reading,
             loss=added(reading.loss, float(bits.mean())),
-            needles=added(reading.needles, tuple(found.mean(1).tolist())),
+            needles=added(reading.needles, tuple(needles.mean(1).tolist())),
             copied=added(reading.copied, self._copied(run, length)),
             pieces={
                 **reading.pieces,
                 "loss": added(reading.pieces.get("loss", {}), rounded(bits)),
-                "needles": added(reading.pieces.get("needles", {}), rounded(found.flatten())),
+                "needles": added(reading.pieces.get("needles", {}), rounded(needles.flatten())),
             },
         )
 
@@ -161,16 +161,16 @@ class NextTokenSuite:
     def _needles(self, run: Model, length: int) -> Float[Tensor, "D W"]:
         """1 for each needle found, by depth."""
         windows = self._windows(length, self.asked)
-        found = []
+        shares = []
         for index, depth in enumerate(DEPTHS):
             hidden, answers = self.needles.hide(windows, depth, generator(self.seed, length, index))
-            found.append(shares_right(run, hidden, answers, whole=True))
-        return torch.stack(found)
+            shares.append(shares_right(run, hidden, answers, exact=True))
+        return torch.stack(shares)
 
     def _copied(self, run: Model, length: int) -> float:
         windows = self._windows(length, self.windows)
-        whole, answers = copying(windows, self.pool, generator(self.seed, length))
-        return float(shares_right(run, whole, answers, whole=False).mean())
+        rows, answers = copying(windows, self.pool, generator(self.seed, length))
+        return float(shares_right(run, rows, answers, exact=False).mean())
 
     def facts(self, unit: str) -> dict[str, Any]:
         """See ``Suite``."""
@@ -196,7 +196,7 @@ class NextTokenSuite:
         }
 
 
-class Cost(NamedTuple):
+class PassCost(NamedTuple):
     """Time and memory of a pass.
 
     Args:
@@ -211,7 +211,7 @@ class Cost(NamedTuple):
 
 
 @torch.inference_mode()
-def cost(model: nn.Module, inputs: Tensor, *, count: int) -> Cost:
+def cost(model: nn.Module, inputs: Tensor, *, count: int) -> PassCost:
     """Time and memory of a pass, repeated until its time is precise.
 
     Args:
@@ -225,14 +225,14 @@ def cost(model: nn.Module, inputs: Tensor, *, count: int) -> Cost:
     memory = PeakMemory(device)
     times: list[float] = []
     while len(times) < FEWEST_PASSES or not (
-        _spread(times) <= KNOWN or len(times) >= MOST_PASSES or sum(times) > PATIENCE
+        _spread(times) <= PRECISION or len(times) >= MOST_PASSES or sum(times) > PATIENCE
     ):
         begin = time.perf_counter()
         model(inputs)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - begin)
-    return Cost(count / median(times), _spread(times), memory.used())
+    return PassCost(count / median(times), _spread(times), memory.used())
 
 
 def _spread(times: Sequence[float]) -> float:

@@ -114,9 +114,9 @@ class RetrievalSuite:
 
     def _places(self, length: int) -> tuple[int, list[int]]:
         """Tokens of a document with its passages, and where the passages begin."""
-        whole = length - self.special.count + PARTS * self.passage
-        part = whole // PARTS
-        return whole, [index * part + (part - self.passage) // 2 for index in range(PARTS)]
+        total = length - self.special.count + PARTS * self.passage
+        part = total // PARTS
+        return total, [index * part + (part - self.passage) // 2 for index in range(PARTS)]
 
     def _passages(self, length: int) -> list[Int[Tensor, "N p"]]:
         begins = self._places(length)[1]
@@ -124,11 +124,11 @@ class RetrievalSuite:
 
     def _rest(self, length: int) -> Int[Tensor, "N n"]:
         """Documents without their passages, without special tokens."""
-        whole, begins = self._places(length)
-        kept = torch.ones(whole, dtype=torch.bool)
+        total, begins = self._places(length)
+        in_document = torch.ones(total, dtype=torch.bool)
         for begin in begins:
-            kept[begin : begin + self.passage] = False
-        return self.documents[:, :whole][:, kept]
+            in_document[begin : begin + self.passage] = False
+        return self.documents[:, :total][:, in_document]
 
     def _cut(self, ids: Int[Tensor, "N n"], limit: int | None) -> Int[Tensor, "N m"]:
         most = None if limit is None else limit - self.special.count

@@ -205,7 +205,7 @@ def _load() -> tuple[LabelledImages, LabelledImages, str]:
 
 
 def _scaled(pixels: Tensor, side: int) -> Tensor:
-    """LabelledImages of ``side`` by ``side`` pixels, between neighbours where there are more."""
+    """Images of ``side`` by ``side`` pixels, between neighbours where there are more."""
     if pixels.shape[-1] == side:
         return pixels
     return F.interpolate(pixels, size=(side, side), mode="bilinear", antialias=True)
@@ -216,12 +216,12 @@ def _shown_scaled(pixels: Tensor, side: int, trained: int, patch: int) -> View:
 
 
 def _shown_moved(pixels: Tensor, side: int, trained: int, patch: int) -> View:
-    """At the trained size, each somewhere on a sheet of paper, by whole patches."""
+    """Images of the trained size at random places of larger empty ones, moved by whole patches."""
     return View(_on_sheet(pixels, side, trained, patch).pixels)
 
 
 def _on_sheet(pixels: Tensor, side: int, trained: int, patch: int) -> View:
-    """As moved, all but the image itself being padding."""
+    """``_shown_moved`` with everything outside the image marked as padding."""
     images = _scaled(pixels, trained)
     sheet = images.new_zeros(len(images), 1, side, side)
     valid = torch.zeros(len(images), side, side, dtype=torch.bool)

@@ -16,7 +16,7 @@ from posenc.arguments import Share, check
 from posenc.experiments.corpus import read_corpus
 from posenc.experiments.pieces import Pieces
 from posenc.experiments.recipe import Recipe, Variant
-from posenc.experiments.results import Measurement, Metric, Refusal
+from posenc.experiments.results import Measurement, Metric, RefusedMeasurement
 from posenc.experiments.tasks.common import needles
 from posenc.experiments.tasks.common.byte_text import byte_losses, random_windows
 from posenc.experiments.tasks.common.probe import Probe
@@ -31,10 +31,10 @@ SEGMENTS, NEEDLES = 256, 128
 """Segments scored, and needles asked for, at every length."""
 
 BINS, RUN, RUNS = 16, 16, 4
-"""Of the loss by position: bins, segments seen in each bin in a row, and number of such runs."""
+"""Loss by position: bins, segments per bin in a row, and number of such runs."""
 
 TESTED_TOKENS = 1 << 20
-"""At very long contexts there are fewer segments, needles and runs, to keep within this."""
+"""Bound on tested tokens: very long contexts have fewer segments, needles and runs."""
 FEWEST = 16
 
 CONTEXT = "context length (bytes)"
@@ -71,7 +71,7 @@ class LanguageModelling(Task):
         spread = partial(Targets.spread, pieces, longest=longest)
         width, windows = length // 2, max(FEWEST, TESTED_TOKENS // longest)
         segments = spread(width=width, count=min(SEGMENTS, windows))
-        known = Targets.spread(self._pieces, width=width, longest=length, count=SEGMENTS)
+        training_targets = Targets.spread(self._pieces, width=width, longest=length, count=SEGMENTS)
         self._haystacks = spread(width=1, count=min(NEEDLES, windows))
         runs = min(RUNS, max(1, windows // (RUN + BINS)))
         self._profile = PositionProfile.spread(
@@ -81,13 +81,13 @@ class LanguageModelling(Task):
             settings,
             title="Next byte of real text, at longer contexts than trained on",
             corpus=corpus.record(),
-            metrics=self._metrics(segments, known, length, longest),
+            metrics=self._metrics(segments, training_targets, length, longest),
             decisive=(corpus.sha256, length),
             also_decisive=(self._needle_rows,),
             example_length=length,
         )
         self.data = corpus.describe()
-        self._add("seen", length, partial(_loss, known, self._train, length))
+        self._add("seen", length, partial(_loss, training_targets, self._train, length))
         for size in self.lengths:
             self._add("loss", size, partial(_loss, segments, self._held_out, size))
         for size in self.lengths if self._needle_rows else ():
@@ -117,16 +117,16 @@ class LanguageModelling(Task):
         return F.cross_entropy(logits.float(), batch["targets"].flatten())
 
     def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
-        """By the decoder's backends."""
+        """Memory that the decoder's backends need, in bytes."""
         return decoder_bytes(cast(Decoder, model), rows, length, training=training)
 
     def count(self, encoding: str) -> int:
-        """All probes and the loss by position, for each variant."""
+        """Number of measurements: all probes and the loss by position, for each variant."""
         return (len(self.probes) + 1) * len(self._variants(encoding))
 
     def measure(
         self, model: nn.Module, encoding: str, seed: int, *, available: int | None
-    ) -> Iterator[list[Measurement | Refusal]]:
+    ) -> Iterator[list[Measurement | RefusedMeasurement]]:
         """All metrics of the encoding and of its variants."""
         for variant in self._variants(encoding):
             view = _through(cast(Decoder, model), variant)
@@ -148,10 +148,10 @@ class LanguageModelling(Task):
 
     def _by_position(
         self, model: Decoder, variant: Variant, seed: int, available: int | None
-    ) -> list[Measurement | Refusal]:
-        """At the longest context; if that is refused, also at the training length."""
+    ) -> list[Measurement | RefusedMeasurement]:
+        """Loss by position at the longest context; if that is refused, at the training length."""
         key = "loss_by_position"
-        refusals: list[Measurement | Refusal] = []
+        refusals: list[Measurement | RefusedMeasurement] = []
         for profile in (self._profile, self._profile.shortened(self.settings.train_length)):
             length = profile.length
             needs = partial(
@@ -165,17 +165,19 @@ class LanguageModelling(Task):
                     Measurement(subject=variant.name, seed=seed, metric=key, x=x, value=value)
                     for x, value in zip(profile.middles, values, strict=True)
                 ]
-            refusals.append(Refusal(subject=variant.name, metric=key, x=length, reason=values))
+            refusals.append(
+                RefusedMeasurement(subject=variant.name, metric=key, x=length, reason=values)
+            )
         return refusals[:1]
 
     def _metrics(
-        self, segments: Targets, known: Targets, length: int, longest: int
+        self, segments: Targets, training_targets: Targets, length: int, longest: int
     ) -> list[Metric]:
         width = segments.width
-        loss, training, on_seen = byte_losses(
+        loss, training, on_training = byte_losses(
             self._train,
             (self._held_out, segments.places),
-            (self._train, known.places),
+            (self._train, training_targets.places),
             training=", needles included." if self._needle_rows else ".",
             label="Loss on the same bytes",
             axis=CONTEXT,
@@ -206,7 +208,7 @@ class LanguageModelling(Task):
             "that every position is scored on the same bytes.",
         )
         recalls = [recall] if self._needle_rows else []
-        return [loss, *recalls, by_position, training, on_seen]
+        return [loss, *recalls, by_position, training, on_training]
 
 
 def _through(model: Decoder, variant: Variant) -> Decoder:

@@ -50,7 +50,7 @@ class MaskedBytes(Task):
         self._train, self._pieces = Pieces.joined(corpus.train)
         windows = max(1, min(WINDOWS, TESTED_TOKENS // longest))
         self._windows = _spread(*Pieces.joined(corpus.held_out), windows, longest)
-        self._seen = _spread(self._train, self._pieces, windows, length)
+        self._training_windows = _spread(self._train, self._pieces, windows, length)
         self._masked = torch.rand(windows, longest, generator=generator(longest)) < RATE
         self._shortest = settings.lengths[0]
         super().__init__(
@@ -65,7 +65,7 @@ class MaskedBytes(Task):
         for size in self.lengths:
             run = partial(self._score, length=size)
             self.add_probe(("loss", "accuracy"), size, run, rows=rows_a_call(size))
-        self.add_probe(("seen",), length, self._score_seen)
+        self.add_probe(("seen",), length, self._score_training)
 
     def make_model(self, recipe: Recipe) -> MaskedLM:
         """A ``MaskedLM``; a learned table ends at the training length."""
@@ -89,7 +89,7 @@ class MaskedBytes(Task):
         return int(batch["chosen"].sum())
 
     def stack_config(self, model: nn.Module) -> EncoderConfig:
-        """That of the encoder."""
+        """Configuration of the encoder."""
         return cast(MaskedLM, model).encoder.config
 
     def _score(self, model: nn.Module, length: int) -> tuple[float, float]:
@@ -98,12 +98,12 @@ class MaskedBytes(Task):
         return self._score_middle(model, self._windows[:, part], self._masked[:, part])
 
     @property
-    def _masked_seen(self) -> Tensor:
+    def _training_mask(self) -> Tensor:
         """Masked bytes of the windows trained on."""
-        return self._masked[:, : self._seen.shape[1]]
+        return self._masked[:, : self._training_windows.shape[1]]
 
-    def _score_seen(self, model: nn.Module) -> tuple[float]:
-        return self._score_middle(model, self._seen, self._masked_seen)[:1]
+    def _score_training(self, model: nn.Module) -> tuple[float]:
+        return self._score_middle(model, self._training_windows, self._training_mask)[:1]
 
     def _score_middle(
         self, model: nn.Module, windows: Tensor, masked: Tensor
@@ -124,9 +124,12 @@ class MaskedBytes(Task):
     def _metrics(self) -> tuple[Metric, ...]:
         tested, trained = (
             (windows.flatten(), self._scored(masked).flatten().nonzero())
-            for windows, masked in ((self._windows, self._masked), (self._seen, self._masked_seen))
+            for windows, masked in (
+                (self._windows, self._masked),
+                (self._training_windows, self._training_mask),
+            )
         )
-        loss, training, on_seen = byte_losses(
+        loss, training, on_training = byte_losses(
             self._train,
             tested,
             trained,
@@ -144,7 +147,7 @@ class MaskedBytes(Task):
             lower_is_better=False,
             description="Share of these bytes that the model finds likeliest.",
         )
-        return loss, accuracy, training, on_seen
+        return loss, accuracy, training, on_training
 
     def _middle(self, length: int) -> tuple[int, int]:
         """First scored byte in windows of ``length``, and the number of scored bytes."""

@@ -70,7 +70,9 @@ def _dictionary(*, stress: bool) -> tuple[Sequence[str], Sequence[Pair], str]:
             answer = tuple(sound if stress else sound.rstrip("012") for sound in sounds)
             if answer not in spoken.setdefault(word, []):
                 spoken[word].append(answer)
-    phonemes = sorted({sound for known in spoken.values() for word in known for sound in word})
+    phonemes = sorted(
+        {sound for pronunciations in spoken.values() for word in pronunciations for sound in word}
+    )
     numbers = {sound: SYMBOLS + index for index, sound in enumerate(phonemes)}
     digest = hashlib.sha256()
     pairs = []

@@ -66,10 +66,10 @@ class Temperatures(Task):
                 remedy=f"Held-out parts have {PART} hours.",
             )
         parts = series[: len(series) // PART * PART].view(-1, PART)
-        kept = torch.arange(len(parts)) % EVERY != EVERY - 1
-        self._deviation = parts[kept].std()
-        normal = (parts - parts[kept].mean()) / self._deviation
-        self._train, self._held_out = normal[kept], normal[~kept]
+        in_training = torch.arange(len(parts)) % EVERY != EVERY - 1
+        self._deviation = parts[in_training].std()
+        normal = (parts - parts[in_training].mean()) / self._deviation
+        self._train, self._held_out = normal[in_training], normal[~in_training]
         self._variance = float(self._held_out.var())
         digest = hashlib.sha256(series.numpy().tobytes()).hexdigest()
         super().__init__(
@@ -97,9 +97,13 @@ class Temperatures(Task):
     def make_model(self, recipe: Recipe) -> Timed:
         """An ``Interpolator``; a learned table has the hours of a span."""
         arguments = self.model_arguments(recipe)
-        own = {name: arguments.pop(name) for name in ("encoding", "options", "layers")}
+        encoding_arguments = {
+            name: arguments.pop(name) for name in ("encoding", "options", "layers")
+        }
         config = StackConfig(activation="gelu", norm="layer", bias=True, **arguments)
-        return Timed(Interpolator(config, **own), by_index=recipe.positions == "index")
+        return Timed(
+            Interpolator(config, **encoding_arguments), by_index=recipe.positions == "index"
+        )
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:
         """``values``, ``times`` and ``hidden``, all ``[batch, train_length]``."""

@@ -84,7 +84,7 @@ class WordOrder(Task):
         return nn.functional.cross_entropy(logits, batch["classes"])
 
     def stack_config(self, model: nn.Module) -> EncoderConfig:
-        """That of the encoder."""
+        """Configuration of the encoder."""
         return cast(TextClassifier, model).encoder.config
 
     @torch.inference_mode()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 @dataclass(eq=False)
-class Call:
+class RecordedCall:
     """A call of attention.
 
     Args:
@@ -32,13 +32,13 @@ class Call:
     logits: Tensor | None = None
 
 
-_CALLS: ContextVar[list[Call] | None] = ContextVar("calls", default=None)
+_CALLS: ContextVar[list[RecordedCall] | None] = ContextVar("calls", default=None)
 
 
 @contextmanager
-def recorded_calls() -> Iterator[list[Call]]:
+def recorded_calls() -> Iterator[list[RecordedCall]]:
     """The calls of ``record_call`` in a context, in order."""
-    calls: list[Call] = []
+    calls: list[RecordedCall] = []
     token = _CALLS.set(calls)
     try:
         yield calls
@@ -58,6 +58,6 @@ def record_call(
     """Attention that answers zeros: so inputs of later layers do not depend on positions."""
     calls = _CALLS.get()
     if calls is not None:
-        calls.append(Call(module, query, key, value, attention_mask, options))
+        calls.append(RecordedCall(module, query, key, value, attention_mask, options))
     rows, heads, length, _ = query.shape
     return value.new_zeros(rows, length, heads, value.shape[-1]), None

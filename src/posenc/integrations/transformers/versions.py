@@ -14,7 +14,7 @@ from typing import Any
 from posenc.errors import VersionError
 
 OLDEST = "5.19"
-"""The same in the extras of ``pyproject.toml``."""
+"""Oldest version of transformers, as in the extras of ``pyproject.toml``."""
 
 
 def require(installed: str) -> None:

@@ -171,7 +171,7 @@ class AlgorithmTask(Task):
         return cast(RandomlyPlacedDecoder, model).decoder
 
     def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
-        """By the decoder's backends."""
+        """Memory that the decoder's backends need, in bytes."""
         return decoder_bytes(self.saved_model(model), rows, length, training=training)
 
     def _score(self, model: nn.Module, length: int) -> tuple[float, float]:
@@ -191,8 +191,8 @@ class AlgorithmTask(Task):
             scored.append(batch["targets"] != IGNORED)
             right.append(logits.argmax(-1).cpu() == batch["targets"])
         all_scored, all_right = torch.cat(scored), torch.cat(right)
-        whole = (all_right | ~all_scored).all(1)
-        return float(all_right[all_scored].double().mean()), float(whole.double().mean())
+        all_correct = (all_right | ~all_scored).all(1)
+        return float(all_right[all_scored].double().mean()), float(all_correct.double().mean())
 
 
 def algorithm_entry(

@@ -15,7 +15,7 @@ PLACES = ("river", "house", "garden", "bridge", "tree", "road")
 LITTLE = ("the", "that", "was", "by")
 
 WORDS: tuple[str, ...] = (*LITTLE, *PEOPLE, *ANIMALS, *VERBS, *ADJECTIVES, *PREPOSITIONS, *PLACES)
-"""All words there are."""
+"""Words of the vocabulary."""
 
 SHORTEST = 5
 """Words of the shortest sentence: the dog chased the man."""
@@ -79,7 +79,7 @@ class Scene:
         return actor.noun in PEOPLE
 
     def turned(self) -> Scene:
-        """The same with person and animal exchanged; all else stays where it is."""
+        """The scene with person and animal exchanged, and everything else in place."""
         first, second = self.first, self.second
         return Scene(
             Phrase(second.noun, first.adjectives, first.place, first.relative),
@@ -103,13 +103,13 @@ def draw_scene(length: int, random: Random) -> Scene:
     return scene
 
 
-def _grown(phrases: list[Phrase], room: int, random: Random) -> int:
-    """Make a phrase longer by at most ``room`` words; by how many it is."""
+def _grown(phrases: list[Phrase], budget: int, random: Random) -> int:
+    """Make a phrase longer by at most ``budget`` words; returns the number added."""
     phrase = random.choice(phrases)
     kinds: Sequence[str] = [
         kind
         for kind, words in (("active", 4), ("object", 4), ("passive", 6))
-        if words <= room and phrase.relative is None
+        if words <= budget and phrase.relative is None
     ]
     fate = random.random()
     if kinds and fate < 0.5:
@@ -118,7 +118,7 @@ def _grown(phrases: list[Phrase], room: int, random: Random) -> int:
         phrase.relative = Relative(random.choice(VERBS), kind, other)
         phrases.append(other)
         return 6 if kind == "passive" else 4
-    if room >= 3 and phrase.place is None and fate < 0.8:
+    if budget >= 3 and phrase.place is None and fate < 0.8:
         phrase.place = random.choice(PREPOSITIONS), random.choice(PLACES)
         return 3
     phrase.adjectives.append(random.choice(ADJECTIVES))

@@ -102,7 +102,7 @@ class PairTask(Task):
         self.split, self.score = split, score
         self._cross = self.recipe_of(cross)
         self.vocabulary = target_vocabulary
-        self._own: dict[str, Any] = {
+        self._config_fields: dict[str, Any] = {
             "source_vocabulary": source_vocabulary,
             "target_vocabulary": target_vocabulary,
             "shared": shared,
@@ -116,9 +116,9 @@ class PairTask(Task):
             run = partial(self._score, pairs=pairs, length=length)
             self.add_probe(keys, length, run, rows=ROWS, length=length + 1)
         trained = settings.train_length
-        known = split.train[: len(split.tests[trained])]
+        trained_pairs = split.train[: len(split.tests[trained])]
         self.add_probe(
-            ("seen",), trained, lambda model: [self._score(model, known, trained)[headline]]
+            ("seen",), trained, lambda model: [self._score(model, trained_pairs, trained)[headline]]
         )
 
     def make_model(self, recipe: Recipe) -> Transformer:
@@ -137,7 +137,7 @@ class PairTask(Task):
             encoder_options=options,
             decoder_options=options,
             cross_options=fitted_options(self._cross, self.fitted_length),
-            **self._own,
+            **self._config_fields,
             **arguments,
         )
         return Transformer(config)

@@ -61,14 +61,14 @@ def read_parallel(text: Path, target: Path | None = None, *, skip_empty: bool = 
                 got=f"line {number} of {empty}, of which nothing is left without blanks",
                 remedy="Remove the line from both sides.",
             )
-    kept = [pair for pair in stripped if all(pair)]
-    if not kept:
+    complete = [pair for pair in stripped if all(pair)]
+    if not complete:
         raise unusable(text, "no pairs", "Give sentences and their translations.")
     digest = hashlib.sha256()
-    for source, other in kept:
+    for source, other in complete:
         digest.update(f"{source}\t{other}\n".encode())
     return Parallel(
-        name=name, pairs=kept, skipped=len(pairs) - len(kept), sha256=digest.hexdigest()
+        name=name, pairs=complete, skipped=len(pairs) - len(complete), sha256=digest.hexdigest()
     )
 
 

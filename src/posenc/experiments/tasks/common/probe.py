@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from posenc.errors import ArgumentError, LengthError
-from posenc.experiments.results import Measurement, Refusal
+from posenc.experiments.results import Measurement, RefusedMeasurement
 from posenc.training.memory_estimate import gigabytes
 
 
@@ -45,12 +45,12 @@ class Probe:
 
     def measure(
         self, model: nn.Module, *, subject: str, seed: int, available: int | None
-    ) -> list[Measurement | Refusal]:
+    ) -> list[Measurement | RefusedMeasurement]:
         """Measurements of a subject, or refusals with the reason."""
         values = self.attempt(model, available)
         if isinstance(values, str):
             return [
-                Refusal(subject=subject, metric=metric, x=self.x, reason=values)
+                RefusedMeasurement(subject=subject, metric=metric, x=self.x, reason=values)
                 for metric in self.metrics
             ]
         return [

@@ -20,8 +20,7 @@ PADDING, UNKNOWN, WORDS = 0, 1, 2
 """Tokens: none, a word that is not in the vocabulary, and the first that is."""
 
 MOST, HELD_OUT, MOST_WORDS = 1000, 0.2, 8000
-"""Of a user's text: sentences tested at a length at most, the share held out, and words of the
-vocabulary."""
+"""Limits for a user's text: sentences tested per length, share held out, vocabulary size."""
 
 Sentence = tuple[Sequence[int], int]
 """Tokens, and the class."""

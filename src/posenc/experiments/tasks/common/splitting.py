@@ -15,7 +15,7 @@ MOST, FEWEST = 512, 16
 """Examples tested at a length, and how many there must be for a number to mean something."""
 
 
-class Example(Protocol):
+class NamedExample(Protocol):
     """An example of a task.
 
     Attributes:
@@ -29,7 +29,7 @@ class Example(Protocol):
     def length(self) -> int: ...
 
 
-E = TypeVar("E", bound=Example)
+E = TypeVar("E", bound=NamedExample)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Subwords:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known = {token for token in tokenizer.get_vocab() if len(token) == 1}
+        self._characters = {token for token in tokenizer.get_vocab() if len(token) == 1}
 
     @classmethod
     def learn(cls, lines: Iterable[str], *, size: int) -> Subwords:
@@ -71,9 +71,9 @@ class Subwords:
 
     def unknown(self, line: str) -> list[str]:
         """Characters of a line that are not in the vocabulary, each once."""
-        return sorted({c for c in _cleaned(line) if c != " " and c not in self._known})
+        return sorted({c for c in _cleaned(line) if c != " " and c not in self._characters})
 
-    def require_known(self, lines: Sequence[str], where: str) -> None:
+    def require_characters(self, lines: Sequence[str], where: str) -> None:
         """Raise DataError for the first line of file ``where`` with unknown characters."""
         for number, line in enumerate(lines, start=1):
             strange = self.unknown(line)
@@ -87,7 +87,7 @@ class Subwords:
                 )
 
     def to_json(self) -> str:
-        """All of it, in the tokenizers library's own format."""
+        """The tokenizer in the format of the tokenizers library."""
         text: str = self._tokenizer.to_str()
         return text
 

@@ -39,7 +39,7 @@ from posenc.errors import ArgumentError
 from posenc.experiments.fitting import fit_note, fitted_options
 from posenc.experiments.options import OF_TASK, ComparisonOptions
 from posenc.experiments.recipe import Positions, Recipe, Variant, describe
-from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
+from posenc.experiments.results import Corpus, Measurement, Metric, RefusedMeasurement
 from posenc.experiments.tasks.common.probe import Probe
 from posenc.models.checkpoint import SavedModel
 from posenc.models.stack import StackConfig
@@ -232,7 +232,7 @@ class Task(ABC):
 
     def measure(
         self, model: nn.Module, encoding: str, seed: int, *, available: int | None
-    ) -> Iterator[list[Measurement | Refusal]]:
+    ) -> Iterator[list[Measurement | RefusedMeasurement]]:
         """Measure a trained model, and its variants, step by step.
 
         Args:
@@ -244,7 +244,7 @@ class Task(ABC):
             yield probe.measure(model, subject=encoding, seed=seed, available=available)
         if self.lacking:
             yield [
-                Refusal(subject=encoding, metric=metric, x=length, reason=reason)
+                RefusedMeasurement(subject=encoding, metric=metric, x=length, reason=reason)
                 for length, reason in self.lacking.items()
                 for metric in self.probes[0].metrics
             ]

@@ -4,6 +4,6 @@ from posenc.integrations.transformers import versions  # noqa: F401 - first: it 
 from posenc.integrations.transformers.accelerate.api import accelerate, restore
 from posenc.integrations.transformers.accelerate.family import FAMILIES, AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import register
-from posenc.integrations.transformers.accelerate.report import Report
+from posenc.integrations.transformers.accelerate.report import AccelerateReport
 
-__all__ = ["FAMILIES", "AcceleratedFamily", "Report", "accelerate", "register", "restore"]
+__all__ = ["FAMILIES", "AccelerateReport", "AcceleratedFamily", "accelerate", "register", "restore"]

@@ -32,7 +32,7 @@ SETTINGS = "_posenc_settings"
 
 
 @dataclass(frozen=True)
-class Settings:
+class AccelerateSettings:
     """Settings of an accelerated module, or of a layer of a switched model.
 
     Args:
@@ -47,8 +47,8 @@ class Settings:
 SHORTEST = 256
 """Keys from which on windows were measured to be faster than PyTorch's attention with a mask."""
 
-DEFAULT = Settings(shortest=SHORTEST)
-AS_IT_WAS = Settings(shortest=2**31)
+DEFAULT = AccelerateSettings(shortest=SHORTEST)
+AS_IT_WAS = AccelerateSettings(shortest=2**31)
 
 
 class Accelerated(nn.Module):
@@ -92,8 +92,8 @@ class Accelerated(nn.Module):
         copied.__dict__.update(deepcopy(self.__dict__, memo))
         return copied
 
-    def own_forward(self, **arguments: Any) -> Any:
-        """The forward pass of the original; ``cache`` goes by the name that it has there."""
+    def original_forward(self, **arguments: Any) -> Any:
+        """The original forward pass, with ``cache`` under the name that it has there."""
         name = cache_name(self.parameters_of_forward)
         if name is not None and CACHE in arguments:
             arguments[name] = arguments.pop(CACHE)
@@ -137,7 +137,7 @@ def _by_name(forward: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def settings_of(module: nn.Module) -> Settings:
+def settings_of(module: nn.Module) -> AccelerateSettings:
     """Settings of an accelerated module or of a layer of a switched model; the defaults for others.
 
     While ``torch.jit`` traces, as the older ONNX exporter does, models run as they did: the graph
@@ -146,8 +146,8 @@ def settings_of(module: nn.Module) -> Settings:
     """
     if is_scripted():
         return AS_IT_WAS
-    settings = cast(Settings, module.__dict__.get(SETTINGS, DEFAULT))
-    return Settings(settings.backend) if is_exporting() else settings
+    settings = cast(AccelerateSettings, module.__dict__.get(SETTINGS, DEFAULT))
+    return AccelerateSettings(settings.backend) if is_exporting() else settings
 
 
 def wants_weights(module: nn.Module, options: Mapping[str, Any]) -> bool:
@@ -171,7 +171,7 @@ def parameter_of(module: nn.Module, name: str) -> Tensor:
         hook.post_forward(module, None)
 
 
-def take_over(module: nn.Module, kind: type[Accelerated], settings: Settings) -> None:
+def take_over(module: nn.Module, kind: type[Accelerated], settings: AccelerateSettings) -> None:
     """Make a module an accelerated one.
 
     Raises:
@@ -232,11 +232,11 @@ def _replaced(module: nn.Module, kind: type[nn.Module]) -> str | None:
     """A method of ``kind`` that the module would not run, having another in its place; or None."""
     held = module.__dict__
     for name in held:
-        own = getattr(type(module), name, None)
-        if not callable(own) or getattr(kind, name, None) is own:
+        class_value = getattr(type(module), name, None)
+        if not callable(class_value) or getattr(kind, name, None) is class_value:
             continue
         hooked = name == "forward" and "_hf_hook" in held
         method = held.get("_old_forward") if hooked else held[name]
-        if getattr(method, "__func__", None) is not own:
+        if getattr(method, "__func__", None) is not class_value:
             return name
     return None

@@ -14,14 +14,14 @@ from posenc.integrations.transformers.accelerate import switching
 from posenc.integrations.transformers.accelerate.accelerated import (
     SHORTEST,
     Accelerated,
-    Settings,
+    AccelerateSettings,
     put_back,
     require_untouched,
     settings_of,
     take_over,
 )
 from posenc.integrations.transformers.accelerate.checking import (
-    Comparison,
+    OutputComparison,
     is_sharded_around,
     without_values,
 )
@@ -30,13 +30,19 @@ from posenc.integrations.transformers.accelerate.family import (
     AcceleratedFamily,
     family_of,
 )
-from posenc.integrations.transformers.accelerate.report import Report, ReportedModule
-from posenc.integrations.transformers.accelerate.routing import MOVED, OWN, POSENC, Record, recorded
+from posenc.integrations.transformers.accelerate.report import AccelerateReport, ReportedModule
+from posenc.integrations.transformers.accelerate.routing import (
+    MOVED,
+    ORIGINAL,
+    POSENC,
+    Record,
+    recorded,
+)
 from posenc.integrations.transformers.accelerate.views import config_behind, with_posenc
 
 ALREADY = "It was accelerated before and stays as it is; restore(model) first for other settings."
 
-Found = tuple[str, nn.Module, AcceleratedFamily]
+FamilyModule = tuple[str, nn.Module, AcceleratedFamily]
 
 
 def accelerate(
@@ -45,7 +51,7 @@ def accelerate(
     backend: str | Backend = "auto",
     check: bool = True,
     shortest: int | None = None,
-) -> Report:
+) -> AccelerateReport:
     """Compute the attention of a transformers model with posenc, in place.
 
     Of any model on transformers' attention interface, whose config then names posenc's attention:
@@ -79,41 +85,41 @@ def accelerate(
         raise UnknownNameError.of("backend", backend, ["auto", *BACKENDS])
     if switching.is_left(model):
         restore(model)
-    found = list(_modules(model))
+    modules = list(_modules(model))
     if switching.is_switched(model) or _accelerated(model):
-        return replace(_report(model, found), note=ALREADY)
-    served = [module for _, module, family in found if family.reason(module) is None]
+        return replace(_report(model, modules), note=ALREADY)
+    served = [module for _, module, family in modules if family.reason(module) is None]
     models = switching.on_interface(model)
-    if not found and not models:
+    if not modules and not models:
         raise _unknown(model)
     comparison, note = _comparison(model, served, models) if check else (None, "")
     off, notes = None, [note] if note else []
     calls: Record = []
     try:
         if comparison is not None:
-            _change(model, found, backend, 0)
+            _change(model, modules, backend, 0)
             with recorded() as calls:
                 off = comparison.difference()
-            _change(model, found, backend, shortest)
+            _change(model, modules, backend, shortest)
             off = max(off, comparison.difference(short=True))
             if not comparison.near(off):
                 restore(model)
                 comparison.require_explained(off, {module for module, *_ in calls})
-        _change(model, found, backend, shortest)
+        _change(model, modules, backend, shortest)
     except BaseException:
         restore(model)
         raise
     least = SHORTEST if shortest is None else shortest
-    rows = _report(model, found).modules + _rows(model, calls, least)
+    rows = _report(model, modules).modules + _rows(model, calls, least)
     if models and not calls:
         notes.append("Layers on transformers' attention interface use posenc where they can gain.")
     tried = "" if comparison is None else comparison.tried
-    return Report(type(model).__name__, rows, off, tried, " ".join(notes))
+    return AccelerateReport(type(model).__name__, rows, off, tried, " ".join(notes))
 
 
 def _comparison(
     model: nn.Module, served: Sequence[nn.Module], models: Sequence[nn.Module]
-) -> tuple[Comparison | None, str]:
+) -> tuple[OutputComparison | None, str]:
     """The comparison, or why there is none: of some models random inputs cannot be made."""
     if not (served or models):
         return None, ""
@@ -123,7 +129,7 @@ def _comparison(
         note = "Outputs were not compared, since the model is a part of what is sharded."
         return None, f"{note} To compare them, call accelerate before that."
     try:
-        return Comparison(model, [*served, *models]), ""
+        return OutputComparison(model, [*served, *models]), ""
     except ArgumentError as error:
         if served:
             raise
@@ -182,40 +188,40 @@ def _accelerated(model: nn.Module) -> list[Accelerated]:
 
 
 def _change(
-    model: nn.Module, found: Sequence[Found], backend: str | Backend, shortest: int | None
+    model: nn.Module, modules: Sequence[FamilyModule], backend: str | Backend, shortest: int | None
 ) -> None:
     """Have posenc compute calls of so many keys and more; None: as measured for each family."""
-    settings = Settings(backend, SHORTEST if shortest is None else shortest)
+    settings = AccelerateSettings(backend, SHORTEST if shortest is None else shortest)
     if switching.is_switched(model):
         switching.switch_settings(model, settings)
     else:
         switching.switch(model, settings)
-    for _, module, family in found:
+    for _, module, family in modules:
         if family.reason(module) is not None:
             continue
         least = family.shortest if shortest is None else shortest
         kind = type(module) if isinstance(module, Accelerated) else family.classes.get(type(module))
         if kind is not None:
-            take_over(module, kind, Settings(backend, least))
+            take_over(module, kind, AccelerateSettings(backend, least))
         if family.configured and "config" in module.__dict__:
             config = config_behind(module.__dict__["config"])
             module.__dict__["config"] = with_posenc(config, family.masks)
 
 
-def _modules(model: nn.Module) -> Iterator[Found]:
+def _modules(model: nn.Module) -> Iterator[FamilyModule]:
     """Modules that a family has a class or a config for, with their paths."""
     for path, module in model.named_modules():
         kind = module.original if isinstance(module, Accelerated) else type(module)
         family = family_of(kind)
         if family is not None:
             kinds = (family.classes, family.configured, family.unserved)
-            if any(kind in known for known in kinds):
+            if any(kind in classes for classes in kinds):
                 yield path, module, family
 
 
-def _report(model: nn.Module, found: Sequence[Found]) -> Report:
+def _report(model: nn.Module, modules: Sequence[FamilyModule]) -> AccelerateReport:
     rows = []
-    for path, module, family in found:
+    for path, module, family in modules:
         if isinstance(module, Accelerated):
             least = settings_of(module).shortest
             reason = f"from {least} keys on; its own below" if least > 1 else "at all lengths"
@@ -224,8 +230,8 @@ def _report(model: nn.Module, found: Sequence[Found]) -> Report:
             rows.append(ReportedModule(path, module.original.__name__, POSENC, reason))
         elif type(module) not in family.configured:
             reason = family.reason(module) or ""
-            rows.append(ReportedModule(path, type(module).__name__, OWN, reason))
-    return Report(type(model).__name__, tuple(rows))
+            rows.append(ReportedModule(path, type(module).__name__, ORIGINAL, reason))
+    return AccelerateReport(type(model).__name__, tuple(rows))
 
 
 def _unknown(model: nn.Module) -> ArgumentError:

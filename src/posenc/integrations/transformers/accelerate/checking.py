@@ -47,13 +47,13 @@ PRECISIONS = {
     torch.float16: Precision(2.0**-10, 2e-2, averaged=True),
     torch.bfloat16: Precision(2.0**-7, 1e-1, averaged=True),
 }
-"""By dtype."""
+"""Precision of a model by its dtype."""
 
 QUANTIZED = Precision(1 / 127, 1e-1, averaged=True)
-"""Of activations in 8 bits."""
+"""Precision of quantised models, whose activations may have 8 bits."""
 
 
-class Comparison:
+class OutputComparison:
     """Outputs of the transformers models inside a model, on random inputs.
 
     The inputs are a padded batch, tokens behind its cache, and a row long enough for compiled
@@ -81,10 +81,10 @@ class Comparison:
             )
         self.modules = modules
         self.expected: dict[Trial, list[Tensor]] = {}
-        said: list[str] = []
+        descriptions: list[str] = []
         for trial in chain.from_iterable(map(trials_of, self.bases)):
-            said += self._begin(trial)
-        self.tried = "; ".join(dict.fromkeys(said))
+            descriptions += self._begin(trial)
+        self.tried = "; ".join(dict.fromkeys(descriptions))
         outputs = [*chain.from_iterable(self.expected.values())]
         if not all(bool(tensor.isfinite().all()) for tensor in outputs):
             raise ArgumentError(
@@ -101,7 +101,7 @@ class Comparison:
         What a model's own code cannot do is left out, but not its plain batch.
         """
         try:
-            self.expected[trial], said = trial.run()
+            self.expected[trial], description = trial.run()
         except Exception as error:
             got = f"{type(error).__name__}: {error}"
             if trial.steps:
@@ -114,7 +114,7 @@ class Comparison:
                 got=f"True; {got}",
                 remedy="Compare outputs on your own inputs.",
             ) from error
-        return [said]
+        return [description]
 
     def difference(self, *, short: bool = False) -> float:
         """The largest difference of outputs from those at first, as a share of each one's size.
@@ -213,8 +213,8 @@ def _bases(model: nn.Module, modules: set[nn.Module]) -> list[PreTrainedModel]:
     Models put together from others (an encoder of images and T5) are so compared part by part,
     since inputs for the whole do not follow from its config.
     """
-    found = list(_outermost(model, modules, of_family=True))
-    return found or list(_outermost(model, modules, of_family=False))[:1]
+    of_family = list(_outermost(model, modules, of_family=True))
+    return of_family or list(_outermost(model, modules, of_family=False))[:1]
 
 
 def _outermost(
@@ -238,8 +238,8 @@ def _precision(models: Sequence[nn.Module], outputs: Sequence[Tensor]) -> Precis
     if any(_is_quantized(model) for model in models):
         return QUANTIZED
     tensors = chain(outputs, *(model.parameters() for model in models))
-    found = [PRECISIONS[x.dtype] for x in tensors if x.dtype in PRECISIONS]
-    return max(found, key=lambda precision: precision.step, default=PRECISIONS[torch.float32])
+    precisions = [PRECISIONS[x.dtype] for x in tensors if x.dtype in PRECISIONS]
+    return max(precisions, key=lambda precision: precision.step, default=PRECISIONS[torch.float32])
 
 
 def _is_quantized(model: nn.Module) -> bool:

@@ -56,8 +56,8 @@ def dense_attention(
         return output, None
 
     def definition(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
-        seen = masks[0] if masks else mask_of_causality(q, k) if causal else None
-        return attend_by_logits(logits_of(q, k, None, scale), v, seen, dropout=0.0)[0]
+        visible = masks[0] if masks else mask_of_causality(q, k) if causal else None
+        return attend_by_logits(logits_of(q, k, None, scale), v, visible, dropout=0.0)[0]
 
     tensors = (query, key, value) if mask is None else (query, key, value, mask)
     return with_definition((output,), definition, tensors)[0], None

@@ -64,8 +64,8 @@ def _documents(function: MaskFunction, place: Place) -> Int[Tensor, "B Q 2"]:
     """Intervals from a query's document on; one begins where a token is not seen by the next."""
     index = place.index
     row = torch.arange(place.batch, device=place.device)[:, None]
-    seen = function(row, None, index[:, 1:], index[:, :-1]).expand(place.batch, -1)
-    begins = torch.nn.functional.pad(index[:, 1:].where(~seen, 0), (1, 0)).cummax(-1).values
+    same = function(row, None, index[:, 1:], index[:, :-1]).expand(place.batch, -1)
+    begins = torch.nn.functional.pad(index[:, 1:].where(~same, 0), (1, 0)).cummax(-1).values
     return torch.stack([begins, (index + 1).expand_as(begins)], dim=-1)
 
 

@@ -1,4 +1,4 @@
-"""Layers of transformers' dynamic caches with room for tokens to come.
+"""Layers of transformers' dynamic caches with spare capacity for later tokens.
 
 transformers copies all cached keys and values to add one token's; at 32,768 tokens that takes
 longer than attention does.
@@ -22,12 +22,12 @@ Pair = tuple[Float[Tensor, "B G K D"], Float[Tensor, "B G K E"]]
 """Keys and values."""
 
 LEAST = 256
-"""Tokens that a new buffer has room for at least."""
+"""Least spare capacity of a new buffer, in tokens."""
 
 
 @dataclass(eq=False)
 class Buffers:
-    """Memory for keys and values, with room behind them; copies and pickles have none.
+    """Buffers of keys and values with spare capacity, which copies and pickles drop.
 
     Args:
         pair: of keys and of values.
@@ -49,7 +49,7 @@ class Buffers:
         return all(x is last and x.data_ptr() == end.data_ptr() for x, last, end in triples)
 
     def append(self, new: Pair) -> None:
-        """Write those of new tokens behind the others."""
+        """Append the keys and values of new tokens."""
         end = self.filled + new[0].shape[2]
         for buffer, x in zip(self.pair, new, strict=True):
             buffer[:, :, self.filled : end] = x
@@ -85,17 +85,17 @@ class Growing(DynamicLayer):
             pair = _buffer(held[0], size), _buffer(held[1], size)
             buffers = self._posenc_buffers = Buffers(pair, count, held)
         buffers.append(new)
-        whole = _ends(buffers.pair, buffers.filled, count + added)
-        self.keys, self.values = buffers.last = self._kept(whole, added)
-        return whole
+        extended = _ends(buffers.pair, buffers.filled, count + added)
+        self.keys, self.values = buffers.last = self._attended(extended, added)
+        return extended
 
-    def _kept(self, whole: Pair, added: int) -> Pair:
+    def _attended(self, pair: Pair, added: int) -> Pair:
         """Keys and values that later tokens attend to."""
-        return whole
+        return pair
 
 
 class GrowingWindow(Growing, DynamicSlidingWindowLayer):
-    """The same for a layer that keeps a window of the last tokens."""
+    """``Growing`` for a layer that keeps a window of the last tokens."""
 
     original = DynamicSlidingWindowLayer
 
@@ -103,9 +103,9 @@ class GrowingWindow(Growing, DynamicSlidingWindowLayer):
         method = DynamicSlidingWindowLayer.update if self.record_past else Growing.update
         return method(self, key_states, value_states, *others, **options)
 
-    def _kept(self, whole: Pair, added: int) -> Pair:
+    def _attended(self, pair: Pair, added: int) -> Pair:
         self.cumulative_length += added
-        keys, values = (x[:, :, 1 - self.sliding_window :] for x in whole)
+        keys, values = (x[:, :, 1 - self.sliding_window :] for x in pair)
         return keys, values
 
 
@@ -115,7 +115,7 @@ KINDS: dict[type[CacheLayerMixin], type[Growing]] = {
 
 
 def grow(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Give the layers of the cache that a model is called with room to grow; a hook before it.
+    """Pre-forward hook: give the layers of the call's cache spare capacity.
 
     Layers of other classes are left alone.
     """

@@ -27,7 +27,7 @@ from posenc.integrations.transformers.accelerate.graph_patterns import pattern_i
 from posenc.integrations.transformers.accelerate.masks import grid_of
 from posenc.integrations.transformers.accelerate.patterns import Place, grid_of_function, padded
 from posenc.integrations.transformers.accelerate.routing import (
-    OWN,
+    ORIGINAL,
     describe,
     note,
     note_kernel,
@@ -119,27 +119,27 @@ def attention(
     terms: tuple[StructuredScore, ...] = ()
     if fast and isinstance(position_bias, PositionBias):
         terms = position_bias.terms
-    given: dict[str, Any] = {"dropout": dropout, "scale": scaling}
+    options_of_call: dict[str, Any] = {"dropout": dropout, "scale": scaling}
     if fast and grid is not None:
         output = None
         extras = {"a bias": terms or None, "sinks": s_aux, "a soft cap": softcap}
         changes = [name for name, extra in extras.items() if extra is not None]
         if not changes and settings.backend == "auto":
-            output = plain_attention(query, key, value, grid, **given)
+            output = plain_attention(query, key, value, grid, **options_of_call)
         if output is not None:
-            note(module, OWN, f"{describe(grid)}, where PyTorch's kernel is as fast")
+            note(module, ORIGINAL, f"{describe(grid)}, where PyTorch's kernel is as fast")
         else:
             note_kernel(module, grid, changes)
             if torch.compiler.is_compiling() and softcap is None and grid.band[0] > -FARTHEST:
                 grid, terms = _padding_as_term(grid, terms, query)
-            given |= {"backend": settings.backend, "sinks": s_aux, "softcap": softcap}
-            output = attend(query, key, value, grid, encoding_of(*terms), **given)
+            options_of_call |= {"backend": settings.backend, "sinks": s_aux, "softcap": softcap}
+            output = attend(query, key, value, grid, encoding_of(*terms), **options_of_call)
         return output.transpose(1, 2).contiguous(), None
-    note(module, OWN, "weights are asked for" if with_weights else "a mask of all pairs")
+    note(module, ORIGINAL, "weights are asked for" if with_weights else "a mask of all pairs")
     bias = position_bias.dense if isinstance(position_bias, PositionBias) else position_bias
     mask = _all_pairs(attention_mask, query.dtype)
-    given |= {"with_weights": with_weights, "sinks": s_aux, "softcap": softcap}
-    output, weights = dense_attention(query, key, value, bias, mask, **given)
+    options_of_call |= {"with_weights": with_weights, "sinks": s_aux, "softcap": softcap}
+    output, weights = dense_attention(query, key, value, bias, mask, **options_of_call)
     return output.transpose(1, 2).contiguous(), weights
 
 
@@ -240,7 +240,7 @@ def pairs_of(
     config: PreTrainedConfig | None = None,
     device: torch.device | str = "cpu",
     **options: Any,
-) -> lazy_mask.Pairs:
+) -> lazy_mask.VisiblePairs:
     """The pairs that a mask of transformers lets through.
 
     Their grid follows from the mask's function, since layers and options say otherwise in some
@@ -251,8 +251,8 @@ def pairs_of(
 
     def visible() -> Tensor:
         skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        given = (*sizes, q_offset, kv_offset, mask_function, attention_mask)
-        made: Any = masking_utils.sdpa_mask(*given, device=device, **options | skips)
+        arguments = (*sizes, q_offset, kv_offset, mask_function, attention_mask)
+        made: Any = masking_utils.sdpa_mask(*arguments, device=device, **options | skips)
         return cast(Tensor, made)
 
     if not (is_scripted() or torch.compiler.is_compiling() or torch.device(device).type == "meta"):
@@ -260,25 +260,25 @@ def pairs_of(
         use_vmap = bool(options.get("use_vmap"))
         find = partial(grid_of_function, mask_function, place, attention_mask, use_vmap=use_vmap)
         if not use_vmap:
-            return lazy_mask.Pairs(find, visible)
+            return lazy_mask.VisiblePairs(find, visible)
         # PyTorch maps no function while an operator reads a mask.
-        found = find()
-        if found is None:
+        grid = find()
+        if grid is None:
             return _written(visible())
-        known_grid, shape = found, (batch_size, 1, q_length, kv_length)
-        return lazy_mask.Pairs(lambda: known_grid, lambda: known_grid.visible.expand(shape))
+        known_grid, shape = grid, (batch_size, 1, q_length, kv_length)
+        return lazy_mask.VisiblePairs(lambda: known_grid, lambda: known_grid.visible.expand(shape))
     pattern = None
     if not (is_scripted() or isinstance(q_offset, Tensor)):  # a tensor in static caches
         place = Place(*sizes, q_offset, kv_offset, torch.device(device))
         pattern = pattern_in_graph(mask_function, place, config, attention_mask, options)
     if pattern is None:
         return _written(visible())
-    known = padded(pattern, place, attention_mask).grid(place)
-    return lazy_mask.Pairs(lambda: known, visible)
+    graph_grid = padded(pattern, place, attention_mask).grid(place)
+    return lazy_mask.VisiblePairs(lambda: graph_grid, visible)
 
 
-def _written(pairs: Bool[Tensor, "B 1 Q K"]) -> lazy_mask.Pairs:
-    return lazy_mask.Pairs(lambda: None, lambda: pairs)
+def _written(pairs: Bool[Tensor, "B 1 Q K"]) -> lazy_mask.VisiblePairs:
+    return lazy_mask.VisiblePairs(lambda: None, lambda: pairs)
 
 
 def keys_mask(causal: bool) -> Callable[..., Bool[Tensor, "B *pairs"] | None]:

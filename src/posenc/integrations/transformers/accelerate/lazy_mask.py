@@ -20,7 +20,7 @@ CARRIED = "_posenc_pairs"
 
 
 @dataclass(eq=False)
-class Pairs(ComputedOnce):
+class VisiblePairs(ComputedOnce):
     """Pairs of queries and keys that attend to each other.
 
     Args:
@@ -37,7 +37,7 @@ class Pairs(ComputedOnce):
 
     @property
     def grid(self) -> Grid | None:
-        """Made when first asked for: models make masks for kinds of layers that they lack."""
+        """The grid, made on first use: models make masks for kinds of layers that they lack."""
         if not self._made:
             self._grid, self._made = self.make_grid(), True
         return self._grid
@@ -65,12 +65,12 @@ class LazyMask(Tensor):
     numbers may have been changed.
     """
 
-    _posenc_pairs: Pairs | None
+    _posenc_pairs: VisiblePairs | None
     _written: Tensor
 
     @staticmethod
     def __new__(
-        cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, pairs: Pairs
+        cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, pairs: VisiblePairs
     ) -> LazyMask:
         mask = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         mask._posenc_pairs = pairs
@@ -99,7 +99,7 @@ class LazyMask(Tensor):
 
 
 def carrying(
-    pairs: Pairs, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    pairs: VisiblePairs, shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Shaped[Tensor, "B 1 Q K"]:
     """A mask that carries pairs.
 
@@ -113,7 +113,7 @@ def carrying(
     return mask
 
 
-def pairs_behind(mask: Tensor | None) -> Pairs | None:
+def pairs_behind(mask: Tensor | None) -> VisiblePairs | None:
     """The pairs that a mask carries; None if it carries none."""
     return getattr(mask, CARRIED, None)
 

@@ -60,7 +60,7 @@ class MasksRead:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Tensor, tuple[Tensor | None, int | None]]] = {}
+        self._by_mask: dict[int, tuple[Tensor, tuple[Tensor | None, int | None]]] = {}
 
     def keys(
         self, mask: Tensor, attends: Callable[[Tensor], Bool[Tensor, "B K"]]
@@ -72,12 +72,13 @@ class MasksRead:
         """
         if torch.compiler.is_compiling():
             return attends(mask), None
-        if id(mask) not in self._known:
+        if id(mask) not in self._by_mask:
             attended = attends(mask)
             fewest = fewest_attended(attended)
-            found = None if fewest == attended.shape[1] else attended
-            self._known[id(mask)] = mask, (found, fewest)  # with the mask, whose id stays its own
-        return self._known[id(mask)][1]
+            needed = None if fewest == attended.shape[1] else attended
+            # The mask is kept too, so that no other tensor gets its id.
+            self._by_mask[id(mask)] = mask, (needed, fewest)
+        return self._by_mask[id(mask)][1]
 
 
 def attended_keys(mask: Tensor | None) -> Tensor | None:

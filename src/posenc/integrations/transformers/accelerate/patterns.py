@@ -24,7 +24,7 @@ from posenc.layout import Layout
 from posenc.runtime import has_values
 
 MaskFunction = Callable[..., Any]
-"""From batch row, head, query and key indices to whether the query may attend to the key."""
+"""Function of batch row, head, query and key index; True if the query may attend to the key."""
 
 Documents = tuple[Int[Tensor, "b Q"], Int[Tensor, "b K"]]
 """Numbers of the documents of queries and keys."""
@@ -32,7 +32,7 @@ Documents = tuple[Int[Tensor, "b Q"], Int[Tensor, "b K"]]
 BLOCK = 2**20
 """Pairs of a batch row for which a function is evaluated at once."""
 
-KEPT = 64
+MOST_CACHED = 64
 """Intervals of functions that depend on nothing but numbers, kept for later calls."""
 
 
@@ -94,7 +94,7 @@ class Pattern:
         return Pattern(low, high, intervals, documents, valid)
 
     def grid(self, place: Place) -> Grid:
-        """The same as a grid, its positions being indices."""
+        """The pattern as a grid, with indices as positions."""
         query = Layout.sequence(place.queries, place.first, device=place.device)
         key = query
         if (place.queries, place.first) != (place.keys, place.start):
@@ -104,7 +104,7 @@ class Pattern:
                 replace(side, document=document)
                 for side, document in zip((query, key), self.documents, strict=True)
             )
-        valid = self._seen_padding(place)
+        valid = self._visible_padding(place)
         if valid is not None:
             key = replace(key, valid=valid)
         if self.low > self.high:  # Qwen2-MoE without windows makes a mask of 0 keys, unread
@@ -114,7 +114,7 @@ class Pattern:
             return Grid(query, key, causal=True, intervals=self.intervals)
         return Grid(query, key, window=(self.low, self.high), intervals=self.intervals)
 
-    def _seen_padding(self, place: Place) -> Bool[Tensor, "b K"] | None:
+    def _visible_padding(self, place: Place) -> Bool[Tensor, "b K"] | None:
         """``valid``, if it hides a key that a query would see."""
         if self.valid is None:
             return None
@@ -237,7 +237,7 @@ def _evaluate(function: MaskFunction, place: Place, **options: Any) -> Bool[Tens
 
 
 def _all_of(cells: Cells, place: Place) -> Pattern | None:
-    """All of several patterns; a band of positions is one of indices within packed documents."""
+    """Conjunction of patterns; within packed documents a band of positions is one of indices."""
     functions, patterns, bands = cells["mask_functions"], [], []
     positions: Tensor | None = None
     for function in functions:
@@ -318,7 +318,7 @@ def _paired(first: Documents, second: Documents) -> Documents:
     return numbers[:, :queries], numbers[:, queries:]
 
 
-_FOUND: dict[Hashable, Pattern | None] = {}
+_PATTERNS: dict[Hashable, Pattern | None] = {}
 
 
 def _evaluated(function: MaskFunction, place: Place, *, use_vmap: bool) -> Pattern | None:
@@ -330,11 +330,11 @@ def _evaluated(function: MaskFunction, place: Place, *, use_vmap: bool) -> Patte
     if signature is None:
         return _intervals(function, place, use_vmap=use_vmap)
     kind = (signature, place)
-    if kind not in _FOUND:
-        while len(_FOUND) >= KEPT:
-            _FOUND.pop(next(iter(_FOUND)))
-        _FOUND[kind] = _intervals(function, place, use_vmap=use_vmap)
-    return _FOUND[kind]
+    if kind not in _PATTERNS:
+        while len(_PATTERNS) >= MOST_CACHED:
+            _PATTERNS.pop(next(iter(_PATTERNS)))
+        _PATTERNS[kind] = _intervals(function, place, use_vmap=use_vmap)
+    return _PATTERNS[kind]
 
 
 def _signature(function: Any) -> Hashable:

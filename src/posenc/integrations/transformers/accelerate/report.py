@@ -24,7 +24,7 @@ class ReportedModule:
 
 
 @dataclass(frozen=True)
-class Report:
+class AccelerateReport:
     """Modules of a model, with what computes their attention and why.
 
     Args:

@@ -15,7 +15,7 @@ from posenc.attention.dispatch import query_kernel
 from posenc.grid import FARTHEST, Grid
 from posenc.integrations.transformers.accelerate.dense import dense_attention
 
-POSENC, OWN = "posenc", "its own"
+POSENC, ORIGINAL = "posenc", "its own"
 
 MOVED = "stretched, at all lengths"
 """The reason of calls that posenc computes since ``stretch`` moved their positions."""
@@ -45,10 +45,17 @@ def note(module: nn.Module, computed_by: str, reason: str) -> None:
 
 def note_kernel(module: nn.Module, grid: Grid, changes: Sequence[str]) -> None:
     """Add a call that posenc computes; without its padding it may be one that it need not."""
-    whole = grid.key.document is None and grid.intervals is None and grid.band[0] == -FARTHEST
-    if whole and grid.band[1] in (0, FARTHEST) and not changes and grid.key.valid is not None:
+    unrestricted = (
+        grid.key.document is None and grid.intervals is None and grid.band[0] == -FARTHEST
+    )
+    if (
+        unrestricted
+        and grid.band[1] in (0, FARTHEST)
+        and not changes
+        and grid.key.valid is not None
+    ):
         pairs = describe(grid)
-        note(module, OWN, f"{pairs}, where PyTorch's kernel is as fast; posenc with padding")
+        note(module, ORIGINAL, f"{pairs}, where PyTorch's kernel is as fast; posenc with padding")
     else:
         note(module, POSENC, " with ".join([describe(grid), *changes]))
 
@@ -91,8 +98,8 @@ def plain_attention(
     assert grid.shift is not None
     keys = key.shape[2]
     begin, end = (min(max(0, x - grid.shift), keys) for x in (grid.band[0], grid.band[1] + 1))
-    seen = grid.key.valid
-    mask = None if seen is None else seen[:, None, None, begin:end]
+    valid = grid.key.valid
+    mask = None if valid is None else valid[:, None, None, begin:end]
     if begin >= end:
         return None
     return attend(query, key[:, :, begin:end], value[:, :, begin:end], mask)
@@ -108,7 +115,7 @@ def _attend_all(
     scale: float | None,
     causal: bool = False,
 ) -> Float[Tensor, "B H Q E"]:
-    """By PyTorch's kernel, or one query by what is faster."""
+    """Attention by PyTorch's kernel, or for one query by a faster one if there is one."""
     if query.shape[2] == 1 and mask is None and not dropout:
         kernel = query_kernel(query, key, value, plain=True)
         if kernel is not None:

@@ -12,7 +12,7 @@ CACHE = "cache"
 """Name of a module's cache in posenc."""
 
 CACHES = (CACHE, "past_key_values", "layer_past")
-"""Its names in transformers; modules that were renamed still take the old one."""
+"""Names of a module's cache in transformers; renamed modules still take the old one."""
 
 NAMED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
@@ -36,13 +36,13 @@ def bound(
     Args:
         names: parameters of the called method, as from ``names_of``.
     """
-    given = dict(zip(names[: len(arguments)], arguments, strict=True)) | dict(options)
+    by_name = dict(zip(names[: len(arguments)], arguments, strict=True)) | dict(options)
     if cache_name(names) is None:
-        return given
-    caches = [given.pop(name) for name in CACHES if name in given]
+        return by_name
+    caches = [by_name.pop(name) for name in CACHES if name in by_name]
     if caches:
-        given[CACHE] = next((cache for cache in caches if cache is not None), None)
-    return given
+        by_name[CACHE] = next((cache for cache in caches if cache is not None), None)
+    return by_name
 
 
 def is_cache(value: object) -> bool:

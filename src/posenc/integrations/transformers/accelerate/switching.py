@@ -9,7 +9,11 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from posenc.integrations.transformers.accelerate.accelerated import SETTINGS, Accelerated, Settings
+from posenc.integrations.transformers.accelerate.accelerated import (
+    SETTINGS,
+    Accelerated,
+    AccelerateSettings,
+)
 from posenc.integrations.transformers.accelerate.family import family_of
 from posenc.integrations.transformers.accelerate.growing import grow, settle
 from posenc.integrations.transformers.accelerate.views import (
@@ -50,18 +54,18 @@ def is_left(model: nn.Module) -> bool:
     return not names <= {NAME, STRETCHED}
 
 
-def switch(model: nn.Module, settings: Settings) -> None:
+def switch(model: nn.Module, settings: AccelerateSettings) -> None:
     """Name posenc's attention in the configs of models on the interface.
 
     Stretched models keep theirs, which is posenc's too.
     """
     models = on_interface(model)
     owned = {id(part.config) for part in model.modules() if isinstance(part, PreTrainedModel)}
-    own = {id(part.config) for part in models}
+    configs = {id(part.config) for part in models}
     for part in models:
         before = {}
         for path, config in _configs(part.config):
-            mine = id(config) in own or id(config) not in owned
+            mine = id(config) in configs or id(config) not in owned
             if mine and getattr(config, INTERNAL, None) not in (NAME, STRETCHED):
                 before[path] = getattr(config, INTERNAL, None)
                 setattr(config, INTERNAL, NAME)
@@ -71,8 +75,8 @@ def switch(model: nn.Module, settings: Settings) -> None:
     switch_settings(model, settings)
 
 
-def switch_settings(model: nn.Module, settings: Settings) -> None:
-    """Set what the layers of models that were switched are computed with."""
+def switch_settings(model: nn.Module, settings: AccelerateSettings) -> None:
+    """Set the settings of layers in switched models."""
     for part in model.modules():
         if BEFORE in part.__dict__:
             for layer in _unfamiliar(part):

@@ -15,7 +15,7 @@ FURTHEST = 1024
 """Distances up to which projections are kept: of more, attention takes far longer than they do."""
 
 
-def kept_projection(
+def cached_projection(
     project: Callable[[Float[Tensor, "n C"]], Float[Tensor, "H n D"]],
     rows: Tensor,
     axis: int,
@@ -37,8 +37,8 @@ def kept_projection(
     table, count, width = rows._base, rows.shape[axis], rows.shape[-1]
     if table is None or not table.is_contiguous() or table.shape[-1] != width:
         return None
-    first, beside = divmod(int(rows.storage_offset()) - int(table.storage_offset()), width)
-    if beside or rows.stride(axis) != width or rows.stride(-1) != 1:
+    first, remainder = divmod(int(rows.storage_offset()) - int(table.storage_offset()), width)
+    if remainder or rows.stride(axis) != width or rows.stride(-1) != 1:
         return None
     size = table.numel() // width
     middle = size // 2
@@ -51,5 +51,5 @@ def kept_projection(
     def compute() -> Tensor:
         return project(table.view(size, width)[start:end]).contiguous()
 
-    kept = reused(layers, (*weights, table), compute, start, end)
-    return None if kept is None else kept[:, first - start : first - start + count]
+    cached = reused(layers, (*weights, table), compute, start, end)
+    return None if cached is None else cached[:, first - start : first - start + count]

@@ -53,9 +53,9 @@ def _moved(x: Any, device: torch.device) -> Any:
         return x if all(map(is_, parts, x)) else tuple(parts)
     if not is_dataclass(x) or isinstance(x, type):
         return x
-    found = {field.name: getattr(x, field.name) for field in fields(x)}
-    moved = {name: _moved(value, device) for name, value in found.items()}
-    return x if all(moved[name] is value for name, value in found.items()) else replace(x, **moved)
+    values = {field.name: getattr(x, field.name) for field in fields(x)}
+    moved = {name: _moved(value, device) for name, value in values.items()}
+    return x if all(moved[name] is value for name, value in values.items()) else replace(x, **moved)
 
 
 def encoding_of(*terms: StructuredScore) -> Encoding:

@@ -61,14 +61,14 @@ class Trial:
             attended = batch.get("attention_mask")
             outputs = [_of_tokens(tensor, attended) for tensor in tensors_in(output)]
             cache = _cache_in(output)
-            said = _said(model.config, batch)
+            description = _description(model.config, batch)
             if steps and cache is not None:
-                said += f"; {len(steps)} steps behind a cache"
+                description += f"; {len(steps)} steps behind a cache"
                 held = {str(cache_name(names)): cache}
                 with recorded():
                     for step in steps:
                         outputs += map(torch.clone, tensors_in(model(**step, **options, **held)))
-        return outputs, said
+        return outputs, description
 
     def _inputs(self, device: torch.device) -> dict[str, Tensor]:
         model = self.model
@@ -80,18 +80,18 @@ class Trial:
             k: x.to(device, model.dtype if x.is_floating_point() else None) for k, x in made.items()
         }
 
-    def _parts(self, whole: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-        """Inputs of the batch, and of each step, of which the last tokens are."""
-        decoded = [name for name in whole if name.startswith("decoder_")]
+    def _parts(self, batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Inputs of the first pass and of each step behind it, one for each of the last tokens."""
+        decoded = [name for name in batch if name.startswith("decoder_")]
         (grown, *_) = decoded or ["input_ids"]
-        length = whole[grown].shape[1] if grown in whole else 0
+        length = batch[grown].shape[1] if grown in batch else 0
         if not self.steps or length <= self.steps:
-            return [whole]
+            return [batch]
         parts, ends = [], range(length - self.steps, length + 1)
         for begin, end in zip((0, *ends), ends, strict=False):
-            part = whole | {grown: whole[grown][:, begin:end]}
-            if "attention_mask" in whole and not decoded:
-                part["attention_mask"] = whole["attention_mask"][:, :end]
+            part = batch | {grown: batch[grown][:, begin:end]}
+            if "attention_mask" in batch and not decoded:
+                part["attention_mask"] = batch["attention_mask"][:, :end]
             parts.append(part)
         return parts
 
@@ -106,7 +106,7 @@ def trials_of(model: PreTrainedModel) -> tuple[Trial, ...]:
     return (batch,) if sized else (batch, Trial(model, 1, LONG))
 
 
-def _said(config: Any, batch: dict[str, Tensor]) -> str:
+def _description(config: Any, batch: dict[str, Tensor]) -> str:
     """The size of a batch in words."""
     name, first = next(iter(batch.items()))
     if name == "pixel_values":

@@ -16,10 +16,10 @@ NAME = "posenc"
 """Name of the attention implementation."""
 
 STRETCHED = "posenc_stretched"
-"""Its name in models whose positions ``stretch`` moves."""
+"""Name of the implementation in models whose positions ``stretch`` moves."""
 
 KEYS, CAUSAL_KEYS = "posenc_keys", "posenc_causal_keys"
-"""Its names where accelerated modules take masks of keys: see ``interface.keys_mask``."""
+"""Names of the implementation in modules with masks of keys: see ``interface.keys_mask``."""
 
 
 def with_posenc(config: PreTrainedConfig, name: str = NAME) -> PreTrainedConfig:

@@ -15,7 +15,7 @@ from posenc.extension.methods.longrope import LongRope
 TRAINED = "original_max_position_embeddings"
 """Name of the trained length of an extended model."""
 
-UNTOLD = 2048
+DEFAULT_LENGTH = 2048
 """Longest text of a model that has none, as in transformers' Llama."""
 
 
@@ -55,7 +55,7 @@ SCALINGS: dict[str, tuple[str, dict[str, tuple[str, Any]]]] = {
         },
     ),
 }
-"""By ``rope_type``: the method, and its options' names and defaults in transformers."""
+"""Method by ``rope_type``, and its options' names and defaults in transformers."""
 
 
 def yarn_gain(factor: float, temperature: float | None) -> dict[str, float]:
@@ -76,7 +76,7 @@ def yarn_gain(factor: float, temperature: float | None) -> dict[str, float]:
 
 def parameters_of(encoding: Encoding, longest: int | None) -> dict[str, Any]:
     """``rope_parameters`` of an encoding, in a model of texts of up to ``longest`` tokens."""
-    part, rope = _known(encoding)
+    part, rope = _supported_rope(encoding)
     learned = rope.log_frequencies is not None
     if rope.pairing != "half" or learned:
         raise _unknown(
@@ -105,10 +105,10 @@ def equal_factors(encoding: Encoding, longest: int | None) -> dict[str, Any]:
     Raises:
         ArgumentError: unless the encoding is RoPE with other frequencies.
     """
-    part, rope = _known(encoding)
+    part, rope = _supported_rope(encoding)
     if part is not rope or rope.divisors is None:
         raise _unknown("rope with other frequencies", type(part).__name__)
-    longest = longest or UNTOLD
+    longest = longest or DEFAULT_LENGTH
     base = {"rope_theta": rope.base, "partial_rotary_factor": rope.fraction}
     return _longrope(rope.divisors, rope.divisors, rope.gain, longest, longest) | base
 
@@ -143,7 +143,7 @@ def _longrope(
     }
 
 
-def _known(encoding: Encoding) -> tuple[Rope | DynamicNtkRope | LongRope, Rope]:
+def _supported_rope(encoding: Encoding) -> tuple[Rope | DynamicNtkRope | LongRope, Rope]:
     """The only part of an encoding that transformers supports, and its RoPE as trained.
 
     Raises:

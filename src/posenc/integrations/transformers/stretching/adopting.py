@@ -24,7 +24,7 @@ from posenc.integrations.transformers.accelerate.signatures import is_cache, nam
 from posenc.integrations.transformers.accelerate.switching import INTERNAL
 from posenc.integrations.transformers.accelerate.trials import tensors_in
 from posenc.integrations.transformers.accelerate.views import STRETCHED, is_on_interface
-from posenc.integrations.transformers.recording import Call, record_call, recorded_calls
+from posenc.integrations.transformers.recording import RecordedCall, record_call, recorded_calls
 from posenc.integrations.transformers.stretching.attention import (
     LAYER,
     StretchedLayer,
@@ -67,7 +67,7 @@ def refusal(got: str) -> ArgumentError:
     )
 
 
-def _recorded(model: Any, inner: Collection[nn.Module]) -> dict[nn.Module, Call]:
+def _recorded(model: Any, inner: Collection[nn.Module]) -> dict[nn.Module, RecordedCall]:
     """One pass, with the arguments of each attention module.
 
     Args:
@@ -91,12 +91,12 @@ def _recorded(model: Any, inner: Collection[nn.Module]) -> dict[nn.Module, Call]
     return {call.module: call for call in calls}
 
 
-def _near(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
+def _near(actual: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
     """True if queries and keys are those expected up to rounding."""
     wide = expected[0].dtype in (torch.float32, torch.float64)
     return all(
         bool((a - b).abs().max() <= (1e-4 if wide else 3e-2) * b.abs().max())
-        for a, b in zip(found, expected, strict=True)
+        for a, b in zip(actual, expected, strict=True)
     )
 
 
@@ -199,7 +199,7 @@ def _require_equal(expected: Any, got: Any) -> None:
                 raise refusal(f"other outputs by {float(off.sqrt()):.0e} with posenc's rotation")
 
 
-def _implement(model: nn.Module, layers: dict[nn.Module, Call]) -> list[Change]:
+def _implement(model: nn.Module, layers: dict[nn.Module, RecordedCall]) -> list[Change]:
     """Have the attention interface call posenc in the models that have these layers."""
     configs = [getattr(module, "config", None) for module in layers]
     for module in layers:
@@ -234,8 +234,8 @@ def _hooked(model: nn.Module, used: list[Frequencies], adoption: Adoption) -> li
 
 def _identified(
     module: nn.Module,
-    plain: Call,
-    rotated: Call,
+    plain: RecordedCall,
+    rotated: RecordedCall,
     layout: Layout,
     used: list[Frequencies],
     adoption: Adoption,
@@ -255,8 +255,8 @@ def _identified(
         for pairing, features in orders(frequencies.theta(), width):
             rope = frequencies.rope(pairing=pairing, head_dim=width)
             layer = StretchedLayer(adoption, Encoding.of(rope), causal, features, frequencies)
-            found = rope(layer.arranged(plain.query), layer.arranged(plain.key), grid)
-            if _near(found, (layer.arranged(rotated.query), layer.arranged(rotated.key))):
+            computed = rope(layer.arranged(plain.query), layer.arranged(plain.key), grid)
+            if _near(computed, (layer.arranged(rotated.query), layer.arranged(rotated.key))):
                 layer.name = frequencies.layer_type
                 return layer
     raise refusal(f"{type(module).__name__}, rotated otherwise, or with a weighted norm after it")
@@ -296,14 +296,14 @@ def _is_causal(module: nn.Module, mask: Tensor | None) -> bool:
     visible = written_out(mask)
     if visible is None or visible.dim() != 4:
         return bool(getattr(module, "is_causal", False))
-    seen = visible if visible.dtype == torch.bool else visible == 0
-    return not bool(seen.triu(1).any())
+    attended = visible if visible.dtype == torch.bool else visible == 0
+    return not bool(attended.triu(1).any())
 
 
 def _name(
     model: Any,
     layers: Mapping[str, StretchedLayer],
-    plain: Mapping[nn.Module, Call],
+    plain: Mapping[nn.Module, RecordedCall],
     adoption: Adoption,
     calls: Calls,
 ) -> None:

@@ -33,7 +33,7 @@ from posenc.integrations.transformers.stretching.report import StretchedPart, St
 from posenc.integrations.transformers.stretching.request import Request
 from posenc.integrations.transformers.stretching.tables import (
     RESAMPLE,
-    Table,
+    LearnedTable,
     tables_in,
     take_any_shape,
 )
@@ -103,21 +103,21 @@ def stretch(
         )
     if method is None:
         return stretch(model, **_saved(inner))
-    found, biases = list(frequencies_in(inner)), biases_in(inner)
+    frequencies, biases = list(frequencies_in(inner)), biases_in(inner)
     request = Request(method, factor, length, of, windows, options)
     with undone_on_error() as changes:
         if any(bias.linear for bias in biases):  # a rotary module beside it does nothing
             made = _stretch_biases(inner, biases, request, changes)
-        elif found:
-            made = _stretch_frequencies(inner, found, request, changes)
+        elif frequencies:
+            made = _stretch_frequencies(inner, frequencies, request, changes)
         elif tables := tables_in(inner):
             made = _stretch_tables(inner, tables, request, changes)
         else:
             made = _stretch_biases(inner, biases, request, changes)
-    own = implementations_before(inner)
+    implementations = implementations_before(inner)
     for change in changes:  # either way back leads to the model's own attention
         if isinstance(change, Change) and change.name == INTERNAL:
-            change.before = own.get(id(change.owner), change.before)
+            change.before = implementations.get(id(change.owner), change.before)
     report = StretchReport(type(inner).__name__, method, *made)
     inner.__dict__[STRETCHED] = Stretched(report, changes)
     return report
@@ -128,9 +128,9 @@ Made = tuple[str, tuple[StretchedPart, ...], str]
 
 
 def _stretch_frequencies(
-    model: Any, found: list[Frequencies], request: Request, changes: list[Undoable]
+    model: Any, frequencies: list[Frequencies], request: Request, changes: list[Undoable]
 ) -> Made:
-    used, calls = rotary.called(model, found)
+    used, calls = rotary.called(model, frequencies)
     chosen = [f for f in used if request.windows or not rotary.windowed(f.layer_type)]
     if not chosen:
         raise _no_layer(model, windows=bool(used))
@@ -141,7 +141,7 @@ def _stretch_frequencies(
     if all(map(rotary.divides_frequencies, stretched.values())):
         try:
             changes += rotary.set_ropes(stretched, calls, request.factor)
-            parts, place = rotary.rows(found, stretched, used), "frequencies"
+            parts, place = rotary.rows(frequencies, stretched, used), "frequencies"
         except ArgumentError:  # a gain that the rotary module does not read
             pass
     if place == "attention":
@@ -152,14 +152,14 @@ def _stretch_frequencies(
 
 
 def _stretch_tables(
-    model: Any, found: list[Table], request: Request, changes: list[Undoable]
+    model: Any, tables: list[LearnedTable], request: Request, changes: list[Undoable]
 ) -> Made:
     """Resize learned tables."""
     parts: list[StretchedPart] = []
     fitted: list[Undoable] = []
     method = EXTENSIONS.get(request.method)
     has_prefix = method is not None and "prefix" in method.options()
-    for table in found:
+    for table in tables:
         prefix = {"prefix": table.prefix} if table.cells is None and has_prefix else {}
         before = len(table.rows)
         written, rows = table.set_encoding(model, request.extend(table.encoding(), **prefix))
@@ -169,18 +169,18 @@ def _stretch_tables(
         parts.append(StretchedPart(table.path, kind, True, f"{rows} rows instead of {before}"))
     changes += fitted
     with quiet(model):
-        run(model, max(len(table.rows) - table.prefix for table in found))
+        run(model, max(len(table.rows) - table.prefix for table in tables))
     return "tables", tuple(parts), "" if fitted else "transformers"
 
 
 def _stretch_biases(
-    model: Any, found: list[LinearBias], request: Request, changes: list[Undoable]
+    model: Any, biases: list[LinearBias], request: Request, changes: list[Undoable]
 ) -> Made:
     """Divide biases that are linear in the distance."""
-    if not found:
+    if not biases:
         raise _no_layer(model, windows=False)
     parts: list[StretchedPart] = []
-    for bias in found:
+    for bias in biases:
         written, factor = bias.set_encoding(request.extend(bias.encoding()))
         changes.append(written)
         kind = type(bias.layer).__name__

@@ -62,11 +62,11 @@ class StretchedLayer:
         return self.__dict__ | {"placement": None, "order": {}}
 
     def place(self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Before the module's pass: hold on to its positions."""
+        """Pre-forward hook: keep the positions of the pass."""
         self.placement = placement_in((arguments, options))
 
     def leave(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        """After the module's pass."""
+        """Forward hook: release the positions of the pass."""
         self.placement = None
 
     def begin(self, of: Of) -> Encoding:
@@ -150,13 +150,13 @@ def attention(
     weights = wants_weights(module, options)
     plain = position_bias is None and not weights
     if plain and grid is not None and placed is not None:
-        given: dict[str, Any] = {"scale": scale, "sinks": s_aux, "softcap": softcap}
+        options_of_call: dict[str, Any] = {"scale": scale, "sinks": s_aux, "softcap": softcap}
         note(module, POSENC, MOVED)
         output = None
         if past is not None and not dropout:
-            output = attend_last(query, key, value, placed, encoding, past, **given)
+            output = attend_last(query, key, value, placed, encoding, past, **options_of_call)
         if output is None:
-            output = attend(query, key, value, placed, encoding, dropout=dropout, **given)
+            output = attend(query, key, value, placed, encoding, dropout=dropout, **options_of_call)
         return output.transpose(1, 2).contiguous(), None
     visible = written_out(attention_mask)
     if visible is None and queries > 1:
@@ -199,7 +199,7 @@ def inner_attention(
     value: Float[Tensor, "B H K D"],
     attention_mask: Tensor | None = None,
 ) -> tuple[Float[Tensor, "B H Q D"], Tensor | None]:
-    """In place of the method by which a module off the attention interface computes attention.
+    """Replacement of the attention method of a module that bypasses the attention interface.
 
     Args:
         module: that rotates by itself.

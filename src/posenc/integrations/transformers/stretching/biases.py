@@ -38,7 +38,7 @@ class LinearBias:
     linear: bool
 
     def encoding(self) -> Encoding:
-        """As an encoding of posenc, with the slopes of ALiBi.
+        """The bias as an encoding of posenc, with the slopes of ALiBi.
 
         Raises:
             ArgumentError: if it is not linear.
@@ -53,7 +53,7 @@ class LinearBias:
         return Encoding.of(Alibi(heads=self.heads))
 
     def set_encoding(self, encoding: Encoding) -> tuple[Undoable, float]:
-        """Divide it as an extended encoding does; also returns the factor.
+        """Divide the bias as an extended encoding does; also returns the factor.
 
         Raises:
             ArgumentError: for an encoding that does more.
@@ -83,24 +83,24 @@ class Divided:
         options = {**options, self.name: options[self.name] / self.factor}
         mask = options.get("attention_mask")
         if isinstance(mask, Tensor) and mask.is_floating_point():
-            seen = mask > torch.finfo(mask.dtype).min / 2
-            options["attention_mask"] = torch.where(seen, mask / self.factor, mask)
+            visible = mask > torch.finfo(mask.dtype).min / 2
+            options["attention_mask"] = torch.where(visible, mask / self.factor, mask)
         return arguments, options
 
 
 def biases_in(model: Any) -> list[LinearBias]:
     """The biases by distance that layers are given in a pass over a text."""
-    found: list[LinearBias] = []
+    biases: list[LinearBias] = []
     paths = {module: path for path, module in model.named_modules()}
 
     def note(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        inside = any(paths[module].startswith(f"{bias.path}.") for bias in found)
+        inside = any(paths[module].startswith(f"{bias.path}.") for bias in biases)
         for name in NAMES:
             bias = options.get(name)
             if not inside and isinstance(bias, Tensor):
                 steps = bias.diff(dim=-1)
                 linear = bool(torch.isclose(steps, steps[..., :1], rtol=2e-2).all())
-                found.append(LinearBias(paths[module], module, name, bias.shape[0], linear))
+                biases.append(LinearBias(paths[module], module, name, bias.shape[0], linear))
 
     watch(model, paths, note)
-    return found
+    return biases

@@ -34,14 +34,14 @@ RAMP = {"alpha": "low", "beta": "high"}
 
 def configs_of(model: nn.Module) -> list[PreTrainedConfig]:
     """The configs of a model and its parts, each once."""
-    found: dict[int, PreTrainedConfig] = {}
+    configs: dict[int, PreTrainedConfig] = {}
     left = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
     while left:
         config = left.pop()
-        if config is not None and id(config) not in found:
-            found[id(config)] = config
+        if config is not None and id(config) not in configs:
+            configs[id(config)] = config
             left += [getattr(config, name, None) for name in config.sub_configs]
-    return list(found.values())
+    return list(configs.values())
 
 
 def describe(
@@ -58,9 +58,9 @@ def describe(
     """
     changes: list[Change] = []
     for module in {id(f.module): f.module for f in stretched}.values():
-        own = {f: encoding for f, encoding in stretched.items() if f.module is module}
+        of_module = {f: encoding for f, encoding in stretched.items() if f.module is module}
         config: Any = getattr(module, "config", None)
-        written = _written(config, module, own, request)
+        written = _written(config, module, of_module, request)
         if written is None:
             undo(changes)
             return []
@@ -114,15 +114,15 @@ def _candidates(
         try:
             for frequencies, encoding in stretched.items():
                 words = words_of(encoding, request)
-                kept = {k: v for k, v in frequencies.parameters.items() if k not in SCALED}
+                unscaled = {k: v for k, v in frequencies.parameters.items() if k not in SCALED}
                 if "rope_theta" in words:
-                    kept["rope_theta"] = words.pop("rope_theta")
+                    unscaled["rope_theta"] = words.pop("rope_theta")
                 words.pop("partial_rotary_factor", None)  # of a head, which stays
-                own = words | kept
+                merged = words | unscaled
                 if frequencies.layer_type in parameters:
-                    parameters[frequencies.layer_type] = own
+                    parameters[frequencies.layer_type] = merged
                 else:
-                    parameters = own
+                    parameters = merged
         except ArgumentError:
             continue
         yield parameters
@@ -148,8 +148,8 @@ def _by_name(encoding: Encoding, request: Request) -> dict[str, Any]:
     if kind == "longrope":
         words |= {"long_factor": list(part.long), "short_factor": list(part.short)}
     if kind == "yarn":
-        given = words.pop("attention_factor") is not None
-        words |= rope.yarn_gain(request.factor or 1.0, part.gain if given else None)
+        has_gain = words.pop("attention_factor") is not None
+        words |= rope.yarn_gain(request.factor or 1.0, part.gain if has_gain else None)
     elif "attention_factor" in words:
         words["attention_factor"] = part.gain
     if kind not in ("linear", "dynamic"):
@@ -186,8 +186,8 @@ def _same(
             if new.rope_type not in rope.SCALINGS or new.gain != getattr(part, "gain", 1.0):
                 return False
             continue
-        theta, own = new.theta(), frequencies.theta().cpu()
-        near = theta.shape == own.shape and torch.allclose(theta, own, rtol=1e-5)
+        theta, current = new.theta(), frequencies.theta().cpu()
+        near = theta.shape == current.shape and torch.allclose(theta, current, rtol=1e-5)
         if not near or abs(new.gain - part.gain) > 1e-6:
             return False
     return True

@@ -17,7 +17,7 @@ from posenc.encoding import Encoding, apply_rotation
 from posenc.extension.banded import BandedRope
 from posenc.extension.methods.log_n import LogN
 from posenc.grid import Grid
-from posenc.integrations.transformers.stretching.beside import keep, kept
+from posenc.integrations.transformers.stretching.companions import add_companions, companions
 
 PLAIN = Encoding()
 
@@ -29,26 +29,26 @@ class RotatedKeys(DynamicLayer):
     """
 
     keys: Any
-    room: Tensor | None = None
+    buffer: Tensor | None = None
 
     def extend(self, new: Float[Tensor, "B G N D"]) -> Float[Tensor, "B G T D"]:
-        """All keys so far, with the new ones."""
+        """Append new keys; returns all of them."""
         begin = self.get_seq_length()
         end = begin + new.shape[2]
-        room = self.room
-        if room is None or not (begin and self._fits(room, end)):
-            room = new.new_empty(*new.shape[:2], 2 * end, new.shape[3])
+        buffer = self.buffer
+        if buffer is None or not (begin and self._fits(buffer, end)):
+            buffer = new.new_empty(*new.shape[:2], 2 * end, new.shape[3])
             if begin:
-                room[:, :, :begin] = self.keys
-        room[:, :, begin:end] = new
-        self.room, self.keys, self.values = room, room[:, :, :end], room[:, :, :0]
-        self.dtype, self.device, self.is_initialized = room.dtype, room.device, True
-        return room[:, :, :end]
+                buffer[:, :, :begin] = self.keys
+        buffer[:, :, begin:end] = new
+        self.buffer, self.keys, self.values = buffer, buffer[:, :, :end], buffer[:, :, :0]
+        self.dtype, self.device, self.is_initialized = buffer.dtype, buffer.device, True
+        return buffer[:, :, :end]
 
-    def _fits(self, room: Tensor, end: int) -> bool:
-        """True if it holds the keys, has room up to ``end`` and may be written."""
-        frozen = room.is_inference() and not torch.is_inference_mode_enabled()
-        return room.data_ptr() == self.keys.data_ptr() and room.shape[2] >= end and not frozen
+    def _fits(self, buffer: Tensor, end: int) -> bool:
+        """True if the buffer holds the keys, has space up to ``end`` and may be written."""
+        frozen = buffer.is_inference() and not torch.is_inference_mode_enabled()
+        return buffer.data_ptr() == self.keys.data_ptr() and buffer.shape[2] >= end and not frozen
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RotatedKeys:
         copied = RotatedKeys()
@@ -59,12 +59,12 @@ class RotatedKeys(DynamicLayer):
 
 def rotated_keys(layer: DynamicLayer) -> tuple[RotatedKeys, ...]:
     """The keys of a cache's layer after each of their rotations, as far as they are kept."""
-    return tuple(x for x in kept(layer) if isinstance(x, RotatedKeys))
+    return tuple(x for x in companions(layer) if isinstance(x, RotatedKeys))
 
 
 def _begin(layer: DynamicLayer, count: int) -> tuple[RotatedKeys, ...]:
     """Begin to keep so many rotations of a layer's keys."""
-    keep(layer, *(RotatedKeys() for _ in range(count)))
+    add_companions(layer, *(RotatedKeys() for _ in range(count)))
     return rotated_keys(layer)
 
 

@@ -77,15 +77,15 @@ class Frequencies:
         value = self.value.detach()
         if value.element_size() < 4:
             made = made_of(self.module, getattr(self.module, "config", None))
-            own = None if made is None else Frequencies(self.path, made, self.buffer)
-            if own is not None and torch.equal(own.value.to(value), value):
-                return own.theta().to(value.device)
+            recomputed = None if made is None else Frequencies(self.path, made, self.buffer)
+            if recomputed is not None and torch.equal(recomputed.value.to(value), value):
+                return recomputed.theta().to(value.device)
         return self.theta()
 
     @property
     def gain_name(self) -> str:
-        own = f"{self.prefix}attention_scaling"
-        return own if hasattr(self.module, own) else "attention_scaling"
+        name = f"{self.prefix}attention_scaling"
+        return name if hasattr(self.module, name) else "attention_scaling"
 
     @property
     def gain(self) -> float:
@@ -95,9 +95,9 @@ class Frequencies:
     @property
     def parameters(self) -> Mapping[str, Any]:
         """``rope_parameters`` of these layers in the module's config; empty if it has none."""
-        found = getattr(getattr(self.module, "config", None), "rope_parameters", None) or {}
-        own = found.get(self.layer_type, found)
-        return own if isinstance(own, Mapping) else {}
+        parameters = getattr(getattr(self.module, "config", None), "rope_parameters", None) or {}
+        of_type = parameters.get(self.layer_type, parameters)
+        return of_type if isinstance(of_type, Mapping) else {}
 
     @property
     def rope_type(self) -> str:
@@ -204,9 +204,10 @@ class Frequencies:
         """
         before = self.value
         theta, dtype = self.exact(), torch.promote_types(before.dtype, torch.float32)
-        own, moving = theta.clone(), theta != 0
+        original, moving = theta.clone(), theta != 0
         theta[moving] = rope.frequencies(like=theta)
-        theta = theta.where((theta / own - 1).abs() > 1e-6, own)  # kept pairs, to the bit
+        # Pairs that the method leaves alone keep their frequencies to the bit.
+        theta = theta.where((theta / original - 1).abs() > 1e-6, original)
         changes = [Change.of(self.module, self.buffer, theta.view_as(before).to(dtype))]
         if self.gain != rope.gain:
             changes.append(Change.of(self.module, self.gain_name, rope.gain))

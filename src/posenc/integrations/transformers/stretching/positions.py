@@ -21,7 +21,7 @@ from transformers.cache_utils import (
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.signatures import bound, caches_in, is_cache
-from posenc.integrations.transformers.stretching.beside import keep, kept
+from posenc.integrations.transformers.stretching.companions import add_companions, companions
 from posenc.integrations.transformers.stretching.probing import layer_type_of
 from posenc.layout import Layout
 from posenc.runtime import has_values, is_exporting
@@ -32,7 +32,7 @@ PLACED = "_posenc_placement"
 
 @dataclass(eq=False)
 class Switch:
-    """Whether a model is stretched; caches with unrotated keys know theirs."""
+    """State of a model, on while it is stretched; caches with unrotated keys refer to it."""
 
     on: bool = True
 
@@ -46,15 +46,15 @@ class Positions(CacheLayerMixin):
 
     @staticmethod
     def of(cache: Cache, switch: Switch) -> Positions:
-        """Those of an empty cache: in memory of a fixed size where the keys are."""
-        rooms = [x.max_cache_len for x in cache.layers if isinstance(x, StaticLayer)]
+        """Positions of an empty cache; of a fixed size if the cache is."""
+        capacities = [x.max_cache_len for x in cache.layers if isinstance(x, StaticLayer)]
         windows = [x.max_cache_len for x in cache.layers if isinstance(x, StaticSlidingWindowLayer)]
-        if len(rooms) == len(windows):  # windows do not say how many tokens there will be
+        if len(capacities) == len(windows):  # windows do not say how many tokens there will be
             return GrowingPositions(switch)
-        return FixedPositions(switch, max(rooms))
+        return FixedPositions(switch, max(capacities))
 
     def get_mask_sizes(self, *arguments: Any) -> tuple[int, int]:
-        """As of any layer; every pass asks for it.
+        """Lengths of the mask, which every pass reads; see ``CacheLayerMixin``.
 
         Raises:
             ArgumentError: if the model was restored since: the cache has unrotated keys.
@@ -70,8 +70,8 @@ class Positions(CacheLayerMixin):
         if self.is_initialized:
             rows = max(rows, len(self.keys))
             if len(self.keys) < rows:
-                kept = (self.keys, self.values)
-                self.keys, self.values = (x.expand(rows, -1, -1, -1).clone() for x in kept)
+                tensors = (self.keys, self.values)
+                self.keys, self.values = (x.expand(rows, -1, -1, -1).clone() for x in tensors)
         new = ids.expand(rows, -1)[:, None, :, None]
         self.update(new, new)
 
@@ -112,16 +112,16 @@ class FixedPositions(Positions, StaticLayer):
     Compiled decoding reads no length: that would break the graph, or wait for the device.
     """
 
-    def __init__(self, switch: Switch, room: int) -> None:
-        StaticLayer.__init__(self, room)
+    def __init__(self, switch: Switch, capacity: int) -> None:
+        StaticLayer.__init__(self, capacity)
         self.switch = switch
 
     def before(self, ids: Int[Tensor, "b Q"]) -> Placement:
         """The placement of tokens that follow those in the cache, however many these are."""
         rows, length = max(len(self.keys), len(ids)), ids.shape[1]
         index = self.cumulative_length + torch.arange(length, device=ids.device)
-        kept = self.keys[:, 0, :, 0].expand(rows, -1)
-        tokens = kept.index_copy(1, index, ids.expand(rows, -1).to(kept.dtype))
+        earlier = self.keys[:, 0, :, 0].expand(rows, -1)
+        tokens = earlier.index_copy(1, index, ids.expand(rows, -1).to(earlier.dtype))
         return Placement(ids, tokens, self.cumulative_length + length)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FixedPositions:
@@ -166,23 +166,23 @@ class Placement:
                 got=queries,
                 remedy="Call restore(model) before passes over some of the queries.",
             )
-        for given, count, known in self.grids:
-            if given is grid and count == keys:
-                return known
+        for source, count, cached in self.grids:
+            if source is grid and count == keys:
+                return cached
         made = self._grid(grid, keys, causal)
         self.grids.append((grid, keys, made))
         return made
 
     def _grid(self, grid: Grid | None, keys: int, causal: bool) -> Grid:
-        device, room = self.tokens.device, self.tokens.shape[1]
+        device, capacity = self.tokens.device, self.tokens.shape[1]
         # windows keep the last keys; caches of fixed size have free room after the last
         first = _not_negative(self.count - keys)
         places = self.tokens
-        if keys > room:
-            places = nn.functional.pad(places, (0, keys - room))
+        if keys > capacity:
+            places = nn.functional.pad(places, (0, keys - capacity))
         elif isinstance(first, int):
             places = places[:, first : first + keys]
-        elif keys < room:
+        elif keys < capacity:
             places = places.index_select(1, first + torch.arange(keys, device=device))
         if grid is None:
             queries = self.queries.shape[1]
@@ -211,8 +211,8 @@ def _sequence(length: int, start: int | Tensor, device: torch.device) -> Layout:
 
 def _equal(positions: Tensor, order: Tensor) -> bool:
     """True if positions are known to be the indices."""
-    known = positions.device.type == "cpu" and has_values(positions)
-    return known and bool((positions == order).all())
+    readable = positions.device.type == "cpu" and has_values(positions)
+    return readable and bool((positions == order).all())
 
 
 @dataclass(eq=False)
@@ -238,7 +238,7 @@ class Adoption:
         return self.__dict__ | {"cache": None, "latest": None}
 
     def begin(self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Before a pass: hold on to its cache."""
+        """Pre-forward hook: keep the cache of the pass."""
         if module.config._attn_implementation != self.attention:
             raise ArgumentError(
                 "attn_implementation",
@@ -249,14 +249,14 @@ class Adoption:
         self.cache, self.latest = next(caches_in([*arguments, *options.values()]), None), None
 
     def end(self, module: Any, arguments: Any, options: dict[str, Any], output: Any) -> None:
-        """After a pass: its positions go into the cache."""
+        """Forward hook: append the positions of the pass to the cache."""
         outputs = output.values() if isinstance(output, dict) else output
-        found = next(caches_in(outputs if not isinstance(outputs, Tensor) else ()), self.cache)
-        if found is not None and self.latest is not None and any(_attention_layers(found)):
-            held = _positions_in(found)
+        cache = next(caches_in(outputs if not isinstance(outputs, Tensor) else ()), self.cache)
+        if cache is not None and self.latest is not None and any(_attention_layers(cache)):
+            held = _positions_in(cache)
             if held is None:
-                held = Positions.of(found, self.switch)
-                keep(next(_attention_layers(found)), held)
+                held = Positions.of(cache, self.switch)
+                add_companions(next(_attention_layers(cache)), held)
             held.append(self.latest.queries)
         self.cache = None
 
@@ -269,19 +269,19 @@ class Adoption:
         options: dict[str, Any],
         output: Any,
     ) -> Any:
-        """In place of a rotary module's output: one that leaves features as they are.
+        """Replacement of a rotary module's output, which leaves features unrotated.
 
         Args:
             names: parameters of the module's ``forward``.
             sine_first: the module answers sines before cosines.
         """
-        given = bound(names, arguments, options)
-        ids = given.get("position_ids")
+        inputs = bound(names, arguments, options)
+        ids = inputs.get("position_ids")
         if ids is None:
-            ids = torch.arange(given["x"].shape[1], device=given["x"].device).unsqueeze(0)
+            ids = torch.arange(inputs["x"].shape[1], device=inputs["x"].device).unsqueeze(0)
         pair = isinstance(output, tuple) and len(output) == 2
-        known = pair or (isinstance(output, Tensor) and output.is_complex())
-        if ids.is_floating_point() or not known:
+        supported = pair or (isinstance(output, Tensor) and output.is_complex())
+        if ids.is_floating_point() or not supported:
             raise ArgumentError(
                 "model",
                 expected="rotary modules that make cosines and sines of position_ids",
@@ -300,7 +300,7 @@ class Adoption:
     def still(
         self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Before a module that rotates by itself: all tokens at position 0, where nothing turns."""
+        """Pre-forward hook of modules that rotate by themselves: all tokens at position 0."""
         ids = options["position_ids"]
         self.latest = self.placement(ids)
         return arguments, options | {"position_ids": torch.zeros_like(ids)}
@@ -345,9 +345,9 @@ class Adoption:
 def placement_in(values: Any) -> Placement | None:
     """The positions that come with a layer's arguments."""
     for leaf in tree_leaves(values, is_leaf=is_cache):
-        found: Placement | None = getattr(leaf, PLACED, None)
-        if found is not None:
-            return found
+        placement: Placement | None = getattr(leaf, PLACED, None)
+        if placement is not None:
+            return placement
     return None
 
 
@@ -357,8 +357,8 @@ def _attention_layers(cache: Cache | None) -> Iterator[CacheLayerMixin]:
 
 
 def _positions_in(cache: Cache | None) -> Positions | None:
-    beside = (x for layer in _attention_layers(cache) for x in kept(layer))
-    return next((x for x in beside if isinstance(x, Positions)), None)
+    layers = (x for layer in _attention_layers(cache) for x in companions(layer))
+    return next((x for x in layers if isinstance(x, Positions)), None)
 
 
 def _foreign_cache(got: str) -> ArgumentError:

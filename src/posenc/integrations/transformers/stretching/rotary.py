@@ -31,15 +31,15 @@ def windowed(layer_type: str) -> bool:
     return layer_type.startswith(("sliding", "chunked"))
 
 
-def called(model: Any, found: list[Frequencies]) -> tuple[list[Frequencies], Calls]:
+def called(model: Any, frequencies: list[Frequencies]) -> tuple[list[Frequencies], Calls]:
     """Frequencies that a text is rotated by, and the calls of their modules."""
     calls: Calls = {}
 
     def note(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         calls.setdefault((module, layer_type_of(arguments, options)), (arguments, options))
 
-    watch(model, dict.fromkeys(f.module for f in found), note)
-    used = [f for f in found if any(f.rotates(*call) for call in calls)]
+    watch(model, dict.fromkeys(f.module for f in frequencies), note)
+    used = [f for f in frequencies if any(f.rotates(*call) for call in calls)]
     return used, calls
 
 
@@ -88,11 +88,13 @@ def _gain(output: Any) -> float:
 
 
 def rows(
-    found: list[Frequencies], stretched: Mapping[Frequencies, Encoding], used: list[Frequencies]
+    frequencies: list[Frequencies],
+    stretched: Mapping[Frequencies, Encoding],
+    used: list[Frequencies],
 ) -> tuple[StretchedPart, ...]:
     """Report of frequencies."""
     parts = []
-    for f in found:
+    for f in frequencies:
         kind = type(f.module).__name__
         if f in stretched:
             parts.append(StretchedPart(f.name, kind, True, describe(stretched[f])))

@@ -34,7 +34,7 @@ RESAMPLE = "interpolate_pos_encoding"
 
 
 @dataclass(eq=False)
-class Table:
+class LearnedTable:
     """A learned table of a module.
 
     Args:
@@ -126,7 +126,7 @@ class Table:
         return changes + _numbers(model.modules(), ("num_patches",), count, 0, cells[0] * cells[1])
 
 
-def take_any_shape(model: Any, table: Table) -> list[Undoable]:
+def take_any_shape(model: Any, table: LearnedTable) -> list[Undoable]:
     """Let a module read a table that is no square, if its class takes square ones alone.
 
     Args:
@@ -163,14 +163,14 @@ def _reads(owner: nn.Module, model: Any, cells: tuple[int, int]) -> bool:
 
 
 def _resample(module: Any, arguments: Any, options: dict[str, Any]) -> Any:
-    """Before a module's pass: have it resample its table, which it does by request."""
+    """Pre-forward hook: request that the module resamples its table."""
     if RESAMPLE in signature(module.forward).parameters:
         return arguments, options | {RESAMPLE: True}
     return None
 
 
 def _resampled(
-    table: Table,
+    table: LearnedTable,
     cells: tuple[int, int],
     patch: tuple[int, int],
     embeddings: Float[Tensor, "B N C"],
@@ -192,32 +192,32 @@ class Lookups(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[int, int] = {}
+        self.first_rows: dict[int, int] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is embedding:
             indices, weight = args[0].flatten(), args[1]
             if len(indices) > 1 and bool((indices.diff() == 1).all()):
-                self.found[id(weight)] = int(indices[0])
+                self.first_rows[id(weight)] = int(indices[0])
         return func(*args, **(kwargs or {}))
 
 
-def tables_in(model: Any) -> list[Table]:
+def tables_in(model: Any) -> list[LearnedTable]:
     """The learned position tables of a model, as a pass over a text or an image reads them."""
     with quiet(model), Lookups() as lookups:
         run(model)
-    found = []
+    tables = []
     for path, module in model.named_modules():
         cells = _cells(model) if model.main_input_name == "pixel_values" else None
         for name, parameter in module.named_parameters(recurse=False):
-            first = lookups.found.get(id(parameter))
+            first = lookups.first_rows.get(id(parameter))
             if cells is None and first is not None:
-                found.append(Table(path, module, name, first))
+                tables.append(LearnedTable(path, module, name, first))
             elif cells is not None and (first is not None or parameter.shape[:1] == (1,)):
                 prefix = parameter.shape[-2] - cells[0] * cells[1] if parameter.dim() > 1 else -1
                 if prefix in SPECIAL:
-                    found.append(Table(path, module, name, prefix, cells))
-    return found
+                    tables.append(LearnedTable(path, module, name, prefix, cells))
+    return tables
 
 
 def _image_config(model: Any) -> Any:

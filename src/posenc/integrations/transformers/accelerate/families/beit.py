@@ -29,7 +29,9 @@ class AcceleratedBeitAttention(Accelerated, BeitAttention):
         bias, dropped = attention_mask, self.training and self.attention_dropout > 0
         if not isinstance(bias, ImageBias) or dropped or wants_weights(self, options):
             mask = bias.dense if isinstance(bias, ImageBias) else bias
-            return self.own_forward(hidden_states=hidden_states, attention_mask=mask, **options)
+            return self.original_forward(
+                hidden_states=hidden_states, attention_mask=mask, **options
+            )
         layers = self.q_proj, self.k_proj, self.v_proj
         q, k, v = self.in_heads(hidden_states, self.num_attention_heads, *layers)
         return self.o_proj(attend_images(self, q, k, v, bias, self.scaling)), None

@@ -32,8 +32,10 @@ class BloomAlibi(Accelerated, BloomAttention):
         pairs = attention_mask is not None and attention_mask.dim() > 2
         if pairs or keys < self.shortest or wants_weights(self, options):
             mask = added_causal_mask(attention_mask, queries, keys, like=hidden_states)
-            given = {"residual": residual, "alibi": alibi, "attention_mask": mask}
-            return self.own_forward(hidden_states=hidden_states, cache=cache, **given, **options)
+            inputs = {"residual": residual, "alibi": alibi, "attention_mask": mask}
+            return self.original_forward(
+                hidden_states=hidden_states, cache=cache, **inputs, **options
+            )
         q, k, v = self._reshape(self.query_key_value(hidden_states))
         if cache is not None:
             k, v = cache.update(k, v, self.layer_idx)

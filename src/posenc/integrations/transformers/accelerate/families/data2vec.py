@@ -41,10 +41,12 @@ class PatchAttention(Accelerated):
             bias = relative_position_bias
             if self.has_relative_position_bias:
                 size = tuple(side // self.config.patch_size for side in resolution or ())
-                own = self.relative_position_bias(size, interpolate_pos_encoding, dim_size=length)
-                bias = own if bias is None else own + bias
+                layer_bias = self.relative_position_bias(
+                    size, interpolate_pos_encoding, dim_size=length
+                )
+                bias = layer_bias if bias is None else layer_bias + bias
         if not isinstance(bias, ImageBias):
-            return self.own_forward(
+            return self.original_forward(
                 hidden_states=hidden_states,
                 output_attentions=output_attentions,
                 relative_position_bias=relative_position_bias,

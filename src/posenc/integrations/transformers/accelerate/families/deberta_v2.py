@@ -47,10 +47,10 @@ class DebertaV2Attention(DisentangledAttention, DisentangledSelfAttention):
 
     def projections(self) -> tuple[nn.Module | None, nn.Module | None]:
         key, query = self.key_proj, self.query_proj
-        own = not self.share_att_key
+        separate = not self.share_att_key
         return (
-            (self.pos_key_proj if own else key) if "c2p" in self.pos_att_type else None,
-            (self.pos_query_proj if own else query) if "p2c" in self.pos_att_type else None,
+            (self.pos_key_proj if separate else key) if "c2p" in self.pos_att_type else None,
+            (self.pos_query_proj if separate else query) if "p2c" in self.pos_att_type else None,
         )
 
 
@@ -77,8 +77,8 @@ class DebertaV2Encoding(DisentangledEncoder, DebertaV2Encoder):
         if not self.relative_attention or "layer_norm" not in self.norm_rel_ebd:
             return super().get_rel_embedding()
         compute = super().get_rel_embedding
-        found: Tensor | None = reused((self.rel_embeddings, self.LayerNorm), (), compute)
-        return compute() if found is None else found
+        embedding: Tensor | None = reused((self.rel_embeddings, self.LayerNorm), (), compute)
+        return compute() if embedding is None else embedding
 
 
 ENTRY = AcceleratedFamily(

@@ -20,7 +20,7 @@ class FalconAlibi(Accelerated, FalconAttention):
     """Attention whose masks are those of posenc."""
 
     config = property(lambda module: config_behind(module.__dict__["config"]))
-    """That of the model, whose own implementation runs where posenc's does not."""
+    """The model's config, by which the original attention chooses its implementation."""
 
     def forward(
         self,
@@ -40,8 +40,10 @@ class FalconAlibi(Accelerated, FalconAttention):
                 )
                 lowest = torch.finfo(mask.dtype).min
                 attention_mask = bias.unsqueeze(2).masked_fill(mask < 0, lowest)
-            given = {"alibi": alibi, "attention_mask": attention_mask}
-            return self.own_forward(hidden_states=hidden_states, cache=cache, **given, **options)
+            inputs = {"alibi": alibi, "attention_mask": attention_mask}
+            return self.original_forward(
+                hidden_states=hidden_states, cache=cache, **inputs, **options
+            )
         qkv = self._split_heads(self.query_key_value(hidden_states))
         q, k, v = (x.transpose(1, 2) for x in qkv)
         if cache is not None:

@@ -22,7 +22,7 @@ from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.masks import MasksRead
-from posenc.integrations.transformers.accelerate.tables import FURTHEST, kept_projection
+from posenc.integrations.transformers.accelerate.tables import FURTHEST, cached_projection
 from posenc.integrations.transformers.accelerate.terms import Movable, products_by_offset
 from posenc.layout import Layout
 from posenc.runtime import has_values, is_scripted, is_transformed, needs_dispatch
@@ -118,7 +118,7 @@ class FunnelStructure(Accelerated, FunnelAttentionStructure):
         return rows
 
     def _lengths(self, length: int) -> Iterator[int]:
-        """Of a sequence in each block."""
+        """The sequence length in each block."""
         tokens = list(range(length))
         for block in range(self.config.num_blocks):
             tokens = self.stride_pool_pos(tokens, block) if block else tokens
@@ -166,7 +166,7 @@ class FunnelAttention(Accelerated, FunnelRelMultiheadAttention):
             if self.config.separate_cls:
                 class_mask = pad(query.new_ones(queries - 1, keys - 1), (1, 0, 1, 0))
             attention_inputs = (embeddings, types.same, attention_mask, class_mask)
-        return self.own_forward(
+        return self.original_forward(
             query=query,
             key=key,
             value=value,
@@ -192,8 +192,8 @@ class FunnelAttention(Accelerated, FunnelRelMultiheadAttention):
             for projection, x in ((self.q_head, query), (self.k_head, key), (self.v_head, value))
         )
         # Row p holds the position that is ``p - stride · Q`` keys after a query.
-        kept = kept_projection(self._project, rows, 0, weights=(self.r_kernel,))
-        projected = self._project(rows) if kept is None else kept
+        cached = cached_projection(self._project, rows, 0, weights=(self.r_kernel,))
+        projected = self._project(rows) if cached is None else cached
         position, typed = (
             ((q + bias.unsqueeze(1)) * self.scale).to(q.dtype)  # autocast casts no sums
             for bias in (self.r_r_bias, self.r_s_bias)

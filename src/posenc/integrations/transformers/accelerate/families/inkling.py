@@ -26,12 +26,12 @@ from posenc.integrations.transformers.accelerate.terms import products_by_offset
 
 
 @dataclass(eq=False)
-class RelativeLogits(PositionBias):
+class FactoredRelativeLogits(PositionBias):
     """Relative logits in structured form, with what a layer does to the tensor of all pairs."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the tensor."""
+        """Dtype of the projected tokens."""
         return self._product.tokens.dtype
 
     @property
@@ -40,17 +40,17 @@ class RelativeLogits(PositionBias):
         assert term.left is not None
         return term.left
 
-    def float(self) -> RelativeLogits:
-        """Itself: ``*`` computes in float32."""
+    def float(self) -> FactoredRelativeLogits:
+        """Returns itself: ``*`` computes in float32."""
         return self
 
-    def __mul__(self, factor: Float[Tensor, "1 1 Q 1"]) -> RelativeLogits:
+    def __mul__(self, factor: Float[Tensor, "1 1 Q 1"]) -> FactoredRelativeLogits:
         (term,), product, dtype = self.terms, self._product, self.dtype
         tokens = (product.tokens.float() * factor).to(dtype)
         scaled = replace(term, left=replace(product, tokens=tokens))
-        return RelativeLogits((scaled,), lambda: (self.dense.float() * factor).to(dtype))
+        return FactoredRelativeLogits((scaled,), lambda: (self.dense.float() * factor).to(dtype))
 
-    def to(self, device: Any, **options: Any) -> RelativeLogits:
+    def to(self, device: Any, **options: Any) -> FactoredRelativeLogits:
         return self if isinstance(device, torch.dtype) else super().to(device)
 
 
@@ -62,10 +62,10 @@ class AcceleratedRelativeLogits(Accelerated, InklingRelativeLogits):
         relative_states: Float[Tensor, "B Q H E"],
         query_positions: Int[Tensor, " Q"],
         key_positions: Int[Tensor, " K"],
-    ) -> Float[Tensor, "B H Q K"] | RelativeLogits:
+    ) -> Float[Tensor, "B H Q K"] | FactoredRelativeLogits:
         # A tensor for one query is as small as its factors.
         if len(query_positions) == 1 or len(key_positions) < self.shortest:
-            return self.own_forward(
+            return self.original_forward(
                 relative_states=relative_states,
                 query_positions=query_positions,
                 key_positions=key_positions,
@@ -79,7 +79,7 @@ class AcceleratedRelativeLogits(Accelerated, InklingRelativeLogits):
             offsets = key_positions - query_positions.unsqueeze(1)
             return gather_rows(tokens, rows, term.bucket(offsets[None, ..., None]))
 
-        return RelativeLogits((term,), dense)
+        return FactoredRelativeLogits((term,), dense)
 
 
 class AcceleratedInklingAttention(Accelerated, InklingAttention):
@@ -101,8 +101,8 @@ class AcceleratedInklingAttention(Accelerated, InklingAttention):
                 first = cache.get_query_offset(self.layer_idx)
             device = hidden_states.device
             attention_mask = mask(batch, queries, sizes[0], first, sizes[1], device=device)
-        given = {"hidden_states": hidden_states, "attention_mask": attention_mask}
-        return self.own_forward(cache=cache, **given, **options)
+        inputs = {"hidden_states": hidden_states, "attention_mask": attention_mask}
+        return self.original_forward(cache=cache, **inputs, **options)
 
 
 ENTRY = AcceleratedFamily(

@@ -49,7 +49,7 @@ class AcceleratedLayoutLMv2Encoder(PageEncoder, LayoutLMv2Encoder):
         **options: Any,
     ) -> Any:
         mask = self.masked(attention_mask, hidden_states)
-        return self.own_forward(hidden_states=hidden_states, attention_mask=mask, **options)
+        return self.original_forward(hidden_states=hidden_states, attention_mask=mask, **options)
 
 
 def _inputs(model: Any, rows: int, length: int) -> dict[str, Tensor]:

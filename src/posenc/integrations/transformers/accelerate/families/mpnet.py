@@ -29,7 +29,7 @@ class MPNetAttention(Accelerated, MPNetSelfAttention):
         **options: Any,
     ) -> tuple[Tensor | None, ...]:
         if not isinstance(position_bias, PositionBias):
-            return self.own_forward(
+            return self.original_forward(
                 hidden_states=hidden_states,
                 attention_mask=attention_mask,
                 position_bias=position_bias,
@@ -38,9 +38,9 @@ class MPNetAttention(Accelerated, MPNetSelfAttention):
             )
         q, k, v = self.in_heads(hidden_states, self.num_attention_heads, self.q, self.k, self.v)
         dropout = self.dropout.p if self.training else 0.0
-        given: dict[str, Any] = {"position_bias": position_bias}
-        given["output_attentions"] = output_attentions
-        output, weights = attention(self, q, k, v, attention_mask, dropout, **given)
+        inputs: dict[str, Any] = {"position_bias": position_bias}
+        inputs["output_attentions"] = output_attentions
+        output, weights = attention(self, q, k, v, attention_mask, dropout, **inputs)
         output = self.o(output.flatten(2))
         return (output, weights) if output_attentions else (output,)
 
@@ -56,8 +56,8 @@ class MPNetEncoding(Accelerated, MPNetEncoder):
     ) -> Any:
         if hidden_states.shape[1] >= self.shortest:
             attention_mask = attended_keys(attention_mask)
-        given = {"hidden_states": hidden_states, "attention_mask": attention_mask}
-        return self.own_forward(**given, **options)
+        inputs = {"hidden_states": hidden_states, "attention_mask": attention_mask}
+        return self.original_forward(**inputs, **options)
 
     def compute_position_bias(
         self, x: Tensor, position_ids: Tensor | None = None, num_buckets: int = 32

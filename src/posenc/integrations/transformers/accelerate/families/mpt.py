@@ -26,8 +26,10 @@ def hidden_keys(*arguments: Any, **options: Any) -> Bool[Tensor, "..."]:
     Returns:
         ``[0]`` without padding and ``[B, K]`` with it under causal masks; else ``[B, 1, Q, K]``.
     """
-    seen = causal_keys(*arguments, **options)
-    return torch.zeros(0, dtype=torch.bool, device=options["device"]) if seen is None else ~seen
+    visible = causal_keys(*arguments, **options)
+    return (
+        torch.zeros(0, dtype=torch.bool, device=options["device"]) if visible is None else ~visible
+    )
 
 
 AttentionMaskInterface.register(MASKS, hidden_keys)
@@ -50,8 +52,10 @@ class MptAlibi(Accelerated, MptAttention):
         if unserved or attention_mask is None or attention_mask.dim() > 2:
             if attention_mask is not None:
                 attention_mask = hidden_pairs(attention_mask, queries, keys)
-            given = {"position_bias": position_bias, "attention_mask": attention_mask}
-            return self.own_forward(hidden_states=hidden_states, cache=cache, **given, **options)
+            inputs = {"position_bias": position_bias, "attention_mask": attention_mask}
+            return self.original_forward(
+                hidden_states=hidden_states, cache=cache, **inputs, **options
+            )
         qkv = self.Wqkv(hidden_states)
         if self.clip_qkv:
             qkv = qkv.clamp(-self.clip_qkv, self.clip_qkv)
@@ -66,7 +70,7 @@ class MptAlibi(Accelerated, MptAttention):
 
 
 class AcceleratedMptBlock(Accelerated, MptBlock):
-    """A layer, which alone knows whether weights are asked for."""
+    """A block, the only module that gets the option to return weights."""
 
     def forward(
         self,
@@ -79,8 +83,8 @@ class AcceleratedMptBlock(Accelerated, MptBlock):
             queries, index = hidden_states.shape[1], self.attn.layer_idx
             keys = queries + (0 if cache is None else int(cache.get_seq_length(index)))
             attention_mask = hidden_pairs(attention_mask, queries, keys)
-        given = {"hidden_states": hidden_states, "attention_mask": attention_mask}
-        return self.own_forward(cache=cache, **given, **options)
+        inputs = {"hidden_states": hidden_states, "attention_mask": attention_mask}
+        return self.original_forward(cache=cache, **inputs, **options)
 
 
 def hidden_pairs(hidden: Bool[Tensor, "..."], queries: int, keys: int) -> Bool[Tensor, "b 1 Q K"]:

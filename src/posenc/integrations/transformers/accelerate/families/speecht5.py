@@ -55,7 +55,7 @@ class AcceleratedSpeechT5Attention(Accelerated, SpeechT5Attention):
         relative = position_bias if isinstance(position_bias, RelativeKeys) else None
         dense = attention_mask is not None and attention_mask.dim() > 2
         if relative is None or dense or wants_weights(self, options):
-            return self.own_forward(
+            return self.original_forward(
                 hidden_states=hidden_states,
                 attention_mask=added_mask(attention_mask, hidden_states),
                 position_bias=position_bias if relative is None else relative.dense,
@@ -74,7 +74,7 @@ class AcceleratedSpeechT5Positions(Accelerated, SpeechT5RelativePositionalEncodi
 
     def forward(self, hidden_states: Float[Tensor, "B L C"]) -> Tensor | RelativeKeys:
         length = hidden_states.shape[1]
-        dense: Callable[[], Tensor] = partial(self.own_forward, hidden_states=hidden_states)
+        dense: Callable[[], Tensor] = partial(self.original_forward, hidden_states=hidden_states)
         if length < self.shortest:
             return dense()
         # The embedding's rows are for query less key, -M … M - 1.

@@ -19,8 +19,8 @@ from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.runtime import has_values
 
 FUSED_TO = 4
-"""How many times as many cells as ``shortest`` a window has before posenc computes without
-gradients too: PyTorch's fused kernel, which takes no gradient of the bias, does it elsewhere."""
+"""Multiple of ``shortest``, in cells of a window, from which on posenc computes without gradients
+too; in smaller windows PyTorch's fused kernel does, which has no gradient of the bias."""
 
 
 class AcceleratedSwinAttention(Accelerated, SwinAttention):
@@ -37,7 +37,7 @@ class AcceleratedSwinAttention(Accelerated, SwinAttention):
         shortest = self.shortest * (1 if trained else FUSED_TO)
         traced = attention_mask is not None and not has_values(attention_mask)
         if hidden_states.shape[1] < shortest or traced or wants_weights(self, options):
-            return self.own_forward(
+            return self.original_forward(
                 hidden_states=hidden_states, attention_mask=attention_mask, **options
             )
         layers = self.q_proj, self.k_proj, self.v_proj

@@ -29,8 +29,8 @@ class AcceleratedSwinv2Attention(Accelerated, Swinv2SelfAttention):
     ) -> tuple[Tensor, ...]:
         traced = attention_mask is not None and not has_values(attention_mask)
         if output_attentions or traced or hidden_states.shape[1] < self.shortest:
-            given = {"attention_mask": attention_mask, "output_attentions": output_attentions}
-            return self.own_forward(hidden_states=hidden_states, **given, **options)
+            inputs = {"attention_mask": attention_mask, "output_attentions": output_attentions}
+            return self.original_forward(hidden_states=hidden_states, **inputs, **options)
         layers = self.query, self.key, self.value
         q, k, v = self.in_heads(hidden_states, self.num_attention_heads, *layers)
         factor = torch.clamp(self.logit_scale, max=math.log(1.0 / 0.01)).exp()  # [H, 1, 1]

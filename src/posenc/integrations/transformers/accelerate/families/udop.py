@@ -30,7 +30,7 @@ class BiasByDistance(Accelerated):
         self, attention_mask: Tensor | None = None, bbox: Float[Tensor, "B L 4"] | None = None
     ) -> Float[Tensor, "b H L L"]:
         if self.prefix_bucket:
-            return self.own_forward(attention_mask=attention_mask, bbox=bbox)
+            return self.original_forward(attention_mask=attention_mask, bbox=bbox)
         offsets, farthest = self.prepare_input(attention_mask, bbox), self.max_distance
         bucket = get_relative_position_bucket(
             torch.arange(-farthest, farthest + 1, device=offsets.device),

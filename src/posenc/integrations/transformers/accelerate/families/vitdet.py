@@ -24,8 +24,8 @@ class AcceleratedVitDetAttention(DecomposedAttention, VitDetAttention):
     ) -> Any:
         return super().forward(hidden_states=hidden_state, **options)
 
-    def own_forward(self, **arguments: Any) -> Any:
-        return super().own_forward(hidden_state=arguments.pop("hidden_states"), **arguments)
+    def original_forward(self, **arguments: Any) -> Any:
+        return super().original_forward(hidden_state=arguments.pop("hidden_states"), **arguments)
 
     @property
     def num_attention_heads(self) -> int:

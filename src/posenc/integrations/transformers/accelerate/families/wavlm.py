@@ -39,12 +39,14 @@ class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
         if position_bias is None and length >= self.shortest:
             position_bias = self._bias(hidden_states)
         if not isinstance(position_bias, SharedBias) or wants_weights(self, options):
-            own = position_bias
+            dense_bias = position_bias
             if isinstance(position_bias, SharedBias):
-                own = position_bias.dense
-            given = {"attention_mask": attention_mask, "position_bias": own}
-            output, weights, own = self.own_forward(hidden_states=hidden_states, **given, **options)
-            return output, weights, own if position_bias is None else position_bias
+                dense_bias = position_bias.dense
+            inputs = {"attention_mask": attention_mask, "position_bias": dense_bias}
+            output, weights, dense_bias = self.original_forward(
+                hidden_states=hidden_states, **inputs, **options
+            )
+            return output, weights, dense_bias if position_bias is None else position_bias
         layers = self.q_proj, self.k_proj, self.v_proj
         q, k, v = self.in_heads(hidden_states, self.num_heads, *layers)
         attended = None

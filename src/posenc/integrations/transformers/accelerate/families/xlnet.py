@@ -16,7 +16,7 @@ from posenc.encoding.reuse import reused
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.masks import fewest_attended, grid_of
-from posenc.integrations.transformers.accelerate.tables import FURTHEST, kept_projection
+from posenc.integrations.transformers.accelerate.tables import FURTHEST, cached_projection
 from posenc.integrations.transformers.accelerate.terms import Movable, products_by_offset
 from posenc.runtime import has_values
 
@@ -46,7 +46,7 @@ class Memory(Movable):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the states, tokens first."""
+        """Shape of the states, tokens first."""
         return (0,) if self.states is None else tuple(self.states.shape)
 
     def rows(self, batch: slice) -> Memory:
@@ -58,7 +58,7 @@ class Memory(Movable):
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """In place of the mask of the content stream, or of the query stream.
+    """Stand-in for the mask of the content stream or of the query stream.
 
     Args:
         memory: from the model.
@@ -86,14 +86,14 @@ class XLNetAttention(Accelerated, XLNetRelativeAttention):
         **options: Any,
     ) -> Any:
         if isinstance(mems, Memory):
-            kept = None
+            cached = None
             if r.stride(1) == 0 or r.shape[1] == 1:  # batch rows share it
-                kept = kept_projection(self._project, r, 0, weights=(self.r,))
-                r = r[:, :1] if kept is None else r[:0, :1]  # none are left to project
-            attn_mask_h, attn_mask_g = (Stream(mems, own, kept) for own in (True, False))
+                cached = cached_projection(self._project, r, 0, weights=(self.r,))
+                r = r[:, :1] if cached is None else r[:0, :1]  # none are left to project
+            attn_mask_h, attn_mask_g = (Stream(mems, content, cached) for content in (True, False))
             mems = mems.states
-        given = {"attn_mask_h": attn_mask_h, "attn_mask_g": attn_mask_g, "seg_mat": seg_mat}
-        return self.own_forward(h=h, g=g, r=r, mems=mems, **given, **options)
+        inputs = {"attn_mask_h": attn_mask_h, "attn_mask_g": attn_mask_g, "seg_mat": seg_mat}
+        return self.original_forward(h=h, g=g, r=r, mems=mems, **inputs, **options)
 
     def _project(self, rows: Float[Tensor, "n C"]) -> Float[Tensor, "H n D"]:
         return torch.einsum("pc,chd->hpd", rows.type(self.r.dtype), self.r)
@@ -145,10 +145,10 @@ class XLNetAttention(Accelerated, XLNetRelativeAttention):
         terms: list[StructuredScore] = [products_by_offset(position, rows, keys)]
         segment = q.new_zeros(())
         if segments is not None:  # up to a constant of the query, for keys of its segment
-            apart = (self.seg_embed[0] - self.seg_embed[1]).unsqueeze(1)
-            segment = ((q + self.r_s_bias.unsqueeze(1)) * apart).sum(-1) * self.scale
+            difference = (self.seg_embed[0] - self.seg_embed[1]).unsqueeze(1)
+            segment = ((q + self.r_s_bias.unsqueeze(1)) * difference).sum(-1) * self.scale
             of_query = segment.unsqueeze(-1) * segments[:, :, past:]
-        own, attended, slot = v[:, :, past:], memory.attended, None
+        new_values, attended, slot = v[:, :, past:], memory.attended, None
         if attended is not None and content:
             # The place of a padded key is taken by one that is each padded query's own: its value
             # is a further feature, the weight by which the query's own value is to be added.
@@ -156,8 +156,8 @@ class XLNetAttention(Accelerated, XLNetRelativeAttention):
             at = slot.int().argmax(1, keepdim=True)
             back = at - torch.arange(past, keys, device=q.device)  # [B, Q], offsets
             row = rows[:, (back + keys).clamp(0, rows.shape[1] - 1)].transpose(0, 1)  # [B, H, Q, D]
-            apart = (position * (rows[:, keys].unsqueeze(1) - row)).sum(-1)
-            itself = (biased * k[:, :, past:]).sum(-1) * self.scale + segment + apart
+            difference = (position * (rows[:, keys].unsqueeze(1) - row)).sum(-1)
+            itself = (biased * k[:, :, past:]).sum(-1) * self.scale + segment + difference
             none = max(torch.finfo(q.dtype).min / 4, -1e30)
             itself = itself.masked_fill(attended[:, None, past:], none)
             place = slot[:, None, :, None]
@@ -173,7 +173,7 @@ class XLNetAttention(Accelerated, XLNetRelativeAttention):
         output = self.attend(biased, k, v, grid, *terms, dropout=dropped, scale=self.scale)
         if slot is None:
             return output
-        return output[..., :-1] + output[..., -1:] * own
+        return output[..., :-1] + output[..., -1:] * new_values
 
 
 class XLNetStreams(Accelerated, XLNetModel):
@@ -191,14 +191,14 @@ class XLNetStreams(Accelerated, XLNetModel):
     ) -> Any:
         masks = (attention_mask, options.get("input_mask"))
         tokens = options.get("inputs_embeds") if input_ids is None else input_ids
-        memories, own = None, perm_mask is not None or wants_weights(self, options)
-        if not (own or tokens is None or None not in masks):
+        memories, use_original = None, perm_mask is not None or wants_weights(self, options)
+        if not (use_original or tokens is None or None not in masks):
             queried = target_mapping is not None
             memories = self._memories(tokens, masks, mems, token_type_ids, queried=queried)
         if memories is not None:
             options["input_mask"] = attention_mask = token_type_ids = None
             mems = memories
-        return self.own_forward(
+        return self.original_forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
             mems=mems,
@@ -291,10 +291,10 @@ def _segments(token_types: Int[Tensor, "B Q"], past: int) -> Int[Tensor, "B K S"
 
 def _slots(attended: Bool[Tensor, "B K"]) -> Bool[Tensor, "B K"]:
     """One padded key a batch row that has any, beside one that is attended to if there is one."""
-    beside = torch.zeros_like(attended)
-    beside[:, 1:] |= attended[:, :-1]
-    beside[:, :-1] |= attended[:, 1:]
-    rank = (~attended).int() * (1 + beside.int())
+    near_attended = torch.zeros_like(attended)
+    near_attended[:, 1:] |= attended[:, :-1]
+    near_attended[:, :-1] |= attended[:, 1:]
+    rank = (~attended).int() * (1 + near_attended.int())
     chosen = rank.argmax(1, keepdim=True) == torch.arange(attended.shape[1], device=rank.device)
     return chosen & ~attended
 

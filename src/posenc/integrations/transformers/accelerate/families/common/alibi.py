@@ -34,6 +34,6 @@ def attend_alibi(
     grid = grid_of(q.shape[2], k.shape[2], attended, causal=True, device=q.device)
     output = module.attend(q, k, v, grid, term, dropout=dropout, scale=scale)
     if attended is not None:
-        seen = attended.cumsum(1)[:, -q.shape[2] :] > 0
-        output = torch.where(seen[:, None, :, None], output, v.mean(dim=2, keepdim=True))
+        nonempty = attended.cumsum(1)[:, -q.shape[2] :] > 0
+        output = torch.where(nonempty[:, None, :, None], output, v.mean(dim=2, keepdim=True))
     return output.transpose(1, 2).flatten(2)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, wants_weights
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import PositionBias, attention
-from posenc.integrations.transformers.accelerate.tables import kept_projection
+from posenc.integrations.transformers.accelerate.tables import cached_projection
 from posenc.integrations.transformers.accelerate.terms import products_by_offset
 from posenc.integrations.transformers.accelerate.trials import random_ids
 from posenc.integrations.transformers.accelerate.views import KEYS
@@ -32,7 +32,7 @@ class ConformerAttention(Accelerated):
         if short or dense or wants_weights(self, options):
             if relative_position_embeddings is not None:
                 options["relative_position_embeddings"] = relative_position_embeddings
-            return self.own_forward(
+            return self.original_forward(
                 hidden_states=hidden_states, attention_mask=attention_mask, **options
             )
         layers = self.linear_q, self.linear_k, self.linear_v
@@ -62,8 +62,8 @@ class ConformerAttention(Accelerated):
             )
             return heads.transpose(0, 1)
 
-        kept = kept_projection(project, embeddings, 1, layers=(self.linear_pos,))
-        return project(embeddings[0]) if kept is None else kept
+        cached = cached_projection(project, embeddings, 1, layers=(self.linear_pos,))
+        return project(embeddings[0]) if cached is None else cached
 
 
 def features_and_ids(model: Any, rows: int, length: int) -> dict[str, Tensor]:

@@ -32,8 +32,8 @@ class DecomposedAttention(Accelerated):
         height, width = hidden_states.shape[1:3]
         short = height * width < self.shortest
         if short or wants_weights(self, {"output_attentions": output_attentions}):
-            given = {"hidden_states": hidden_states, "output_attentions": output_attentions}
-            return self.own_forward(**given, **options)
+            inputs = {"hidden_states": hidden_states, "output_attentions": output_attentions}
+            return self.original_forward(**inputs, **options)
         heads = self.num_attention_heads
         qkv = self.qkv(hidden_states).flatten(1, 2).unflatten(-1, (3, heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [B, H, L, D] each

@@ -27,12 +27,12 @@ class DisentangledAttention(Accelerated):
         relative_pos: Tensor | None = None,
         rel_embeddings: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        own = output_attentions or query_states is not None or relative_pos is not None
-        if own or (attention_mask is not None and attention_mask.dim() > 2):
+        use_original = output_attentions or query_states is not None or relative_pos is not None
+        if use_original or (attention_mask is not None and attention_mask.dim() > 2):
             mask = _pairs(attention_mask, hidden_states)
             if relative_pos is None and query_states is None:
                 relative_pos = self.relative_positions(hidden_states)
-            return self.own_forward(
+            return self.original_forward(
                 hidden_states=hidden_states,
                 attention_mask=mask,
                 output_attentions=output_attentions,
@@ -72,10 +72,10 @@ class DisentangledAttention(Accelerated):
 
     @abstractmethod
     def projections(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """Those of the embeddings to keys and to queries."""
+        """Projections of the embeddings to keys and to queries."""
 
     def relative_positions(self, hidden_states: Tensor) -> Tensor | None:
-        """Of all pairs, for the module's own attention; None where it makes them itself."""
+        """Relative positions of all pairs for the original attention; None where it makes them."""
         return None
 
     def _terms(
@@ -93,14 +93,16 @@ class DisentangledAttention(Accelerated):
 
         layers = [layer for layer in projections if layer is not None]
         kind = (self.num_attention_heads, *(layer is None for layer in projections))
-        found = reused(layers, (embeddings,), lambda: tables(0, end), *kind)
-        if found is None:
-            found = tables(first, last)
+        projected = reused(layers, (embeddings,), lambda: tables(0, end), *kind)
+        if projected is None:
+            projected = tables(first, last)
         else:
-            found = [None if x is None else x[:, end - last : end - first + 1] for x in found]
+            projected = [
+                None if x is None else x[:, end - last : end - first + 1] for x in projected
+            ]
         left, right = (
             None if table is None else TokenTableProduct(tokens, table)
-            for tokens, table in zip((q, k), found, strict=True)
+            for tokens, table in zip((q, k), projected, strict=True)
         )
         return BucketedTerms(
             lambda offset: last - self.bucket(offset).clamp(first, last),

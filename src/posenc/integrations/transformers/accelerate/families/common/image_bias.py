@@ -77,7 +77,7 @@ class ImageBiasTable(Accelerated):
     ) -> Tensor | ImageBias:
         rows, columns = window_size
         dense = partial(
-            self.own_forward,
+            self.original_forward,
             window_size=window_size,
             interpolate_pos_encoding=interpolate_pos_encoding,
             dim_size=dim_size,
@@ -162,12 +162,12 @@ def _attend_from_patches(
             output = output + (logit - lse.unsqueeze(-1)).exp().to(wide) * (value - output)
         if not torch.is_grad_enabled():
             return output.to(v.dtype)
-        whole = Whole(output.to(v.dtype), lse)
-        through_image = attend_part(replace(image, whole=whole), backend)
+        over_all_keys = Whole(output.to(v.dtype), lse)
+        through_image = attend_part(replace(image, whole=over_all_keys), backend)
         weight = (logit - lse.unsqueeze(-1)).exp().to(wide)
         through_class = weight * (value - output)
         through = through_image + through_class.to(v.dtype)
-        return whole.output + (through - through.detach())
+        return over_all_keys.output + (through - through.detach())
 
 
 def cell_bucket(offset: Offsets, *, size: tuple[int, int]) -> BucketIndex:

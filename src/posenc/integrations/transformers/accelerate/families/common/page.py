@@ -25,7 +25,7 @@ BIASES = ("rel_pos", "rel_2d_pos", "position_bias")
 """Arguments that are biases: one of each kind, or their sum in LayoutLMv3 of newer versions."""
 
 
-class Page:
+class PageMask:
     """A mask that layers hand on, to which the first of them adds the biases.
 
     Args:
@@ -38,12 +38,12 @@ class Page:
         self._summed: tuple[Tensor | None] | None = None
         self._by_device = {device: self}
 
-    def to(self, device: torch.device | str | int, **options: Any) -> Page:
+    def to(self, device: torch.device | str | int, **options: Any) -> PageMask:
         """The page of another device, the same one for all layers there."""
         device = torch.device(device)
         if device not in self._by_device:
             mask = None if self.mask is None else self.mask.to(device)
-            self._by_device[device] = Page(mask, device)
+            self._by_device[device] = PageMask(mask, device)
         return self._by_device[device]
 
     def summed(self, add: Callable[[Tensor | None], Tensor | None]) -> Tensor | None:
@@ -54,16 +54,16 @@ class Page:
 
 
 class PageAttention(Accelerated):
-    """Attention whose mask is a ``Page``; with any other, it runs as it did."""
+    """Attention whose mask is a ``PageMask``; with any other, it runs as it did."""
 
     def forward(
         self,
         hidden_states: Float[Tensor, "B L C"],
-        attention_mask: Tensor | Page | None = None,
+        attention_mask: Tensor | PageMask | None = None,
         **options: Any,
     ) -> Any:
-        if not isinstance(attention_mask, Page):
-            return self.own_forward(
+        if not isinstance(attention_mask, PageMask):
+            return self.original_forward(
                 hidden_states=hidden_states, attention_mask=attention_mask, **options
             )
         biases = [options[name] for name in BIASES if options.get(name) is not None]
@@ -84,7 +84,7 @@ class PageAttention(Accelerated):
 
     @abstractmethod
     def summed(self, biases: Sequence[Tensor], mask: Tensor | None) -> Tensor | None:
-        """All that is added to the logits; None if nothing is."""
+        """Sum of biases and mask, to add to the logits; None without either."""
 
 
 class PageEncoder(Accelerated):
@@ -94,10 +94,10 @@ class PageEncoder(Accelerated):
 
     def masked(
         self, mask: Tensor | None, hidden_states: Float[Tensor, "B L C"]
-    ) -> Tensor | Page | None:
+    ) -> Tensor | PageMask | None:
         """The mask that layers get."""
         short = hidden_states.shape[1] < self.shortest
-        return mask if short else Page(added_mask(mask, hidden_states), hidden_states.device)
+        return mask if short else PageMask(added_mask(mask, hidden_states), hidden_states.device)
 
     def bias_by_order(self, position_ids: Int[Tensor, "B L"]) -> Float[Tensor, "b H L L"]:
         """The bias by the tokens' order."""

@@ -50,7 +50,7 @@ def attend_windows(
         return module.attend(q, k, v, grid, terms, dropout=dropout, scale=scale)
 
     if mask is None:
-        return whole(q, k, v).transpose(1, 2).flatten(2)
+        return attend_unmasked(q, k, v).transpose(1, 2).flatten(2)
     free = (mask == 0).flatten(1).all(1).tolist()  # one number a window; all else follows from it
     numbers = torch.arange(0, len(q), len(mask), device=q.device).unsqueeze(1)  # of first windows
     joined, parted = (
@@ -60,12 +60,14 @@ def attend_windows(
     chosen, others = ((numbers + windows).flatten() for windows in (joined, parted))
     output = torch.empty_like(v)
     if len(chosen):
-        output = output.index_copy(0, chosen, whole(*(x[chosen] for x in (q, k, v))).to(v.dtype))
+        output = output.index_copy(
+            0, chosen, attend_unmasked(*(x[chosen] for x in (q, k, v))).to(v.dtype)
+        )
     if len(others):
         bias = table[:, bucket(grid.offset)[0]].unsqueeze(0)  # [1, H, L, L]
         masks = mask[parted].repeat(len(numbers), 1, 1).unsqueeze(1).to(bias.dtype)
         q, k, v = (x[others] for x in (q, k, v))
         dropped = dropout if module.training else 0.0
-        part, _ = dense_attention(q, k, v, bias, masks, dropout=dropped, scale=scale)
-        output = output.index_copy(0, others, part.to(v.dtype))
+        masked_output, _ = dense_attention(q, k, v, bias, masks, dropout=dropped, scale=scale)
+        output = output.index_copy(0, others, masked_output.to(v.dtype))
     return output.transpose(1, 2).flatten(2)

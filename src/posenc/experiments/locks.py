@@ -1,9 +1,9 @@
-"""Exclusive claims on folders that several processes, perhaps on several machines, share.
+"""Exclusive locks on folders of runs that several processes, perhaps on several machines, share.
 
 A folder has one name at a time: its own, while idle; and ``.NAME@OWNER`` while a process holds it.
-Claiming it, taking it over from an owner that is dead, and returning it are one rename each, which
+Locking it, taking it over from an owner that is dead, and releasing it are one rename each, which
 the file system lets a single process win. An owner that was wrongly taken for dead no longer finds
-its folder, so that neither its result nor its return of the folder succeeds.
+its folder, so that it can neither write its result nor release the folder.
 
 An owner rewrites a small file in its folder every few seconds. Other machines judge by whether they
 see it change, never by its time, so that clocks need not agree.
@@ -42,28 +42,28 @@ HELD = re.compile(r"\.([^/@]+)@[^/\s]+-\d+-[0-9a-f]{8}")
 
 
 @dataclass
-class _Sight:
-    """The last observed heartbeat, unchanged for ``still`` seconds."""
+class _Heartbeat:
+    """The last heartbeat read, unchanged for ``still`` seconds."""
 
     beat: bytes
     looked: float
     still: float = 0.0
 
 
-class Claims:
-    """The claims of this process, and its observations of others; a context manager.
+class RunLocks:
+    """The locks of this process, and the last heartbeats of others; a context manager.
 
-    A thread writes the heartbeats. On exit, folders still held are returned.
+    A thread writes the heartbeats. On exit, locks still held are released.
     """
 
     def __init__(self) -> None:
         self._held: dict[Path, Path] = {}
-        self._seen: dict[Path, _Sight] = {}
+        self._heartbeats: dict[Path, _Heartbeat] = {}
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._live, daemon=True)
 
-    def __enter__(self) -> Claims:
+    def __enter__(self) -> RunLocks:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -74,8 +74,8 @@ class Claims:
         if self._thread.is_alive():
             self._thread.join()
 
-    def take(self, idle: Path) -> Path | None:
-        """Claim a folder that is idle, or held by an owner that is dead.
+    def acquire(self, idle: Path) -> Path | None:
+        """Lock a folder that is idle, or held by an owner that is dead.
 
         Args:
             idle: its path while no process holds it.
@@ -111,7 +111,7 @@ class Claims:
         return not folder.exists()
 
     def release(self, folder: Path) -> bool:
-        """Return a held folder to its idle path; False if it was taken over.
+        """Rename a held folder to its idle path; False if it was taken over.
 
         Raises:
             OutputError: if the file system refuses.
@@ -133,22 +133,22 @@ class Claims:
             if folder in self._held:
                 continue
             machine, pid, _ = folder.name.partition("@")[2].rsplit("-", 2)
-            if (machine == MACHINE and _ended(int(pid))) or self._stands_still(folder):
+            if (machine == MACHINE and _ended(int(pid))) or self._is_silent(folder):
                 yield folder
 
-    def _stands_still(self, folder: Path) -> bool:
+    def _is_silent(self, folder: Path) -> bool:
         try:
             beat = (folder / HEARTBEAT).read_bytes()
         except OSError:
             beat = b""
         now = time.monotonic()
-        seen = self._seen.get(folder)
-        if seen is None or seen.beat != beat:
-            self._seen[folder] = _Sight(beat, now)
+        last = self._heartbeats.get(folder)
+        if last is None or last.beat != beat:
+            self._heartbeats[folder] = _Heartbeat(beat, now)
             return False
-        seen.still += min(now - seen.looked, LONGEST_LOOK)
-        seen.looked = now
-        return seen.still >= LEASE_SECONDS
+        last.still += min(now - last.looked, LONGEST_LOOK)
+        last.looked = now
+        return last.still >= LEASE_SECONDS
 
     def _live(self) -> None:
         count = 0
@@ -161,7 +161,7 @@ class Claims:
 
 
 def make_folders(folders: list[Path], root: Path) -> None:
-    """Make folders that can be claimed, each once, though other processes do the same.
+    """Make folders that can be locked, each once, though other processes do the same.
 
     Args:
         folders: their idle paths, all below ``root``.

@@ -28,7 +28,7 @@ LARGE, LARGEST_ZERO, LARGEST_TABLE = 2**14, 2**20, 2**25
 """Numbers above which is not stored: a weight, one that starts at zero, and a computed table."""
 
 SEEDS = 31
-"""Of products: no two weights of a layer have the same, but later layers begin anew."""
+"""Number of seeds of products: weights of a layer have different ones, later layers reuse them."""
 
 UNINITIALIZED = (torch.empty, torch.rand, torch.randn)
 PRODUCTS = (
@@ -57,8 +57,8 @@ class _Unstored(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class HollowProducts(TorchFunctionMode):
-    """Answers products with hollow weights, and rows of hollow tables.
+class ExpandedProducts(TorchFunctionMode):
+    """Computes products with expanded weights, and rows of expanded tables.
 
     Args:
         seeds: as from ``build``.
@@ -73,21 +73,22 @@ class HollowProducts(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in (F.linear, torch.addmm):
             x, weight, bias = _linear_inputs(func, args, kwargs)
-            if weight.dim() == 2 and (is_hollow(weight) or self.silent):
+            if weight.dim() == 2 and (is_expanded(weight) or self.silent):
                 y = self._product(x, weight, weight.shape[0 if func is F.linear else 1])
                 return y if bias is None or self.silent else y + bias
-        elif func in PRODUCTS and isinstance(args[1], Tensor) and is_hollow(args[1]):
+        elif func in PRODUCTS and isinstance(args[1], Tensor) and is_expanded(args[1]):
             x, weight = args[:2]  # [..., tokens, in], [..., in, out]
             y = self._product(x, weight, weight.shape[-1])
             batch = torch.broadcast_shapes(y.shape[:-2], weight.shape[:-2])  # type: ignore[no-untyped-call]
             return y.expand(*batch, *y.shape[-2:])
-        elif func is F.embedding and is_hollow(args[1]):
+        elif func is F.embedding and is_expanded(args[1]):
             rows = torch.randn(61, args[1].shape[1], generator=self._seeded(args[1]))
             return rows.to(args[1].dtype)[args[0] % 61]
-        elif func is F.layer_norm and is_hollow(args[0]):  # its rows less their mean would be zero
+        elif func is F.layer_norm and is_expanded(args[0]):
+            # Expanded rows less their mean would be zero.
             rows = torch.randn(args[0].shape, generator=self._seeded(args[0])).to(args[0].dtype)
             args = rows, *args[1:]
-        elif func in SCALED_IN_PLACE and is_hollow(args[0]):
+        elif func in SCALED_IN_PLACE and is_expanded(args[0]):
             return args[0]
         return func(*args, **kwargs)
 
@@ -103,20 +104,20 @@ class HollowProducts(TorchFunctionMode):
 
 
 @lru_cache(maxsize=8 * SEEDS)
-def _choice(seed: int, given: int, features: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The indices of as many features of those given, and a sign for each."""
+def _choice(seed: int, inputs: int, features: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Random indices of ``features`` of the inputs, and a sign for each."""
     seeded = torch.Generator().manual_seed(seed)
-    chosen = torch.randint(given, (features,), generator=seeded)
+    chosen = torch.randint(inputs, (features,), generator=seeded)
     return chosen, (torch.randint(2, (features,), generator=seeded) * 2 - 1).to(dtype)
 
 
-def is_hollow(tensor: Tensor) -> bool:
-    """Whether a matrix, or each of a batch of them, is a single number."""
+def is_expanded(tensor: Tensor) -> bool:
+    """True if a matrix, or each of a batch of them, is a single expanded number."""
     return tensor.dim() > 1 and tensor.stride()[-2:] == (0, 0)
 
 
 def build(config: Any, dtype: torch.dtype) -> tuple[nn.Module, dict[int, int]]:
-    """The hollow model of a config, and the seeds of its products by address of the weight."""
+    """The model of a config with expanded weights; and seeds of products by weight address."""
     for part in _configs(config):
         part._experts_implementation = INTERFACE
     classes = [transformers.AutoModelForCausalLM, transformers.AutoModel]
@@ -124,9 +125,9 @@ def build(config: Any, dtype: torch.dtype) -> tuple[nn.Module, dict[int, int]]:
         classes.reverse()
     model = _unstored(config, dtype, classes)
     for module in model.modules():
-        own: Any = getattr(module, "config", None)
-        if hasattr(own, "_attn_implementation_internal"):
-            own._attn_implementation_internal = INTERFACE  # even of models without
+        module_config: Any = getattr(module, "config", None)
+        if hasattr(module_config, "_attn_implementation_internal"):
+            module_config._attn_implementation_internal = INTERFACE  # even of models without
     _compute_tables(model)
     _run_scans_once(model)
     return model.eval(), _fill(model, dtype)

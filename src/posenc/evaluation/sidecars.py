@@ -1,10 +1,10 @@
-"""Files beside the config and the weights of an extended model."""
+"""Sidecar files of an extended model: tokenizer, templates, modules of sentence-transformers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from posenc.evaluation.hub import BESIDE, MODULES
+from posenc.evaluation.hub import MODULES, SIDECARS
 from posenc.integrations.transformers.checkpoints.fields import read_object
 from posenc.storage import write_bytes, write_json
 
@@ -12,10 +12,10 @@ LIMITS = {"tokenizer_config.json": "model_max_length", "sentence_*_config.json":
 """Names of lengths at which longer texts are cut, by the files that hold them."""
 
 
-def copy_beside(folder: Path, out: Path) -> None:
+def copy_sidecars(folder: Path, out: Path) -> None:
     """Copy the files that go with a model, and the modules of sentence-transformers after it."""
     sentences = (folder / "modules.json").is_file()
-    for pattern in (*BESIDE, *([MODULES] if sentences else ())):
+    for pattern in (*SIDECARS, *([MODULES] if sentences else ())):
         for path in folder.glob(pattern):
             copy = out / path.relative_to(folder)
             if path.is_file():
