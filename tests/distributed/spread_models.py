@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from posenc import Encoding, Layout, distributed
 from posenc.errors import PosencError
@@ -156,8 +155,6 @@ def refusals(group: dist.ProcessGroup) -> dict[str, str]:
     distributed.parallelize(dropping, group)
     dropping_inside = model_of("decoder", "seqpe", 0.3).train()
     distributed.parallelize(dropping_inside, group)
-    by_heads = model_of("decoder", "t5")
-    distributed.shard_heads(by_heads, DeviceMesh.from_group(group, "cpu"))
     calls = {
         kind: partial(distributed.parallelize, build(kind), group)
         for kind in ("text_classifier", "sequence_classifier", "vision_transformer", "swin")
@@ -167,7 +164,6 @@ def refusals(group: dist.ProcessGroup) -> dict[str, str]:
         "dropout of an encoding": partial(dropping_inside, tokens, layout),
         "given": partial(dropping.given, tokens, layout),  # type: ignore[arg-type]
         "cache": partial(generate, decoder, tokens, max_new_tokens=2),  # type: ignore[arg-type]
-        "cache of heads": partial(generate, by_heads, tokens, max_new_tokens=2),  # type: ignore[arg-type]
     }
     messages = {}
     for name, call in calls.items():
