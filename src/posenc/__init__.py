@@ -10,7 +10,7 @@ from posenc.encoding import EmbeddingEncoding, Encoding, QueryKeyTransform, Scor
 
 # Exported programs may call the operators of these two.
 from posenc.encodings.common import recurrence as _recurrence  # noqa: F401
-from posenc.encodings.common.ode import solutions as _solutions  # noqa: F401
+from posenc.encodings.embedding import floater as _floater  # noqa: F401
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.registration import register

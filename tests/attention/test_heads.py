@@ -1,4 +1,4 @@
-"""Encodings of some heads, as tensor parallelism takes them apart."""
+"""Encodings of some heads."""
 
 from __future__ import annotations
 

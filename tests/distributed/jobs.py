@@ -14,7 +14,6 @@ import torch.distributed as dist
 from examples.long_context.__main__ import options, train
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from posenc import Attention, Cache, Grid, Layout, attend, create, distributed
@@ -129,18 +128,14 @@ def holds_group(group: dist.ProcessGroup) -> bool:
     return reference() is not None
 
 
-def decoder(name: str, **changes: Any) -> Decoder:
+def decoder(name: str) -> Decoder:
     torch.manual_seed(1)
     shape = {"vocabulary": VOCABULARY, "dim": DIM, "layers": 2, "heads": HEADS, "kv_heads": 2}
-    shape |= changes
     model = Decoder(
         DecoderConfig(**shape, encoding=name, max_length=LENGTH, options=OPTIONS.get(name, {}))
     )
     for encoding in dict.fromkeys(model.encodings):
         spread(encoding)
-    for block in model.blocks:
-        if block.attention.sinks is not None:
-            torch.nn.init.normal_(block.attention.sinks)
     return model.double()
 
 
@@ -181,38 +176,6 @@ def model_difference(group: dist.ProcessGroup, name: str, form: str, split: str,
         wanted = torch.zeros_like(one) if one.grad is None else one.grad
         differences.append((mine.grad - wanted).abs().max().item())
     return max(differences)
-
-
-def heads_difference(group: dist.ProcessGroup, name: str, **changes: Any) -> float:
-    """Largest difference of logits and gradients with heads on several ranks, and on one."""
-    tokens = torch.randint(VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(2))
-    layout = Layout.padded([LENGTH, LENGTH - 5])
-    alone, model = decoder(name, **changes), decoder(name, **changes)
-    mesh = DeviceMesh.from_group(group, "cpu")
-    parts = distributed.shard_heads(model, mesh)
-    expected, logits = alone(tokens, layout), model(tokens, layout)
-    for output in (expected, logits):
-        output.sin().sum().backward()
-    distributed.sum_gradients(parts, mesh)
-    differences = [(logits - expected).abs().max().item()]
-    for mine, one in zip(model.parameters(), alone.parameters(), strict=True):
-        found = torch.zeros_like(one) if mine.grad is None else mine.grad
-        found = found.full_tensor() if isinstance(found, DTensor) else found
-        wanted = torch.zeros_like(one) if one.grad is None else one.grad
-        differences.append((found - wanted).abs().max().item())
-    assert [*model.state_dict()] == [*alone.state_dict()]
-    sharded = [p for p in model.parameters() if isinstance(p, DTensor)]
-    assert sum(p.to_local().numel() for p in sharded) < sum(p.numel() for p in sharded)
-    return max(differences)
-
-
-def heads_refusal(group: dist.ProcessGroup, name: str, **changes: Any) -> str:
-    """The message with which the heads of a model are not spread."""
-    try:
-        distributed.shard_heads(decoder(name, **changes), DeviceMesh.from_group(group, "cpu"))
-    except PosencError as failure:
-        return str(failure)
-    return ""
 
 
 def positions_gradient(group: dist.ProcessGroup, form: str) -> tuple[Tensor, Tensor]:

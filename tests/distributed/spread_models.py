@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from posenc import Encoding, Layout, distributed
 from posenc.errors import PosencError
@@ -35,31 +34,30 @@ VOCABULARY = 11
 SHAPE: dict[str, Any] = {"dim": 16, "heads": 4, "kv_heads": 2, "max_length": 32}
 
 
-def model_of(kind: str, encoding: str, dropout: float = 0.0) -> nn.Module:
+def model_of(kind: str, encoding: str) -> nn.Module:
     """A small model, the same on every rank."""
     torch.manual_seed(3)
-    shape = {**SHAPE, "dropout": dropout}
     model: nn.Module
     match kind:
         case "decoder":
             model = Decoder(
-                DecoderConfig(**shape, vocabulary=VOCABULARY, layers=2, encoding=encoding)
+                DecoderConfig(**SHAPE, vocabulary=VOCABULARY, layers=2, encoding=encoding)
             )
         case "masked_lm":
             model = MaskedLM(
-                EncoderConfig(**shape, vocabulary=VOCABULARY, layers=2, encoding=encoding)
+                EncoderConfig(**SHAPE, vocabulary=VOCABULARY, layers=2, encoding=encoding)
             )
         case "deberta":
             model = Deberta(
                 DebertaConfig(
-                    **{**shape, "kv_heads": 4}, vocabulary=VOCABULARY, layers=2, absolute=encoding
+                    **{**SHAPE, "kv_heads": 4}, vocabulary=VOCABULARY, layers=2, absolute=encoding
                 )
             )
         case "transformer":
             first, second, cross = encoding.split()
             model = Transformer(
                 TransformerConfig(
-                    **shape,
+                    **SHAPE,
                     source_vocabulary=VOCABULARY,
                     target_vocabulary=VOCABULARY,
                     encoder_layers=2,
@@ -131,43 +129,18 @@ def difference(group: dist.ProcessGroup, kind: str, encoding: str, form: str, sp
     return max(off)
 
 
-def dropped(group: dist.ProcessGroup, kind: str, encoding: str) -> tuple[Tensor, ...]:
-    """Indices of this rank's tokens and the logits of two steps with dropout; all gradients."""
-    model = model_of(kind, encoding, dropout=0.3).train()
-    distributed.parallelize(model, group)
-    (index, _), _ = parts = shard(group, "balanced")
-    torch.manual_seed(100 + dist.get_rank(group))
-    steps = []
-    for _ in range(2):
-        found = outputs(model, kind, [part for _, part in parts])
-        found.sin().sum().backward()  # type: ignore[no-untyped-call]
-        steps.append(found.detach())
-    distributed.sum_gradients(model, group)
-    gradients = [x.grad.flatten() for x in model.parameters() if x.grad is not None]
-    return index, torch.cat(steps, dim=-1), torch.cat(gradients)
-
-
 def refusals(group: dist.ProcessGroup) -> dict[str, str]:
     """Messages with which models and calls are refused."""
-    tokens, layout = texts()[0]
+    tokens, _ = texts()[0]
     decoder = model_of("decoder", "rope")
     distributed.parallelize(decoder, group)
-    dropping = model_of("transformer", "rope rope nope", 0.3).train()
-    distributed.parallelize(dropping, group)
-    dropping_inside = model_of("decoder", "seqpe", 0.3).train()
-    distributed.parallelize(dropping_inside, group)
-    by_heads = model_of("decoder", "t5")
-    distributed.shard_heads(by_heads, DeviceMesh.from_group(group, "cpu"))
     calls = {
         kind: partial(distributed.parallelize, build(kind), group)
         for kind in ("text_classifier", "sequence_classifier", "vision_transformer", "swin")
     }
     calls |= {
         "layout": partial(decoder, tokens),
-        "dropout of an encoding": partial(dropping_inside, tokens, layout),
-        "given": partial(dropping.given, tokens, layout),  # type: ignore[arg-type]
         "cache": partial(generate, decoder, tokens, max_new_tokens=2),  # type: ignore[arg-type]
-        "cache of heads": partial(generate, by_heads, tokens, max_new_tokens=2),  # type: ignore[arg-type]
     }
     messages = {}
     for name, call in calls.items():

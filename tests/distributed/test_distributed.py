@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -81,35 +80,6 @@ def test_groups_end_with_their_destruction(pool: Pool) -> None:
 def test_models(pool: Pool, name: str, form: str, split: str, how: str) -> None:
     arguments = {"name": name, "form": form, "split": split, "how": how}
     assert max(pool.run(f"{JOBS}:model_difference", 2, **arguments)) < 2e-6
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["nope", "rope", "alibi", "t5", "shaw", "fire", "learned", "forgetting", "deberta", "rope_pp"],
-)
-def test_heads_on_two_ranks_are_those_of_one(pool: Pool, name: str) -> None:
-    assert max(pool.run(f"{JOBS}:heads_difference", 2, name=name)) < 2e-6
-
-
-def test_sinks_are_spread_with_their_heads(pool: Pool) -> None:
-    changes = {"name": "t5", "sinks": True, "softcap": 3.0}
-    assert max(pool.run(f"{JOBS}:heads_difference", 2, **changes)) < 2e-6
-
-
-@pytest.mark.parametrize(
-    ("ranks", "model", "message"),
-    [
-        (3, {"name": "alibi"}, "4 heads and 2 key heads"),
-        (4, {"name": "rope_pp", "kv_heads": 4}, "4 heads share 2 queries"),
-        (2, {"name": "dape"}, "Dape mixes heads"),
-        (2, {"name": "rope", "merged": True}, "one matrix makes queries, keys and values"),
-    ],
-)
-def test_heads_that_cannot_be_spread(
-    pool: Pool, ranks: int, model: dict[str, Any], message: str
-) -> None:
-    for found in pool.run(f"{JOBS}:heads_refusal", ranks, **model):
-        assert message in found
 
 
 def test_the_example_trains_alike_on_one_rank_and_two(pool: Pool) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from posenc.encodings.common.ode.field import Field
-from posenc.encodings.embedding.floater import Floater
+from posenc.encodings.embedding.floater import Floater, Flow
 
 
 def make(*, dim: int = 6, noise: float = 0.4, **options: Any) -> Floater:
@@ -33,5 +32,5 @@ def count_evaluations(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
         return counted
 
-    monkeypatch.setattr(Field, "__call__", counting(Field.__call__))
+    monkeypatch.setattr(Flow, "slope", counting(Flow.slope))
     return calls

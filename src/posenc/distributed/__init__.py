@@ -14,7 +14,6 @@ from posenc.distributed.api import (
 )
 from posenc.distributed.models import parallelize
 from posenc.distributed.shards import balanced, contiguous, take
-from posenc.distributed.tensor_parallel import shard_heads
 
 __all__ = [
     "FORMS",
@@ -25,7 +24,6 @@ __all__ = [
     "contiguous",
     "explain",
     "parallelize",
-    "shard_heads",
     "sum_gradients",
     "take",
 ]

@@ -57,29 +57,16 @@ def total(group: Group, x: Tensor) -> Tensor:
     return summed
 
 
-def replicated(group: Group, x: Tensor) -> Tensor:
-    """``x``, which all ranks have; its gradient is the sum of theirs."""
-    shared: Tensor = _Replicated.apply(group, x)
-    return shared
-
-
-class _Replicated(torch.autograd.Function):
+class _Total(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Group, x: Tensor) -> Any:
         ctx.group = group
-        return x.view_as(x)
+        return group.sum(x.clone())
 
     @staticmethod
     @first_derivative
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return None, ctx.group.sum(gradient.clone(memory_format=torch.contiguous_format))
-
-
-class _Total(_Replicated):
-    @staticmethod
-    def forward(ctx: Any, group: Group, x: Tensor) -> Any:
-        ctx.group = group
-        return group.sum(x.clone())
 
 
 class _Gather(torch.autograd.Function):

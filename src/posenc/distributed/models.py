@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from posenc.attention import Attention
 from posenc.distributed.api import ContextParallel
 from posenc.distributed.collectives import gather
-from posenc.distributed.feature_dropout import key_dropout
 from posenc.distributed.group import Group
 from posenc.distributed.session import Session
 from posenc.distributed.shards import Shards
@@ -44,9 +43,9 @@ def parallelize(
 
     Each rank then passes its own tokens, with their layout, and gets the output of its own tokens.
     Gradients of the parameters are the part of this rank's loss; see ``sum_gradients``. Embedding
-    parts that read other tokens (a convolution) are computed on the tokens of all ranks. Masks of
-    dropout, of attention weights and of features, depend on the tokens and on rank 0's random state
-    alone, not on the number of ranks. No KV cache.
+    parts that read other tokens (a convolution) are computed on the tokens of all ranks. Dropout of
+    attention weights is as in ``attend``; that of features follows each rank's own random state,
+    so seed the ranks differently. No KV cache.
 
     Args:
         model: of posenc, or any module with ``posenc.Attention`` in it.
@@ -83,7 +82,6 @@ def parallelize(
             hooks = _WholeSequence(group)
             part.register_forward_pre_hook(hooks.gather, with_kwargs=True)
             part.register_forward_hook(hooks.own, with_kwargs=True)
-    key_dropout(model, group)
     if isinstance(model, SavedModel) and group.size > 1:
         model.register_forward_pre_hook(_require_layouts, with_kwargs=True)
 

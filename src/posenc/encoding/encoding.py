@@ -138,7 +138,7 @@ class Encoding(Standalone, nn.Module):
         return heads // views
 
     def heads(self, begin: int, end: int) -> Encoding:
-        """The encoding of query heads ``begin`` to ``end`` (exclusive), for tensor parallelism.
+        """The encoding of query heads ``begin`` to ``end`` (exclusive).
 
         Parameters are shared with this encoding; the gradients of other heads are zero.
 

@@ -2,31 +2,357 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from threading import RLock
 from typing import Annotated, Any, Literal
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Interval, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding, Encoding
+from posenc.encoding.reuse import Copies, wants_gradients
 from posenc.encoding.tensors import Features, TokenIds
+from posenc.encodings.common.frequencies import geometric_frequencies
 from posenc.encodings.common.fusion import fuse
-from posenc.encodings.common.ode.field import Activation
-from posenc.encodings.common.ode.flow import Flow, Gradient, Method, load_solvers, vectors_at
-from posenc.encodings.common.ode.solutions import Solutions, flow_at
+from posenc.encodings.common.opaque import opaque
 from posenc.encodings.common.table import real_positions
 from posenc.entry import Claims, Entry
+from posenc.errors import ArgumentError, LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values, is_transformed, widest, without_autocast
 
 Start = Literal["sinusoidal", "random"]
+Activation = Literal["relu", "tanh"]
+Method = Literal["euler", "midpoint", "rk4", "dopri5"]
+Gradient = Literal["direct", "adjoint"]
 
 Step = Annotated[float, Interval(1e-3, 1e3)]
-"""Tokens a step; the solver keeps a state for each step."""
+"""Tokens per step of a fixed-step method."""
 
 Tolerance = Annotated[float, Interval(1e-9, 1)]
+
+FARTHEST = 2**20
+"""Largest number of steps, or tokens, from 0; steps are sequential."""
+
+SEGMENT = 64
+"""Steps per call of a solver, whose backward pass takes time that is quadratic in their number."""
+
+LIMIT = 2**27
+"""Bytes of stored states, past which those before the last requested ones are dropped."""
+
+Reached = Callable[[Int[Tensor, " N"]], Float[Tensor, "N C"]]
+"""States after sorted, distinct numbers of whole steps from 0."""
+
+
+def load_solvers() -> Any:
+    """The module ``torchdiffeq``, which is optional and slow to import.
+
+    Raises:
+        ArgumentError: when it is not installed.
+    """
+    try:
+        return importlib.import_module("torchdiffeq")
+    except ImportError as error:
+        raise ArgumentError(
+            "floater",
+            expected="the package torchdiffeq, its equation solver",
+            got="an installation without torchdiffeq",
+            remedy="Install the extra: pip install 'posenc[ode]'.",
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """The equation of ``z = exp(-R t) p`` and its solver, with the settings of ``Floater``.
+
+    In this frame, which rotates with R, the solver integrates the trained part only. Weights are
+    those of ``Dynamics``. ``rotary``: R rotates pairs of features; otherwise it is 0.
+    """
+
+    method: Method
+    step: float
+    tolerance: float
+    gradient: Gradient
+    activation: Activation
+    unit: float
+    rotary: bool
+
+    def slope(
+        self, weights: Sequence[Tensor], times: Float[Tensor, "*dims"], z: Float[Tensor, "*dims C"]
+    ) -> Float[Tensor, "*dims C"]:
+        """``dz/dt``."""
+        first, first_bias, second, second_bias = weights
+        p = self.rotated(z, times)
+        time = (self.unit * times).unsqueeze(-1).expand(*z.shape[:-1], 1)
+        hidden = F.linear(torch.cat([p, time], dim=-1), first, first_bias)
+        hidden = hidden.relu() if self.activation == "relu" else hidden.tanh()
+        learned = F.linear(torch.cat([hidden, time], dim=-1), second, second_bias)
+        return self.rotated(self.unit * learned, -times)
+
+    def rotated(
+        self, z: Float[Tensor, "*dims C"], times: Float[Tensor, "*dims"]
+    ) -> Float[Tensor, "*dims C"]:
+        """``exp(R t) z``: the pair (sin α, cos α) becomes that of ``α + rate · t``."""
+        if not self.rotary:
+            return z
+        dim = z.shape[-1]
+        paired = dim // 2 * 2
+        rates = geometric_frequencies(dim // 2, dim, 10000.0, like=z)
+        angles = times.unsqueeze(-1) * rates
+        x, y, cosine, sine = z[..., 0:paired:2], z[..., 1:paired:2], angles.cos(), angles.sin()
+        pairs = torch.stack([x * cosine + y * sine, y * cosine - x * sine], dim=-1)
+        return torch.cat([pairs.flatten(-2), z[..., paired:]], dim=-1)
+
+    def vectors(
+        self,
+        positions: Float[Tensor, "b L"],
+        start: Float[Tensor, " C"],
+        weights: Sequence[Tensor],
+        reached: Reached | None = None,
+    ) -> Float[Tensor, "b L C"]:
+        """``p`` at any times, each independent of the others.
+
+        Args:
+            positions: the times in tokens.
+            start: ``p(0)``.
+            weights: of the dynamics.
+            reached: source of states after whole steps; None solves from ``start``.
+        """
+        detached = positions.detach()
+        times, index = detached.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        if not len(times):
+            return start.new_zeros(*positions.shape, len(start))
+        if self.method == "dopri5":
+            z = self._adaptive(times, start, weights)
+        else:
+            z = self._by_steps(times, start, weights, reached)
+        if not positions.requires_grad:
+            return self.rotated(z, times)[index]
+        z = z[index]
+        moved = (positions - detached).unsqueeze(-1) * self.slope(weights, detached, z)
+        return self.rotated(z + moved, positions)
+
+    def _adaptive(
+        self, times: Float[Tensor, " N"], start: Float[Tensor, " C"], weights: Sequence[Tensor]
+    ) -> Float[Tensor, "N C"]:
+        """``z`` at times. Steps depend on ``start`` alone; between them the solver interpolates."""
+        require_near(int(times.abs().max()))
+        behind, ahead = (
+            self._solve(weights, start, torch.cat([times.new_zeros(1), outwards]))[1:]
+            for outwards in (times[times < 0].flip(0), times[times > 0])
+        )
+        at_zero = start.expand(int((times == 0).sum()), -1)
+        return torch.cat([behind.flip(0), at_zero, ahead])
+
+    def _by_steps(
+        self,
+        times: Float[Tensor, " N"],
+        start: Float[Tensor, " C"],
+        weights: Sequence[Tensor],
+        reached: Reached | None,
+    ) -> Float[Tensor, "N C"]:
+        """``z`` at times: whole steps from 0, then a shorter one from the last knot."""
+        steps = (times / self.step).trunc()
+        require_near(int(steps.abs().max()))
+        numbers, index = steps.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        z = self.knots(numbers, start[None], weights)[:, 0] if reached is None else reached(numbers)
+        z = z[index]
+        knot = steps * self.step
+        rest = times - knot
+        if not rest.any():
+            return z
+
+        def shorter(share: Tensor, z: Tensor) -> Tensor:
+            return rest.unsqueeze(-1) * self.slope(weights, knot + share * rest, z)
+
+        found: Tensor = load_solvers().odeint(
+            shorter, z, rest.new_tensor([0.0, 1.0]), method=self.method
+        )[1]
+        return found
+
+    def knots(
+        self, numbers: Int[Tensor, " N"], starts: Float[Tensor, "S C"], weights: Sequence[Tensor]
+    ) -> Float[Tensor, "N S C"]:
+        """``z`` after sorted numbers of whole steps from 0, for a batch of ``p(0)``."""
+        low, high = min(int(numbers[0]), 0), max(int(numbers[-1]), 0)
+        behind, ahead = (self.advance(starts, 0, end, weights) for end in (low, high))
+        return torch.cat([behind.flip(0)[:-1], ahead])[numbers - low]
+
+    def advance(
+        self, states: Float[Tensor, "S C"], begin: int, end: int, weights: Sequence[Tensor]
+    ) -> Float[Tensor, "N S C"]:
+        """``states`` after ``begin`` whole steps from 0, and those after each step to ``end``."""
+        sign = 1 if end > begin else -1
+        parts = [states.unsqueeze(0)]
+        for first in range(begin, end, sign * SEGMENT):
+            last = first + sign * min(SEGMENT, abs(end - first))
+            times = self.step * torch.arange(first, last + sign, sign, device=states.device)
+            parts.append(self._solve(weights, parts[-1][-1], times.to(states))[1:])
+        return torch.cat(parts)
+
+    def _solve(
+        self, weights: Sequence[Tensor], start: Float[Tensor, "*S C"], times: Float[Tensor, " N"]
+    ) -> Float[Tensor, "N *S C"]:
+        """``z`` at ``times``, from ``start`` at the first; a fixed step between two of them."""
+        solve, options = load_solvers().odeint, {}
+        if self.gradient == "adjoint" and torch.is_grad_enabled():
+            solve, options = load_solvers().odeint_adjoint, {"adjoint_params": tuple(weights)}
+        tolerances = {"rtol": self.tolerance, "atol": self.tolerance}
+        slope = partial(self.slope, weights)
+        states: Tensor = solve(slope, start, times, method=self.method, **tolerances, **options)
+        return states
+
+
+def require_near(count: int) -> None:
+    """Raise ``LengthError`` for more than ``FARTHEST`` steps, or tokens."""
+    if count > FARTHEST:
+        raise LengthError(
+            "positions",
+            expected=f"up to {FARTHEST} steps from 0, which the solver takes one by one",
+            got=f"{count}",
+            remedy="Subtract the first time, use a larger unit of time, or raise `step`.",
+        )
+
+
+class _Resolved(torch.autograd.Function):
+    """Solved states whose gradient is that of solving them again from the parameters.
+
+    Autograd saves nothing, so that blocks that share the states can be differentiated one by one,
+    and under activation checkpointing.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, solve: Callable[..., Tensor], states: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        ctx.solve, ctx.parameters = solve, parameters
+        return states.view_as(states)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        graph, trained = torch.is_grad_enabled(), [p for p in ctx.parameters if p.requires_grad]
+        with torch.enable_grad():
+            states = ctx.solve(*ctx.parameters)
+        found = iter(
+            torch.autograd.grad(
+                states, trained, gradients, create_graph=graph, materialize_grads=True
+            )
+        )
+        return None, None, *(next(found) if p.requires_grad else None for p in ctx.parameters)
+
+
+class Solutions:
+    """States of blocks that share their dynamics, solved as one batch.
+
+    They are reused while the parameters, which are compared at each call, stay as they are. Copies
+    and pickles start without any.
+
+    Args:
+        blocks: all of them.
+    """
+
+    def __init__(self, blocks: Sequence[Floater] = ()) -> None:
+        self.blocks = blocks
+        self._lock = RLock()
+        self._copies = Copies([])
+        self._stored: tuple[int, Tensor] | None = None
+        """A number of steps from 0, and the states ``[N, S, C]`` from there on."""
+        self._last: tuple[Tensor, Sequence[Tensor], Tensor] | None = None
+        """Numbers, parameters and states of the last call with a graph."""
+
+    def __getstate__(self) -> tuple[Sequence[Floater]]:
+        return (self.blocks,)
+
+    def __setstate__(self, state: tuple[Sequence[Floater]]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+    def reached(
+        self, flow: Flow, parameters: Sequence[Tensor], numbers: Int[Tensor, " N"]
+    ) -> Float[Tensor, "N S C"]:
+        """``z`` of all blocks after sorted, distinct numbers of whole steps from 0.
+
+        Args:
+            flow: equation and solver.
+            parameters: ``p(0)`` of each block, and the four weights of the dynamics.
+            numbers: of steps.
+        """
+        with self._lock:
+            if not self._copies.hold(parameters):
+                self._copies, self._stored, self._last = Copies(parameters), None, None
+            with torch.inference_mode(False), torch.no_grad():
+                values = self._read(flow, parameters, numbers)
+            if not wants_gradients(parameters):
+                return values
+            if self._last is not None:
+                known, of, states = self._last
+                same = all(a is b for a, b in zip(of, parameters, strict=True))
+                if same and torch.equal(known, numbers):
+                    return states
+
+            def solve(*parameters: Tensor) -> Tensor:
+                return flow.knots(numbers, *_batch(parameters))
+
+            solved: Tensor = _Resolved.apply(solve, values, *parameters)
+            self._last = numbers, parameters, solved
+            return solved
+
+    def _read(self, flow: Flow, parameters: Sequence[Tensor], numbers: Tensor) -> Tensor:
+        """Stored states, or new ones, without a graph."""
+        starts, weights = _batch(parameters)
+        low, states = self._stored or (0, starts.unsqueeze(0))
+        nearest, farthest = int(numbers[0]), int(numbers[-1])
+        if nearest < low:
+            low, states = (low, states) if low <= 0 else (0, starts.unsqueeze(0))
+            behind = flow.advance(states[0], low, min(low, nearest), weights)
+            low, states = min(low, nearest), torch.cat([behind.flip(0)[:-1], states])
+        high = low + len(states) - 1
+        if farthest > high:
+            farthest = max(farthest, high + min(len(states), SEGMENT))  # copies take time as well
+            ahead = flow.advance(states[-1], high, farthest, weights)
+            states = torch.cat([states, ahead[1:]])
+        found = states[numbers - low]
+        if states.nbytes > LIMIT:
+            low, states = nearest, states[nearest - low :].clone()
+        self._stored = low, states
+        return found
+
+
+def _batch(parameters: Sequence[Tensor]) -> tuple[Float[Tensor, "S C"], list[Tensor]]:
+    """The blocks' ``p(0)`` and the four weights of the dynamics, in float64 if there is one."""
+    wide = [p.to(widest(p.device)) for p in parameters]
+    return torch.stack(wide[:-4]), wide[-4:]
+
+
+@lru_cache(16)
+def _of_compiled(settings: str, start: bytes) -> Solutions:
+    """States of a block in compiled code, which has the values of its parameters only."""
+    return Solutions()
+
+
+def _compute(positions: Tensor, weights: Sequence[Tensor], settings: str) -> Tensor:
+    start, *learned = weights
+    return Flow(**json.loads(settings)).vectors(positions, start, learned)
+
+
+def _store(positions: Tensor, weights: Sequence[Tensor], settings: str) -> Tensor:
+    start, *learned = weights
+    flow = Flow(**json.loads(settings))
+    solutions = _of_compiled(settings, start.cpu().numpy().tobytes())
+
+    def reached(numbers: Tensor) -> Tensor:
+        return solutions.reached(flow, weights, numbers)[:, 0]
+
+    return flow.vectors(positions, start, learned, reached)
+
+
+flow_at = opaque("flow", _compute, stored=_store)
 
 
 class Affine(nn.Module):
@@ -50,7 +376,6 @@ class Dynamics(nn.Module):
         self.zero = zero
         self.first = Affine(dim + 1, hidden)
         self.second = Affine(hidden + 1, dim)
-        self.solutions = Solutions()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -77,11 +402,9 @@ class Floater(EmbeddingEncoding):
     absolute, one axis, trainable; p(t) does not depend on the other requested times. Solved for
     the sorted distinct times, in float64. Cost: C·E for each of ``max |t| / step`` sequential
     steps (set by the tolerance with "dopri5"), independent of the number of rows and tokens.
-    Blocks that share the dynamics take fixed steps as one batch. Without a graph, solved states
-    are cached until a parameter changes, up to 128 MiB per stack (and per process for compiled
-    code), so decoding a token takes one step; with "dopri5" states every 64 tokens are. With a
-    graph, memory grows with the distinct times and one state per 64 steps. At most 2^20 steps are
-    taken.
+    Blocks that share the dynamics take fixed steps as one batch, and their states are kept until a
+    parameter changes, so decoding a token takes one step; "dopri5" solves from 0 at each call, for
+    each block. At most 2^20 steps are taken.
 
     Differs from the official code, which has separate flows for queries, keys and values of a
     block after the projections; here one flow is added before them, as in the paper. ``R`` is the
@@ -100,8 +423,8 @@ class Floater(EmbeddingEncoding):
             shorter last one; ``"dopri5"`` has adaptive steps.
         step: tokens per step of a fixed-step method (1/5 in the official code).
         tolerance: relative and absolute, of ``"dopri5"``.
-        gradient: ``"direct"`` through all steps, or by the ``"adjoint"`` equation, which stores no
-            steps.
+        gradient: ``"direct"`` through all steps, whose graph the backward pass holds, or by the
+            ``"adjoint"`` equation, which takes longer and holds the states alone.
         unit: u.
 
     Raises:
@@ -147,11 +470,10 @@ class Floater(EmbeddingEncoding):
             unit=unit,
             rotary=start == "sinusoidal",
         )
-        self._settings = self.flow.to_text()
+        self._settings = json.dumps(asdict(self.flow))
         self.dynamics = Dynamics(dim, hidden, zero=start == "sinusoidal")
         self.start = nn.Parameter(torch.empty(dim))
-        self._adaptive = Solutions()
-        self.dynamics.solutions.join(self)
+        self.solutions = Solutions([self])
         self._reset_start()
 
     def reset_parameters(self) -> None:
@@ -167,10 +489,6 @@ class Floater(EmbeddingEncoding):
         else:
             nn.init.xavier_uniform_(self.start.unsqueeze(0))
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.dynamics.solutions.join(self)
-
     def extra_repr(self) -> str:
         return f"{self.flow}"
 
@@ -180,40 +498,40 @@ class Floater(EmbeddingEncoding):
     def path(self, times: Float[Tensor, "b L"]) -> Float[Tensor, "b L C"]:
         """``p`` at real times, in float64 where the device has it."""
         wide = widest(times.device)
-        weights = [weight.to(wide) for weight in (self.start, *self.weights())]
+        learned: list[Tensor] = self.dynamics()
+        start, *weights = (weight.to(wide) for weight in (self.start, *learned))
+        times = times.to(wide)
         with without_autocast(times.device):
             if not has_values(times) or is_transformed():
-                return flow_at(times.to(wide), weights, self._settings)
-            return self._solved(times.to(wide), *weights)
+                return flow_at(times, [start, *weights], self._settings)
+            blocks = self._together()
+            parameters = [*(block.start for block in blocks), *learned]
 
-    def weights(self) -> list[Tensor]:
-        """Weight and bias of both layers of the dynamics."""
-        weights: list[Tensor] = self.dynamics()
-        return weights
+            def reached(numbers: Tensor) -> Tensor:
+                states = self.solutions.reached(self.flow, parameters, numbers)
+                return states[:, blocks.index(self)]
 
-    def _solved(
-        self, times: Float[Tensor, "b L"], start: Tensor, *weights: Tensor
-    ) -> Float[Tensor, "b L C"]:
-        """``path`` with cached states, or states solved for all blocks at once."""
-        inputs = (start, *weights)
-        graph = torch.is_grad_enabled() and any(part.requires_grad for part in inputs)
-        if self.flow.method == "dopri5" and not graph:
-            with self._adaptive.bounds(self) as bounds:
-                return vectors_at(times, start, weights, self.flow, bounds=bounds)
-        if self.flow.method == "dopri5" or (self.flow.gradient == "adjoint" and graph):
-            return vectors_at(times, start, weights, self.flow)
-        solutions = self.dynamics.solutions
-        return vectors_at(
-            times, start, weights, self.flow, lambda numbers: solutions.reached(self, numbers)
-        )
+            return self.flow.vectors(times, start, weights, reached)
+
+    def _together(self) -> list[Floater]:
+        """The blocks of the same dynamics, settings and kind of initial value."""
+        found = [
+            block
+            for block in self.solutions.blocks
+            if (block.dynamics, block.flow) == (self.dynamics, self.flow)
+            and type(block.start) is type(self.start)
+            and (block.start.dtype, block.start.device) == (self.start.dtype, self.start.device)
+            and block.start.untyped_storage().nbytes()  # FSDP frees it
+        ]
+        return found if self in found else [self]
 
 
 def _share(layers: int, arguments: Mapping[str, Any]) -> list[Encoding]:
     """Blocks with their own ``p(0)`` and shared dynamics."""
     blocks = [Floater(**arguments) for _ in range(layers)]
-    for block in blocks[1:]:
-        block.dynamics = blocks[0].dynamics
-        block.dynamics.solutions.join(block)
+    solutions = Solutions(blocks)
+    for block in blocks:
+        block.dynamics, block.solutions = blocks[0].dynamics, solutions
     return [Encoding.of(block) for block in blocks]
 
 

@@ -1,1 +1,0 @@
-"""FLOATER's differential equation and its solvers."""
