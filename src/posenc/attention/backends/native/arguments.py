@@ -11,11 +11,11 @@ from torch import Tensor
 
 from posenc.attention.backends.native.library import (
     PAD,
-    Map,
-    Operand,
-    Problem,
-    RotaryFactors,
-    Tokens,
+    CBucketMap,
+    COperand,
+    CProblem,
+    CRotaryFactors,
+    CTokens,
 )
 from posenc.attention.backends.native.pairs import KINDS
 from posenc.attention.problem.record import Geometry, KernelProblem
@@ -43,7 +43,7 @@ class Arguments:
     """
 
     def __init__(self, record: KernelProblem) -> None:
-        self.record, self.struct = record, Problem()
+        self.record, self.struct = record, CProblem()
         self.dtype = torch.promote_types(record.q.dtype, torch.float32)
         self.spans: Spans | None = None
         self._kept: list[Tensor] = []
@@ -59,9 +59,9 @@ class Arguments:
         self._kept.append(x)
         return x
 
-    def tokens(self, x: Tensor) -> Tokens:
+    def tokens(self, x: Tensor) -> CTokens:
         """A tensor ``[B, H, L, D]``, copied where its features are apart."""
-        return Tokens.of(self.keep(contiguous_rows(x)))
+        return CTokens.of(self.keep(contiguous_rows(x)))
 
     def _tokens(self) -> None:
         x, problem = self.struct, self.record
@@ -99,7 +99,7 @@ class Arguments:
         operands.first = terms.first
         if terms.bucket is not None:
             self.spans = spans = spans_of(terms.bucket, x.period + x.jump or None)
-            x.map = Map(
+            x.map = CBucketMap(
                 _padded(spans).data_ptr() + 4 * PAD,
                 spans.span_of.data_ptr(),
                 spans.spans.data_ptr(),
@@ -111,7 +111,7 @@ class Arguments:
         for name, value in terms.operands():
             value = four_axes(name, self.keep(self._as_read(name, value)))
             rows, features = value.shape[2:]
-            setattr(operands, name, Operand(value=Tokens.of(value), rows=rows, features=features))
+            setattr(operands, name, COperand(value=CTokens.of(value), rows=rows, features=features))
             if "N" in AXES[name]:
                 x.map.buckets = rows
         # Without tokens of their own, rows are met by the queries and by the keys.
@@ -144,8 +144,8 @@ class Arguments:
             self.keep(factor.contiguous()) for factor in factors if factor is not None
         )
         x.rotated = cosine.shape[-1]
-        x.q_rotary = RotaryFactors.of(cosine, sine)
-        x.k_rotary = RotaryFactors.of(key_cosine, key_sine)
+        x.q_rotary = CRotaryFactors.of(cosine, sine)
+        x.k_rotary = CRotaryFactors.of(key_cosine, key_sine)
 
     def _pairs(self) -> None:
         kind = self.record.pairs.kind

@@ -14,7 +14,7 @@ from posenc.attention.backends.native.arguments import (
     four_axes,
     holds_all,
 )
-from posenc.attention.backends.native.library import Operand, Tokens
+from posenc.attention.backends.native.library import COperand, CTokens
 from posenc.attention.backends.native.pairs import pair_gradients, sum_to_tensors
 from posenc.attention.problem.spans import Spans
 from posenc.attention.problem.terms import AXES, of_tokens
@@ -45,7 +45,7 @@ class Room:
             )
             for like in (record.k, record.v)
         )
-        x.dq, x.dk, x.dv = Tokens.of(self.dq), Tokens.of(self.dk[0]), Tokens.of(self.dv[0])
+        x.dq, x.dk, x.dv = CTokens.of(self.dq), CTokens.of(self.dk[0]), CTokens.of(self.dv[0])
         x.dk_split, x.dv_split = self.dk.stride(0), self.dv.stride(0)
         left_out = [path for path in OPTIONAL if path not in wanted]
         self.terms = {
@@ -63,12 +63,12 @@ class Room:
         each chunk of the batch and block of queries to those of offsets and buckets.
         """
         call, x = self.call, self.call.struct
-        operand: Operand = getattr(x.terms, name)
+        operand: COperand = getattr(x.terms, name)
         size = x.batch if of_tokens(name) else 1, x.heads, operand.rows, operand.features
         dtype = torch.float64 if name == "column" else call.dtype
         parts = 1 if "Q" in AXES[name] else call.splits if of_tokens(name) else self.parts
         room = _empty(name, term, (parts, *size), dtype)
-        operand.gradient, operand.part = Tokens.of(room[0]), room.stride(0)
+        operand.gradient, operand.part = CTokens.of(room[0]), room.stride(0)
         return room
 
     def summed(self) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from posenc.attention.backends.common.operator import Gradients, Operator
 from posenc.attention.backends.native.arguments import Arguments, empty_like_tokens
 from posenc.attention.backends.native.build import library
 from posenc.attention.backends.native.gradients import OPTIONAL, Room
-from posenc.attention.backends.native.library import Tokens
+from posenc.attention.backends.native.library import CTokens
 from posenc.attention.problem.record import KernelProblem
 
 WITHOUT_GRADIENT = ("terms.bucket", "geometry.intervals", "geometry.bands", "seed")
@@ -21,7 +21,7 @@ def compute_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
     """Output ``[B, H, Q, E]`` and LSE ``[B, H, Q]``, in float64."""
     call = Arguments(record)
     out, lse = _empty_output(record)
-    call.struct.out, call.struct.lse = Tokens.of(out), lse.data_ptr()
+    call.struct.out, call.struct.lse = CTokens.of(out), lse.data_ptr()
     library().call("forward", call.struct, call.dtype)
     return out, lse
 

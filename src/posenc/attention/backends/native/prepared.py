@@ -8,7 +8,7 @@ from torch import Tensor
 from posenc.attention.backends.common.base import Attend, Result
 from posenc.attention.backends.native.arguments import Arguments, contiguous_rows, empty_like_tokens
 from posenc.attention.backends.native.build import library
-from posenc.attention.backends.native.library import Problem, Tokens
+from posenc.attention.backends.native.library import CProblem, CTokens
 from posenc.attention.problem.record import KernelProblem
 
 
@@ -23,10 +23,10 @@ def prepare(record: KernelProblem) -> Attend | None:
         return None
     call = Arguments(record)
     shape = (*record.q.shape[:3], record.v.shape[3])
-    call.struct.out = Tokens.of(empty_like_tokens(record.v, shape))
+    call.struct.out = CTokens.of(empty_like_tokens(record.v, shape))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Result:
-        struct = Problem.from_buffer_copy(call.struct)  # threads may call at the same time
+        struct = CProblem.from_buffer_copy(call.struct)  # threads may call at the same time
         out, lse = empty_like_tokens(v, shape), q.new_empty(shape[:3], dtype=torch.float64)
         struct.q.data, struct.k.data, struct.v.data = q.data_ptr(), k.data_ptr(), v.data_ptr()
         for rows, tokens, own in (

@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.backends.native import library as arguments
 from posenc.attention.backends.native.build import library, missing
-from posenc.attention.backends.native.library import TYPES, Tokens
+from posenc.attention.backends.native.library import TYPES, CRotation, CTokens
 from posenc.encoding import Pairing, Rotation, apply_rotation
 from posenc.runtime import has_values, is_transformed
 
@@ -109,8 +108,8 @@ class _Rotate(torch.autograd.Function):
         strides = (
             0 if n == 1 else step for n, step in zip(cosine.shape, cosine.stride(), strict=True)
         )
-        problem = arguments.Rotation(
-            *(Tokens.of(x), Tokens.of(out), cosine.data_ptr(), sine.data_ptr()),
+        problem = CRotation(
+            *(CTokens.of(x), CTokens.of(out), cosine.data_ptr(), sine.data_ptr()),
             *tuple(strides)[:3],
             *(*x.shape, cosine.shape[-1], adjacent, conjugate),
         )

@@ -37,7 +37,7 @@ CHOICES = (*NEEDS, "build", "none")
 SWITCHED_OFF = "POSENC_KERNELS is 'none'"
 
 
-class Choice(NamedTuple):
+class VariantChoice(NamedTuple):
     """One of ``CHOICES``, and the reason for it."""
 
     name: str
@@ -59,15 +59,15 @@ def file_of(name: str) -> Path:
 
 
 @lru_cache
-def choose() -> Choice:
+def choose() -> VariantChoice:
     """The variant that ``POSENC_KERNELS`` names, or the best that this machine supports."""
     asked = os.environ.get("POSENC_KERNELS", "")
     if asked == "none":
-        return Choice("none", SWITCHED_OFF)
+        return VariantChoice("none", SWITCHED_OFF)
     if asked == "build":
-        return Choice("build", "POSENC_KERNELS is 'build'")
+        return VariantChoice("build", "POSENC_KERNELS is 'build'")
     if os.environ.get("POSENC_KERNEL_FLAGS"):
-        return Choice("build", "POSENC_KERNEL_FLAGS is set")
+        return VariantChoice("build", "POSENC_KERNEL_FLAGS is set")
     if asked:
         return _asked(asked)
     refused: list[str] = []
@@ -75,19 +75,19 @@ def choose() -> Choice:
         if file_of(name).exists():
             reason = unsupported(name)
             if reason is None:
-                return Choice(name, "; ".join(refused))
+                return VariantChoice(name, "; ".join(refused))
             refused.append(f"{name} {reason}")
-    return Choice("build", "; ".join(refused) or _absence())
+    return VariantChoice("build", "; ".join(refused) or _absence())
 
 
-def _asked(name: str) -> Choice:
+def _asked(name: str) -> VariantChoice:
     value = f"POSENC_KERNELS is {name!r}"
     if name not in NEEDS:
-        return Choice("none", f"{value}, not one of {', '.join(CHOICES)}")
+        return VariantChoice("none", f"{value}, not one of {', '.join(CHOICES)}")
     if not file_of(name).exists():
-        return Choice("none", f"{value}, which did not come with posenc")
+        return VariantChoice("none", f"{value}, which did not come with posenc")
     reason = unsupported(name)
-    return Choice("none", f"{value}, which {reason}") if reason else Choice(name, value)
+    return VariantChoice("none", f"{value}, which {reason}") if reason else VariantChoice(name, value)
 
 
 def _absence() -> str:
