@@ -29,7 +29,7 @@ _compare = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)).memcmp
 _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
-class Layer(Protocol):
+class HasModules(Protocol):
     """A module, or a function of the modules that it names."""
 
     def modules(self) -> Iterator[nn.Module]:
@@ -37,7 +37,10 @@ class Layer(Protocol):
 
 
 def reused(
-    layers: Sequence[Layer], tensors: Sequence[Tensor], compute: Callable[[], T], *kind: Hashable
+    layers: Sequence[HasModules],
+    tensors: Sequence[Tensor],
+    compute: Callable[[], T],
+    *kind: Hashable,
 ) -> T | None:
     """The result of ``compute``, kept from the second call on while nothing that it reads changes.
 

@@ -19,7 +19,7 @@ from posenc.runtime import widest
 
 
 @dataclass(frozen=True, eq=False)
-class Ranks:
+class KeyRanks:
     """Ranks of queries and keys among a grid's keys sorted by document and order, padding last.
 
     Args:
@@ -36,7 +36,7 @@ class Ranks:
     query_until: Int[Tensor, "b Q"]
 
     @classmethod
-    def of(cls, grid: Grid) -> Ranks:
+    def of(cls, grid: Grid) -> KeyRanks:
         """The ranks of a grid's keys and queries; does not synchronize with the device."""
         places, query_places = _places(grid.key, grid.query)
         if grid.key.start is not None and not grid.segmented:

@@ -12,7 +12,7 @@ from posenc.arguments import Count, Width, checked
 from posenc.encoding import BlockTransforms, FusedScore, ScoreTerm
 from posenc.encoding.tensors import Features, Keys, Queries, Scores, repeat_heads
 from posenc.encodings.common.precision import WideLinear, at_least_single
-from posenc.encodings.common.prefix_sums import Ranks
+from posenc.encodings.common.prefix_sums import KeyRanks
 from posenc.encodings.common.signals import require_signal
 from posenc.entry import Claims, Entry
 from posenc.grid import Grid
@@ -88,7 +88,7 @@ class Path(ScoreTerm):
         return layout.with_signal(signal)
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        ranks = Ranks.of(grid)
+        ranks = KeyRanks.of(grid)
         directions, strengths = self._reflections(grid, ranks)
         directions, strengths = directions.to(q.dtype), strengths.to(q.dtype)
         # A product of reflections is I - Wᵀ T W with T = (1 + lower(β W Wᵀ))⁻¹ β, and T of some
@@ -116,7 +116,7 @@ class Path(ScoreTerm):
         )
 
     def _reflections(
-        self, grid: Grid, ranks: Ranks
+        self, grid: Grid, ranks: KeyRanks
     ) -> tuple[Float[Tensor, "b H K D"], Float[Tensor, "b H K"]]:
         """w and β of the keys in the order of their ranks; β is 0 for padding."""
         key = grid.key
@@ -197,7 +197,7 @@ def _first_own_key(grid: Grid) -> int | None:
     return first
 
 
-def _arranged(ranks: Ranks, marks: Tensor | None, key: Layout) -> Tensor | None:
+def _arranged(ranks: KeyRanks, marks: Tensor | None, key: Layout) -> Tensor | None:
     """Marks of the keys in the order of their ranks."""
     if marks is None:
         return None
