@@ -7,7 +7,7 @@ is nothing but some tokens; ``contiguous`` and ``balanced`` say which.
 from posenc.distributed.api import (
     FORMS,
     ContextParallel,
-    Explanation,
+    FormExplanation,
     attend,
     explain,
     sum_gradients,
@@ -19,7 +19,7 @@ from posenc.distributed.tensor_parallel import shard_heads
 __all__ = [
     "FORMS",
     "ContextParallel",
-    "Explanation",
+    "FormExplanation",
     "attend",
     "balanced",
     "contiguous",
