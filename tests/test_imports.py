@@ -58,15 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": MODELS | {"codec", "training", "experiments", "reporting"},
     "__main__": {"cli"},
     "cli": MODELS
-    | {
-        "codec",
-        "models",
-        "integrations",
-        "training",
-        "experiments",
-        "evaluation",
-        "bench",
-    }
+    | {"codec", "models", "integrations", "training", "experiments", "evaluation", "bench"}
     | {"reporting", "visualization"},
 }
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend, create, explain
 from posenc.attention.api import attend_part
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.problem.problem import Whole
 from posenc.errors import BackendRefusal
 from posenc.extension import extend
@@ -118,7 +118,7 @@ def test_gradients_of_parts_of_the_keys() -> None:
     output, lse = attend(*inputs, WHOLE, encoding, return_lse=True)
     expected = torch.autograd.grad(output.sum(), inputs)
     whole = Whole(output.detach(), lse.detach())
-    part = attend_part(AttentionCall(*inputs, WHOLE, encoding, whole=whole), "native")
+    part = attend_part(Call(*inputs, WHOLE, encoding, whole=whole), "native")
     agree(list(torch.autograd.grad(part.sum(), inputs)), list(expected))
 
 

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from posenc import ENCODINGS, Encoding, Grid, Layout, attend, create
 from posenc.attention.api import attend_part
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.problem.problem import Whole
 from posenc.errors import ArgumentError, BackendRefusal
 from posenc.testing.subject import HEADS, KV_HEADS, Subject, agree, operands, spread
@@ -54,7 +54,7 @@ def test_gradients_of_parts_sum_to_those_of_the_whole(name: str, backend: str) -
             q, k, v = inputs[0], *(x[:, :, a:b] for x in inputs[1:])
             part = Grid(layout, layout.slice(a, b), causal, window)
             try:
-                found = attend_part(AttentionCall(q, k, v, part, encoding, whole=whole), backend)
+                found = attend_part(Call(q, k, v, part, encoding, whole=whole), backend)
             except BackendRefusal:
                 assert backend == "native"
                 return
@@ -87,7 +87,7 @@ def test_gradients_through_an_image_beside_another_key(backend: str) -> None:
     direction = torch.randn_like(output)
     expected = torch.autograd.grad(output, [*inputs, table], direction)
     whole = Whole(output.detach(), logits.logsumexp(-1).detach())
-    found = attend_part(AttentionCall(q, k, v, grid, encoding, whole=whole), backend)
+    found = attend_part(Call(q, k, v, grid, encoding, whole=whole), backend)
     got = list(torch.autograd.grad(found, [*inputs, table], direction))
     weight = logits.detach().softmax(-1)[..., -1:]
     got[0] = got[0] + scale * weight * (direction * (value - whole.output)).sum(-1, True) * key
@@ -100,7 +100,7 @@ def test_backends_that_know_no_parts_leave_them_to_others() -> None:
     grid = Grid.of(Layout.sequence(5))
     output, lse = attend(*inputs, grid, Encoding(), return_lse=True)
     whole = Whole(output.detach(), lse)
-    found = attend_part(AttentionCall(*inputs, grid, Encoding(), whole=whole), "sdpa")
+    found = attend_part(Call(*inputs, grid, Encoding(), whole=whole), "sdpa")
     gradients = (torch.autograd.grad(x.sum(), inputs) for x in (found, output))
     torch.testing.assert_close(*gradients)
 
@@ -110,4 +110,4 @@ def test_weights_that_are_no_softmax_have_no_parts() -> None:
     whole = Whole(q, q[..., 0])
     grid = Grid.of(Layout.sequence(5), causal=True)
     with pytest.raises(ArgumentError, match="whole: expected none with StickBreaking"):
-        attend_part(AttentionCall(q, k, v, grid, create("stick_breaking"), whole=whole), "auto")
+        attend_part(Call(q, k, v, grid, create("stick_breaking"), whole=whole), "auto")

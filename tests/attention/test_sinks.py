@@ -17,7 +17,7 @@ from posenc.attention.backends.blockwise import definition, offsets
 from posenc.attention.backends.common.base import Plan, Refusal, Result
 from posenc.attention.backends.native import heads as native_heads
 from posenc.attention.backends.native.build import missing
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.decoding import attend_last
 from posenc.attention.differentiation import differentiable_twice
 from posenc.attention.dispatch import BACKENDS
@@ -441,7 +441,7 @@ def test_last_token_by_one_query(
     given = (q[:, :, 8:], k, v, grid, create(name, **{"shaw": {"head_dim": 8}}.get(name, {})))
     with torch.no_grad():
         said = explain(*given, cache=cache, **extras)
-        found = attend_last(AttentionCall(*given, scale=0.4, **extras), cache)
+        found = attend_last(Call(*given, scale=0.4, **extras), cache)
         expected = attend(*given, scale=0.4, **extras, backend="reference")
     if (by_kernel and name == "nope") or dtype == torch.float32:
         assert said.backend == "decoding"

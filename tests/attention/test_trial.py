@@ -11,7 +11,7 @@ import torch
 from posenc import Grid, Layout
 from posenc.attention import dispatch, trial
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.dispatch import BACKENDS
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import BucketedTerms, Encoding
@@ -125,7 +125,7 @@ def test_auto_goes_on_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
         dispatch, "preference", lambda device, pose: ("a rule", [backend.name, "reference"])
     )
     q = torch.randn(1, 2, 5, 8)
-    call = AttentionCall(q, q, q, Grid.of(Layout.sequence(5)), Encoding())
+    call = Call(q, q, q, Grid.of(Layout.sequence(5)), Encoding())
     with pytest.warns(RuntimeWarning, match="put aside"):
         choice = dispatch.choose(call, "auto")
     assert choice.backend is BACKENDS["reference"]

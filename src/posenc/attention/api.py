@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc.arguments import check
 from posenc.attention.backends.common.base import Backend, Result
 from posenc.attention.cache import LayerCache
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.decoding import refusal_of_last
 from posenc.attention.differentiation import differentiable_twice
 from posenc.attention.dispatch import choose, describe_repeats, prepare, refusals
@@ -135,7 +135,7 @@ def attend(
         UnknownNameError: when there is no backend of that name.
     """
     require_truth("return_lse", return_lse)
-    call = AttentionCall(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
+    call = Call(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
     output, lse = attend_block(call, backend, return_lse=return_lse)
     if lse is None:
         return output
@@ -143,7 +143,7 @@ def attend(
 
 
 def attend_block(
-    call: AttentionCall, backend: str | Backend, *, return_lse: bool = False
+    call: Call, backend: str | Backend, *, return_lse: bool = False
 ) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H Q"] | None]:
     """``attend``, perhaps to some of the keys, in a form that blocks can be joined in.
 
@@ -179,7 +179,7 @@ def attend_block(
         return differentiable_twice(result, call.problem())
 
 
-def attend_part(call: AttentionCall, backend: str | Backend) -> Float[Tensor, "B H Q E"]:
+def attend_part(call: Call, backend: str | Backend) -> Float[Tensor, "B H Q E"]:
     """The gradient of attention over more keys, through these keys.
 
     With the output and LSE that parts of the keys were joined to, the gradients of the parts sum
@@ -204,7 +204,7 @@ def attend_part(call: AttentionCall, backend: str | Backend) -> Float[Tensor, "B
         return choose(call.without_padding(), backend).plan.run().output
 
 
-def transformed(call: AttentionCall) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "b g K D"]]:
+def transformed(call: Call) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "b g K D"]]:
     """Queries and keys after the query_key part, as ``attend`` computes with them.
 
     Raises:
@@ -247,7 +247,7 @@ def explain(
     if cache is not None and cache.transformed:
         scale = encoding.default_scale(q.shape[-1]) if scale is None else scale
         encoding, kept = cache.without_transform(encoding), "transformed (rotated once)"
-    call = AttentionCall(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
+    call = Call(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
     validate(call)
     cached = ""
     if cache is not None:
@@ -272,7 +272,7 @@ def explain(
         return Explanation(choice.backend.name, how, choice.rule, refused, cached)
 
 
-def _empty_result(call: AttentionCall) -> tuple[Tensor, Tensor]:
+def _empty_result(call: Call) -> tuple[Tensor, Tensor]:
     """Output and LSE without batch rows, queries or keys: empty or zero, or the LSE of sinks."""
     q, k, v, sinks = call.q, call.k, call.v, call.sinks
     zero = 0.0 * (q.sum() + k.sum() + v.sum())

@@ -20,7 +20,7 @@ from posenc.runtime import autocast_dtype
 
 
 @dataclass(eq=False)
-class AttentionCall:
+class Call:
     """The arguments of ``attend``; the problem is made from them once, when first needed.
 
     Args: as ``attend``; ``whole`` and ``keyed`` as of ``Problem``.
@@ -39,7 +39,7 @@ class AttentionCall:
     softcap: float | None = None
     _problem: Problem | None = field(default=None, init=False, repr=False)
 
-    def autocast(self) -> AttentionCall:
+    def autocast(self) -> Call:
         """The call with operands cast as autocast casts them, and float64 positions beside float64.
 
         Otherwise positions are not cast, nor are biases.
@@ -52,13 +52,13 @@ class AttentionCall:
             return self
         return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype))
 
-    def without_padding(self) -> AttentionCall:
+    def without_padding(self) -> Call:
         """The call with zeros at invalid tokens, so that no backend reads what they hold."""
         q = zero_invalid(self.q, self.grid.query, dim=2)
         k, v = (zero_invalid(x, self.grid.key, dim=2) for x in (self.k, self.v))
         return replace(self, q=q, k=k, v=v, grid=usable_signals(self.grid))
 
-    def without_hidden(self) -> AttentionCall:
+    def without_hidden(self) -> Call:
         """The call with the keys that a window shows, if few queries see a part of the keys.
 
         So that decoding reads a slice of a cache. With many queries kernels skip the others.
@@ -125,3 +125,6 @@ class AttentionCall:
             softcap=self.softcap,
             rotate=rotate,
         )
+
+
+AttentionCall = Call  # for distributed/tensor_parallel.py until that is removed

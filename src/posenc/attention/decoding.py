@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.attention.backends.common.fused import fused_attention
 from posenc.attention.cache import LayerCache
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.dispatch import query_kernel
 from posenc.attention.past_terms import PastTerms, read_terms
 from posenc.attention.softmax import softmax_beside
@@ -47,7 +47,7 @@ class RotationsAhead:
         return self.start == start and self.states.root() is transform and self.states.hold()
 
 
-def rotation_of(call: AttentionCall, cache: LayerCache) -> Rotation | None:
+def rotation_of(call: Call, cache: LayerCache) -> Rotation | None:
     """The rotation of new tokens, each by its position alone; None if the part has none.
 
     That of one token of a plain sequence is a row of those of ``AHEAD`` tokens.
@@ -79,7 +79,7 @@ def rotation_of(call: AttentionCall, cache: LayerCache) -> Rotation | None:
     return Rotation(factors, factors, rotation.pairing)
 
 
-def attend_last(call: AttentionCall, cache: LayerCache) -> Float[Tensor, "B H 1 E"] | None:
+def attend_last(call: Call, cache: LayerCache) -> Float[Tensor, "B H 1 E"] | None:
     """``attend`` for the last token of a plain sequence; None where it is not served here.
 
     Served are calls without gradients on the CPU, of encodings without a query_key part whose
@@ -120,7 +120,7 @@ def attend_last(call: AttentionCall, cache: LayerCache) -> Float[Tensor, "B H 1 
     return output
 
 
-def refusal_of_last(call: AttentionCall, cache: LayerCache) -> str | None:
+def refusal_of_last(call: Call, cache: LayerCache) -> str | None:
     """Reason for which ``attend_last`` returns None, to end a sentence; None if it serves."""
     terms, dtype = _served(call, cache), call.q.dtype
     if isinstance(terms, str):
@@ -134,7 +134,7 @@ def refusal_of_last(call: AttentionCall, cache: LayerCache) -> str | None:
     return None
 
 
-def _served(call: AttentionCall, cache: LayerCache) -> PastTerms | str:
+def _served(call: Call, cache: LayerCache) -> PastTerms | str:
     """The terms of a call that ``attend_last`` serves, or the reason why it does not."""
     q, grid, encoding, keys = call.q, call.grid, call.encoding, call.k.shape[2]
     if q.shape[2] != 1 or keys == 1:
@@ -175,9 +175,7 @@ def _ends_with(past: Layout, last: Layout) -> bool:
     return plain and last.start == past.start + past.length - 1  # type: ignore[operator]
 
 
-def _read_query(
-    terms: PastTerms, call: AttentionCall, begin: int
-) -> Float[Tensor, "B H 1 K"] | None:
+def _read_query(terms: PastTerms, call: Call, begin: int) -> Float[Tensor, "B H 1 K"] | None:
     """The terms that read the query; None where their buckets are numbered by the call."""
     score, q = terms.encoding.score, call.q
     assert score is not None  # it has terms

@@ -18,7 +18,7 @@ from torch import Tensor
 from posenc.attention import trial
 from posenc.attention.backends.common.base import RARE, Attend, Backend, Plan, QueryKernel, Refusal
 from posenc.attention.backends.common.fused import are_few, shares_few
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.problem.lowering import is_constant_table
 from posenc.attention.problem.problem import Problem
 from posenc.attention.repeats import repeatable
@@ -71,7 +71,7 @@ class Choice(NamedTuple):
     refusals: dict[str, str]
 
 
-def choose(call: AttentionCall, backend: str | Backend) -> Choice:
+def choose(call: Call, backend: str | Backend) -> Choice:
     """The backend that was asked for, or under ``"auto"`` the first that supports the call.
 
     Raises:
@@ -95,7 +95,7 @@ def choose(call: AttentionCall, backend: str | Backend) -> Choice:
     return Choice(chosen, plan, "named", {})
 
 
-def describe_repeats(call: AttentionCall) -> str:
+def describe_repeats(call: Call) -> str:
     """The end of a sentence about calls like this one; empty where the first is like the others."""
     if not repeatable(call, prepare):
         return ""
@@ -106,14 +106,14 @@ def describe_repeats(call: AttentionCall) -> str:
     return "; from the second such call on by compiled kernels, prepared once"
 
 
-def prepare(call: AttentionCall) -> Attend | None:
+def prepare(call: Call) -> Attend | None:
     """Attention of calls like this one, planned once."""
     problem = replace(call.problem(), rotate=rotate)
     found = (backend.prepare(problem) for backend in _preparing(call))
     return next(filter(None, found), None)
 
 
-def _preparing(call: AttentionCall) -> list[Backend]:
+def _preparing(call: Call) -> list[Backend]:
     """Backends by which calls like this one may be prepared, the fastest first.
 
     Prepared, the compiled kernels are faster for few logits too.
@@ -128,13 +128,13 @@ def _preparing(call: AttentionCall) -> list[Backend]:
     return [choice.backend, native] if choice.rule == FEW_LOGITS else [choice.backend]
 
 
-def refusals(call: AttentionCall) -> dict[str, str]:
+def refusals(call: Call) -> dict[str, str]:
     """The reasons of all backends that do not support the call, by name."""
     plans = {name: _plan(backend, call) for name, backend in BACKENDS.items()}
     return {name: plan.reason for name, plan in plans.items() if isinstance(plan, Refusal)}
 
 
-def _choose(call: AttentionCall) -> Choice:
+def _choose(call: Call) -> Choice:
     rule, order = preference(call.q.device, partial(call.problem, rotate))
     refused: dict[str, str] = {}
     for name in order:
@@ -155,7 +155,7 @@ def _choose(call: AttentionCall) -> Choice:
 _WARNED: set[str] = set()
 
 
-def _warn(name: str, reason: str, call: AttentionCall) -> None:
+def _warn(name: str, reason: str, call: Call) -> None:
     """Log once that a backend could have served a call, and why it did not."""
     if reason not in _WARNED and isinstance(BACKENDS[name].plan(call.problem(rotate)), Plan):
         _WARNED.add(reason)
@@ -201,7 +201,7 @@ def query_kernel(q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel
     return BACKENDS["native"].query_kernel(q, k, v, plain=plain)
 
 
-def _plan(backend: Backend, call: AttentionCall) -> Plan | Refusal:
+def _plan(backend: Backend, call: Call) -> Plan | Refusal:
     """The backend's plan on this machine."""
     return backend.unavailable(call.q.device) or backend.plan(call.problem(rotate))
 

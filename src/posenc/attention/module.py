@@ -14,7 +14,7 @@ from posenc.arguments import Count, Length, Probability, Rate, Width, check
 from posenc.attention.api import attend, transformed
 from posenc.attention.backends.common.base import Backend
 from posenc.attention.cache import LayerCache
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.decoding import attend_last, rotation_of
 from posenc.attention.dispatch import named, rotate
 from posenc.attention.validation import require_fit
@@ -256,7 +256,7 @@ class Attention(nn.Module):
         softmax = {name: value for name, value in given.items() if value is not None}
         output = None
         if cache is not None and self.backend == "auto" and not dropout:
-            call = AttentionCall(q, k, v, grid, encoding, scale=scale, **softmax)
+            call = Call(q, k, v, grid, encoding, scale=scale, **softmax)
             output = attend_last(call, cache)
         if output is None:
             softmax |= {"backend": self.backend, "dropout": dropout, "scale": scale}
@@ -275,7 +275,7 @@ class Attention(nn.Module):
     ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "b g Q D"]]:
         """New queries and keys after the query_key part, their rotation computed once a model."""
         grid = Grid(layout, key_layout, self.causal, self.window)
-        call, transform = AttentionCall(q, k, v, grid, self.encoding), self.encoding.query_key
+        call, transform = Call(q, k, v, grid, self.encoding), self.encoding.query_key
         if transform is None or torch.is_autocast_enabled(q.device.type):
             return transformed(call)
         inputs = (transform, layout, key_layout)

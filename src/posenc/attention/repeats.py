@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Attend
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import DistanceFunction, Encoding, LowRank, StructuredScore, TokenTableProduct
 from posenc.encoding.reuse import ModuleStates, wants_gradients
@@ -24,7 +24,7 @@ MOST = 8
 
 
 @dataclass(eq=False)
-class _Known:
+class _CallKinds:
     """Kinds of calls of an encoding, the last used last.
 
     Args:
@@ -39,7 +39,7 @@ class _Known:
 
 MET: Literal["met once"] = "met once"
 
-_KNOWN: WeakKeyDictionary[Encoding, _Known] = WeakKeyDictionary()
+_CALL_KINDS: WeakKeyDictionary[Encoding, _CallKinds] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +50,11 @@ class CallKind:
     is prepared when it is met for the second time.
     """
 
-    known: _Known
+    record: _CallKinds
     key: Hashable
 
     @classmethod
-    def of(cls, call: AttentionCall) -> CallKind | None:
+    def of(cls, call: Call) -> CallKind | None:
         """The kind of a call, which may be an invalid one; None if it is of none.
 
         Calls with gradients, dropout or sinks, in graphs or dispatch modes, and on other devices
@@ -63,14 +63,14 @@ class CallKind:
         key = _key(call)
         if key is None:
             return None
-        known = _KNOWN.get(call.encoding)
-        if known is None or not known.states.hold():
-            known = _KNOWN[call.encoding] = _Known(ModuleStates(call.encoding))
-        return cls(known, key)
+        record = _CALL_KINDS.get(call.encoding)
+        if record is None or not record.states.hold():
+            record = _CALL_KINDS[call.encoding] = _CallKinds(ModuleStates(call.encoding))
+        return cls(record, key)
 
     def prepared(self) -> Attend | None:
         """Attention of the kind, if it was prepared; its calls are valid but for their layouts."""
-        kinds = self.known.kinds
+        kinds = self.record.kinds
         attend = kinds.get(self.key)
         if not callable(attend):
             return None
@@ -78,33 +78,31 @@ class CallKind:
         kinds[self.key] = attend  # the last used is the last to go
         return attend
 
-    def meet(
-        self, call: AttentionCall, prepare: Callable[[AttentionCall], Attend | None]
-    ) -> Attend | None:
+    def meet(self, call: Call, prepare: Callable[[Call], Attend | None]) -> Attend | None:
         """Attention of the kind, prepared when it is met for the second time; None: plan the call.
 
         Args:
             call: a valid one of the kind.
             prepare: attention of a kind, from a call of it; None where that is of no use.
         """
-        kinds = self.known.kinds
+        kinds = self.record.kinds
         met, attend = self.key in kinds, kinds.pop(self.key, MET)
         if met and attend == MET:
-            attend = _prepared(call, self.known.states, prepare)
+            attend = _prepared(call, self.record.states, prepare)
         while len(kinds) >= MOST:
             kinds.pop(next(iter(kinds)), None)
         kinds[self.key] = attend
         return attend if callable(attend) else None
 
 
-def repeatable(call: AttentionCall, prepare: Callable[[AttentionCall], Attend | None]) -> bool:
+def repeatable(call: Call, prepare: Callable[[Call], Attend | None]) -> bool:
     """True if calls like this valid one are prepared from the second on."""
     if _key(call) is None:
         return False
     return _prepared(call, ModuleStates(call.encoding), prepare) is not None
 
 
-def _key(call: AttentionCall) -> Hashable | None:
+def _key(call: Call) -> Hashable | None:
     """The kind of a call that may be invalid, None if it is of none. Reads no tensor."""
     q, k, v, grid, encoding = call.q, call.k, call.v, call.grid, call.encoding
     if not (type(grid) is Grid and isinstance(encoding, Encoding) and _is_plain_number(call)):
@@ -129,7 +127,7 @@ def _key(call: AttentionCall) -> Hashable | None:
     return of_tensors, of_values, query, key, grid.band, call.scale, call.softcap
 
 
-def _is_plain_number(call: AttentionCall) -> bool:
+def _is_plain_number(call: Call) -> bool:
     """True if scale, cap and dropout are of the usual types: ``True == 1`` and finds its kind."""
     return {type(call.scale), type(call.softcap)} <= {float, int, type(None)} and (
         type(call.dropout) in (float, int)
@@ -164,7 +162,7 @@ def _is_plain(layout: Layout) -> bool:
 
 
 def _prepared(
-    call: AttentionCall, states: ModuleStates, prepare: Callable[[AttentionCall], Attend | None]
+    call: Call, states: ModuleStates, prepare: Callable[[Call], Attend | None]
 ) -> Attend | None:
     if not (states.complete and call.q.numel() and call.k.numel() and call.v.numel()):
         return None
@@ -174,7 +172,7 @@ def _prepared(
     return prepare(call) if useful else None
 
 
-def _reads_rows_alone(call: AttentionCall) -> bool:
+def _reads_rows_alone(call: Call) -> bool:
     """True if terms depend on queries and keys in nothing but their products with rows.
 
     Those of queries and keys that are no numbers are then the same, factors of positions alone

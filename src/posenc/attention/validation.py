@@ -9,7 +9,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.encoding import Encoding
 from posenc.encoding.parts import require_causal
 from posenc.errors import ArgumentError
@@ -25,7 +25,7 @@ Fault = tuple[str, str, object, str]
 """Name of an argument, what was expected, what came, and the remedy."""
 
 
-def validate(call: AttentionCall) -> None:
+def validate(call: Call) -> None:
     """Check ranks, shapes, dtypes, devices and options of one call of ``attend``.
 
     Raises:
@@ -191,7 +191,7 @@ def require_layouts(grid: Grid) -> None:
         require_unwritten(side)
 
 
-def _faults_of_options(call: AttentionCall) -> Iterator[Fault]:
+def _faults_of_options(call: Call) -> Iterator[Fault]:
     """Those of the grid's axes, dropout, scale, cap and sinks."""
     q, axes, dropout, sinks = call.q, call.grid.query.axes, call.dropout, call.sinks
     for part in call.encoding.parts():

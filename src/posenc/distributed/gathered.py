@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.api import attend_block
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.collectives import beginnings, gather
 from posenc.distributed.shards import Piece, pieces
@@ -34,7 +34,7 @@ def attend_gathered(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     keys, values = (beginnings(x.permute(1, 2, 0, 3), visible) for x in (k, v))
     for piece, length, k, v in zip(own, visible, keys, values, strict=True):
         seen = key if length == key.length else key.slice(0, length)
-        part = AttentionCall(
+        part = Call(
             call.q[:, :, piece.begin : piece.end],
             k,
             v,

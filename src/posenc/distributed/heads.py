@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.api import attend_block
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.collectives import exchange, gather
 from posenc.distributed.group import Group
@@ -48,7 +48,7 @@ def attend_by_heads(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     own = slice(first, first + heads // group.size)
     encoding = call.encoding.heads(own.start, own.stop)
     dropout = call.keyed_dropout(query, key)
-    of_heads = AttentionCall(
+    of_heads = Call(
         *(q, k, v, whole, encoding),
         scale=call.logit_scale(),
         keyed=None if dropout is None else replace(dropout, first_head=first),

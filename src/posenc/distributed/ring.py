@@ -17,7 +17,7 @@ from torch import Tensor
 from posenc.attention.api import attend_block, attend_part
 from posenc.attention.backends.common.base import Result
 from posenc.attention.backends.common.sinks import beside_sinks
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.problem.problem import Whole
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.collectives import first_derivative
@@ -121,10 +121,10 @@ class Ring:
                     grid = Grid(query, key, self.grid.causal, self.grid.window)
                     yield slice(own.begin, own.end), slice(other.begin, other.end), grid
 
-    def part(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> AttentionCall:
+    def part(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Call:
         """The call of some queries and keys, without sinks."""
         call = self.call
-        return AttentionCall(
+        return Call(
             *(q, k, v, grid, self.encoding),
             scale=call.scale,
             keyed=call.keyed_dropout(grid.query, grid.key),

@@ -31,7 +31,7 @@ class Flat(NamedTuple):
     words: str
 
 
-class Field(NamedTuple):
+class RecordField(NamedTuple):
     """A field of a record.
 
     Args:
@@ -51,7 +51,7 @@ class Schema(NamedTuple):
     """The fields of a dataclass, by its annotations."""
 
     type: type
-    fields: tuple[Field, ...]
+    fields: tuple[RecordField, ...]
 
 
 KINDS: dict[Any, str] = {int: "number", bool: "truth", float: "real", str: "word"}
@@ -69,7 +69,7 @@ def schema_of(record: type, prefix: str = "") -> Schema:
         kind = KINDS.get(hint, "tensors" if "tuple" in str(hint) else "tensor")
         if is_dataclass(hint):
             kind, inner = "record", schema_of(hint, f"{path}.")  # type: ignore[arg-type]
-        found.append(Field(name, path, kind, inner))
+        found.append(RecordField(name, path, kind, inner))
     return Schema(record, tuple(found))
 
 

@@ -14,7 +14,7 @@ from posenc.layout.padding import documents_of
 from posenc.runtime import has_values
 
 
-class Document(NamedTuple):
+class DocumentSpan(NamedTuple):
     """Consecutive tokens one position and one step of order apart, of one document of a row.
 
     Args:
@@ -28,7 +28,7 @@ class Document(NamedTuple):
     order: int
 
 
-Run = tuple[Document, Document]
+Run = tuple[DocumentSpan, DocumentSpan]
 """One document of a batch row, of the queries and of the keys."""
 
 
@@ -49,7 +49,7 @@ def _runs(grid: Grid) -> dict[tuple[Run, ...], list[int]] | None:
     return rows_by_runs
 
 
-def _documents(layout: Layout) -> list[dict[int, Document]] | None:
+def _documents(layout: Layout) -> list[dict[int, DocumentSpan]] | None:
     """For each row of a layout of one axis, its documents by number; None without values."""
     if layout.axes != 1 or layout.special is not None or not has_values(layout.positions):
         return None
@@ -64,7 +64,7 @@ def _documents(layout: Layout) -> list[dict[int, Document]] | None:
     found = []
     for row in range(rows):
         ends = (~joined[row]).nonzero().flatten().add(1).tolist()
-        documents: dict[int, Document] = {}
+        documents: dict[int, DocumentSpan] = {}
         for begin, end in zip([0, *ends], [*ends, layout.length], strict=True):
             if not bool(valid[row, begin]):
                 continue
@@ -72,7 +72,7 @@ def _documents(layout: Layout) -> list[dict[int, Document]] | None:
             if number in documents:
                 return None
             at = float(positions[row, begin])
-            documents[number] = Document(begin, end, at, int(order[row, begin]))
+            documents[number] = DocumentSpan(begin, end, at, int(order[row, begin]))
         found.append(documents)
     return found
 

@@ -42,7 +42,7 @@ class Geometry:
 
 
 @dataclass(frozen=True, eq=False)
-class Segments:
+class SegmentMask:
     """Visibility token by token, beside what a ``Geometry`` shows.
 
     Args:
@@ -64,7 +64,7 @@ class Segments:
 
 
 @dataclass(frozen=True, eq=False)
-class Rotary:
+class RotaryFactors:
     """Cosines and sines of the angles that pairs of features are rotated by.
 
     Args:
@@ -118,8 +118,8 @@ class KernelProblem:
     terms: Terms
     pairs: PairTerm
     geometry: Geometry
-    segments: Segments
-    rotary: Rotary
+    segments: SegmentMask
+    rotary: RotaryFactors
     dropout: float = 0.0
     seed: Int[Tensor, "1"] | None = None
     sinks: Float[Tensor, "b H q"] | None = None

@@ -17,7 +17,13 @@ from posenc.attention.problem.dropout import draw_seed
 from posenc.attention.problem.lowering import add_rows, rows_of, sinks_beside, without_rows
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
-from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, Rotary, Segments
+from posenc.attention.problem.record import (
+    Geometry,
+    KernelProblem,
+    PairTerm,
+    RotaryFactors,
+    SegmentMask,
+)
 from posenc.attention.problem.terms import AXES, of_tokens, read_terms
 from posenc.encoding import StructuredScore, repeat_heads
 from posenc.runtime import is_transformed
@@ -113,8 +119,8 @@ def _record(
         terms=replace(terms.map(cast), query_factor=None, key_factor=None),
         pairs=PairTerm(),
         geometry=Geometry(offsets.shift, *offsets.band),
-        segments=Segments(),
-        rotary=Rotary(),
+        segments=SegmentMask(),
+        rotary=RotaryFactors(),
         dropout=problem.dropout,
         seed=draw_seed(CPU) if problem.dropout else None,
         sinks=None if sinks is None else sinks.to(wide),

@@ -89,7 +89,7 @@ def unskew(x: Float[Tensor, "*dims Q K"]) -> Float[Tensor, "*dims Q W"]:
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class QueryBlock:
     """Queries ``rows`` of some heads of a batch row, and the ``keys`` that they may see.
 
     Args:
@@ -242,7 +242,7 @@ def _add_rows(into: Float[Tensor, "h W F"], gradient: Float[Tensor, "1 H W F"]) 
     into += gradient.sum((0, 1) if len(into) == 1 else 0)
 
 
-def _blocks(record: KernelProblem, x: Operands) -> Iterator[tuple[int, slice, Block]]:
+def _blocks(record: KernelProblem, x: Operands) -> Iterator[tuple[int, slice, QueryBlock]]:
     """All blocks, with their batch rows and heads."""
     (batch, heads, queries, _), keys = record.q.shape, record.k.shape[2]
     device, band = record.q.device, record.geometry
@@ -264,7 +264,7 @@ def _blocks(record: KernelProblem, x: Operands) -> Iterator[tuple[int, slice, Bl
                     numbered = query[:, rows], key[:, seen]
                     keyed = KeyedDropout(record.dropout, seed + row, *numbered, first_head=head)
                 hidden = hidden_pairs(band, rows, seen, device)
-                block = Block(part, rows, seen, record.scale, record.softcap, hidden, keyed)
+                block = QueryBlock(part, rows, seen, record.scale, record.softcap, hidden, keyed)
                 yield row, lanes, block
 
 

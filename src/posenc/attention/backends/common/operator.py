@@ -78,7 +78,7 @@ class Operator:
             part: whether they are over more keys than these.
         """
         tensors, *rest = flatten(record, SCHEMA)
-        found: tuple[Tensor, Tensor] = _Known.apply(
+        found: tuple[Tensor, Tensor] = _GivenOutput.apply(
             self._backward, part, output, lse, *rest, *tensors
         )
         return found
@@ -197,7 +197,7 @@ class _Direct(torch.autograd.Function):
         return *unwanted, *(found[path] if want else None for path, want in needed)
 
 
-class _Known(torch.autograd.Function):
+class _GivenOutput(torch.autograd.Function):
     """An operator whose output and LSE are given: only its backward pass is computed."""
 
     @staticmethod

@@ -26,7 +26,12 @@ from posenc.attention.backends.native.few_rows import ROWS, are_few_rows
 from posenc.attention.backends.native.heads import attend_heads, chunks_blocks, chunks_rows
 from posenc.attention.backends.native.op import NATIVE
 from posenc.attention.backends.native.pairs import DESCRIPTIONS
-from posenc.attention.backends.native.posing import Form, fused_form, image_record, structured_terms
+from posenc.attention.backends.native.posing import (
+    LoweredProblem,
+    fused_form,
+    image_record,
+    structured_terms,
+)
 from posenc.attention.backends.native.prepared import prepare
 from posenc.attention.backends.native.rotation import fits_inside, rotate, serves_inside
 from posenc.attention.backends.native.special_tokens import attend_beside, problem_of_cells
@@ -117,7 +122,7 @@ class Native(Backend):
             return prepare(image_record(problem)) if whole else None
         if compute.func is not _attend:
             return None
-        form: Form = compute.args[0]
+        form: LoweredProblem = compute.args[0]
         if not isinstance(form.pairs, DistanceFunction | None) or has_rows(form.terms):
             return None
         record = form.record(rotated=False)
@@ -164,7 +169,7 @@ def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
         return Plan(how, partial(_attend_rows, problem, offsets))
     if terms is not None:
         how = "compiled tiles, terms read by spans of the offset (memory linear in the length)"
-        return Plan(how, partial(_attend, Form(problem, offsets, terms)))
+        return Plan(how, partial(_attend, LoweredProblem(problem, offsets, terms)))
     bands = problems_by_band(problem)
     if not isinstance(bands, str):
         how = "compiled tiles, each band of pairs by its rotation (memory linear in the length)"
@@ -175,10 +180,10 @@ def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
     if isinstance(pairs, BlockTransforms) and not offsets.shows_own_keys:
         return Refusal("its products begin with the own keys of queries, of which some are hidden")
     how = f"compiled tiles with {DESCRIPTIONS[type(pairs)]} (memory linear in the length)"
-    return Plan(how, partial(_attend, Form(problem, offsets, terms, pairs)))
+    return Plan(how, partial(_attend, LoweredProblem(problem, offsets, terms, pairs)))
 
 
-def _attend(form: Form, *, lse: bool) -> Result:
+def _attend(form: LoweredProblem, *, lse: bool) -> Result:
     pairs, problem = form.pairs, form.problem
     if isinstance(pairs, BlockTransforms) and problem.whole is None and chunks_blocks(pairs):
         found = attend_heads(problem, partial(_blocks_of_heads, form, pairs))
@@ -191,7 +196,7 @@ def _attend(form: Form, *, lse: bool) -> Result:
 
 def _attend_bands(bands: Sequence[Part], *, lse: bool) -> Result:
     problem, joined = bands[0][0], lse or len(bands) > 1
-    found = [_attend(Form(band, offsets, ()), lse=joined) for band, offsets in bands]
+    found = [_attend(LoweredProblem(band, offsets, ()), lse=joined) for band, offsets in bands]
     if problem.whole is None:
         return join_keys(found, lse=lse)
     return Result(sum(result.output for result in found), None)  # type: ignore[arg-type]
@@ -202,7 +207,7 @@ def _attend_images(problem: Problem, *, lse: bool) -> Result:
 
 
 def _blocks_of_heads(
-    form: Form, pairs: BlockTransforms, part: Problem, heads: slice
+    form: LoweredProblem, pairs: BlockTransforms, part: Problem, heads: slice
 ) -> KernelProblem:
     some = partial(_compute_heads, pairs, heads)
     pairs = replace(pairs, query=part.q, key=part.k, compute=some)
@@ -222,7 +227,7 @@ def _attend_rows(problem: Problem, offsets: Offsets, *, lse: bool) -> Result:
     def record(part: Problem, heads: slice) -> KernelProblem:
         terms = score.lower_heads(heads, part.q, part.k, part.grid, scale=part.scale)
         assert terms is not None
-        return Form(part, offsets, terms).record()
+        return LoweredProblem(part, offsets, terms).record()
 
     return _result(problem, attend_heads(apart, record), (), lse=lse)
 

@@ -25,7 +25,13 @@ from posenc.attention.problem.lowering import is_constant_table, lower, sinks_be
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.once import once_for_part
 from posenc.attention.problem.problem import Problem
-from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, Rotary, Segments
+from posenc.attention.problem.record import (
+    Geometry,
+    KernelProblem,
+    PairTerm,
+    RotaryFactors,
+    SegmentMask,
+)
 from posenc.attention.problem.terms import Terms, read_terms, stacked
 from posenc.encoding import (
     BlockTransforms,
@@ -46,7 +52,7 @@ from posenc.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
+class LoweredProblem:
     """A problem in a form that the kernels have.
 
     Args:
@@ -213,7 +219,7 @@ def _record(
         terms=terms,
         pairs=PairTerm(),
         geometry=geometry,
-        segments=Segments(),
+        segments=SegmentMask(),
         rotary=_rotary(problem.rotation),
         dropout=problem.dropout,
         seed=seed_of(problem),
@@ -227,11 +233,11 @@ def seed_of(problem: Problem) -> Int[Tensor, "1"] | None:
     return draw_seed(problem.q.device) if problem.dropout else None
 
 
-def _rotary(rotation: Rotation | None) -> Rotary:
+def _rotary(rotation: Rotation | None) -> RotaryFactors:
     if rotation is None:
-        return Rotary()
+        return RotaryFactors()
     cosine, sine, key_cosine, key_sine = (x.detach() for x in (*rotation.query, *rotation.key))
-    return Rotary(cosine, sine, key_cosine, key_sine, rotation.pairing == "adjacent")
+    return RotaryFactors(cosine, sine, key_cosine, key_sine, rotation.pairing == "adjacent")
 
 
 def _with_pairs(

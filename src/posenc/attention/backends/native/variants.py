@@ -87,7 +87,9 @@ def _asked(name: str) -> VariantChoice:
     if not file_of(name).exists():
         return VariantChoice("none", f"{value}, which did not come with posenc")
     reason = unsupported(name)
-    return VariantChoice("none", f"{value}, which {reason}") if reason else VariantChoice(name, value)
+    return (
+        VariantChoice("none", f"{value}, which {reason}") if reason else VariantChoice(name, value)
+    )
 
 
 def _absence() -> str:

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 from triton.language import constexpr
 
-from posenc.attention.backends.triton.kernels.arguments import Curve, Numbers, Rotary, Table, Tokens
+from posenc.attention.backends.triton.kernels.arguments import (
+    Curve,
+    Numbers,
+    RotaryArguments,
+    TableArguments,
+    TokenArguments,
+)
 from posenc.attention.backends.triton.posing import GRANULE
 
 
@@ -37,10 +43,12 @@ class Ends:
         return rows
 
 
-def tokens(x: Tensor) -> Tokens:
+def tokens(x: Tensor) -> TokenArguments:
     """A tensor ``[B, H, L, width]``; features have to lie together."""
     row, head, step, _ = x.stride()
-    return Tokens(x, row, head, step, constexpr(x.shape[-1]), constexpr(padded(x.shape[-1])))
+    return TokenArguments(
+        x, row, head, step, constexpr(x.shape[-1]), constexpr(padded(x.shape[-1]))
+    )
 
 
 def numbers(x: Tensor) -> Numbers:
@@ -48,15 +56,15 @@ def numbers(x: Tensor) -> Numbers:
     return Numbers(x, x.stride(0), x.stride(1))
 
 
-def table(x: Tensor) -> Table:
+def table(x: Tensor) -> TableArguments:
     """A contiguous tensor ``[h, N, width]``."""
     head = 0 if x.shape[0] == 1 else x.stride(0)
-    return Table(x, head, constexpr(x.shape[-1]), constexpr(padded(x.shape[-1])))
+    return TableArguments(x, head, constexpr(x.shape[-1]), constexpr(padded(x.shape[-1])))
 
 
 def rotary(
     cosine: Tensor | None, sine: Tensor | None, width: int, *, adjacent: bool
-) -> Rotary | None:
+) -> RotaryArguments | None:
     """Factors ``[b, h, L, T]`` for the pairs of heads of a width.
 
     Kernels read sines T numbers after the cosines; the halves of one tensor are.
@@ -73,7 +81,9 @@ def rotary(
     )
     half = (width + 1) // 2
     pairs, block = constexpr(count), constexpr(padded(half))
-    return Rotary(cosine, batch, head, step, pairs, constexpr(half), block, constexpr(adjacent))
+    return RotaryArguments(
+        cosine, batch, head, step, pairs, constexpr(half), block, constexpr(adjacent)
+    )
 
 
 def curve(tensors: Sequence[Tensor], zero: int) -> Curve:

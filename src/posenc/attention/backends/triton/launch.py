@@ -42,7 +42,7 @@ DRAWN = 2**16
 END = constexpr(True)
 
 
-class Call:
+class Launch:
     """One problem, ready to be launched in either direction.
 
     Args:
@@ -253,7 +253,7 @@ class Call:
         exact, of_factors = precision_of(x.q.dtype)
         left, right = maybe(table, terms.left_rows), maybe(table, terms.right_rows)
         bias = terms.bias_by_offset
-        tables = arguments.Tables(
+        tables = arguments.OffsetTables(
             bias,
             0 if bias is None else bias.stride(0),
             *((right, left) if for_keys else (left, right)),

@@ -37,12 +37,12 @@ def compute_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
 
             return attend_split_k(record)
         if record.pairs.kind in CARRIED:
-            from posenc.attention.backends.triton.sums_launch import SumsCall
+            from posenc.attention.backends.triton.sums_launch import SumsLaunch
 
-            return SumsCall(record).forward()
-        from posenc.attention.backends.triton.launch import Call
+            return SumsLaunch(record).forward()
+        from posenc.attention.backends.triton.launch import Launch
 
-        return Call(record).forward()
+        return Launch(record).forward()
 
 
 def compute_gradients(
@@ -53,9 +53,9 @@ def compute_gradients(
     record, gradient = _ready(record), features_together(results[0])
     with torch.cuda.device(record.q.get_device()):
         if record.pairs.kind in CARRIED:
-            from posenc.attention.backends.triton.sums_launch import SumsCall
+            from posenc.attention.backends.triton.sums_launch import SumsLaunch
 
-            return SumsCall(record).backward(gradient, *results[1:])
+            return SumsLaunch(record).backward(gradient, *results[1:])
         from posenc.attention.backends.triton.offsets_launch import gradients_by_path
 
         return gradients_by_path(record, (gradient, *results[1:]), wanted)

@@ -18,7 +18,13 @@ from posenc.attention.problem.lowering import sinks_beside
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.once import Known, in_graph, once_for
 from posenc.attention.problem.problem import Problem
-from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, Rotary, Segments
+from posenc.attention.problem.record import (
+    Geometry,
+    KernelProblem,
+    PairTerm,
+    RotaryFactors,
+    SegmentMask,
+)
 from posenc.attention.problem.spacing import find_spacing
 from posenc.attention.problem.terms import AXES, Terms, max_distance_of, of_tokens, read_terms
 from posenc.encoding import BucketedTerms, DistanceFunction, GateCounts, Rotation, StickWeights
@@ -84,7 +90,7 @@ def single_query_record(
         terms=Terms(column=bias, value_rows=rows),
         pairs=PairTerm("single", buckets),
         geometry=Geometry(),
-        segments=Segments(),
+        segments=SegmentMask(),
         rotary=rotary_of(problem.rotation),
         softcap=problem.softcap or 0.0,
     )
@@ -109,23 +115,23 @@ def sums_record(problem: Problem, form: GateCounts | StickWeights, *, tuned: boo
         pairs=pairs,
         geometry=replace(geometry, lowest=lowest, highest=min(highest, most)),
         segments=_segments(grid, ordered=True),
-        rotary=Rotary(),
+        rotary=RotaryFactors(),
         dropout=problem.dropout,
         seed=draw_seed(q.device) if problem.dropout else None,
         tuned=tuned,
     )
 
 
-def rotary_of(rotation: Rotation | None) -> Rotary:
+def rotary_of(rotation: Rotation | None) -> RotaryFactors:
     """Factors in float32, cosines and sines as halves of one tensor, which kernels read as one."""
     if rotation is None:
-        return Rotary()
+        return RotaryFactors()
     query = torch.cat([factor.float() for factor in rotation.query], dim=-1)
     key = query
     if rotation.key[0] is not rotation.query[0]:
         key = torch.cat([factor.float() for factor in rotation.key], dim=-1)
     (cosine, sine), (key_cosine, key_sine) = (factor.chunk(2, dim=-1) for factor in (query, key))
-    return Rotary(cosine, sine, key_cosine, key_sine, rotation.pairing == "adjacent")
+    return RotaryFactors(cosine, sine, key_cosine, key_sine, rotation.pairing == "adjacent")
 
 
 def _terms(terms: Terms, q: Float[Tensor, "B H Q D"]) -> Terms:
@@ -152,17 +158,17 @@ def _function(
     return PairTerm("distance", tuple(x.to(torch.float32).contiguous() for x in tensors))
 
 
-def _segments(grid: Grid, *, ordered: bool) -> Segments:
+def _segments(grid: Grid, *, ordered: bool) -> SegmentMask:
     """Those of a grid, without orders if ``ordered``; once for each pair of layouts."""
     if ordered and not grid.segmented:
-        return Segments()
+        return SegmentMask()
 
-    def compute(grid: Grid) -> Segments:
+    def compute(grid: Grid) -> SegmentMask:
         query, key = segment_ids_of(grid)
         first, second = (
             None if ordered else side.order.contiguous() for side in (grid.query, grid.key)
         )
-        return Segments(query, key, first, second, _summary(query, first), _summary(key, second))
+        return SegmentMask(query, key, first, second, _summary(query, first), _summary(key, second))
 
     segments = compute(grid) if in_graph(grid) else once_for(grid, _FOUND[ordered], compute)
     if ordered:

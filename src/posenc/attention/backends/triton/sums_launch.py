@@ -21,7 +21,7 @@ from posenc.attention.backends.triton.kernels.sums_forward import (
 )
 from posenc.attention.backends.triton.kernels.sums_keys import sums_keys_kernel
 from posenc.attention.backends.triton.kernels.sums_queries import sums_queries_kernel
-from posenc.attention.backends.triton.launch import Call, blocks
+from posenc.attention.backends.triton.launch import Launch, blocks
 from posenc.attention.backends.triton.posing import GRANULE, empty_as
 from posenc.attention.problem.record import KernelProblem
 
@@ -33,7 +33,7 @@ TERMS = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 2}
 
 
 @dataclass(frozen=True, eq=False)
-class SumsCall:
+class SumsLaunch:
     """One problem with carried sums.
 
     Args:
@@ -57,7 +57,7 @@ class SumsCall:
         q, v = self.x.q, self.x.v
         output = empty_as(q, v.shape[-1])
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-        common, lanes = Call(self.x).common(for_keys=False), q.shape[0] * q.shape[1]
+        common, lanes = Launch(self.x).common(for_keys=False), q.shape[0] * q.shape[1]
         sums_forward_kernel[blocks(q.shape[2], lanes)](
             **_chosen(common, "tables", "dropout"),
             **self._constants(),
@@ -96,8 +96,8 @@ class SumsCall:
                 torch.empty_like(sums, dtype=torch.float32),
                 lse.new_empty(*batch_heads, count, dtype=torch.int32),
             )
-            of_part = SumsCall(_part(x, part))
-            call = Call(
+            of_part = SumsLaunch(_part(x, part))
+            launch = Launch(
                 of_part.x,
                 gradient=gradient[:, :, part],
                 output=None if self.products is None else output[:, :, part],
@@ -107,8 +107,8 @@ class SumsCall:
             pairs, of_keys = of_part._pairs(), (dk, dv)
             if queries > size:
                 of_keys = (torch.empty_like(dk), torch.empty_like(dv))
-            of_products = of_part._queries(call, carries, pairs, dq[:, :, part], begin)
-            of_part._keys(call, carries, pairs, of_keys, begin)
+            of_products = of_part._queries(launch, carries, pairs, dq[:, :, part], begin)
+            of_part._keys(launch, carries, pairs, of_keys, begin)
             if queries > size:
                 dk += of_keys[0]
                 dv += of_keys[1]
@@ -118,10 +118,15 @@ class SumsCall:
         return gradients | ({"pairs.tensors.0": torch.cat(found, dim=2)} if found else {})
 
     def _queries(
-        self, call: Call, carries: arguments.Carries, pairs: Tensor | None, dq: Tensor, begin: int
+        self,
+        launch: Launch,
+        carries: arguments.Carries,
+        pairs: Tensor | None,
+        dq: Tensor,
+        begin: int,
     ) -> Tensor | None:
         """Gradients of queries, and of the products if there are any."""
-        common, constants = call.common(for_keys=False), self._constants()
+        common, constants = launch.common(for_keys=False), self._constants()
         programs = blocks(dq.shape[2], dq.shape[0] * dq.shape[1], "block_q")
         carries_kernel[programs](
             **_chosen(common),
@@ -162,7 +167,7 @@ class SumsCall:
 
     def _keys(
         self,
-        call: Call,
+        launch: Launch,
         carries: arguments.Carries,
         pairs: Tensor | None,
         of_keys: tuple[Tensor, Tensor],
@@ -171,7 +176,7 @@ class SumsCall:
         dk, dv = of_keys
         count = triton.cdiv(dk.shape[2], CARRY_KEYS) * dk.shape[0] * dk.shape[1]
         sums_keys_kernel[(count,)](
-            **_chosen(call.common(for_keys=True), "dropout"),
+            **_chosen(launch.common(for_keys=True), "dropout"),
             **self._constants(),
             pairs=pairs,
             carries=carries,

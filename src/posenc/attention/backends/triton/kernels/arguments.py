@@ -26,18 +26,18 @@ __all__ = [
     "Dropout",
     "Gradients",
     "Numbers",
+    "OffsetTables",
     "Own",
-    "Rotary",
+    "RotaryArguments",
     "Side",
     "Sizes",
     "SumGradients",
-    "Table",
-    "Tables",
-    "Tokens",
+    "TableArguments",
+    "TokenArguments",
 ]
 
 
-class Tokens(NamedTuple):
+class TokenArguments(NamedTuple):
     """Vectors of tokens, ``[B, H, L, width]``, contiguous features.
 
     ``row``, ``head`` and ``step`` are the strides of the other axes; ``block`` is ``width``
@@ -52,7 +52,7 @@ class Tokens(NamedTuple):
     block: Any
 
 
-class Rotary(NamedTuple):
+class RotaryArguments(NamedTuple):
     """Factors of pairs of features, ``[B, H, L, 2 * pairs]``, cosines and then sines.
 
     Strides are 0 along axes that share them. ``half`` is how many pairs there would be if all
@@ -77,7 +77,7 @@ class Numbers(NamedTuple):
     head: Any
 
 
-class Table(NamedTuple):
+class TableArguments(NamedTuple):
     """Rows by entry, ``[h, count, width]``; ``head`` is 0 where the heads share them."""
 
     pointer: Any
@@ -152,7 +152,7 @@ class Curve(NamedTuple):
     end: Any
 
 
-class Tables(NamedTuple):
+class OffsetTables(NamedTuple):
     """Tables of ``count`` entries by offset: biases ``[h, count]``, and rows for the terms of x,
     for those of y, and for values; a function of numbers by offset; and the cap of the logits."""
 

@@ -35,7 +35,7 @@ from posenc.attention.backends.triton.kernels.visibility import visible_tile_ran
 from posenc.attention.backends.triton.kernels.windows import rows_of_x, window_start
 
 
-class _State(NamedTuple):
+class _SoftmaxState(NamedTuple):
     """Sums of a block of queries so far, relative to ``row_max``.
 
     ``output [x, E]``; ``row_sum``, ``row_max``, and ``low`` and ``high``, the weights that read the
@@ -112,7 +112,7 @@ def _walk(
                 low += tl.sum(weights, 1)
             else:
                 high += tl.sum(weights, 1)
-    return _State(output, row_sum, row_max, low, high)
+    return _SoftmaxState(output, row_sum, row_max, low, high)
 
 
 @triton.autotune(configs=FORWARD, key=["key"], prune_configs_by={"early_config_prune": fitting})
@@ -170,7 +170,7 @@ def forward_kernel(
     near = clip(near, clear, edge)
     far = clip(far, near, edge)
     zeros = tl.zeros([block_x], tl.float32)
-    state = _State(
+    state = _SoftmaxState(
         tl.zeros([block_x, y.second.block], tl.float32), zeros, zeros - float("inf"),
         zeros, zeros,
     )

@@ -36,7 +36,7 @@ from posenc.attention.backends.triton.kernels.visibility import visible_tile_ran
 from posenc.attention.backends.triton.kernels.windows import rows_of_x, window_start
 
 
-class _State(NamedTuple):
+class _GradientSums(NamedTuple):
     """Sums of a block of x so far, as in ``Gradients``; a dummy where there is no such thing.
 
     Of tokens that are rotated, ``tokens`` are first members of pairs and ``partners`` second ones.
@@ -148,7 +148,7 @@ def _walk(
                 term += rows_of_x(
                     ds, tables.x, own.h, start, tables.count, precision, block_x, for_keys
                 )
-    return _State(
+    return _GradientSums(
         tokens, partners, second, term, factor, column, low, high, weight_low, weight_high, rate
     )
 
@@ -253,7 +253,7 @@ def gradients_kernel(
         own = Own(
             tokens, partners, second, term, factor, column, rate, lse, delta, x0, b, h, query_lane
         )
-        state = _State(
+        state = _GradientSums(
             token_sum, partner_sum, second_sum, term_sum, factor_sum, zeros, zeros, zeros,
             zeros, zeros, zeros,
         )

@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate, pad, scaled_dot_product_attention
 
 from posenc.attention.api import attend_block, attend_part
 from posenc.attention.backends.common.base import Backend
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.problem.problem import Whole
 from posenc.derivatives import with_definition
 from posenc.encoding import BucketedTerms
@@ -150,7 +150,7 @@ def _attend_from_patches(
     cells = Layout.image(*size, device=q.device)
     grid = Grid(cells, cells)
     encoding = encoding_of(BucketedTerms(partial(cell_bucket, size=size), table=table[:, :-3]))
-    image = AttentionCall(q, k[:, :, 1:], v[:, :, 1:], grid, encoding, scale=scale)
+    image = Call(q, k[:, :, 1:], v[:, :, 1:], grid, encoding, scale=scale)
     with without_autocast(q.device):
         wide = torch.promote_types(q.dtype, torch.float32)
         key, value = k[:, :, :1].to(wide), v[:, :, :1].to(wide)
