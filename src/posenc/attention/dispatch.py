@@ -41,17 +41,17 @@ FEW = 2**16
 """Logits in all up to which a call of the compiled kernels costs more than the definition."""
 
 SMALL = 2**20
-"""The same of blocks of queries; 4 MiB in float32."""
+"""Logits in all up to which the definition computes without blocks; 4 MiB in float32."""
 
 MASKED, MASKED_HEAD = 2**18, 2**15
 """Logits in all, and of one head, from which on kernels that skip masked blocks are faster."""
 
 FEW_UNSTRUCTURED = 2**14
-"""The same where a score part has no structured form: its definition costs more."""
+"""``FEW`` for score parts without structured form, whose definition costs more."""
 
 
 FEW_LOGITS = "few logits"
-"""The rule of calls with fewer."""
+"""Name of the rule for calls with at most ``FEW`` logits."""
 
 
 class Choice(NamedTuple):

@@ -55,7 +55,7 @@ Side = TypeVar("Side", Queries, Keys)
 
 
 def changed(side: Side, change: Callable[[Tensor], Tensor]) -> Side:
-    """The same with each tensor changed."""
+    """``side`` with ``change`` applied to each of its tensors."""
     return type(side)._make(None if x is None else change(x) for x in side)
 
 

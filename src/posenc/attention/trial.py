@@ -30,8 +30,8 @@ GRIDS = (Grid.of(Layout.sequence(LONGEST), causal=True), Grid.of(Layout.packed([
 ends of tables, and masked ones. Compiling kernels takes the time; one problem compiles them all."""
 
 TOLERANCES = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-"""Of the largest number of the definition. Correct kernels err by a fraction (float32 ones may
-multiply in TF32); where a tile is wrong, by all of it."""
+"""Tolerance by dtype, relative to the largest number of the definition. Correct kernels err by a
+fraction of it (float32 ones may multiply in TF32), wrong tiles by all of it."""
 
 _LOCK = RLock()
 _FOUND: dict[tuple[str, ...], str] = {}

@@ -26,7 +26,8 @@ from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores,
 from posenc.grid import Grid
 
 HEADS, WIDTH, FARTHEST, LONGEST = 4, 64, 40, 200
-"""Of the problems; offsets beyond ``FARTHEST`` share an entry: tiles of all kinds appear."""
+"""Sizes of the trial problems. Offsets beyond ``FARTHEST`` share an entry, so that tiles of all
+kinds appear."""
 
 
 ENTRIES = 2 * FARTHEST + 1
@@ -37,7 +38,7 @@ SIZES = {
     "right": (1, ENTRIES, WIDTH),
     "column": (1, HEADS, LONGEST),
 }
-"""Of the tensors of ``Structured``."""
+"""Shapes of the tensors of ``Structured``."""
 
 
 def bucket(offset: Offsets) -> BucketIndex:
@@ -212,4 +213,4 @@ KERNELS: dict[str, Kind] = {
     "counts": lambda g: Encoding(score=Counted(g)),
     "sticks": lambda g: Encoding(score=Broken()),
 }
-"""Of kernels apart from those of the formula, by ``Plan.kernels``."""
+"""Encodings that try the kernels of fused forms, by ``Plan.trial``."""

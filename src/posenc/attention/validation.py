@@ -192,7 +192,7 @@ def require_layouts(grid: Grid) -> None:
 
 
 def _faults_of_options(call: Call) -> Iterator[Fault]:
-    """Those of the grid's axes, dropout, scale, cap and sinks."""
+    """Faults of the grid's axes, dropout, scale, cap and sinks."""
     q, axes, dropout, sinks = call.q, call.grid.query.axes, call.dropout, call.sinks
     for part in call.encoding.parts():
         if part.axes is not None and axes not in part.axes:

@@ -1,4 +1,4 @@
-"""What the ranks of a group tell each other before a call: layouts, encodings and settings."""
+"""Exchange of layouts, encodings and settings among the ranks of a group before a call."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def _tensors(modules: Sequence[nn.Module]) -> list[Tensor]:
 
 
 _RESULTS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""By the first of the weights, then by kind."""
+"""Stored results, by the first of the weights, then by kind."""
 
 
 def _hooks(module: nn.Module) -> bool:
@@ -256,10 +256,7 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """The same of one that does nothing but multiply by its weight and add its bias.
-
-    Its gradients may be read through it, too.
-    """
+    """True of an unobserved ``nn.Linear`` with a bias, whose backward has no hooks either."""
     every = nn.modules.module
     backward = module._backward_hooks or module._backward_pre_hooks
     backward = backward or every._global_backward_hooks or every._global_backward_pre_hooks

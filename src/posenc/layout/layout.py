@@ -353,12 +353,11 @@ class Layout:
         return Layout(zeros, orders, special=special).concat(self)
 
     def with_positions(self, positions: Float[Tensor, "b L A"]) -> Layout:
-        """The same tokens, order and documents with other positions."""
+        """The layout with other positions; tokens, order and documents are unchanged."""
         return replace(self, positions=positions, start=None, extent=None, consecutive=False)
 
     def with_signal(self, signal: Float[Tensor, "b L S"] | None) -> Layout:
-        """The same tokens with another signal, or with none.
-
+        """The layout with another signal, or with none.
         Raises:
             ArgumentError: for a signal of another length.
         """

@@ -229,7 +229,7 @@ class Entries:
 
     @classmethod
     def of(cls, grid: Grid) -> Entries | None:
-        """Those of sequences, packed and padded ones too, or of whole images; None for others."""
+        """Entries of a grid of (packed, padded) sequences or of whole images; None for others."""
         query, key = grid.query, grid.key
         spacing = find_spacing(grid)
         if not isinstance(spacing, str):
@@ -334,7 +334,7 @@ def _by_key(column: Float[Tensor, "B H K"]) -> Mod:
 
 
 def _rows(x: Tensor, problem: Problem) -> Tensor:
-    """The same in float32, with a row for each of the batch."""
+    """``x`` in float32, expanded to all batch rows."""
     return x.float().expand(problem.q.shape[0], *x.shape[1:]).contiguous()
 
 

@@ -44,8 +44,7 @@ class Offsets:
 
     @classmethod
     def of(cls, grid: Grid) -> Offsets | str:
-        """Those of a grid whose documents are stretches of a sequence; else the reason against it.
-
+        """Offsets of a grid whose documents are contiguous, or the reason why it has none.
         Reads the values of layouts with documents or padding.
         """
         if grid.shift is not None and not grid.segmented:
@@ -59,7 +58,7 @@ class Offsets:
 
     @classmethod
     def _in_intervals(cls, grid: Grid) -> Offsets:
-        """Those of a regular grid with intervals, of which no number is read."""
+        """Offsets of a regular grid with intervals, whose values are not read."""
         assert grid.intervals is not None
         assert grid.key.start is not None
         regular, (lowest, highest) = cls.regular(grid), grid.band
@@ -83,16 +82,15 @@ class Offsets:
 
     @classmethod
     def regular(cls, grid: Grid) -> Offsets:
-        """Those of a regular grid."""
+        """Offsets of a regular grid."""
         return cls.shifted(grid, grid.require_shift())
 
     @classmethod
     def shifted(cls, grid: Grid, shift: int, *, masked: bool = True) -> Offsets:
-        """Those of a grid whose pairs have the offset ``j - i + shift``, if they see each other.
+        """Offsets of a grid whose visible pairs have the offset ``j - i + shift``.
 
         Args:
-            masked: what causality and the window hide follows from the offset.
-        """
+            masked: True if causality and the window mask pairs by their offset."""
         reach = shift - grid.query.length + 1, shift + grid.key.length - 1
         first, last = reach
         if masked:  # no farther than a step beyond the pairs, as kernels' numbers have 32 bits
@@ -103,7 +101,7 @@ class Offsets:
 
     @classmethod
     def of_intervals(cls, intervals: Int[Tensor, "3 b Q"], keys: int) -> Offsets:
-        """Those of a grid whose intervals are known."""
+        """Offsets of a grid with given intervals of visible keys."""
         low, high, base = intervals
         reach = int(base.min()), int(base.max()) + keys - 1
         seen = low < high
@@ -131,7 +129,7 @@ class Offsets:
         return bool(((low >= high) | ((low + base <= 0) & (high + base > 0))).all())
 
     def of_keys(self, queries: int, begin: int, end: int) -> Offsets:
-        """Those of the keys ``begin`` to ``end`` (exclusive), which hold all that are shown."""
+        """Offsets of the keys ``begin`` to ``end`` (exclusive), among which are all visible ones."""
         if self.intervals is not None:
             low, high, base = self.intervals
             ends = (low - begin).clamp(min=0), (high - begin).clamp(min=0)

@@ -84,7 +84,7 @@ def once_for(
 
 
 def _content(layout: Layout) -> list[Tensor | None]:
-    """What is to be compared of a layout."""
+    """Tensors of a layout that decide if a stored result is still valid."""
     regular = layout.start is not None
     places = [] if regular else [layout.positions, layout.order]
     return [*places, layout.document, layout.valid, layout.special, layout.signal]

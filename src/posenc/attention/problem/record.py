@@ -129,4 +129,4 @@ class KernelProblem:
 
 
 SCHEMA = schema_of(KernelProblem)
-"""Of the flat arguments that operators take."""
+"""Schema of the flat arguments that operators take."""

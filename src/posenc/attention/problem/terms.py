@@ -56,7 +56,7 @@ class Terms:
 
     @property
     def by_offset(self) -> list[Tensor]:
-        """Those with an entry or row for each offset or bucket."""
+        """Operands with an entry or row for each offset or bucket."""
         rows = (getattr(self, name) for name in AXES if not of_tokens(name))
         return [x for x in rows if x is not None]
 

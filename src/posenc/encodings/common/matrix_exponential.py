@@ -17,7 +17,7 @@ from posenc.derivatives import with_definition
 from posenc.runtime import has_values, is_transformed, needs_dispatch
 
 DEGREE = 16
-"""Of the Taylor polynomial."""
+"""Degree of the Taylor polynomial."""
 
 MOST_RADIANS = 0.8
 """Norm up to which the polynomial is exact to 2^-53: ``norm^16 / 17!`` is less."""

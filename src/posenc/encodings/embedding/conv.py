@@ -145,7 +145,7 @@ class Conv(EmbeddingEncoding):
         return range(first, first + self.kernel)
 
     def _regular(self, x: Features) -> Features:
-        """The same for a single unpadded document, by torch's convolution."""
+        """The convolution of a single unpadded document, by PyTorch."""
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
         before = -self._steps()[0]
         after = self.kernel - 1 - before

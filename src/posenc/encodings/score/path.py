@@ -129,7 +129,7 @@ class Path(ScoreTerm):
     def _reflections_of(
         self, key: Layout, heads: slice, tokens: slice
     ) -> tuple[Float[Tensor, "b h T D"], Float[Tensor, "b h T"]]:
-        """The same of some heads and tokens, in the order they are stored in."""
+        """w and β of a range of heads and tokens, in the order in which they are stored."""
         signal = require_signal(key, "Path", self.rank + self.heads)
         begin = max(0, tokens.start - (0 if self.taps is None else len(self.taps) - 1))
         rows = max(signal.shape[0], key.order.shape[0])

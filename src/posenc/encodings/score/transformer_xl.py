@@ -211,7 +211,7 @@ class TransformerXL(ScoreTerm):
     def _reused(
         self, first: int, last: int, like: Tensor, factor: float, heads: slice
     ) -> tuple[Float[Tensor, "h N D"], Float[Tensor, "h N"]] | None:
-        """Those from ``first`` to ``last`` of what is kept while the weights are the same."""
+        """Rows and column at offsets ``first`` to ``last``, stored while the weights are unchanged."""
         if not has_values(like) or max(-first, last) >= REUSED:
             return None
         count = 1 << max(-first, last).bit_length()  # few kinds while a cache grows

@@ -26,7 +26,7 @@ BUDGET = {"cpu": 2**19}
 """Logits of a block by device, so that the few tensors of them stay in a core's cache."""
 
 MANY = 2**24
-"""The same on accelerators."""
+"""Logits of a block on accelerators."""
 
 
 Operands = dict[str, Tensor]
@@ -213,7 +213,7 @@ class QueryBlock:
                     _add_rows(into["right_rows"][:, offsets], rows)
 
     def _own(self, sinks: Tensor | None) -> Float[Tensor, "1 h q 1"] | None:
-        """Those of the rows, or the one of all."""
+        """Sinks of the block's rows, or one sink for all rows."""
         if sinks is None:
             return None
         return (sinks if sinks.shape[2] == 1 else sinks[:, :, self.rows]).unsqueeze(-1)
@@ -290,7 +290,7 @@ def compute_gradients(
 
 
 def _tensors(record: KernelProblem) -> dict[str, Tensor]:
-    """Those of a record that may have gradients, by path."""
+    """Tensors of a record that may require gradients, by path."""
     sinks = {} if record.sinks is None else {"sinks": record.sinks}
     terms = {f"terms.{name}": x for name, x in record.terms.operands()}
     return {"q": record.q, "k": record.k, "v": record.v} | terms | sinks

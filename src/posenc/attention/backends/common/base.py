@@ -145,7 +145,7 @@ class Backend(ABC):
         return False
 
     def untuned(self) -> Backend:
-        """The same without measurements of its own before the first call, as for a trial."""
+        """The backend without autotuning before the first call, for use in a trial."""
         return self
 
     def unavailable(self, device: torch.device) -> Refusal | None:

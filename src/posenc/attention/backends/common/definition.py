@@ -98,7 +98,7 @@ def _masked_lse(
 
 
 def _logits(problem: Problem) -> Float[Tensor, "B H Q K"]:
-    """Of every pair, in float32 or better."""
+    """Logits of every pair, in float32 or better."""
     wide = torch.promote_types(problem.q.dtype, torch.float32)
     q, k = problem.q.to(wide), repeat_heads(problem.k, problem.heads).to(wide)
     score = problem.encoding.score

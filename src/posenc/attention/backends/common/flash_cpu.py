@@ -106,7 +106,10 @@ class _Flash(torch.autograd.Function):
 
 
 def _rows(x: Float[Tensor, "B H L D"]) -> Float[Tensor, "B H L D"]:
-    """The same with features side by side and tokens apart; the kernel checks no strides."""
+    """Copy ``x`` unless features are contiguous and tokens do not overlap.
+
+    The kernel does not check strides.
+    """
     tokens, width = x.shape[-2:]
     features_are = x.stride(-1) == 1 or width == 1
     tokens_are = x.stride(-2) >= width or tokens == 1

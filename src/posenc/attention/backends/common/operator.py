@@ -178,7 +178,7 @@ class _Direct(torch.autograd.Function):
         words: str,
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Of a record, whose flat form the last arguments are."""
+        """Output and LSE of ``record``; the last arguments are its flat form."""
         output = operator.output(record)
         _keep(ctx, (tensors, numbers, reals, words), output)
         ctx.operator = operator

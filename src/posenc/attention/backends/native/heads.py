@@ -39,7 +39,7 @@ def chunks_blocks(form: BlockTransforms) -> bool:
 
 
 def chunks_rows(problem: Problem) -> bool:
-    """The same of the rows and factors of a score part that is lowered for some heads."""
+    """True if a score part's rows and factors of all heads are too large to be held at once."""
     score, terms = problem.encoding.score, problem.lowered
     if score is None or not score.lowers_heads or problem.whole is not None:
         return False

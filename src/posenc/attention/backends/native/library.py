@@ -39,7 +39,7 @@ class CTokens(ctypes.Structure):
 
     @classmethod
     def of(cls, x: Tensor) -> CTokens:
-        """Of a tensor of that shape; dimensions of one element are read again and again."""
+        """Describe a tensor of that shape; dimensions of size 1 get stride 0."""
         shape, strides = x.shape, x.stride()
         read = [stride if n > 1 else 0 for n, stride in zip(shape[:3], strides[:3], strict=True)]
         return cls(x.data_ptr(), TYPES[x.dtype], *read)
@@ -52,7 +52,7 @@ class CRotaryFactors(ctypes.Structure):
 
     @classmethod
     def of(cls, cosine: Tensor, sine: Tensor) -> CRotaryFactors:
-        """Of two contiguous tensors of that shape; dimensions of one element are shared."""
+        """Describe two contiguous tensors of that shape; dimensions of size 1 get stride 0."""
         steps = zip(cosine.shape[:3], cosine.stride(), strict=False)
         return cls(cosine.data_ptr(), sine.data_ptr(), *(step if n > 1 else 0 for n, step in steps))
 
@@ -79,7 +79,7 @@ class COperand(ctypes.Structure):
 
 
 class CTerms(ctypes.Structure):
-    """Those of the record, in its order: the build names them to the compiler."""
+    """Operands of the structured terms, in the order of ``AXES``, which the build passes on."""
 
     _fields_ = [*((name, COperand) for name in AXES), *_numbers("first")]
 

@@ -110,7 +110,7 @@ def unsupported(name: str) -> str | None:
 
 @lru_cache
 def instruction_sets() -> frozenset[str]:
-    """Those that the processor has and the system supports, by Linux' names."""
+    """Instruction sets that processor and system support, by Linux' names."""
     if platform.machine() in ("aarch64", "arm64"):
         return frozenset({"asimd"})  # part of the architecture
     return frozenset(

@@ -39,7 +39,7 @@ MOST_COUNTED = 4096
 """Vectors by count; the more there are, the coarser counts are."""
 
 MOST_PIECES = 1024
-"""Of a function of the distance, whose knots each program holds."""
+"""Largest number of pieces of a function of the distance; each program holds all knots."""
 
 SMALLEST = 16
 """Tokens of each side of the smallest tiles."""

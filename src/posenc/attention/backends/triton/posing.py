@@ -159,7 +159,7 @@ def _function(
 
 
 def _segments(grid: Grid, *, ordered: bool) -> SegmentMask:
-    """Those of a grid, without orders if ``ordered``; once for each pair of layouts."""
+    """Segments of a grid, without orders if ``ordered``; computed once per pair of layouts."""
     if ordered and not grid.segmented:
         return SegmentMask()
 
@@ -203,7 +203,7 @@ def _numbered(grid: Grid) -> tuple[Tensor, Tensor]:
 
 
 def _segment_ids(grid: Grid, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """The same numbers, those of padding replaced."""
+    """Replace the segment numbers of padding, by others for queries than for keys."""
     least = torch.iinfo(query.dtype).min
     found = []
     for number, (labels, side) in enumerate(((query, grid.query), (key, grid.key))):

@@ -49,7 +49,7 @@ class SumsLaunch:
 
     @property
     def rest_to_self(self) -> bool:
-        """Of stick breaking, whether what is left goes to the query's own key."""
+        """True if stick breaking gives the remaining weight to the key at the query's position."""
         return self.x.pairs.kind == "sticks_self"
 
     def forward(self) -> tuple[Tensor, Tensor]:

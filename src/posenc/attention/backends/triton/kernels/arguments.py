@@ -250,9 +250,9 @@ class CurveGradients(NamedTuple):
 
 
 class Carries(NamedTuple):
-    """Of each tile of keys, ``[lane, tile, query]``: ``sums`` over the keys after it, and
-    ``d_sums``, of gradients over the keys before it. There are sums from tile ``first_tiles [lane,
-    query]`` on; before, all are at their limit."""
+    """Carried sums for each tile of keys, ``[lane, tile, query]``: ``sums`` over the keys after it,
+    and ``d_sums``, of gradients over the keys before it. Sums exist from tile ``first_tiles [lane,
+    query]`` on; before it, all are at their limit."""
 
     sums: Any
     d_sums: Any

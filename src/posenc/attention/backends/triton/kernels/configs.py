@@ -125,8 +125,7 @@ def tuning_key(*kind: object, tuned: bool) -> int:
 
 
 def fitting(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:
-    """Those that are worth compiling for a problem.
-
+    """Configurations that are worth compiling for a problem.
     Where something is unrolled along tiles, they are square, since a window of
     ``block_x + block_y`` entries has to be a power of two.
     """
@@ -146,12 +145,12 @@ def fitting(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]
 
 
 def all_or_first(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:
-    """The first alone for problems that are not tuned."""
+    """All configurations, or only the first for problems that are not tuned."""
     return configs[:1] if {**given, **more}["key"] < 0 else configs
 
 
 def fitting_sums(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:
-    """Those for heads of a width, which are few: each takes long to compile."""
+    """Configurations for heads of a width, few because each takes long to compile."""
     whole = {**given, **more}
     x, y = whole["x"], whole["y"]
     width = max(tokens.block.value for tokens in (x.tokens, y.tokens, y.second))
