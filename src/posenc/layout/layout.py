@@ -358,6 +358,7 @@ class Layout:
 
     def with_signal(self, signal: Float[Tensor, "b L S"] | None) -> Layout:
         """The layout with another signal, or with none.
+
         Raises:
             ArgumentError: for a signal of another length.
         """

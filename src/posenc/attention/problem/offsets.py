@@ -45,6 +45,7 @@ class Offsets:
     @classmethod
     def of(cls, grid: Grid) -> Offsets | str:
         """Offsets of a grid whose documents are contiguous, or the reason why it has none.
+
         Reads the values of layouts with documents or padding.
         """
         if grid.shift is not None and not grid.segmented:
@@ -129,7 +130,7 @@ class Offsets:
         return bool(((low >= high) | ((low + base <= 0) & (high + base > 0))).all())
 
     def of_keys(self, queries: int, begin: int, end: int) -> Offsets:
-        """Offsets of the keys ``begin`` to ``end`` (exclusive), among which are all visible ones."""
+        """Offsets of the keys ``begin`` to ``end`` (exclusive), which include all visible ones."""
         if self.intervals is not None:
             low, high, base = self.intervals
             ends = (low - begin).clamp(min=0), (high - begin).clamp(min=0)

@@ -211,7 +211,7 @@ class TransformerXL(ScoreTerm):
     def _reused(
         self, first: int, last: int, like: Tensor, factor: float, heads: slice
     ) -> tuple[Float[Tensor, "h N D"], Float[Tensor, "h N"]] | None:
-        """Rows and column at offsets ``first`` to ``last``, stored while the weights are unchanged."""
+        """Rows and column at offsets ``first`` to ``last``, stored while weights stay the same."""
         if not has_values(like) or max(-first, last) >= REUSED:
             return None
         count = 1 << max(-first, last).bit_length()  # few kinds while a cache grows

@@ -200,7 +200,7 @@ class Tupe(ScoreTerm):
         scale: float,
         heads: slice,
     ) -> tuple[Float[Tensor, "1 h Q D"], Float[Tensor, "1 h K D"]] | None:
-        """Factors read from those of the first positions, stored while the weights are unchanged."""
+        """Factors cut from those of the first positions, stored while weights stay the same."""
         sides = (grid.query, grid.key)
         if any(side.start is None for side in sides) or not has_values(self.positions):
             return None

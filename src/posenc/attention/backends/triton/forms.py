@@ -17,7 +17,7 @@ from posenc.attention.backends.triton.kernels.arguments import (
     TableArguments,
     TokenArguments,
 )
-from posenc.attention.backends.triton.posing import GRANULE
+from posenc.attention.backends.triton.posing import SUMMARY_BLOCK
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +94,9 @@ def curve(tensors: Sequence[Tensor], zero: int) -> Curve:
     values, knots, slope, intercept, rates = tensors
     block = padded(len(knots))
     knots = torch.nn.functional.pad(knots, (0, block - len(knots)), value=float("inf"))
-    whole = torch.nn.functional.pad(rates, (0, -rates.shape[1] % GRANULE), mode="replicate")
-    granules = whole.view(len(whole), -1, GRANULE)
-    extremes = torch.stack([granules.amin(-1), granules.amax(-1)], dim=1)
+    whole = torch.nn.functional.pad(rates, (0, -rates.shape[1] % SUMMARY_BLOCK), mode="replicate")
+    summary_blocks = whole.view(len(whole), -1, SUMMARY_BLOCK)
+    extremes = torch.stack([summary_blocks.amin(-1), summary_blocks.amax(-1)], dim=1)
     return Curve(
         values,
         *by_row(rates),
@@ -108,7 +108,7 @@ def curve(tensors: Sequence[Tensor], zero: int) -> Curve:
         zero,
         constexpr(slope.shape[1]),
         constexpr(block),
-        constexpr(GRANULE),
+        constexpr(SUMMARY_BLOCK),
         constexpr(True),
     )
 

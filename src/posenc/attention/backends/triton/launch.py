@@ -30,7 +30,7 @@ from posenc.attention.backends.triton.kernels.configs import FP_FUSION, SPANS, t
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
 from posenc.attention.backends.triton.kernels.products import delta_kernel, ends_kernel
-from posenc.attention.backends.triton.posing import GRANULE, RATES, empty_as
+from posenc.attention.backends.triton.posing import RATES, SUMMARY_BLOCK, empty_as
 from posenc.attention.problem.flat import flatten, paths_of
 from posenc.attention.problem.record import SCHEMA, KernelProblem
 
@@ -239,7 +239,7 @@ class Launch:
         return arguments.Band(origin, self.first, self.last, low, high, window)
 
     def _edged(self, *, for_keys: bool) -> bool:
-        """True if the first token of the other side may be hidden from any of the own tokens."""
+        """True if the first token of the other side may be hidden from any token of this side."""
         if self.x.segments.query_ids is not None:
             return True
         band = self.band(for_keys=for_keys)
@@ -248,7 +248,7 @@ class Launch:
     def common(self, *, for_keys: bool, sums: str = "") -> dict[str, Any]:
         """Arguments of the large kernels; ``sums`` tells of what one sums up by offset."""
         x, terms = self.x, self.x.terms
-        own, others = self._sides(for_keys=for_keys)
+        x_side, y_side = self._sides(for_keys=for_keys)
         band = self.band(for_keys=for_keys)
         exact, of_factors = precision_of(x.q.dtype)
         left, right = maybe(table, terms.left_rows), maybe(table, terms.right_rows)
@@ -269,8 +269,8 @@ class Launch:
             factor = DRAWN / max(1, DRAWN - threshold)
             dropout = arguments.Dropout(threshold * DRAWN, factor, x.seed)
         return {
-            "x": own,
-            "y": others,
+            "x": x_side,
+            "y": y_side,
             "tables": tables,
             "band": band,
             "sizes": arguments.Sizes(self.batch, self.heads, self.heads // x.k.shape[1]),
@@ -280,7 +280,7 @@ class Launch:
             "has_low": self.has_last if for_keys else self.has_first,
             "has_high": self.has_first if for_keys else self.has_last,
             "causal": x.segments.causal,
-            "granule": GRANULE,
+            "summary_block": SUMMARY_BLOCK,
             "precision": exact,
             "factor_precision": of_factors,
         }
@@ -304,7 +304,7 @@ class Launch:
 def blocks(
     length: int, lanes: int, side: str = "block_x"
 ) -> Callable[[dict[str, Any]], tuple[int]]:
-    """The grid of programs that own a block of tokens each."""
+    """The grid of programs that compute a block of tokens each."""
     return lambda chosen: (triton.cdiv(length, chosen[side]) * lanes,)
 
 

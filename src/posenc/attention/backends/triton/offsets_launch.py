@@ -15,8 +15,8 @@ from posenc.attention.backends.triton.kernels import arguments
 from posenc.attention.backends.triton.kernels.configs import (
     FP_FUSION,
     PROGRAMS,
+    bytes_per_token,
     diagonal_block,
-    room,
 )
 from posenc.attention.backends.triton.kernels.offsets import offsets_kernel
 from posenc.attention.backends.triton.launch import Launch
@@ -119,10 +119,10 @@ def _sums(launch: Launch, rows: str | None, *, entries: bool, curve: bool) -> _S
     x = launch.x
     given: Tensor | None = None if rows is None else getattr(x.terms, rows)
     for_keys = rows in ("left_rows", "value_rows")
-    width, itemsize, tables = _room(launch)
+    width, itemsize, tables = _tile_needs(launch)
     shared = shared_memory(x.q.device)
     block = diagonal_block(
-        room(width, itemsize, tables),
+        bytes_per_token(width, itemsize, tables),
         lambda side: tile_memory(side, width, itemsize, tables) <= shared,
     )
     band = launch.band(for_keys=for_keys)
@@ -165,7 +165,7 @@ def _sums(launch: Launch, rows: str | None, *, entries: bool, curve: bool) -> _S
     return _Sums(of_entries, of_rows, of_curve, start)
 
 
-def _room(launch: Launch) -> tuple[int, int, int]:
+def _tile_needs(launch: Launch) -> tuple[int, int, int]:
     """Width and size of the numbers of vectors, and how many tables are unrolled."""
     x = launch.x
     tables = (x.terms.left_rows, x.terms.right_rows, x.terms.value_rows)

@@ -32,8 +32,8 @@ from posenc.grid import Grid
 from posenc.layout.integers import exact_dtype
 from posenc.layout.padding import documents_of
 
-GRANULE = 16
-"""Tokens that are summed up together; divides all tiles."""
+SUMMARY_BLOCK = 16
+"""Tokens of a block whose visibility is summarised; divides all tiles."""
 
 
 NUMBERS, KNOTS, SLOPES, INTERCEPTS, RATES = (f"pairs.tensors.{at}" for at in range(5))
@@ -214,22 +214,22 @@ def _segment_ids(grid: Grid, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor
 
 
 def _summary(segment_ids: Tensor, order: Tensor | None) -> Tensor:
-    """Least and greatest order and segment of each granule of real tokens: ``[b, n, 4]``.
+    """Least and greatest order and segment of the real tokens of each block: ``[b, n, 4]``.
 
-    The two segments of a granule with padding differ, so that it is not taken for one without.
+    The two segments of a block with padding differ, so that it is not taken for one without.
     """
     large = 2**60
     least_label = torch.iinfo(segment_ids.dtype).min
     segment_ids = segment_ids.long()
     order = torch.zeros_like(segment_ids) if order is None else order
     rows = max(len(segment_ids), len(order))
-    missing = -segment_ids.shape[1] % GRANULE
+    missing = -segment_ids.shape[1] % SUMMARY_BLOCK
     real = torch.nn.functional.pad(segment_ids > least_label + 1, (0, missing))
-    real = real.view(len(real), -1, GRANULE)
+    real = real.view(len(real), -1, SUMMARY_BLOCK)
     padded = (~real).any(-1).long()
     found = []
     for values, less in ((order, 0), (segment_ids, padded)):
-        each = torch.nn.functional.pad(values, (0, missing)).view(len(values), -1, GRANULE)
+        each = torch.nn.functional.pad(values, (0, missing)).view(len(values), -1, SUMMARY_BLOCK)
         least = each.masked_fill(~real, large).amin(-1) - less
         most = each.masked_fill(~real, -large).amax(-1)
         found += [least.expand(rows, -1), most.expand(rows, -1)]

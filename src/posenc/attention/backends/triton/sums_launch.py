@@ -22,7 +22,7 @@ from posenc.attention.backends.triton.kernels.sums_forward import (
 from posenc.attention.backends.triton.kernels.sums_keys import sums_keys_kernel
 from posenc.attention.backends.triton.kernels.sums_queries import sums_queries_kernel
 from posenc.attention.backends.triton.launch import Launch, blocks
-from posenc.attention.backends.triton.posing import GRANULE, empty_as
+from posenc.attention.backends.triton.posing import SUMMARY_BLOCK, empty_as
 from posenc.attention.problem.record import KernelProblem
 
 LARGEST_TILE = 128
@@ -82,7 +82,7 @@ class SumsLaunch:
         width = max(x.q.shape[-1], x.v.shape[-1])
         tiles = triton.cdiv(x.k.shape[2], CARRY_KEYS)
         dtype = torch.float32 if self.products is None else torch.int32
-        size = triton.cdiv(CARRY_KEYS * width, GRANULE) * GRANULE
+        size = triton.cdiv(CARRY_KEYS * width, SUMMARY_BLOCK) * SUMMARY_BLOCK
         dq, dk, dv = (empty_as(each, each.shape[-1]) for each in (x.q, x.k, x.v))
         if queries > size:
             dk, dv = (torch.zeros_like(each, dtype=torch.float32) for each in (dk, dv))
@@ -212,13 +212,13 @@ class SumsLaunch:
 
 
 def _chosen(common: dict[str, Any], *more: str) -> dict[str, Any]:
-    names = ("x", "y", "band", "sizes", "scale", "key", "granule", "precision", *more)
+    names = ("x", "y", "band", "sizes", "scale", "key", "summary_block", "precision", *more)
     return {name: common[name] for name in names}
 
 
 def _part(x: KernelProblem, queries: slice) -> KernelProblem:
     """The problem of some queries."""
-    granules = slice(queries.start // GRANULE, triton.cdiv(queries.stop, GRANULE))
+    summary_blocks = slice(queries.start // SUMMARY_BLOCK, triton.cdiv(queries.stop, SUMMARY_BLOCK))
     ids, summary = x.segments.query_ids, x.segments.query_summary
     products = tuple(each[:, :, queries] for each in x.pairs.tensors)
     return replace(
@@ -229,6 +229,6 @@ def _part(x: KernelProblem, queries: slice) -> KernelProblem:
         segments=replace(
             x.segments,
             query_ids=None if ids is None else ids[:, queries],
-            query_summary=None if summary is None else summary[:, granules],
+            query_summary=None if summary is None else summary[:, summary_blocks],
         ),
     )

@@ -52,12 +52,12 @@ def query_block(x, sizes, block: tl.constexpr):
 
 
 @triton.jit
-def tile_products(own, y, head, y_at, scale, precision: tl.constexpr):
+def tile_products(x_tile, y, head, y_at, scale, precision: tl.constexpr):
     """Both tokens of the other side, logits, and gradients of weights before dropout."""
-    tokens = load_tokens(y.tokens, own.b, head, y_at, y.length)
-    second = load_tokens(y.second, own.b, head, y_at, y.length)
-    logits = binary_logits(own.tokens, tokens, scale, precision)
-    dp = product(own.second, tl.trans(second), precision)
+    tokens = load_tokens(y.tokens, x_tile.b, head, y_at, y.length)
+    second = load_tokens(y.second, x_tile.b, head, y_at, y.length)
+    logits = binary_logits(x_tile.tokens, tokens, scale, precision)
+    dp = product(x_tile.second, tl.trans(second), precision)
     return tokens, second, logits, dp
 
 
@@ -310,7 +310,7 @@ def tile_gradients(
 
 
 @triton.jit
-def own_weights(
+def self_weights(
     x,
     y,
     band,
