@@ -22,7 +22,7 @@ from posenc.attention.decoding import attend_last
 from posenc.attention.differentiation import differentiable_twice
 from posenc.attention.dispatch import BACKENDS
 from posenc.attention.problem.lowering import lower
-from posenc.attention.problem.problem import Problem, Whole
+from posenc.attention.problem.problem import GlobalSoftmax, Problem
 from posenc.errors import ArgumentError, BackendRefusal
 from tests.support.exhaustive import in_turn
 
@@ -274,8 +274,8 @@ def test_gradients_through_parts_of_the_keys() -> None:
         grid = Grid(problem.grid.query, key, causal=True)
         k, v = (x[:, :, part] for x in (problem.k, problem.v))
         lowered = lower(problem.encoding, problem.q, k, grid, scale=0.4)
-        given = Whole(whole.output.detach(), whole.lse.detach())
-        piece = replace(problem, k=k, v=v, grid=grid, lowered=lowered, whole=given)
+        given = GlobalSoftmax(whole.output.detach(), whole.lse.detach())
+        piece = replace(problem, k=k, v=v, grid=grid, lowered=lowered, global_softmax=given)
         plan = BACKENDS["blockwise"].plan(piece)
         assert isinstance(plan, Plan)
         for total, more in zip(

@@ -179,14 +179,14 @@ def attend_block(
         return differentiable_twice(result, call.problem())
 
 
-def attend_part(call: Call, backend: str | Backend) -> Float[Tensor, "B H Q E"]:
-    """The gradient of attention over more keys, through these keys.
+def attend_block_backward(call: Call, backend: str | Backend) -> Float[Tensor, "B H Q E"]:
+    """Backward pass of one block of keys, given output and LSE over all keys.
 
-    With the output and LSE that parts of the keys were joined to, the gradients of the parts sum
-    to those of the whole; no part has to be kept or computed again.
+    The gradients of all blocks sum to those of attention to all keys; no block has to be stored or
+    computed again.
 
     Args:
-        call: with ``whole``, output and LSE over all keys.
+        call: with ``global_softmax``, output and LSE over all keys.
         backend: as of ``attend``.
 
     Returns:
@@ -195,7 +195,7 @@ def attend_part(call: Call, backend: str | Backend) -> Float[Tensor, "B H Q E"]:
     Raises: as ``attend``; ArgumentError for weights that are no softmax.
     """
     validate(call)
-    require_softmax("whole", "none", call.encoding)
+    require_softmax("global_softmax", "none", call.encoding)
     call = call.autocast()
     q, k = call.q, call.k
     with without_autocast(q.device):

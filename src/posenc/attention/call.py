@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc.attention.problem.dropout import KeyedDropout
 from posenc.attention.problem.lowering import lower, reads_tokens
 from posenc.attention.problem.once import once_for_part
-from posenc.attention.problem.problem import Problem, Rotate, Whole, transformed
+from posenc.attention.problem.problem import GlobalSoftmax, Problem, Rotate, transformed
 from posenc.encoding import Encoding, Rotation, repeat_heads
 from posenc.grid import Grid, usable_signals
 from posenc.layout.padding import zero_invalid
@@ -23,7 +23,7 @@ from posenc.runtime import autocast_dtype
 class Call:
     """The arguments of ``attend``; the problem is made from them once, when first needed.
 
-    Args: as ``attend``; ``whole`` and ``keyed`` as of ``Problem``.
+    Args: as ``attend``; ``global_softmax`` and ``keyed`` as of ``Problem``.
     """
 
     q: Float[Tensor, "B H Q D"]
@@ -33,7 +33,7 @@ class Call:
     encoding: Encoding
     dropout: float = 0.0
     scale: float | None = None
-    whole: Whole | None = None
+    global_softmax: GlobalSoftmax | None = None
     keyed: KeyedDropout | None = None
     sinks: Float[Tensor, " H"] | None = None
     softcap: float | None = None
@@ -68,7 +68,11 @@ class Call:
         if torch.compiler.is_compiling() or grid.shift is None or 4 * queries > keys:
             return self
         parts = (self.encoding.query_key, self.encoding.score, self.encoding.value)
-        if self.whole or self.keyed or not all(part is None or part.pairwise for part in parts):
+        if (
+            self.global_softmax
+            or self.keyed
+            or not all(part is None or part.pairwise for part in parts)
+        ):
             return self
         begin = max(0, lowest - grid.shift)
         end = min(keys, max(0, highest - grid.shift + queries))
@@ -119,7 +123,7 @@ class Call:
         lowered = lower(encoding, q, k, grid, scale=scale, value_dim=v.shape[3])
         return Problem(
             *(q, k, v, grid, encoding, scale, self.dropout, lowered),
-            whole=self.whole,
+            global_softmax=self.global_softmax,
             keyed=self.keyed,
             sinks=self.sinks,
             softcap=self.softcap,

@@ -83,7 +83,9 @@ def choose(call: Call, backend: str | Backend) -> Choice:
         return _choose(call)
     chosen = named(backend)
     plan = _plan(chosen, call)
-    if plan == Refusal(RARE["whole"]):  # it computed the output, not its parts' gradients
+    if plan == Refusal(
+        RARE["global_softmax"]
+    ):  # it computes outputs, but no gradients through some keys
         return _choose(call)
     if isinstance(plan, Refusal):
         raise BackendRefusal(

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.api import attend_block, attend_part
+from posenc.attention.api import attend_block, attend_block_backward
 from posenc.attention.backends.common.base import Result
 from posenc.attention.backends.common.sinks import beside_sinks
 from posenc.attention.call import Call
-from posenc.attention.problem.problem import Whole
+from posenc.attention.problem.problem import GlobalSoftmax
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.collectives import first_derivative
 from posenc.distributed.gathered import attend_gathered
@@ -241,13 +241,13 @@ def _backward(
         arrive = None if last else ring.group.shift(held, ring.like(held, schedule[step + 1]))
         sums = [_zeros(x) for x in held]
         for rows, columns, grid in ring.pairs(block, query_signal, _signal(held)):
-            whole = Whole(output[:, :, rows], lse[:, :, rows])
+            global_softmax = GlobalSoftmax(output[:, :, rows], lse[:, :, rows])
             operands = (q[:, :, rows], *(x[:, :, columns] for x in held[:2]))
             into = [dq[:, :, rows], *(x[:, :, columns] for x in sums[:2])]
             if dquery is not None:
                 into += [dquery[:, rows], sums[2][:, columns]]
             into += of_parameters
-            _add_part(ring, operands, grid, whole, gradient[:, :, rows], parameters, into)
+            _add_part(ring, operands, grid, global_softmax, gradient[:, :, rows], parameters, into)
         if summed is not None:
             _add(sums, summed())
         # The sums go on with their block; those that come are of the block that comes.
@@ -265,7 +265,7 @@ def _add_part(
     ring: Ring,
     operands: Sequence[Tensor],
     grid: Grid,
-    whole: Whole,
+    global_softmax: GlobalSoftmax,
     gradient: Tensor,
     parameters: Sequence[Tensor],
     into: Sequence[Tensor],
@@ -281,8 +281,8 @@ def _add_part(
                 for side, signal in zip((grid.query, grid.key), signals, strict=True)
             )
             grid = replace(grid, query=query, key=key)
-        call = replace(ring.part(q, k, v, grid), whole=whole)
-        output = attend_part(call, ring.call.backend)
+        call = replace(ring.part(q, k, v, grid), global_softmax=global_softmax)
+        output = attend_block_backward(call, ring.call.backend)
         inputs = [q, k, v, *signals, *parameters]
         _add(into, torch.autograd.grad(output, inputs, gradient, allow_unused=True))
 

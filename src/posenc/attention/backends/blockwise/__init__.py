@@ -67,18 +67,19 @@ def _memory(problem: Problem) -> str:
 
 def _attend_regular(problem: Problem, *, lse: bool) -> Result:
     problem = problem.rotated
-    lowered, whole = problem.lowered or (), problem.whole
+    lowered, global_softmax = problem.lowered or (), problem.global_softmax
     # Without a cap, summands that are the same for all keys of a query change no weight.
     inside = problem.softcap is not None
-    apart: tuple[StructuredScore, ...] = () if inside else lowered
+    outside: tuple[StructuredScore, ...] = () if inside else lowered
     rows = rows_of(lowered) if inside else []
-    record = _record(problem, rows, sinks_beside(problem.sinks, apart))
-    if whole is not None:
-        sums = without_rows(whole.lse, apart).detach()
-        given = (x.to(record.q.dtype) for x in (whole.output, sums))
-        return Result(BLOCKWISE.zeros(record, *given, part=True)[0].to(problem.v.dtype), None)
+    record = _record(problem, rows, sinks_beside(problem.sinks, outside))
+    if global_softmax is not None:
+        sums = without_rows(global_softmax.lse, outside).detach()
+        results = (x.to(record.q.dtype) for x in (global_softmax.output, sums))
+        zeros, _ = BLOCKWISE.zeros(record, *results, global_lse=True)
+        return Result(zeros.to(problem.v.dtype), None)
     output, row_lse = BLOCKWISE.attend(record)
-    return Result(output.to(problem.v.dtype), add_rows(row_lse, apart) if lse else None)
+    return Result(output.to(problem.v.dtype), add_rows(row_lse, outside) if lse else None)
 
 
 def _record(

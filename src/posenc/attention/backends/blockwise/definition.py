@@ -20,7 +20,7 @@ from posenc.attention.problem.given_terms import given_encoding
 from posenc.attention.problem.intervals import run_intervals
 from posenc.attention.problem.lowering import part_of
 from posenc.attention.problem.offsets import Offsets
-from posenc.attention.problem.problem import Problem, Whole
+from posenc.attention.problem.problem import GlobalSoftmax, Problem
 from posenc.encoding import (
     BlockTransforms,
     Encoding,
@@ -105,16 +105,16 @@ def block_transforms(problem: Problem) -> BlockTransforms | None:
     return form if isinstance(form, BlockTransforms) else None
 
 
-def _seen_keys(grid: Grid, rows: slice, whole: Grid) -> slice:
+def _seen_keys(grid: Grid, rows: slice, all_rows: Grid) -> slice:
     """Keys from the first to the last that the queries of a block see; one where there is none.
 
     Args:
         grid: of the block; rows: its queries.
-        whole: the grid of all queries.
+        all_rows: the grid of all queries.
     """
     count = grid.key.length
-    if whole.shift is not None and not whole.segmented:
-        return seen_keys(Offsets.regular(whole).geometry(), rows, count)
+    if all_rows.shift is not None and not all_rows.segmented:
+        return seen_keys(Offsets.regular(all_rows).geometry(), rows, count)
     if grid.query.device.type != "cpu" or not has_values(grid.key.order):
         return slice(0, count)
     seen = grid.visible.flatten(0, 2).any(0).nonzero().flatten()
@@ -126,7 +126,7 @@ def _part(problem: Problem, grid: Grid, rows: slice, keys: slice) -> Problem:
 
     By its structured form, if there is one: what that is made of is computed once.
     """
-    whole, keyed, lowered = problem.whole, problem.keyed, problem.lowered
+    softmax, keyed, lowered = problem.global_softmax, problem.keyed, problem.lowered
     if keys != slice(0, grid.key.length):
         grid = replace(grid, key=grid.key.slice(keys.start, keys.stop))
     if keyed is not None:
@@ -137,7 +137,9 @@ def _part(problem: Problem, grid: Grid, rows: slice, keys: slice) -> Problem:
         k=problem.k[:, :, keys],
         v=problem.v[:, :, keys],
         grid=grid,
-        whole=None if whole is None else Whole(*(x[:, :, rows] for x in whole)),
+        global_softmax=None
+        if softmax is None
+        else GlobalSoftmax(*(x[:, :, rows] for x in softmax)),
         keyed=keyed,
         lowered=None,
     )

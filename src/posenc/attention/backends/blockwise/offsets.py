@@ -277,7 +277,7 @@ def compute_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
 
 
 def compute_gradients(
-    record: KernelProblem, results: Sequence[Tensor], wanted: Container[str], part: bool
+    record: KernelProblem, results: Sequence[Tensor], wanted: Container[str], global_lse: bool
 ) -> Gradients:
     """Gradients by their paths, of what is wanted; see ``Operator``."""
     (gradient, *given), tensors = results, _tensors(record)

@@ -187,7 +187,7 @@ class Backend(ABC):
 
 
 RARE = {
-    "whole": "it does not compute gradients through a part of the keys",
+    "global_softmax": "it does not compute gradients through a part of the keys",
     "keyed": "its dropout does not depend on the tokens' numbers",
     "sinks": "it has no sinks",
     "softcap": "it does not cap logits",

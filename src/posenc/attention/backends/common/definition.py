@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from posenc.attention.backends.common.base import Result
-from posenc.attention.problem.problem import Problem, Whole
+from posenc.attention.problem.problem import GlobalSoftmax, Problem
 from posenc.attention.softmax import log_add_exp, softmax_beside
 from posenc.encoding import repeat_heads
 from posenc.runtime import is_transformed, widest
@@ -24,8 +24,8 @@ def attend_by_definition(problem: Problem, *, lse: bool = False) -> Result:
     logits, visible = _logits(problem), problem.grid.visible
     v = repeat_heads(problem.v, problem.heads).to(logits.dtype)
     score, value = problem.encoding.score, problem.encoding.value
-    if problem.whole is not None:
-        weights = _weights_in(problem.whole, logits, visible)
+    if problem.global_softmax is not None:
+        weights = _weights_in(problem.global_softmax, logits, visible)
     elif score is not None and score.replaces_softmax:
         weights = logits.exp().masked_fill(~visible, 0.0)
     else:
@@ -36,20 +36,23 @@ def attend_by_definition(problem: Problem, *, lse: bool = False) -> Result:
     output = kept @ v
     if value is not None:
         output = output + value(kept, problem.grid)
-    if problem.whole is not None:
-        output = output - problem.whole.output.detach() * weights.sum(-1, keepdim=True)
+    if problem.global_softmax is not None:
+        output = output - problem.global_softmax.output.detach() * weights.sum(-1, keepdim=True)
     sums = _masked_lse(logits, visible, problem.sinks) if lse else None
     return Result(output.to(problem.v.dtype), sums)
 
 
 def _weights_in(
-    whole: Whole, logits: Float[Tensor, "B H Q K"], visible: Bool[Tensor, "b 1 Q K"]
+    global_softmax: GlobalSoftmax,
+    logits: Float[Tensor, "B H Q K"],
+    visible: Bool[Tensor, "b 1 Q K"],
 ) -> Float[Tensor, "B H Q K"]:
     """Weights of these keys among all keys.
 
-    The gradient of a weight's logit is the weight times ``dO·v - dO·O``, O the whole output.
+    A logit's gradient is its weight times ``dO·v - dO·O``, O the output over all keys.
     """
-    lse = whole.lse.detach().masked_fill(whole.lse.isneginf(), torch.inf).unsqueeze(-1)
+    lse = global_softmax.lse.detach()
+    lse = lse.masked_fill(lse.isneginf(), torch.inf).unsqueeze(-1)
     rounded = lse.to(logits.dtype)
     rest = (lse - rounded).nan_to_num().to(logits.dtype)
     return (logits.masked_fill(~visible, -torch.inf) - rounded - rest).exp()

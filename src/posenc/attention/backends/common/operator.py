@@ -27,8 +27,8 @@ class Operator:
         name: of the engine.
         output: output ``[B, H, Q, E]`` and LSE ``[B, H, Q]`` of a record.
         gradients: from a record, results (gradient of the output, output, LSE, and the LSE's
-            gradient if it has one), the paths whose gradients are wanted, and whether output and
-            LSE are over more keys than these. Others may come too.
+            gradient if it has one), the paths whose gradients are wanted, and True if output and
+            LSE are over more keys than the record's. Other gradients may come too.
         empty_output: tensors of the shapes, strides and dtypes of ``output``.
         empty_gradient: likewise of the gradient of a tensor at a path, wanted or not; None for
             none.
@@ -69,17 +69,17 @@ class Operator:
         return found
 
     def zeros(
-        self, record: KernelProblem, output: Tensor, lse: Tensor, *, part: bool
+        self, record: KernelProblem, output: Tensor, lse: Tensor, *, global_lse: bool
     ) -> tuple[Tensor, Tensor]:
         """Zeros with the gradients of output and LSE, which are known.
 
         Args:
             output, lse: as of ``attend``.
-            part: whether they are over more keys than these.
+            global_lse: True if they are over more keys than the record's.
         """
         tensors, *rest = flatten(record, SCHEMA)
         found: tuple[Tensor, Tensor] = _GivenOutput.apply(
-            self._backward, part, output, lse, *rest, *tensors
+            self._backward, global_lse, output, lse, *rest, *tensors
         )
         return found
 
@@ -118,11 +118,11 @@ def _backward(operator: Operator) -> CustomOpDef:
         reals: Sequence[float],
         words: str,
         wanted: Sequence[bool],
-        part: bool,
+        global_lse: bool,
     ) -> list[Tensor]:
         record, paths = _restored(tensors, numbers, reals, words), paths_of(words)
         needed = {path for path, want in zip(paths, wanted, strict=True) if want}
-        found = operator.gradients(record, results, needed, part)
+        found = operator.gradients(record, results, needed, global_lse)
         return [found[path] if path in found else record.q.new_empty(0) for path in paths]
 
     @backward.register_fake
@@ -149,12 +149,12 @@ def _differentiated(
     gradients: Sequence[Tensor | None],
     wanted: Sequence[bool],
     *,
-    part: bool = False,
+    global_lse: bool = False,
 ) -> list[Tensor | None]:
     """Gradients, one a tensor; None where none is wanted."""
     output, lse, *tensors = ctx.saved_tensors  # read once: checkpointing computes them again
     results = _results(gradients, output, lse)
-    found = backward(results, tensors, *ctx.rest, list(wanted), part)
+    found = backward(results, tensors, *ctx.rest, list(wanted), global_lse)
     return [x if want else None for x, want in zip(found, wanted, strict=True)]
 
 
@@ -204,7 +204,7 @@ class _GivenOutput(torch.autograd.Function):
     def forward(
         ctx: Any,
         backward: Callable[..., list[Tensor]],
-        part: bool,
+        global_lse: bool,
         output: Tensor,
         lse: Tensor,
         numbers: list[int],
@@ -213,12 +213,12 @@ class _GivenOutput(torch.autograd.Function):
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         _keep(ctx, (tensors, numbers, reals, words), (output, lse))
-        ctx.operator, ctx.part = backward, part
+        ctx.operator, ctx.global_lse = backward, global_lse
         return output.new_zeros(()).expand(output.shape), lse.new_zeros(()).expand(lse.shape)
 
     @staticmethod
     @kernel_gradients
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         wanted = ctx.needs_input_grad[7:]
-        found = _differentiated(ctx, ctx.operator, gradients, wanted, part=ctx.part)
+        found = _differentiated(ctx, ctx.operator, gradients, wanted, global_lse=ctx.global_lse)
         return *(None for _ in range(7)), *found

@@ -118,8 +118,8 @@ class Native(Backend):
         if rotation is not None and not fits_inside(rotation, problem.q, problem.k):
             return None
         if compute.func is _attend_images:
-            whole = rotation is None and not has_rows(problem.lowered or ())
-            return prepare(image_record(problem)) if whole else None
+            servable = rotation is None and not has_rows(problem.lowered or ())
+            return prepare(image_record(problem)) if servable else None
         if compute.func is not _attend:
             return None
         form: LoweredProblem = compute.args[0]
@@ -136,7 +136,7 @@ class Native(Backend):
         return attend_query
 
     def plan(self, problem: Problem) -> Plan | Refusal:
-        refusal = refuse_rare(problem, "whole", "sinks", "softcap")
+        refusal = refuse_rare(problem, "global_softmax", "sinks", "softcap")
         if refusal is not None:
             return refusal
         if problem.q.device.type != "cpu":
@@ -185,11 +185,15 @@ def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
 
 def _attend(form: LoweredProblem, *, lse: bool) -> Result:
     pairs, problem = form.pairs, form.problem
-    if isinstance(pairs, BlockTransforms) and problem.whole is None and chunks_blocks(pairs):
+    if (
+        isinstance(pairs, BlockTransforms)
+        and problem.global_softmax is None
+        and chunks_blocks(pairs)
+    ):
         found = attend_heads(problem, partial(_blocks_of_heads, form, pairs))
         return _result(problem, found, (), lse=lse)
     record = form.record()
-    if problem.whole is None and pairs is None:
+    if problem.global_softmax is None and pairs is None:
         record = narrowed(record)
     return _run(problem, form.terms, record, lse=lse)
 
@@ -197,7 +201,7 @@ def _attend(form: LoweredProblem, *, lse: bool) -> Result:
 def _attend_bands(bands: Sequence[Part], *, lse: bool) -> Result:
     problem, joined = bands[0][0], lse or len(bands) > 1
     found = [_attend(LoweredProblem(band, offsets, ()), lse=joined) for band, offsets in bands]
-    if problem.whole is None:
+    if problem.global_softmax is None:
         return join_keys(found, lse=lse)
     return Result(sum(result.output for result in found), None)  # type: ignore[arg-type]
 
@@ -235,9 +239,11 @@ def _attend_rows(problem: Problem, offsets: Offsets, *, lse: bool) -> Result:
 def _run(
     problem: Problem, terms: tuple[StructuredScore, ...], record: KernelProblem, *, lse: bool
 ) -> Result:
-    if problem.whole is not None:
-        sums = without_rows(problem.whole.lse, terms).detach().double().contiguous()
-        return Result(NATIVE.zeros(record, problem.whole.output, sums, part=True)[0], None)
+    if problem.global_softmax is not None:
+        sums = without_rows(problem.global_softmax.lse, terms).detach().double().contiguous()
+        return Result(
+            NATIVE.zeros(record, problem.global_softmax.output, sums, global_lse=True)[0], None
+        )
     return _result(problem, NATIVE.attend(record), terms, lse=lse)
 
 

@@ -68,7 +68,7 @@ class Room:
         dtype = torch.float64 if name == "column" else call.dtype
         parts = 1 if "Q" in AXES[name] else call.splits if of_tokens(name) else self.parts
         room = _empty(name, term, (parts, *size), dtype)
-        operand.gradient, operand.part = CTokens.of(room[0]), room.stride(0)
+        operand.gradient, operand.part_stride = CTokens.of(room[0]), room.stride(0)
         return room
 
     def summed(self) -> dict[str, Tensor]:

@@ -41,7 +41,7 @@ def chunks_blocks(form: BlockTransforms) -> bool:
 def chunks_rows(problem: Problem) -> bool:
     """True if a score part's rows and factors of all heads are too large to be held at once."""
     score, terms = problem.encoding.score, problem.lowered
-    if score is None or not score.lowers_heads or problem.whole is not None:
+    if score is None or not score.lowers_heads or problem.global_softmax is not None:
         return False
     if torch.compiler.is_compiling():
         return False
@@ -101,7 +101,7 @@ def _attend(posed: Callable[..., KernelProblem], *inputs: Tensor | None) -> tupl
             with torch.no_grad():
                 known.extend(NATIVE.attend(record))
         output, lse = known
-        zeros = NATIVE.zeros(record, output, lse, part=False)
+        zeros = NATIVE.zeros(record, output, lse, global_lse=False)
         return output + zeros[0], lse + zeros[1]
 
     # Seeds of dropout are drawn before.

@@ -75,7 +75,10 @@ class CBucketMap(ctypes.Structure):
 class COperand(ctypes.Structure):
     """A tensor of a term as ``[batch, heads, rows, features]``, and room for its gradient."""
 
-    _fields_ = [*(("value", CTokens), ("gradient", CTokens)), *_numbers("part", "rows", "features")]
+    _fields_ = [
+        *(("value", CTokens), ("gradient", CTokens)),
+        *_numbers("part_stride", "rows", "features"),
+    ]
 
 
 class CTerms(ctypes.Structure):
@@ -105,7 +108,7 @@ class CProblem(ctypes.Structure):
         ("scale", ctypes.c_double),
         ("dropout", ctypes.c_double),
         ("softcap", ctypes.c_double),
-        *_numbers("seed", "part"),
+        *_numbers("seed", "global_lse"),
         *((name, CTokens) for name in ("q", "k", "v", "out")),
         *((name, CRotaryFactors) for name in ("q_rotary", "k_rotary")),
         *_numbers("rotated", "adjacent"),

@@ -27,12 +27,12 @@ def compute_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
 
 
 def compute_gradients(
-    record: KernelProblem, results: Sequence[Tensor], wanted: Container[str], part: bool
+    record: KernelProblem, results: Sequence[Tensor], wanted: Container[str], global_lse: bool
 ) -> Gradients:
     """Gradients by their paths; see ``Operator``. Of ``OPTIONAL``, those that are wanted only."""
     call = Arguments(record)
     x, (gradient, output, lse, *of_lse) = call.struct, results
-    x.part, x.lse = part, lse.data_ptr()
+    x.global_lse, x.lse = global_lse, lse.data_ptr()
     if of_lse:
         x.lse_gradient = call.keep(of_lse[0].double().contiguous()).data_ptr()
     x.gradient, x.out = call.tokens(gradient), call.tokens(output)

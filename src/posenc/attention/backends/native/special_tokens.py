@@ -45,7 +45,7 @@ def problem_of_cells(problem: Problem) -> Problem | None:
         return None
     if torch.compiler.is_compiling() or any(side.positions.requires_grad for side in sides):
         return None
-    if problem.whole is not None or problem.sinks is not None:
+    if problem.global_softmax is not None or problem.sinks is not None:
         return None
     grids, x = once_for(grid, _KNOWN, _grids, signals=True), problem.rotated
     queries, keys = slice(before[0], None), slice(before[1], None)

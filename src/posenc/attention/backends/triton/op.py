@@ -46,10 +46,10 @@ def compute_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
 
 
 def compute_gradients(
-    record: KernelProblem, results: Sequence[Tensor], wanted: Container[str], part: bool
+    record: KernelProblem, results: Sequence[Tensor], wanted: Container[str], global_lse: bool
 ) -> Gradients:
     """Gradients by their paths; see ``Operator``. Of ``BY_OFFSET``, those that are wanted only."""
-    assert not part  # refused
+    assert not global_lse  # refused
     record, gradient = _ready(record), features_together(results[0])
     with torch.cuda.device(record.q.get_device()):
         if record.pairs.kind in CARRIED:

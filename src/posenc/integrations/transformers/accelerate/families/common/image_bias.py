@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad, scaled_dot_product_attention
 
-from posenc.attention.api import attend_block, attend_part
+from posenc.attention.api import attend_block, attend_block_backward
 from posenc.attention.backends.common.base import Backend
 from posenc.attention.call import Call
-from posenc.attention.problem.problem import Whole
+from posenc.attention.problem.problem import GlobalSoftmax
 from posenc.derivatives import with_definition
 from posenc.encoding import BucketedTerms
 from posenc.encoding.tensors import BucketIndex, Offsets
@@ -162,12 +162,14 @@ def _attend_from_patches(
             output = output + (logit - lse.unsqueeze(-1)).exp().to(wide) * (value - output)
         if not torch.is_grad_enabled():
             return output.to(v.dtype)
-        whole = Whole(output.to(v.dtype), lse)
-        through_image = attend_part(replace(image, whole=whole), backend)
+        global_softmax = GlobalSoftmax(output.to(v.dtype), lse)
+        through_image = attend_block_backward(
+            replace(image, global_softmax=global_softmax), backend
+        )
         weight = (logit - lse.unsqueeze(-1)).exp().to(wide)
         through_class = weight * (value - output)
         through = through_image + through_class.to(v.dtype)
-        return whole.output + (through - through.detach())
+        return global_softmax.output + (through - through.detach())
 
 
 def cell_bucket(offset: Offsets, *, size: tuple[int, int]) -> BucketIndex:
