@@ -60,7 +60,7 @@ STAGES: dict[str, tuple[tuple[Any, str], ...]] = {
     "checks": ((api, "validate"), (repeats, "_key"), (repeats.ModuleStates, "hold")),
     "plan": ((api, "choose"), (native.Native, "prepare")),
     "operands": (
-        (call.Call, "_posed"),
+        (call.Call, "_lower"),
         (posing.LoweredProblem, "record"),
         (arguments.Arguments, "__init__"),
         (native, "prepare"),

@@ -183,7 +183,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         kwargs.update(_checked(function, kwargs))
-        _require_room(lambda: _make(function, *args, **kwargs), _sizes(kwargs, domains(function)))
+        _require_memory(lambda: _make(function, *args, **kwargs), _sizes(kwargs, domains(function)))
         result = function(*args, **kwargs)
         if args:  # a constructor
             vars(args[0])["given"] = kwargs
@@ -358,7 +358,7 @@ def _number_text(number: float) -> str:
     return f"{number:g}" if isinstance(number, float) else str(number)
 
 
-def _require_room(make: Callable[[], object], sizes: Sequence[tuple[str, int]]) -> None:
+def _require_memory(make: Callable[[], object], sizes: Sequence[tuple[str, int]]) -> None:
     """Raise ArgumentError, naming the largest size, if the module is too large to be trained.
 
     Modules of large ``sizes`` are made on the meta device, which allocates nothing.

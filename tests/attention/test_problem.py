@@ -246,7 +246,7 @@ def test_results_of_signals_are_those_of_each_call() -> None:
 
     for signal in (1.0, 2.0):
         grid = Grid.of(layout.with_signal(torch.full((1, 8, 1), signal)))
-        assert once.once_for_part(score, grid, read, ("signals",)) == signal
+        assert once.cached_for_part(score, grid, read, ("signals",)) == signal
 
 
 def test_documents_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,7 @@ def attend_block(
     if return_lse:
         require_softmax("return_lse", "False", call.encoding)
     if kind is not None and prepared is None:
-        prepared = kind.meet(call, prepare)
+        prepared = kind.prepare_if_repeated(call, prepare)
     if prepared is not None:
         result = prepared(call.q, call.k, call.v)
         return result if return_lse else Result(result.output, None)

@@ -78,7 +78,7 @@ class LayerCache:
         self.transformed = False
         self.terms: PastTerms | None = None
         self._rest: Encoding | None = None
-        self._room: tuple[Pair, Pair] | None = None
+        self._storage: tuple[Pair, Pair] | None = None
         """Memory that begins with the past, and the past as it was handed out of it."""
         self.inputs: tuple[Tensor, Layout, Tensor | None] | None = None
 
@@ -168,36 +168,36 @@ class LayerCache:
         # Queries alone may have gradients, which then need the keys as they were.
         graphs = torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed()
         if graphs or not plain:
-            self._room = None
+            self._storage = None
             return cat([past_keys, keys], dim=2), cat([past_values, values], dim=2)
         begin, end = past_keys.shape[2], past_keys.shape[2] + keys.shape[2]
-        rooms, handed = self._room or (None, pasts)
+        buffers, returned = self._storage or (None, pasts)
         replaced = any(
-            past is not own or (rooms is not None and past.data_ptr() != room.data_ptr())
-            for past, own, room in zip(pasts, handed, rooms or pasts, strict=True)
+            past is not last or (buffers is not None and past.data_ptr() != buffer.data_ptr())
+            for past, last, buffer in zip(pasts, returned, buffers or pasts, strict=True)
         )
-        if rooms is None or replaced or rooms[0].shape[2] < end or _is_frozen(rooms[0]):
+        if buffers is None or replaced or buffers[0].shape[2] < end or _is_frozen(buffers[0]):
             size = max(end, 2 * begin)
             first, second = (past.new_empty(*past.shape[:2], size, past.shape[3]) for past in pasts)
-            rooms = first, second
-            for room, past in zip(rooms, pasts, strict=True):
-                room[:, :, :begin] = past
-        for room, new in zip(rooms, news, strict=True):
-            room[:, :, begin:end] = new
-        whole = rooms[0][:, :, :end], rooms[1][:, :, :end]
-        self._room = rooms, whole
-        return whole
+            buffers = first, second
+            for buffer, past in zip(buffers, pasts, strict=True):
+                buffer[:, :, :begin] = past
+        for buffer, new in zip(buffers, news, strict=True):
+            buffer[:, :, begin:end] = new
+        extended = buffers[0][:, :, :end], buffers[1][:, :, :end]
+        self._storage = buffers, extended
+        return extended
 
     def __copy__(self) -> LayerCache:
         """Another cache of the same past; what either appends, the other does not see."""
         copied = LayerCache()
-        own = {"_room": None, "shared": copied.shared}  # its layouts may be written, too
-        copied.__dict__ |= self.__dict__ | own
+        fresh = {"_storage": None, "shared": copied.shared}  # its layouts may be written, too
+        copied.__dict__ |= self.__dict__ | fresh
         return copied
 
     def __getstate__(self) -> dict[str, object]:
         """The past alone, to be copied or pickled, without what was computed for later tokens."""
-        return self.__dict__ | dict.fromkeys(("_rest", "_room", "terms"))
+        return self.__dict__ | dict.fromkeys(("_rest", "_storage", "terms"))
 
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep these batch rows, in this order; a row may come more than once (beam search).
@@ -217,7 +217,7 @@ class LayerCache:
 
         if self.keys is not None:
             require_rows(rows, self.keys.shape[0])
-        self._room = None
+        self._storage = None
         if self.keys is not None and self.values is not None and self.layout is not None:
             self.keys, self.values = self.keys[rows], self.values[rows]
             self.layout = chosen(self.layout)
@@ -229,7 +229,7 @@ class LayerCache:
     def truncate(self, length: int) -> None:
         """Forget all but the last ``length`` tokens, and the graph that made them."""
         length = require_whole("length", length, 0)
-        self._room = None
+        self._storage = None
         if self.keys is not None and self.values is not None and self.layout is not None:
             begin = max(0, self.layout.length - length)
             self.keys = self.keys[:, :, begin:].detach()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.attention.problem.dropout import KeyedDropout
 from posenc.attention.problem.lowering import lower, reads_tokens
-from posenc.attention.problem.once import once_for_part
+from posenc.attention.problem.once import cached_for_part
 from posenc.attention.problem.problem import GlobalSoftmax, Problem, Rotate, transformed
 from posenc.encoding import Encoding, Rotation, repeat_heads
 from posenc.grid import Grid, usable_signals
@@ -90,10 +90,10 @@ class Call:
     def problem(self, rotate: Rotate = Rotation.apply) -> Problem:
         """The problem; queries and keys have yet to be rotated where that is all there is to do."""
         if self._problem is None:
-            self._problem = self._posed(rotate)
+            self._problem = self._lower(rotate)
         return self._problem
 
-    def _posed(self, rotate: Rotate) -> Problem:
+    def _lower(self, rotate: Rotate) -> Problem:
         rotation = self._rotation()
         if rotation is None:
             q, k = transformed(self.q, self.k, self.encoding, self.grid)
@@ -115,7 +115,7 @@ class Call:
             return None
         kind = (self.q.dtype, self.q.device, self.q.shape, self.k.shape)
         lower = partial(transform.lower, self.q.detach(), self.k.detach())
-        rotation = once_for_part(transform, self.grid, lower, kind)
+        rotation = cached_for_part(transform, self.grid, lower, kind)
         return None if rotation is None or (graded and rotation.has_gradient) else rotation
 
     def _with(self, q: Tensor, k: Tensor, v: Tensor, rotate: Rotate) -> Problem:

@@ -13,7 +13,7 @@ from posenc.attention.cache import LayerCache
 from posenc.attention.call import Call
 from posenc.attention.dispatch import query_kernel
 from posenc.attention.past_terms import PastTerms, read_terms
-from posenc.attention.softmax import softmax_beside
+from posenc.attention.softmax import softmax_with_sinks
 from posenc.encoding import BucketedTerms, QueryKeyTransform, Rotation
 from posenc.encoding.reuse import ModuleStates
 from posenc.grid import Grid
@@ -112,7 +112,7 @@ def attend_last(call: Call, cache: LayerCache) -> Float[Tensor, "B H 1 E"] | Non
     logits = logits if bias is None else logits + bias  # [B, H, 1, K]
     if softcap is not None:
         logits = softcap * (logits / softcap).tanh()
-    weights = softmax_beside(logits, None, sinks).to(v.dtype)
+    weights = softmax_with_sinks(logits, None, sinks).to(v.dtype)
     output = (weights.view(*v.shape[:2], -1, v.shape[2]) @ v).view(*q.shape[:3], -1)
     for rows, bucket in terms.values:
         sums = weights.new_zeros(*weights.shape[:3], rows.shape[1])

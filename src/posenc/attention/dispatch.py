@@ -208,7 +208,7 @@ def _plan(backend: Backend, call: Call) -> Plan | Refusal:
     return backend.unavailable(call.q.device) or backend.plan(call.problem(rotate))
 
 
-def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, list[str]]:
+def preference(device: torch.device, make_problem: Callable[[], Problem]) -> tuple[str, list[str]]:
     """The rule that applies, and the names of the backends in the order to be tried.
 
     Args:
@@ -217,7 +217,7 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
             it.
     """
     if device.type != "cpu":
-        lowered = pose().lowered
+        lowered = make_problem().lowered
         if lowered and all(map(is_constant_table, lowered)):
             rest = ["flex", "triton", "blockwise", "reference"]
             return "on an accelerator, constant tables", ["sdpa", *rest]
@@ -225,7 +225,7 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
     if is_exporting():
         # A rule that reads sizes would fix them; other runtimes know no operators of ours.
         return "exporting", ["sdpa", "reference"]
-    problem = pose()
+    problem = make_problem()
     batch, heads, queries, _ = problem.q.shape
     keys = problem.k.shape[2]
     logits = batch * heads * queries * keys

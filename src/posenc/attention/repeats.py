@@ -1,4 +1,4 @@
-"""Calls like earlier ones, which need no second plan: only queries, keys and values are new."""
+"""Reuse of the plan of an earlier call that differs in queries, keys and values only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from posenc.layout import Layout
 from posenc.runtime import is_exporting, is_transformed, needs_dispatch
 
 MOST = 8
-"""Kinds of calls that are remembered of one encoding."""
+"""Largest number of kinds of calls stored per encoding."""
 
 
 @dataclass(eq=False)
@@ -28,16 +28,16 @@ class _CallKinds:
     """Kinds of calls of an encoding, the last used last.
 
     Args:
-        states: of the encoding.
-        kinds: attention of those that were prepared, None for those that cannot be, ``MET`` for
-            those met once.
+        states: the encoding's state when the kinds were recorded.
+        kinds: by key, the prepared attention, None for a kind that cannot be prepared, and
+            ``SEEN_ONCE`` for a kind that was called once.
     """
 
     states: ModuleStates
-    kinds: dict[Hashable, Attend | Literal["met once"] | None] = field(default_factory=dict)
+    kinds: dict[Hashable, Attend | Literal["seen once"] | None] = field(default_factory=dict)
 
 
-MET: Literal["met once"] = "met once"
+SEEN_ONCE: Literal["seen once"] = "seen once"
 
 _CALL_KINDS: WeakKeyDictionary[Encoding, _CallKinds] = WeakKeyDictionary()
 
@@ -46,8 +46,8 @@ _CALL_KINDS: WeakKeyDictionary[Encoding, _CallKinds] = WeakKeyDictionary()
 class CallKind:
     """A kind of calls of an encoding, whose settings and weights are as they were, to the last bit.
 
-    Shapes, strides and dtypes, regular layouts or whole images, scale and cap of the call. A kind
-    is prepared when it is met for the second time.
+    The key holds shapes, strides and dtypes, regular layouts or whole images, scale and softcap. A
+    kind is prepared at its second call.
     """
 
     record: _CallKinds
@@ -78,16 +78,18 @@ class CallKind:
         kinds[self.key] = attend  # the last used is the last to go
         return attend
 
-    def meet(self, call: Call, prepare: Callable[[Call], Attend | None]) -> Attend | None:
-        """Attention of the kind, prepared when it is met for the second time; None: plan the call.
+    def prepare_if_repeated(
+        self, call: Call, prepare: Callable[[Call], Attend | None]
+    ) -> Attend | None:
+        """Attention of the kind, prepared at its second call; None if the call has to be planned.
 
         Args:
             call: a valid one of the kind.
             prepare: attention of a kind, from a call of it; None where that is of no use.
         """
         kinds = self.record.kinds
-        met, attend = self.key in kinds, kinds.pop(self.key, MET)
-        if met and attend == MET:
+        seen_before, attend = self.key in kinds, kinds.pop(self.key, SEEN_ONCE)
+        if seen_before and attend == SEEN_ONCE:
             attend = _prepared(call, self.record.states, prepare)
         while len(kinds) >= MOST:
             kinds.pop(next(iter(kinds)), None)

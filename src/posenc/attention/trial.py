@@ -34,7 +34,7 @@ TOLERANCES = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 fraction of it (float32 ones may multiply in TF32), wrong tiles by all of it."""
 
 _LOCK = RLock()
-_FOUND: dict[tuple[str, ...], str] = {}
+_DIFFERENCES: dict[tuple[str, ...], str] = {}
 
 
 def refusal(
@@ -53,10 +53,10 @@ def refusal(
         return None
     key = backend.name, _name(device), str(dtype), *([kernels] if kernels else [])
     with _LOCK:
-        if key not in _FOUND:
-            _FOUND[key] = ""  # what the trial itself calls is not tried
-            _FOUND[key] = _stored(key, backend, device, dtype, kernels)
-    return Refusal(_FOUND[key]) if _FOUND[key] else None
+        if key not in _DIFFERENCES:
+            _DIFFERENCES[key] = ""  # what the trial itself calls is not tried
+            _DIFFERENCES[key] = _stored(key, backend, device, dtype, kernels)
+    return Refusal(_DIFFERENCES[key]) if _DIFFERENCES[key] else None
 
 
 def _stored(

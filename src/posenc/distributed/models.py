@@ -82,7 +82,7 @@ def parallelize(
         if isinstance(part, EmbeddingEncoding) and not part.pairwise:
             hooks = _WholeSequence(group)
             part.register_forward_pre_hook(hooks.gather, with_kwargs=True)
-            part.register_forward_hook(hooks.own, with_kwargs=True)
+            part.register_forward_hook(hooks.scatter, with_kwargs=True)
     key_dropout(model, group)
     if isinstance(model, SavedModel) and group.size > 1:
         model.register_forward_pre_hook(_require_layouts, with_kwargs=True)
@@ -109,7 +109,7 @@ class _WholeSequence:
     shards: Shards | None = None
 
     def gather(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The arguments of a call, of all tokens."""
+        """The arguments of a call for the tokens of all ranks."""
         if "method" in kwargs:
             return None
         x, layout = args
@@ -120,10 +120,10 @@ class _WholeSequence:
             tokens = shards.arrange(self.group.gather(tokens.mT, shards.lengths)).mT
         return (shards.arrange(whole).transpose(0, 1), shards.sorted), {"tokens": tokens}
 
-    def own(
+    def scatter(
         self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
-        """This rank's tokens of what it returned."""
+        """This rank's tokens of the output."""
         if "method" in kwargs:
             return None
         shards = self.shards

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from posenc.attention.api import attend_block, attend_block_backward
 from posenc.attention.backends.common.base import Result
-from posenc.attention.backends.common.sinks import beside_sinks
+from posenc.attention.backends.common.sinks import add_sinks
 from posenc.attention.call import Call
 from posenc.attention.problem.problem import GlobalSoftmax
 from posenc.distributed.call import ShardedCall
@@ -156,7 +156,7 @@ class _Attend(torch.autograd.Function):
     ) -> Tensor:
         output, lse = _forward(ring, q, k, v, query_signal, key_signal)
         if sinks is not None:  # once, beside the blocks of all ranks
-            output, joined = beside_sinks(Result(output, lse), sinks, lse=True)
+            output, joined = add_sinks(Result(output, lse), sinks, lse=True)
             assert joined is not None
             lse = joined
         output = output.to(v.dtype)

@@ -290,10 +290,10 @@ def survives_saving(subject: Subject) -> None:
     fresh.load_state_dict(layer.state_dict())
     agree("a loaded state dict", _whole(subject, fresh, x), expected)
     with torch.device("meta"):
-        hollow = Layer(subject.make()).double().eval()
-    hollow = hollow.to_empty(device="cpu")
-    hollow.load_state_dict(layer.state_dict())
-    agree("a model from the meta device", _whole(subject, hollow, x), expected)
+        on_meta = Layer(subject.make()).double().eval()
+    on_meta = on_meta.to_empty(device="cpu")
+    on_meta.load_state_dict(layer.state_dict())
+    agree("a model from the meta device", _whole(subject, on_meta, x), expected)
 
 
 LAWS = dict(sorted(REGISTERED.items()))

@@ -19,9 +19,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result, refuse_rare
-from posenc.attention.backends.common.sinks import beside_sinks
+from posenc.attention.backends.common.sinks import add_sinks
 from posenc.attention.problem.lowering import add_rows, has_rows
-from posenc.attention.problem.once import Known, once_for
+from posenc.attention.problem.once import GridCache, cached_for_grid
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.spacing import find_spacing, lower_on_sequences
 from posenc.attention.problem.terms import reads_offsets
@@ -140,7 +140,7 @@ def _run(problem: Problem, kernel_options: dict[str, Any], *, lse: bool) -> Resu
         return Result(result, None)
     output, aux = result
     found = Result(output, add_rows(aux.lse, problem.lowered or ()))
-    return beside_sinks(found, problem.sinks, lse=lse)
+    return add_sinks(found, problem.sinks, lse=lse)
 
 
 def refuse_flash(problem: Problem) -> str | None:
@@ -350,7 +350,7 @@ def _kernels() -> tuple[Callable[..., Any], Callable[..., BlockMask]]:
     return compiled, torch.compile(create_block_mask)
 
 
-_MASKS: Known = WeakKeyDictionary()
+_MASKS_CACHE: GridCache = WeakKeyDictionary()
 
 
 def _block_mask(grid: Grid, *, flash: bool = False) -> BlockMask:
@@ -367,7 +367,7 @@ def _block_mask(grid: Grid, *, flash: bool = False) -> BlockMask:
         sizes = (rows, None, grid.query.length, grid.key.length)
         return _kernels()[1](grid.mask_mod(), *sizes, device=device, BLOCK_SIZE=(queries, 128))
 
-    return once_for(grid, _MASKS, compute, queries, masked=True)
+    return cached_for_grid(grid, _MASKS_CACHE, compute, queries, masked=True)
 
 
 ENTRY = Flex()

@@ -27,7 +27,7 @@ from posenc.attention.backends.common.base import (
 from posenc.attention.backends.common.definition import lse_by_definition
 from posenc.attention.backends.common.flash_cpu import flash_forward, prepare_flash
 from posenc.attention.backends.common.fused import are_few, fold_heads, fused_attention
-from posenc.attention.backends.common.sinks import beside_sinks
+from posenc.attention.backends.common.sinks import add_sinks
 from posenc.attention.problem.lowering import bias_by_offset, is_constant_table
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import BucketedTerms, LowRank, repeat_heads
@@ -134,7 +134,7 @@ def _run(problem: Problem, *, lse: bool) -> Result:
         result = _with_nan(result, problem)
     if needed and result.lse is None:
         result = result._replace(lse=lse_by_definition(problem))
-    return beside_sinks(result, sinks, lse=lse)
+    return add_sinks(result, sinks, lse=lse)
 
 
 def _loses_nan(problem: Problem) -> bool:

@@ -159,10 +159,10 @@ def has_rows(lowered: Iterable[StructuredScore]) -> bool:
     return bool(rows_of(lowered))
 
 
-def sinks_beside(
+def sinks_without_rows(
     sinks: Float[Tensor, " H"] | None, lowered: Iterable[StructuredScore]
 ) -> Float[Tensor, "b H q"] | None:
-    """Sinks beside logits without the ``row`` terms."""
+    """Sinks less the ``row`` terms, for a softmax of logits without these terms."""
     if sinks is None:
         return None
     wide = torch.promote_types(sinks.dtype, torch.float32)

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from posenc.attention.problem.intervals import run_intervals
-from posenc.attention.problem.once import Known, once_for
+from posenc.attention.problem.once import GridCache, cached_for_grid
 from posenc.attention.problem.record import Geometry
 from posenc.attention.problem.spacing import nearest_origin
 from posenc.grid import Grid
@@ -20,7 +20,7 @@ MOST = 2**16
 tokens."""
 
 
-_KNOWN: Known = WeakKeyDictionary()
+_OFFSETS_CACHE: GridCache = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class Offsets:
             if grid.shift is None or any(mark is not None for mark in marks):
                 return "inside a compiled graph it takes regular layouts only"
             return cls._in_intervals(grid)
-        return once_for(grid, _KNOWN, cls._of_documents, masked=True)
+        return cached_for_grid(grid, _OFFSETS_CACHE, cls._of_documents, masked=True)
 
     @classmethod
     def _in_intervals(cls, grid: Grid) -> Offsets:
@@ -121,8 +121,8 @@ class Offsets:
         return (int(low[seen].min()), int(high[seen].max())) if bool(seen.any()) else (0, 0)
 
     @property
-    def shows_own_keys(self) -> bool:
-        """True if each query that sees any key sees the one at its own place, of offset 0."""
+    def shows_offset_zero(self) -> bool:
+        """True if each query that sees any key sees the key of offset 0."""
         if self.intervals is None:
             first, last = self.band
             return first <= 0 <= last

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.attention.problem.lowering import lower
-from posenc.attention.problem.once import Known, once_for
+from posenc.attention.problem.once import GridCache, cached_for_grid
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import StructuredScore
 from posenc.grid import Grid
@@ -77,7 +77,7 @@ def lower_on_sequences(problem: Problem, shift: int) -> tuple[StructuredScore, .
     return lower(problem.encoding, problem.q, problem.k, grid, scale=problem.scale)
 
 
-_SPACINGS: Known = WeakKeyDictionary()
+_SPACINGS_CACHE: GridCache = WeakKeyDictionary()
 
 
 def spacing(grid: Grid) -> Spacing | None:
@@ -85,7 +85,7 @@ def spacing(grid: Grid) -> Spacing | None:
 
     Reads the layouts' values, which waits for the device, once for each pair of layouts.
     """
-    return once_for(grid, _SPACINGS, _spacing)
+    return cached_for_grid(grid, _SPACINGS_CACHE, _spacing)
 
 
 def _spacing(grid: Grid) -> Spacing | None:

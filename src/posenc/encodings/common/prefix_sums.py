@@ -51,7 +51,7 @@ class KeyRanks:
         )
 
     @property
-    def own(self) -> Int[Tensor, "b K"]:
+    def of_keys(self) -> Int[Tensor, "b K"]:
         """Each key's rank; keys of equal order are ranked as stored."""
         if self.arrangement is None:
             return torch.arange(self.before.shape[-1], device=self.before.device).unsqueeze(0)
@@ -85,7 +85,7 @@ class KeyRanks:
         """
         sums = self.arrange(values).flip(-1).cumsum(-1).flip(-1)
         later = torch.nn.functional.pad(sums, (0, 1))[..., 1:]
-        return later if self.arrangement is None else _read(later, self.own)
+        return later if self.arrangement is None else _read(later, self.of_keys)
 
 
 def _places(key: Layout, query: Layout) -> tuple[Int[Tensor, "b K"], Int[Tensor, "b Q"]]:

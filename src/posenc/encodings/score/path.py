@@ -95,7 +95,7 @@ class Path(ScoreTerm):
         # tokens in a row is that block of T: one T serves every pair (the UT transform).
         rank = torch.arange(k.shape[2], device=k.device)
         along = directions @ directions.mT * strengths.unsqueeze(-1)
-        passed = (rank.unsqueeze(-1) > ranks.own.unsqueeze(-2)).unsqueeze(1)
+        passed = (rank.unsqueeze(-1) > ranks.of_keys.unsqueeze(-2)).unsqueeze(1)
         onto = (directions @ k.mT * strengths.unsqueeze(-1)).where(passed, 0.0)
         lost: Tensor = torch.linalg.solve_triangular(
             along.tril(-1), onto, upper=False, unitriangular=True
@@ -104,7 +104,7 @@ class Path(ScoreTerm):
         return -scale * ((q @ directions.mT).where(reached, 0.0) @ lost)
 
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
-        first = _first_own_key(grid)
+        first = _key_at_offset_zero(grid)
         if first is None:
             return None
         signal = require_signal(grid.key, "Path", self.rank + self.heads)
@@ -181,8 +181,8 @@ def _convolve(
     return nn.functional.silu(total)
 
 
-def _first_own_key(grid: Grid) -> int | None:
-    """Index of the first query's own key, where those of the others follow; None elsewhere."""
+def _key_at_offset_zero(grid: Grid) -> int | None:
+    """Index of the first query's key of offset 0, if the next queries' keys follow; else None."""
     query, key = grid.query, grid.key
     if grid.shift is not None and not grid.segmented:
         first = -grid.shift

@@ -205,8 +205,8 @@ class TransformerXL(ScoreTerm):
         for at in range(0, count, KEPT):
             piece = slice(at, at + KEPT)
             sine[piece], cosine[piece] = self._waves(distances[piece])
-        heads_apart = torch.split(weight, 1)
-        return torch.cat([_mirrored((sine, cosine), head, first, last) for head in heads_apart])
+        by_head = torch.split(weight, 1)
+        return torch.cat([_mirrored((sine, cosine), head, first, last) for head in by_head])
 
     def _reused(
         self, first: int, last: int, like: Tensor, factor: float, heads: slice

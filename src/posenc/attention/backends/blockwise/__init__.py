@@ -14,7 +14,7 @@ from posenc.attention.backends.blockwise.definition import CPU, attend_blockwise
 from posenc.attention.backends.blockwise.offsets import BLOCKWISE
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result
 from posenc.attention.problem.dropout import draw_seed
-from posenc.attention.problem.lowering import add_rows, rows_of, sinks_beside, without_rows
+from posenc.attention.problem.lowering import add_rows, rows_of, sinks_without_rows, without_rows
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import (
@@ -72,7 +72,7 @@ def _attend_regular(problem: Problem, *, lse: bool) -> Result:
     inside = problem.softcap is not None
     outside: tuple[StructuredScore, ...] = () if inside else lowered
     rows = rows_of(lowered) if inside else []
-    record = _record(problem, rows, sinks_beside(problem.sinks, outside))
+    record = _record(problem, rows, sinks_without_rows(problem.sinks, outside))
     if global_softmax is not None:
         sums = without_rows(global_softmax.lse, outside).detach()
         results = (x.to(record.q.dtype) for x in (global_softmax.output, sums))

@@ -144,7 +144,7 @@ class QueryBlock:
         """Output and LSE."""
         x, (weights, _) = self.x, self.logits()
         row_max = weights.amax(-1, keepdim=True)
-        sinks = self._own(x.get("sinks"))
+        sinks = self._row_sinks(x.get("sinks"))
         if sinks is not None:
             row_max = row_max.maximum(sinks)
         row_max = row_max.clamp(min=torch.finfo(weights.dtype).min)  # of rows that see nothing
@@ -162,7 +162,7 @@ class QueryBlock:
     def differentiate(self, into: Operands, gradient: Float[Tensor, "1 h Q E"]) -> None:
         """Add the gradients through this block to those of the same heads that are wanted."""
         x, rows, keys, at = self.x, self.rows, self.keys, self.offsets
-        sinks, d_sinks = self._own(x.get("sinks")), self._own(into.get("sinks"))
+        sinks, d_sinks = self._row_sinks(x.get("sinks")), self._row_sinks(into.get("sinks"))
         lse = x["lse"][:, :, rows, None]
         delta = (gradient * x["output"][:, :, rows]).sum(-1, keepdim=True)
         if "of_lse" in x:
@@ -212,7 +212,7 @@ class QueryBlock:
                     rows = (by_offset.mT @ x["right"][:, :, tile]).flip(2)
                     _add_rows(into["right_rows"][:, offsets], rows)
 
-    def _own(self, sinks: Tensor | None) -> Float[Tensor, "1 h q 1"] | None:
+    def _row_sinks(self, sinks: Tensor | None) -> Float[Tensor, "1 h q 1"] | None:
         """Sinks of the block's rows, or one sink for all rows."""
         if sinks is None:
             return None

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from posenc.attention.backends.common.base import Result
 from posenc.attention.problem.problem import GlobalSoftmax, Problem
-from posenc.attention.softmax import log_add_exp, softmax_beside
+from posenc.attention.softmax import log_add_exp, softmax_with_sinks
 from posenc.encoding import repeat_heads
 from posenc.runtime import is_transformed, widest
 
@@ -29,7 +29,7 @@ def attend_by_definition(problem: Problem, *, lse: bool = False) -> Result:
     elif score is not None and score.replaces_softmax:
         weights = logits.exp().masked_fill(~visible, 0.0)
     else:
-        weights = softmax_beside(logits, visible, problem.sinks)
+        weights = softmax_with_sinks(logits, visible, problem.sinks)
     kept = torch.dropout(weights, problem.dropout, train=problem.dropout > 0)
     if problem.keyed is not None:
         kept = weights * problem.keyed.factors(weights)

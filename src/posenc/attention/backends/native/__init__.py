@@ -34,7 +34,10 @@ from posenc.attention.backends.native.posing import (
 )
 from posenc.attention.backends.native.prepared import prepare
 from posenc.attention.backends.native.rotation import fits_inside, rotate, serves_inside
-from posenc.attention.backends.native.special_tokens import attend_beside, problem_of_cells
+from posenc.attention.backends.native.special_tokens import (
+    attend_with_special_tokens,
+    problem_of_cells,
+)
 from posenc.attention.backends.native.variants import SWITCHED_OFF
 from posenc.attention.problem.images import serves_images
 from posenc.attention.problem.lowering import add_rows, has_rows, without_rows
@@ -153,7 +156,9 @@ class Native(Backend):
         cells = problem_of_cells(problem)
         if cells is not None:
             how = f"{OF_IMAGES}; special tokens apart"
-            return Plan(how, partial(attend_beside, problem, partial(_attend_images, cells)))
+            return Plan(
+                how, partial(attend_with_special_tokens, problem, partial(_attend_images, cells))
+            )
         offsets = Offsets.of(grid)
         if isinstance(offsets, str) and grid.dense and problem.lowered == ():
             offsets = Offsets.shifted(grid, 0)  # which nothing reads
@@ -177,7 +182,7 @@ def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
     pairs, terms = fused_form(problem)
     if pairs is None or terms is None or (terms and not isinstance(pairs, DistanceFunction)):
         return Refusal(bands)
-    if isinstance(pairs, BlockTransforms) and not offsets.shows_own_keys:
+    if isinstance(pairs, BlockTransforms) and not offsets.shows_offset_zero:
         return Refusal("its products begin with the own keys of queries, of which some are hidden")
     how = f"compiled tiles with {DESCRIPTIONS[type(pairs)]} (memory linear in the length)"
     return Plan(how, partial(_attend, LoweredProblem(problem, offsets, terms, pairs)))
@@ -225,7 +230,7 @@ def _compute_heads(
 
 
 def _attend_rows(problem: Problem, offsets: Offsets, *, lse: bool) -> Result:
-    score, apart = problem.encoding.score, replace(problem, lowered=None)
+    score, unlowered = problem.encoding.score, replace(problem, lowered=None)
     assert score is not None
 
     def record(part: Problem, heads: slice) -> KernelProblem:
@@ -233,7 +238,7 @@ def _attend_rows(problem: Problem, offsets: Offsets, *, lse: bool) -> Result:
         assert terms is not None
         return LoweredProblem(part, offsets, terms).record()
 
-    return _result(problem, attend_heads(apart, record), (), lse=lse)
+    return _result(problem, attend_heads(unlowered, record), (), lse=lse)
 
 
 def _run(

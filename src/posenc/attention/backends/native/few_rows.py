@@ -23,8 +23,8 @@ def are_few_rows(problem: Problem) -> bool:
     if queries > FEW_QUERIES or queries * heads // groups > ROWS or problem.dropout:
         return False
     graded = torch.is_grad_enabled() and problem.q.requires_grad
-    return not graded and all(map(_is_met, problem.lowered or ()))
+    return not graded and all(map(_is_by_offset, problem.lowered or ()))
 
 
-def _is_met(term: StructuredScore) -> bool:
+def _is_by_offset(term: StructuredScore) -> bool:
     return isinstance(term, BucketedTerms) and term.right is None and term.column is None

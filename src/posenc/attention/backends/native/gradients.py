@@ -1,4 +1,4 @@
-"""Room for gradients by the kernels, and their sums by the names in the record."""
+"""Buffers that the kernels write gradients to, and their sums by path in the record."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from posenc.attention.problem.spans import Spans
 from posenc.attention.problem.terms import AXES, of_tokens
 
 OPTIONAL = ("terms.bias_by_offset", "terms.column")
-"""Paths of those that may be constants, whose gradients are computed where they are wanted only."""
+"""Paths of operands whose gradients are computed only where requested; they may be constants."""
 
 
-class Room:
-    """Room for the gradients of a call, which its kernel writes or adds to, and their sums.
+class GradientBuffers:
+    """Buffers that the kernel of a call writes gradients to, or adds them to, and their sums.
 
     Args:
         call: with the gradient of the output.
@@ -51,13 +51,13 @@ class Room:
         self.terms = {
             name: term for name, term in record.terms.operands() if f"terms.{name}" not in left_out
         }
-        self.room = {name: self._room(name, term) for name, term in self.terms.items()}
+        self.buffers = {name: self._allocate(name, term) for name, term in self.terms.items()}
         self.sinks = torch.empty(record.q.shape[:3], dtype=torch.float64)
         x.sinks_gradient = self.sinks.data_ptr()
         self.of_pairs = pair_gradients(record.pairs.kind, x, call.pairs, self.parts)
 
-    def _room(self, name: str, term: Tensor) -> Tensor:
-        """Room for an operand's gradient: ``[parts, batch, heads, rows, features]``.
+    def _allocate(self, name: str, term: Tensor) -> Tensor:
+        """Allocate an operand's gradient: ``[parts, batch, heads, rows, features]``.
 
         Each tile of queries is one worker's, each block of queries adds to those of keys, and
         each chunk of the batch and block of queries to those of offsets and buckets.
@@ -67,9 +67,9 @@ class Room:
         size = x.batch if of_tokens(name) else 1, x.heads, operand.rows, operand.features
         dtype = torch.float64 if name == "column" else call.dtype
         parts = 1 if "Q" in AXES[name] else call.splits if of_tokens(name) else self.parts
-        room = _empty(name, term, (parts, *size), dtype)
-        operand.gradient, operand.part_stride = CTokens.of(room[0]), room.stride(0)
-        return room
+        buffer = _empty(name, term, (parts, *size), dtype)
+        operand.gradient, operand.part_stride = CTokens.of(buffer[0]), buffer.stride(0)
+        return buffer
 
     def summed(self) -> dict[str, Tensor]:
         """The gradients by their paths in the record, the parts that the kernel wrote added up."""
@@ -81,7 +81,7 @@ class Room:
                 total = _sum(total.view(x.batch, x.groups, -1, *total.shape[2:]), 2, like)
             found[name] = total.to(like.dtype)
         for name, term in self.terms.items():
-            found[f"terms.{name}"] = _of_term(name, self.room[name], term, self.call.spans)
+            found[f"terms.{name}"] = _of_term(name, self.buffers[name], term, self.call.spans)
         if record.sinks is not None:
             found["sinks"] = self.sinks.sum_to_size(record.sinks.shape).to(record.sinks.dtype)
         of_pairs = sum_to_tensors(self.of_pairs, record.pairs.tensors)
@@ -91,7 +91,7 @@ class Room:
 def _empty(
     name: str, like: Tensor, size: tuple[int, ...], dtype: torch.dtype
 ) -> Float[Tensor, "parts B H L F"]:
-    """Room for the gradient of an operand."""
+    """Uninitialised memory for the gradient of an operand."""
     if name.endswith("factor"):
         return empty_like_tokens(like, size, dtype)
     return like.new_empty(size, dtype=dtype)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from posenc.attention.backends.native.op import NATIVE
 from posenc.attention.backends.native.posing import seed_of
-from posenc.attention.problem.lowering import sinks_beside
+from posenc.attention.problem.lowering import sinks_without_rows
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import KernelProblem
 from posenc.encoding import BlockTransforms, LowRank, StructuredScore, repeat_heads
@@ -60,7 +60,7 @@ def attend_heads(problem: Problem, record: RecordOf) -> tuple[Tensor, Tensor]:
     (batch, heads), seed = problem.q.shape[:2], seed_of(problem)
     size = -(-torch.get_num_threads() // (batch * SPLITS))
     sides = (repeat_heads(x, heads) for x in (problem.q, problem.k, problem.v))
-    sinks = sinks_beside(problem.sinks, problem.lowered or ())
+    sinks = sinks_without_rows(problem.sinks, problem.lowered or ())
     of_sinks: Sequence[Tensor | None] = [None] * -(-heads // size)
     if sinks is not None:
         of_sinks = torch.split(sinks, size, 1)
@@ -71,7 +71,7 @@ def attend_heads(problem: Problem, record: RecordOf) -> tuple[Tensor, Tensor]:
     ):
         some = slice(at * size, min(heads, (at + 1) * size))
 
-        def posed(
+        def make_record(
             q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, some: slice = some
         ) -> KernelProblem:
             part = replace(problem, q=q, k=k, v=v, dropout=0.0, sinks=None)
@@ -84,23 +84,25 @@ def attend_heads(problem: Problem, record: RecordOf) -> tuple[Tensor, Tensor]:
                 splits=SPLITS,
             )
 
-        found.append(_attend(posed, *inputs))
+        found.append(_attend(make_record, *inputs))
     output, lse = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
     return output, lse
 
 
-def _attend(posed: Callable[..., KernelProblem], *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+def _attend(
+    make_record: Callable[..., KernelProblem], *inputs: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Output and LSE of the record of some tensors, which is made again for the backward pass."""
     if not torch.is_grad_enabled():
-        return NATIVE.attend(posed(*inputs))
-    known: list[Tensor] = []
+        return NATIVE.attend(make_record(*inputs))
+    results: list[Tensor] = []
 
     def run(*inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-        record = posed(*inputs)
-        if not known:  # in the backward pass, only what gradients are computed from is
+        record = make_record(*inputs)
+        if not results:  # in the backward pass, only what gradients are computed from is
             with torch.no_grad():
-                known.extend(NATIVE.attend(record))
-        output, lse = known
+                results.extend(NATIVE.attend(record))
+        output, lse = results
         zeros = NATIVE.zeros(record, output, lse, global_lse=False)
         return output + zeros[0], lse + zeros[1]
 

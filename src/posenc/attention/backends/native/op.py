@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc.attention.backends.common.operator import Gradients, Operator
 from posenc.attention.backends.native.arguments import Arguments, empty_like_tokens
 from posenc.attention.backends.native.build import library
-from posenc.attention.backends.native.gradients import OPTIONAL, Room
+from posenc.attention.backends.native.gradients import OPTIONAL, GradientBuffers
 from posenc.attention.backends.native.library import CTokens
 from posenc.attention.problem.record import KernelProblem
 
@@ -36,9 +36,9 @@ def compute_gradients(
     if of_lse:
         x.lse_gradient = call.keep(of_lse[0].double().contiguous()).data_ptr()
     x.gradient, x.out = call.tokens(gradient), call.tokens(output)
-    room = Room(call, wanted)
+    buffers = GradientBuffers(call, wanted)
     library().call("backward", x, call.dtype)
-    return room.summed()
+    return buffers.summed()
 
 
 def _empty_output(record: KernelProblem) -> tuple[Tensor, Tensor]:

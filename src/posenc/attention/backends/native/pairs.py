@@ -89,26 +89,26 @@ KINDS = {
     "sticks": PairKind(3, lambda _: (0,)),
     "sticks_self": PairKind(3, lambda _: (1,)),
 }
-"""By name; csrc/problem.h says which header describes each."""
+"""Kinds of pair terms by name; csrc/problem.h says which header describes each."""
 
 
 def pair_gradients(
     kind: str, problem: CProblem, tensors: Sequence[Tensor], parts: int
 ) -> list[Tensor | None]:
-    """Room for the gradients of the tensors, zero, handed to a problem."""
+    """Allocate zeros for the gradients of the tensors, and put their addresses into ``problem``."""
     if not kind:
         return []
     found: list[Tensor | None] = []
     for at, shape in enumerate(KINDS[kind].gradients(tensors, problem, parts)):
-        room = None if shape is None else torch.zeros(shape, dtype=tensors[at].dtype)
-        found.append(room)
-        if room is not None:
-            problem.pairs.gradient[at] = room.data_ptr()
+        buffer = None if shape is None else torch.zeros(shape, dtype=tensors[at].dtype)
+        found.append(buffer)
+        if buffer is not None:
+            problem.pairs.gradient[at] = buffer.data_ptr()
     return found
 
 
 def sum_to_tensors(found: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of the tensors, from those of parts of them."""
+    """Gradients of the tensors: the parts that the kernel wrote, summed to their shapes."""
     return [
         torch.zeros_like(like) if part is None else part.sum_to_size(like.shape).to(like.dtype)
         for part, like in zip(found, tensors, strict=True)

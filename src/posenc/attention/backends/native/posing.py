@@ -21,9 +21,9 @@ from posenc.attention.problem.images import (
     shared_buckets,
     with_rows,
 )
-from posenc.attention.problem.lowering import is_constant_table, lower, sinks_beside
+from posenc.attention.problem.lowering import is_constant_table, lower, sinks_without_rows
 from posenc.attention.problem.offsets import Offsets
-from posenc.attention.problem.once import once_for_part
+from posenc.attention.problem.once import cached_for_part
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import (
     Geometry,
@@ -85,12 +85,12 @@ class LoweredProblem:
         """The terms; tables that nothing changes are read once."""
         score, constant = x.encoding.score, all(map(is_constant_table, self.terms))
         if score is None or not constant or x.encoding.value is not None or self.pairs is not None:
-            return read_own_terms(self.terms, x, self.offsets)
+            return read_visible_terms(self.terms, x, self.offsets)
 
         def read(_: Grid) -> Terms:
-            return read_own_terms(self.terms, x, self.offsets)
+            return read_visible_terms(self.terms, x, self.offsets)
 
-        return once_for_part(score, x.grid, read, ("terms", x.q.dtype, x.heads, x.scale))
+        return cached_for_part(score, x.grid, read, ("terms", x.q.dtype, x.heads, x.scale))
 
 
 def structured_terms(
@@ -131,7 +131,9 @@ def fused_form(problem: Problem) -> tuple[FusedScore | None, tuple[StructuredSco
     return problem.fused(), () if value is None else None if term is None else (term,)
 
 
-def read_own_terms(lowered: Sequence[StructuredScore], problem: Problem, offsets: Offsets) -> Terms:
+def read_visible_terms(
+    lowered: Sequence[StructuredScore], problem: Problem, offsets: Offsets
+) -> Terms:
     """The terms at the offsets of visible pairs; buckets go on beyond, as far as any pair's."""
     (first, last), reach = offsets.domain, offsets.reach
     terms = read_terms(lowered, problem.q, (first, last), bucketed=True)
@@ -223,7 +225,7 @@ def _record(
         rotary=_rotary(problem.rotation),
         dropout=problem.dropout,
         seed=seed_of(problem),
-        sinks=sinks_beside(problem.sinks, lowered),
+        sinks=sinks_without_rows(problem.sinks, lowered),
         softcap=problem.softcap or 0.0,
     )
 

@@ -13,7 +13,7 @@ from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.backends.native.bands import join_keys
 from posenc.attention.problem.images import serves_images
 from posenc.attention.problem.lowering import lower
-from posenc.attention.problem.once import Known, once_for
+from posenc.attention.problem.once import GridCache, cached_for_grid
 from posenc.attention.problem.problem import Problem
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -47,7 +47,7 @@ def problem_of_cells(problem: Problem) -> Problem | None:
         return None
     if problem.global_softmax is not None or problem.sinks is not None:
         return None
-    grids, x = once_for(grid, _KNOWN, _grids, signals=True), problem.rotated
+    grids, x = cached_for_grid(grid, _GRIDS_CACHE, _grids, signals=True), problem.rotated
     queries, keys = slice(before[0], None), slice(before[1], None)
     cells = _part(x, grids.cells, queries, keys)
     width = x.v.shape[3]
@@ -55,9 +55,12 @@ def problem_of_cells(problem: Problem) -> Problem | None:
     return replace(cells, lowered=lowered) if serves_images(cells.grid, lowered) else None
 
 
-def attend_beside(problem: Problem, attend_cells: Compute, *, lse: bool) -> Result:
+def attend_with_special_tokens(problem: Problem, attend_cells: Compute, *, lse: bool) -> Result:
     """Attention of special tokens and cells, by way of that among the cells."""
-    before, grids = _specials(problem.grid), once_for(problem.grid, _KNOWN, _grids, signals=True)
+    before, grids = (
+        _specials(problem.grid),
+        cached_for_grid(problem.grid, _GRIDS_CACHE, _grids, signals=True),
+    )
     assert before is not None
     x, (queries, keys) = problem.rotated, before
     of_cells = attend_cells(lse=lse or keys > 0)
@@ -88,7 +91,7 @@ def _specials(grid: Grid) -> tuple[int, int] | None:
     return query.length - rows * columns, key.length - key_rows * key_columns
 
 
-_KNOWN: Known = WeakKeyDictionary()
+_GRIDS_CACHE: GridCache = WeakKeyDictionary()
 
 
 def _grids(grid: Grid) -> Grids:

@@ -29,7 +29,7 @@ class Ends:
 
     @classmethod
     def of(cls, batch: int, heads: int, length: int, *, like: Tensor) -> Ends:
-        """Room for them."""
+        """Uninitialised numbers, in float32."""
         size = (2, batch, heads, length)
         first, last = like.new_empty(size, dtype=torch.float32).unbind(0)
         return cls(first, last)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from posenc.attention.backends.triton.form import FAR, KernelForm
 from posenc.attention.problem.dropout import draw_seed
-from posenc.attention.problem.lowering import sinks_beside
+from posenc.attention.problem.lowering import sinks_without_rows
 from posenc.attention.problem.offsets import Offsets
-from posenc.attention.problem.once import Known, in_graph, once_for
+from posenc.attention.problem.once import GridCache, cached_for_grid, in_graph
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import (
     Geometry,
@@ -41,8 +41,8 @@ NUMBERS, KNOTS, SLOPES, INTERCEPTS, RATES = (f"pairs.tensors.{at}" for at in ran
 
 CURVE = (NUMBERS, SLOPES, INTERCEPTS)
 
-_NUMBERED: Known = WeakKeyDictionary()
-_FOUND: tuple[Known, Known] = (WeakKeyDictionary(), WeakKeyDictionary())
+_IDS_CACHE: GridCache = WeakKeyDictionary()
+_SEGMENTS_CACHES: tuple[GridCache, GridCache] = (WeakKeyDictionary(), WeakKeyDictionary())
 
 
 def record(problem: Problem, form: KernelForm, *, tuned: bool) -> KernelProblem:
@@ -53,7 +53,7 @@ def record(problem: Problem, form: KernelForm, *, tuned: bool) -> KernelProblem:
         distance = None if function is not None else max_distance_of(form.lowered)
         entries, geometry = offsets.entries(distance), offsets.geometry()
     terms = _terms(read_terms(form.lowered, q, entries, bucketed=False), q)
-    sinks = sinks_beside(problem.sinks, form.lowered)
+    sinks = sinks_without_rows(problem.sinks, form.lowered)
     if offsets is not None:
         terms = replace(terms, first=entries[0] - offsets.origin)
     return KernelProblem(
@@ -170,7 +170,11 @@ def _segments(grid: Grid, *, ordered: bool) -> SegmentMask:
         )
         return SegmentMask(query, key, first, second, _summary(query, first), _summary(key, second))
 
-    segments = compute(grid) if in_graph(grid) else once_for(grid, _FOUND[ordered], compute)
+    segments = (
+        compute(grid)
+        if in_graph(grid)
+        else cached_for_grid(grid, _SEGMENTS_CACHES[ordered], compute)
+    )
     if ordered:
         return segments
     assert not isinstance(grid.window, tuple)  # refused by kernel_form
@@ -186,10 +190,10 @@ def segment_ids_of(grid: Grid) -> tuple[Tensor, Tensor]:
     """
     if in_graph(grid):
         return _segment_ids(grid, *map(documents_of, (grid.query, grid.key)))
-    return once_for(grid, _NUMBERED, _numbered)
+    return cached_for_grid(grid, _IDS_CACHE, _number_segments)
 
 
-def _numbered(grid: Grid) -> tuple[Tensor, Tensor]:
+def _number_segments(grid: Grid) -> tuple[Tensor, Tensor]:
     sides = documents_of(grid.query), documents_of(grid.key)
     if grid.query.document is None and grid.key.document is None:
         return _segment_ids(grid, *(side.int() for side in sides))
@@ -242,7 +246,7 @@ def features_together(x: Tensor) -> Tensor:
 
 
 def empty_as(x: Float[Tensor, "B H L D"], width: int) -> Float[Tensor, "B H L E"]:
-    """Room for vectors of the same tokens, their heads in the order in which ``x`` holds them.
+    """Uninitialised vectors of the tokens of ``x``, in its order of heads and tokens in memory.
 
     ``[B, L, H, D]``, transposed, is how projections leave them and take them.
     """
