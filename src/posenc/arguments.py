@@ -161,13 +161,13 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def _checked(function: Callable[..., object], given: Mapping[str, object]) -> dict[str, Any]:
+def _checked(function: Callable[..., object], arguments: Mapping[str, object]) -> dict[str, Any]:
     """The keyword arguments that have annotations, checked."""
-    known = domains(function)
+    parameters = domains(function)
     return {
-        name: check(name, known[name].annotation, value, known[name].default)
-        for name, value in given.items()
-        if name in known
+        name: check(name, parameters[name].annotation, value, parameters[name].default)
+        for name, value in arguments.items()
+        if name in parameters
     }
 
 
@@ -202,11 +202,13 @@ def _make(function: Callable[..., object], *args: object, **kwargs: object) -> o
     return module
 
 
-def _sizes(given: Mapping[str, object], known: Mapping[str, Parameter]) -> list[tuple[str, int]]:
+def _sizes(
+    arguments: Mapping[str, object], parameters: Mapping[str, Parameter]
+) -> list[tuple[str, int]]:
     """Integer arguments above 1, including those in sequences."""
     sizes = []
-    for name, parameter in known.items():
-        value = given.get(name, parameter.default)
+    for name, parameter in parameters.items():
+        value = arguments.get(name, parameter.default)
         items = value if isinstance(value, tuple) else (value,)
         sizes += [(name, item) for item in items if isinstance(item, int) and item > 1]
     return sizes

@@ -243,10 +243,10 @@ def explain(
     Raises: as ``attend``.
     """
     check("cache", LayerCache | None, cache, None)
-    kept = "untransformed"
+    form = "untransformed"
     if cache is not None and cache.transformed:
         scale = encoding.default_scale(q.shape[-1]) if scale is None else scale
-        encoding, kept = cache.without_transform(encoding), "transformed (rotated once)"
+        encoding, form = cache.without_transform(encoding), "transformed (rotated once)"
     call = Call(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
     validate(call)
     cached = ""
@@ -255,7 +255,7 @@ def explain(
         reason = "a backend was asked for by name" if by_name else None
         reason = "weights are dropped" if dropout else reason
         reason = reason or refusal_of_last(call, cache)
-        cached = f"The cache keeps keys {kept}"
+        cached = f"The cache keeps keys {form}"
         if reason is None:
             how = "one fused query over the cached keys, terms by offset read once for many tokens"
             return Explanation("decoding", how, "one more token", {}, cached)

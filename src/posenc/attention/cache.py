@@ -34,8 +34,10 @@ class SharedResults:
         """``compute()``, or its last result under this name if the inputs were the same objects."""
         if torch.compiler.is_compiling():
             return compute()
-        known, result = self._latest.get(name, ((), None))
-        if len(known) != len(inputs) or any(a is not b for a, b in zip(known, inputs, strict=True)):
+        last_inputs, result = self._latest.get(name, ((), None))
+        if len(last_inputs) != len(inputs) or any(
+            a is not b for a, b in zip(last_inputs, inputs, strict=True)
+        ):
             result = compute()
             self._latest[name] = inputs, result
         return result  # type: ignore[return-value]
@@ -101,8 +103,8 @@ class LayerCache:
             if tokens is not None and past_tokens is not None:
                 tokens = cat([past_tokens, tokens], dim=1)
         begin = max(0, layout.length - lookback)
-        kept = None if tokens is None else tokens[:, begin:]
-        self.inputs = x[:, begin:], layout.slice(begin, layout.length), kept
+        last_tokens = None if tokens is None else tokens[:, begin:]
+        self.inputs = x[:, begin:], layout.slice(begin, layout.length), last_tokens
         return encoding.embed(x, layout, tokens=tokens)[:, layout.length - length :]
 
     def without_transform(self, encoding: Encoding) -> Encoding:
@@ -223,8 +225,8 @@ class LayerCache:
             self.layout = chosen(self.layout)
         if self.inputs is not None:
             x, layout, tokens = self.inputs
-            kept = None if tokens is None else tokens[rows]
-            self.inputs = x[rows], chosen(layout), kept
+            selected_tokens = None if tokens is None else tokens[rows]
+            self.inputs = x[rows], chosen(layout), selected_tokens
 
     def truncate(self, length: int) -> None:
         """Forget all but the last ``length`` tokens, and the graph that made them."""

@@ -179,11 +179,11 @@ def _read_query(terms: PastTerms, call: Call, begin: int) -> Float[Tensor, "B H 
     """The terms that read the query; None where their buckets are numbered by the call."""
     score, q = terms.encoding.score, call.q
     assert score is not None  # it has terms
-    found = score.lower(q, call.k, call.grid, scale=call.logit_scale())
-    if found is None or len(found) != len(terms.buckets):
+    lowered = score.lower(q, call.k, call.grid, scale=call.logit_scale())
+    if lowered is None or len(lowered) != len(terms.buckets):
         return None
     total: Tensor | None = None
-    for term, (function, bucket) in zip(found, terms.buckets, strict=True):
+    for term, (function, bucket) in zip(lowered, terms.buckets, strict=True):
         if not isinstance(term, BucketedTerms) or term.left is None or term.bucket != function:
             return None
         products = term.left.tokens @ term.left.rows.transpose(1, 2).to(term.left.tokens.dtype)

@@ -93,8 +93,8 @@ def _definition(problem: Problem, lse: torch.dtype | None) -> tuple[Definition, 
             filled = replace(
                 filled, encoding=given_encoding([map_term(put, term) for term in terms])
             )
-        parts, given = _Parts(filled.encoding), dict(zip(names, rest, strict=True))
-        result: Result = functional_call(parts, given, (filled, lse is not None))
+        parts, parameters = _Parts(filled.encoding), dict(zip(names, rest, strict=True))
+        result: Result = functional_call(parts, parameters, (filled, lse is not None))
         return (result.output,) if result.lse is None else (result.output, result.lse.to(lse))
 
     return definition, tensors

@@ -111,8 +111,8 @@ def describe_repeats(call: Call) -> str:
 def prepare(call: Call) -> Attend | None:
     """Attention of calls like this one, planned once."""
     problem = replace(call.problem(), rotate=rotate)
-    found = (backend.prepare(problem) for backend in _preparing(call))
-    return next(filter(None, found), None)
+    prepared = (backend.prepare(problem) for backend in _preparing(call))
+    return next(filter(None, prepared), None)
 
 
 def _preparing(call: Call) -> list[Backend]:

@@ -194,24 +194,24 @@ def _weights(
     large, takes nothing away.
     """
     nothing = torch.zeros((), dtype=torch.bool, device=document.device)
-    goes_on = seen = nothing
+    goes_on = visible = nothing
     if past is not None:
         goes_on = (document == past.document)[:, None, :, None]
     if keys is not None:
-        seen = (document.unsqueeze(2) == document.unsqueeze(1)).tril().unsqueeze(1)
+        visible = (document.unsqueeze(2) == document.unsqueeze(1)).tril().unsqueeze(1)
     before = None if past is None else past.level
     within = None if keys is None or keys.level is None else keys.level.mT
     if before is None and within is None:
-        return goes_on, seen
+        return goes_on, visible
     before = _level(before, goes_on, like=within)
-    within = _level(within, seen, like=before)
+    within = _level(within, visible, like=before)
     top = torch.maximum(before, within.amax(-1, keepdim=True))
     return _weigh(before, top), _weigh(within, top)
 
 
-def _level(level: Tensor | None, seen: Tensor, *, like: Tensor | None) -> Tensor:
+def _level(level: Tensor | None, visible: Tensor, *, like: Tensor | None) -> Tensor:
     if level is not None:
-        return level.where(seen, NOTHING)
+        return level.where(visible, NOTHING)
     assert like is not None  # callers have one of the two
     return like.new_full((1, 1, 1, 1), NOTHING)
 
@@ -229,17 +229,17 @@ def _absorb(keys: Keys, document: Int[Tensor, "b L"], state: LinearState) -> Non
     there = (document == last)[:, None, :, None]
     goes_on = None if past is None else (past.document == last)[:, None, :, None]
     top = None
-    weight, kept = there, goes_on
+    weight, decay = there, goes_on
     if keys.level is not None:
         level = keys.level.where(there, NOTHING)
         top = level.amax(2, keepdim=True)
         if past is not None and past.level is not None and goes_on is not None:
             before = past.level.where(goes_on, NOTHING)
             top = torch.maximum(top, before)
-            kept = _weigh(before, top)
+            decay = _weigh(before, top)
         weight = _weigh(level, top)
     total = (weight * keys.rotated).mT @ keys.value
     norm = (weight * keys.plain).sum(2).unsqueeze(-1)
-    if past is not None and kept is not None:
-        total, norm = total + kept * past.total, norm + kept * past.norm
+    if past is not None and decay is not None:
+        total, norm = total + decay * past.total, norm + decay * past.norm
     state.memory = PastSums(total, norm, top, last)

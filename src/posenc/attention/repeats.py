@@ -169,8 +169,8 @@ def _prepared(
     if not (states.complete and call.q.numel() and call.k.numel() and call.v.numel()):
         return None
     problem = call.problem()
-    own = problem.q is call.q and problem.k is call.k and problem.v is call.v
-    useful = own and call.without_hidden() is call and _reads_rows_alone(call)
+    untransformed = problem.q is call.q and problem.k is call.k and problem.v is call.v
+    useful = untransformed and call.without_hidden() is call and _reads_rows_alone(call)
     return prepare(call) if useful else None
 
 

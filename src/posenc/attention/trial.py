@@ -68,11 +68,11 @@ def _stored(
     name = hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]
 
     def find() -> str:
-        found = difference(backend, device, dtypes=(dtype,), kernels=kernels)
-        if found:
+        message = difference(backend, device, dtypes=(dtype,), kernels=kernels)
+        if message:
             put_aside = f"backend {backend.name!r} is put aside: {found}"
             warnings.warn(put_aside, RuntimeWarning, stacklevel=4)
-        return found
+        return message
 
     return kept("trials", name, find, read=bytes.decode, write=str.encode)
 
@@ -101,10 +101,10 @@ def difference(
         for kinds, grid in sets:
             served = False
             for kind, dtype in product(kinds, dtypes):
-                found = _compare(backend, kind, grid, dtype, device)
-                if found:
-                    return found
-                served = served or found is not None
+                message = _compare(backend, kind, grid, dtype, device)
+                if message:
+                    return message
+                served = served or message is not None
             if served:
                 break
     return ""

@@ -63,13 +63,13 @@ class Structured(ScoreTerm):
         return terms.forward(q, k, grid, scale=scale)
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms:
-        given: dict[str, Any] = dict(self.learned)
+        terms: dict[str, Any] = dict(self.learned)
         for name, tokens in (("left", q), ("right", repeat_heads(k, q.shape[1]))):
-            if name in given:
-                given[name] = TokenTableProduct(tokens, scale * given[name])
-        if "column" in given:
-            given["column"] = given["column"][..., : grid.key.length]
-        return (BucketedTerms(bucket, **given, max_distance=FARTHEST),)
+            if name in terms:
+                terms[name] = TokenTableProduct(tokens, scale * terms[name])
+        if "column" in terms:
+            terms["column"] = terms["column"][..., : grid.key.length]
+        return (BucketedTerms(bucket, **terms, max_distance=FARTHEST),)
 
 
 class BucketedValues(ValueTerm):
@@ -186,8 +186,11 @@ class Broken(ScoreTerm):
     replaces_softmax = True
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        logits, own = q @ k.mT * scale, grid.key.order.unsqueeze(1) == grid.query.order.unsqueeze(2)
-        before = grid.visible & ~own.unsqueeze(1)
+        logits, same_order = (
+            q @ k.mT * scale,
+            grid.key.order.unsqueeze(1) == grid.query.order.unsqueeze(2),
+        )
+        before = grid.visible & ~same_order.unsqueeze(1)
         left = nn.functional.logsigmoid(-logits).masked_fill(~before, 0.0)
         taken = nn.functional.logsigmoid(logits) + _sums_from(left) - left
         return taken.where(before, left.sum(-1, keepdim=True))

@@ -115,10 +115,10 @@ class _WholeSequence:
         x, layout = args
         tokens: Tensor | None = kwargs.get("tokens")
         self.shards = shards = Session(self.group).shards(layout)
-        (whole,) = gather(self.group, shards.lengths, [x.transpose(0, 1)])
+        (gathered,) = gather(self.group, shards.lengths, [x.transpose(0, 1)])
         if tokens is not None:
             tokens = shards.arrange(self.group.gather(tokens.mT, shards.lengths)).mT
-        return (shards.arrange(whole).transpose(0, 1), shards.sorted), {"tokens": tokens}
+        return (shards.arrange(gathered).transpose(0, 1), shards.sorted), {"tokens": tokens}
 
     def scatter(
         self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any

@@ -114,12 +114,12 @@ class Ring:
         self, block: int, query_signal: Tensor | None, key_signal: Tensor | None
     ) -> Iterator[tuple[slice, slice, Grid]]:
         """Runs of queries and of the block's keys that may see each other, and their grids."""
-        for own in self.queries():
+        for query_run in self.queries():
             for other in self.shards.blocks[block]:
-                if own.may_see(other, self.grid.band):
-                    query, key = own.with_signal(query_signal), other.with_signal(key_signal)
+                if query_run.may_see(other, self.grid.band):
+                    query, key = query_run.with_signal(query_signal), other.with_signal(key_signal)
                     grid = Grid(query, key, self.grid.causal, self.grid.window)
-                    yield slice(own.begin, own.end), slice(other.begin, other.end), grid
+                    yield slice(query_run.begin, query_run.end), slice(other.begin, other.end), grid
 
     def part(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Call:
         """The call of some queries and keys, without sinks."""

@@ -109,8 +109,8 @@ class Piece:
     def of(cls, layout: Layout, begin: int, end: int) -> Piece:
         """Tokens ``begin`` to ``end`` of a layout. Reads its values."""
         part = layout.slice(begin, end)
-        whole = part.length == layout.length
-        part = replace(_with_start(layout if whole else part), signal=None)
+        is_all = part.length == layout.length
+        part = replace(_with_start(layout if is_all else part), signal=None)
         documents = (0, 0) if part.document is None else _range(part.document)
         return cls(begin, end, part, _range(part.order), documents)
 
@@ -165,16 +165,16 @@ class Shards:
         (gathered,) = gather(group, lengths, [positions])
         integers = group.gather(integers, lengths)
         fields = dict(zip(("order", *like.fields), integers.unbind(-1), strict=True))
-        whole = Layout(
+        concatenated = Layout(
             gathered.transpose(0, 1),
             fields["order"].mT,
             document=fields["document"].mT if "document" in fields else None,
             valid=fields["valid"].mT.bool() if "valid" in fields else None,
             special=fields["special"].mT.bool() if "special" in fields else None,
         )
-        arrangement = _arrangement(whole)
-        arranged = whole if arrangement is None else take(whole, arrangement)
-        return cls(lengths, _with_start(whole), arrangement, _with_start(arranged))
+        arrangement = _arrangement(concatenated)
+        arranged = concatenated if arrangement is None else take(concatenated, arrangement)
+        return cls(lengths, _with_start(concatenated), arrangement, _with_start(arranged))
 
     @cached_property
     def blocks(self) -> list[list[Piece]]:

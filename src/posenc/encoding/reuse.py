@@ -227,11 +227,11 @@ def _parts(module: nn.Module) -> tuple[Hashable, ...]:
 
 
 def _tensors(modules: Sequence[nn.Module]) -> list[Tensor]:
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for module in modules:
         for table in (module._parameters, module._buffers):
-            found += [x for x in table.values() if x is not None]
-    return found
+            tensors += [x for x in table.values() if x is not None]
+    return tensors
 
 
 _RESULTS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

@@ -85,12 +85,12 @@ def _whole_and_causal(grid: Grid) -> bool:
 
 def _column(problem: Problem) -> Float[Tensor, "b H K"] | None:
     """The sum of the terms, if each is a number a key; numbers a query change no output."""
-    found: Tensor | None = None
+    column: Tensor | None = None
     for term in problem.lowered or ():
         if isinstance(term, LowRank) or term.column is None or reads_offsets(term):
             return None
-        found = term.column if found is None else found + term.column
-    return found
+        column = term.column if column is None else column + term.column
+    return column
 
 
 def _reflections(problem: Problem) -> Reflections | None:

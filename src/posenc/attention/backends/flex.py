@@ -139,8 +139,8 @@ def _run(problem: Problem, kernel_options: dict[str, Any], *, lse: bool) -> Resu
     if not lse and problem.sinks is None:
         return Result(result, None)
     output, aux = result
-    found = Result(output, add_rows(aux.lse, problem.lowered or ()))
-    return add_sinks(found, problem.sinks, lse=lse)
+    without_sinks = Result(output, add_rows(aux.lse, problem.lowered or ()))
+    return add_sinks(without_sinks, problem.sinks, lse=lse)
 
 
 def refuse_flash(problem: Problem) -> str | None:

@@ -73,8 +73,8 @@ class Sdpa(Backend):
             if mask is None:
                 return None
         operands = (problem.q, problem.k, problem.v)
-        found = prepare_flash(*operands, mask, causal=causal, scale=problem.scale)
-        return found and (lambda q, k, v: Result(*found(q, k, v)))
+        flash = prepare_flash(*operands, mask, causal=causal, scale=problem.scale)
+        return flash and (lambda q, k, v: Result(*flash(q, k, v)))
 
 
 def _unsupported(problem: Problem) -> Refusal | None:
@@ -128,8 +128,8 @@ def _run(problem: Problem, *, lse: bool) -> Result:
     needed = lse or sinks is not None
     # Only the CPU's kernel is called without PyTorch's choice among kernels.
     traced = is_transformed() or torch.compiler.is_compiling()
-    own = needed and problem.q.device.type == "cpu" and not traced
-    result = _attend(problem, lse=own)
+    needs_lse = needed and problem.q.device.type == "cpu" and not traced
+    result = _attend(problem, lse=needs_lse)
     if _loses_nan(problem):
         result = _with_nan(result, problem)
     if needed and result.lse is None:

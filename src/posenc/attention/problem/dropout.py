@@ -46,8 +46,8 @@ class KeyedDropout:
         place = _mix(_mix(batch.unsqueeze(1) + self.seed) + heads)  # [B, H]
         row = _mix(place[:, :, None, None] + self.query[:, None, :, None])
         bits = _mix(row + self.key[:, None, None, :]) & (2**BITS - 1)
-        kept = bits >= round(self.probability * 2**BITS)
-        factors: Tensor = kept.to(like.dtype) / (1 - self.probability)
+        is_kept = bits >= round(self.probability * 2**BITS)
+        factors: Tensor = is_kept.to(like.dtype) / (1 - self.probability)
         return factors
 
 

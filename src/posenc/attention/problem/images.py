@@ -82,12 +82,14 @@ def shared_buckets(
 ) -> tuple[Int[Tensor, "W"], Int[Tensor, "groups N"]]:
     """A bucket of each offset, one for each combination of the groups' own, and these of it."""
     offsets = _offsets(grid, device=grid.query.device).flatten(0, 1)
-    own = torch.stack([group.bucket(offsets) for group in groups])
-    combined = own[0]
-    for more in own[1:]:
+    indices = torch.stack([group.bucket(offsets) for group in groups])
+    combined = indices[0]
+    for more in indices[1:]:
         combined = combined * (int(more.max()) + 1) + more
-    found, bucket = torch.unique(combined, return_inverse=True)
-    return bucket, own.new_empty(len(own), len(found)).index_copy_(1, bucket, own)
+    combinations, bucket = torch.unique(combined, return_inverse=True)
+    return bucket, indices.new_empty(len(indices), len(combinations)).index_copy_(
+        1, bucket, indices
+    )
 
 
 def image_table(

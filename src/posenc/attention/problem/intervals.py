@@ -39,8 +39,10 @@ def _runs(grid: Grid) -> dict[tuple[Run, ...], list[int]] | None:
         return None
     rows_by_runs: dict[tuple[Run, ...], list[int]] = {}
     for row in range(grid.batch):
-        own, others = queries[row % len(queries)], keys[row % len(keys)]
-        runs = tuple((query, others[n]) for n, query in own.items() if n in others)
+        query_documents, key_documents = queries[row % len(queries)], keys[row % len(keys)]
+        runs = tuple(
+            (query, key_documents[n]) for n, query in query_documents.items() if n in key_documents
+        )
         for query, key in runs:
             steps = key.position - query.position
             if steps != key.order - query.order or not query.position.is_integer():
@@ -61,7 +63,7 @@ def _documents(layout: Layout) -> list[dict[int, DocumentSpan]] | None:
     valid = valid.expand(rows, -1)
     joined = (positions.diff() == 1) & (order.diff() == 1) & (document.diff() == 0)
     joined &= valid[:, 1:] & valid[:, :-1]
-    found = []
+    by_row = []
     for row in range(rows):
         ends = (~joined[row]).nonzero().flatten().add(1).tolist()
         documents: dict[int, DocumentSpan] = {}
@@ -73,8 +75,8 @@ def _documents(layout: Layout) -> list[dict[int, DocumentSpan]] | None:
                 return None
             at = float(positions[row, begin])
             documents[number] = DocumentSpan(begin, end, at, int(order[row, begin]))
-        found.append(documents)
-    return found
+        by_row.append(documents)
+    return by_row
 
 
 def run_intervals(grid: Grid) -> Int[Tensor, "3 b Q"] | None:
@@ -91,17 +93,20 @@ def run_intervals(grid: Grid) -> Int[Tensor, "3 b Q"] | None:
     intervals = torch.zeros(3, rows, grid.query.length, dtype=torch.int64)
     # Tokens of no document go on as if they were of their row's first, or of any row's.
     anywhere = next((_base(run, i) for documents in runs for run in documents), -i)
-    seen, order = grid.intervals, grid.query.order
+    visible_orders, order = grid.intervals, grid.query.order
     for documents, members in runs.items():
         intervals[2, members] = _base(documents[0], i) if documents else anywhere
         for run in documents:
             base = _base(run, i)
             query, (first, end, *_) = run
             low, high = (lowest - base).unsqueeze(0), (highest + 1 - base).unsqueeze(0)
-            if seen is not None:  # key j has the query's order + j + base
-                own = order.expand(rows, -1)[members] + base
-                shown = seen.expand(rows, -1, -1)[members]
-                low, high = low.maximum(shown[..., 0] - own), high.minimum(shown[..., 1] - own)
+            if visible_orders is not None:  # key j has the query's order + j + base
+                first_order = order.expand(rows, -1)[members] + base
+                shown = visible_orders.expand(rows, -1, -1)[members]
+                low, high = (
+                    low.maximum(shown[..., 0] - first_order),
+                    high.minimum(shown[..., 1] - first_order),
+                )
             low, high = low.clamp(first, end), high.clamp(first, end)
             here = slice(query.begin, query.end)
             part = torch.stack([low, high, base.expand_as(low)]).expand(-1, len(members), -1)

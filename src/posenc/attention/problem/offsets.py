@@ -105,10 +105,10 @@ class Offsets:
         """Offsets of a grid with given intervals of visible keys."""
         low, high, base = intervals
         reach = int(base.min()), int(base.max()) + keys - 1
-        seen = low < high
-        if not bool(seen.any()):
+        sees_any = low < high
+        if not bool(sees_any.any()):
             return cls((reach[0], reach[0]), reach, intervals=intervals)
-        domain = int((low + base)[seen].min()), int((high - 1 + base)[seen].max())
+        domain = int((low + base)[sees_any].min()), int((high - 1 + base)[sees_any].max())
         return cls(domain, reach, intervals=intervals)
 
     def shown_keys(self, queries: int, keys: int) -> tuple[int, int]:
@@ -117,8 +117,12 @@ class Offsets:
             (lowest, highest), shift = self.band, self.shift
             return max(0, lowest - shift), min(keys, highest - shift + queries)
         low, high, _ = self.intervals
-        seen = low < high
-        return (int(low[seen].min()), int(high[seen].max())) if bool(seen.any()) else (0, 0)
+        sees_any = low < high
+        return (
+            (int(low[sees_any].min()), int(high[sees_any].max()))
+            if bool(sees_any.any())
+            else (0, 0)
+        )
 
     @property
     def shows_offset_zero(self) -> bool:

@@ -101,8 +101,8 @@ class Segments(nn.Module):
                 remedy="Give each document a row of its own (Layout.padded).",
             )
         if count <= self.length:
-            whole: Tensor = self.model(tokens, layout)
-            return whole
+            output: Tensor = self.model(tokens, layout)
+            return output
         starts = self.starts(count)
         weights = self._weights(starts, count).to(tokens.device)
         output: Tensor | None = None

@@ -58,8 +58,8 @@ def attend_blockwise(problem: Problem, *, lse: bool) -> Result:
         ahead = 0 if form is None else (form.first + begin) % BLOCK
         rows = slice(begin, min(queries, begin + size - ahead))
         grid = problem.grid.slice(rows.start, rows.stop)
-        seen = _seen_keys(grid, rows, problem.grid) if cuts else slice(0, keys)
-        part = _part(problem, grid, rows, seen)
+        visible_keys = _seen_keys(grid, rows, problem.grid) if cuts else slice(0, keys)
+        part = _part(problem, grid, rows, visible_keys)
         if form is not None:
             score = TransformedProducts(transformed, form.first, begin)
             part = replace(part, encoding=Encoding(score=score, value=problem.encoding.value))
@@ -117,8 +117,8 @@ def _seen_keys(grid: Grid, rows: slice, all_rows: Grid) -> slice:
         return seen_keys(Offsets.regular(all_rows).geometry(), rows, count)
     if grid.query.device.type != "cpu" or not has_values(grid.key.order):
         return slice(0, count)
-    seen = grid.visible.flatten(0, 2).any(0).nonzero().flatten()
-    return slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(0, 1)
+    visible = grid.visible.flatten(0, 2).any(0).nonzero().flatten()
+    return slice(int(visible[0]), int(visible[-1]) + 1) if len(visible) else slice(0, 1)
 
 
 def _part(problem: Problem, grid: Grid, rows: slice, keys: slice) -> Problem:
@@ -178,10 +178,10 @@ class TransformedProducts(ScoreTerm):
         self.tensors, self.first, self.begin = tensors, first, begin
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        all_queries, all_keys, matrices, all_own = self.tensors
+        all_queries, all_keys, matrices, all_diagonal = self.tensors
         size, count, at = BLOCK, q.shape[2], self.first + self.begin
         rows = slice(self.begin, self.begin + count)
-        query, own = all_queries[:, :, rows], all_own[:, :, rows]
+        query, diagonal = all_queries[:, :, rows], all_diagonal[:, :, rows]
         logits = []
         for block in range((at + count - 1) // size, -1, -1):
             # Queries whose own key lies in an earlier block, in this one, and in a later one.
@@ -190,8 +190,10 @@ class TransformedProducts(ScoreTerm):
             width = keys.shape[2]
             later = query[:, :, here:]
             blank = query.new_zeros(*query.shape[:2], before, width)
-            logits.append(torch.cat([blank, own[:, :, before:here, :width], later @ keys.mT], 2))
+            logits.append(
+                torch.cat([blank, diagonal[:, :, before:here, :width], later @ keys.mT], 2)
+            )
             query = torch.cat([query[:, :, :here], later @ matrices[:, :, block]], 2)
-        known = torch.cat(logits[::-1], 3)
-        missing = k.shape[2] - known.shape[3]
-        return torch.nn.functional.pad(known, (0, missing))
+        scores = torch.cat(logits[::-1], 3)
+        missing = k.shape[2] - scores.shape[3]
+        return torch.nn.functional.pad(scores, (0, missing))

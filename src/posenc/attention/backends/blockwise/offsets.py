@@ -172,14 +172,14 @@ class QueryBlock:
         dweights = gradient @ x["v"][:, :, keys].mT
         if "value_rows" in x:
             dweights += skew(gradient @ x["value_rows"][:, at].mT, dweights.shape[3])
-        kept = weights
+        after_dropout = weights
         if self.dropout is not None:
             factors = self.dropout.factors(weights)
-            kept = weights * factors
+            after_dropout = weights * factors
             dweights *= factors
-        _add(into.get("v"), kept.mT @ gradient, keys)
+        _add(into.get("v"), after_dropout.mT @ gradient, keys)
         if "value_rows" in into:
-            _add_rows(into["value_rows"][:, at], unskew(kept).mT @ gradient)
+            _add_rows(into["value_rows"][:, at], unskew(after_dropout).mT @ gradient)
         if sinks is not None and d_sinks is not None:
             shares = (sinks - lse).exp().masked_fill(lse.isneginf(), 0.0)
             d_sinks.sub_((shares * delta).sum_to_size(d_sinks.shape))
@@ -258,13 +258,15 @@ def _blocks(record: KernelProblem, x: Operands) -> Iterator[tuple[int, slice, Qu
             part = _of_heads(x, row, lanes)
             for begin in range(0, queries, size):
                 rows = slice(begin, min(queries, begin + size))
-                seen = seen_keys(band, rows, keys)
+                visible_keys = seen_keys(band, rows, keys)
                 keyed = None
                 if record.dropout:
-                    numbered = query[:, rows], key[:, seen]
+                    numbered = query[:, rows], key[:, visible_keys]
                     keyed = KeyedDropout(record.dropout, seed + row, *numbered, first_head=head)
-                hidden = hidden_pairs(band, rows, seen, device)
-                block = QueryBlock(part, rows, seen, record.scale, record.softcap, hidden, keyed)
+                hidden = hidden_pairs(band, rows, visible_keys, device)
+                block = QueryBlock(
+                    part, rows, visible_keys, record.scale, record.softcap, hidden, keyed
+                )
                 yield row, lanes, block
 
 
@@ -280,8 +282,8 @@ def compute_gradients(
     record: KernelProblem, results: Sequence[Tensor], wanted: Container[str], global_lse: bool
 ) -> Gradients:
     """Gradients by their paths, of what is wanted; see ``Operator``."""
-    (gradient, *given), tensors = results, _tensors(record)
-    x = _named(tensors) | dict(zip(RESULTS, given, strict=False))
+    (gradient, *saved), tensors = results, _tensors(record)
+    x = _named(tensors) | dict(zip(RESULTS, saved, strict=False))
     into = {path: y.new_zeros(y.shape) for path, y in tensors.items() if path in wanted}
     for row, heads, block in _blocks(record, x):
         sums = _of_heads(_named(into), row, heads)

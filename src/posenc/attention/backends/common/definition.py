@@ -30,12 +30,12 @@ def attend_by_definition(problem: Problem, *, lse: bool = False) -> Result:
         weights = logits.exp().masked_fill(~visible, 0.0)
     else:
         weights = softmax_with_sinks(logits, visible, problem.sinks)
-    kept = torch.dropout(weights, problem.dropout, train=problem.dropout > 0)
+    after_dropout = torch.dropout(weights, problem.dropout, train=problem.dropout > 0)
     if problem.keyed is not None:
-        kept = weights * problem.keyed.factors(weights)
-    output = kept @ v
+        after_dropout = weights * problem.keyed.factors(weights)
+    output = after_dropout @ v
     if value is not None:
-        output = output + value(kept, problem.grid)
+        output = output + value(after_dropout, problem.grid)
     if problem.global_softmax is not None:
         output = output - problem.global_softmax.output.detach() * weights.sum(-1, keepdim=True)
     sums = _masked_lse(logits, visible, problem.sinks) if lse else None
@@ -72,13 +72,13 @@ def lse_by_definition(problem: Problem) -> Float[Tensor, "B H Q"]:
     grid, parts = problem.grid, []
     for begin in range(0, max(1, queries), size):
         rows = grid.slice(begin, begin + size)
-        given = problem.q[:, :, begin : begin + size], problem.k, replace(problem, grid=rows)
+        operands = problem.q[:, :, begin : begin + size], problem.k, replace(problem, grid=rows)
         traced = is_transformed() or torch.compiler.is_compiling()
         if traced or not torch.is_grad_enabled():
-            found = compute(*given)
+            lse = compute(*operands)
         else:  # no logits are kept for the backward pass
-            found = checkpoint(compute, *given, use_reentrant=False)
-        parts.append(found)
+            lse = checkpoint(compute, *operands, use_reentrant=False)
+        parts.append(lse)
     return torch.cat(parts, dim=2)
 
 

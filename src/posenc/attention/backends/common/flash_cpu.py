@@ -101,8 +101,8 @@ class _Flash(torch.autograd.Function):
                 torch.ones_like(extra),
             ]
             operands = [torch.cat(pair, dim=-1) for pair in zip(operands, ends, strict=True)]
-        found = _BACKWARD(*operands, lse, 0.0, causal, attn_mask=mask, scale=scale)
-        return *(x[..., : q.shape[-1]] for x in found), None, None, None
+        gradients = _BACKWARD(*operands, lse, 0.0, causal, attn_mask=mask, scale=scale)
+        return *(x[..., : q.shape[-1]] for x in gradients), None, None, None
 
 
 def _rows(x: Float[Tensor, "B H L D"]) -> Float[Tensor, "B H L D"]:

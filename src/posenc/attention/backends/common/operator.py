@@ -61,12 +61,12 @@ class Operator:
         """Output and LSE."""
         tensors, *rest = flatten(record, SCHEMA)
         if not self.direct or needs_dispatch(*tensors):
-            found: tuple[Tensor, Tensor] = self._forward(tensors, *rest)
+            results: tuple[Tensor, Tensor] = self._forward(tensors, *rest)
         elif torch.is_grad_enabled():
-            found = _Direct.apply(self, record, *rest, *tensors)
+            results = _Direct.apply(self, record, *rest, *tensors)
         else:
-            found = self.output(record)
-        return found
+            results = self.output(record)
+        return results
 
     def zeros(
         self, record: KernelProblem, output: Tensor, lse: Tensor, *, global_lse: bool
@@ -78,10 +78,10 @@ class Operator:
             global_lse: True if they are over more keys than the record's.
         """
         tensors, *rest = flatten(record, SCHEMA)
-        found: tuple[Tensor, Tensor] = _GivenOutput.apply(
+        results: tuple[Tensor, Tensor] = _GivenOutput.apply(
             self._backward, global_lse, output, lse, *rest, *tensors
         )
-        return found
+        return results
 
 
 def _restored(
@@ -122,17 +122,17 @@ def _backward(operator: Operator) -> CustomOpDef:
     ) -> list[Tensor]:
         record, paths = _restored(tensors, numbers, reals, words), paths_of(words)
         needed = {path for path, want in zip(paths, wanted, strict=True) if want}
-        found = operator.gradients(record, results, needed, global_lse)
-        return [found[path] if path in found else record.q.new_empty(0) for path in paths]
+        gradients = operator.gradients(record, results, needed, global_lse)
+        return [gradients[path] if path in gradients else record.q.new_empty(0) for path in paths]
 
     @backward.register_fake
     def _(results: Sequence[Tensor], tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
         *_, words, wanted, _ = rest
-        found = []
+        empties = []
         for path, x, want in zip(paths_of(words), tensors, wanted, strict=True):
             empty = operator.empty_gradient(path, x, want)
-            found.append(x.new_empty(0, dtype=tensors[0].dtype) if empty is None else empty)
-        return found
+            empties.append(x.new_empty(0, dtype=tensors[0].dtype) if empty is None else empty)
+        return empties
 
     return backward
 
@@ -154,8 +154,8 @@ def _differentiated(
     """Gradients, one a tensor; None where none is wanted."""
     output, lse, *tensors = ctx.saved_tensors  # read once: checkpointing computes them again
     results = _results(gradients, output, lse)
-    found = backward(results, tensors, *ctx.rest, list(wanted), global_lse)
-    return [x if want else None for x, want in zip(found, wanted, strict=True)]
+    computed = backward(results, tensors, *ctx.rest, list(wanted), global_lse)
+    return [x if want else None for x, want in zip(computed, wanted, strict=True)]
 
 
 def _results(gradients: Sequence[Tensor | None], output: Tensor, lse: Tensor) -> list[Tensor]:
@@ -192,9 +192,9 @@ class _Direct(torch.autograd.Function):
         needed = list(zip(paths_of(words), ctx.needs_input_grad[5:], strict=True))
         wanted = {path for path, want in needed if want}
         results = [x.resolve_neg() for x in _results((gradient, of_lse), output, lse)]
-        found = operator.gradients(_restored(tensors, *ctx.rest), results, wanted, False)
+        gradients = operator.gradients(_restored(tensors, *ctx.rest), results, wanted, False)
         unwanted = (None for _ in range(5))
-        return *unwanted, *(found[path] if want else None for path, want in needed)
+        return *unwanted, *(gradients[path] if want else None for path, want in needed)
 
 
 class _GivenOutput(torch.autograd.Function):
@@ -220,5 +220,5 @@ class _GivenOutput(torch.autograd.Function):
     @kernel_gradients
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         wanted = ctx.needs_input_grad[7:]
-        found = _differentiated(ctx, ctx.operator, gradients, wanted, global_lse=ctx.global_lse)
-        return *(None for _ in range(7)), *found
+        computed = _differentiated(ctx, ctx.operator, gradients, wanted, global_lse=ctx.global_lse)
+        return *(None for _ in range(7)), *computed

@@ -195,8 +195,8 @@ def _attend(form: LoweredProblem, *, lse: bool) -> Result:
         and problem.global_softmax is None
         and chunks_blocks(pairs)
     ):
-        found = attend_heads(problem, partial(_blocks_of_heads, form, pairs))
-        return _result(problem, found, (), lse=lse)
+        by_heads = attend_heads(problem, partial(_blocks_of_heads, form, pairs))
+        return _result(problem, by_heads, (), lse=lse)
     record = form.record()
     if problem.global_softmax is None and pairs is None:
         record = narrowed(record)
@@ -205,10 +205,10 @@ def _attend(form: LoweredProblem, *, lse: bool) -> Result:
 
 def _attend_bands(bands: Sequence[Part], *, lse: bool) -> Result:
     problem, joined = bands[0][0], lse or len(bands) > 1
-    found = [_attend(LoweredProblem(band, offsets, ()), lse=joined) for band, offsets in bands]
+    by_band = [_attend(LoweredProblem(band, offsets, ()), lse=joined) for band, offsets in bands]
     if problem.global_softmax is None:
-        return join_keys(found, lse=lse)
-    return Result(sum(result.output for result in found), None)  # type: ignore[arg-type]
+        return join_keys(by_band, lse=lse)
+    return Result(sum(result.output for result in by_band), None)  # type: ignore[arg-type]
 
 
 def _attend_images(problem: Problem, *, lse: bool) -> Result:
@@ -253,11 +253,15 @@ def _run(
 
 
 def _result(
-    problem: Problem, found: tuple[Tensor, Tensor], terms: tuple[StructuredScore, ...], *, lse: bool
+    problem: Problem,
+    computed: tuple[Tensor, Tensor],
+    terms: tuple[StructuredScore, ...],
+    *,
+    lse: bool,
 ) -> Result:
-    output = found[0].to(problem.v.dtype)
+    output = computed[0].to(problem.v.dtype)
     wide = torch.promote_types(problem.q.dtype, torch.float32)
-    return Result(output, add_rows(found[1], terms).to(wide) if lse else None)
+    return Result(output, add_rows(computed[1], terms).to(wide) if lse else None)
 
 
 ENTRY = Native()

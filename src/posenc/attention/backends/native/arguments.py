@@ -115,12 +115,12 @@ class Arguments:
             if "N" in AXES[name]:
                 x.map.buckets = rows
         # Without tokens of their own, rows are met by the queries and by the keys.
-        for rows, tokens, own in (
+        for rows, tokens, operand in (
             (operands.left_rows, operands.left, x.q),
             (operands.right_rows, operands.right, x.k),
         ):
             if rows.rows and not tokens.rows:
-                tokens.value, tokens.features = own, x.dim
+                tokens.value, tokens.features = operand, x.dim
 
     def _as_read(self, name: str, value: Tensor) -> Tensor:
         """An operand in its dtype, of the buckets that offsets meet, in their order."""
@@ -135,11 +135,11 @@ class Arguments:
         return value.to(dtype).contiguous()
 
     def _rotary(self) -> None:
-        x, given = self.struct, self.record.rotary
-        x.adjacent = given.adjacent
-        if given.query_cosine is None:
+        x, rotary = self.struct, self.record.rotary
+        x.adjacent = rotary.adjacent
+        if rotary.query_cosine is None:
             return
-        factors = (given.query_cosine, given.query_sine, given.key_cosine, given.key_sine)
+        factors = (rotary.query_cosine, rotary.query_sine, rotary.key_cosine, rotary.key_sine)
         cosine, sine, key_cosine, key_sine = (
             self.keep(factor.contiguous()) for factor in factors if factor is not None
         )

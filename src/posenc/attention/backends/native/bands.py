@@ -33,16 +33,16 @@ def problems_by_band(problem: Problem) -> list[Part] | str:
         return "its score or value part has no form that the kernels take"
     if any(x.requires_grad for band in bands for x in band.query):
         return "it has no gradients of frequencies"
-    found: list[Part] = []
+    problems: list[Part] = []
     for band in bands:
         offsets = Offsets.of(replace(grid, window=band.window, intervals=band.intervals))
         if isinstance(offsets, str):
             return offsets
         begin, end = offsets.shown_keys(grid.query.length, grid.key.length)
-        if begin < end or (band is bands[-1] and not found):
-            sinks = None if found else problem.sinks
-            found.append(_of_band(replace(problem, sinks=sinks), band, offsets, begin, end))
-    return found
+        if begin < end or (band is bands[-1] and not problems):
+            sinks = None if problems else problem.sinks
+            problems.append(_of_band(replace(problem, sinks=sinks), band, offsets, begin, end))
+    return problems
 
 
 def _of_band(problem: Problem, band: RotatedBand, offsets: Offsets, begin: int, end: int) -> Part:
@@ -68,12 +68,12 @@ def join_keys(results: Sequence[Result], *, lse: bool) -> Result:
         return results[0]
     sums = torch.stack([result.lse for result in results if result.lse is not None])
     nothing = sums.isneginf().all(0)
-    known = sums.masked_fill(nothing, 0.0)  # no -inf - -inf
+    finite = sums.masked_fill(nothing, 0.0)  # no -inf - -inf
     first, *others = results
     wide = torch.promote_types(first.output.dtype, torch.float32)
-    weight, *weights = known.softmax(0).unsqueeze(-1).to(wide)
+    weight, *weights = finite.softmax(0).unsqueeze(-1).to(wide)
     output = weight * first.output
     for weight, result in zip(weights, others, strict=True):
         output = torch.addcmul(output, weight, result.output)
-    total = known.logsumexp(0).masked_fill(nothing, -torch.inf) if lse else None
+    total = finite.logsumexp(0).masked_fill(nothing, -torch.inf) if lse else None
     return Result(output.to(first.output.dtype), total)

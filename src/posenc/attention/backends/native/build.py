@@ -217,12 +217,15 @@ def _compiler() -> str:
     remedy = "Install one (Debian, Ubuntu: apt-get install g++), or set CXX to it."
     expected = "GCC 11, clang 16 or newer"
     names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
-    found = next(filter(None, map(shutil.which, names)), None)
-    if sys.platform == "win32" or found is None:
+    compiler = next(filter(None, map(shutil.which, names)), None)
+    if sys.platform == "win32" or compiler is None:
         got = f"no {' or '.join(names)}"
         raise BackendRefusal("compiler", expected=expected, got=got, remedy=remedy)
     macros = subprocess.run(
-        [found, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True, check=False
+        [compiler, "-dM", "-E", "-x", "c++", os.devnull],
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout.split("\n")
     values = {line.split(" ")[1]: line.split(" ", 2)[2] for line in macros if line.count(" ") > 1}
     name, oldest = ("clang_major", 16) if "__clang__" in values else ("GNUC", 11)
@@ -230,7 +233,7 @@ def _compiler() -> str:
     if version < oldest:
         got = f"{found}, which is version {version} of {name}"
         raise BackendRefusal("compiler", expected=expected, got=got, remedy=remedy)
-    return found
+    return compiler
 
 
 def _compile(compiler: str, file: Path, folder: int, *, quiet: bool) -> None:

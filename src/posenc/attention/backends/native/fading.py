@@ -62,6 +62,6 @@ def _bands(x: KernelProblem) -> Int[Tensor, "H 2"]:
     precision = torch.finfo(torch.promote_types(x.q.dtype, torch.float32)).eps
     limit = math.log(precision / 8 / x.k.shape[2])
     shown = bias[:, first - origin : last - origin + 1].detach().double()
-    kept = shown - bias[:, -origin, None] + most.unsqueeze(-1) >= limit  # [H, offsets]
-    low, high = (side.int().argmax(-1) for side in (kept, kept.flip(-1)))
+    weighs = shown - bias[:, -origin, None] + most.unsqueeze(-1) >= limit  # [H, offsets]
+    low, high = (side.int().argmax(-1) for side in (weighs, weighs.flip(-1)))
     return torch.stack([first + low, last - high], dim=-1).int()

@@ -36,12 +36,12 @@ class GradientBuffers:
         x, record, splits = call.struct, call.record, call.splits
         x.splits, self.parts = splits, x.chunks * splits
         self.dq = empty_like_tokens(record.q, record.q.shape)
-        whole = splits == 1 and x.heads == x.groups
+        is_final = splits == 1 and x.heads == x.groups
         self.dk, self.dv = (
             empty_like_tokens(
                 like,
                 (splits, x.batch, x.heads, *like.shape[2:]),
-                like.dtype if whole else call.dtype,
+                like.dtype if is_final else call.dtype,
             )
             for like in (record.k, record.v)
         )
@@ -74,18 +74,18 @@ class GradientBuffers:
     def summed(self) -> dict[str, Tensor]:
         """The gradients by their paths in the record, the parts that the kernel wrote added up."""
         x, record = self.call.struct, self.call.record
-        found = {"q": self.dq}
+        gradients = {"q": self.dq}
         for name, like, parts in (("k", record.k, self.dk), ("v", record.v, self.dv)):
             total = parts[0] if len(parts) == 1 else _sum(parts, 0, like)
             if x.heads != x.groups:
                 total = _sum(total.view(x.batch, x.groups, -1, *total.shape[2:]), 2, like)
-            found[name] = total.to(like.dtype)
+            gradients[name] = total.to(like.dtype)
         for name, term in self.terms.items():
-            found[f"terms.{name}"] = _of_term(name, self.buffers[name], term, self.call.spans)
+            gradients[f"terms.{name}"] = _of_term(name, self.buffers[name], term, self.call.spans)
         if record.sinks is not None:
-            found["sinks"] = self.sinks.sum_to_size(record.sinks.shape).to(record.sinks.dtype)
+            gradients["sinks"] = self.sinks.sum_to_size(record.sinks.shape).to(record.sinks.dtype)
         of_pairs = sum_to_tensors(self.of_pairs, record.pairs.tensors)
-        return found | {f"pairs.tensors.{at}": x for at, x in enumerate(of_pairs)}
+        return gradients | {f"pairs.tensors.{at}": x for at, x in enumerate(of_pairs)}
 
 
 def _empty(
@@ -114,6 +114,6 @@ def _of_term(name: str, parts: Tensor, like: Tensor, spans: Spans | None) -> Ten
     if name.endswith("factor") and (len(parts) > 1 or total.shape != parts.shape[1:]):
         return empty_like_tokens(like, like.shape).copy_(total)
     if "N" in AXES[name] and spans is not None and not holds_all(spans, like):
-        whole = torch.zeros(1, *like.shape, dtype=total.dtype)
-        total = whole.index_add_(2, spans.buckets, total)
+        all_rows = torch.zeros(1, *like.shape, dtype=total.dtype)
+        total = all_rows.index_add_(2, spans.buckets, total)
     return total.reshape(like.shape).to(like.dtype)

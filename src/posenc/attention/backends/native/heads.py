@@ -64,7 +64,7 @@ def attend_heads(problem: Problem, record: RecordOf) -> tuple[Tensor, Tensor]:
     of_sinks: Sequence[Tensor | None] = [None] * -(-heads // size)
     if sinks is not None:
         of_sinks = torch.split(sinks, size, 1)
-    found = []
+    by_heads = []
     # Not slices: the gradient of a slice is as large as the whole.
     for at, inputs in enumerate(
         zip(*(torch.split(x, size, 1) for x in sides), of_sinks, strict=True)
@@ -84,8 +84,8 @@ def attend_heads(problem: Problem, record: RecordOf) -> tuple[Tensor, Tensor]:
                 splits=SPLITS,
             )
 
-        found.append(_attend(make_record, *inputs))
-    output, lse = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+        by_heads.append(_attend(make_record, *inputs))
+    output, lse = (torch.cat(parts, dim=1) for parts in zip(*by_heads, strict=True))
     return output, lse
 
 
@@ -107,7 +107,7 @@ def _attend(
         return output + zeros[0], lse + zeros[1]
 
     # Seeds of dropout are drawn before.
-    found: tuple[Tensor, Tensor] = checkpoint(
+    result: tuple[Tensor, Tensor] = checkpoint(
         run, *inputs, use_reentrant=False, preserve_rng_state=False
     )
-    return found
+    return result

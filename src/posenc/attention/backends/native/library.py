@@ -143,10 +143,10 @@ def _openmp() -> int | None:
     None where it has none: the kernels then start threads of their own.
     """
     try:
-        found = ctypes.CDLL(torch._C.__file__).GOMP_parallel  # it and all that it is linked with
+        function = ctypes.CDLL(torch._C.__file__).GOMP_parallel  # it and all that it is linked with
     except (AttributeError, OSError):
         return None
-    return ctypes.cast(found, ctypes.c_void_p).value
+    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 class Library:

@@ -69,8 +69,8 @@ def _mixing_gradients(
 def _block_gradients(
     tensors: Sequence[Tensor], problem: CProblem, parts: int
 ) -> Sequence[Shape | None]:
-    matrices, own = tensors
-    return (problem.splits, *matrices.shape), own.shape
+    matrices, diagonal = tensors
+    return (problem.splits, *matrices.shape), diagonal.shape
 
 
 def _log_gate_gradients(
@@ -98,18 +98,18 @@ def pair_gradients(
     """Allocate zeros for the gradients of the tensors, and put their addresses into ``problem``."""
     if not kind:
         return []
-    found: list[Tensor | None] = []
+    buffers: list[Tensor | None] = []
     for at, shape in enumerate(KINDS[kind].gradients(tensors, problem, parts)):
         buffer = None if shape is None else torch.zeros(shape, dtype=tensors[at].dtype)
-        found.append(buffer)
+        buffers.append(buffer)
         if buffer is not None:
             problem.pairs.gradient[at] = buffer.data_ptr()
-    return found
+    return buffers
 
 
-def sum_to_tensors(found: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor]:
+def sum_to_tensors(buffers: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor]:
     """Gradients of the tensors: the parts that the kernel wrote, summed to their shapes."""
     return [
         torch.zeros_like(like) if part is None else part.sum_to_size(like.shape).to(like.dtype)
-        for part, like in zip(found, tensors, strict=True)
+        for part, like in zip(buffers, tensors, strict=True)
     ]

@@ -174,10 +174,10 @@ def _image_terms(problem: Problem) -> Terms:
     if are_axial(rowed, grid):
         rowed = [with_rows(group, partial(axis_rows, group, grid)) for group in rowed]
     else:
-        bucket, own = shared_buckets(rowed, grid)
+        bucket, buckets = shared_buckets(rowed, grid)
         rowed = [
             with_rows(group, partial(torch.index_select, dim=1, index=n))
-            for group, n in zip(rowed, own, strict=True)
+            for group, n in zip(rowed, buckets, strict=True)
         ]
     left, left_rows = _joined([group.left for group in rowed if group.left], q)
     right, right_rows = _joined([group.right for group in rowed if group.right], q)
@@ -257,10 +257,10 @@ def _with_pairs(
     if isinstance(form, StickWeights):
         return replace(record, pairs=PairTerm("sticks_self" if form.rest_to_self else "sticks"))
     if isinstance(form, BlockTransforms):
-        whole = slice(0, form.query.shape[1]), slice(0, form.key.shape[2])
-        query, key, matrices, own = form.compute(form.query, form.key, *whole)
+        everything = slice(0, form.query.shape[1]), slice(0, form.key.shape[2])
+        query, key, matrices, diagonal = form.compute(form.query, form.key, *everything)
         v = repeat_heads(record.v, problem.heads).to(query.dtype)
-        pairs = PairTerm("blocks", (matrices, own))
+        pairs = PairTerm("blocks", (matrices, diagonal))
         return replace(record, q=query, k=key.to(query.dtype), v=v, scale=1.0, pairs=pairs)
     if isinstance(form, HeadMixing):
         positions = (problem.grid.query.positions.dtype, problem.grid.key.positions.dtype)

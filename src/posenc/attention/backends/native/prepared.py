@@ -29,12 +29,12 @@ def prepare(record: KernelProblem) -> Attend | None:
         struct = CProblem.from_buffer_copy(call.struct)  # threads may call at the same time
         out, lse = empty_like_tokens(v, shape), q.new_empty(shape[:3], dtype=torch.float64)
         struct.q.data, struct.k.data, struct.v.data = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        for rows, tokens, own in (
+        for rows, tokens, operand in (
             (struct.terms.left_rows, struct.terms.left, struct.q),
             (struct.terms.right_rows, struct.terms.right, struct.k),
         ):
             if rows.rows:
-                tokens.value.data = own.data
+                tokens.value.data = operand.data
         struct.out.data, struct.lse = out.data_ptr(), lse.data_ptr()
         library().call("forward", struct, call.dtype)
         return Result(out, lse)

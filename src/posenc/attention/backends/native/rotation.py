@@ -86,7 +86,7 @@ def _fits(x: Tensor, factors: tuple[Tensor, Tensor]) -> bool:
         return False
     cosine = factors[0]
     shape = (*x.shape[:3], cosine.shape[-1])
-    fits = all(n in (1, whole) for n, whole in zip(cosine.shape, shape, strict=True))
+    fits = all(n in (1, full) for n, full in zip(cosine.shape, shape, strict=True))
     return fits and missing() is None
 
 

@@ -94,8 +94,10 @@ def curve(tensors: Sequence[Tensor], zero: int) -> Curve:
     values, knots, slope, intercept, rates = tensors
     block = padded(len(knots))
     knots = torch.nn.functional.pad(knots, (0, block - len(knots)), value=float("inf"))
-    whole = torch.nn.functional.pad(rates, (0, -rates.shape[1] % SUMMARY_BLOCK), mode="replicate")
-    summary_blocks = whole.view(len(whole), -1, SUMMARY_BLOCK)
+    padded_rates = torch.nn.functional.pad(
+        rates, (0, -rates.shape[1] % SUMMARY_BLOCK), mode="replicate"
+    )
+    summary_blocks = padded_rates.view(len(padded_rates), -1, SUMMARY_BLOCK)
     extremes = torch.stack([summary_blocks.amin(-1), summary_blocks.amax(-1)], dim=1)
     return Curve(
         values,

@@ -115,8 +115,8 @@ class Launch:
         into = empty_as(main, main.shape[-1])
         second = empty_as(x.v, x.v.shape[-1]) if for_keys else None
         term, factor = (
-            None if given is None else empty_as(given, given.shape[-1])
-            for given in (getattr(terms, name) for name in names[1:])
+            None if operand is None else empty_as(operand, operand.shape[-1])
+            for operand in (getattr(terms, name) for name in names[1:])
         )
         column = terms.column if for_keys else None
         column = None if column is None else column.new_empty(column.shape)
@@ -148,7 +148,7 @@ class Launch:
         )
         if rates is not None:
             rates = rates.sum(1).sum_to_size(x.pairs.tensors[-1].shape)
-        found = {
+        gradients = {
             names[0]: into,
             "v": second,
             f"terms.{names[1]}": term,
@@ -156,7 +156,7 @@ class Launch:
             "terms.column": column,
             RATES: rates,
         }
-        return {path: x for path, x in found.items() if x is not None}, sums, weights
+        return {path: x for path, x in gradients.items() if x is not None}, sums, weights
 
     def _ends(self, vectors: Tensor | None, rows: Tensor | None) -> Ends | None:
         """Products of vectors with the first and last row, where any pair may read them."""
@@ -193,10 +193,15 @@ class Launch:
     @cached_property
     def _both_sides(self) -> tuple[arguments.Side, arguments.Side]:
         """Queries and keys, without products with the rows at both ends."""
-        x, terms, segments, given = self.x, self.x.terms, self.x.segments, self.x.rotary
+        x, terms, segments, rotation = self.x, self.x.terms, self.x.segments, self.x.rotary
         queries = arguments.Side(
             tokens(x.q),
-            rotary(given.query_cosine, given.query_sine, x.q.shape[-1], adjacent=given.adjacent),
+            rotary(
+                rotation.query_cosine,
+                rotation.query_sine,
+                x.q.shape[-1],
+                adjacent=rotation.adjacent,
+            ),
             maybe(tokens, self.gradient),
             maybe(tokens, terms.left),
             *(None, None, None, None),
@@ -213,7 +218,9 @@ class Launch:
         )
         keys = arguments.Side(
             tokens(x.k),
-            rotary(given.key_cosine, given.key_sine, x.k.shape[-1], adjacent=given.adjacent),
+            rotary(
+                rotation.key_cosine, rotation.key_sine, x.k.shape[-1], adjacent=rotation.adjacent
+            ),
             tokens(x.v),
             maybe(tokens, terms.right),
             *(None, None, None, None),
@@ -290,15 +297,15 @@ class Launch:
         """All that the memory of tiles depends on, and rough sizes."""
         x, segments = self.x, self.x.segments
         flat = flatten(x, SCHEMA)
-        found: list[object] = [x.q.dtype, precision_of(x.q.dtype)[0], x.pairs.kind]
+        kind: list[object] = [x.q.dtype, precision_of(x.q.dtype)[0], x.pairs.kind]
         for path, tensor in zip(paths_of(flat.words), flat.tensors, strict=True):
             wide = tensor.dim() == 4 or path.endswith("_rows")
-            found.append(f"{path} {padded(tensor.shape[-1])}" if wide else path)
-        found += [segments.causal, segments.window > 0, x.dropout > 0]
-        found += [x.rotary.adjacent, x.softcap > 0]
+            kind.append(f"{path} {padded(tensor.shape[-1])}" if wide else path)
+        kind += [segments.causal, segments.window > 0, x.dropout > 0]
+        kind += [x.rotary.adjacent, x.softcap > 0]
         sizes = self.queries, self.keys, self.batch, self.heads
-        found += [size.bit_length() for size in sizes]
-        return *found, self.heads // x.k.shape[1], x.q.device
+        kind += [size.bit_length() for size in sizes]
+        return *kind, self.heads // x.k.shape[1], x.q.device
 
 
 def blocks(

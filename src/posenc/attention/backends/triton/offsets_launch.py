@@ -48,12 +48,12 @@ def gradients_by_path(
         results: as of ``Operator``.
     """
     launch, terms = Launch(record, *results), record.terms
-    found, query_sums, weights = launch.tokens(for_keys=False)
+    gradients, query_sums, weights = launch.tokens(for_keys=False)
     of_keys, key_sums, _ = launch.tokens(for_keys=True)
-    found |= of_keys
+    gradients |= of_keys
     if launch.x.sinks is not None and launch.delta is not None and launch.lse is not None:
         shares = (launch.x.sinks - launch.lse).exp().masked_fill(launch.lse.isneginf(), 0.0)
-        found["sinks"] = -(shares * launch.delta).sum_to_size(launch.x.sinks.shape)
+        gradients["sinks"] = -(shares * launch.delta).sum_to_size(launch.x.sinks.shape)
     bias, bias_wanted = "terms.bias_by_offset", "terms.bias_by_offset" in wanted
     sources = (
         ("left_rows", terms.left, query_sums),
@@ -67,21 +67,21 @@ def gradients_by_path(
         takes_bias = bias_wanted and name != "value_rows"
         of_bias, of_rows = offset_gradients(launch, name, bias_wanted=takes_bias)
         if takes_bias and of_bias is not None:
-            found[bias], bias_wanted = of_bias, False
+            gradients[bias], bias_wanted = of_bias, False
         if of_rows is not None:
-            found[path] = (of_rows if sums is None else sums.add_to_rows(of_rows, vectors)).to(
+            gradients[path] = (of_rows if sums is None else sums.add_to_rows(of_rows, vectors)).to(
                 rows.dtype
             )
     if bias_wanted:
         of_bias, _ = offset_gradients(launch, None, bias_wanted=True)
         if of_bias is not None:
-            found[bias] = of_bias
+            gradients[bias] = of_bias
     if any(path in wanted for path in CURVE):
-        found.update(zip(CURVE, curve_gradients(launch), strict=True))
-    if bias in found and query_sums is not None:
-        found[bias][:, 0] += query_sums.first.sum((0, 2))
-        found[bias][:, -1] += query_sums.last.sum((0, 2))
-    return found
+        gradients.update(zip(CURVE, curve_gradients(launch), strict=True))
+    if bias in gradients and query_sums is not None:
+        gradients[bias][:, 0] += query_sums.first.sum((0, 2))
+        gradients[bias][:, -1] += query_sums.last.sum((0, 2))
+    return gradients
 
 
 def offset_gradients(
@@ -117,7 +117,7 @@ def curve_gradients(launch: Launch) -> tuple[Tensor, Tensor, Tensor]:
 
 def _sums(launch: Launch, rows: str | None, *, entries: bool, curve: bool) -> _Sums:
     x = launch.x
-    given: Tensor | None = None if rows is None else getattr(x.terms, rows)
+    table: Tensor | None = None if rows is None else getattr(x.terms, rows)
     for_keys = rows in ("left_rows", "value_rows")
     width, itemsize, tables = _tile_needs(launch)
     shared = shared_memory(x.q.device)
@@ -128,7 +128,7 @@ def _sums(launch: Launch, rows: str | None, *, entries: bool, curve: bool) -> _S
     band = launch.band(for_keys=for_keys)
     low_steps, high_steps = _steps(launch, band)
     first, count = _diagonals(launch, band, for_keys=for_keys, block=block)
-    heads = 1 if given is not None and len(given) == 1 and not entries else launch.heads
+    heads = 1 if table is not None and len(table) == 1 and not entries else launch.heads
     splits = max(1, min(PROGRAMS // max(1, count * heads), 64))
     size = (splits, heads, count)
 
@@ -136,7 +136,7 @@ def _sums(launch: Launch, rows: str | None, *, entries: bool, curve: bool) -> _S
         return x.q.new_empty(*size, *rest, dtype=torch.float32)
 
     of_entries = made(2 * block) if entries else None
-    of_rows = None if given is None else made(2 * block, given.shape[-1])
+    of_rows = None if table is None else made(2 * block, table.shape[-1])
     of_curve = None
     if curve:
         pieces = 2 * padded(x.pairs.tensors[2].shape[1] - 1)
@@ -154,7 +154,7 @@ def _sums(launch: Launch, rows: str | None, *, entries: bool, curve: bool) -> _S
             span=launch.span,
             out_heads=heads,
             splits=splits,
-            width=0 if given is None else given.shape[-1],
+            width=0 if table is None else table.shape[-1],
             of_values=rows == "value_rows",
             for_keys=for_keys,
             block=block,
@@ -209,12 +209,12 @@ def _joined(sums: Tensor, start: int, entries: int, *, reverse: bool) -> Tensor:
     heads, count, span = windows.shape[:3]
     rest = windows.shape[3:]
     block = span // 2
-    whole = windows.new_zeros(heads, (count + 1) * block, *rest)
-    whole[:, : count * block] += windows[:, :, :block].flatten(1, 2)
-    whole[:, block:] += windows[:, :, block:].flatten(1, 2)
-    found = windows.new_zeros(heads, entries, *rest)
-    low, high = (min(max(entry - start, 0), whole.shape[1]) for entry in (0, entries))
-    found[:, start + low : start + high] = whole[:, low:high]
-    found[:, 0] += whole[:, :low].sum(1)
-    found[:, -1] += whole[:, high:].sum(1)
-    return found
+    joined = windows.new_zeros(heads, (count + 1) * block, *rest)
+    joined[:, : count * block] += windows[:, :, :block].flatten(1, 2)
+    joined[:, block:] += windows[:, :, block:].flatten(1, 2)
+    result = windows.new_zeros(heads, entries, *rest)
+    low, high = (min(max(entry - start, 0), joined.shape[1]) for entry in (0, entries))
+    result[:, start + low : start + high] = joined[:, low:high]
+    result[:, 0] += joined[:, :low].sum(1)
+    result[:, -1] += joined[:, high:].sum(1)
+    return result

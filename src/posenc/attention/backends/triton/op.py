@@ -90,7 +90,7 @@ def _ready(record: KernelProblem) -> KernelProblem:
         else x.contiguous()
         for path, x in zip(paths_of(flat.words), flat.tensors, strict=True)
     ]
-    if all(x is given for x, given in zip(ready, flat.tensors, strict=True)):
+    if all(x is original for x, original in zip(ready, flat.tensors, strict=True)):
         return record
-    found: KernelProblem = restore(flat._replace(tensors=ready), SCHEMA)
-    return found
+    restored: KernelProblem = restore(flat._replace(tensors=ready), SCHEMA)
+    return restored

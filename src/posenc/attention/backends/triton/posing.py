@@ -98,9 +98,9 @@ def single_query_record(
 
 def sums_record(problem: Problem, form: GateCounts | StickWeights, *, tuned: bool) -> KernelProblem:
     """The record of a problem whose score carries sums from key to key."""
-    q, grid, found = problem.q, problem.grid, find_spacing(problem.grid)
-    assert not isinstance(found, str)  # callers have refused others
-    offsets = Offsets.shifted(grid, found.shift)
+    q, grid, spacing = problem.q, problem.grid, find_spacing(problem.grid)
+    assert not isinstance(spacing, str)  # callers have refused others
+    offsets = Offsets.shifted(grid, spacing.shift)
     geometry = offsets.geometry()
     lowest, most = (min(max(-FAR, end - offsets.origin), FAR) for end in grid.band)
     if isinstance(form, GateCounts):
@@ -209,12 +209,12 @@ def _number_segments(grid: Grid) -> tuple[Tensor, Tensor]:
 def _segment_ids(grid: Grid, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Replace the segment numbers of padding, by others for queries than for keys."""
     least = torch.iinfo(query.dtype).min
-    found = []
+    numbered = []
     for number, (labels, side) in enumerate(((query, grid.query), (key, grid.key))):
         if side.valid is not None:
             labels = labels.masked_fill(~side.valid, least + number)
-        found.append(labels.contiguous())
-    return found[0], found[1]
+        numbered.append(labels.contiguous())
+    return numbered[0], numbered[1]
 
 
 def _summary(segment_ids: Tensor, order: Tensor | None) -> Tensor:
@@ -231,13 +231,13 @@ def _summary(segment_ids: Tensor, order: Tensor | None) -> Tensor:
     real = torch.nn.functional.pad(segment_ids > least_label + 1, (0, missing))
     real = real.view(len(real), -1, SUMMARY_BLOCK)
     padded = (~real).any(-1).long()
-    found = []
+    columns = []
     for values, less in ((order, 0), (segment_ids, padded)):
         each = torch.nn.functional.pad(values, (0, missing)).view(len(values), -1, SUMMARY_BLOCK)
         least = each.masked_fill(~real, large).amin(-1) - less
         most = each.masked_fill(~real, -large).amax(-1)
-        found += [least.expand(rows, -1), most.expand(rows, -1)]
-    return torch.stack(found, dim=-1)
+        columns += [least.expand(rows, -1), most.expand(rows, -1)]
+    return torch.stack(columns, dim=-1)
 
 
 def features_together(x: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ class SumsLaunch:
         dq, dk, dv = (empty_as(each, each.shape[-1]) for each in (x.q, x.k, x.v))
         if queries > size:
             dk, dv = (torch.zeros_like(each, dtype=torch.float32) for each in (dk, dv))
-        found: list[Tensor] = []
+        product_gradients: list[Tensor] = []
         for begin in range(0, queries, size):
             part = slice(begin, min(begin + size, queries))
             count = part.stop - begin
@@ -113,9 +113,11 @@ class SumsLaunch:
                 dk += of_keys[0]
                 dv += of_keys[1]
             if of_products is not None:
-                found.append(of_products)
+                product_gradients.append(of_products)
         gradients = {"q": dq, "k": dk.to(x.k.dtype), "v": dv.to(x.v.dtype)}
-        return gradients | ({"pairs.tensors.0": torch.cat(found, dim=2)} if found else {})
+        return gradients | (
+            {"pairs.tensors.0": torch.cat(product_gradients, dim=2)} if product_gradients else {}
+        )
 
     def _queries(
         self,
@@ -161,9 +163,9 @@ class SumsLaunch:
         total, part = ends.unbind(-1)
         # Of pairs from each whole count on; differences are of those at a count.
         from_count = total - part + torch.cat([part[..., :1], part[..., :-1]], dim=-1)
-        found = from_count - torch.nn.functional.pad(from_count[..., 1:], (0, 1))
-        found[..., -1] += far
-        return found
+        gradients = from_count - torch.nn.functional.pad(from_count[..., 1:], (0, 1))
+        gradients[..., -1] += far
+        return gradients
 
     def _keys(
         self,

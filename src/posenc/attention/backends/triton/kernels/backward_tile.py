@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.logits import LOW, NEAR, kept, tile_logits
+from posenc.attention.backends.triton.kernels.logits import LOW, NEAR, tile_logits, undropped
 from posenc.attention.backends.triton.kernels.memory import LOG2E, load_numbers, product, start_of
 from posenc.attention.backends.triton.kernels.windows import window_of_x, window_of_y, window_start
 
@@ -86,7 +86,7 @@ def tile_ds(
                 dp += second_far[:, None]
     dropped = weights
     if dropout is not None:
-        keep = kept(dropout, x_tile.lane, x_tile.start, y0, block_x, block_y, for_keys)
+        keep = undropped(dropout, x_tile.lane, x_tile.start, y0, block_x, block_y, for_keys)
         dp = tl.where(keep, dp * dropout.factor, 0.0)
         dropped = tl.where(keep, weights * dropout.factor, 0.0)
     ds = weights * (dp - delta)

@@ -124,13 +124,13 @@ def tuning_key(*kind: object, tuned: bool) -> int:
     return number if tuned else -number
 
 
-def fitting(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:
+def fitting(configs: list[Any], call: dict[str, Any], **more: Any) -> list[Any]:
     """Configurations that are worth compiling for a problem.
 
     Where something is unrolled along tiles, they are square, since a window of
     ``block_x + block_y`` entries has to be a power of two.
     """
-    arguments = {**given, **more}
+    arguments = {**call, **more}
     tables, tokens, others = arguments["tables"], arguments["x"].tokens, arguments["y"].second
     unrolled = sum(table is not None for table in (tables.x, tables.y, tables.value))
     width = max(tokens.block.value, others.block.value)
@@ -146,14 +146,14 @@ def fitting(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]
     return all_or_first(fitting_configs, arguments)
 
 
-def all_or_first(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:
+def all_or_first(configs: list[Any], call: dict[str, Any], **more: Any) -> list[Any]:
     """All configurations, or only the first for problems that are not tuned."""
-    return configs[:1] if {**given, **more}["key"] < 0 else configs
+    return configs[:1] if {**call, **more}["key"] < 0 else configs
 
 
-def fitting_sums(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:
+def fitting_sums(configs: list[Any], call: dict[str, Any], **more: Any) -> list[Any]:
     """Configurations for heads of a width, few because each takes long to compile."""
-    arguments = {**given, **more}
+    arguments = {**call, **more}
     x, y = arguments["x"], arguments["y"]
     width = max(tokens.block.value for tokens in (x.tokens, y.tokens, y.second))
     needed = bytes_per_token(width, x.tokens.pointer.element_size(), 0)

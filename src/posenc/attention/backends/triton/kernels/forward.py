@@ -16,9 +16,9 @@ from posenc.attention.backends.triton.kernels.logits import (
     NEAR,
     carried_before,
     far_numbers,
-    kept,
     softmax_step,
     tile_logits,
+    undropped,
 )
 from posenc.attention.backends.triton.kernels.memory import (
     LOG2E,
@@ -96,7 +96,7 @@ def _walk(
             logits += (far * LOG2E)[:, None]
         weights, rescale, row_max, row_sum = softmax_step(logits, row_max, row_sum)
         if dropout is not None:
-            keep = kept(dropout, x_tile.lane, x_tile.start, y0, block_x, block_y, False)
+            keep = undropped(dropout, x_tile.lane, x_tile.start, y0, block_x, block_y, False)
             weights = tl.where(keep, weights, 0.0)
         v = load_tokens(y.second, x_tile.b, g, y_at, y.length)  # [y, E]
         output = output * rescale[:, None] + product(weights.to(v.dtype), v, precision)

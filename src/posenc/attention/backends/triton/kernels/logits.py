@@ -230,8 +230,8 @@ def tile_logits(
     if masked:
         x_at = x_tile.start + tl.arange(0, block_x)
         t = y_at[None, :] - x_at[:, None] + band.origin  # [x, y]
-        seen = visible(t, x, y, band, x_tile.b, x_at, y_at, causal, for_keys)
-        logits = tl.where(seen, logits, float("-inf"))
+        shown = visible(t, x, y, band, x_tile.b, x_at, y_at, causal, for_keys)
+        logits = tl.where(shown, logits, float("-inf"))
     return logits, carried
 
 
@@ -261,7 +261,7 @@ def philox(seed, first, second, third):
 
 
 @triton.jit
-def kept(
+def undropped(
     dropout, lane, x0, y0, block_x: tl.constexpr, block_y: tl.constexpr, for_keys: tl.constexpr
 ):
     """Mask ``[x, y]`` of the pairs that dropout keeps: the same for a pair in whatever tile it is.

@@ -24,15 +24,15 @@ from posenc.attention.backends.triton.kernels.sums import (
     at_most,
     binary_logits,
     entries,
-    kept_pairs,
     last_entries,
     pairs_of,
     query_block,
     rows_of,
-    seen_pairs,
     self_weights,
     sums_after,
     triangle,
+    undropped_pairs,
+    visible_pairs,
 )
 from posenc.attention.backends.triton.kernels.visibility import visible_tile_ranges
 
@@ -80,13 +80,13 @@ def _walk(
         y_at = y0 + tl.arange(0, block_y)
         k = load_tokens(y.tokens, x_tile.b, g, y_at, y.length)
         logits = binary_logits(x_tile.tokens, k, scale, precision)
-        seen = None
+        shown = None
         if masked:
-            seen = seen_pairs(x, y, band, x_tile.b, x_tile.start, y0, False, block_x, block_y)
+            shown = visible_pairs(x, y, band, x_tile.b, x_tile.start, y0, False, block_x, block_y)
         if far:
             logits += last[:, None]
         else:
-            added = addends(logits, seen, sticks, masked, bits)
+            added = addends(logits, shown, sticks, masked, bits)
             sums = sums_after(added, ones, carried[:, None], sticks, bits, 1)  # [x, y]
             carried += tl.sum(added, 1)
             if sticks:
@@ -96,14 +96,16 @@ def _walk(
                 more, _ = entries(pairs, rows[:, None], at_most(sums, limit), bits)
                 logits += more
         if masked:
-            logits = tl.where(seen, logits, float("-inf"))
+            logits = tl.where(shown, logits, float("-inf"))
         if sticks:
             weights = tl.exp2(logits)
         else:
             weights, rescale, row_max, row_sum = softmax_step(logits, row_max, row_sum)
             output *= rescale[:, None]
         if dropout is not None:
-            keep = kept_pairs(dropout, x_tile.lane, x_tile.start, y0, 0, False, block_x, block_y)
+            keep = undropped_pairs(
+                dropout, x_tile.lane, x_tile.start, y0, 0, False, block_x, block_y
+            )
             weights = tl.where(keep, weights * dropout.factor, 0.0)
         v = load_tokens(y.second, x_tile.b, g, y_at, y.length)
         output += product(weights.to(v.dtype), v, precision)
@@ -230,10 +232,10 @@ def _carry(
         y0 = tile * block_k
         k = load_tokens(y.tokens, x_tile.b, g, y0 + tl.arange(0, block_k), y.length)
         logits = binary_logits(x_tile.tokens, k, scale, precision)
-        seen = None
+        shown = None
         if masked:
-            seen = seen_pairs(x, y, band, x_tile.b, x_tile.start, y0, False, block_q, block_k)
-        carried += tl.sum(addends(logits, seen, sticks, masked, bits), 1)
+            shown = visible_pairs(x, y, band, x_tile.b, x_tile.start, y0, False, block_q, block_k)
+        carried += tl.sum(addends(logits, shown, sticks, masked, bits), 1)
         if not sticks:
             carried = at_most(carried, limit)
     return carried

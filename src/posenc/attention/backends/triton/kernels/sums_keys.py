@@ -17,15 +17,15 @@ from posenc.attention.backends.triton.kernels.memory import (
     store_tokens,
 )
 from posenc.attention.backends.triton.kernels.sums import (
-    kept_pairs,
     last_entries,
     pairs_of,
     rows_of,
-    seen_pairs,
     self_weights,
     tile_gradients,
     tile_products,
     triangle,
+    undropped_pairs,
+    visible_pairs,
 )
 from posenc.attention.backends.triton.kernels.visibility import visible_tile_ranges
 
@@ -65,7 +65,7 @@ def _walk(
         y_at = y0 + tl.arange(0, block_q)
         q, d_out, logits, dp = tile_products(x_tile, y, x_tile.h, y_at, scale, precision)
         if dropout is not None:
-            keep = kept_pairs(
+            keep = undropped_pairs(
                 dropout, x_tile.lane, x_tile.start, y0, query_start, True, block_k, block_q
             )
             dp = tl.where(keep, dp * dropout.factor, 0.0)
@@ -84,23 +84,25 @@ def _walk(
             weights = tl.exp2(logits + (last_entries(self_pairs, rows, width) - lse))
             dz = weights * (dp - delta)
         else:
-            seen = None
+            shown = None
             if masked:
-                seen = seen_pairs(x, y, band, x_tile.b, x_tile.start, y0, True, block_k, block_q)
-                seen = seen & (x_tile.start + tl.arange(0, block_k) < x.length)[:, None]
+                shown = visible_pairs(
+                    x, y, band, x_tile.b, x_tile.start, y0, True, block_k, block_q
+                )
+                shown = shown & (x_tile.start + tl.arange(0, block_k) < x.length)[:, None]
             inside = y_at < y.length
             first = carries.first_tiles + x_tile.lane.to(tl.int64) * y.length + y_at
-            known = inside & (tile >= tl.load(first, mask=inside, other=2**30))
+            stored = inside & (tile >= tl.load(first, mask=inside, other=2**30))
             carries_at = (
                 x_tile.lane.to(tl.int64) * tl.cdiv(x.length, block_k) + tile
             ) * y.length + y_at
-            carried = tl.load(carries.sums + carries_at, mask=known, other=limit)
-            d_sums = tl.load(carries.d_sums + carries_at, mask=known, other=0.0)
+            carried = tl.load(carries.sums + carries_at, mask=stored, other=limit)
+            d_sums = tl.load(carries.d_sums + carries_at, mask=stored, other=0.0)
             if masked:  # queries that see none of the keys have left no sums
                 carried = clip(carried, 0, limit)
             weights, dz, _, _, _, _ = tile_gradients(
-                logits, dp, seen, self_pairs, rows, carried[None, :], d_sums[None, :], lse, delta,
-                limit, after_ones, until_ones, sticks, masked, bits, terms, 0,
+                logits, dp, shown, self_pairs, rows, carried[None, :], d_sums[None, :], lse,
+                delta, limit, after_ones, until_ones, sticks, masked, bits, terms, 0,
             )
         if dropout is not None:
             weights = tl.where(keep, weights * dropout.factor, 0.0)

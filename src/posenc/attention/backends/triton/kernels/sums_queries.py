@@ -24,17 +24,17 @@ from posenc.attention.backends.triton.kernels.memory import (
 from posenc.attention.backends.triton.kernels.pairs import store_pairs
 from posenc.attention.backends.triton.kernels.sums import (
     fraction,
-    kept_pairs,
     last_entries,
     pairs_of,
     query_block,
     rows_of,
-    seen_pairs,
     self_weights,
     sums_until,
     tile_gradients,
     tile_products,
     triangle,
+    undropped_pairs,
+    visible_pairs,
 )
 from posenc.attention.backends.triton.kernels.visibility import visible_tile_ranges
 
@@ -84,7 +84,7 @@ def _walk(
         y_at = y0 + tl.arange(0, block_k)
         k, _, logits, dp = tile_products(x_tile, y, g, y_at, scale, precision)
         if dropout is not None:
-            keep = kept_pairs(
+            keep = undropped_pairs(
                 dropout, x_tile.lane, x_tile.start, y0, query_start, False, block_q, block_k
             )
             dp = tl.where(keep, dp * dropout.factor, 0.0)
@@ -92,18 +92,20 @@ def _walk(
             dz = tl.exp2(logits + (last - x_tile.lse)[:, None]) * (dp - x_tile.delta[:, None])
             ds_sum += tl.sum(dz, 1)
         else:
-            seen = None
+            shown = None
             if masked:
-                seen = seen_pairs(x, y, band, x_tile.b, x_tile.start, y0, False, block_q, block_k)
+                shown = visible_pairs(
+                    x, y, band, x_tile.b, x_tile.start, y0, False, block_q, block_k
+                )
             carries_at = tile * x.length + at
-            known = inside & (tile >= first_tiles)
-            carried = tl.load(carries.sums + carries_at, mask=known, other=limit)
+            stored = inside & (tile >= first_tiles)
+            carried = tl.load(carries.sums + carries_at, mask=stored, other=limit)
             tl.store(carries.d_sums + carries_at, d_sums, mask=inside)
             of_row = None
             if not sticks:
                 of_row = rows[:, None]
             _, dz, tile_d_sum, ds, sums, after = tile_gradients(
-                logits, dp, seen, pairs, of_row, carried[:, None], d_sums[:, None],
+                logits, dp, shown, pairs, of_row, carried[:, None], d_sums[:, None],
                 x_tile.lse[:, None], x_tile.delta[:, None], limit, after_ones, until_ones, sticks,
                 masked, bits, terms, 1,
             )

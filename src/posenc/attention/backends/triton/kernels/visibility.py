@@ -147,10 +147,10 @@ def narrowed(
         any_visible = _any_visible(x_summary, y_summary, band, causal, for_keys)
         least = tl.minimum(least, tl.min(tl.where(any_visible, at, count), 0))
         most = tl.maximum(most, tl.max(tl.where(any_visible, at, -1), 0))
-        whole = _all_visible(x_summary, y_summary, band, causal, for_keys)
-        clear = tl.minimum(clear, tl.min(tl.where(whole, at, count), 0))
-        edge = tl.maximum(edge, tl.max(tl.where(whole, at, -1), 0))
-        visible_count += tl.sum(whole.to(tl.int32), 0)
+        all_visible = _all_visible(x_summary, y_summary, band, causal, for_keys)
+        clear = tl.minimum(clear, tl.min(tl.where(all_visible, at, count), 0))
+        edge = tl.maximum(edge, tl.max(tl.where(all_visible, at, -1), 0))
+        visible_count += tl.sum(all_visible.to(tl.int32), 0)
     begin = tl.maximum(begin, least * summary_block // block_y)
     end = tl.maximum(begin, tl.minimum(end, ((most + 1) * summary_block + block_y - 1) // block_y))
     # Granules that are not one after the other leave others between them.
@@ -210,7 +210,7 @@ def has_visible_pairs(
 @triton.jit
 def visible(t, x, y, band, b, x_at, y_at, causal: tl.constexpr, for_keys: tl.constexpr):
     """Mask ``[x, y]`` of the visible pairs of a tile."""
-    seen = (t >= band.first) & (t <= band.last) & (y_at < y.length)[None, :]
+    shown = (t >= band.first) & (t <= band.last) & (y_at < y.length)[None, :]
     if x.segment_ids is not None:
         x_segments = tl.load(
             x.segment_ids + b * x.segment_ids_row + x_at, mask=x_at < x.length, other=0
@@ -218,7 +218,7 @@ def visible(t, x, y, band, b, x_at, y_at, causal: tl.constexpr, for_keys: tl.con
         y_segments = tl.load(
             y.segment_ids + b * y.segment_ids_row + y_at, mask=y_at < y.length, other=0
         )
-        seen = seen & (x_segments[:, None] == y_segments[None, :])
+        shown = shown & (x_segments[:, None] == y_segments[None, :])
     if x.order is not None:
         x_order = tl.load(x.order + b * x.order_row + x_at, mask=x_at < x.length, other=0)
         y_order = tl.load(y.order + b * y.order_row + y_at, mask=y_at < y.length, other=0)
@@ -226,7 +226,7 @@ def visible(t, x, y, band, b, x_at, y_at, causal: tl.constexpr, for_keys: tl.con
         if for_keys:
             ahead = -ahead
         if causal:
-            seen = seen & (ahead <= 0)
+            shown = shown & (ahead <= 0)
         if band.window is not None:
-            seen = seen & (ahead < band.window) & (ahead > -band.window)
-    return seen
+            shown = shown & (ahead < band.window) & (ahead > -band.window)
+    return shown
