@@ -25,7 +25,7 @@ Pair = tuple[Float[Tensor, "B G K D"], Float[Tensor, "B G K E"]]
 
 
 class SharedResults:
-    """Results that all layers of a model would compute alike, each kept until its inputs change."""
+    """Results shared by all layers of a model, each reused until its inputs change."""
 
     def __init__(self) -> None:
         self._latest: dict[str, tuple[tuple[object, ...], object]] = {}
@@ -43,7 +43,7 @@ class SharedResults:
         return result  # type: ignore[return-value]
 
     def renewed(self, name: str, holds: Callable[[T], bool], compute: Callable[[], T]) -> T:
-        """The last result under this name while it ``holds``, then a new one."""
+        """The last result under this name while ``holds(result)``, otherwise a new one."""
         _, result = self._latest.get(name, ((), None))
         if result is None or not holds(result):  # type: ignore[arg-type]
             result = compute()
@@ -51,7 +51,7 @@ class SharedResults:
         return result  # type: ignore[return-value]
 
     def __reduce__(self) -> tuple[type[SharedResults], tuple[()]]:
-        """Copies and pickled ones begin anew."""
+        """Copy and unpickle as an empty store."""
         return SharedResults, ()
 
 
@@ -81,7 +81,7 @@ class LayerCache:
         self.terms: PastTerms | None = None
         self._rest: Encoding | None = None
         self._storage: tuple[Pair, Pair] | None = None
-        """Memory that begins with the past, and the past as it was handed out of it."""
+        """Preallocated keys and values, and the views of them that were returned last."""
         self.inputs: tuple[Tensor, Layout, Tensor | None] | None = None
 
     def embed(
@@ -161,7 +161,7 @@ class LayerCache:
     def _extended(
         self, past_keys: Tensor, past_values: Tensor, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The past and what follows it: in place where there is room and no graph."""
+        """The past with new tokens appended: in place if memory is left and no graph records it."""
         pasts, news = (past_keys, past_values), (keys, values)
         plain = all(
             new.dtype == past.dtype and new.shape[:2] == past.shape[:2]
@@ -191,7 +191,7 @@ class LayerCache:
         return extended
 
     def __copy__(self) -> LayerCache:
-        """Another cache of the same past; what either appends, the other does not see."""
+        """A cache with the same past; tokens appended to either do not affect the other."""
         copied = LayerCache()
         fresh = {"_storage": None, "shared": copied.shared}  # its layouts may be written, too
         copied.__dict__ |= self.__dict__ | fresh
@@ -210,7 +210,7 @@ class LayerCache:
         self._select(rows, {})
 
     def _select(self, rows: Int[Tensor, " rows"], selected: dict[Layout, Layout]) -> None:
-        """The same; layers that share a layout share the selected one, which is put there."""
+        """Select batch rows; ``selected`` maps layouts of several layers to the selected ones."""
 
         def chosen(layout: Layout) -> Layout:
             if layout not in selected:

@@ -1,4 +1,4 @@
-"""One call of ``attend``, and the problem that it is to backends."""
+"""The record of one call of ``attend``, and its lowering to a ``Problem``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from posenc.runtime import autocast_dtype
 
 @dataclass(eq=False)
 class Call:
-    """The arguments of ``attend``; the problem is made from them once, when first needed.
+    """The arguments of one call of ``attend``; ``problem`` is made once, when first needed.
 
     Args: as ``attend``; ``global_softmax`` and ``keyed`` as of ``Problem``.
     """
@@ -40,7 +40,7 @@ class Call:
     _problem: Problem | None = field(default=None, init=False, repr=False)
 
     def autocast(self) -> Call:
-        """The call with operands cast as autocast casts them, and float64 positions beside float64.
+        """The call with operands cast by autocast, and with float64 positions for float64 operands.
 
         Otherwise positions are not cast, nor are biases.
         """
@@ -88,7 +88,7 @@ class Call:
         return self.encoding.default_scale(self.q.shape[-1])
 
     def problem(self, rotate: Rotate = Rotation.apply) -> Problem:
-        """The problem; queries and keys have yet to be rotated where that is all there is to do."""
+        """The problem; q and k stay unrotated if a rotation is all that is left to apply to them."""
         if self._problem is None:
             self._problem = self._lower(rotate)
         return self._problem

@@ -1,4 +1,4 @@
-"""One new token attending to its cached past, with what depends on offsets alone read once."""
+"""Attention of one new token to its cached past; terms by offset are read once for many tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from posenc.layout import Layout
 from posenc.runtime import has_values, is_transformed, needs_dispatch
 
 LEAST = 256
-"""Offsets read at first; twice as many whenever the past has outgrown them."""
+"""Offsets read at first, doubled whenever the past is longer."""
 
 
 AHEAD = 64
@@ -43,7 +43,7 @@ class RotationsAhead:
     rotation: Rotation | None
 
     def serves(self, transform: QueryKeyTransform, start: int) -> bool:
-        """True if they are those of the part at this position."""
+        """True if the rotations are valid for the part at this position."""
         return self.start == start and self.states.root() is transform and self.states.hold()
 
 
@@ -163,7 +163,7 @@ def _served(call: Call, cache: LayerCache) -> PastTerms | str:
 
 
 def _ends_with(past: Layout, last: Layout) -> bool:
-    """True if both are plain sequences and the last token is one, that of the past."""
+    """True if both are plain sequences and the query is the last token of the past."""
     plain = all(
         side.start is not None
         and side.document is None

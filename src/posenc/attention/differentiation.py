@@ -1,4 +1,4 @@
-"""Second derivatives of attention by kernels, which have first ones only: by the definition."""
+"""Second derivatives of attention by kernels, computed through the definition."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from posenc.derivatives import Definition, records, with_definition
 from posenc.encoding import Encoding
 
 EMPTY = torch.empty(0)
-"""Stands for a tensor that is kept elsewhere."""
+"""Placeholder for a tensor that is stored elsewhere."""
 
 NOTHING = Encoding()
 
 
 def differentiable_twice(result: Result, problem: Problem) -> Result:
-    """Results of a kernel, whose gradients are the definition's where they get gradients.
+    """Results of a kernel; gradients of their gradients are computed through the definition.
 
     With dropout they are the kernel's, as the definition does not know its mask.
     """

@@ -98,7 +98,7 @@ def choose(call: Call, backend: str | Backend) -> Choice:
 
 
 def describe_repeats(call: Call) -> str:
-    """The end of a sentence about calls like this one; empty where the first is like the others."""
+    """Text for ``explain`` on repeated calls; empty if they run like the first."""
     if not repeatable(call, prepare):
         return ""
     backends = _preparing(call)

@@ -359,7 +359,7 @@ class LayerProjection:
         return self.layer.widths[0 if self.name == "query" else 1]
 
     def modules(self) -> Iterator[nn.Module]:
-        """All modules that it is computed by."""
+        """The modules that compute it."""
         merged: nn.Module | None = self.layer.merged
         projection: nn.Module = getattr(self.layer, self.name) if merged is None else merged
         return projection.modules()

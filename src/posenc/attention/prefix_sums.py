@@ -16,21 +16,21 @@ from posenc.layout import Layout
 from posenc.layout.padding import documents_of
 
 NOTHING = -1e30
-"""The level of what nobody may see: its weight is 0, and no infinity meets another."""
+"""Log-weight of masked keys; finite, to avoid inf − inf."""
 
 PADDING = torch.iinfo(torch.int64).min
-"""The document of padding, which no real token is in."""
+"""Document number of padding, unlike any real token's."""
 
 
 class Queries(NamedTuple):
-    """φ(q) for the denominator, and as the encoding transforms it for the numerator."""
+    """φ(q) for the denominator, and φ(q) after the query_key part for the numerator."""
 
     plain: Float[Tensor, "B H L F"]
     rotated: Float[Tensor, "B H L D"]
 
 
 class Keys(NamedTuple):
-    """Likewise φ(k), with values.
+    """φ(k) before and after the query_key part, with values.
 
     Args:
         plain, rotated: as of ``Queries``.
@@ -45,7 +45,7 @@ class Keys(NamedTuple):
     level: Float[Tensor, "B H L 1"] | None
 
     def hide(self, hidden: Bool[Tensor, "b 1 L 1"]) -> Keys:
-        """The same, some of them without any weight."""
+        """The keys, with zero weight where ``hidden``."""
         plain, rotated = (x.masked_fill(hidden, 0.0) for x in (self.plain, self.rotated))
         level = None if self.level is None else self.level.masked_fill(hidden, NOTHING)
         return Keys(plain, rotated, self.value, level)
@@ -83,7 +83,7 @@ class PastSums:
 
 
 class LinearState:
-    """All that linear attention needs of the past. Its size does not grow with it."""
+    """State of linear attention over the past; its size does not depend on the length."""
 
     def __init__(self) -> None:
         self.memory: PastSums | None = None

@@ -44,7 +44,7 @@ _CALL_KINDS: WeakKeyDictionary[Encoding, _CallKinds] = WeakKeyDictionary()
 
 @dataclass(frozen=True, eq=False)
 class CallKind:
-    """A kind of calls of an encoding, whose settings and weights are as they were, to the last bit.
+    """A kind of calls of an encoding whose settings and weights are unchanged, to the last bit.
 
     The key holds shapes, strides and dtypes, regular layouts or whole images, scale and softcap. A
     kind is prepared at its second call.
@@ -55,7 +55,7 @@ class CallKind:
 
     @classmethod
     def of(cls, call: Call) -> CallKind | None:
-        """The kind of a call, which may be an invalid one; None if it is of none.
+        """The kind of a call, which may be invalid; None if it has none.
 
         Calls with gradients, dropout or sinks, in graphs or dispatch modes, and on other devices
         than CPUs are of no kind.
@@ -69,7 +69,7 @@ class CallKind:
         return cls(record, key)
 
     def prepared(self) -> Attend | None:
-        """Attention of the kind, if it was prepared; its calls are valid but for their layouts."""
+        """Prepared attention of the kind, or None; its calls are valid except for their layouts."""
         kinds = self.record.kinds
         attend = kinds.get(self.key)
         if not callable(attend):
@@ -105,7 +105,7 @@ def repeatable(call: Call, prepare: Callable[[Call], Attend | None]) -> bool:
 
 
 def _key(call: Call) -> Hashable | None:
-    """The kind of a call that may be invalid, None if it is of none. Reads no tensor."""
+    """The key of a call's kind; None if it has none. The call may be invalid. Reads no tensor."""
     q, k, v, grid, encoding = call.q, call.k, call.v, call.grid, call.encoding
     if not (type(grid) is Grid and isinstance(encoding, Encoding) and _is_plain_number(call)):
         return None

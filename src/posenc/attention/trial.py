@@ -1,4 +1,4 @@
-"""Trial of a backend on the user's device: small problems beside the definition, once a device."""
+"""Trial of a backend on the user's device: small problems against the definition, once each."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from posenc.user_cache import kept
 KEY_HEADS = 2
 
 GRIDS = (Grid.of(Layout.sequence(LONGEST), causal=True), Grid.of(Layout.packed([150, 50])))
-"""For parts of the formula, and for the whole: documents with tiles before, between and beyond the
-ends of tables, and masked ones. Compiling kernels takes the time; one problem compiles them all."""
+"""Grids for parts of the formula, and for all of it: documents with tiles before, between and
+beyond the ends of tables, and masked ones. Compiling kernels takes the time; one problem compiles
+them all."""
 
 TOLERANCES = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """Tolerance by dtype, relative to the largest number of the definition. Correct kernels err by a
@@ -40,7 +41,7 @@ _DIFFERENCES: dict[tuple[str, ...], str] = {}
 def refusal(
     backend: Backend, device: torch.device, dtype: torch.dtype, kernels: str = ""
 ) -> Refusal | None:
-    """The difference that a backend showed on a device; None if none, or if none can be looked for.
+    """The difference that a backend showed on a device; None if none, or if no trial can run.
 
     Runs once a device, dtype, backend, set of its kernels, and version of posenc and PyTorch, and
     is kept in the user's cache folder; a difference is warned of. Nothing is run
@@ -62,7 +63,7 @@ def refusal(
 def _stored(
     key: tuple[str, ...], backend: Backend, device: torch.device, dtype: torch.dtype, kernels: str
 ) -> str:
-    """The difference as an earlier process found it, or found now."""
+    """The difference from the user's cache, or measured now."""
     versions = torch.__version__, __version__
     words = (*key, *versions)
     name = hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]

@@ -87,7 +87,7 @@ class BucketedValues(ValueTerm):
 
 
 class Reflected(ScoreTerm):
-    """Keys reflected by each token up to the query, on the way to it."""
+    """PaTH-like score: keys reflected by each token up to the query."""
 
     causal_only = True
 
@@ -125,7 +125,7 @@ def _sums_from(values: Tensor) -> Tensor:
 
 
 class Counted(ScoreTerm):
-    """Vectors at sums of gates of the keys from a key on."""
+    """CoPE-like score: vectors at sums of the gates of a key and later ones."""
 
     causal_only = True
 
@@ -179,7 +179,7 @@ class Curved(ScoreTerm):
 
 
 class Broken(ScoreTerm):
-    """Shares of what later keys have left, in place of the softmax."""
+    """Stick breaking: each key takes a share of what later keys have left, without a softmax."""
 
     causal_only = True
     replaces_product = True

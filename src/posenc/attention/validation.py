@@ -52,7 +52,7 @@ def validate(call: Call) -> None:
 
 
 def require_softmax(argument: str, expected: str, encoding: Encoding) -> None:
-    """Refuse an argument that means nothing without a softmax.
+    """Refuse an argument that is undefined without a softmax.
 
     Raises:
         ArgumentError: for an encoding whose score replaces it.
@@ -119,7 +119,7 @@ def require_fit(
 
 
 def _raise_first(faults: Iterator[Fault]) -> None:
-    """Raise the first fault, if any; no check after it is made."""
+    """Raise the first fault, if any; later checks do not run."""
     for name, expected, got, remedy in faults:
         raise ArgumentError(name, expected=expected, got=got, remedy=remedy)
 

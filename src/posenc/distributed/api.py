@@ -29,7 +29,7 @@ from posenc.runtime import without_autocast
 
 
 class Options(TypedDict, total=False):
-    """Options that are as those of ``posenc.attend``."""
+    """Options of ``posenc.attend``."""
 
     backend: str | Backend
     dropout: float
@@ -40,7 +40,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ParallelStrategy:
-    """A way to share the work of attention between ranks.
+    """A strategy for context parallelism.
 
     Args:
         attend: computes it.

@@ -1,4 +1,4 @@
-"""Collectives that autograd differentiates."""
+"""Differentiable collectives."""
 
 from __future__ import annotations
 

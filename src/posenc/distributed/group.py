@@ -23,7 +23,7 @@ LONGEST_WAIT = timedelta(minutes=1)
 """Longest time for which ranks are waited for whose collective has not timed out yet."""
 
 POLL = 0.1
-"""Seconds between looks at the store."""
+"""Polling interval of the store in seconds."""
 
 
 @dataclass(frozen=True, eq=False)

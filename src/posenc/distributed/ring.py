@@ -89,7 +89,7 @@ def _plain(layout: Layout) -> Layout:
 
 @dataclass(frozen=True, eq=False)
 class Ring:
-    """One call, but for its tensors.
+    """A call without its tensors.
 
     Args:
         group: the ranks.

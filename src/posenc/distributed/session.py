@@ -36,7 +36,7 @@ class Exchanged:
 
 
 class Session:
-    """The layouts of the ranks of a group, exchanged where they are new, and what must be equal.
+    """One exchange between ranks: layouts, if they are new, and checks that settings are equal.
 
     Args:
         group: the ranks.
@@ -49,7 +49,7 @@ class Session:
         self._exchanged = self._of_groups.setdefault(group.handle, Exchanged())
 
     def shards(self, layout: Layout) -> Shards:
-        """The layouts of all ranks; exchanged anew where one has other numbers, signals left aside.
+        """The layouts of all ranks without signals; exchanged if one of them has changed.
 
         All ranks must call this alike: each time they tell each other whether theirs is known. A
         layout whose positions have gradients never is.

@@ -21,10 +21,10 @@ FIELDS = {"document": 0, "valid": 1, "special": 0}
 """Optional fields of layouts, with the value of tokens of a rank whose layout has none."""
 
 KEPT = 4
-"""Layouts whose shards are kept: those of a model's layers, and of a source that it reads."""
+"""Largest number of layouts whose shards are stored: a model's layers, and a source it reads."""
 
 MOST_PIECES = 8
-"""Runs of consecutive tokens up to which a shard is taken apart."""
+"""Largest number of runs of consecutive tokens that a shard is split into."""
 
 
 def contiguous(length: int, ranks: int, rank: int) -> Int[Tensor, " n"]:
@@ -209,7 +209,7 @@ class Layouts:
 
 
 def pieces(layout: Layout) -> list[Piece]:
-    """The layout's runs of consecutive tokens; the whole where there are many or none.
+    """The layout's runs of consecutive tokens; the complete layout if there are many or none.
 
     Reads the layout's values, once a layout.
     """

@@ -84,7 +84,7 @@ def _whole_and_causal(grid: Grid) -> bool:
 
 
 def _column(problem: Problem) -> Float[Tensor, "b H K"] | None:
-    """The sum of the terms, if each is a number a key; numbers a query change no output."""
+    """The sum of the terms, if each is a bias by key; biases by query change no output."""
     column: Tensor | None = None
     for term in problem.lowered or ():
         if isinstance(term, LowRank) or term.column is None or reads_offsets(term):
@@ -94,7 +94,7 @@ def _column(problem: Problem) -> Float[Tensor, "b H K"] | None:
 
 
 def _reflections(problem: Problem) -> Reflections | None:
-    """The function of directions and strengths; None where the score part is no such product."""
+    """The function of directions and strengths; None unless the score multiplies reflections."""
     form = problem.fused()
     return form.reflections if isinstance(form, BlockTransforms) else None
 

@@ -49,7 +49,7 @@ KINDS = 256
 _COMPILE = inspect.signature(torch.compile).parameters
 
 Mod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""The logit of a pair, from the product, its batch row, head, query and key."""
+"""A ``score_mod``: a pair's logit from its product, batch row, head, query and key."""
 
 
 class Flex(Backend):

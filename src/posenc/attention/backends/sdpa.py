@@ -138,7 +138,7 @@ def _run(problem: Problem, *, lse: bool) -> Result:
 
 
 def _loses_nan(problem: Problem) -> bool:
-    """True of few keys on a CPU, but in graphs, which serve any number."""
+    """True for few keys on a CPU outside of graphs (of dynamic length)."""
     few = problem.q.device.type == "cpu" and not torch.compiler.is_compiling()
     return few and problem.k.shape[2] < FEWEST_KEYS
 
@@ -211,7 +211,7 @@ def _attend_masked(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, lse: bo
 
 
 def _mask_of_few(problem: Problem) -> Float[Tensor, "1 h Q K"] | None:
-    """All that is added to the logits of few queries over regular layouts.
+    """Bias and mask added to the logits of few queries over regular layouts.
 
     None where there is more than tables, or a query sees no key.
     """

@@ -1,4 +1,4 @@
-"""Dropout whose mask depends on which tokens meet, not on where they are stored."""
+"""Counter-based dropout: the mask depends on the tokens of a pair, not on where they are stored."""
 
 from __future__ import annotations
 
@@ -73,6 +73,6 @@ def _mix(x: Int[Tensor, "*dims"]) -> Int[Tensor, "*dims"]:
 
 
 def _shifted(x: Int[Tensor, "*dims"], bits: int) -> Int[Tensor, "*dims"]:
-    """Without the sign's copies."""
+    """Logical right shift."""
     shifted: Tensor = (x >> bits) & (2 ** (64 - bits) - 1)
     return shifted

@@ -35,7 +35,7 @@ def has_products(group: BucketedTerms) -> bool:
 
 
 def with_rows(group: BucketedTerms, read: Callable[[Tensor], Tensor]) -> BucketedTerms:
-    """The group with other rows, from its own."""
+    """The group with its rows replaced by a function of them."""
     left, right, value = group.left, group.right, group.value
     return replace(
         group,
@@ -80,7 +80,7 @@ def axis_rows(
 def shared_buckets(
     groups: Sequence[BucketedTerms], grid: Grid
 ) -> tuple[Int[Tensor, "W"], Int[Tensor, "groups N"]]:
-    """A bucket of each offset, one for each combination of the groups' own, and these of it."""
+    """Combinations of the groups' buckets: one by offset, and each group's bucket in them."""
     offsets = _offsets(grid, device=grid.query.device).flatten(0, 1)
     indices = torch.stack([group.bucket(offsets) for group in groups])
     combined = indices[0]

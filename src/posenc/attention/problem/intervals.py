@@ -15,7 +15,7 @@ from posenc.runtime import has_values
 
 
 class DocumentSpan(NamedTuple):
-    """Consecutive tokens one position and one step of order apart, of one document of a row.
+    """A document of a row: consecutive tokens, one position and one step of order apart.
 
     Args:
         begin, end: from and to (exclusive) among the row's tokens.
@@ -115,6 +115,6 @@ def run_intervals(grid: Grid) -> Int[Tensor, "3 b Q"] | None:
 
 
 def _base(run: Run, i: Int[Tensor, " Q"]) -> Int[Tensor, " Q"]:
-    """The offset of key 0 for queries of a run, or such as go on as it does."""
+    """The offset of key 0 for the queries of a run, extended beyond the run."""
     query, key = run
     return key.order - query.order - key.begin + query.begin - i

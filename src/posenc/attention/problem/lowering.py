@@ -1,4 +1,4 @@
-"""From an encoding's parts to the structured form that fast backends compute with."""
+"""Lowering of an encoding's parts to the structured form for fast backends."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def rows_of(lowered: Iterable[StructuredScore]) -> list[Float[Tensor, "b H Q"]]:
 def add_rows(
     lse: Float[Tensor, "B H Q"], lowered: Iterable[StructuredScore]
 ) -> Float[Tensor, "B H Q"]:
-    """LSE of the whole logits, from one of logits without the ``row`` terms."""
+    """LSE of the complete logits, from the LSE of logits without the ``row`` terms."""
     for row in rows_of(lowered):
         lse = lse + row
     return lse
@@ -148,7 +148,7 @@ def add_rows(
 def without_rows(
     lse: Float[Tensor, "B H Q"], lowered: Iterable[StructuredScore]
 ) -> Float[Tensor, "B H Q"]:
-    """LSE of logits without the ``row`` terms, from one of the whole logits."""
+    """LSE of logits without the ``row`` terms, from the LSE of the complete logits."""
     for row in rows_of(lowered):
         lse = lse - row
     return lse

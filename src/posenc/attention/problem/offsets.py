@@ -1,4 +1,4 @@
-"""Offsets of the pairs of a grid, counted so that 32 bits hold them wherever the tokens are."""
+"""Offsets of the pairs of a grid, relative to an origin so that 32 bits hold them."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Offsets:
 
     @property
     def origin(self) -> int:
-        """The offset that the kernels, whose offsets have 32 bits, count from."""
+        """Origin of the kernels' 32-bit offsets."""
         return nearest_origin(*self.reach)
 
     def entries(self, max_distance: int | None) -> tuple[int, int]:

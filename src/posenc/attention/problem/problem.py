@@ -1,4 +1,4 @@
-"""One validated call of attention, as every backend is given it."""
+"""The validated problem of one call of attention, the input of every backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of a problem for compiled kernels: everything that they read, by name.
+"""The kernels' record of a problem: all of their arguments by name.
 
 Operators of ``torch.library`` take it flat (``flat``), C++ as the struct of csrc/problem.h, Triton
 as the tuples of kernels/arguments.py.
@@ -43,7 +43,7 @@ class Geometry:
 
 @dataclass(frozen=True, eq=False)
 class SegmentMask:
-    """Visibility token by token, beside what a ``Geometry`` shows.
+    """Visibility by token, in addition to the ``Geometry``.
 
     Args:
         query_ids, key_ids: ``[b, Q]`` and ``[b, K]``; pairs of different segments are hidden.

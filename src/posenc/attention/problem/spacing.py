@@ -1,4 +1,4 @@
-"""Spacing of the tokens of documents, as the values of layouts tell it."""
+"""Spacing of the tokens of documents, read from the values of layouts."""
 
 from __future__ import annotations
 

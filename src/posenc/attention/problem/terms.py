@@ -1,4 +1,4 @@
-"""The structured terms of a problem, read by offset: the form that compiled kernels take."""
+"""The structured terms of a problem, read by offset, for compiled kernels."""
 
 from __future__ import annotations
 

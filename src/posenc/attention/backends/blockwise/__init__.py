@@ -1,4 +1,4 @@
-"""Every method in memory that grows with the length, forward and backward, on any device."""
+"""Attention in memory linear in the length for every method, on any device."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _attend_regular(problem: Problem, *, lse: bool) -> Result:
 def _record(
     problem: Problem, rows: Sequence[Tensor], sinks: Float[Tensor, "b H q"] | None
 ) -> KernelProblem:
-    """The record, all of one dtype and of as many heads.
+    """The record, with all tensors in one dtype and keys repeated to the query heads.
 
     Args:
         rows: summands of each query's logits, ``[B|1, H|1, Q]``.

@@ -36,7 +36,7 @@ from posenc.runtime import has_values, is_transformed
 BLOCK = BlockTransforms.BLOCK
 
 CPU = torch.device("cpu")
-"""Seeds are drawn there: they are read."""
+"""Device that seeds are drawn on, since their values are read."""
 
 BUDGET = 2**21
 """Logits a block, so that a tensor of them has 8 MiB in float32."""
@@ -122,7 +122,7 @@ def _seen_keys(grid: Grid, rows: slice, all_rows: Grid) -> slice:
 
 
 def _part(problem: Problem, grid: Grid, rows: slice, keys: slice) -> Problem:
-    """The problem of some queries, whose grid is given, and keys.
+    """The problem of some queries and keys, with the grid of these queries.
 
     By its structured form, if there is one: what that is made of is computed once.
     """
@@ -160,7 +160,7 @@ def _attend(part: Problem, *, lse: bool, alone: bool) -> Result:
 
 
 class TransformedProducts(ScoreTerm):
-    """Products of some queries with keys that block transforms lie between.
+    """Score part: products of some queries with keys, through block transforms.
 
     Args:
         tensors: of all queries and keys, as ``BlockTransforms.compute`` gives them: queries

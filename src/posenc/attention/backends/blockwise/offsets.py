@@ -1,4 +1,4 @@
-"""Structured terms over a regular grid, a block of queries at a time, with a backward of its own.
+"""Structured terms over a regular grid, a block of queries at a time, with its backward pass.
 
 Terms are read by offset. A block of Q queries and K keys meets W = Q + K - 1
 offsets; what depends on a token and an offset is one product ``[Q, W]``, of which row i holds the

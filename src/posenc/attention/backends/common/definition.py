@@ -1,4 +1,4 @@
-"""Attention straight from each part's own definition."""
+"""Attention by the definition (``forward``) of each part."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def prepare_flash(
 
 
 class _Flash(torch.autograd.Function):
-    """The kernel, whose own formula of gradients has none of the LSE."""
+    """The fused kernel with gradients through the LSE, which its own backward pass lacks."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Kernels as operators that autograd, ``torch.compile`` and checkpointing know."""
+"""Kernels as ``torch.library`` operators for autograd, ``torch.compile`` and checkpointing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from posenc.attention.problem.record import SCHEMA, KernelProblem
 from posenc.runtime import needs_dispatch
 
 Gradients = dict[str, Tensor]
-"""Gradients by the paths in the record of what they are of."""
+"""Gradients by the path of their tensor in the record."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _results(gradients: Sequence[Tensor | None], output: Tensor, lse: Tensor) ->
 
 
 class _Direct(torch.autograd.Function):
-    """An operator for autograd alone, which costs less than its dispatch."""
+    """An operator called without PyTorch's dispatcher, as an autograd function."""
 
     @staticmethod
     def forward(

@@ -52,14 +52,14 @@ __all__ = ["Native"]
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 ONE_HEAD = 2**13
-"""Logits of one head from which on the kernels outpace PyTorch's fused attention where they can."""
+"""Fewest logits of a head for which the kernels can be faster than PyTorch's fused attention."""
 
 MANY = 2**20
-"""Logits in all from which on unprepared kernels are worth their time before they begin."""
+"""Fewest logits in all for which planning a call of the kernels pays off."""
 
 READ = 2**20
-"""Numbers of keys and values, times the queries of a head, from which on planning repays itself
-with terms or a rotation; twice as many without."""
+"""Fewest numbers of keys and values, times the queries of a head, for which planning pays off with
+terms or a rotation; twice as many without."""
 
 OF_IMAGES = "compiled tiles with terms by image offset"
 

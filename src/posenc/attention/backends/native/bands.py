@@ -1,4 +1,4 @@
-"""Bands of pairs with rotations of their own, as calls of one kernel that their LSE joins."""
+"""Bands of pairs, each with its own rotation: one kernel call per band, joined by LSE."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Part = tuple[Problem, Offsets]
 def problems_by_band(problem: Problem) -> list[Part] | str:
     """A problem of plain rotations for each band with visible pairs, and its offsets.
 
-    One of them has the sinks. A reason where the score part has no such form.
+    One of them has the sinks. A reason if the score part has no such form.
     """
     grid, score = problem.grid, problem.encoding.score
     graded = grid.query.positions.requires_grad or grid.key.positions.requires_grad
@@ -46,7 +46,7 @@ def problems_by_band(problem: Problem) -> list[Part] | str:
 
 
 def _of_band(problem: Problem, band: RotatedBand, offsets: Offsets, begin: int, end: int) -> Part:
-    """The problem of a band; of few queries, with the keys alone that it shows."""
+    """The problem of a band; for few queries, cut to the keys that are visible in it."""
     q, k, v, key = problem.q, problem.k, problem.v, band.key
     if begin < end and 4 * q.shape[2] <= k.shape[2]:
         k, v = k[:, :, begin:end], v[:, :, begin:end]
@@ -63,7 +63,7 @@ def _of_band(problem: Problem, band: RotatedBand, offsets: Offsets, begin: int, 
 
 
 def join_keys(results: Sequence[Result], *, lse: bool) -> Result:
-    """Attention to all keys, from that to disjoint sets of them with their LSE."""
+    """Attention to all keys, from attention to disjoint sets of keys with their LSE."""
     if len(results) == 1:
         return results[0]
     sums = torch.stack([result.lse for result in results if result.lse is not None])

@@ -58,7 +58,7 @@ def compile_flags() -> list[str]:
 
 @lru_cache
 def path() -> Path:
-    """The shared object that is built of these sources for this machine, there or not.
+    """Path of the shared object built from these sources for this machine; it may not exist.
 
     Raises:
         OSError: where there is no folder for it.
@@ -201,7 +201,7 @@ def build(*, quiet: bool = False) -> Path:
 
 @contextmanager
 def _locked(path: Path, folder: int) -> Iterator[None]:
-    """Held by one process at a time, and given back by the system if it dies."""
+    """File lock held by one process at a time; the system releases it if the process dies."""
     import fcntl
 
     handle = open_file(path / "lock", folder, os.O_RDWR | os.O_CREAT)

@@ -1,4 +1,4 @@
-"""One new query a head, and a bias that is written out: attention of a layer that decodes."""
+"""Attention of one query per head with a materialised bias, for decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The problems of few queries, for which the kernels read keys once (csrc/few_rows.h)."""
+"""Recognition of problems with few queries, whose keys are read once (csrc/few_rows.h)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from posenc.attention.problem.problem import Problem
 from posenc.encoding import BucketedTerms, StructuredScore
 
 ROWS = 64
-"""Queries of all heads that share keys, at most."""
+"""Largest number of queries in all heads that share keys."""
 
 
 def are_few_rows(problem: Problem) -> bool:

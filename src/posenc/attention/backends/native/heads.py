@@ -1,6 +1,6 @@
 """Long sequences a few heads at a time, where the operands of all heads would fill the memory.
 
-Those of some heads are computed just before they are used, and again for the backward pass.
+Operands of some heads are computed just before they are used, and again for the backward pass.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from posenc.attention.problem.record import KernelProblem
 from posenc.encoding import BlockTransforms, LowRank, StructuredScore, repeat_heads
 
 MANY = 2**15
-"""Keys of all batch rows and heads from which on operands of block transforms are taken apart."""
+"""Fewest keys of all batch rows and heads for which block transforms are computed by heads."""
 
 SPLITS = 2
-"""Sums of gradients over the queries of a head, each by a thread."""
+"""Blocks of a head's queries whose gradients are summed by separate threads."""
 
 LARGE = 2**23
-"""Numbers in the rows or factors of all heads from which on they are taken apart."""
+"""Fewest numbers in the rows or factors of all heads for which they are computed by heads."""
 
 RecordOf = Callable[[Problem, slice], KernelProblem]
-"""The record of a problem of some heads, and which they are, without its dropout, sinks and cap."""
+"""A function from a problem of some heads, and their slice, to its record without dropout, sinks
+and softcap."""
 
 
 def chunks_blocks(form: BlockTransforms) -> bool:
@@ -92,7 +93,7 @@ def attend_heads(problem: Problem, record: RecordOf) -> tuple[Tensor, Tensor]:
 def _attend(
     make_record: Callable[..., KernelProblem], *inputs: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Output and LSE of the record of some tensors, which is made again for the backward pass."""
+    """Output and LSE of the record of some tensors, which is recomputed in the backward pass."""
     if not torch.is_grad_enabled():
         return NATIVE.attend(make_record(*inputs))
     results: list[Tensor] = []

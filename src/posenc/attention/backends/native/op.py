@@ -29,7 +29,7 @@ def compute_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
 def compute_gradients(
     record: KernelProblem, results: Sequence[Tensor], wanted: Container[str], global_lse: bool
 ) -> Gradients:
-    """Gradients by their paths; see ``Operator``. Of ``OPTIONAL``, those that are wanted only."""
+    """Gradients by path; see ``Operator``. Paths in ``OPTIONAL`` are computed only if wanted."""
     call = Arguments(record)
     x, (gradient, output, lse, *of_lse) = call.struct, results
     x.global_lse, x.lse = global_lse, lse.data_ptr()

@@ -1,4 +1,4 @@
-"""A problem as the record that the compiled kernels take."""
+"""Lowering of a problem into the record of the compiled kernels."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from posenc.layout import Layout
 
 @dataclass(frozen=True, eq=False)
 class LoweredProblem:
-    """A problem in a form that the kernels have.
+    """A problem whose score the kernels support, in structured or fused form.
 
     Args:
         problem: queries and keys may have yet to be rotated.
@@ -68,7 +68,7 @@ class LoweredProblem:
     pairs: FusedScore | None = None
 
     def record(self, *, rotated: bool = True) -> KernelProblem:
-        """The record, offsets counted from their origin.
+        """The kernels' record, with offsets relative to ``Offsets.origin``.
 
         Args:
             rotated: rotate queries and keys where that is faster than doing so in the kernels.
@@ -82,7 +82,7 @@ class LoweredProblem:
         return replace(record, terms=replace(terms, first=terms.first - self.offsets.origin))
 
     def _terms(self, x: Problem) -> Terms:
-        """The terms; tables that nothing changes are read once."""
+        """The structured terms; constant tables are read once."""
         score, constant = x.encoding.score, all(map(is_constant_table, self.terms))
         if score is None or not constant or x.encoding.value is not None or self.pairs is not None:
             return read_visible_terms(self.terms, x, self.offsets)
@@ -96,7 +96,7 @@ class LoweredProblem:
 def structured_terms(
     problem: Problem, domain: tuple[int, int]
 ) -> tuple[StructuredScore, ...] | None:
-    """The structured form; of documents, where each has one, that of a sequence with all offsets.
+    """The structured form; for documents, the form of a sequence that has all their offsets.
 
     None where there is none.
     """
@@ -134,7 +134,7 @@ def fused_form(problem: Problem) -> tuple[FusedScore | None, tuple[StructuredSco
 def read_visible_terms(
     lowered: Sequence[StructuredScore], problem: Problem, offsets: Offsets
 ) -> Terms:
-    """The terms at the offsets of visible pairs; buckets go on beyond, as far as any pair's."""
+    """The terms at the offsets of visible pairs; buckets extend to the offsets of all pairs."""
     (first, last), reach = offsets.domain, offsets.reach
     terms = read_terms(lowered, problem.q, (first, last), bucketed=True)
     if terms.query_factor is None:  # factors are joined to the queries' and keys' own rows
@@ -196,7 +196,7 @@ def _image_terms(problem: Problem) -> Terms:
 def _joined(
     products: Sequence[TokenTableProduct], q: Tensor
 ) -> tuple[Float[Tensor, "B H L F"] | None, Float[Tensor, "h N F"] | None]:
-    """Several products as one, of the same tokens by the sum of their rows."""
+    """Several products as one; the rows of products with the same tokens are summed."""
     if len({id(product.tokens) for product in products}) == 1:
         products = [replace(products[0], rows=reduce(torch.add, [x.rows for x in products]))]
     return stacked([(product, None) for product in products], q)

@@ -1,4 +1,4 @@
-"""A call whose struct is kept: queries, keys and values of the same shapes and strides fill it."""
+"""Prepared calls: a struct that is reused for queries, keys and values of the same strides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posenc.attention.problem.record import KernelProblem
 
 
 def prepare(record: KernelProblem) -> Attend | None:
-    """Attention of other tokens than those of a record; None where rows meet neither as they are.
+    """Attention of other tokens than the record's; None if it would have to copy or transform them.
 
     Factors and columns of the record have to be the same for all tokens.
     """

@@ -37,7 +37,7 @@ def rotate(
 
 
 def _are_one_token(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
-    """True for one query and its own key, on which operators cost as much as on one of them."""
+    """True for one query and the key of the same token, which one kernel call can rotate."""
     if rotation.query is not rotation.key or rotation.query[0].shape[1] != 1:
         return False
     return (q.shape[2], q.shape[0], q.dtype) == (1, k.shape[0], k.dtype)
@@ -65,7 +65,7 @@ def serves_inside(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
 
 
 def fits_inside(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
-    """True if they can rotate while they read."""
+    """True if the kernels of attention can rotate while they read."""
     return _fits(q, rotation.query) and _fits(k, rotation.key)
 
 

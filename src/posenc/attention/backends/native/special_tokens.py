@@ -1,4 +1,4 @@
-"""Images behind special tokens (a class token): cells by the kernels, other pairs apart."""
+"""Images after special tokens (a class token): cells by the kernels, other pairs by definition."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 
 MOST = 16
-"""Special tokens of a side, at most: pairs with them are computed by the definition."""
+"""Largest number of special tokens of a side; their pairs are computed by the definition."""
 
 
 class Grids(NamedTuple):
-    """The pairs of cells; those of a cell and a special key; those of a special query."""
+    """Grids of cells with cells, of cells with special keys, of special queries with all keys."""
 
     cells: Grid
     special_keys: Grid
@@ -56,7 +56,7 @@ def problem_of_cells(problem: Problem) -> Problem | None:
 
 
 def attend_with_special_tokens(problem: Problem, attend_cells: Compute, *, lse: bool) -> Result:
-    """Attention of special tokens and cells, by way of that among the cells."""
+    """Attention of special tokens and cells, given the computation among the cells."""
     before, grids = (
         _specials(problem.grid),
         cached_for_grid(problem.grid, _GRIDS_CACHE, _grids, signals=True),

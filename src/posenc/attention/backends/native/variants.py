@@ -54,7 +54,7 @@ def sources_hash() -> str:
 
 
 def file_of(name: str) -> Path:
-    """The file of a prebuilt variant of these sources, there or not."""
+    """Path of a prebuilt variant of these sources; it may not exist."""
     return PREBUILT / f"{name}-{sources_hash()}.so"
 
 

@@ -1,4 +1,4 @@
-"""Our own kernels for CUDA devices, one for each direction, for the whole formula."""
+"""Triton kernels for CUDA devices, forward and backward, for all structured terms."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _attend_single_query(problem: Problem, *, lse: bool) -> Result:
 
 
 def _attend_with_sums(problem: Problem, form: SumsForm, *, tuned: bool, lse: bool) -> Result:
-    """Attention for a problem with such a score part."""
+    """Attention for a problem whose score carries sums from key to key."""
     result = Result(*TRITON.attend(sums_record(problem, form, tuned=tuned)))
     return add_sinks(result, problem.sinks, lse=lse)
 

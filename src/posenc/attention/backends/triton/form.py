@@ -1,4 +1,4 @@
-"""The form in which the kernels take a problem, and the reasons why some have none."""
+"""Lowering of a problem to the form of the kernels, with reasons for what they do not support."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SMALLEST = 16
 """Tokens of each side of the smallest tiles."""
 
 FAR = 2**30
-"""More than the distance of any two tokens."""
+"""A number beyond the distance of any two tokens."""
 
 SumsForm = GateCounts | StickWeights
 
@@ -56,7 +56,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, eq=False)
 class KernelForm:
-    """A problem in the form that the kernels take.
+    """A problem lowered for the kernels.
 
     Args:
         lowered: its terms.
@@ -151,7 +151,7 @@ def kernel_form(problem: Problem, fused: FusedScore | None = None) -> KernelForm
 
 
 def sums_form(problem: Problem, form: FusedScore | None) -> SumsForm | Refusal | None:
-    """The score part with carried sums, or why the kernels cannot take it; None if it is no such.
+    """The score part with carried sums, or why the kernels cannot take it; None if it carries none.
 
     Reads the values of a layout with documents or padding, once.
     """
@@ -206,7 +206,7 @@ def _positions(grid: Grid) -> list[Tensor]:
 
 
 def _fitting(form: KernelForm, problem: Problem) -> KernelForm | Refusal:
-    """The same, if the vectors that its terms multiply are not too wide and tiles fit."""
+    """``form``, if the vectors of its terms are not too wide and the smallest tiles fit."""
     if not form.ordered and isinstance(problem.grid.window, tuple):
         return Refusal("its kernels take windows of unequal sides only where order is position")
     if problem.softcap is not None and has_rows(form.lowered):

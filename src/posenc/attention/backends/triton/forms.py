@@ -22,7 +22,7 @@ from posenc.attention.backends.triton.posing import SUMMARY_BLOCK
 
 @dataclass(frozen=True, eq=False)
 class Ends:
-    """A number a token for the first entry of the tables, and one for the last: ``[B, H, L]``."""
+    """A number per token for the first entry of the tables, and one for the last: ``[B, H, L]``."""
 
     first: Tensor
     last: Tensor

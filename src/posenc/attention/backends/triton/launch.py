@@ -1,4 +1,4 @@
-"""From tensors to launches: forward in one kernel, backward in up to five. Imports Triton."""
+"""Launches of the kernels: one in the forward pass, up to five in the backward. Imports Triton."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ class Launch:
         return bool(band.first > band.origin - ((self.keys if for_keys else self.queries) - 1))
 
     def common(self, *, for_keys: bool, sums: str = "") -> dict[str, Any]:
-        """Arguments of the large kernels; ``sums`` tells of what one sums up by offset."""
+        """Arguments of the large kernels; ``sums`` names the gradients summed by offset."""
         x, terms = self.x, self.x.terms
         x_side, y_side = self._sides(for_keys=for_keys)
         band = self.band(for_keys=for_keys)
@@ -294,7 +294,7 @@ class Launch:
 
     @cached_property
     def _kind(self) -> tuple[object, ...]:
-        """All that the memory of tiles depends on, and rough sizes."""
+        """Tuning key: the properties that the memory of tiles depends on, and rough sizes."""
         x, segments = self.x, self.x.segments
         flat = flatten(x, SCHEMA)
         kind: list[object] = [x.q.dtype, precision_of(x.q.dtype)[0], x.pairs.kind]

@@ -42,7 +42,7 @@ class _Sums(NamedTuple):
 def gradients_by_path(
     record: KernelProblem, results: Sequence[Tensor], wanted: Container[str]
 ) -> dict[str, Tensor]:
-    """Gradients by their paths; only those that are wanted of tables.
+    """Gradients by path; gradients of tables are computed only if wanted.
 
     Args:
         results: as of ``Operator``.
@@ -175,7 +175,7 @@ def _tile_needs(launch: Launch) -> tuple[int, int, int]:
 
 
 def _steps(launch: Launch, band: arguments.Band) -> tuple[int, int]:
-    """Squares at most, and at least, so many steps apart read one entry alone."""
+    """Distances in squares up to which, and from which on, pairs read a single entry."""
     margin = launch.span - 1
     low = (band.low - band.origin - margin) // launch.span
     return low, -((band.origin - band.high - margin) // launch.span)

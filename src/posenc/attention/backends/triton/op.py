@@ -20,7 +20,7 @@ BY_OFFSET = (
     *(f"terms.{name}" for name in ("bias_by_offset", "left_rows", "right_rows", "value_rows")),
     *CURVE,
 )
-"""Paths of what depends on the offset, whose gradients are computed if they are wanted only."""
+"""Paths of operands by offset, whose gradients are computed only if wanted."""
 
 CONSTANT = ("geometry", "segments", "rotary", "seed")
 
@@ -48,7 +48,7 @@ def compute_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
 def compute_gradients(
     record: KernelProblem, results: Sequence[Tensor], wanted: Container[str], global_lse: bool
 ) -> Gradients:
-    """Gradients by their paths; see ``Operator``. Of ``BY_OFFSET``, those that are wanted only."""
+    """Gradients by path; see ``Operator``. Paths in ``BY_OFFSET`` are computed only if wanted."""
     assert not global_lse  # refused
     record, gradient = _ready(record), features_together(results[0])
     with torch.cuda.device(record.q.get_device()):

@@ -1,4 +1,4 @@
-"""A problem as the record that Triton's kernels take, and the order of its tensors in memory.
+"""Lowering of a problem into the record of Triton's kernels, and the tensors' memory order.
 
 Segments (documents and padding) and order are read token by token.
 """
