@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.problem.dropout import KeyedDropout
+from posenc.attention.problem.dropout import CounterDropout
 from posenc.attention.problem.lowering import lower, reads_tokens
 from posenc.attention.problem.once import cached_for_part
 from posenc.attention.problem.problem import GlobalSoftmax, Problem, Rotate, transformed
@@ -23,7 +24,7 @@ from posenc.runtime import autocast_dtype
 class Call:
     """The arguments of one call of ``attend``; ``problem`` is made once, when first needed.
 
-    Args: as ``attend``; ``global_softmax`` and ``keyed`` as of ``Problem``.
+    Args: as ``attend``; ``global_softmax`` and ``counter_dropout`` as of ``Problem``.
     """
 
     q: Float[Tensor, "B H Q D"]
@@ -34,7 +35,7 @@ class Call:
     dropout: float = 0.0
     scale: float | None = None
     global_softmax: GlobalSoftmax | None = None
-    keyed: KeyedDropout | None = None
+    counter_dropout: CounterDropout | None = None
     sinks: Float[Tensor, " H"] | None = None
     softcap: float | None = None
     _problem: Problem | None = field(default=None, init=False, repr=False)
@@ -70,7 +71,7 @@ class Call:
         parts = (self.encoding.query_key, self.encoding.score, self.encoding.value)
         if (
             self.global_softmax
-            or self.keyed
+            or self.counter_dropout
             or not all(part is None or part.pairwise for part in parts)
         ):
             return self
@@ -88,7 +89,7 @@ class Call:
         return self.encoding.default_scale(self.q.shape[-1])
 
     def problem(self, rotate: Rotate = Rotation.apply) -> Problem:
-        """The problem; q and k stay unrotated if a rotation is all that is left to apply to them."""
+        """The problem; q and k stay unrotated if a rotation is all that they still need."""
         if self._problem is None:
             self._problem = self._lower(rotate)
         return self._problem
@@ -124,11 +125,15 @@ class Call:
         return Problem(
             *(q, k, v, grid, encoding, scale, self.dropout, lowered),
             global_softmax=self.global_softmax,
-            keyed=self.keyed,
+            counter_dropout=self.counter_dropout,
             sinks=self.sinks,
             softcap=self.softcap,
             rotate=rotate,
         )
 
 
-AttentionCall = Call  # for distributed/tensor_parallel.py until that is removed
+def AttentionCall(  # noqa: N802
+    *operands: Any, keyed: CounterDropout | None = None, **options: Any
+) -> Call:
+    """``Call`` for ``distributed/tensor_parallel.py``, until that is removed."""
+    return Call(*operands, counter_dropout=keyed, **options)

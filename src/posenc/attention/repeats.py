@@ -113,7 +113,7 @@ def _key(call: Call) -> Hashable | None:
         return None
     if call.dropout or call.sinks is not None or grid.intervals is not None:
         return None
-    if call.global_softmax or call.keyed or needs_dispatch(q, k, v) or is_transformed():
+    if call.global_softmax or call.counter_dropout or needs_dispatch(q, k, v) or is_transformed():
         return None
     if torch.is_autocast_enabled("cpu") or is_exporting():
         return None

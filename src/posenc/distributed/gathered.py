@@ -41,7 +41,7 @@ def attend_gathered(call: ShardedCall) -> Float[Tensor, "B H L E"]:
             Grid(piece.with_signal(grid.query.signal), visible_key, grid.causal, grid.window),
             call.encoding,
             scale=call.scale,
-            keyed=call.keyed_dropout(piece.layout, visible_key),
+            counter_dropout=call.counter_dropout(piece.layout, visible_key),
             sinks=call.sinks,
             softcap=call.softcap,
         )

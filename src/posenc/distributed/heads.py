@@ -47,11 +47,11 @@ def attend_by_heads(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     first = group.rank * heads // group.size
     head_range = slice(first, first + heads // group.size)
     encoding = call.encoding.heads(head_range.start, head_range.stop)
-    dropout = call.keyed_dropout(query, key)
+    dropout = call.counter_dropout(query, key)
     of_heads = Call(
         *(q, k, v, gathered_grid, encoding),
         scale=call.logit_scale(),
-        keyed=None if dropout is None else replace(dropout, first_head=first),
+        counter_dropout=None if dropout is None else replace(dropout, first_head=first),
         sinks=None if call.sinks is None else call.sinks[head_range],
         softcap=call.softcap,
     )

@@ -127,7 +127,7 @@ class Ring:
         return Call(
             *(q, k, v, grid, self.encoding),
             scale=call.scale,
-            keyed=call.keyed_dropout(grid.query, grid.key),
+            counter_dropout=call.counter_dropout(grid.query, grid.key),
             softcap=call.softcap,
         )
 

@@ -15,8 +15,8 @@ BITS = 24
 
 
 @dataclass(frozen=True, eq=False)
-class KeyedDropout:
-    """Dropout of attention weights by a hash of batch row, head, and both tokens' order.
+class CounterDropout:
+    """Counter-based dropout of weights: a hash of batch row, head and both tokens' numbers.
 
     The mask is the same however tokens and heads are spread over processes.
 
@@ -33,7 +33,7 @@ class KeyedDropout:
     key: Int[Tensor, "b K"]
     first_head: int = 0
 
-    def rows(self, begin: int, end: int) -> KeyedDropout:
+    def rows(self, begin: int, end: int) -> CounterDropout:
         """The dropout of queries ``begin`` to ``end`` (exclusive)."""
         return replace(self, query=self.query[:, begin:end])
 
@@ -76,3 +76,6 @@ def _shifted(x: Int[Tensor, "*dims"], bits: int) -> Int[Tensor, "*dims"]:
     """Logical right shift."""
     shifted: Tensor = (x >> bits) & (2 ** (64 - bits) - 1)
     return shifted
+
+
+KeyedDropout = CounterDropout  # for modules of distributed/ that are to be removed

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.problem.dropout import KeyedDropout
+from posenc.attention.problem.dropout import CounterDropout
 from posenc.encoding import Encoding, FusedScore, Rotation, StructuredScore
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -45,7 +45,7 @@ class Problem:
             ``rotated``; only where nothing of ``lowered`` reads queries or keys.
         global_softmax: output and LSE over more keys than these. The result then has the gradient
             of that output through these keys; its values are arbitrary.
-        keyed: dropout by the tokens' numbers, in place of ``dropout``.
+        counter_dropout: counter-based dropout, in place of ``dropout``.
         sinks: ``[H]``, logits that only the sum of the softmax sees; included in the LSE.
         softcap: c of ``c · tanh(s / c)``, which whole logits become before they are masked. Neither
             for scores that replace the softmax.
@@ -63,7 +63,7 @@ class Problem:
     lowered: tuple[StructuredScore, ...] | None
     rotation: Rotation | None = None
     global_softmax: GlobalSoftmax | None = None
-    keyed: KeyedDropout | None = None
+    counter_dropout: CounterDropout | None = None
     sinks: Float[Tensor, " H"] | None = None
     softcap: float | None = None
     source: tuple[Tensor, Tensor] | None = None

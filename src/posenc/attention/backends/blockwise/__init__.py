@@ -44,7 +44,7 @@ class Blockwise(Backend):
     def plan(self, problem: Problem) -> Plan | Refusal:
         grid = problem.grid
         regular = grid.shift is not None and not grid.segmented and problem.lowered is not None
-        if regular and problem.keyed is None and not is_transformed():
+        if regular and problem.counter_dropout is None and not is_transformed():
             how = "blocks of queries, terms read by offset (memory linear in the length)"
             return Plan(how, partial(_attend_regular, problem))
         if torch.compiler.is_compiling():

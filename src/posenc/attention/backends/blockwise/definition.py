@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from posenc.attention.backends.blockwise.offsets import seen_keys
 from posenc.attention.backends.common.base import Result, join_queries
 from posenc.attention.backends.common.definition import attend_by_definition
-from posenc.attention.problem.dropout import KeyedDropout, draw_seed
+from posenc.attention.problem.dropout import CounterDropout, draw_seed
 from posenc.attention.problem.given_terms import given_encoding
 from posenc.attention.problem.intervals import run_intervals
 from posenc.attention.problem.lowering import part_of
@@ -44,7 +44,7 @@ BUDGET = 2**21
 
 def attend_blockwise(problem: Problem, *, lse: bool) -> Result:
     """Attention by definition, block by block."""
-    problem = with_keyed_dropout(problem.rotated)
+    problem = with_counter_dropout(problem.rotated)
     (batch, heads, queries, _), keys = problem.q.shape, problem.k.shape[2]
     size = max(1, min(queries, BUDGET // max(1, batch * heads * keys)))
     form, cuts = block_transforms(problem), looks_at_seen_keys(problem)
@@ -68,7 +68,7 @@ def attend_blockwise(problem: Problem, *, lse: bool) -> Result:
     return join_queries(blocks)
 
 
-def with_keyed_dropout(problem: Problem) -> Problem:
+def with_counter_dropout(problem: Problem) -> Problem:
     """The problem with dropout by the tokens' indices, which does not depend on the blocks.
 
     Under ``torch.func``, where no seed can be drawn, as it is.
@@ -77,8 +77,8 @@ def with_keyed_dropout(problem: Problem) -> Problem:
         return problem
     device = problem.q.device
     query, key = (torch.arange(x.shape[2], device=device)[None] for x in (problem.q, problem.k))
-    keyed = KeyedDropout(problem.dropout, int(draw_seed(CPU)), query, key)
-    return replace(problem, dropout=0.0, keyed=keyed)
+    counter_dropout = CounterDropout(problem.dropout, int(draw_seed(CPU)), query, key)
+    return replace(problem, dropout=0.0, counter_dropout=counter_dropout)
 
 
 def looks_at_seen_keys(problem: Problem) -> bool:
@@ -126,11 +126,17 @@ def _part(problem: Problem, grid: Grid, rows: slice, keys: slice) -> Problem:
 
     By its structured form, if there is one: what that is made of is computed once.
     """
-    softmax, keyed, lowered = problem.global_softmax, problem.keyed, problem.lowered
+    softmax, counter_dropout, lowered = (
+        problem.global_softmax,
+        problem.counter_dropout,
+        problem.lowered,
+    )
     if keys != slice(0, grid.key.length):
         grid = replace(grid, key=grid.key.slice(keys.start, keys.stop))
-    if keyed is not None:
-        keyed = replace(keyed.rows(rows.start, rows.stop), key=keyed.key[:, keys])
+    if counter_dropout is not None:
+        counter_dropout = replace(
+            counter_dropout.rows(rows.start, rows.stop), key=counter_dropout.key[:, keys]
+        )
     part = replace(
         problem,
         q=problem.q[:, :, rows],
@@ -140,7 +146,7 @@ def _part(problem: Problem, grid: Grid, rows: slice, keys: slice) -> Problem:
         global_softmax=None
         if softmax is None
         else GlobalSoftmax(*(x[:, :, rows] for x in softmax)),
-        keyed=keyed,
+        counter_dropout=counter_dropout,
         lowered=None,
     )
     if lowered is None or is_transformed():

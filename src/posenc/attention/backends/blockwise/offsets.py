@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.attention.backends.common.operator import Gradients, Operator
-from posenc.attention.problem.dropout import KeyedDropout
+from posenc.attention.problem.dropout import CounterDropout
 from posenc.attention.problem.record import Geometry, KernelProblem
 from posenc.attention.problem.terms import AXES, of_tokens
 
@@ -104,7 +104,7 @@ class QueryBlock:
     scale: float
     softcap: float
     hidden: Bool[Tensor, "Q K"] | None
-    dropout: KeyedDropout | None
+    dropout: CounterDropout | None
 
     @property
     def offsets(self) -> slice:
@@ -259,13 +259,13 @@ def _blocks(record: KernelProblem, x: Operands) -> Iterator[tuple[int, slice, Qu
             for begin in range(0, queries, size):
                 rows = slice(begin, min(queries, begin + size))
                 visible_keys = seen_keys(band, rows, keys)
-                keyed = None
+                dropout = None
                 if record.dropout:
                     numbered = query[:, rows], key[:, visible_keys]
-                    keyed = KeyedDropout(record.dropout, seed + row, *numbered, first_head=head)
+                    dropout = CounterDropout(record.dropout, seed + row, *numbered, first_head=head)
                 hidden = hidden_pairs(band, rows, visible_keys, device)
                 block = QueryBlock(
-                    part, rows, visible_keys, record.scale, record.softcap, hidden, keyed
+                    part, rows, visible_keys, record.scale, record.softcap, hidden, dropout
                 )
                 yield row, lanes, block
 

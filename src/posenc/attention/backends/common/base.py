@@ -188,7 +188,7 @@ class Backend(ABC):
 
 RARE = {
     "global_softmax": "it does not compute gradients through a part of the keys",
-    "keyed": "its dropout does not depend on the tokens' numbers",
+    "counter_dropout": "its dropout does not depend on the tokens' numbers",
     "sinks": "it has no sinks",
     "softcap": "it does not cap logits",
 }

@@ -31,8 +31,8 @@ def attend_by_definition(problem: Problem, *, lse: bool = False) -> Result:
     else:
         weights = softmax_with_sinks(logits, visible, problem.sinks)
     after_dropout = torch.dropout(weights, problem.dropout, train=problem.dropout > 0)
-    if problem.keyed is not None:
-        after_dropout = weights * problem.keyed.factors(weights)
+    if problem.counter_dropout is not None:
+        after_dropout = weights * problem.counter_dropout.factors(weights)
     output = after_dropout @ v
     if value is not None:
         output = output + value(after_dropout, problem.grid)
