@@ -117,8 +117,8 @@ class _Beginnings(torch.autograd.Function):
         *parts, total = gradients
         if total.untyped_storage().nbytes() < total.nbytes:  # expanded
             total = total.clone()
-        for part in parts:
-            total[:, :, : part.shape[2]].add_(part)
+        for chunk in parts:
+            total[:, :, : chunk.shape[2]].add_(chunk)
         return total, None
 
 

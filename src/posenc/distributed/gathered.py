@@ -34,7 +34,7 @@ def attend_gathered(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     keys, values = (beginnings(x.permute(1, 2, 0, 3), visible) for x in (k, v))
     for piece, length, k, v in zip(query_pieces, visible, keys, values, strict=True):
         visible_key = key if length == key.length else key.slice(0, length)
-        part = Call(
+        piece_call = Call(
             call.q[:, :, piece.begin : piece.end],
             k,
             v,
@@ -45,7 +45,7 @@ def attend_gathered(call: ShardedCall) -> Float[Tensor, "B H L E"]:
             sinks=call.sinks,
             softcap=call.softcap,
         )
-        outputs.append(attend_block(part, call.backend)[0])
+        outputs.append(attend_block(piece_call, call.backend)[0])
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 

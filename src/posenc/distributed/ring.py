@@ -121,7 +121,7 @@ class Ring:
                     grid = Grid(query, key, self.grid.causal, self.grid.window)
                     yield slice(query_run.begin, query_run.end), slice(other.begin, other.end), grid
 
-    def part(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Call:
+    def block_call(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Call:
         """The call of some queries and keys, without sinks."""
         call = self.call
         return Call(
@@ -200,8 +200,8 @@ def _forward(
             arrive = ring.group.shift(held, ring.like(held, schedule[step + 1]))
         for rows, columns, grid in ring.pairs(block, query_signal, _signal(held)):
             keys, values = (x[:, :, columns] for x in held[:2])
-            part = ring.part(q[:, :, rows], keys, values, grid)
-            result = attend_block(part, ring.call.backend, return_lse=True)
+            call = ring.block_call(q[:, :, rows], keys, values, grid)
+            result = attend_block(call, ring.call.backend, return_lse=True)
             _join(output[:, :, rows], lse[:, :, rows], *result)
             del result  # before the next is computed
         if arrive is not None:
@@ -247,7 +247,9 @@ def _backward(
             if dquery is not None:
                 into += [dquery[:, rows], sums[2][:, columns]]
             into += of_parameters
-            _add_part(ring, operands, grid, global_softmax, gradient[:, :, rows], parameters, into)
+            _add_block_gradients(
+                ring, operands, grid, global_softmax, gradient[:, :, rows], parameters, into
+            )
         if summed is not None:
             _add(sums, summed())
         # The sums go on with their block; those that come are of the block that comes.
@@ -261,7 +263,7 @@ def _backward(
     return [*made, *(g.to(p.dtype) for g, p in zip(of_parameters, parameters, strict=True))]
 
 
-def _add_part(
+def _add_block_gradients(
     ring: Ring,
     operands: Sequence[Tensor],
     grid: Grid,
@@ -281,7 +283,7 @@ def _add_part(
                 for side, signal in zip((grid.query, grid.key), signals, strict=True)
             )
             grid = replace(grid, query=query, key=key)
-        call = replace(ring.part(q, k, v, grid), global_softmax=global_softmax)
+        call = replace(ring.block_call(q, k, v, grid), global_softmax=global_softmax)
         output = attend_block_backward(call, ring.call.backend)
         inputs = [q, k, v, *signals, *parameters]
         _add(into, torch.autograd.grad(output, inputs, gradient, allow_unused=True))

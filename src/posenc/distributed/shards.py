@@ -108,11 +108,11 @@ class Piece:
     @classmethod
     def of(cls, layout: Layout, begin: int, end: int) -> Piece:
         """Tokens ``begin`` to ``end`` of a layout. Reads its values."""
-        part = layout.slice(begin, end)
-        is_all = part.length == layout.length
-        part = replace(_with_start(layout if is_all else part), signal=None)
-        documents = (0, 0) if part.document is None else _range(part.document)
-        return cls(begin, end, part, _range(part.order), documents)
+        piece = layout.slice(begin, end)
+        is_all = piece.length == layout.length
+        piece = replace(_with_start(layout if is_all else piece), signal=None)
+        documents = (0, 0) if piece.document is None else _range(piece.document)
+        return cls(begin, end, piece, _range(piece.order), documents)
 
     def may_see(self, other: Piece, band: tuple[int, int]) -> bool:
         """False if none of these tokens sees any of the others."""

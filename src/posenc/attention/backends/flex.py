@@ -183,9 +183,9 @@ def _learns(problem: Problem) -> bool:
     tensors: list[Tensor | None] = []
     for term in problem.lowered or ():
         if isinstance(term, BucketedTerms):
-            products = [part for part in (term.left, term.right) if part is not None]
+            products = [product for product in (term.left, term.right) if product is not None]
             tensors += [term.table, term.column]
-            tensors += [x for part in products for x in (part.tokens, part.rows)]
+            tensors += [x for product in products for x in (product.tokens, product.rows)]
     return any(x is not None and x.requires_grad for x in tensors)
 
 
@@ -205,8 +205,10 @@ def refuse_terms(lowered: tuple[StructuredScore, ...] | None, grid: Grid) -> Ref
         if grid.query.axes > 1 or not isinstance(reason, str):
             reason = "its tokens are not known to be those of a whole image"
         return Refusal(reason)
-    products = [part for group in groups for part in (group.left, group.right) if part is not None]
-    rows = max([0, *(part.rows.shape[1] for part in products)])
+    products = [
+        product for group in groups for product in (group.left, group.right) if product is not None
+    ]
+    rows = max([0, *(product.rows.shape[1] for product in products)])
     if rows > MOST_ROWS:
         return Refusal(
             f"vectors of tokens would be multiplied with {rows} rows, more than {MOST_ROWS}"
@@ -302,8 +304,8 @@ def _by_offset(group: BucketedTerms, entries: Entries, problem: Problem) -> list
     if group.table is not None:
         bias = group.table[:, bucket].float()
         mods.append(lambda score, b, h, i, j: score + bias[h, entries.entry(i, j)])
-    products = [part for part in (group.left, group.right) if part is not None]
-    fewest = min([MOST_ROWS, *(part.rows.shape[1] for part in products)])
+    products = [product for product in (group.left, group.right) if product is not None]
+    fewest = min([MOST_ROWS, *(product.rows.shape[1] for product in products)])
     span = entries.varying(group.max_distance)
     by_offset = span is not None and span[1] - span[0] < min(2 * fewest, MOST_ROWS)
 
@@ -314,11 +316,11 @@ def _by_offset(group: BucketedTerms, entries: Entries, problem: Problem) -> list
             return bucket[entry]
         return entry.clamp(*span) - span[0]
 
-    def read(part: TokenTableProduct) -> Tensor:
-        rows = part.rows
+    def read(product: TokenTableProduct) -> Tensor:
+        rows = product.rows
         if span is not None and by_offset:  # in place of a number read for each pair
             rows = rows[:, bucket[span[0] : span[1] + 1]]
-        return _rows(part.tokens.float() @ rows.float().mT, problem)
+        return _rows(product.tokens.float() @ rows.float().mT, problem)
 
     if group.left is not None:
         left = read(group.left)

@@ -272,8 +272,8 @@ def _attend_biased(
         # From a slice, which carries the storage offset: torch.compile cannot trace reading it.
         line = bias.view(-1)[queries - end + low :]
         view = line.as_strided(size, (0, bias.shape[1], 1, 1))
-        part = (_reversed(q[:, :, begin:end]), k[:, :, low:high], v[:, :, low:high])
-        output, sums = _kernel(*part, problem, mask=view, lse=lse)
+        block = (_reversed(q[:, :, begin:end]), k[:, :, low:high], v[:, :, low:high])
+        output, sums = _kernel(*block, problem, mask=view, lse=lse)
         parts.append(Result(_reversed(output), None if sums is None else _reversed(sums)))
     result = join_queries(parts)
     if result.lse is None:

@@ -103,7 +103,7 @@ def part_of(
 ) -> tuple[StructuredScore, ...]:
     """The terms of some queries and keys."""
 
-    def part(x: Tensor | None, tokens: slice) -> Tensor | None:
+    def cut(x: Tensor | None, tokens: slice) -> Tensor | None:
         return None if x is None else x[:, :, tokens]
 
     def product(x: TokenTableProduct | None, tokens: slice) -> TokenTableProduct | None:
@@ -116,8 +116,8 @@ def part_of(
             term,
             left=product(term.left, queries),
             right=product(term.right, keys),
-            row=part(term.row, queries),
-            column=part(term.column, keys),
+            row=cut(term.row, queries),
+            column=cut(term.column, keys),
         )
         for term in lowered
     )

@@ -49,7 +49,7 @@ class SegmentMask:
         query_ids, key_ids: ``[b, Q]`` and ``[b, K]``; pairs of different segments are hidden.
         query_order, key_order: likewise; causality and windows go by them. None: by offset.
         query_summary, key_summary: ``[b, n, 4]`` int64, least and greatest order and segment of
-            each granule of tokens.
+            each block of tokens.
         causal, window: by order; 0 for no window.
     """
 

@@ -59,11 +59,11 @@ def attend_blockwise(problem: Problem, *, lse: bool) -> Result:
         rows = slice(begin, min(queries, begin + size - ahead))
         grid = problem.grid.slice(rows.start, rows.stop)
         visible_keys = _seen_keys(grid, rows, problem.grid) if cuts else slice(0, keys)
-        part = _part(problem, grid, rows, visible_keys)
+        block = _block_problem(problem, grid, rows, visible_keys)
         if form is not None:
             score = TransformedProducts(transformed, form.first, begin)
-            part = replace(part, encoding=Encoding(score=score, value=problem.encoding.value))
-        blocks.append(_attend(part, lse=lse, alone=rows == slice(0, queries)))
+            block = replace(block, encoding=Encoding(score=score, value=problem.encoding.value))
+        blocks.append(_attend(block, lse=lse, alone=rows == slice(0, queries)))
         begin = rows.stop
     return join_queries(blocks)
 
@@ -121,7 +121,7 @@ def _seen_keys(grid: Grid, rows: slice, all_rows: Grid) -> slice:
     return slice(int(visible[0]), int(visible[-1]) + 1) if len(visible) else slice(0, 1)
 
 
-def _part(problem: Problem, grid: Grid, rows: slice, keys: slice) -> Problem:
+def _block_problem(problem: Problem, grid: Grid, rows: slice, keys: slice) -> Problem:
     """The problem of some queries and keys, with the grid of these queries.
 
     By its structured form, if there is one: what that is made of is computed once.
@@ -137,7 +137,7 @@ def _part(problem: Problem, grid: Grid, rows: slice, keys: slice) -> Problem:
         counter_dropout = replace(
             counter_dropout.rows(rows.start, rows.stop), key=counter_dropout.key[:, keys]
         )
-    part = replace(
+    block = replace(
         problem,
         q=problem.q[:, :, rows],
         k=problem.k[:, :, keys],
@@ -150,18 +150,18 @@ def _part(problem: Problem, grid: Grid, rows: slice, keys: slice) -> Problem:
         lowered=None,
     )
     if lowered is None or is_transformed():
-        return part
-    return replace(part, encoding=given_encoding(part_of(lowered, rows, keys)))
+        return block
+    return replace(block, encoding=given_encoding(part_of(lowered, rows, keys)))
 
 
-def _attend(part: Problem, *, lse: bool, alone: bool) -> Result:
+def _attend(block: Problem, *, lse: bool, alone: bool) -> Result:
     def run(q: Tensor, k: Tensor, v: Tensor) -> Result:
-        return attend_by_definition(replace(part, q=q, k=k, v=v), lse=lse)
+        return attend_by_definition(replace(block, q=q, k=k, v=v), lse=lse)
 
     # torch.func's transforms do not take the hooks by which a checkpoint computes again.
     if alone or not torch.is_grad_enabled() or is_transformed():
-        return run(part.q, part.k, part.v)
-    result: Result = checkpoint(run, part.q, part.k, part.v, use_reentrant=False)
+        return run(block.q, block.k, block.v)
+    result: Result = checkpoint(run, block.q, block.k, block.v, use_reentrant=False)
     return result
 
 

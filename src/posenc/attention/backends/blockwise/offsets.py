@@ -255,7 +255,7 @@ def _blocks(record: KernelProblem, x: Operands) -> Iterator[tuple[int, slice, Qu
     for row in range(batch):
         for head in range(0, heads, together):
             lanes = slice(head, min(heads, head + together))
-            part = _of_heads(x, row, lanes)
+            head_operands = _of_heads(x, row, lanes)
             for begin in range(0, queries, size):
                 rows = slice(begin, min(queries, begin + size))
                 visible_keys = seen_keys(band, rows, keys)
@@ -265,7 +265,7 @@ def _blocks(record: KernelProblem, x: Operands) -> Iterator[tuple[int, slice, Qu
                     dropout = CounterDropout(record.dropout, seed + row, *numbered, first_head=head)
                 hidden = hidden_pairs(band, rows, visible_keys, device)
                 block = QueryBlock(
-                    part, rows, visible_keys, record.scale, record.softcap, hidden, dropout
+                    head_operands, rows, visible_keys, record.scale, record.softcap, hidden, dropout
                 )
                 yield row, lanes, block
 

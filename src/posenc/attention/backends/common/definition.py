@@ -64,8 +64,10 @@ def lse_by_definition(problem: Problem) -> Float[Tensor, "B H Q"]:
     For kernels that keep it to themselves.
     """
 
-    def compute(q: Tensor, k: Tensor, part: Problem) -> Tensor:
-        return _masked_lse(_logits(replace(part, q=q, k=k)), part.grid.visible, problem.sinks)
+    def compute(q: Tensor, k: Tensor, rows_problem: Problem) -> Tensor:
+        return _masked_lse(
+            _logits(replace(rows_problem, q=q, k=k)), rows_problem.grid.visible, problem.sinks
+        )
 
     batch, heads, queries, _ = problem.q.shape
     size = max(1, BUDGET // max(1, batch * heads * problem.k.shape[2]))

@@ -18,7 +18,7 @@ from posenc.attention.backends.common.base import (
     Result,
     refuse_rare,
 )
-from posenc.attention.backends.native.bands import Part, join_keys, problems_by_band
+from posenc.attention.backends.native.bands import BandProblem, join_keys, problems_by_band
 from posenc.attention.backends.native.build import description, missing, slow_mkl
 from posenc.attention.backends.native.decoding import attend_query
 from posenc.attention.backends.native.fading import narrowed
@@ -125,10 +125,10 @@ class Native(Backend):
             return prepare(image_record(problem)) if servable else None
         if compute.func is not _attend:
             return None
-        form: LoweredProblem = compute.args[0]
-        if not isinstance(form.pairs, DistanceFunction | None) or has_rows(form.terms):
+        lowered: LoweredProblem = compute.args[0]
+        if not isinstance(lowered.pairs, DistanceFunction | None) or has_rows(lowered.terms):
             return None
-        record = form.record(rotated=False)
+        record = lowered.record(rotated=False)
         return prepare(record) if narrowed(record) is record else None
 
     def query_kernel(self, q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel | None:
@@ -188,22 +188,22 @@ def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
     return Plan(how, partial(_attend, LoweredProblem(problem, offsets, terms, pairs)))
 
 
-def _attend(form: LoweredProblem, *, lse: bool) -> Result:
-    pairs, problem = form.pairs, form.problem
+def _attend(lowered: LoweredProblem, *, lse: bool) -> Result:
+    pairs, problem = lowered.pairs, lowered.problem
     if (
         isinstance(pairs, BlockTransforms)
         and problem.global_softmax is None
         and chunks_blocks(pairs)
     ):
-        by_heads = attend_heads(problem, partial(_blocks_of_heads, form, pairs))
+        by_heads = attend_heads(problem, partial(_blocks_of_heads, lowered, pairs))
         return _result(problem, by_heads, (), lse=lse)
-    record = form.record()
+    record = lowered.record()
     if problem.global_softmax is None and pairs is None:
         record = narrowed(record)
-    return _run(problem, form.terms, record, lse=lse)
+    return _run(problem, lowered.terms, record, lse=lse)
 
 
-def _attend_bands(bands: Sequence[Part], *, lse: bool) -> Result:
+def _attend_bands(bands: Sequence[BandProblem], *, lse: bool) -> Result:
     problem, joined = bands[0][0], lse or len(bands) > 1
     by_band = [_attend(LoweredProblem(band, offsets, ()), lse=joined) for band, offsets in bands]
     if problem.global_softmax is None:
@@ -216,11 +216,11 @@ def _attend_images(problem: Problem, *, lse: bool) -> Result:
 
 
 def _blocks_of_heads(
-    form: LoweredProblem, pairs: BlockTransforms, part: Problem, heads: slice
+    lowered: LoweredProblem, pairs: BlockTransforms, head_problem: Problem, heads: slice
 ) -> KernelProblem:
     some = partial(_compute_heads, pairs, heads)
-    pairs = replace(pairs, query=part.q, key=part.k, compute=some)
-    return replace(form, problem=part, pairs=pairs).record()
+    pairs = replace(pairs, query=head_problem.q, key=head_problem.k, compute=some)
+    return replace(lowered, problem=head_problem, pairs=pairs).record()
 
 
 def _compute_heads(
@@ -233,10 +233,12 @@ def _attend_rows(problem: Problem, offsets: Offsets, *, lse: bool) -> Result:
     score, unlowered = problem.encoding.score, replace(problem, lowered=None)
     assert score is not None
 
-    def record(part: Problem, heads: slice) -> KernelProblem:
-        terms = score.lower_heads(heads, part.q, part.k, part.grid, scale=part.scale)
+    def record(head_problem: Problem, heads: slice) -> KernelProblem:
+        terms = score.lower_heads(
+            heads, head_problem.q, head_problem.k, head_problem.grid, scale=head_problem.scale
+        )
         assert terms is not None
-        return LoweredProblem(part, offsets, terms).record()
+        return LoweredProblem(head_problem, offsets, terms).record()
 
     return _result(problem, attend_heads(unlowered, record), (), lse=lse)
 

@@ -88,7 +88,7 @@ class Arguments:
         x, intervals = self.struct, geometry.intervals
         if intervals is None:
             intervals = _regular_intervals(x.queries, x.keys, *_numbers(geometry))
-        x.low, x.high, x.base = (part.data_ptr() for part in self.keep(intervals))
+        x.low, x.high, x.base = (interval.data_ptr() for interval in self.keep(intervals))
         x.rows_batch = 0 if intervals.shape[1] == 1 else x.queries
         if geometry.bands is not None:
             x.bands = self.keep(geometry.bands).data_ptr()

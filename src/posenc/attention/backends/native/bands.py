@@ -16,10 +16,10 @@ from posenc.encoding import Encoding, RotatedBand, Rotation
 
 PLAIN = Encoding()
 
-Part = tuple[Problem, Offsets]
+BandProblem = tuple[Problem, Offsets]
 
 
-def problems_by_band(problem: Problem) -> list[Part] | str:
+def problems_by_band(problem: Problem) -> list[BandProblem] | str:
     """A problem of plain rotations for each band with visible pairs, and its offsets.
 
     One of them has the sinks. A reason if the score part has no such form.
@@ -33,7 +33,7 @@ def problems_by_band(problem: Problem) -> list[Part] | str:
         return "its score or value part has no form that the kernels take"
     if any(x.requires_grad for band in bands for x in band.query):
         return "it has no gradients of frequencies"
-    problems: list[Part] = []
+    problems: list[BandProblem] = []
     for band in bands:
         offsets = Offsets.of(replace(grid, window=band.window, intervals=band.intervals))
         if isinstance(offsets, str):
@@ -45,7 +45,9 @@ def problems_by_band(problem: Problem) -> list[Part] | str:
     return problems
 
 
-def _of_band(problem: Problem, band: RotatedBand, offsets: Offsets, begin: int, end: int) -> Part:
+def _of_band(
+    problem: Problem, band: RotatedBand, offsets: Offsets, begin: int, end: int
+) -> BandProblem:
     """The problem of a band; for few queries, cut to the keys that are visible in it."""
     q, k, v, key = problem.q, problem.k, problem.v, band.key
     if begin < end and 4 * q.shape[2] <= k.shape[2]:

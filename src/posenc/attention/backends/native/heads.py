@@ -75,9 +75,9 @@ def attend_heads(problem: Problem, record: RecordOf) -> tuple[Tensor, Tensor]:
         def make_record(
             q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, some: slice = some
         ) -> KernelProblem:
-            part = replace(problem, q=q, k=k, v=v, dropout=0.0, sinks=None)
+            chunk = replace(problem, q=q, k=k, v=v, dropout=0.0, sinks=None)
             return replace(
-                record(part, some),
+                record(chunk, some),
                 dropout=problem.dropout,
                 seed=None if seed is None else seed + some.start,
                 sinks=sinks,

@@ -49,7 +49,7 @@ def problem_of_cells(problem: Problem) -> Problem | None:
         return None
     grids, x = cached_for_grid(grid, _GRIDS_CACHE, _grids, signals=True), problem.rotated
     queries, keys = slice(before[0], None), slice(before[1], None)
-    cells = _part(x, grids.cells, queries, keys)
+    cells = _subproblem(x, grids.cells, queries, keys)
     width = x.v.shape[3]
     lowered = lower(x.encoding, cells.q, cells.k, cells.grid, scale=x.scale, value_dim=width)
     return replace(cells, lowered=lowered) if serves_images(cells.grid, lowered) else None
@@ -65,19 +65,19 @@ def attend_with_special_tokens(problem: Problem, attend_cells: Compute, *, lse: 
     x, (queries, keys) = problem.rotated, before
     of_cells = attend_cells(lse=lse or keys > 0)
     if keys:
-        part = _part(x, grids.special_keys, slice(queries, None), slice(keys))
-        of_cells = join_keys([of_cells, attend_by_definition(part, lse=True)], lse=lse)
+        special_pairs = _subproblem(x, grids.special_keys, slice(queries, None), slice(keys))
+        of_cells = join_keys([of_cells, attend_by_definition(special_pairs, lse=True)], lse=lse)
     if not queries:
         return of_cells
-    part = _part(x, grids.special_queries, slice(queries), slice(None))
-    special = attend_by_definition(part, lse=lse)
+    special_pairs = _subproblem(x, grids.special_queries, slice(queries), slice(None))
+    special = attend_by_definition(special_pairs, lse=lse)
     output = torch.cat([special.output, of_cells.output], dim=2)
     if special.lse is None or of_cells.lse is None:
         return Result(output, None)
     return Result(output, torch.cat([special.lse, of_cells.lse.to(special.lse.dtype)], dim=2))
 
 
-def _part(problem: Problem, grid: Grid, queries: slice, keys: slice) -> Problem:
+def _subproblem(problem: Problem, grid: Grid, queries: slice, keys: slice) -> Problem:
     q, k, v = problem.q[:, :, queries], problem.k[:, :, keys], problem.v[:, :, keys]
     return replace(problem, q=q, k=k, v=v, grid=grid, lowered=None, source=None)
 

@@ -88,27 +88,27 @@ class SumsLaunch:
             dk, dv = (torch.zeros_like(each, dtype=torch.float32) for each in (dk, dv))
         product_gradients: list[Tensor] = []
         for begin in range(0, queries, size):
-            part = slice(begin, min(begin + size, queries))
-            count = part.stop - begin
+            rows = slice(begin, min(begin + size, queries))
+            count = rows.stop - begin
             sums = lse.new_empty(*batch_heads, tiles, count, dtype=dtype)
             carries = arguments.Carries(
                 sums,
                 torch.empty_like(sums, dtype=torch.float32),
                 lse.new_empty(*batch_heads, count, dtype=torch.int32),
             )
-            of_part = SumsLaunch(_part(x, part))
+            block = SumsLaunch(_query_block(x, rows))
             launch = Launch(
-                of_part.x,
-                gradient=gradient[:, :, part],
-                output=None if self.products is None else output[:, :, part],
-                lse=lse[:, :, part].contiguous(),
-                of_lse=None if of_lse is None else of_lse[:, :, part],
+                block.x,
+                gradient=gradient[:, :, rows],
+                output=None if self.products is None else output[:, :, rows],
+                lse=lse[:, :, rows].contiguous(),
+                of_lse=None if of_lse is None else of_lse[:, :, rows],
             )
-            pairs, of_keys = of_part._pairs(), (dk, dv)
+            pairs, of_keys = block._pairs(), (dk, dv)
             if queries > size:
                 of_keys = (torch.empty_like(dk), torch.empty_like(dv))
-            of_products = of_part._queries(launch, carries, pairs, dq[:, :, part], begin)
-            of_part._keys(launch, carries, pairs, of_keys, begin)
+            of_products = block._queries(launch, carries, pairs, dq[:, :, rows], begin)
+            block._keys(launch, carries, pairs, of_keys, begin)
             if queries > size:
                 dk += of_keys[0]
                 dv += of_keys[1]
@@ -160,9 +160,13 @@ class SumsLaunch:
         )
         if ends is None or far is None:
             return None
-        total, part = ends.unbind(-1)
+        total, fraction_sums = ends.unbind(-1)
         # Of pairs from each whole count on; differences are of those at a count.
-        from_count = total - part + torch.cat([part[..., :1], part[..., :-1]], dim=-1)
+        from_count = (
+            total
+            - fraction_sums
+            + torch.cat([fraction_sums[..., :1], fraction_sums[..., :-1]], dim=-1)
+        )
         gradients = from_count - torch.nn.functional.pad(from_count[..., 1:], (0, 1))
         gradients[..., -1] += far
         return gradients
@@ -218,7 +222,7 @@ def _chosen(common: dict[str, Any], *more: str) -> dict[str, Any]:
     return {name: common[name] for name in names}
 
 
-def _part(x: KernelProblem, queries: slice) -> KernelProblem:
+def _query_block(x: KernelProblem, queries: slice) -> KernelProblem:
     """The problem of some queries."""
     summary_blocks = slice(queries.start // SUMMARY_BLOCK, triton.cdiv(queries.stop, SUMMARY_BLOCK))
     ids, summary = x.segments.query_ids, x.segments.query_summary

@@ -154,10 +154,10 @@ def combine_kernel(
         partial_at = lane * splits + split
         split_lse = tl.load(partial_lse_ptr + partial_at, mask=split < splits, other=float("-inf"))
         mask = (split < splits)[:, None] & inside[None, :]
-        part = tl.load(
+        partial = tl.load(
             partial_ptr + partial_at[:, None] * width + feature[None, :], mask, other=0.0
         )
-        output += part * tl.exp2(split_lse - row_max)[:, None]
+        output += partial * tl.exp2(split_lse - row_max)[:, None]
     valid = row_sum > 0
     row_sum = tl.where(valid, row_sum, 1.0)
     lse = tl.where(valid, row_max + tl.log2(row_sum), float("-inf"))

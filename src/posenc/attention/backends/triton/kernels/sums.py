@@ -155,8 +155,8 @@ def triangle(size: tl.constexpr, lower: tl.constexpr):
 
 
 @triton.jit
-def _times(part, ones, start, keys: tl.constexpr):
-    left, right = (part, ones) if keys == 1 else (ones, part)
+def _times(values, ones, start, keys: tl.constexpr):
+    left, right = (values, ones) if keys == 1 else (ones, values)
     return product(left, right, "ieee", start)
 
 
@@ -192,12 +192,12 @@ def sums_until(values, ones, terms: tl.constexpr, keys: tl.constexpr):
     """
     sums = None
     for term in tl.static_range(terms):
-        part = values
+        leading = values
         if term < terms - 1:  # the upper half of a float32 is a bfloat16
-            part = values.to(tl.int32, bitcast=True) & -65536
-            part = part.to(tl.float32, bitcast=True)
-        sums = _times(part.to(tl.bfloat16), ones, sums, keys)
-        values -= part
+            leading = values.to(tl.int32, bitcast=True) & -65536
+            leading = leading.to(tl.float32, bitcast=True)
+        sums = _times(leading.to(tl.bfloat16), ones, sums, keys)
+        values -= leading
     return sums
 
 
