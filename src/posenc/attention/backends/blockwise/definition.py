@@ -172,7 +172,7 @@ class TransformedProducts(ScoreTerm):
         tensors: of all queries and keys, as ``BlockTransforms.compute`` gives them: queries
             ``[B, H, Q, E]``, keys ``[B, H, K, E]``, matrices ``[B, H, N, E, E]`` and products of
             queries with the keys of their own block ``[B, H, Q, T]``.
-        first: index of the own key of the first of all queries.
+        first: index of the first query's key of offset 0.
         begin: number of these queries' first among all.
     """
 
