@@ -282,8 +282,8 @@ class Layout:
 
     def _with(self, values: Mapping[str, Any]) -> Layout:
         """The layout with other values, of which the same claims hold or other ones are given."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return self._trusted(**own | dict(values))
+        fields_of_self = {field.name: getattr(self, field.name) for field in fields(self)}
+        return self._trusted(**fields_of_self | dict(values))
 
     def to(self, device: torch.device | str | None) -> Layout:
         """The layout on another device; None keeps the current one."""

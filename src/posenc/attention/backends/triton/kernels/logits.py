@@ -150,6 +150,7 @@ def tile_logits(
 
     Returns those with the half that it shares with the next tile, too.
     """
+    queries: tl.constexpr = block_y if for_keys else block_x
     y_at = y0 + tl.arange(0, block_y)
     logits = None  # [x, y]
     unit = LOG2E
@@ -162,7 +163,6 @@ def tile_logits(
         products = product(x_tile.factor, tl.trans(y_factor), factor_precision)
         logits = _added(logits, products * unit)
     if kind == NEAR:
-        queries: tl.constexpr = block_y if for_keys else block_x
         start = window_start(x_tile.start, y0, band.origin, queries, for_keys)
         if tables.bias_by_offset is not None:
             biases = tables.bias_by_offset + x_tile.h.to(tl.int64) * tables.bias_head
@@ -215,7 +215,6 @@ def tile_logits(
         rate = x_tile.rate
         if for_keys:
             rate = rates_of(tables.curve, x_tile.b, y_at, y.length)
-        queries: tl.constexpr = block_y if for_keys else block_x
         start = window_start(x_tile.start, y0, band.origin, queries, for_keys)
         logits = with_curve(
             logits, tables.curve, rate, x_tile.b, x_tile.h, unit, y0 if for_keys else x_tile.start,
