@@ -267,7 +267,7 @@ class Registry(Mapping[str, E], Generic[E]):
                     self.noun,
                     expected="a known name",
                     got=f"{name!r}, {article} {other.noun} of {other.group}",
-                    remedy=f"Valid: {', '.join(known)}.",
+                    remedy=f"Valid: {', '.join(names)}.",
                 )
         raise UnknownNameError.of(self.noun, name, names)
 

@@ -136,4 +136,4 @@ def AttentionCall(  # noqa: N802
     *operands: Any, keyed: CounterDropout | None = None, **options: Any
 ) -> Call:
     """``Call`` for ``distributed/tensor_parallel.py``, until that is removed."""
-    return Call(*operands, counter_dropout=keyed, **options)
+    return replace(Call(*operands, **options), counter_dropout=keyed)

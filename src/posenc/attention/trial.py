@@ -71,7 +71,7 @@ def _stored(
     def find() -> str:
         message = difference(backend, device, dtypes=(dtype,), kernels=kernels)
         if message:
-            put_aside = f"backend {backend.name!r} is put aside: {found}"
+            put_aside = f"backend {backend.name!r} is put aside: {message}"
             warnings.warn(put_aside, RuntimeWarning, stacklevel=4)
         return message
 

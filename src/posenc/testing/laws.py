@@ -113,7 +113,7 @@ def hidden_tokens_change_nothing(subject: Subject) -> None:
         changed = garbage.clone()
         changed[:, unchanged] = x[:, unchanged]
         agree(
-            f"tokens {kept}",
+            f"tokens {unchanged}",
             layer(changed, layout, tokens=tokens)[:, unchanged],
             layer(x, layout, tokens=tokens)[:, unchanged],
         )

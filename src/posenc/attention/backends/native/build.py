@@ -231,7 +231,7 @@ def _compiler() -> str:
     name, oldest = ("clang_major", 16) if "__clang__" in values else ("GNUC", 11)
     version = int(values.get(f"__{name}__", 0))
     if version < oldest:
-        got = f"{found}, which is version {version} of {name}"
+        got = f"{compiler}, which is version {version} of {name}"
         raise BackendRefusal("compiler", expected=expected, got=got, remedy=remedy)
     return compiler
 
