@@ -71,5 +71,5 @@ class _Pieces(torch.autograd.Function):
             )
             for total, part in zip(totals, rest, strict=True):
                 total += part
-        gradients = iter(totals)
-        return None, dx, *(next(gradients) if p.requires_grad else None for p in parameters)
+        summed = iter(totals)
+        return None, dx, *(next(summed) if p.requires_grad else None for p in parameters)
