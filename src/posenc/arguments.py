@@ -288,7 +288,7 @@ def check_fields(record: object) -> None:
 
 @functools.cache
 def _fields(kind: Any) -> Mapping[str, tuple[str, Any, object]]:
-    """By field of a dataclass: its name in messages, annotation and default."""
+    """Name in messages, annotation and default of each field of a dataclass, by field name."""
     hints, options = typing.get_type_hints(kind, include_extras=True), declared_options(kind)
     return {
         field.name: (

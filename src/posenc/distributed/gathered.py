@@ -50,7 +50,7 @@ def attend_gathered(call: ShardedCall) -> Float[Tensor, "B H L E"]:
 
 
 def _visible(call: ShardedCall, query_pieces: list[Piece], key: Layout) -> list[int]:
-    """How many of the sorted keys each piece reads; the last reads all."""
+    """Number of sorted keys that each piece reads; the last reads all."""
     parts = [part for part in call.encoding.parts() if part is not call.encoding.embedding]
     if not call.grid.causal or key.order.shape[0] > 1 or not all(x.pairwise for x in parts):
         return [key.length] * len(query_pieces)

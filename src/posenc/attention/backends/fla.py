@@ -33,7 +33,7 @@ Reflections = Callable[[], tuple[Tensor, Tensor]]
 
 
 class Fla(Backend):
-    """A number a key, or reflections, over whole causal sequences in 16 bits."""
+    """Biases by key, or products of reflections, on full causal sequences in 16 bits."""
 
     name = "fla"
 

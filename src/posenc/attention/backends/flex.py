@@ -53,7 +53,7 @@ Mod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Flex(Backend):
-    """Tables, numbers a token, and vectors over few rows, on sequences and whole images.
+    """Tables, biases by token, and products with few rows, on sequences and whole images.
 
     What depends on no offset is served for any layout, and all of it where tokens are one position
     apart in each document.

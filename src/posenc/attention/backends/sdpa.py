@@ -54,7 +54,7 @@ come out as zeros."""
 
 
 class Sdpa(Backend):
-    """No score part, a constant table over regular layouts, or low rank."""
+    """PyTorch's fused kernel: no score part, constant tables on regular layouts, and low rank."""
 
     name = "sdpa"
 

@@ -52,7 +52,7 @@ def _runs(grid: Grid) -> dict[tuple[Run, ...], list[int]] | None:
 
 
 def _documents(layout: Layout) -> list[dict[int, DocumentSpan]] | None:
-    """For each row of a layout of one axis, its documents by number; None without values."""
+    """Documents by number, for each row of a layout of one axis; None without values."""
     if layout.axes != 1 or layout.special is not None or not has_values(layout.positions):
         return None
     rows = layout.batch
@@ -80,7 +80,7 @@ def _documents(layout: Layout) -> list[dict[int, DocumentSpan]] | None:
 
 
 def run_intervals(grid: Grid) -> Int[Tensor, "3 b Q"] | None:
-    """For each query the first key that it sees, the last plus one, and its key 0's offset.
+    """Intervals of visible keys: first, last plus one, and the offset of key 0, for each query.
 
     The offset of key j is j plus the last number. A query that sees none has an empty interval.
     None where documents are in pieces, or tokens of one not one position and one step apart.

@@ -87,7 +87,7 @@ class Buckets(ABC):
     @property
     @abstractmethod
     def count(self) -> int:
-        """How many buckets there are."""
+        """Number of buckets."""
 
     @abstractmethod
     def of(self, back: Offsets) -> BucketIndex:

@@ -74,7 +74,7 @@ class Sandwich(OffsetBias):
         return (BucketedTerms(offset_index(grid), table=self._divided(similarity[offsets.abs()])),)
 
     def _divided(self, similarity: Float[Tensor, "*dims"]) -> Float[Tensor, "H *dims"]:
-        """By each head's compression ratio."""
+        """``similarity`` divided by each head's compression ratio."""
         heads = torch.arange(1, self.heads + 1, dtype=similarity.dtype, device=similarity.device)
         return similarity / (heads * (8 / self.heads)).view(-1, *(1,) * similarity.dim())
 

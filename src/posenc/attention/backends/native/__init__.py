@@ -72,7 +72,7 @@ ON_CPU = Refusal("its kernels run on CPUs alone")
 class Native(Backend):
     """Online softmax over tiles, in C++, with terms read by spans of the offset.
 
-    Regular grids, documents and padding in whole stretches, and tables between whole images.
+    Serves regular grids, contiguous documents and padding, and tables between whole images.
     Gradients of everything, dropout included. Results are the same for any number of threads.
     """
 

@@ -43,7 +43,7 @@ END = constexpr(True)
 
 
 class Launch:
-    """One problem, ready to be launched in either direction.
+    """A problem with the launches of its forward and backward kernels.
 
     Args:
         x: features of each token have to lie together, and tables to be contiguous.
@@ -236,7 +236,7 @@ class Launch:
         return queries, keys
 
     def band(self, *, for_keys: bool) -> arguments.Band:
-        """The band of pairs, the keys' if ``for_keys``."""
+        """The band of visible pairs, with keys as x if ``for_keys``."""
         origin, last = self.x.geometry.shift - self.x.terms.first, self.entries - 1
         window = self.x.segments.window or None
         low = (FAR if self.single else 0) if self.has_first else -FAR

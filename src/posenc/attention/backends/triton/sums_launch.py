@@ -34,7 +34,7 @@ TERMS = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 2}
 
 @dataclass(frozen=True, eq=False)
 class SumsLaunch:
-    """One problem with carried sums.
+    """A problem with carried sums, and the launches of its kernels.
 
     Args:
         x: its pairs' tensors are products ``[B, H, Q, N]`` of queries with vectors by count, in
@@ -197,7 +197,7 @@ class SumsLaunch:
 
     @property
     def _edged(self) -> bool:
-        """True if keys before those that are not ahead may be hidden."""
+        """True if the first keys of a row may be hidden from a query."""
         return self.x.geometry.lowest > -FAR or self.x.segments.query_ids is not None
 
     def _constants(self) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class SumsLaunch:
         return {"sticks": False, "limit": (width - 1) << bits, "width": width, "bits": bits}
 
     def _pairs(self) -> Tensor | None:
-        """Each product less what the next one is more, beside that, as numbers of 64 bits."""
+        """Pairs of float32 in 64 bits: each product less the rise to the next, and that rise."""
         if self.products is None:
             return None
         scaled = self.products * LOG2E.value

@@ -70,7 +70,7 @@ class RotaryArguments(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """A number a token, ``[B, H, L]``, contiguous tokens."""
+    """One number per token, ``[B, H, L]``, contiguous tokens."""
 
     pointer: Any
     row: Any
