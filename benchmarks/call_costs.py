@@ -60,8 +60,8 @@ STAGES: dict[str, tuple[tuple[Any, str], ...]] = {
     "checks": ((api, "validate"), (repeats, "_key"), (repeats.ModuleStates, "hold")),
     "plan": ((api, "choose"), (native.Native, "prepare")),
     "operands": (
-        (call.AttentionCall, "_posed"),
-        (posing.Form, "record"),
+        (call.Call, "_lower"),
+        (posing.LoweredProblem, "record"),
         (arguments.Arguments, "__init__"),
         (native, "prepare"),
     ),

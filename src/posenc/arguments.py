@@ -161,13 +161,13 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def _checked(function: Callable[..., object], given: Mapping[str, object]) -> dict[str, Any]:
+def _checked(function: Callable[..., object], arguments: Mapping[str, object]) -> dict[str, Any]:
     """The keyword arguments that have annotations, checked."""
-    known = domains(function)
+    parameters = domains(function)
     return {
-        name: check(name, known[name].annotation, value, known[name].default)
-        for name, value in given.items()
-        if name in known
+        name: check(name, parameters[name].annotation, value, parameters[name].default)
+        for name, value in arguments.items()
+        if name in parameters
     }
 
 
@@ -183,7 +183,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         kwargs.update(_checked(function, kwargs))
-        _require_room(lambda: _make(function, *args, **kwargs), _sizes(kwargs, domains(function)))
+        _require_memory(lambda: _make(function, *args, **kwargs), _sizes(kwargs, domains(function)))
         result = function(*args, **kwargs)
         if args:  # a constructor
             vars(args[0])["given"] = kwargs
@@ -202,11 +202,13 @@ def _make(function: Callable[..., object], *args: object, **kwargs: object) -> o
     return module
 
 
-def _sizes(given: Mapping[str, object], known: Mapping[str, Parameter]) -> list[tuple[str, int]]:
+def _sizes(
+    arguments: Mapping[str, object], parameters: Mapping[str, Parameter]
+) -> list[tuple[str, int]]:
     """Integer arguments above 1, including those in sequences."""
     sizes = []
-    for name, parameter in known.items():
-        value = given.get(name, parameter.default)
+    for name, parameter in parameters.items():
+        value = arguments.get(name, parameter.default)
         items = value if isinstance(value, tuple) else (value,)
         sizes += [(name, item) for item in items if isinstance(item, int) and item > 1]
     return sizes
@@ -286,7 +288,7 @@ def check_fields(record: object) -> None:
 
 @functools.cache
 def _fields(kind: Any) -> Mapping[str, tuple[str, Any, object]]:
-    """By field of a dataclass: its name in messages, annotation and default."""
+    """Name in messages, annotation and default of each field of a dataclass, by field name."""
     hints, options = typing.get_type_hints(kind, include_extras=True), declared_options(kind)
     return {
         field.name: (
@@ -358,7 +360,7 @@ def _number_text(number: float) -> str:
     return f"{number:g}" if isinstance(number, float) else str(number)
 
 
-def _require_room(make: Callable[[], object], sizes: Sequence[tuple[str, int]]) -> None:
+def _require_memory(make: Callable[[], object], sizes: Sequence[tuple[str, int]]) -> None:
     """Raise ArgumentError, naming the largest size, if the module is too large to be trained.
 
     Modules of large ``sizes`` are made on the meta device, which allocates nothing.

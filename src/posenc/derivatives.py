@@ -71,21 +71,21 @@ class _Twice(torch.autograd.Function):
         outputs, of_outputs = zip(*pairs, strict=True)
         wanted = [x for x, need in zip(views, needed, strict=True) if need]
         _require_no_others(outputs, wanted)
-        found = iter(
+        computed = iter(
             torch.autograd.grad(outputs, wanted, of_outputs, create_graph=True, allow_unused=True)
         )
         unwanted = (None for _ in range(2 + ctx.count))
-        return *unwanted, *(next(found) if need else None for need in needed)
+        return *unwanted, *(next(computed) if need else None for need in needed)
 
 
 def _require_no_others(outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Refuse a definition with gradients by tensors that are not among those given."""
-    known, waiting = {x.grad_fn for x in tensors}, [x.grad_fn for x in outputs]
+    visited, waiting = {x.grad_fn for x in tensors}, [x.grad_fn for x in outputs]
     while waiting:
         node = waiting.pop()
-        if node is None or node in known:
+        if node is None or node in visited:
             continue
-        known.add(node)
+        visited.add(node)
         if hasattr(node, "variable"):
             raise DerivativeError(
                 "create_graph",
@@ -118,11 +118,11 @@ def differentiable_once(of: str, remedy: str) -> Callable[[Backward], Backward]:
                 )
             if not torch.is_grad_enabled():
                 return backward(ctx, *gradients, **options)
-            kept = _Kept(ctx)
+            saved = _Kept(ctx)
             with torch.no_grad():
-                found = backward(kept, *gradients, **options)
-            sources = [x for x in (*gradients, *kept.saved_tensors) if x is not None]
-            return _mapped(lambda x: _Once.apply(of, remedy, x, *sources), found)
+                results = backward(saved, *gradients, **options)
+            sources = [x for x in (*gradients, *saved.saved_tensors) if x is not None]
+            return _mapped(lambda x: _Once.apply(of, remedy, x, *sources), results)
 
         return run
 
@@ -139,11 +139,11 @@ class _Kept:
         return getattr(self.ctx, name)
 
 
-def _mapped(function: Callable[[Tensor], Tensor], found: Any) -> Any:
+def _mapped(function: Callable[[Tensor], Tensor], gradients: Any) -> Any:
     """Gradients, single or in tuples and lists, with the function applied to each."""
-    if isinstance(found, tuple | list):
-        return type(found)(_mapped(function, x) for x in found)
-    return function(found) if isinstance(found, Tensor) else found
+    if isinstance(gradients, tuple | list):
+        return type(gradients)(_mapped(function, x) for x in gradients)
+    return function(gradients) if isinstance(gradients, Tensor) else gradients
 
 
 class _Once(torch.autograd.Function):

@@ -128,7 +128,7 @@ def assign_options(
     for option, value in options.items():
         owners = [name for name, entry in entries.items() if option in entry.options()]
         if not owners:
-            valid = [known for entry in entries.values() for known in entry.options()]
+            valid = [other for entry in entries.values() for other in entry.options()]
             name = f"option of {'+'.join(entries)}"
             raise UnknownNameError.of(name, option, [*context, *valid])
         if len(owners) > 1:
@@ -259,7 +259,7 @@ class Registry(Mapping[str, E], Generic[E]):
             raise ArgumentError(self.noun, expected="a name", got=got, remedy="Names are strings.")
         if name in self:
             return self[name]
-        known = [*self, *others]
+        names = [*self, *others]
         for other in REGISTRIES:
             if name in other:
                 article = "an" if other.noun[0] in "aeiou" else "a"
@@ -267,9 +267,9 @@ class Registry(Mapping[str, E], Generic[E]):
                     self.noun,
                     expected="a known name",
                     got=f"{name!r}, {article} {other.noun} of {other.group}",
-                    remedy=f"Valid: {', '.join(known)}.",
+                    remedy=f"Valid: {', '.join(names)}.",
                 )
-        raise UnknownNameError.of(self.noun, name, known)
+        raise UnknownNameError.of(self.noun, name, names)
 
     def register(self, name: str, entry: E) -> None:
         """Add an entry; see ``posenc.register``."""
@@ -281,9 +281,9 @@ class Registry(Mapping[str, E], Generic[E]):
                 remedy="Choose another name.",
             )
         # A class may be defined again, as notebooks do, and while its entry point is being loaded.
-        known = self._read.get(name) if self._classes else self.get(name)
-        again = known is entry or (self._classes and repr(known) == repr(entry))
-        if known is not None and not again:
+        registered = self._read.get(name) if self._classes else self.get(name)
+        again = registered is entry or (self._classes and repr(registered) == repr(entry))
+        if registered is not None and not again:
             raise self._taken(name, "another entry")
         self._read[name] = entry
 

@@ -25,7 +25,7 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _FILE = _NO_LINK | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 
 DAMAGED = (OSError, ValueError, TypeError, EOFError, zlib.error)
-"""Of files that are missing, another's, or not whole."""
+"""Errors of reading a file that is missing, truncated, or of another format."""
 
 
 def kept(

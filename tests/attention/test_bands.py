@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend, create, explain
-from posenc.attention.api import attend_part
-from posenc.attention.call import AttentionCall
-from posenc.attention.problem.problem import Whole
+from posenc.attention.api import attend_block_backward
+from posenc.attention.call import Call
+from posenc.attention.problem.problem import GlobalSoftmax
 from posenc.errors import BackendRefusal
 from posenc.extension import extend
 from tests.attention.test_native import built
@@ -117,8 +117,8 @@ def test_gradients_of_parts_of_the_keys() -> None:
     encoding, inputs = encoding_of("self_extend"), draw(WHOLE)
     output, lse = attend(*inputs, WHOLE, encoding, return_lse=True)
     expected = torch.autograd.grad(output.sum(), inputs)
-    whole = Whole(output.detach(), lse.detach())
-    part = attend_part(AttentionCall(*inputs, WHOLE, encoding, whole=whole), "native")
+    whole = GlobalSoftmax(output.detach(), lse.detach())
+    part = attend_block_backward(Call(*inputs, WHOLE, encoding, global_softmax=whole), "native")
     agree(list(torch.autograd.grad(part.sum(), inputs)), list(expected))
 
 

@@ -24,8 +24,8 @@ from posenc.attention.problem.record import (
     Geometry,
     KernelProblem,
     PairTerm,
-    Rotary,
-    Segments,
+    RotaryFactors,
+    SegmentMask,
 )
 from posenc.attention.problem.terms import Terms
 from posenc.testing.subject import agree
@@ -343,7 +343,7 @@ def test_the_operators_are_well_registered(causal: int, heads_last: bool) -> Non
         x.requires_grad_(want)
     record = KernelProblem(
         *(q, k, v, 0.4, Terms(bias_by_offset=bias, first=-96), PairTerm()),
-        *(Geometry(0, -96, 0 if causal else 96), Segments(), Rotary()),
+        *(Geometry(0, -96, 0 if causal else 96), SegmentMask(), RotaryFactors()),
     )
     flat = tuple(flatten(record, SCHEMA))
     torch.library.opcheck(torch.ops.posenc.blockwise.default, flat)

@@ -13,7 +13,7 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention import dispatch
 from posenc.attention.backends.common.definition import attend_by_definition
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.differentiation import differentiable_twice
 from posenc.attention.dispatch import SMALL
 from posenc.derivatives import with_definition
@@ -284,7 +284,7 @@ def test_other_tensors_of_a_part_are_refused() -> None:
 
     q, k, v, _ = (x.requires_grad_() for x in draw(8))
     grid, encoding = where("nope", 8), Encoding.of(Hidden())
-    problem = AttentionCall(q, k, v, grid, encoding).problem().rotated
+    problem = Call(q, k, v, grid, encoding).problem().rotated
     output = differentiable_twice(attend_by_definition(problem), problem).output
     with pytest.raises(DerivativeError, match="another tensor"):
         torch.autograd.grad(output.sum(), q, create_graph=True)

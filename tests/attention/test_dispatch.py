@@ -34,14 +34,14 @@ def problem(
     return Problem(q, k, k, grid, Encoding(), 1.0, 0.0, lowered)
 
 
-def half(posed: Problem) -> Problem:
+def half(case_problem: Problem) -> Problem:
     """The problem with queries in bfloat16."""
-    return replace(posed, q=posed.q.to(torch.bfloat16))
+    return replace(case_problem, q=case_problem.q.to(torch.bfloat16))
 
 
-def graded(posed: Problem) -> Problem:
+def graded(case_problem: Problem) -> Problem:
     """The problem with queries that want gradients."""
-    return replace(posed, q=posed.q.clone().requires_grad_())
+    return replace(case_problem, q=case_problem.q.clone().requires_grad_())
 
 
 def columns(count: int) -> LowRank:
@@ -57,9 +57,9 @@ def one_query(**options: Any) -> Problem:
     return replace(problem(1, 2**15), **({"sinks": torch.zeros(4)} | options))
 
 
-def shared(posed: Problem, *, groups: int = 1) -> Problem:
+def shared(case_problem: Problem, *, groups: int = 1) -> Problem:
     """The problem with as many heads of keys."""
-    return replace(posed, k=posed.k[:, :groups], v=posed.v[:, :groups])
+    return replace(case_problem, k=case_problem.k[:, :groups], v=case_problem.v[:, :groups])
 
 
 RIGHT = replace(TABLE, right=TokenTableProduct(torch.zeros(1, 4, 1, 8), torch.zeros(1, 1, 8)))
@@ -164,10 +164,10 @@ ORDER = {
 def test_rules_on_the_cpu(name: str) -> None:
     assert 4 * SIDE * SIDE == SMALL
     assert SIDE * SIDE // 4 == FEW
-    posed, expected = CASES[name]
+    case_problem, expected = CASES[name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "slow_mkl", lambda: False)
-        reason, order = preference(CPU, lambda: posed)
+        reason, order = preference(CPU, lambda: case_problem)
     assert reason.startswith(expected.partition(",")[0])
     assert order == ORDER.get(expected, ["native", "sdpa", "blockwise", "reference"])
 
@@ -180,8 +180,8 @@ def test_kernels_come_first_without_terms_where_they_are_faster(
 ) -> None:
     monkeypatch.setattr(native, "slow_mkl", lambda: True)
     monkeypatch.setattr(dispatch, "FEW", 0)
-    posed = problem(queries, keys, causal=False)
-    assert preference(CPU, lambda: posed)[1][0] == first
+    case_problem = problem(queries, keys, causal=False)
+    assert preference(CPU, lambda: case_problem)[1][0] == first
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -193,8 +193,8 @@ def test_what_is_only_rotated_goes_by_the_vectors(
     monkeypatch.setattr(native, "slow_mkl", lambda: False)
     queries, keys = (torch.ones(1, 1, SIDE + more, 4) for more in (0, 1))
     rotation = Rotation((queries, 0 * queries), (keys, 0 * keys), "half")
-    posed = replace(problem(SIDE, SIDE + 1, causal=False), rotation=rotation)
-    rule, order = preference(CPU, lambda: posed)
+    case_problem = replace(problem(SIDE, SIDE + 1, causal=False), rotation=rotation)
+    rule, order = preference(CPU, lambda: case_problem)
     assert (rule == "nothing but a rotation", order[0] == "native") == (wide, wide)
 
 
@@ -212,8 +212,8 @@ def test_bfloat16_goes_by_the_vectors(
     monkeypatch.setattr(native, "AVX512", wide)
     monkeypatch.setattr(native, "slow_mkl", lambda: False)
     plain = problem(queries, SMALL // queries, causal=False)
-    posed = replace(plain, q=plain.q.to(dtype))
-    assert preference(CPU, lambda: posed)[1][0] == first
+    case_problem = replace(plain, q=plain.q.to(dtype))
+    assert preference(CPU, lambda: case_problem)[1][0] == first
 
 
 def test_few_logits_under_a_transform_go_by_definition() -> None:
@@ -231,8 +231,10 @@ def test_few_logits_under_a_transform_go_by_definition() -> None:
 def test_constant_tables_on_accelerators_go_to_flex(device: str) -> None:
     learned = replace(TABLE, table=torch.zeros(1, 1, requires_grad=True))
     for lowered, first in (((TABLE,), "flex"), ((learned,), "fla"), ((), "fla"), (None, "fla")):
-        posed = problem(600, 600, lowered=lowered)
-        reason, order = preference(torch.device(device), lambda posed=posed: posed)  # type: ignore[misc]
+        case_problem = problem(600, 600, lowered=lowered)
+        reason, order = preference(
+            torch.device(device), lambda case_problem=case_problem: case_problem
+        )  # type: ignore[misc]
         assert reason.startswith("on an accelerator")
         assert order[:2] == ["sdpa", first]
         assert order[-2:] == ["blockwise", "reference"]

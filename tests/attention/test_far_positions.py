@@ -9,8 +9,8 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention.backends.native.build import missing
-from posenc.attention.backends.native.posing import Form
-from posenc.attention.call import AttentionCall
+from posenc.attention.backends.native.posing import LoweredProblem
+from posenc.attention.call import Call
 from posenc.attention.problem.offsets import Offsets
 from posenc.errors import BackendRefusal
 from posenc.testing.backend_laws import serving
@@ -95,11 +95,11 @@ def test_both_sides_are_far(name: str) -> None:
 def test_tables_are_of_the_offsets_that_occur() -> None:
     grid = Grid(Layout.sequence(30, 2**40), Layout.sequence(35))
     inputs, encoding = _inputs(grid), _encoding("fire")
-    problem = AttentionCall(*inputs, grid, encoding).problem().rotated
+    problem = Call(*inputs, grid, encoding).problem().rotated
     assert encoding.score is not None
     form = encoding.score.fuse(problem.q, problem.k, grid, scale=problem.scale)
     assert form is not None
-    record = Form(problem, Offsets.regular(grid), (), form).record()
+    record = LoweredProblem(problem, Offsets.regular(grid), (), form).record()
     assert len(record.pairs.tensors[0]) <= 30 + 35
     assert explain(*inputs, grid, encoding, backend="native").backend == "native"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc import Encoding, Grid, Layout, attend, create
 from posenc.attention import LayerCache
 from posenc.attention.backends import native
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.decoding import attend_last
 from posenc.attention.dispatch import BACKENDS, query_kernel
 
@@ -233,7 +233,7 @@ def test_the_last_token_of_a_layer(name: str, monkeypatch: pytest.MonkeyPatch) -
     cache.append(k, v, layout)
     grid = Grid(layout.slice(299, 300), layout, causal=True)
     with torch.no_grad():
-        found = attend_last(AttentionCall(q, k, v, grid, encoding), cache)
+        found = attend_last(Call(q, k, v, grid, encoding), cache)
         expected = attend(q, k, v, grid, encoding, backend="reference")
     assert found is not None
     assert len(seen) == 1

@@ -14,7 +14,7 @@ from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention import BACKENDS
 from posenc.attention.backends import fla
 from posenc.attention.backends.common.base import Plan, Refusal
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.errors import BackendRefusal
 
 HEADS, WIDTH, LENGTH = 2, 16, 130
@@ -42,7 +42,7 @@ def inputs(length: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Ten
 def planned(name: str, layout: Layout, **options: object) -> str:
     """The description of its plan, or the reason why it has none."""
     encoding, grid = created(name, layout)
-    call = AttentionCall(*inputs(layout.length, torch.bfloat16), grid, encoding)
+    call = Call(*inputs(layout.length, torch.bfloat16), grid, encoding)
     problem = call.problem()
     plan = BACKENDS["fla"].plan(replace(problem, **options))  # type: ignore[arg-type]
     return plan.describe() if isinstance(plan, Plan) else plan.reason
@@ -77,7 +77,7 @@ def test_refuses_what_the_kernels_are_not_for(monkeypatch: pytest.MonkeyPatch) -
     q, k, v = inputs(9)
     for dtype, width, words in ((torch.float32, 16, "16 bits"), (torch.bfloat16, 8, "width")):
         given = (x[..., :width].to(dtype) for x in (q, k, v))
-        plan = BACKENDS["fla"].plan(AttentionCall(*given, grid, encoding).problem().rotated)
+        plan = BACKENDS["fla"].plan(Call(*given, grid, encoding).problem().rotated)
         assert isinstance(plan, Refusal)
         assert words in plan.reason
 

@@ -20,7 +20,7 @@ from posenc import Encoding, Grid, Layout, attend
 from posenc.attention.backends import flex
 from posenc.attention.backends.common.base import Plan, Result
 from posenc.attention.backends.flex import Entries, Flex, score_mod
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.problem.problem import Problem
 from posenc.errors import BackendRefusal
 
@@ -85,7 +85,7 @@ def check(encoding: Encoding, grid: Grid, **extras: Any) -> None:
         if not parameter.any():  # what starts at zero would hide mistakes
             torch.nn.init.normal_(parameter)
     given = inputs(grid)
-    problem = AttentionCall(*given, grid, encoding, **extras).problem().rotated
+    problem = Call(*given, grid, encoding, **extras).problem().rotated
     plan = Flex().plan(problem)
     assert isinstance(plan, Plan), plan
     got, lse = plan.run(lse=True)
@@ -145,7 +145,7 @@ def test_documents_in_one_graph() -> None:
 def test_rows_are_read_at_offsets_before_their_products(name: str) -> None:
     """Pairs then find their product by arithmetic alone."""
     grid = GRIDS["chunk"]
-    problem = AttentionCall(*inputs(grid), grid, ENCODINGS[name]).problem().rotated
+    problem = Call(*inputs(grid), grid, ENCODINGS[name]).problem().rotated
     mod = score_mod(problem)
     assert mod is not None
     traced = make_fx(mod)(torch.zeros(1), *[torch.tensor([0]) for _ in range(4)]).graph
@@ -190,7 +190,7 @@ def test_flash_is_taken_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(flex, "_run", only_note)
 
     def how(tensors: list[Tensor], name: str) -> str:
-        plan = backend.plan(AttentionCall(*tensors, grid, ENCODINGS[name]).problem().rotated)
+        plan = backend.plan(Call(*tensors, grid, ENCODINGS[name]).problem().rotated)
         assert isinstance(plan, Plan), plan
         plan.run()
         return plan.describe()
@@ -249,7 +249,7 @@ def test_refuses_with_the_reason(
 def test_refuses_gradients_in_no_fixed_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "DEVICE", "cpu")
     grid = GRIDS["dense"]
-    problem = AttentionCall(*inputs(grid), grid, T5[False]).problem().rotated
+    problem = Call(*inputs(grid), grid, T5[False]).problem().rotated
     assert isinstance(Flex().plan(problem), Plan)
     torch.use_deterministic_algorithms(True)
     try:

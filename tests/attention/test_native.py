@@ -15,8 +15,8 @@ import posenc
 from posenc.attention import attend, explain
 from posenc.attention.backends.native import build as building
 from posenc.attention.backends.native import heads
-from posenc.attention.backends.native.posing import read_own_terms
-from posenc.attention.call import AttentionCall
+from posenc.attention.backends.native.posing import read_visible_terms
+from posenc.attention.call import Call
 from posenc.attention.problem.offsets import Offsets
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
 from posenc.encodings.common import pieces
@@ -342,11 +342,11 @@ def test_buckets_reach_the_pairs_that_are_hidden(groups: int, window: int | None
     grid = Grid.of(Layout.sequence(322), causal=True, window=window)
     encoding = _encoding("deberta")
     q, k, v = _inputs(322, 322, heads=4, groups=groups)
-    problem = AttentionCall(q, k, v, grid, encoding).problem().rotated
+    problem = Call(q, k, v, grid, encoding).problem().rotated
     assert problem.lowered is not None
     offsets = Offsets.regular(grid)
     assert offsets.reach == (-321, 321)
-    read = read_own_terms(problem.lowered, problem, offsets)
+    read = read_visible_terms(problem.lowered, problem, offsets)
     assert read.first == -321
     assert read.bucket is not None
     assert len(read.bucket) == 643

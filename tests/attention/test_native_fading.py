@@ -13,7 +13,7 @@ from torch import Tensor
 from posenc import Encoding, Grid, Layout, attend, create
 from posenc.attention.backends.native import fading
 from posenc.attention.backends.native.build import missing
-from posenc.attention.backends.native.posing import Form
+from posenc.attention.backends.native.posing import LoweredProblem
 from posenc.attention.problem.lowering import lower
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
@@ -39,7 +39,7 @@ def bands(grid: Grid, encoding: Encoding, *tensors: Tensor, **options: Any) -> l
     lowered = lower(encoding, *tensors[:2], grid, scale=scale)
     assert lowered is not None
     problem = Problem(*tensors, grid, encoding, scale, 0.0, lowered, **options)  # type: ignore[arg-type]
-    record = Form(problem, Offsets.regular(grid), lowered).record()
+    record = LoweredProblem(problem, Offsets.regular(grid), lowered).record()
     found = fading.narrowed(record).geometry.bands
     return [] if found is None else found.tolist()
 

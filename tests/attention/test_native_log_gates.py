@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.attention import attend
 from posenc.encoding import Encoding, LogGateSums, ScoreTerm
 from posenc.encoding.tensors import Keys, Queries, Scores
-from posenc.encodings.common.prefix_sums import Ranks
+from posenc.encodings.common.prefix_sums import KeyRanks
 from posenc.grid import Grid
 from posenc.layout import Layout
 from tests.attention.test_native import _agree, built
@@ -35,7 +35,7 @@ class Gated(ScoreTerm):
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         logs = torch.nn.functional.logsigmoid(self.query @ self.key.mT)
         steps = self.slope.view(-1, 1, 1) * logs
-        return Ranks.of(grid).after_key(steps.masked_fill(~grid.visible, 0.0))
+        return KeyRanks.of(grid).after_key(steps.masked_fill(~grid.visible, 0.0))
 
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> LogGateSums:
         return LogGateSums(self.query, self.key, self.slope)

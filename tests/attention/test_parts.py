@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from posenc import ENCODINGS, Encoding, Grid, Layout, attend, create
-from posenc.attention.api import attend_part
-from posenc.attention.call import AttentionCall
-from posenc.attention.problem.problem import Whole
+from posenc.attention.api import attend_block_backward
+from posenc.attention.call import Call
+from posenc.attention.problem.problem import GlobalSoftmax
 from posenc.errors import ArgumentError, BackendRefusal
 from posenc.testing.subject import HEADS, KV_HEADS, Subject, agree, operands, spread
 
@@ -48,13 +48,15 @@ def test_gradients_of_parts_sum_to_those_of_the_whole(name: str, backend: str) -
         output, lse = attend(*inputs, grid, encoding, backend="reference", return_lse=True)
         direction = torch.randn_like(output)
         expected = torch.autograd.grad(output, [*inputs, *parameters], direction, allow_unused=True)
-        whole = Whole(output.detach(), lse.detach())
+        whole = GlobalSoftmax(output.detach(), lse.detach())
         sums: list[Tensor | float] = [0.0] * len(expected)
         for a, b in ((0, 20), (20, 70)):
             q, k, v = inputs[0], *(x[:, :, a:b] for x in inputs[1:])
             part = Grid(layout, layout.slice(a, b), causal, window)
             try:
-                found = attend_part(AttentionCall(q, k, v, part, encoding, whole=whole), backend)
+                found = attend_block_backward(
+                    Call(q, k, v, part, encoding, global_softmax=whole), backend
+                )
             except BackendRefusal:
                 assert backend == "native"
                 return
@@ -86,8 +88,8 @@ def test_gradients_through_an_image_beside_another_key(backend: str) -> None:
     output = logits.softmax(-1) @ values
     direction = torch.randn_like(output)
     expected = torch.autograd.grad(output, [*inputs, table], direction)
-    whole = Whole(output.detach(), logits.logsumexp(-1).detach())
-    found = attend_part(AttentionCall(q, k, v, grid, encoding, whole=whole), backend)
+    whole = GlobalSoftmax(output.detach(), logits.logsumexp(-1).detach())
+    found = attend_block_backward(Call(q, k, v, grid, encoding, global_softmax=whole), backend)
     got = list(torch.autograd.grad(found, [*inputs, table], direction))
     weight = logits.detach().softmax(-1)[..., -1:]
     got[0] = got[0] + scale * weight * (direction * (value - whole.output)).sum(-1, True) * key
@@ -99,15 +101,17 @@ def test_backends_that_know_no_parts_leave_them_to_others() -> None:
     inputs = [x.requires_grad_() for x in operands(5, 5)]
     grid = Grid.of(Layout.sequence(5))
     output, lse = attend(*inputs, grid, Encoding(), return_lse=True)
-    whole = Whole(output.detach(), lse)
-    found = attend_part(AttentionCall(*inputs, grid, Encoding(), whole=whole), "sdpa")
+    whole = GlobalSoftmax(output.detach(), lse)
+    found = attend_block_backward(Call(*inputs, grid, Encoding(), global_softmax=whole), "sdpa")
     gradients = (torch.autograd.grad(x.sum(), inputs) for x in (found, output))
     torch.testing.assert_close(*gradients)
 
 
 def test_weights_that_are_no_softmax_have_no_parts() -> None:
     q, k, v = operands(5, 5)
-    whole = Whole(q, q[..., 0])
+    whole = GlobalSoftmax(q, q[..., 0])
     grid = Grid.of(Layout.sequence(5), causal=True)
-    with pytest.raises(ArgumentError, match="whole: expected none with StickBreaking"):
-        attend_part(AttentionCall(q, k, v, grid, create("stick_breaking"), whole=whole), "auto")
+    with pytest.raises(ArgumentError, match="global_softmax: expected none with StickBreaking"):
+        attend_block_backward(
+            Call(q, k, v, grid, create("stick_breaking"), global_softmax=whole), "auto"
+        )

@@ -17,9 +17,9 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend, create
 from posenc.attention.backends.native import build, posing
 from posenc.attention.backends.native.arguments import Arguments
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.problem import offsets, once
-from posenc.attention.problem.flat import Field, Flat, Schema, flatten, paths_of, restore
+from posenc.attention.problem.flat import Flat, RecordField, Schema, flatten, paths_of, restore
 from posenc.attention.problem.given_terms import given_encoding
 from posenc.attention.problem.intervals import run_intervals
 from posenc.attention.problem.offsets import Offsets
@@ -28,8 +28,8 @@ from posenc.attention.problem.record import (
     Geometry,
     KernelProblem,
     PairTerm,
-    Rotary,
-    Segments,
+    RotaryFactors,
+    SegmentMask,
 )
 from posenc.attention.problem.terms import AXES, Terms, read_terms
 from posenc.encoding import BucketedTerms, Rotation
@@ -46,7 +46,7 @@ ENGINE = [
 ]
 
 
-def leaves(schema: Schema) -> Iterator[Field]:
+def leaves(schema: Schema) -> Iterator[RecordField]:
     """All fields that are no records."""
     for field in schema.fields:
         if field.inner is None:
@@ -78,8 +78,10 @@ def whole() -> KernelProblem:
         terms=terms,
         pairs=PairTerm("mixing", tuple(torch.randn(4, 4) for _ in range(4))),
         geometry=Geometry(0, -4, 0, 5, 4, intervals),
-        segments=Segments(ids, ids + 1, ids.long(), ids.long() + 1, summary, summary + 1, True, 7),
-        rotary=Rotary(*(torch.randn(1, 1, 5, 2) for _ in range(4)), adjacent=True),
+        segments=SegmentMask(
+            ids, ids + 1, ids.long(), ids.long() + 1, summary, summary + 1, True, 7
+        ),
+        rotary=RotaryFactors(*(torch.randn(1, 1, 5, 2) for _ in range(4)), adjacent=True),
         dropout=0.1,
         seed=torch.ones(1, dtype=torch.int64),
         sinks=torch.randn(1, 4, 1),
@@ -156,12 +158,12 @@ def tensors_of(x: Any) -> Iterator[torch.Tensor]:
 def test_triton_kernels_are_given_the_whole_record(*, for_keys: bool) -> None:
     """Every tensor is in their tuples: as it is, since these need no copy."""
     pytest.importorskip("triton")
-    from posenc.attention.backends.triton.launch import Call
+    from posenc.attention.backends.triton.launch import Launch
 
     record = replace(whole(), pairs=PairTerm(), sinks=torch.randn(2, 4, 5))
     halves = (torch.randn(1, 1, 5, 4).chunk(2, dim=-1) for _ in range(2))
-    record = replace(record, rotary=Rotary(*next(halves), *next(halves)))
-    given = {x.data_ptr() for x in tensors_of(Call(record).common(for_keys=for_keys))}
+    record = replace(record, rotary=RotaryFactors(*next(halves), *next(halves)))
+    given = {x.data_ptr() for x in tensors_of(Launch(record).common(for_keys=for_keys))}
     flat = flatten(record, SCHEMA)
     missing = {p for p, x in by_path(flat).items() if x.data_ptr() not in given}
     # Rows are by offset, intervals refused, and sines lie behind their cosines.
@@ -244,7 +246,7 @@ def test_results_of_signals_are_those_of_each_call() -> None:
 
     for signal in (1.0, 2.0):
         grid = Grid.of(layout.with_signal(torch.full((1, 8, 1), signal)))
-        assert once.once_for_part(score, grid, read, ("signals",)) == signal
+        assert once.cached_for_part(score, grid, read, ("signals",)) == signal
 
 
 def test_documents_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,9 +282,9 @@ def test_constant_tables_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.clear()
         for window in (None, 5, None, 5):  # fewer offsets are read behind a window
             grid = Grid.of(layout, causal=True, window=window)
-            problem = AttentionCall(*torch.randn(3, 1, 2, 40, 8), grid, encoding).problem()
+            problem = Call(*torch.randn(3, 1, 2, 40, 8), grid, encoding).problem()
             assert problem.lowered is not None
-            record = posing.Form(problem, Offsets.regular(grid), problem.lowered).record()
+            record = posing.LoweredProblem(problem, Offsets.regular(grid), problem.lowered).record()
             assert record.terms.bias_by_offset is not None
             assert record.terms.bias_by_offset.shape[1] == (window or 40)
         assert len(calls) == count

@@ -293,7 +293,7 @@ def test_nothing_outlives_the_encoding_and_few_kinds_are_kept() -> None:
         for length in range(1, 30):
             for _ in range(2):
                 attend(*tensors(length), grid(length), encoding)
-    assert len(repeats._KNOWN[encoding].kinds) == repeats.MOST
+    assert len(repeats._CALL_KINDS[encoding].kinds) == repeats.MOST
     dead = weakref.ref(encoding.score)
     del encoding
     gc.collect()

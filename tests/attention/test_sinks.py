@@ -17,12 +17,12 @@ from posenc.attention.backends.blockwise import definition, offsets
 from posenc.attention.backends.common.base import Plan, Refusal, Result
 from posenc.attention.backends.native import heads as native_heads
 from posenc.attention.backends.native.build import missing
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.decoding import attend_last
 from posenc.attention.differentiation import differentiable_twice
 from posenc.attention.dispatch import BACKENDS
 from posenc.attention.problem.lowering import lower
-from posenc.attention.problem.problem import Problem, Whole
+from posenc.attention.problem.problem import GlobalSoftmax, Problem
 from posenc.errors import ArgumentError, BackendRefusal
 from tests.support.exhaustive import in_turn
 
@@ -53,7 +53,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(definition, "BUDGET", 2 * HEADS * LENGTH * 4)
 
 
-def posed(name: str, where: str, extras: str) -> tuple[Problem, list[Tensor]]:
+def lowered_problem(name: str, where: str, extras: str) -> tuple[Problem, list[Tensor]]:
     """The problem, and all that its output has gradients for."""
     generator, grid = torch.Generator().manual_seed(0), GRIDS[where]
     encoding = create(name, **ENCODINGS[name]).double()
@@ -124,7 +124,7 @@ def serving(problem: Problem, *names: str) -> list[str]:
     ("extras", "where", "name"), in_turn(5, list(EXTRAS), list(GRIDS), list(ENCODINGS))
 )
 def test_values_and_gradients(name: str, where: str, extras: str) -> None:
-    problem, wanted = posed(name, where, extras)
+    problem, wanted = lowered_problem(name, where, extras)
     found = []
     names = ("reference", "blockwise", *serving(problem, "sdpa", "native"))
     for result in (by_loop(problem), *(computed(problem, x) for x in names)):
@@ -172,7 +172,7 @@ def test_operands_of_few_heads_at_a_time(name: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", ["t5", "cope"])
 def test_second_derivatives(name: str) -> None:
-    problem, wanted = posed(name, "causal", "both")
+    problem, wanted = lowered_problem(name, "causal", "both")
     found = []
     for way in ("reference", "blockwise", *serving(problem, "native")):
         output, lse = computed(problem, way)
@@ -189,7 +189,7 @@ def test_second_derivatives(name: str) -> None:
 @pytest.mark.parametrize("name", ["t5", "cope"])
 def test_dropped_weights_keep_their_sum(name: str) -> None:
     """Dropout of weights beside sinks: on average the output without it."""
-    problem, _ = posed(name, "causal", "both")
+    problem, _ = lowered_problem(name, "causal", "both")
     torch.manual_seed(0)
     with torch.no_grad():
         plain = computed(problem, "blockwise").output
@@ -201,7 +201,7 @@ def test_dropped_weights_keep_their_sum(name: str) -> None:
 @pytest.mark.parametrize("backend", ["native", "blockwise"])
 def test_dropout(backend: str) -> None:
     """Of weights beside a sink, which is never dropped; gradients are of the same mask."""
-    problem, (q, k, _, sinks) = posed("nope", "causal", "both")
+    problem, (q, k, _, sinks) = lowered_problem("nope", "causal", "both")
     v = torch.eye(LENGTH, dtype=torch.float64).expand(2, 2, -1, -1)
     options: dict[str, Any] = {"scale": 0.4, "softcap": 0.7}
     sinks = torch.linspace(-1, 2, HEADS, dtype=torch.float64).requires_grad_()
@@ -263,7 +263,7 @@ def test_images(name: str) -> None:
 
 
 def test_gradients_through_parts_of_the_keys() -> None:
-    problem, wanted = posed("t5", "causal", "both")
+    problem, wanted = lowered_problem("t5", "causal", "both")
     whole = computed(problem, "reference")
     tensors = wanted[:3]
     expected = torch.autograd.grad(whole.output.sum(), tensors)
@@ -274,8 +274,8 @@ def test_gradients_through_parts_of_the_keys() -> None:
         grid = Grid(problem.grid.query, key, causal=True)
         k, v = (x[:, :, part] for x in (problem.k, problem.v))
         lowered = lower(problem.encoding, problem.q, k, grid, scale=0.4)
-        given = Whole(whole.output.detach(), whole.lse.detach())
-        piece = replace(problem, k=k, v=v, grid=grid, lowered=lowered, whole=given)
+        given = GlobalSoftmax(whole.output.detach(), whole.lse.detach())
+        piece = replace(problem, k=k, v=v, grid=grid, lowered=lowered, global_softmax=given)
         plan = BACKENDS["blockwise"].plan(piece)
         assert isinstance(plan, Plan)
         for total, more in zip(
@@ -290,7 +290,7 @@ def test_gradients_through_parts_of_the_keys() -> None:
 @pytest.mark.parametrize("backend", sorted({"auto", *BACKENDS} - {"flex", "triton"}))
 def test_attend(extras: str, backend: str) -> None:
     """Every backend, or a refusal that says which of the two."""
-    problem, wanted = posed("nope", "padded", extras)
+    problem, wanted = lowered_problem("nope", "padded", extras)
     operands = (problem.q, problem.k, problem.v, problem.grid, problem.encoding)
     options: dict[str, Any] = {"scale": 0.4, "sinks": problem.sinks, "softcap": problem.softcap}
     if backend not in SERVED[extras]:
@@ -441,7 +441,7 @@ def test_last_token_by_one_query(
     given = (q[:, :, 8:], k, v, grid, create(name, **{"shaw": {"head_dim": 8}}.get(name, {})))
     with torch.no_grad():
         said = explain(*given, cache=cache, **extras)
-        found = attend_last(AttentionCall(*given, scale=0.4, **extras), cache)
+        found = attend_last(Call(*given, scale=0.4, **extras), cache)
         expected = attend(*given, scale=0.4, **extras, backend="reference")
     if (by_kernel and name == "nope") or dtype == torch.float32:
         assert said.backend == "decoding"

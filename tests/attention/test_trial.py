@@ -11,7 +11,7 @@ import torch
 from posenc import Grid, Layout
 from posenc.attention import dispatch, trial
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.dispatch import BACKENDS
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import BucketedTerms, Encoding
@@ -48,7 +48,7 @@ class Damaged(Backend):
 @pytest.fixture(autouse=True)
 def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(trial, "_FOUND", {})
+    monkeypatch.setattr(trial, "_DIFFERENCES", {})
 
 
 @pytest.mark.parametrize("name", ["blockwise", "native"])
@@ -113,7 +113,7 @@ def test_wrong_backends_are_put_aside_once(kind: str, words: str) -> None:
     assert words in found.reason
     runs = backend.runs
     assert trial.refusal(backend, CPU, torch.bfloat16) == found
-    trial._FOUND.clear()  # as in another process
+    trial._DIFFERENCES.clear()  # as in another process
     assert trial.refusal(backend, CPU, torch.bfloat16) == found
     assert backend.runs == runs
 
@@ -122,10 +122,10 @@ def test_auto_goes_on_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Damaged("output")
     monkeypatch.setitem(BACKENDS._read, backend.name, backend)
     monkeypatch.setattr(
-        dispatch, "preference", lambda device, pose: ("a rule", [backend.name, "reference"])
+        dispatch, "preference", lambda device, make_problem: ("a rule", [backend.name, "reference"])
     )
     q = torch.randn(1, 2, 5, 8)
-    call = AttentionCall(q, q, q, Grid.of(Layout.sequence(5)), Encoding())
+    call = Call(q, q, q, Grid.of(Layout.sequence(5)), Encoding())
     with pytest.warns(RuntimeWarning, match="put aside"):
         choice = dispatch.choose(call, "auto")
     assert choice.backend is BACKENDS["reference"]
@@ -147,7 +147,7 @@ def test_only_trials_of_this_user_are_believed(tmp_path: Path) -> None:
         assert trial.refusal(*call) is not None
     (kept,) = (tmp_path / "posenc" / "trials").iterdir()
     for content, mode in ((b"", 0o666), (b"\xff", 0o600)):
-        trial._FOUND.clear()
+        trial._DIFFERENCES.clear()
         kept.write_bytes(content)
         kept.chmod(mode)
         with pytest.warns(RuntimeWarning, match="put aside"):

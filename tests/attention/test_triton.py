@@ -17,7 +17,7 @@ from posenc import Grid, Layout, attend
 from posenc.attention.backends.triton import Triton, form
 from posenc.attention.backends.triton.form import KernelForm, kernel_form
 from posenc.attention.backends.triton.posing import segment_ids_of
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.spacing import Spacing, find_spacing, spacing
 from posenc.errors import BackendRefusal
@@ -146,7 +146,7 @@ def test_positions_with_gradients_are_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_devices_with_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     grid = Grid.of(Layout.sequence(5))
     encoding = posenc.create("deberta", heads=2, dim=512, head_dim=256)
-    problem = AttentionCall(*torch.randn(3, 1, 2, 5, 256), grid, encoding).problem().rotated
+    problem = Call(*torch.randn(3, 1, 2, 5, 256), grid, encoding).problem().rotated
     monkeypatch.setattr(form, "shared_memory", lambda device: 166_912)  # A100
     assert isinstance(kernel_form(problem), KernelForm)
     monkeypatch.setattr(form, "shared_memory", lambda device: 101_376)  # RTX 4090

@@ -17,8 +17,8 @@ from posenc.attention.problem.record import (
     Geometry,
     KernelProblem,
     PairTerm,
-    Rotary,
-    Segments,
+    RotaryFactors,
+    SegmentMask,
 )
 from posenc.attention.problem.terms import Terms
 from posenc.encoding import ScoreTerm
@@ -173,7 +173,17 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
     bias = torch.randn(2, HEADS, 40)
     checks = ("test_schema", "test_faketensor")
     record = KernelProblem(
-        *(q, k, v, 0.25, Terms(column=bias), PairTerm("single"), Geometry(), Segments(), Rotary())
+        *(
+            q,
+            k,
+            v,
+            0.25,
+            Terms(column=bias),
+            PairTerm("single"),
+            Geometry(),
+            SegmentMask(),
+            RotaryFactors(),
+        )
     )
     operator = torch.ops.posenc.triton.default
     torch.library.opcheck(operator, tuple(flatten(record, SCHEMA)), test_utils=checks)

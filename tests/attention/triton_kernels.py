@@ -25,8 +25,8 @@ from posenc.attention.problem.record import (
     Geometry,
     KernelProblem,
     PairTerm,
-    Rotary,
-    Segments,
+    RotaryFactors,
+    SegmentMask,
 )
 from posenc.attention.problem.terms import Terms
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
@@ -430,7 +430,7 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
     factors = [torch.randn(1, 1, length, WIDTH // 2) for length in (9, 9, 40, 40)]
     record = KernelProblem(
         *(q, k, v, 0.25, terms, function),
-        *(Geometry(8, -40, 3), Segments(), Rotary(*factors, adjacent=True)),
+        *(Geometry(8, -40, 3), SegmentMask(), RotaryFactors(*factors, adjacent=True)),
     )
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     for heads_first in (True, False):
@@ -491,7 +491,7 @@ def test_second_derivatives() -> None:
 
 def test_they_read_the_whole_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """But what is said otherwise, by offsets and segments, and bands of the CPU kernels."""
-    monkeypatch.setattr(launch.Call, "_kind", ())
+    monkeypatch.setattr(launch.Launch, "_kind", ())
     function = PairTerm("distance", tuple(torch.rand(n) for n in ((1, 9), (2,), (4, 3), (4, 3))))
     record = whole()
     function = replace(function, tensors=(*function.tensors, torch.rand(1, 5)))
@@ -502,7 +502,7 @@ def test_they_read_the_whole_record(monkeypatch: pytest.MonkeyPatch) -> None:
     record = replace(record, pairs=function, terms=terms, geometry=geometry)
     watched = Watched(record)
     for for_keys in (False, True):
-        launch.Call(watched).common(for_keys=for_keys)  # type: ignore[arg-type]
+        launch.Launch(watched).common(for_keys=for_keys)  # type: ignore[arg-type]
     others = {"terms.bucket", "splits"}
     others |= {f"geometry.{name}" for name in ("period", "jump", "intervals", "bands")}
     assert watched.read == {field.path for field in leaves(SCHEMA)} - others

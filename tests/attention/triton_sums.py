@@ -22,8 +22,8 @@ from posenc.attention.problem.record import (
     Geometry,
     KernelProblem,
     PairTerm,
-    Rotary,
-    Segments,
+    RotaryFactors,
+    SegmentMask,
 )
 from posenc.attention.problem.terms import Terms
 from posenc.errors import BackendRefusal
@@ -201,7 +201,7 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     for pairs in (PairTerm("counts", (products,)), PairTerm("sticks_self")):
         record = KernelProblem(
-            *(q, k, v, 0.25, Terms(), pairs, Geometry(-31, -40, -1), Segments(), Rotary())
+            *(q, k, v, 0.25, Terms(), pairs, Geometry(-31, -40, -1), SegmentMask(), RotaryFactors())
         )
         torch.library.opcheck(
             torch.ops.posenc.triton.default, tuple(flatten(record, SCHEMA)), test_utils=checks

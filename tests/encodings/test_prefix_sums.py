@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc import Grid, Layout
-from posenc.encodings.common.prefix_sums import Ranks
+from posenc.encodings.common.prefix_sums import KeyRanks
 
 CASES = 40
 
@@ -53,7 +53,7 @@ def test_sums_are_those_of_pairs(number: int) -> None:
     values = torch.randn(2, 3, 1, keys, dtype=torch.float64)
     scores = torch.randn(2, 3, grid.query.length, keys, dtype=torch.float64) * seen
 
-    ranks = Ranks.of(grid)
+    ranks = KeyRanks.of(grid)
     until_query, until_key = ranks.running(values.squeeze(2))
     between = until_query.unsqueeze(-1) - until_key.unsqueeze(-2)
     for got, addends, which in (

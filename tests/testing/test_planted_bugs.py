@@ -259,7 +259,7 @@ BUGS = [
     ),
     Bug(
         "prepared calls are kept for good",
-        lambda patch: patch.setattr(repeats, "_KNOWN", {}),
+        lambda patch: patch.setattr(repeats, "_CALL_KINDS", {}),
         law("nothing_kept_outlives_weights", "alibi"),
     ),
     Bug("documents ignored", _visible_without("document"), law("packed_is_separate", "rope")),

@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc.arguments import check
 from posenc.attention.backends.common.base import Backend, Result
 from posenc.attention.cache import LayerCache
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.decoding import refusal_of_last
 from posenc.attention.differentiation import differentiable_twice
 from posenc.attention.dispatch import choose, describe_repeats, prepare, refusals
@@ -135,7 +135,7 @@ def attend(
         UnknownNameError: when there is no backend of that name.
     """
     require_truth("return_lse", return_lse)
-    call = AttentionCall(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
+    call = Call(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
     output, lse = attend_block(call, backend, return_lse=return_lse)
     if lse is None:
         return output
@@ -143,7 +143,7 @@ def attend(
 
 
 def attend_block(
-    call: AttentionCall, backend: str | Backend, *, return_lse: bool = False
+    call: Call, backend: str | Backend, *, return_lse: bool = False
 ) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H Q"] | None]:
     """``attend``, perhaps to some of the keys, in a form that blocks can be joined in.
 
@@ -161,7 +161,7 @@ def attend_block(
     if return_lse:
         require_softmax("return_lse", "False", call.encoding)
     if kind is not None and prepared is None:
-        prepared = kind.meet(call, prepare)
+        prepared = kind.prepare_if_repeated(call, prepare)
     if prepared is not None:
         result = prepared(call.q, call.k, call.v)
         return result if return_lse else Result(result.output, None)
@@ -179,14 +179,14 @@ def attend_block(
         return differentiable_twice(result, call.problem())
 
 
-def attend_part(call: AttentionCall, backend: str | Backend) -> Float[Tensor, "B H Q E"]:
-    """The gradient of attention over more keys, through these keys.
+def attend_block_backward(call: Call, backend: str | Backend) -> Float[Tensor, "B H Q E"]:
+    """Backward pass of one block of keys, given output and LSE over all keys.
 
-    With the output and LSE that parts of the keys were joined to, the gradients of the parts sum
-    to those of the whole; no part has to be kept or computed again.
+    The gradients of all blocks sum to those of attention to all keys; no block has to be stored or
+    computed again.
 
     Args:
-        call: with ``whole``, output and LSE over all keys.
+        call: with ``global_softmax``, output and LSE over all keys.
         backend: as of ``attend``.
 
     Returns:
@@ -195,7 +195,7 @@ def attend_part(call: AttentionCall, backend: str | Backend) -> Float[Tensor, "B
     Raises: as ``attend``; ArgumentError for weights that are no softmax.
     """
     validate(call)
-    require_softmax("whole", "none", call.encoding)
+    require_softmax("global_softmax", "none", call.encoding)
     call = call.autocast()
     q, k = call.q, call.k
     with without_autocast(q.device):
@@ -204,7 +204,7 @@ def attend_part(call: AttentionCall, backend: str | Backend) -> Float[Tensor, "B
         return choose(call.without_padding(), backend).plan.run().output
 
 
-def transformed(call: AttentionCall) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "b g K D"]]:
+def transformed(call: Call) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "b g K D"]]:
     """Queries and keys after the query_key part, as ``attend`` computes with them.
 
     Raises:
@@ -243,11 +243,11 @@ def explain(
     Raises: as ``attend``.
     """
     check("cache", LayerCache | None, cache, None)
-    kept = "untransformed"
+    form = "untransformed"
     if cache is not None and cache.transformed:
         scale = encoding.default_scale(q.shape[-1]) if scale is None else scale
-        encoding, kept = cache.without_transform(encoding), "transformed (rotated once)"
-    call = AttentionCall(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
+        encoding, form = cache.without_transform(encoding), "transformed (rotated once)"
+    call = Call(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
     validate(call)
     cached = ""
     if cache is not None:
@@ -255,7 +255,7 @@ def explain(
         reason = "a backend was asked for by name" if by_name else None
         reason = "weights are dropped" if dropout else reason
         reason = reason or refusal_of_last(call, cache)
-        cached = f"The cache keeps keys {kept}"
+        cached = f"The cache keeps keys {form}"
         if reason is None:
             how = "one fused query over the cached keys, terms by offset read once for many tokens"
             return Explanation("decoding", how, "one more token", {}, cached)
@@ -272,7 +272,7 @@ def explain(
         return Explanation(choice.backend.name, how, choice.rule, refused, cached)
 
 
-def _empty_result(call: AttentionCall) -> tuple[Tensor, Tensor]:
+def _empty_result(call: Call) -> tuple[Tensor, Tensor]:
     """Output and LSE without batch rows, queries or keys: empty or zero, or the LSE of sinks."""
     q, k, v, sinks = call.q, call.k, call.v, call.sinks
     zero = 0.0 * (q.sum() + k.sum() + v.sum())

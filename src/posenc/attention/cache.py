@@ -25,7 +25,7 @@ Pair = tuple[Float[Tensor, "B G K D"], Float[Tensor, "B G K E"]]
 
 
 class SharedResults:
-    """Results that all layers of a model would compute alike, each kept until its inputs change."""
+    """Results shared by all layers of a model, each reused until its inputs change."""
 
     def __init__(self) -> None:
         self._latest: dict[str, tuple[tuple[object, ...], object]] = {}
@@ -34,14 +34,16 @@ class SharedResults:
         """``compute()``, or its last result under this name if the inputs were the same objects."""
         if torch.compiler.is_compiling():
             return compute()
-        known, result = self._latest.get(name, ((), None))
-        if len(known) != len(inputs) or any(a is not b for a, b in zip(known, inputs, strict=True)):
+        last_inputs, result = self._latest.get(name, ((), None))
+        if len(last_inputs) != len(inputs) or any(
+            a is not b for a, b in zip(last_inputs, inputs, strict=True)
+        ):
             result = compute()
             self._latest[name] = inputs, result
         return result  # type: ignore[return-value]
 
     def renewed(self, name: str, holds: Callable[[T], bool], compute: Callable[[], T]) -> T:
-        """The last result under this name while it ``holds``, then a new one."""
+        """The last result under this name while ``holds(result)``, otherwise a new one."""
         _, result = self._latest.get(name, ((), None))
         if result is None or not holds(result):  # type: ignore[arg-type]
             result = compute()
@@ -49,7 +51,7 @@ class SharedResults:
         return result  # type: ignore[return-value]
 
     def __reduce__(self) -> tuple[type[SharedResults], tuple[()]]:
-        """Copies and pickled ones begin anew."""
+        """Copy and unpickle as an empty store."""
         return SharedResults, ()
 
 
@@ -78,8 +80,8 @@ class LayerCache:
         self.transformed = False
         self.terms: PastTerms | None = None
         self._rest: Encoding | None = None
-        self._room: tuple[Pair, Pair] | None = None
-        """Memory that begins with the past, and the past as it was handed out of it."""
+        self._storage: tuple[Pair, Pair] | None = None
+        """Preallocated keys and values, and the views of them that were returned last."""
         self.inputs: tuple[Tensor, Layout, Tensor | None] | None = None
 
     def embed(
@@ -101,8 +103,8 @@ class LayerCache:
             if tokens is not None and past_tokens is not None:
                 tokens = cat([past_tokens, tokens], dim=1)
         begin = max(0, layout.length - lookback)
-        kept = None if tokens is None else tokens[:, begin:]
-        self.inputs = x[:, begin:], layout.slice(begin, layout.length), kept
+        last_tokens = None if tokens is None else tokens[:, begin:]
+        self.inputs = x[:, begin:], layout.slice(begin, layout.length), last_tokens
         return encoding.embed(x, layout, tokens=tokens)[:, layout.length - length :]
 
     def without_transform(self, encoding: Encoding) -> Encoding:
@@ -159,7 +161,7 @@ class LayerCache:
     def _extended(
         self, past_keys: Tensor, past_values: Tensor, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The past and what follows it: in place where there is room and no graph."""
+        """The past with new tokens appended: in place if memory is left and no graph records it."""
         pasts, news = (past_keys, past_values), (keys, values)
         plain = all(
             new.dtype == past.dtype and new.shape[:2] == past.shape[:2]
@@ -168,36 +170,36 @@ class LayerCache:
         # Queries alone may have gradients, which then need the keys as they were.
         graphs = torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed()
         if graphs or not plain:
-            self._room = None
+            self._storage = None
             return cat([past_keys, keys], dim=2), cat([past_values, values], dim=2)
         begin, end = past_keys.shape[2], past_keys.shape[2] + keys.shape[2]
-        rooms, handed = self._room or (None, pasts)
+        buffers, returned = self._storage or (None, pasts)
         replaced = any(
-            past is not own or (rooms is not None and past.data_ptr() != room.data_ptr())
-            for past, own, room in zip(pasts, handed, rooms or pasts, strict=True)
+            past is not last or (buffers is not None and past.data_ptr() != buffer.data_ptr())
+            for past, last, buffer in zip(pasts, returned, buffers or pasts, strict=True)
         )
-        if rooms is None or replaced or rooms[0].shape[2] < end or _is_frozen(rooms[0]):
+        if buffers is None or replaced or buffers[0].shape[2] < end or _is_frozen(buffers[0]):
             size = max(end, 2 * begin)
             first, second = (past.new_empty(*past.shape[:2], size, past.shape[3]) for past in pasts)
-            rooms = first, second
-            for room, past in zip(rooms, pasts, strict=True):
-                room[:, :, :begin] = past
-        for room, new in zip(rooms, news, strict=True):
-            room[:, :, begin:end] = new
-        whole = rooms[0][:, :, :end], rooms[1][:, :, :end]
-        self._room = rooms, whole
-        return whole
+            buffers = first, second
+            for buffer, past in zip(buffers, pasts, strict=True):
+                buffer[:, :, :begin] = past
+        for buffer, new in zip(buffers, news, strict=True):
+            buffer[:, :, begin:end] = new
+        extended = buffers[0][:, :, :end], buffers[1][:, :, :end]
+        self._storage = buffers, extended
+        return extended
 
     def __copy__(self) -> LayerCache:
-        """Another cache of the same past; what either appends, the other does not see."""
+        """A cache with the same past; tokens appended to either do not affect the other."""
         copied = LayerCache()
-        own = {"_room": None, "shared": copied.shared}  # its layouts may be written, too
-        copied.__dict__ |= self.__dict__ | own
+        fresh = {"_storage": None, "shared": copied.shared}  # its layouts may be written, too
+        copied.__dict__ |= self.__dict__ | fresh
         return copied
 
     def __getstate__(self) -> dict[str, object]:
         """The past alone, to be copied or pickled, without what was computed for later tokens."""
-        return self.__dict__ | dict.fromkeys(("_rest", "_room", "terms"))
+        return self.__dict__ | dict.fromkeys(("_rest", "_storage", "terms"))
 
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep these batch rows, in this order; a row may come more than once (beam search).
@@ -208,7 +210,7 @@ class LayerCache:
         self._select(rows, {})
 
     def _select(self, rows: Int[Tensor, " rows"], selected: dict[Layout, Layout]) -> None:
-        """The same; layers that share a layout share the selected one, which is put there."""
+        """Select batch rows; ``selected`` maps layouts of several layers to the selected ones."""
 
         def chosen(layout: Layout) -> Layout:
             if layout not in selected:
@@ -217,19 +219,19 @@ class LayerCache:
 
         if self.keys is not None:
             require_rows(rows, self.keys.shape[0])
-        self._room = None
+        self._storage = None
         if self.keys is not None and self.values is not None and self.layout is not None:
             self.keys, self.values = self.keys[rows], self.values[rows]
             self.layout = chosen(self.layout)
         if self.inputs is not None:
             x, layout, tokens = self.inputs
-            kept = None if tokens is None else tokens[rows]
-            self.inputs = x[rows], chosen(layout), kept
+            selected_tokens = None if tokens is None else tokens[rows]
+            self.inputs = x[rows], chosen(layout), selected_tokens
 
     def truncate(self, length: int) -> None:
         """Forget all but the last ``length`` tokens, and the graph that made them."""
         length = require_whole("length", length, 0)
-        self._room = None
+        self._storage = None
         if self.keys is not None and self.values is not None and self.layout is not None:
             begin = max(0, self.layout.length - length)
             self.keys = self.keys[:, :, begin:].detach()

@@ -1,18 +1,19 @@
-"""One call of ``attend``, and the problem that it is to backends."""
+"""The record of one call of ``attend``, and its lowering to a ``Problem``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.problem.dropout import KeyedDropout
+from posenc.attention.problem.dropout import CounterDropout
 from posenc.attention.problem.lowering import lower, reads_tokens
-from posenc.attention.problem.once import once_for_part
-from posenc.attention.problem.problem import Problem, Rotate, Whole, transformed
+from posenc.attention.problem.once import cached_for_part
+from posenc.attention.problem.problem import GlobalSoftmax, Problem, Rotate, transformed
 from posenc.encoding import Encoding, Rotation, repeat_heads
 from posenc.grid import Grid, usable_signals
 from posenc.layout.padding import zero_invalid
@@ -20,10 +21,10 @@ from posenc.runtime import autocast_dtype
 
 
 @dataclass(eq=False)
-class AttentionCall:
-    """The arguments of ``attend``; the problem is made from them once, when first needed.
+class Call:
+    """The arguments of one call of ``attend``; ``problem`` is made once, when first needed.
 
-    Args: as ``attend``; ``whole`` and ``keyed`` as of ``Problem``.
+    Args: as ``attend``; ``global_softmax`` and ``counter_dropout`` as of ``Problem``.
     """
 
     q: Float[Tensor, "B H Q D"]
@@ -33,14 +34,14 @@ class AttentionCall:
     encoding: Encoding
     dropout: float = 0.0
     scale: float | None = None
-    whole: Whole | None = None
-    keyed: KeyedDropout | None = None
+    global_softmax: GlobalSoftmax | None = None
+    counter_dropout: CounterDropout | None = None
     sinks: Float[Tensor, " H"] | None = None
     softcap: float | None = None
     _problem: Problem | None = field(default=None, init=False, repr=False)
 
-    def autocast(self) -> AttentionCall:
-        """The call with operands cast as autocast casts them, and float64 positions beside float64.
+    def autocast(self) -> Call:
+        """The call with operands cast by autocast, and with float64 positions for float64 operands.
 
         Otherwise positions are not cast, nor are biases.
         """
@@ -52,13 +53,13 @@ class AttentionCall:
             return self
         return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype))
 
-    def without_padding(self) -> AttentionCall:
+    def without_padding(self) -> Call:
         """The call with zeros at invalid tokens, so that no backend reads what they hold."""
         q = zero_invalid(self.q, self.grid.query, dim=2)
         k, v = (zero_invalid(x, self.grid.key, dim=2) for x in (self.k, self.v))
         return replace(self, q=q, k=k, v=v, grid=usable_signals(self.grid))
 
-    def without_hidden(self) -> AttentionCall:
+    def without_hidden(self) -> Call:
         """The call with the keys that a window shows, if few queries see a part of the keys.
 
         So that decoding reads a slice of a cache. With many queries kernels skip the others.
@@ -68,7 +69,11 @@ class AttentionCall:
         if torch.compiler.is_compiling() or grid.shift is None or 4 * queries > keys:
             return self
         parts = (self.encoding.query_key, self.encoding.score, self.encoding.value)
-        if self.whole or self.keyed or not all(part is None or part.pairwise for part in parts):
+        if (
+            self.global_softmax
+            or self.counter_dropout
+            or not all(part is None or part.pairwise for part in parts)
+        ):
             return self
         begin = max(0, lowest - grid.shift)
         end = min(keys, max(0, highest - grid.shift + queries))
@@ -84,12 +89,12 @@ class AttentionCall:
         return self.encoding.default_scale(self.q.shape[-1])
 
     def problem(self, rotate: Rotate = Rotation.apply) -> Problem:
-        """The problem; queries and keys have yet to be rotated where that is all there is to do."""
+        """The problem; q and k stay unrotated if a rotation is all that they still need."""
         if self._problem is None:
-            self._problem = self._posed(rotate)
+            self._problem = self._lower(rotate)
         return self._problem
 
-    def _posed(self, rotate: Rotate) -> Problem:
+    def _lower(self, rotate: Rotate) -> Problem:
         rotation = self._rotation()
         if rotation is None:
             q, k = transformed(self.q, self.k, self.encoding, self.grid)
@@ -111,7 +116,7 @@ class AttentionCall:
             return None
         kind = (self.q.dtype, self.q.device, self.q.shape, self.k.shape)
         lower = partial(transform.lower, self.q.detach(), self.k.detach())
-        rotation = once_for_part(transform, self.grid, lower, kind)
+        rotation = cached_for_part(transform, self.grid, lower, kind)
         return None if rotation is None or (graded and rotation.has_gradient) else rotation
 
     def _with(self, q: Tensor, k: Tensor, v: Tensor, rotate: Rotate) -> Problem:
@@ -119,9 +124,16 @@ class AttentionCall:
         lowered = lower(encoding, q, k, grid, scale=scale, value_dim=v.shape[3])
         return Problem(
             *(q, k, v, grid, encoding, scale, self.dropout, lowered),
-            whole=self.whole,
-            keyed=self.keyed,
+            global_softmax=self.global_softmax,
+            counter_dropout=self.counter_dropout,
             sinks=self.sinks,
             softcap=self.softcap,
             rotate=rotate,
         )
+
+
+def AttentionCall(  # noqa: N802
+    *operands: Any, keyed: CounterDropout | None = None, **options: Any
+) -> Call:
+    """``Call`` for ``distributed/tensor_parallel.py``, until that is removed."""
+    return replace(Call(*operands, **options), counter_dropout=keyed)

@@ -1,4 +1,4 @@
-"""One new token attending to its cached past, with what depends on offsets alone read once."""
+"""Attention of one new token to its cached past; terms by offset are read once for many tokens."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from posenc.attention.backends.common.fused import fused_attention
 from posenc.attention.cache import LayerCache
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.dispatch import query_kernel
 from posenc.attention.past_terms import PastTerms, read_terms
-from posenc.attention.softmax import softmax_beside
+from posenc.attention.softmax import softmax_with_sinks
 from posenc.encoding import BucketedTerms, QueryKeyTransform, Rotation
 from posenc.encoding.reuse import ModuleStates
 from posenc.grid import Grid
@@ -21,7 +21,7 @@ from posenc.layout import Layout
 from posenc.runtime import has_values, is_transformed, needs_dispatch
 
 LEAST = 256
-"""Offsets read at first; twice as many whenever the past has outgrown them."""
+"""Offsets read at first, doubled whenever the past is longer."""
 
 
 AHEAD = 64
@@ -43,11 +43,11 @@ class RotationsAhead:
     rotation: Rotation | None
 
     def serves(self, transform: QueryKeyTransform, start: int) -> bool:
-        """True if they are those of the part at this position."""
+        """True if the rotations are valid for the part at this position."""
         return self.start == start and self.states.root() is transform and self.states.hold()
 
 
-def rotation_of(call: AttentionCall, cache: LayerCache) -> Rotation | None:
+def rotation_of(call: Call, cache: LayerCache) -> Rotation | None:
     """The rotation of new tokens, each by its position alone; None if the part has none.
 
     That of one token of a plain sequence is a row of those of ``AHEAD`` tokens.
@@ -79,7 +79,7 @@ def rotation_of(call: AttentionCall, cache: LayerCache) -> Rotation | None:
     return Rotation(factors, factors, rotation.pairing)
 
 
-def attend_last(call: AttentionCall, cache: LayerCache) -> Float[Tensor, "B H 1 E"] | None:
+def attend_last(call: Call, cache: LayerCache) -> Float[Tensor, "B H 1 E"] | None:
     """``attend`` for the last token of a plain sequence; None where it is not served here.
 
     Served are calls without gradients on the CPU, of encodings without a query_key part whose
@@ -112,7 +112,7 @@ def attend_last(call: AttentionCall, cache: LayerCache) -> Float[Tensor, "B H 1 
     logits = logits if bias is None else logits + bias  # [B, H, 1, K]
     if softcap is not None:
         logits = softcap * (logits / softcap).tanh()
-    weights = softmax_beside(logits, None, sinks).to(v.dtype)
+    weights = softmax_with_sinks(logits, None, sinks).to(v.dtype)
     output = (weights.view(*v.shape[:2], -1, v.shape[2]) @ v).view(*q.shape[:3], -1)
     for rows, bucket in terms.values:
         sums = weights.new_zeros(*weights.shape[:3], rows.shape[1])
@@ -120,7 +120,7 @@ def attend_last(call: AttentionCall, cache: LayerCache) -> Float[Tensor, "B H 1 
     return output
 
 
-def refusal_of_last(call: AttentionCall, cache: LayerCache) -> str | None:
+def refusal_of_last(call: Call, cache: LayerCache) -> str | None:
     """Reason for which ``attend_last`` returns None, to end a sentence; None if it serves."""
     terms, dtype = _served(call, cache), call.q.dtype
     if isinstance(terms, str):
@@ -134,7 +134,7 @@ def refusal_of_last(call: AttentionCall, cache: LayerCache) -> str | None:
     return None
 
 
-def _served(call: AttentionCall, cache: LayerCache) -> PastTerms | str:
+def _served(call: Call, cache: LayerCache) -> PastTerms | str:
     """The terms of a call that ``attend_last`` serves, or the reason why it does not."""
     q, grid, encoding, keys = call.q, call.grid, call.encoding, call.k.shape[2]
     if q.shape[2] != 1 or keys == 1:
@@ -163,7 +163,7 @@ def _served(call: AttentionCall, cache: LayerCache) -> PastTerms | str:
 
 
 def _ends_with(past: Layout, last: Layout) -> bool:
-    """True if both are plain sequences and the last token is one, that of the past."""
+    """True if both are plain sequences and the query is the last token of the past."""
     plain = all(
         side.start is not None
         and side.document is None
@@ -175,17 +175,15 @@ def _ends_with(past: Layout, last: Layout) -> bool:
     return plain and last.start == past.start + past.length - 1  # type: ignore[operator]
 
 
-def _read_query(
-    terms: PastTerms, call: AttentionCall, begin: int
-) -> Float[Tensor, "B H 1 K"] | None:
+def _read_query(terms: PastTerms, call: Call, begin: int) -> Float[Tensor, "B H 1 K"] | None:
     """The terms that read the query; None where their buckets are numbered by the call."""
     score, q = terms.encoding.score, call.q
     assert score is not None  # it has terms
-    found = score.lower(q, call.k, call.grid, scale=call.logit_scale())
-    if found is None or len(found) != len(terms.buckets):
+    lowered = score.lower(q, call.k, call.grid, scale=call.logit_scale())
+    if lowered is None or len(lowered) != len(terms.buckets):
         return None
     total: Tensor | None = None
-    for term, (function, bucket) in zip(found, terms.buckets, strict=True):
+    for term, (function, bucket) in zip(lowered, terms.buckets, strict=True):
         if not isinstance(term, BucketedTerms) or term.left is None or term.bucket != function:
             return None
         products = term.left.tokens @ term.left.rows.transpose(1, 2).to(term.left.tokens.dtype)

@@ -1,4 +1,4 @@
-"""Second derivatives of attention by kernels, which have first ones only: by the definition."""
+"""Second derivatives of attention by kernels, computed through the definition."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from posenc.derivatives import Definition, records, with_definition
 from posenc.encoding import Encoding
 
 EMPTY = torch.empty(0)
-"""Stands for a tensor that is kept elsewhere."""
+"""Placeholder for a tensor that is stored elsewhere."""
 
 NOTHING = Encoding()
 
 
 def differentiable_twice(result: Result, problem: Problem) -> Result:
-    """Results of a kernel, whose gradients are the definition's where they get gradients.
+    """Results of a kernel; gradients of their gradients are computed through the definition.
 
     With dropout they are the kernel's, as the definition does not know its mask.
     """
@@ -63,7 +63,7 @@ def _definition(problem: Problem, lse: torch.dtype | None) -> tuple[Definition, 
         names = list(parameters)
         tensors += parameters.values()
     encoding = problem.encoding if terms is None else NOTHING
-    hollow = replace(
+    without_tensors = replace(
         problem,
         q=EMPTY,
         k=EMPTY,
@@ -81,18 +81,20 @@ def _definition(problem: Problem, lse: torch.dtype | None) -> tuple[Definition, 
         def put(_: Tensor) -> Tensor:
             return next(rest)
 
-        whole = replace(hollow, q=q, k=k, v=v)
+        filled = replace(without_tensors, q=q, k=k, v=v)
         if by_tokens:
-            whole = replace(whole, grid=pytree.tree_map_only(Tensor, put, grid))
+            filled = replace(filled, grid=pytree.tree_map_only(Tensor, put, grid))
         if sinks is not None:
-            whole = replace(whole, sinks=next(rest))
-        if whole.rotation is not None:
-            q, k = whole.rotation.apply(q, k)
-            whole = replace(whole, q=q, k=k, rotation=None)
+            filled = replace(filled, sinks=next(rest))
+        if filled.rotation is not None:
+            q, k = filled.rotation.apply(q, k)
+            filled = replace(filled, q=q, k=k, rotation=None)
         if terms is not None:
-            whole = replace(whole, encoding=given_encoding([map_term(put, term) for term in terms]))
-        parts, given = _Parts(whole.encoding), dict(zip(names, rest, strict=True))
-        result: Result = functional_call(parts, given, (whole, lse is not None))
+            filled = replace(
+                filled, encoding=given_encoding([map_term(put, term) for term in terms])
+            )
+        parts, parameters = _Parts(filled.encoding), dict(zip(names, rest, strict=True))
+        result: Result = functional_call(parts, parameters, (filled, lse is not None))
         return (result.output,) if result.lse is None else (result.output, result.lse.to(lse))
 
     return definition, tensors

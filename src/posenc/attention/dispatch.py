@@ -18,7 +18,7 @@ from torch import Tensor
 from posenc.attention import trial
 from posenc.attention.backends.common.base import RARE, Attend, Backend, Plan, QueryKernel, Refusal
 from posenc.attention.backends.common.fused import are_few, shares_few
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.problem.lowering import is_constant_table
 from posenc.attention.problem.problem import Problem
 from posenc.attention.repeats import repeatable
@@ -41,17 +41,17 @@ FEW = 2**16
 """Logits in all up to which a call of the compiled kernels costs more than the definition."""
 
 SMALL = 2**20
-"""The same of blocks of queries; 4 MiB in float32."""
+"""Logits in all up to which the definition computes without blocks; 4 MiB in float32."""
 
 MASKED, MASKED_HEAD = 2**18, 2**15
 """Logits in all, and of one head, from which on kernels that skip masked blocks are faster."""
 
 FEW_UNSTRUCTURED = 2**14
-"""The same where a score part has no structured form: its definition costs more."""
+"""``FEW`` for score parts without structured form, whose definition costs more."""
 
 
 FEW_LOGITS = "few logits"
-"""The rule of calls with fewer."""
+"""Name of the rule for calls with at most ``FEW`` logits."""
 
 
 class Choice(NamedTuple):
@@ -71,7 +71,7 @@ class Choice(NamedTuple):
     refusals: dict[str, str]
 
 
-def choose(call: AttentionCall, backend: str | Backend) -> Choice:
+def choose(call: Call, backend: str | Backend) -> Choice:
     """The backend that was asked for, or under ``"auto"`` the first that supports the call.
 
     Raises:
@@ -83,7 +83,9 @@ def choose(call: AttentionCall, backend: str | Backend) -> Choice:
         return _choose(call)
     chosen = named(backend)
     plan = _plan(chosen, call)
-    if plan == Refusal(RARE["whole"]):  # it computed the output, not its parts' gradients
+    if plan == Refusal(
+        RARE["global_softmax"]
+    ):  # it computes outputs, but no gradients through some keys
         return _choose(call)
     if isinstance(plan, Refusal):
         raise BackendRefusal(
@@ -95,8 +97,8 @@ def choose(call: AttentionCall, backend: str | Backend) -> Choice:
     return Choice(chosen, plan, "named", {})
 
 
-def describe_repeats(call: AttentionCall) -> str:
-    """The end of a sentence about calls like this one; empty where the first is like the others."""
+def describe_repeats(call: Call) -> str:
+    """Text for ``explain`` on repeated calls; empty if they run like the first."""
     if not repeatable(call, prepare):
         return ""
     backends = _preparing(call)
@@ -106,14 +108,14 @@ def describe_repeats(call: AttentionCall) -> str:
     return "; from the second such call on by compiled kernels, prepared once"
 
 
-def prepare(call: AttentionCall) -> Attend | None:
+def prepare(call: Call) -> Attend | None:
     """Attention of calls like this one, planned once."""
     problem = replace(call.problem(), rotate=rotate)
-    found = (backend.prepare(problem) for backend in _preparing(call))
-    return next(filter(None, found), None)
+    prepared = (backend.prepare(problem) for backend in _preparing(call))
+    return next(filter(None, prepared), None)
 
 
-def _preparing(call: AttentionCall) -> list[Backend]:
+def _preparing(call: Call) -> list[Backend]:
     """Backends by which calls like this one may be prepared, the fastest first.
 
     Prepared, the compiled kernels are faster for few logits too.
@@ -128,13 +130,13 @@ def _preparing(call: AttentionCall) -> list[Backend]:
     return [choice.backend, native] if choice.rule == FEW_LOGITS else [choice.backend]
 
 
-def refusals(call: AttentionCall) -> dict[str, str]:
+def refusals(call: Call) -> dict[str, str]:
     """The reasons of all backends that do not support the call, by name."""
     plans = {name: _plan(backend, call) for name, backend in BACKENDS.items()}
     return {name: plan.reason for name, plan in plans.items() if isinstance(plan, Refusal)}
 
 
-def _choose(call: AttentionCall) -> Choice:
+def _choose(call: Call) -> Choice:
     rule, order = preference(call.q.device, partial(call.problem, rotate))
     refused: dict[str, str] = {}
     for name in order:
@@ -155,7 +157,7 @@ def _choose(call: AttentionCall) -> Choice:
 _WARNED: set[str] = set()
 
 
-def _warn(name: str, reason: str, call: AttentionCall) -> None:
+def _warn(name: str, reason: str, call: Call) -> None:
     """Log once that a backend could have served a call, and why it did not."""
     if reason not in _WARNED and isinstance(BACKENDS[name].plan(call.problem(rotate)), Plan):
         _WARNED.add(reason)
@@ -201,12 +203,12 @@ def query_kernel(q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel
     return BACKENDS["native"].query_kernel(q, k, v, plain=plain)
 
 
-def _plan(backend: Backend, call: AttentionCall) -> Plan | Refusal:
+def _plan(backend: Backend, call: Call) -> Plan | Refusal:
     """The backend's plan on this machine."""
     return backend.unavailable(call.q.device) or backend.plan(call.problem(rotate))
 
 
-def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, list[str]]:
+def preference(device: torch.device, make_problem: Callable[[], Problem]) -> tuple[str, list[str]]:
     """The rule that applies, and the names of the backends in the order to be tried.
 
     Args:
@@ -215,7 +217,7 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
             it.
     """
     if device.type != "cpu":
-        lowered = pose().lowered
+        lowered = make_problem().lowered
         if lowered and all(map(is_constant_table, lowered)):
             rest = ["flex", "triton", "blockwise", "reference"]
             return "on an accelerator, constant tables", ["sdpa", *rest]
@@ -223,7 +225,7 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
     if is_exporting():
         # A rule that reads sizes would fix them; other runtimes know no operators of ours.
         return "exporting", ["sdpa", "reference"]
-    problem = pose()
+    problem = make_problem()
     batch, heads, queries, _ = problem.q.shape
     keys = problem.k.shape[2]
     logits = batch * heads * queries * keys

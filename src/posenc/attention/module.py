@@ -14,7 +14,7 @@ from posenc.arguments import Count, Length, Probability, Rate, Width, check
 from posenc.attention.api import attend, transformed
 from posenc.attention.backends.common.base import Backend
 from posenc.attention.cache import LayerCache
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.decoding import attend_last, rotation_of
 from posenc.attention.dispatch import named, rotate
 from posenc.attention.validation import require_fit
@@ -222,7 +222,7 @@ class Attention(nn.Module):
                 got="a cache",
                 remedy="Decode with a model that is on one rank.",
             )
-        layout, own = layout.in_precision_of(x), context is None
+        layout, is_self = layout.in_precision_of(x), context is None
         x = zero_invalid(x, layout)
         if context is None and self.merged is not None:
             layout = self.encoding.observe(x, layout)
@@ -236,14 +236,14 @@ class Attention(nn.Module):
                         *(context, context_layout, self.dim), name="context", where="context_layout"
                     )
                 context = self._project(x if context is None else context, context_layout or layout)
-            layout = context.layout if own else self.encoding.observe(x, layout)
+            layout = context.layout if is_self else self.encoding.observe(x, layout)
             q = self._split(self._projected(x, "query"), self.queries)
             k, v, key_layout = context.keys, context.values, context.layout
         if self.queries != self.heads:
             q = q.repeat_interleave(self.heads // self.queries, dim=1)
         encoding, scale = self.encoding, self.scale
         if cache is not None:
-            if own and self._may_keep_transformed(cache):
+            if is_self and self._may_keep_transformed(cache):
                 rotated, keys = self._transformed(q, k, v, layout, key_layout, cache)
                 if keys.shape == k.shape:
                     scale = encoding.default_scale(self.head_dim) if scale is None else scale
@@ -252,11 +252,11 @@ class Attention(nn.Module):
             k, v, key_layout = cache.append(k, v, key_layout)
         grid = Grid(layout, key_layout, self.causal, self.window)
         dropout = self.dropout if self.training else 0.0
-        given: dict[str, Any] = {"sinks": self.sinks, "softcap": self.softcap}
-        softmax = {name: value for name, value in given.items() if value is not None}
+        options: dict[str, Any] = {"sinks": self.sinks, "softcap": self.softcap}
+        softmax = {name: value for name, value in options.items() if value is not None}
         output = None
         if cache is not None and self.backend == "auto" and not dropout:
-            call = AttentionCall(q, k, v, grid, encoding, scale=scale, **softmax)
+            call = Call(q, k, v, grid, encoding, scale=scale, **softmax)
             output = attend_last(call, cache)
         if output is None:
             softmax |= {"backend": self.backend, "dropout": dropout, "scale": scale}
@@ -275,7 +275,7 @@ class Attention(nn.Module):
     ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "b g Q D"]]:
         """New queries and keys after the query_key part, their rotation computed once a model."""
         grid = Grid(layout, key_layout, self.causal, self.window)
-        call, transform = AttentionCall(q, k, v, grid, self.encoding), self.encoding.query_key
+        call, transform = Call(q, k, v, grid, self.encoding), self.encoding.query_key
         if transform is None or torch.is_autocast_enabled(q.device.type):
             return transformed(call)
         inputs = (transform, layout, key_layout)
@@ -359,7 +359,7 @@ class LayerProjection:
         return self.layer.widths[0 if self.name == "query" else 1]
 
     def modules(self) -> Iterator[nn.Module]:
-        """All modules that it is computed by."""
+        """The modules that compute it."""
         merged: nn.Module | None = self.layer.merged
         projection: nn.Module = getattr(self.layer, self.name) if merged is None else merged
         return projection.modules()

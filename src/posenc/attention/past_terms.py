@@ -1,4 +1,4 @@
-"""Terms of an encoding at the offsets of a past, read once for many tokens."""
+"""Terms of an encoding at the offsets of the cached past, read once for many tokens."""
 
 from __future__ import annotations
 

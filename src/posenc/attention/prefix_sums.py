@@ -16,21 +16,21 @@ from posenc.layout import Layout
 from posenc.layout.padding import documents_of
 
 NOTHING = -1e30
-"""The level of what nobody may see: its weight is 0, and no infinity meets another."""
+"""Log-weight of masked keys; finite, to avoid inf − inf."""
 
 PADDING = torch.iinfo(torch.int64).min
-"""The document of padding, which no real token is in."""
+"""Document number of padding, unlike any real token's."""
 
 
 class Queries(NamedTuple):
-    """φ(q) for the denominator, and as the encoding transforms it for the numerator."""
+    """φ(q) for the denominator, and φ(q) after the query_key part for the numerator."""
 
     plain: Float[Tensor, "B H L F"]
     rotated: Float[Tensor, "B H L D"]
 
 
 class Keys(NamedTuple):
-    """Likewise φ(k), with values.
+    """φ(k) before and after the query_key part, with values.
 
     Args:
         plain, rotated: as of ``Queries``.
@@ -45,7 +45,7 @@ class Keys(NamedTuple):
     level: Float[Tensor, "B H L 1"] | None
 
     def hide(self, hidden: Bool[Tensor, "b 1 L 1"]) -> Keys:
-        """The same, some of them without any weight."""
+        """The keys, with zero weight where ``hidden``."""
         plain, rotated = (x.masked_fill(hidden, 0.0) for x in (self.plain, self.rotated))
         level = None if self.level is None else self.level.masked_fill(hidden, NOTHING)
         return Keys(plain, rotated, self.value, level)
@@ -55,7 +55,7 @@ Side = TypeVar("Side", Queries, Keys)
 
 
 def changed(side: Side, change: Callable[[Tensor], Tensor]) -> Side:
-    """The same with each tensor changed."""
+    """``side`` with ``change`` applied to each of its tensors."""
     return type(side)._make(None if x is None else change(x) for x in side)
 
 
@@ -83,7 +83,7 @@ class PastSums:
 
 
 class LinearState:
-    """All that linear attention needs of the past. Its size does not grow with it."""
+    """State of linear attention over the past; its size does not depend on the length."""
 
     def __init__(self) -> None:
         self.memory: PastSums | None = None
@@ -194,24 +194,24 @@ def _weights(
     large, takes nothing away.
     """
     nothing = torch.zeros((), dtype=torch.bool, device=document.device)
-    goes_on = seen = nothing
+    goes_on = visible = nothing
     if past is not None:
         goes_on = (document == past.document)[:, None, :, None]
     if keys is not None:
-        seen = (document.unsqueeze(2) == document.unsqueeze(1)).tril().unsqueeze(1)
+        visible = (document.unsqueeze(2) == document.unsqueeze(1)).tril().unsqueeze(1)
     before = None if past is None else past.level
     within = None if keys is None or keys.level is None else keys.level.mT
     if before is None and within is None:
-        return goes_on, seen
+        return goes_on, visible
     before = _level(before, goes_on, like=within)
-    within = _level(within, seen, like=before)
+    within = _level(within, visible, like=before)
     top = torch.maximum(before, within.amax(-1, keepdim=True))
     return _weigh(before, top), _weigh(within, top)
 
 
-def _level(level: Tensor | None, seen: Tensor, *, like: Tensor | None) -> Tensor:
+def _level(level: Tensor | None, visible: Tensor, *, like: Tensor | None) -> Tensor:
     if level is not None:
-        return level.where(seen, NOTHING)
+        return level.where(visible, NOTHING)
     assert like is not None  # callers have one of the two
     return like.new_full((1, 1, 1, 1), NOTHING)
 
@@ -229,17 +229,17 @@ def _absorb(keys: Keys, document: Int[Tensor, "b L"], state: LinearState) -> Non
     there = (document == last)[:, None, :, None]
     goes_on = None if past is None else (past.document == last)[:, None, :, None]
     top = None
-    weight, kept = there, goes_on
+    weight, decay = there, goes_on
     if keys.level is not None:
         level = keys.level.where(there, NOTHING)
         top = level.amax(2, keepdim=True)
         if past is not None and past.level is not None and goes_on is not None:
             before = past.level.where(goes_on, NOTHING)
             top = torch.maximum(top, before)
-            kept = _weigh(before, top)
+            decay = _weigh(before, top)
         weight = _weigh(level, top)
     total = (weight * keys.rotated).mT @ keys.value
     norm = (weight * keys.plain).sum(2).unsqueeze(-1)
-    if past is not None and kept is not None:
-        total, norm = total + kept * past.total, norm + kept * past.norm
+    if past is not None and decay is not None:
+        total, norm = total + decay * past.total, norm + decay * past.norm
     state.memory = PastSums(total, norm, top, last)

@@ -1,4 +1,4 @@
-"""Calls like earlier ones, which need no second plan: only queries, keys and values are new."""
+"""Reuse of the plan of an earlier call that differs in queries, keys and values only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Attend
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import DistanceFunction, Encoding, LowRank, StructuredScore, TokenTableProduct
 from posenc.encoding.reuse import ModuleStates, wants_gradients
@@ -20,42 +20,42 @@ from posenc.layout import Layout
 from posenc.runtime import is_exporting, is_transformed, needs_dispatch
 
 MOST = 8
-"""Kinds of calls that are remembered of one encoding."""
+"""Largest number of kinds of calls stored per encoding."""
 
 
 @dataclass(eq=False)
-class _Known:
+class _CallKinds:
     """Kinds of calls of an encoding, the last used last.
 
     Args:
-        states: of the encoding.
-        kinds: attention of those that were prepared, None for those that cannot be, ``MET`` for
-            those met once.
+        states: the encoding's state when the kinds were recorded.
+        kinds: by key, the prepared attention, None for a kind that cannot be prepared, and
+            ``SEEN_ONCE`` for a kind that was called once.
     """
 
     states: ModuleStates
-    kinds: dict[Hashable, Attend | Literal["met once"] | None] = field(default_factory=dict)
+    kinds: dict[Hashable, Attend | Literal["seen once"] | None] = field(default_factory=dict)
 
 
-MET: Literal["met once"] = "met once"
+SEEN_ONCE: Literal["seen once"] = "seen once"
 
-_KNOWN: WeakKeyDictionary[Encoding, _Known] = WeakKeyDictionary()
+_CALL_KINDS: WeakKeyDictionary[Encoding, _CallKinds] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
 class CallKind:
-    """A kind of calls of an encoding, whose settings and weights are as they were, to the last bit.
+    """A kind of calls of an encoding whose settings and weights are unchanged, to the last bit.
 
-    Shapes, strides and dtypes, regular layouts or whole images, scale and cap of the call. A kind
-    is prepared when it is met for the second time.
+    The key holds shapes, strides and dtypes, regular layouts or whole images, scale and softcap. A
+    kind is prepared at its second call.
     """
 
-    known: _Known
+    record: _CallKinds
     key: Hashable
 
     @classmethod
-    def of(cls, call: AttentionCall) -> CallKind | None:
-        """The kind of a call, which may be an invalid one; None if it is of none.
+    def of(cls, call: Call) -> CallKind | None:
+        """The kind of a call, which may be invalid; None if it has none.
 
         Calls with gradients, dropout or sinks, in graphs or dispatch modes, and on other devices
         than CPUs are of no kind.
@@ -63,14 +63,14 @@ class CallKind:
         key = _key(call)
         if key is None:
             return None
-        known = _KNOWN.get(call.encoding)
-        if known is None or not known.states.hold():
-            known = _KNOWN[call.encoding] = _Known(ModuleStates(call.encoding))
-        return cls(known, key)
+        record = _CALL_KINDS.get(call.encoding)
+        if record is None or not record.states.hold():
+            record = _CALL_KINDS[call.encoding] = _CallKinds(ModuleStates(call.encoding))
+        return cls(record, key)
 
     def prepared(self) -> Attend | None:
-        """Attention of the kind, if it was prepared; its calls are valid but for their layouts."""
-        kinds = self.known.kinds
+        """Prepared attention of the kind, or None; its calls are valid except for their layouts."""
+        kinds = self.record.kinds
         attend = kinds.get(self.key)
         if not callable(attend):
             return None
@@ -78,34 +78,34 @@ class CallKind:
         kinds[self.key] = attend  # the last used is the last to go
         return attend
 
-    def meet(
-        self, call: AttentionCall, prepare: Callable[[AttentionCall], Attend | None]
+    def prepare_if_repeated(
+        self, call: Call, prepare: Callable[[Call], Attend | None]
     ) -> Attend | None:
-        """Attention of the kind, prepared when it is met for the second time; None: plan the call.
+        """Attention of the kind, prepared at its second call; None if the call has to be planned.
 
         Args:
             call: a valid one of the kind.
             prepare: attention of a kind, from a call of it; None where that is of no use.
         """
-        kinds = self.known.kinds
-        met, attend = self.key in kinds, kinds.pop(self.key, MET)
-        if met and attend == MET:
-            attend = _prepared(call, self.known.states, prepare)
+        kinds = self.record.kinds
+        seen_before, attend = self.key in kinds, kinds.pop(self.key, SEEN_ONCE)
+        if seen_before and attend == SEEN_ONCE:
+            attend = _prepared(call, self.record.states, prepare)
         while len(kinds) >= MOST:
             kinds.pop(next(iter(kinds)), None)
         kinds[self.key] = attend
         return attend if callable(attend) else None
 
 
-def repeatable(call: AttentionCall, prepare: Callable[[AttentionCall], Attend | None]) -> bool:
+def repeatable(call: Call, prepare: Callable[[Call], Attend | None]) -> bool:
     """True if calls like this valid one are prepared from the second on."""
     if _key(call) is None:
         return False
     return _prepared(call, ModuleStates(call.encoding), prepare) is not None
 
 
-def _key(call: AttentionCall) -> Hashable | None:
-    """The kind of a call that may be invalid, None if it is of none. Reads no tensor."""
+def _key(call: Call) -> Hashable | None:
+    """The key of a call's kind; None if it has none. The call may be invalid. Reads no tensor."""
     q, k, v, grid, encoding = call.q, call.k, call.v, call.grid, call.encoding
     if not (type(grid) is Grid and isinstance(encoding, Encoding) and _is_plain_number(call)):
         return None
@@ -113,7 +113,7 @@ def _key(call: AttentionCall) -> Hashable | None:
         return None
     if call.dropout or call.sinks is not None or grid.intervals is not None:
         return None
-    if call.whole or call.keyed or needs_dispatch(q, k, v) or is_transformed():
+    if call.global_softmax or call.counter_dropout or needs_dispatch(q, k, v) or is_transformed():
         return None
     if torch.is_autocast_enabled("cpu") or is_exporting():
         return None
@@ -129,7 +129,7 @@ def _key(call: AttentionCall) -> Hashable | None:
     return of_tensors, of_values, query, key, grid.band, call.scale, call.softcap
 
 
-def _is_plain_number(call: AttentionCall) -> bool:
+def _is_plain_number(call: Call) -> bool:
     """True if scale, cap and dropout are of the usual types: ``True == 1`` and finds its kind."""
     return {type(call.scale), type(call.softcap)} <= {float, int, type(None)} and (
         type(call.dropout) in (float, int)
@@ -164,17 +164,17 @@ def _is_plain(layout: Layout) -> bool:
 
 
 def _prepared(
-    call: AttentionCall, states: ModuleStates, prepare: Callable[[AttentionCall], Attend | None]
+    call: Call, states: ModuleStates, prepare: Callable[[Call], Attend | None]
 ) -> Attend | None:
     if not (states.complete and call.q.numel() and call.k.numel() and call.v.numel()):
         return None
     problem = call.problem()
-    own = problem.q is call.q and problem.k is call.k and problem.v is call.v
-    useful = own and call.without_hidden() is call and _reads_rows_alone(call)
+    untransformed = problem.q is call.q and problem.k is call.k and problem.v is call.v
+    useful = untransformed and call.without_hidden() is call and _reads_rows_alone(call)
     return prepare(call) if useful else None
 
 
-def _reads_rows_alone(call: AttentionCall) -> bool:
+def _reads_rows_alone(call: Call) -> bool:
     """True if terms depend on queries and keys in nothing but their products with rows.
 
     Those of queries and keys that are no numbers are then the same, factors of positions alone

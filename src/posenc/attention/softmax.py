@@ -23,12 +23,12 @@ def masked_softmax(
     return weights.masked_fill(hidden, 0.0)
 
 
-def softmax_beside(
+def softmax_with_sinks(
     logits: Float[Tensor, "B H Q K"],
     visible: Bool[Tensor, "*masks Q K"] | None,
     sinks: Tensor | None,
 ) -> Float[Tensor, "B H Q K"]:
-    """Weights of the visible keys (None: of all), beside that of a sink, which is dropped.
+    """Softmax over the visible keys (None: over all) and a sink, whose weight is dropped.
 
     Args:
         logits: ``[B, H, Q, K]``.

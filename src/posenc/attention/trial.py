@@ -1,4 +1,4 @@
-"""Trial of a backend on the user's device: small problems beside the definition, once a device."""
+"""Trial of a backend on the user's device: small problems against the definition, once each."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ from posenc.user_cache import kept
 KEY_HEADS = 2
 
 GRIDS = (Grid.of(Layout.sequence(LONGEST), causal=True), Grid.of(Layout.packed([150, 50])))
-"""For parts of the formula, and for the whole: documents with tiles before, between and beyond the
-ends of tables, and masked ones. Compiling kernels takes the time; one problem compiles them all."""
+"""Grids for parts of the formula, and for all of it: documents with tiles before, between and
+beyond the ends of tables, and masked ones. Compiling kernels takes the time; one problem compiles
+them all."""
 
 TOLERANCES = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-"""Of the largest number of the definition. Correct kernels err by a fraction (float32 ones may
-multiply in TF32); where a tile is wrong, by all of it."""
+"""Tolerance by dtype, relative to the largest number of the definition. Correct kernels err by a
+fraction of it (float32 ones may multiply in TF32), wrong tiles by all of it."""
 
 _LOCK = RLock()
-_FOUND: dict[tuple[str, ...], str] = {}
+_DIFFERENCES: dict[tuple[str, ...], str] = {}
 
 
 def refusal(
     backend: Backend, device: torch.device, dtype: torch.dtype, kernels: str = ""
 ) -> Refusal | None:
-    """The difference that a backend showed on a device; None if none, or if none can be looked for.
+    """The difference that a backend showed on a device; None if none, or if no trial can run.
 
     Runs once a device, dtype, backend, set of its kernels, and version of posenc and PyTorch, and
     is kept in the user's cache folder; a difference is warned of. Nothing is run
@@ -53,26 +54,26 @@ def refusal(
         return None
     key = backend.name, _name(device), str(dtype), *([kernels] if kernels else [])
     with _LOCK:
-        if key not in _FOUND:
-            _FOUND[key] = ""  # what the trial itself calls is not tried
-            _FOUND[key] = _stored(key, backend, device, dtype, kernels)
-    return Refusal(_FOUND[key]) if _FOUND[key] else None
+        if key not in _DIFFERENCES:
+            _DIFFERENCES[key] = ""  # what the trial itself calls is not tried
+            _DIFFERENCES[key] = _stored(key, backend, device, dtype, kernels)
+    return Refusal(_DIFFERENCES[key]) if _DIFFERENCES[key] else None
 
 
 def _stored(
     key: tuple[str, ...], backend: Backend, device: torch.device, dtype: torch.dtype, kernels: str
 ) -> str:
-    """The difference as an earlier process found it, or found now."""
+    """The difference from the user's cache, or measured now."""
     versions = torch.__version__, __version__
     words = (*key, *versions)
     name = hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]
 
     def find() -> str:
-        found = difference(backend, device, dtypes=(dtype,), kernels=kernels)
-        if found:
-            put_aside = f"backend {backend.name!r} is put aside: {found}"
+        message = difference(backend, device, dtypes=(dtype,), kernels=kernels)
+        if message:
+            put_aside = f"backend {backend.name!r} is put aside: {message}"
             warnings.warn(put_aside, RuntimeWarning, stacklevel=4)
-        return found
+        return message
 
     return kept("trials", name, find, read=bytes.decode, write=str.encode)
 
@@ -101,10 +102,10 @@ def difference(
         for kinds, grid in sets:
             served = False
             for kind, dtype in product(kinds, dtypes):
-                found = _compare(backend, kind, grid, dtype, device)
-                if found:
-                    return found
-                served = served or found is not None
+                message = _compare(backend, kind, grid, dtype, device)
+                if message:
+                    return message
+                served = served or message is not None
             if served:
                 break
     return ""

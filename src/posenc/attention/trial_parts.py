@@ -26,7 +26,8 @@ from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores,
 from posenc.grid import Grid
 
 HEADS, WIDTH, FARTHEST, LONGEST = 4, 64, 40, 200
-"""Of the problems; offsets beyond ``FARTHEST`` share an entry: tiles of all kinds appear."""
+"""Sizes of the trial problems. Offsets beyond ``FARTHEST`` share an entry, so that tiles of all
+kinds appear."""
 
 
 ENTRIES = 2 * FARTHEST + 1
@@ -37,7 +38,7 @@ SIZES = {
     "right": (1, ENTRIES, WIDTH),
     "column": (1, HEADS, LONGEST),
 }
-"""Of the tensors of ``Structured``."""
+"""Shapes of the tensors of ``Structured``."""
 
 
 def bucket(offset: Offsets) -> BucketIndex:
@@ -62,13 +63,13 @@ class Structured(ScoreTerm):
         return terms.forward(q, k, grid, scale=scale)
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms:
-        given: dict[str, Any] = dict(self.learned)
+        terms: dict[str, Any] = dict(self.learned)
         for name, tokens in (("left", q), ("right", repeat_heads(k, q.shape[1]))):
-            if name in given:
-                given[name] = TokenTableProduct(tokens, scale * given[name])
-        if "column" in given:
-            given["column"] = given["column"][..., : grid.key.length]
-        return (BucketedTerms(bucket, **given, max_distance=FARTHEST),)
+            if name in terms:
+                terms[name] = TokenTableProduct(tokens, scale * terms[name])
+        if "column" in terms:
+            terms["column"] = terms["column"][..., : grid.key.length]
+        return (BucketedTerms(bucket, **terms, max_distance=FARTHEST),)
 
 
 class BucketedValues(ValueTerm):
@@ -86,7 +87,7 @@ class BucketedValues(ValueTerm):
 
 
 class Reflected(ScoreTerm):
-    """Keys reflected by each token up to the query, on the way to it."""
+    """PaTH-like score: keys reflected by each token up to the query."""
 
     causal_only = True
 
@@ -124,7 +125,7 @@ def _sums_from(values: Tensor) -> Tensor:
 
 
 class Counted(ScoreTerm):
-    """Vectors at sums of gates of the keys from a key on."""
+    """CoPE-like score: vectors at sums of the gates of a key and later ones."""
 
     causal_only = True
 
@@ -178,15 +179,18 @@ class Curved(ScoreTerm):
 
 
 class Broken(ScoreTerm):
-    """Shares of what later keys have left, in place of the softmax."""
+    """Stick breaking: each key takes a share of what later keys have left, without a softmax."""
 
     causal_only = True
     replaces_product = True
     replaces_softmax = True
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        logits, own = q @ k.mT * scale, grid.key.order.unsqueeze(1) == grid.query.order.unsqueeze(2)
-        before = grid.visible & ~own.unsqueeze(1)
+        logits, same_order = (
+            q @ k.mT * scale,
+            grid.key.order.unsqueeze(1) == grid.query.order.unsqueeze(2),
+        )
+        before = grid.visible & ~same_order.unsqueeze(1)
         left = nn.functional.logsigmoid(-logits).masked_fill(~before, 0.0)
         taken = nn.functional.logsigmoid(logits) + _sums_from(left) - left
         return taken.where(before, left.sum(-1, keepdim=True))
@@ -212,4 +216,4 @@ KERNELS: dict[str, Kind] = {
     "counts": lambda g: Encoding(score=Counted(g)),
     "sticks": lambda g: Encoding(score=Broken()),
 }
-"""Of kernels apart from those of the formula, by ``Plan.kernels``."""
+"""Encodings that try the kernels of fused forms, by ``Plan.trial``."""

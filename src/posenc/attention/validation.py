@@ -9,7 +9,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.encoding import Encoding
 from posenc.encoding.parts import require_causal
 from posenc.errors import ArgumentError
@@ -25,7 +25,7 @@ Fault = tuple[str, str, object, str]
 """Name of an argument, what was expected, what came, and the remedy."""
 
 
-def validate(call: AttentionCall) -> None:
+def validate(call: Call) -> None:
     """Check ranks, shapes, dtypes, devices and options of one call of ``attend``.
 
     Raises:
@@ -52,7 +52,7 @@ def validate(call: AttentionCall) -> None:
 
 
 def require_softmax(argument: str, expected: str, encoding: Encoding) -> None:
-    """Refuse an argument that means nothing without a softmax.
+    """Refuse an argument that is undefined without a softmax.
 
     Raises:
         ArgumentError: for an encoding whose score replaces it.
@@ -119,7 +119,7 @@ def require_fit(
 
 
 def _raise_first(faults: Iterator[Fault]) -> None:
-    """Raise the first fault, if any; no check after it is made."""
+    """Raise the first fault, if any; later checks do not run."""
     for name, expected, got, remedy in faults:
         raise ArgumentError(name, expected=expected, got=got, remedy=remedy)
 
@@ -191,8 +191,8 @@ def require_layouts(grid: Grid) -> None:
         require_unwritten(side)
 
 
-def _faults_of_options(call: AttentionCall) -> Iterator[Fault]:
-    """Those of the grid's axes, dropout, scale, cap and sinks."""
+def _faults_of_options(call: Call) -> Iterator[Fault]:
+    """Faults of the grid's axes, dropout, scale, cap and sinks."""
     q, axes, dropout, sinks = call.q, call.grid.query.axes, call.dropout, call.sinks
     for part in call.encoding.parts():
         if part.axes is not None and axes not in part.axes:

@@ -7,7 +7,7 @@ is nothing but some tokens; ``contiguous`` and ``balanced`` say which.
 from posenc.distributed.api import (
     FORMS,
     ContextParallel,
-    Explanation,
+    FormExplanation,
     attend,
     explain,
     sum_gradients,
@@ -18,7 +18,7 @@ from posenc.distributed.shards import balanced, contiguous, take
 __all__ = [
     "FORMS",
     "ContextParallel",
-    "Explanation",
+    "FormExplanation",
     "attend",
     "balanced",
     "contiguous",

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from posenc.attention.backends.common.base import Backend
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.validation import validate
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.gathered import attend_gathered
@@ -29,7 +29,7 @@ from posenc.runtime import without_autocast
 
 
 class Options(TypedDict, total=False):
-    """Options that are as those of ``posenc.attend``."""
+    """Options of ``posenc.attend``."""
 
     backend: str | Backend
     dropout: float
@@ -39,8 +39,8 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Form:
-    """A way to share the work of attention between ranks.
+class ParallelStrategy:
+    """A strategy for context parallelism.
 
     Args:
         attend: computes it.
@@ -54,16 +54,16 @@ class Form:
     how: str
 
 
-FORMS: dict[str, Form] = {
-    "ring": Form(
+FORMS: dict[str, ParallelStrategy] = {
+    "ring": ParallelStrategy(
         attend_in_ring,
         refusal,
         "blocks of keys and values travel from rank to rank, and outputs are joined",
     ),
-    "heads": Form(
+    "heads": ParallelStrategy(
         attend_by_heads, heads_refusal, "every rank computes some heads of all tokens (Ulysses)"
     ),
-    "gather": Form(
+    "gather": ParallelStrategy(
         attend_gathered,
         lambda call: None,
         "keys and values of all ranks are gathered, and queries stay",
@@ -76,7 +76,7 @@ AUTO = ("ring", "gather")
 
 
 @dataclass(frozen=True)
-class Explanation:
+class FormExplanation:
     """The form that ``attend`` takes, and the reasons against those tried before it.
 
     Args:
@@ -140,7 +140,7 @@ class ContextParallel:
         grid: Grid,
         encoding: Encoding,
         **options: Unpack[Options],
-    ) -> Explanation:
+    ) -> FormExplanation:
         """The form that is taken for the same arguments. All ranks have to call it.
 
         Raises: as ``attend``.
@@ -148,7 +148,7 @@ class ContextParallel:
         return self._choose(self._call(q, k, v, grid, encoding, **options))
 
     def _call(self, *operands: Any, backend: str | Backend = "auto", **options: Any) -> ShardedCall:
-        attention = AttentionCall(*operands, **options)
+        attention = Call(*operands, **options)
         validate(attention)
         if attention.grid.intervals is not None:
             raise ArgumentError(
@@ -171,12 +171,12 @@ class ContextParallel:
             seed=session.seed(x.q.device) if x.dropout else 0,
         )
 
-    def _choose(self, call: ShardedCall) -> Explanation:
+    def _choose(self, call: ShardedCall) -> FormExplanation:
         refusals: dict[str, str] = {}
         for name in AUTO if self.form == "auto" else [self.form]:
             reason = FORMS[name].refusal(call)
             if reason is None:
-                return Explanation(name, FORMS[name].how, refusals)
+                return FormExplanation(name, FORMS[name].how, refusals)
             refusals[name] = reason
         raise BackendRefusal(
             "form",
@@ -263,7 +263,7 @@ def explain(
     form: str = "auto",
     key_layout: Layout | None = None,
     **options: Unpack[Options],
-) -> Explanation:
+) -> FormExplanation:
     """Explain which form ``attend`` takes for the same arguments. All ranks have to call it.
 
     Raises: as ``attend``.

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend
-from posenc.attention.problem.dropout import KeyedDropout, token_numbers
+from posenc.attention.problem.dropout import CounterDropout, token_numbers
 from posenc.distributed.session import Session
 from posenc.distributed.shards import Shards
 from posenc.encoding import Encoding
@@ -47,11 +47,11 @@ class ShardedCall:
         """Factor of the logits: as given, or the encoding's default."""
         return self.encoding.default_scale(self.q.shape[3]) if self.scale is None else self.scale
 
-    def keyed_dropout(self, query: Layout, key: Layout) -> KeyedDropout | None:
+    def counter_dropout(self, query: Layout, key: Layout) -> CounterDropout | None:
         """Dropout of these tokens; None where nothing is dropped."""
         if not self.dropout:
             return None
-        return KeyedDropout(self.dropout, self.seed, token_numbers(query), token_numbers(key))
+        return CounterDropout(self.dropout, self.seed, token_numbers(query), token_numbers(key))
 
     @cached_property
     def shards(self) -> Shards:

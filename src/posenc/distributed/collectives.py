@@ -1,4 +1,4 @@
-"""Collectives that autograd differentiates."""
+"""Differentiable collectives."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ class _Beginnings(torch.autograd.Function):
         *parts, total = gradients
         if total.untyped_storage().nbytes() < total.nbytes:  # expanded
             total = total.clone()
-        for part in parts:
-            total[:, :, : part.shape[2]].add_(part)
+        for chunk in parts:
+            total[:, :, : chunk.shape[2]].add_(chunk)
         return total, None
 
 

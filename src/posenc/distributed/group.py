@@ -23,7 +23,7 @@ LONGEST_WAIT = timedelta(minutes=1)
 """Longest time for which ranks are waited for whose collective has not timed out yet."""
 
 POLL = 0.1
-"""Seconds between looks at the store."""
+"""Polling interval of the store in seconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +82,8 @@ class Group:
         """This rank's tokens of the sum of all ranks' ``x``, summed in float32 or better."""
         if self.size == 1:
             return x
-        own = lengths[self.rank]
-        parts = self.exchange(x, lengths, [own] * self.size).view(self.size, own, *x.shape[1:])
+        count = lengths[self.rank]
+        parts = self.exchange(x, lengths, [count] * self.size).view(self.size, count, *x.shape[1:])
         wide = torch.promote_types(x.dtype, torch.float32)
         return parts.sum(0, dtype=wide).to(x.dtype)
 
@@ -134,8 +134,8 @@ class Group:
     def differing(self, text: str, device: torch.device | str) -> list[int]:
         """Ranks whose text is not that of the first."""
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-        own = torch.tensor([digest], dtype=torch.int64, device=device)
-        digests = self.gather(own, [1] * self.size).tolist()
+        digest_tensor = torch.tensor([digest], dtype=torch.int64, device=device)
+        digests = self.gather(digest_tensor, [1] * self.size).tolist()
         return [rank for rank, other in enumerate(digests) if other != digests[0]]
 
     @contextmanager

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.api import attend_block
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.collectives import exchange, gather
 from posenc.distributed.group import Group
@@ -43,16 +43,16 @@ def attend_by_heads(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     q = _to_heads(group, of_queries, call.q)
     k, v = (_to_heads(group, of_keys, x) for x in (k, v))
     query, key = (_whole(group, *side) for side in ((of_queries, grid.query), (of_keys, grid.key)))
-    whole = replace(grid, query=query, key=key)
+    gathered_grid = replace(grid, query=query, key=key)
     first = group.rank * heads // group.size
-    own = slice(first, first + heads // group.size)
-    encoding = call.encoding.heads(own.start, own.stop)
-    dropout = call.keyed_dropout(query, key)
-    of_heads = AttentionCall(
-        *(q, k, v, whole, encoding),
+    head_range = slice(first, first + heads // group.size)
+    encoding = call.encoding.heads(head_range.start, head_range.stop)
+    dropout = call.counter_dropout(query, key)
+    of_heads = Call(
+        *(q, k, v, gathered_grid, encoding),
         scale=call.logit_scale(),
-        keyed=None if dropout is None else replace(dropout, first_head=first),
-        sinks=None if call.sinks is None else call.sinks[own],
+        counter_dropout=None if dropout is None else replace(dropout, first_head=first),
+        sinks=None if call.sinks is None else call.sinks[head_range],
         softcap=call.softcap,
     )
     output, _ = attend_block(of_heads, call.backend)
@@ -71,10 +71,12 @@ def _to_heads(group: Group, shards: Shards, x: Float[Tensor, "B H L D"]) -> Tens
 
 def _to_tokens(group: Group, shards: Shards, x: Float[Tensor, "B H K D"]) -> Tensor:
     """All heads of this rank's tokens, ``[B, H · ranks, L, D]``."""
-    own = shards.lengths[group.rank]
+    count = shards.lengths[group.rank]
     rows = shards.restore(x.permute(2, 0, 1, 3))
-    received = exchange(group, rows, shards.lengths, [own] * group.size)
-    return received.view(group.size, own, *received.shape[1:]).permute(2, 0, 3, 1, 4).flatten(1, 2)
+    received = exchange(group, rows, shards.lengths, [count] * group.size)
+    return (
+        received.view(group.size, count, *received.shape[1:]).permute(2, 0, 3, 1, 4).flatten(1, 2)
+    )
 
 
 def _whole(group: Group, shards: Shards, layout: Layout) -> Layout:

@@ -81,7 +81,7 @@ def parallelize(
         if isinstance(part, EmbeddingEncoding) and not part.pairwise:
             hooks = _WholeSequence(group)
             part.register_forward_pre_hook(hooks.gather, with_kwargs=True)
-            part.register_forward_hook(hooks.own, with_kwargs=True)
+            part.register_forward_hook(hooks.scatter, with_kwargs=True)
     if isinstance(model, SavedModel) and group.size > 1:
         model.register_forward_pre_hook(_require_layouts, with_kwargs=True)
 
@@ -107,21 +107,21 @@ class _WholeSequence:
     shards: Shards | None = None
 
     def gather(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The arguments of a call, of all tokens."""
+        """The arguments of a call for the tokens of all ranks."""
         if "method" in kwargs:
             return None
         x, layout = args
         tokens: Tensor | None = kwargs.get("tokens")
         self.shards = shards = Session(self.group).shards(layout)
-        (whole,) = gather(self.group, shards.lengths, [x.transpose(0, 1)])
+        (gathered,) = gather(self.group, shards.lengths, [x.transpose(0, 1)])
         if tokens is not None:
             tokens = shards.arrange(self.group.gather(tokens.mT, shards.lengths)).mT
-        return (shards.arrange(whole).transpose(0, 1), shards.sorted), {"tokens": tokens}
+        return (shards.arrange(gathered).transpose(0, 1), shards.sorted), {"tokens": tokens}
 
-    def own(
+    def scatter(
         self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
-        """This rank's tokens of what it returned."""
+        """This rank's tokens of the output."""
         if "method" in kwargs:
             return None
         shards = self.shards

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.api import attend_block, attend_part
+from posenc.attention.api import attend_block, attend_block_backward
 from posenc.attention.backends.common.base import Result
-from posenc.attention.backends.common.sinks import beside_sinks
-from posenc.attention.call import AttentionCall
-from posenc.attention.problem.problem import Whole
+from posenc.attention.backends.common.sinks import add_sinks
+from posenc.attention.call import Call
+from posenc.attention.problem.problem import GlobalSoftmax
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.collectives import first_derivative
 from posenc.distributed.gathered import attend_gathered
@@ -97,7 +97,7 @@ def _plain(layout: Layout) -> Layout:
 
 @dataclass(frozen=True, eq=False)
 class Ring:
-    """One call, but for its tensors.
+    """A call without its tensors.
 
     Args:
         group: the ranks.
@@ -122,20 +122,20 @@ class Ring:
         self, block: int, query_signal: Tensor | None, key_signal: Tensor | None
     ) -> Iterator[tuple[slice, slice, Grid]]:
         """Runs of queries and of the block's keys that may see each other, and their grids."""
-        for own in self.queries():
+        for query_run in self.queries():
             for other in self.shards.blocks[block]:
-                if own.may_see(other, self.grid.band):
-                    query, key = own.with_signal(query_signal), other.with_signal(key_signal)
+                if query_run.may_see(other, self.grid.band):
+                    query, key = query_run.with_signal(query_signal), other.with_signal(key_signal)
                     grid = Grid(query, key, self.grid.causal, self.grid.window)
-                    yield slice(own.begin, own.end), slice(other.begin, other.end), grid
+                    yield slice(query_run.begin, query_run.end), slice(other.begin, other.end), grid
 
-    def part(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> AttentionCall:
+    def block_call(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Call:
         """The call of some queries and keys, without sinks."""
         call = self.call
-        return AttentionCall(
+        return Call(
             *(q, k, v, grid, self.encoding),
             scale=call.scale,
-            keyed=call.keyed_dropout(grid.query, grid.key),
+            counter_dropout=call.counter_dropout(grid.query, grid.key),
             softcap=call.softcap,
         )
 
@@ -164,7 +164,7 @@ class _Attend(torch.autograd.Function):
     ) -> Tensor:
         output, lse = _forward(ring, q, k, v, query_signal, key_signal)
         if sinks is not None:  # once, beside the blocks of all ranks
-            output, joined = beside_sinks(Result(output, lse), sinks, lse=True)
+            output, joined = add_sinks(Result(output, lse), sinks, lse=True)
             assert joined is not None
             lse = joined
         output = output.to(v.dtype)
@@ -208,8 +208,8 @@ def _forward(
             arrive = ring.group.shift(held, ring.like(held, schedule[step + 1]))
         for rows, columns, grid in ring.pairs(block, query_signal, _signal(held)):
             keys, values = (x[:, :, columns] for x in held[:2])
-            part = ring.part(q[:, :, rows], keys, values, grid)
-            result = attend_block(part, ring.call.backend, return_lse=True)
+            call = ring.block_call(q[:, :, rows], keys, values, grid)
+            result = attend_block(call, ring.call.backend, return_lse=True)
             _join(output[:, :, rows], lse[:, :, rows], *result)
             del result  # before the next is computed
         if arrive is not None:
@@ -249,13 +249,15 @@ def _backward(
         arrive = None if last else ring.group.shift(held, ring.like(held, schedule[step + 1]))
         sums = [_zeros(x) for x in held]
         for rows, columns, grid in ring.pairs(block, query_signal, _signal(held)):
-            whole = Whole(output[:, :, rows], lse[:, :, rows])
+            global_softmax = GlobalSoftmax(output[:, :, rows], lse[:, :, rows])
             operands = (q[:, :, rows], *(x[:, :, columns] for x in held[:2]))
             into = [dq[:, :, rows], *(x[:, :, columns] for x in sums[:2])]
             if dquery is not None:
                 into += [dquery[:, rows], sums[2][:, columns]]
             into += of_parameters
-            _add_part(ring, operands, grid, whole, gradient[:, :, rows], parameters, into)
+            _add_block_gradients(
+                ring, operands, grid, global_softmax, gradient[:, :, rows], parameters, into
+            )
         if summed is not None:
             _add(sums, summed())
         # The sums go on with their block; those that come are of the block that comes.
@@ -269,11 +271,11 @@ def _backward(
     return [*made, *(g.to(p.dtype) for g, p in zip(of_parameters, parameters, strict=True))]
 
 
-def _add_part(
+def _add_block_gradients(
     ring: Ring,
     operands: Sequence[Tensor],
     grid: Grid,
-    whole: Whole,
+    global_softmax: GlobalSoftmax,
     gradient: Tensor,
     parameters: Sequence[Tensor],
     into: Sequence[Tensor],
@@ -289,8 +291,8 @@ def _add_part(
                 for side, signal in zip((grid.query, grid.key), signals, strict=True)
             )
             grid = replace(grid, query=query, key=key)
-        call = replace(ring.part(q, k, v, grid), whole=whole)
-        output = attend_part(call, ring.call.backend)
+        call = replace(ring.block_call(q, k, v, grid), global_softmax=global_softmax)
+        output = attend_block_backward(call, ring.call.backend)
         inputs = [q, k, v, *signals, *parameters]
         _add(into, torch.autograd.grad(output, inputs, gradient, allow_unused=True))
 

@@ -1,4 +1,4 @@
-"""What the ranks of a group tell each other before a call: layouts, encodings and settings."""
+"""Exchange of layouts, encodings and settings among the ranks of a group before a call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Exchanged:
 
 
 class Session:
-    """The layouts of the ranks of a group, exchanged where they are new, and what must be equal.
+    """One exchange between ranks: layouts, if they are new, and checks that settings are equal.
 
     Args:
         group: the ranks.
@@ -49,14 +49,14 @@ class Session:
         self._exchanged = self._of_groups.setdefault(group.handle, Exchanged())
 
     def shards(self, layout: Layout) -> Shards:
-        """The layouts of all ranks; exchanged anew where one has other numbers, signals left aside.
+        """The layouts of all ranks without signals; exchanged if one of them has changed.
 
         All ranks must call this alike: each time they tell each other whether theirs is known. A
         layout whose positions have gradients never is.
         """
-        known = self._exchanged.shards
+        exchanged = self._exchanged.shards
         content = [getattr(layout, name) for name in ("positions", "order", *FIELDS)]
-        matches = (n for n, (copies, _) in reversed(known.items()) if copies.hold(content))
+        matches = (n for n, (copies, _) in reversed(exchanged.items()) if copies.hold(content))
         number = next(matches, -1)
         if layout.positions.requires_grad:
             number = -1
@@ -71,17 +71,17 @@ class Session:
         table = self._exchange(facts, layout.device)
         numbers, lengths, rows, dtypes, graded = table.T[:5].tolist()
         if number >= 0 and set(numbers) == {number}:
-            return known[number][1]
+            return exchanged[number][1]
         fields = tuple(
             name for name, has in zip(FIELDS, table[:, 5:].any(0).tolist(), strict=True) if has
         )
         like = Layouts(max(rows), fields, DTYPES[max(dtypes)], any(graded))
         shards = Shards.gather(self.group, layout, tuple(lengths), like)
         if not any(graded):
-            while len(known) >= KEPT:
-                del known[next(iter(known))]
+            while len(exchanged) >= KEPT:
+                del exchanged[next(iter(exchanged))]
             self._exchanged.count += 1
-            known[self._exchanged.count] = Copies(content), shards
+            exchanged[self._exchanged.count] = Copies(content), shards
         return shards
 
     def require_same(self, encoding: Encoding, settings: str, device: torch.device) -> None:
@@ -112,5 +112,5 @@ class Session:
 
     def _exchange(self, facts: list[int], device: torch.device) -> Tensor:
         """Integers of every rank, ``[ranks, facts]`` on the CPU."""
-        own = torch.tensor([facts], dtype=torch.int64, device=device)
-        return self.group.gather(own, [1] * self.group.size).cpu()
+        local_facts = torch.tensor([facts], dtype=torch.int64, device=device)
+        return self.group.gather(local_facts, [1] * self.group.size).cpu()

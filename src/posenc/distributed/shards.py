@@ -21,10 +21,10 @@ FIELDS = {"document": 0, "valid": 1, "special": 0}
 """Optional fields of layouts, with the value of tokens of a rank whose layout has none."""
 
 KEPT = 4
-"""Layouts whose shards are kept: those of a model's layers, and of a source that it reads."""
+"""Largest number of layouts whose shards are stored: a model's layers, and a source it reads."""
 
 MOST_PIECES = 8
-"""Runs of consecutive tokens up to which a shard is taken apart."""
+"""Largest number of runs of consecutive tokens that a shard is split into."""
 
 
 def contiguous(length: int, ranks: int, rank: int) -> Int[Tensor, " n"]:
@@ -108,11 +108,11 @@ class Piece:
     @classmethod
     def of(cls, layout: Layout, begin: int, end: int) -> Piece:
         """Tokens ``begin`` to ``end`` of a layout. Reads its values."""
-        part = layout.slice(begin, end)
-        whole = part.length == layout.length
-        part = replace(_with_start(layout if whole else part), signal=None)
-        documents = (0, 0) if part.document is None else _range(part.document)
-        return cls(begin, end, part, _range(part.order), documents)
+        piece = layout.slice(begin, end)
+        is_all = piece.length == layout.length
+        piece = replace(_with_start(layout if is_all else piece), signal=None)
+        documents = (0, 0) if piece.document is None else _range(piece.document)
+        return cls(begin, end, piece, _range(piece.order), documents)
 
     def may_see(self, other: Piece, band: tuple[int, int]) -> bool:
         """False if none of these tokens sees any of the others."""
@@ -165,16 +165,16 @@ class Shards:
         (gathered,) = gather(group, lengths, [positions])
         integers = group.gather(integers, lengths)
         fields = dict(zip(("order", *like.fields), integers.unbind(-1), strict=True))
-        whole = Layout(
+        concatenated = Layout(
             gathered.transpose(0, 1),
             fields["order"].mT,
             document=fields["document"].mT if "document" in fields else None,
             valid=fields["valid"].mT.bool() if "valid" in fields else None,
             special=fields["special"].mT.bool() if "special" in fields else None,
         )
-        arrangement = _arrangement(whole)
-        arranged = whole if arrangement is None else take(whole, arrangement)
-        return cls(lengths, _with_start(whole), arrangement, _with_start(arranged))
+        arrangement = _arrangement(concatenated)
+        arranged = concatenated if arrangement is None else take(concatenated, arrangement)
+        return cls(lengths, _with_start(concatenated), arrangement, _with_start(arranged))
 
     @cached_property
     def blocks(self) -> list[list[Piece]]:
@@ -209,7 +209,7 @@ class Layouts:
 
 
 def pieces(layout: Layout) -> list[Piece]:
-    """The layout's runs of consecutive tokens; the whole where there are many or none.
+    """The layout's runs of consecutive tokens; the complete layout if there are many or none.
 
     Reads the layout's values, once a layout.
     """

@@ -35,16 +35,16 @@ def running_sums(group: Group, shards: Shards, layout: Layout) -> Float[Tensor, 
             remedy="Use Attention, or encoding.observe(x, layout) before attend.",
         )
     runs, begins = _runs(shards)
-    own = runs[:, sum(shards.lengths[: group.rank]) :][:, : layout.length]
+    local_runs = runs[:, sum(shards.lengths[: group.rank]) :][:, : layout.length]
     rows, count = len(signal), begins.shape[1]
-    index = own.expand(rows, -1).unsqueeze(-1).expand(-1, -1, signal.shape[-1])
+    index = local_runs.expand(rows, -1).unsqueeze(-1).expand(-1, -1, signal.shape[-1])
     steps = signal.double()
     if layout.valid is not None:
         steps = steps.masked_fill(~layout.valid.unsqueeze(-1), 0.0)
     totals = steps.new_zeros(rows, count, signal.shape[-1]).scatter_add(1, index, steps)
     totals = total(group, totals)
     before = _exclusive(totals, begins.expand(rows, -1))
-    return before.gather(1, index) + _within(steps, own, layout)
+    return before.gather(1, index) + _within(steps, local_runs, layout)
 
 
 @lru_cache(maxsize=KEPT)

@@ -151,18 +151,18 @@ class HeadMixing:
 
 @dataclass(frozen=True, eq=False)
 class BlockTransforms:
-    """Products with queries that blocks of 64 keys transform on the way to the keys before them.
+    """Products with queries that are transformed by each block of 64 keys between query and key.
 
-    ``s_ij = own[b, h, i, j - 64 n]`` for the keys of the block n of the query's own key, and
+    ``s_ij = diagonal[b, h, i, j - 64 n]`` in the block n of the query's key of offset 0, and
     ``s_ij = q_i · M_{n-1} … M_{m+1} · k_j`` for those of an earlier block m.
 
     Args:
         query: ``[B, H, Q, D]`` and key: ``[B, H, K, D]``, of which the tensors are computed.
-        first: index of the first query's own key; those of the others follow.
+        first: index of the first query's key of offset 0; those of the next queries follow.
         parameters: other tensors that the results may have gradients for.
-        compute: maps the queries whose own keys are some whole blocks of keys, those keys, their
+        compute: maps the queries whose keys of offset 0 are complete blocks, these keys, their
             heads and the blocks' tokens to q ``[B, h, Q, E]``, k ``[B, h, K, E]``, M
-            ``[B, h, N, E, E]`` and own ``[B, h, Q, 64]`` of them; E is a multiple of 16.
+            ``[B, h, N, E, E]`` and diagonal ``[B, h, Q, 64]``; E is a multiple of 16.
         reflections: where ``s_ij = q_i · H_i … H_{j+1} · k_j`` with ``H_t = 1 - β_t w_t w_tᵀ``, all
             w ``[b, H, K, D]`` and β ``[b, H, K]``.
     """
@@ -230,13 +230,13 @@ def _reflected_blocks(
         along, torch.cat([onto, weighted], dim=-1), upper=False, unitriangular=True
     ).split([size, w.shape[-1]], dim=-1)
     read = (query @ w.mT).tril()
-    own = query @ key_blocks.mT - read @ lost
+    diagonal = query @ key_blocks.mT - read @ lost
     query, key_blocks = query - read @ mixed, key_blocks - lost.mT @ w
     return (
         query.flatten(2, 3)[:, :, here],
         key_blocks.flatten(2, 3)[:, :, :keys],
         torch.eye(w.shape[-1], dtype=wide, device=w.device) - w.mT @ mixed,
-        own.flatten(2, 3)[:, :, here],
+        diagonal.flatten(2, 3)[:, :, here],
     )
 
 

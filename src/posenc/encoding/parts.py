@@ -252,7 +252,7 @@ class ScoreTerm(Part, ABC):
         return None
 
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
-        """Another form, for compiled kernels, where there is no structured one; None if neither.
+        """A fused form for compiled kernels, if there is no structured one; None if neither exists.
 
         Keys as ``lower`` has them.
         """

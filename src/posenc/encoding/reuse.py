@@ -1,4 +1,4 @@
-"""Results of weights and settings, reused for as long as these stay as they are."""
+"""Reuse of results that depend on weights and settings, while these are unchanged."""
 
 from __future__ import annotations
 
@@ -23,23 +23,26 @@ PLAIN = ("torch.nn.modules.", "posenc.")
 quantizers have switches that leave no trace in parameters."""
 
 MOST = 2
-"""Results kept of one weight."""
+"""Largest number of results stored per weight."""
 
 _compare = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)).memcmp
 _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
-class Layer(Protocol):
-    """A module, or a function of the modules that it names."""
+class HasModules(Protocol):
+    """An object that names the modules it reads: a module, or a function of modules."""
 
     def modules(self) -> Iterator[nn.Module]:
         """All modules that it reads."""
 
 
 def reused(
-    layers: Sequence[Layer], tensors: Sequence[Tensor], compute: Callable[[], T], *kind: Hashable
+    layers: Sequence[HasModules],
+    tensors: Sequence[Tensor],
+    compute: Callable[[], T],
+    *kind: Hashable,
 ) -> T | None:
-    """The result of ``compute``, kept from the second call on while nothing that it reads changes.
+    """The result of ``compute``, stored from the second call on while its inputs are unchanged.
 
     Weights and buffers are compared to the last bit, at each call: edits through ``.data`` or an
     array that shares memory leave no other trace. A layer changes when it is another module, or its
@@ -99,7 +102,7 @@ def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.devic
 
 
 class Copies:
-    """Tensors as they were, to the last bit.
+    """Copies of tensors, compared bit by bit.
 
     Args:
         tensors: that are copied; None stays None.
@@ -133,7 +136,7 @@ def _same_bits(x: Tensor | None, copy: Tensor | None) -> bool:
 
 
 class States:
-    """Modules and tensors as they were: classes, settings, the modules in them, and all bits.
+    """Recorded states of modules and tensors: classes, settings, submodules, and all bits.
 
     Args:
         modules: whose settings can be compared, see ``are_known``.
@@ -158,14 +161,14 @@ class States:
 
 @dataclass(eq=False)
 class _Result:
-    """A result, None as yet, of layers and weights as they were when it was asked for."""
+    """A stored result, None before the second call, with the states that it is valid for."""
 
     states: States
     value: object = None
 
 
 class ModuleStates:
-    """A module and those in it as they were: parameters, buffers and settings.
+    """Recorded states of a module and its submodules: parameters, buffers and settings.
 
     Attributes:
         complete: results of the module depend on nothing that these states do not hold.
@@ -194,7 +197,7 @@ OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 
 
 def _settings(module: nn.Module) -> dict[str, object]:
-    """Attributes beside those that any module has, and the arguments that it was made from."""
+    """Attributes of the module that ``nn.Module`` does not have, without constructor arguments."""
     return {n: x for n, x in vars(module).items() if n not in OF_MODULES and n != "given"}
 
 
@@ -206,7 +209,7 @@ def are_known(modules: Sequence[nn.Module]) -> bool:
 
 
 def _is_setting(x: object) -> bool:
-    """True of plain values, and of frozen dataclasses and tuples of them."""
+    """True for plain values, and for frozen dataclasses and tuples of plain values."""
     if isinstance(x, tuple):
         return all(map(_is_setting, x))
     if isinstance(x, SETTINGS):
@@ -224,15 +227,15 @@ def _parts(module: nn.Module) -> tuple[Hashable, ...]:
 
 
 def _tensors(modules: Sequence[nn.Module]) -> list[Tensor]:
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for module in modules:
         for table in (module._parameters, module._buffers):
-            found += [x for x in table.values() if x is not None]
-    return found
+            tensors += [x for x in table.values() if x is not None]
+    return tensors
 
 
 _RESULTS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""By the first of the weights, then by kind."""
+"""Stored results, by the first of the weights, then by kind."""
 
 
 def _hooks(module: nn.Module) -> bool:
@@ -253,10 +256,7 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """The same of one that does nothing but multiply by its weight and add its bias.
-
-    Its gradients may be read through it, too.
-    """
+    """True of an unobserved ``nn.Linear`` with a bias, whose backward has no hooks either."""
     every = nn.modules.module
     backward = module._backward_hooks or module._backward_pre_hooks
     backward = backward or every._global_backward_hooks or every._global_backward_pre_hooks

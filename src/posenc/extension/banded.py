@@ -99,15 +99,17 @@ class BandedRope(ScoreTerm, ABC):
         ends = [-FARTHEST, *edges[: len(moved) - 1], FARTHEST]
         bands = []
         for positions, first, end in zip(moved, ends, ends[1:], strict=False):
-            (lowest, highest), seen = grid.band, grid
+            (lowest, highest), banded_grid = grid.band, grid
             if isinstance(first, int) and isinstance(end, int):
                 lowest, highest = max(lowest, first), min(highest, end - 1)
             else:
                 order = grid.query.order
-                seen = grid.within(torch.stack([order + first, order + end], dim=-1))
+                banded_grid = grid.within(torch.stack([order + first, order + end], dim=-1))
             if lowest <= highest:
                 factors, window = self._factors(positions, grid), (lowest, highest)
-                bands.append(RotatedBand(*factors, self.rope.pairing, window, seen.intervals))
+                bands.append(
+                    RotatedBand(*factors, self.rope.pairing, window, banded_grid.intervals)
+                )
         return bands
 
     def of_last(self, grid: Grid, begin: int) -> tuple[list[Factors], list[BandOfQuery]]:
@@ -120,12 +122,12 @@ class BandedRope(ScoreTerm, ABC):
         bands = []
         for band, (query, key) in enumerate(moved):
             pairs = index == band
-            seen = pairs.any(1).any(0).nonzero()
+            visible = pairs.any(1).any(0).nonzero()
             if key is not None and id(key) not in rotations:
                 turned = self._turned(key[:, begin:], new, self.rope.gain)
                 rotations[id(key)] = len(rotations), turned
-            if len(seen):
-                keys = slice(int(seen[0]), int(seen[-1]) + 1)
+            if len(visible):
+                keys = slice(int(visible[0]), int(visible[-1]) + 1)
                 inside = pairs[:, None, :, keys]
                 number = None if key is None else rotations[id(key)][0]
                 gain = self.rope.gain ** (2 if key is None else 1)

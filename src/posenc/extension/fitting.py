@@ -78,8 +78,8 @@ def replaced(encoding: Encoding, old: Part, new: Part | None) -> Encoding:
     Raises:
         ArgumentError: if the site of ``new`` is taken.
     """
-    kept = [part for part in encoding.parts() if part is not old]
-    return Encoding.of(*kept, *(() if new is None else (new,)))
+    others = [part for part in encoding.parts() if part is not old]
+    return Encoding.of(*others, *(() if new is None else (new,)))
 
 
 def remade(part: AnyPart, *, tables: Mapping[str, Tensor], **changed: object) -> AnyPart:

@@ -37,8 +37,8 @@ def seen_lengths(grid: Grid) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b k"]
     def of(wanted: Int[Tensor, "b L"]) -> Float[Tensor, "b L"]:
         wanted = wanted.expand(rows, -1).contiguous()
         at = torch.searchsorted(ordered, wanted).clamp(max=ordered.shape[1] - 1)
-        known = ordered.gather(1, at) == wanted
-        return longest.gather(1, group.gather(1, at)).masked_fill(~known, -torch.inf)
+        present = ordered.gather(1, at) == wanted
+        return longest.gather(1, group.gather(1, at)).masked_fill(~present, -torch.inf)
 
     return of(documents_of(query)), of(documents)
 

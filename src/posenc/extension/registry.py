@@ -76,8 +76,8 @@ def extend_layers(
     layers = check("layers", Mapping | None, layers, None) or {}
     for number, changes in layers.items():
         check(f"layers[{number!r}]", Mapping, changes)
-        whole = isinstance(number, int) and not isinstance(number, bool)
-        if not (whole and 0 <= number < len(encodings)):
+        is_integer = isinstance(number, int) and not isinstance(number, bool)
+        if not (is_integer and 0 <= number < len(encodings)):
             raise ArgumentError(
                 "layers",
                 expected=f"numbers from 0 to {len(encodings) - 1}",
@@ -129,17 +129,17 @@ def advice(
     notes: tuple[str, ...] = ()
     for method, arguments in _calls(name, context, options):
         if method.advice is not None:
-            known, taken = context | arguments, inspect.signature(method.advice).parameters
-            notes += method.advice(encoding, **{n: v for n, v in known.items() if n in taken})
+            available, taken = context | arguments, inspect.signature(method.advice).parameters
+            notes += method.advice(encoding, **{n: v for n, v in available.items() if n in taken})
     return notes
 
 
 def _fits(method: Extension, encoding: Encoding) -> bool:
     if method.level == "model":
         return True
-    known: dict[str, Any] = {"factor": 1.0, "length": 64.0}
+    sample: dict[str, Any] = {"factor": 1.0, "length": 64.0}
     try:
-        method.function(encoding, **{n: v for n, v in known.items() if n in method.parameters()})
+        method.function(encoding, **{n: v for n, v in sample.items() if n in method.parameters()})
     except NotApplicable:
         return False
     return True
@@ -159,8 +159,8 @@ def _calls(
                 remedy=f"Use posenc.extension.{name}(model, …).",
             )
     remedy = "Apply one after the other: extend(extend(…), …)."
-    given = parsed.options_with(options)
-    chosen = assign_options(given, parsed.entries, context, remedy=remedy)
+    merged = parsed.options_with(options)
+    chosen = assign_options(merged, parsed.entries, context, remedy=remedy)
     for name, method in parsed.entries.items():
         remedy = "factor says how far to stretch, length at what length it was trained."
         yield method, with_context(chosen[name], method.parameters(), context, name, remedy=remedy)

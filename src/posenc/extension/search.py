@@ -193,7 +193,7 @@ def _propose(tried: Sequence[Tried], search: SearchState) -> Factors:
     number = len(tried)
     if number < len(starts):
         return starts[number]
-    known = {item.factors for item in tried}
+    evaluated = {item.factors for item in tried}
     size = plan.mutations + plan.crossovers
     later = number - max(plan.population, len(starts))
     before = tried if later < 0 else tried[: number - later % size]
@@ -208,7 +208,7 @@ def _propose(tried: Sequence[Tried], search: SearchState) -> Factors:
             one, other = (draw.choice(best).factors for _ in range(2))
             crossed = [draw.choice(pair) for pair in zip(one, other, strict=True)]
             individual = _ordered(crossed, factor)
-        if individual not in known:
+        if individual not in evaluated:
             return individual
     return _mutated(best[0].factors, factor, 1.0, draw)
 

@@ -89,11 +89,11 @@ def require_rows(rows: object, count: int | None) -> None:
     """
     require_tensor("rows", rows)
     assert isinstance(rows, Tensor)
-    whole = rows.dtype in (torch.int64, torch.int32)
+    is_integer = rows.dtype in (torch.int64, torch.int32)
     fits = rows.dim() == 1 and (
-        whole or (rows.dtype == torch.bool and count in (None, rows.shape[0]))
+        is_integer or (rows.dtype == torch.bool and count in (None, rows.shape[0]))
     )
-    readable = whole and fits and rows.device.type == "cpu" and has_values(rows)
+    readable = is_integer and fits and rows.device.type == "cpu" and has_values(rows)
     if readable and count is not None and len(rows):
         least, most = (int(end) for end in rows.aminmax())
         fits = -count <= least and most < count
@@ -101,7 +101,7 @@ def require_rows(rows: object, count: int | None) -> None:
         raise ArgumentError(
             "rows",
             expected="int64 of shape [rows]" + ("" if count is None else f", below {count}"),
-            got=reprlib.repr(rows) if whole else f"{rows.dtype} of shape {list(rows.shape)}",
+            got=reprlib.repr(rows) if is_integer else f"{rows.dtype} of shape {list(rows.shape)}",
             remedy="Number the batch rows to keep, from 0.",
         )
 

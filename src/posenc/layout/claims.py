@@ -98,9 +98,9 @@ def require_extent(
     index = torch.arange(tokens, device=positions.device) - (tokens - height * width)
     before = index < 0
     cells = torch.stack([index // width, index % width], dim=-1)
-    whole = height * width <= len(index) and positions.shape[2] == 2
+    fits = height * width <= len(index) and positions.shape[2] == 2
     marked = not bool(before.any()) if special is None else bool((special == before).all())
-    if not (whole and marked and bool((positions == cells)[:, ~before].all())):
+    if not (fits and marked and bool((positions == cells)[:, ~before].all())):
         raise ArgumentError(
             "extent",
             expected=f"positions of {height} × {width} cells in raster order",

@@ -59,8 +59,8 @@ def require_token_ids(
         got = type(tokens).__name__
         raise ArgumentError(name, expected="a tensor", got=got, remedy="Its shape is [B, L].")
     require_dense(name, tokens)
-    whole = tokens.dtype in (torch.int64, torch.int32)
-    fits = whole and tokens.dim() == 2 and tokens.shape[1] == layout.length
+    is_integer = tokens.dtype in (torch.int64, torch.int32)
+    fits = is_integer and tokens.dim() == 2 and tokens.shape[1] == layout.length
     if not fits or (rows is not None and tokens.shape[0] != rows):
         raise ArgumentError(
             name,

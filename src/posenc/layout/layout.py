@@ -282,8 +282,8 @@ class Layout:
 
     def _with(self, values: Mapping[str, Any]) -> Layout:
         """The layout with other values, of which the same claims hold or other ones are given."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return self._trusted(**own | dict(values))
+        fields_of_self = {field.name: getattr(self, field.name) for field in fields(self)}
+        return self._trusted(**fields_of_self | dict(values))
 
     def to(self, device: torch.device | str | None) -> Layout:
         """The layout on another device; None keeps the current one."""
@@ -353,11 +353,11 @@ class Layout:
         return Layout(zeros, orders, special=special).concat(self)
 
     def with_positions(self, positions: Float[Tensor, "b L A"]) -> Layout:
-        """The same tokens, order and documents with other positions."""
+        """The layout with other positions; tokens, order and documents are unchanged."""
         return replace(self, positions=positions, start=None, extent=None, consecutive=False)
 
     def with_signal(self, signal: Float[Tensor, "b L S"] | None) -> Layout:
-        """The same tokens with another signal, or with none.
+        """The layout with another signal, or with none.
 
         Raises:
             ArgumentError: for a signal of another length.

@@ -72,7 +72,7 @@ class ComplexConv(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As ``ComplexLinear`` with ``inputs · kernel`` inputs."""
+        """Initialise W with E|W|² = 1 / (inputs · kernel) and b with 0."""
         nn.init.normal_(self.weight, std=(2 * self.weight[0, 0].numel()) ** -0.5)
         nn.init.zeros_(self.bias)
 

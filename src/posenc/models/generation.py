@@ -74,8 +74,8 @@ class Sample:
         logits = logits.float() / self.temperature
         ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
         keep = self._kept(ordered)
-        kept = torch.zeros_like(keep).scatter(-1, ids, keep)
-        return logits.masked_fill(~kept, -torch.inf).softmax(dim=-1)
+        allowed = torch.zeros_like(keep).scatter(-1, ids, keep)
+        return logits.masked_fill(~allowed, -torch.inf).softmax(dim=-1)
 
     def _kept(self, ordered: Float[Tensor, "B V"]) -> Bool[Tensor, "B V"]:
         rank = torch.arange(ordered.shape[-1], device=ordered.device)

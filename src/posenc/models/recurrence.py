@@ -53,14 +53,14 @@ def in_segments(
     """
     check("segment", Length, segment)
     check("memory", Natural, memory)
-    kept = cache or model.new_cache()
+    state = cache or model.new_cache()
 
     def segments() -> Iterator[Tensor]:
         for begin in range(0, tokens.shape[1], segment):
             end = begin + segment
             part = None if layout is None else layout.slice(begin, end)
-            logits = model(tokens[:, begin:end], part, cache=kept)
-            kept.truncate(memory)
+            logits = model(tokens[:, begin:end], part, cache=state)
+            state.truncate(memory)
             yield logits
 
     return segments()

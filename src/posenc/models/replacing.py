@@ -43,18 +43,18 @@ def with_encodings(model: Model, encodings: Sequence[Encoding]) -> Model:
             got=len(encodings),
             remedy="Start from encodings_of(model).",
         )
-    twin = _twin(model)
-    for layer, encoding in zip(_layers(twin), encodings, strict=True):
+    replaced = _sharing_copy(model)
+    for layer, encoding in zip(_layers(replaced), encodings, strict=True):
         layer.encoding = encoding
         layer.lend_projections()
-    for module in twin.modules():
+    for module in replaced.modules():
         if hasattr(module, "shared_encodings"):
             module.shared_encodings = share_encodings(module)
         if isinstance(module, ImageEncoder):
             module.encoding = encodings[0]
         if isinstance(module, Decoder | Encoder | ImageEncoder):
             module.named = False  # cannot be saved by name
-    return twin
+    return replaced
 
 
 def with_window(model: Model, window: int) -> Model:
@@ -62,13 +62,13 @@ def with_window(model: Model, window: int) -> Model:
 
     Narrower windows are kept.
     """
-    twin = _twin(model)
-    for layer in _layers(twin):
+    replaced = _sharing_copy(model)
+    for layer in _layers(replaced):
         layer.window = window if layer.window is None else min(window, layer.window)
-    return twin
+    return replaced
 
 
-def _twin(model: Model) -> Model:
+def _sharing_copy(model: Model) -> Model:
     """A copy that shares every tensor."""
     tensors = chain(model.parameters(), model.buffers())
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})

@@ -106,8 +106,8 @@ class Transformer(SavedModel):
     ) -> None:
         super().__init__()
         self.config = self.require_config(config)
-        given = (encoder_encodings, decoder_encodings, cross_encodings)
-        self.named = all(records is None for records in given)
+        records_by_site = (encoder_encodings, decoder_encodings, cross_encodings)
+        self.named = all(records is None for records in records_by_site)
         encoder, decoder, cross = (
             stack.make_encodings(
                 config,
@@ -118,7 +118,7 @@ class Transformer(SavedModel):
                 causal=site == "decoder",
                 field=f"{site}_encoding",
             )
-            for site, records in zip(("encoder", "decoder", "cross"), given, strict=True)
+            for site, records in zip(("encoder", "decoder", "cross"), records_by_site, strict=True)
         )
         self.source_embedding = TokenEmbedding(config.source_vocabulary, config.dim)
         self.target_embedding = self.source_embedding
@@ -200,8 +200,8 @@ class Transformer(SavedModel):
         x = self.target_embedding(target) * self.config.embedding_factor
         x = self.dropout(stack.embed(stack.first_encoding(self.decoder), x, layout, target, past))
         for index, block in enumerate(self.decoder):
-            own = None if cache is None else cache[index]
-            x = block(x, layout, cache=own, context=contexts[index])
+            layer_cache = None if cache is None else cache[index]
+            x = block(x, layout, cache=layer_cache, context=contexts[index])
         if self.decoder_norm is not None:
             x = normalize(self.decoder_norm, x, layout)
         x = x * self.config.output_scale

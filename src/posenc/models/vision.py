@@ -265,6 +265,6 @@ def fit_image(
         if len(owners) != 1 or option in parsed.options:
             continue
         inside = "embedding" not in owners[0].claims.sites
-        seen = window if inside and window is not None else cells
-        fitting[option] = {"axes": 2, "special": special}.get(option, seen)
+        extent = window if inside and window is not None else cells
+        fitting[option] = {"axes": 2, "special": special}.get(option, extent)
     return {**fitting, **options}

@@ -62,12 +62,12 @@ def heads_are_slices(subject: Subject) -> None:
             continue
         some = encoding.heads(begin, end)
         groups = slice(begin // 2, end // 2)
-        whole = attend(q, k, v, grid, encoding, backend="reference")[:, begin:end]
-        expected = _gradients(whole, tensors)
+        all_heads = attend(q, k, v, grid, encoding, backend="reference")[:, begin:end]
+        expected = _gradients(all_heads, tensors)
         inputs = (q[:, begin:end], k[:, groups], v[:, groups])
         for backend in serving(*inputs, grid, some):
             part = attend(*inputs, grid, some, backend=backend)
-            agree(f"heads {begin} to {end} by {backend}", part, whole)
+            agree(f"heads {begin} to {end} by {backend}", part, all_heads)
             _agree_gradients(backend, _gradients(part, tensors), expected)
 
 
@@ -191,10 +191,10 @@ def half_precision_is_as_exact_as_the_definition(subject: Subject) -> None:
         q = q * size
         exact = q.double(), k.double(), v.double()
         expected = attend(*exact, grid, wide.encoding, backend="reference")
-        found = {
+        outputs = {
             b: attend(q, k, v, grid, encoding, backend=b) for b in serving(q, k, v, grid, encoding)
         }
-        errors = {b: (x.double() - expected).abs().max().item() for b, x in found.items()}
+        errors = {b: (x.double() - expected).abs().max().item() for b, x in outputs.items()}
         rounding = torch.finfo(dtype).eps * expected.abs().max().item()
         allowed = 2 * (errors["reference"] + rounding)
         worst = max(errors, key=errors.__getitem__)
@@ -223,8 +223,8 @@ def _one_grid(
 ) -> None:
     rows, keys = layout.batch, layout.length
     q, k, v = (x.requires_grad_() for x in operands(queries, keys, rows=rows))
-    seen = observed(subject, encoding, layout, rows=rows)
-    grid = Grid(seen.slice(keys - queries, keys), seen, causal=True)
+    layout_with_signal = observed(subject, encoding, layout, rows=rows)
+    grid = Grid(layout_with_signal.slice(keys - queries, keys), layout_with_signal, causal=True)
     tensors = [q, k, v, *learned(encoding)]
     expected = attend(q, k, v, grid, encoding, backend="reference")
     gradients = _gradients(expected, tensors)
@@ -265,8 +265,13 @@ def lse_is_of_all_logits(subject: Subject) -> None:
     ):
         rows = layout.batch
         q, k, v = (x.requires_grad_() for x in operands(queries, length, rows=rows))
-        seen = observed(subject, encoding, layout, rows=rows)
-        grid = Grid(seen.slice(length - queries, length), seen, causal=True, window=window)
+        layout_with_signal = observed(subject, encoding, layout, rows=rows)
+        grid = Grid(
+            layout_with_signal.slice(length - queries, length),
+            layout_with_signal,
+            causal=True,
+            window=window,
+        )
         tensors = [q, k, v, *learned(encoding)]
         # constant and learned tables take different paths
         with torch.set_grad_enabled(queries == length):
@@ -301,11 +306,11 @@ def sinks_and_caps_agree(subject: Subject) -> None:
         q, k, v = (x.requires_grad_() for x in operands(layout.length, layout.length))
         grid = Grid.of(observed(subject, encoding, layout), causal=True)
         tensors = [q, k, v, sinks, *learned(encoding)]
-        for given in options:
-            expected = attend(q, k, v, grid, encoding, backend="reference", **given)
+        for extras in options:
+            expected = attend(q, k, v, grid, encoding, backend="reference", **extras)
             gradients = _gradients(expected, tensors)
-            for backend in serving(q, k, v, grid, encoding, **given):
-                output = attend(q, k, v, grid, encoding, backend=backend, **given)
+            for backend in serving(q, k, v, grid, encoding, **extras):
+                output = attend(q, k, v, grid, encoding, backend=backend, **extras)
                 agree(backend, output, expected)
                 _agree_gradients(backend, _gradients(output, tensors), gradients)
 

@@ -30,10 +30,10 @@ def second_derivatives_are_right(subject: Subject) -> None:
     expected = penalty("reference")
     for backend in ("auto", "native", "sdpa", "blockwise"):
         try:
-            found = penalty(backend)
+            gradients = penalty(backend)
         except BackendRefusal:
             continue
-        for got, exact in zip(found, expected, strict=True):
+        for got, exact in zip(gradients, expected, strict=True):
             agree(backend, got, exact, tolerance=1e-11)
     layer.attention.backend = "auto"
     try:
@@ -66,16 +66,16 @@ def gradients_of_rows_are_separate(subject: Subject) -> None:
         return output.sin().sum()
 
     gradient = torch.func.grad(loss)
-    for label, given, axis in (("sequences", None, None), ("padded rows", masks, 0)):
+    for label, valid, axis in (("sequences", None, None), ("padded rows", masks, 0)):
         try:
-            found = torch.func.vmap(gradient, in_dims=(None, 0, 0, axis))(
-                parameters, x, tokens, given
+            batched = torch.func.vmap(gradient, in_dims=(None, 0, 0, axis))(
+                parameters, x, tokens, valid
             )
         except ArgumentError:  # positions that depend on the row, where a loop depends on them
-            if given is None:
+            if valid is None:
                 raise
             continue
         for row in range(ROWS):
-            mask = None if given is None else given[row]
+            mask = None if valid is None else valid[row]
             for name, exact in gradient(parameters, x[row], tokens[row], mask).items():
-                agree(f"{label}, {name}", found[name][row], exact, tolerance=1e-5)
+                agree(f"{label}, {name}", batched[name][row], exact, tolerance=1e-5)

@@ -63,11 +63,11 @@ def continuous_sinusoid_is_discrete() -> None:
     """The sinusoid of real positions equals the table's rows at integer positions."""
     sinusoid = Sinusoidal(dim=WIDTH)
     x = torch.zeros(1, LENGTH, WIDTH, dtype=torch.float64)
-    given = sinusoid(x, _times())
+    table = sinusoid(x, _times())
     discrete = sinusoid(x, Layout.sequence(LENGTH))
-    agree("the table", given, discrete, tolerance=1e-5)
+    agree("the table", table, discrete, tolerance=1e-5)
     between = sinusoid(x[:, :1], Layout.at(torch.tensor([0.5], dtype=torch.float64)))
-    _differ("position 0.5 instead of 0", between, given[:, :1])
+    _differ("position 0.5 instead of 0", between, table[:, :1])
 
 
 @identity

@@ -37,10 +37,10 @@ MODULES = (backend_laws, derivative_laws, padding_laws, position_laws, tracing_l
 """Modules with further laws."""
 
 
-def _whole(subject: Subject, layer: Layer, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+def _full_pass(subject: Subject, layer: Layer, x: Tensor, tokens: Tensor | None = None) -> Tensor:
     tokens = tokens_of(*x.shape[:2]) if tokens is None else tokens
-    whole: Tensor = layer(x, subject.place(Layout.sequence(x.shape[1])), tokens=tokens)
-    return whole
+    output: Tensor = layer(x, subject.place(Layout.sequence(x.shape[1])), tokens=tokens)
+    return output
 
 
 @law
@@ -63,7 +63,7 @@ def _in_chunks(subject: Subject, sizes: list[int]) -> None:
         part = slice(start, start + size)
         parts.append(layer(x[:, part], layout, tokens=tokens[:, part], cache=cache))
         start += size
-    agree("the output", torch.cat(parts, dim=1), _whole(subject, layer, x))
+    agree("the output", torch.cat(parts, dim=1), _full_pass(subject, layer, x))
 
 
 @law
@@ -72,10 +72,10 @@ def sharded_is_whole(subject: Subject) -> None:
     encoding = subject.layer().encoding
     q, k, v = operands(LENGTH, LENGTH)
     layout = observed(subject, encoding, Layout.sequence(LENGTH))
-    whole = attend(q, k, v, Grid.of(layout, causal=True), encoding)
+    full = attend(q, k, v, Grid.of(layout, causal=True), encoding)
     half = Grid(layout.slice(6, LENGTH), layout, causal=True)
     part = attend(q[:, :, 6:], k, v, half, encoding)
-    agree("the second half", part, whole[:, :, 6:])
+    agree("the second half", part, full[:, :, 6:])
 
 
 @law
@@ -84,7 +84,7 @@ def packed_is_separate(subject: Subject) -> None:
     layer, x, tokens = subject.layer(), inputs(1), tokens_of(1)
     packed = layer(x, subject.place(Layout.packed([8, 5])), tokens=tokens)
     for part in (slice(0, 8), slice(8, LENGTH)):
-        alone = _whole(subject, layer, x[:, part], tokens[:, part])
+        alone = _full_pass(subject, layer, x[:, part], tokens[:, part])
         agree(f"document {part}", packed[:, part], alone)
 
 
@@ -95,7 +95,7 @@ def padded_is_unpadded(subject: Subject) -> None:
     for side in ("left", "right"):
         padded = layer(x, subject.place(Layout.padded([LENGTH, 8], side=side)), tokens=tokens)
         real = slice(LENGTH - 8, LENGTH) if side == "left" else slice(0, 8)
-        alone = _whole(subject, layer, x[1:, real], tokens[1:, real])
+        alone = _full_pass(subject, layer, x[1:, real], tokens[1:, real])
         agree(f"{side} padding", padded[1:, real], alone)
 
 
@@ -104,18 +104,18 @@ def hidden_tokens_change_nothing(subject: Subject) -> None:
     """Features of padding and of other documents have no effect."""
     layer, x, tokens = subject.layer(), inputs(), tokens_of()
     garbage = 100 * inputs(seed=5)
-    for layout, kept in (
+    for layout, unchanged in (
         (Layout.padded([8, 8], LENGTH), slice(0, 8)),
         (Layout.padded([8, 8], LENGTH, side="left"), slice(LENGTH - 8, LENGTH)),
         (Layout.packed([5, 8]), slice(5, LENGTH)),
     ):
         layout = subject.place(layout)
         changed = garbage.clone()
-        changed[:, kept] = x[:, kept]
+        changed[:, unchanged] = x[:, unchanged]
         agree(
-            f"tokens {kept}",
-            layer(changed, layout, tokens=tokens)[:, kept],
-            layer(x, layout, tokens=tokens)[:, kept],
+            f"tokens {unchanged}",
+            layer(changed, layout, tokens=tokens)[:, unchanged],
+            layer(x, layout, tokens=tokens)[:, unchanged],
         )
 
 
@@ -125,7 +125,9 @@ def causal_is_causal(subject: Subject) -> None:
     layer, x = subject.layer(), inputs()
     changed = x.clone()
     changed[:, 7:] = 100 * inputs(seed=5)[:, 7:]
-    agree("the past", _whole(subject, layer, changed)[:, :7], _whole(subject, layer, x)[:, :7])
+    agree(
+        "the past", _full_pass(subject, layer, changed)[:, :7], _full_pass(subject, layer, x)[:, :7]
+    )
 
 
 @law
@@ -134,7 +136,7 @@ def windows_are_windows(subject: Subject) -> None:
     layer, x = subject.layer(window=4), inputs()
     changed = x.clone()
     changed[:, :5] = 100 * inputs(seed=5)[:, :5]
-    before, after = _whole(subject, layer, x), _whole(subject, layer, changed)
+    before, after = _full_pass(subject, layer, x), _full_pass(subject, layer, changed)
     agree("queries outside their window", after[:, 8:], before[:, 8:])
     if torch.allclose(before[:, 7], after[:, 7], atol=1e-9):
         raise LawBroken("the last token in the window makes no difference")
@@ -146,13 +148,13 @@ def nothing_kept_outlives_weights(subject: Subject) -> None:
     layer, x = subject.layer(dtype=torch.float32), inputs().float()
     with torch.no_grad():
         for _ in range(3):
-            _whole(subject, layer, x)
+            _full_pass(subject, layer, x)
     tensors = (*layer.named_parameters(), *layer.named_buffers())
-    kept = {name: ref(x) for name, x in (*tensors, ("the encoding", layer.encoding))}
+    references = {name: ref(x) for name, x in (*tensors, ("the encoding", layer.encoding))}
     del layer, tensors
-    if any(x() is not None for x in kept.values()):
+    if any(x() is not None for x in references.values()):
         gc.collect()  # of cycles, if there are any
-    alive = [name for name, x in kept.items() if x() is not None]
+    alive = [name for name, x in references.items() if x() is not None]
     if alive:
         raise LawBroken(f"{', '.join(alive)} outlived the layer")
 
@@ -161,7 +163,7 @@ def nothing_kept_outlives_weights(subject: Subject) -> None:
 def shift_is_as_claimed(subject: Subject) -> None:
     """A shift of all positions has no effect if and only if the encoding is relative."""
     layer, x, tokens = subject.layer(), inputs(), tokens_of()
-    still = _whole(subject, layer, x)
+    still = _full_pass(subject, layer, x)
     shifts = (37,) if "positions" in subject.claims.exceptions else (37, 5000)
     shifted = [layer(x, _shifted(subject, by), tokens=tokens) for by in shifts]
     if subject.claims.relative:
@@ -197,7 +199,7 @@ def irregular_is_regular(subject: Subject) -> None:
     layer, x, tokens = subject.layer(), inputs(), tokens_of()
     times = Layout.at(torch.arange(LENGTH).float())
     irregular = layer(x, subject.place(times), tokens=tokens)
-    agree("the output", irregular, _whole(subject, layer, x))
+    agree("the output", irregular, _full_pass(subject, layer, x))
 
 
 @law
@@ -284,16 +286,16 @@ def half_precision_keeps_positions(subject: Subject) -> None:
 def survives_saving(subject: Subject) -> None:
     """A state dict, a deep copy, and a model created on the meta device give the same output."""
     layer, x = subject.layer(), inputs()
-    expected = _whole(subject, layer, x)
-    agree("a deep copy", _whole(subject, copy.deepcopy(layer), x), expected)
+    expected = _full_pass(subject, layer, x)
+    agree("a deep copy", _full_pass(subject, copy.deepcopy(layer), x), expected)
     fresh = Layer(subject.make()).double().eval()
     fresh.load_state_dict(layer.state_dict())
-    agree("a loaded state dict", _whole(subject, fresh, x), expected)
+    agree("a loaded state dict", _full_pass(subject, fresh, x), expected)
     with torch.device("meta"):
-        hollow = Layer(subject.make()).double().eval()
-    hollow = hollow.to_empty(device="cpu")
-    hollow.load_state_dict(layer.state_dict())
-    agree("a model from the meta device", _whole(subject, hollow, x), expected)
+        on_meta = Layer(subject.make()).double().eval()
+    on_meta = on_meta.to_empty(device="cpu")
+    on_meta.load_state_dict(layer.state_dict())
+    agree("a model from the meta device", _full_pass(subject, on_meta, x), expected)
 
 
 LAWS = dict(sorted(REGISTERED.items()))

@@ -49,10 +49,10 @@ def invalid_tokens_hold_anything(subject: Subject) -> None:
     query = key.slice(LENGTH - 9, LENGTH)
     q, k, v = operands(9, LENGTH)
     sides, grid = [query, key, key], Grid(query, key, causal=True)
-    given = [x.transpose(1, 2) for x in (q, k, v)]
+    inputs_by_side = [x.transpose(1, 2) for x in (q, k, v)]
     for backend in serving(q, k, v, grid, encoding):
         compute = partial(_attended, grid, encoding, backend)
-        _compare(f"q, k and v of {backend}", compute, given, sides, learned(encoding))
+        _compare(f"q, k and v of {backend}", compute, inputs_by_side, sides, learned(encoding))
 
 
 def _cached(layer: Layer, layout: Layout, first: int, x: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def _attended(
 def _compare(
     label: str,
     compute: Callable[..., Tensor],
-    given: Sequence[Tensor],
+    inputs_by_side: Sequence[Tensor],
     layouts: Sequence[Layout],
     parameters: Sequence[Tensor],
 ) -> None:
@@ -89,7 +89,7 @@ def _compare(
     """
     results = []
     for fill in ((0.0,), POISON):
-        pairs = zip(given, layouts, strict=True)
+        pairs = zip(inputs_by_side, layouts, strict=True)
         taken = [_filled(x, at, fill).requires_grad_() for x, at in pairs]
         output = _filled(compute(*taken), layouts[0], (0.0,))
         gradients = torch.autograd.grad(

@@ -84,8 +84,8 @@ class Subject:
             "max_length": MAX_LENGTH,
             "causal": True,
         }
-        known = {key: context[key] for key in CONTEXT if key in entry.parameters()}
-        taken: dict[str, object] = known | dict(entry.sample)
+        from_context = {key: context[key] for key in CONTEXT if key in entry.parameters()}
+        taken: dict[str, object] = from_context | dict(entry.sample)
 
         def make() -> Encoding:
             made = entry.factory(**taken, **options)

@@ -58,8 +58,8 @@ def compiles_once(subject: Subject) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
     for length in (LENGTH, 9, 21):
-        given = _arguments(2, length)
-        agree(f"length {length}", compiled(*given), model(*given))
+        arguments = _arguments(2, length)
+        agree(f"length {length}", compiled(*arguments), model(*arguments))
     if counter.frame_count != 1:
         raise LawBroken(f"{counter.frame_count} compilations for three lengths")
 
@@ -71,8 +71,8 @@ def exports(subject: Subject) -> None:
     with torch.no_grad():
         program = _export(model).module()
         for rows, length in SIZES:
-            given = _arguments(rows, length)
-            agree(f"a batch of {rows} × {length}", program(*given), model(*given))
+            arguments = _arguments(rows, length)
+            agree(f"a batch of {rows} × {length}", program(*arguments), model(*arguments))
 
 
 def _export(model: Model) -> torch.export.ExportedProgram:
@@ -128,7 +128,7 @@ def exports_to_onnx(subject: Subject) -> None:
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         names = [argument.name for argument in session.get_inputs()]
         for rows, length in SIZES:
-            given = _arguments(rows, length)
-            arrays = {name: x.numpy() for name, x in zip(names, given, strict=False)}
+            arguments = _arguments(rows, length)
+            arrays = {name: x.numpy() for name, x in zip(names, arguments, strict=False)}
             got = torch.from_numpy(session.run(None, arrays)[0])
-            agree(f"{rows} × {length}", got, model(*given), tolerance=1e-4)
+            agree(f"{rows} × {length}", got, model(*arguments), tolerance=1e-4)

@@ -16,7 +16,7 @@ from griffe import DocstringSectionKind as Kind
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from posenc.attention.backends.common.base import Refusal
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.dispatch import BACKENDS
 from posenc.entry import Entry
 from posenc.grid import Grid
@@ -190,7 +190,7 @@ def _refusals(name: str, entry: Entry, device: str, *, training: bool) -> dict[s
         observed = encoding.observe(torch.zeros(1, length, SIZES["dim"]), layout)
         grid = Grid.of(observed, causal=claims.serves(1))
         x = torch.zeros(shape)
-        call = AttentionCall(x, x, x, grid, encoding)
+        call = Call(x, x, x, grid, encoding)
         refusals = {}
         for label in sorted(BACKENDS, key="reference".__eq__):  # the definition last
             backend = BACKENDS[label]

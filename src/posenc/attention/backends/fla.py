@@ -33,7 +33,7 @@ Reflections = Callable[[], tuple[Tensor, Tensor]]
 
 
 class Fla(Backend):
-    """A number a key, or reflections, over whole causal sequences in 16 bits."""
+    """Biases by key, or products of reflections, on full causal sequences in 16 bits."""
 
     name = "fla"
 
@@ -84,17 +84,17 @@ def _whole_and_causal(grid: Grid) -> bool:
 
 
 def _column(problem: Problem) -> Float[Tensor, "b H K"] | None:
-    """The sum of the terms, if each is a number a key; numbers a query change no output."""
-    found: Tensor | None = None
+    """The sum of the terms, if each is a bias by key; biases by query change no output."""
+    column: Tensor | None = None
     for term in problem.lowered or ():
         if isinstance(term, LowRank) or term.column is None or reads_offsets(term):
             return None
-        found = term.column if found is None else found + term.column
-    return found
+        column = term.column if column is None else column + term.column
+    return column
 
 
 def _reflections(problem: Problem) -> Reflections | None:
-    """The function of directions and strengths; None where the score part is no such product."""
+    """The function of directions and strengths; None unless the score multiplies reflections."""
     form = problem.fused()
     return form.reflections if isinstance(form, BlockTransforms) else None
 

@@ -19,9 +19,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result, refuse_rare
-from posenc.attention.backends.common.sinks import beside_sinks
+from posenc.attention.backends.common.sinks import add_sinks
 from posenc.attention.problem.lowering import add_rows, has_rows
-from posenc.attention.problem.once import Known, once_for
+from posenc.attention.problem.once import GridCache, cached_for_grid
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.spacing import find_spacing, lower_on_sequences
 from posenc.attention.problem.terms import reads_offsets
@@ -49,11 +49,11 @@ KINDS = 256
 _COMPILE = inspect.signature(torch.compile).parameters
 
 Mod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""The logit of a pair, from the product, its batch row, head, query and key."""
+"""A ``score_mod``: a pair's logit from its product, batch row, head, query and key."""
 
 
 class Flex(Backend):
-    """Tables, numbers a token, and vectors over few rows, on sequences and whole images.
+    """Tables, biases by token, and products with few rows, on sequences and whole images.
 
     What depends on no offset is served for any layout, and all of it where tokens are one position
     apart in each document.
@@ -139,8 +139,8 @@ def _run(problem: Problem, kernel_options: dict[str, Any], *, lse: bool) -> Resu
     if not lse and problem.sinks is None:
         return Result(result, None)
     output, aux = result
-    found = Result(output, add_rows(aux.lse, problem.lowered or ()))
-    return beside_sinks(found, problem.sinks, lse=lse)
+    without_sinks = Result(output, add_rows(aux.lse, problem.lowered or ()))
+    return add_sinks(without_sinks, problem.sinks, lse=lse)
 
 
 def refuse_flash(problem: Problem) -> str | None:
@@ -183,9 +183,9 @@ def _learns(problem: Problem) -> bool:
     tensors: list[Tensor | None] = []
     for term in problem.lowered or ():
         if isinstance(term, BucketedTerms):
-            products = [part for part in (term.left, term.right) if part is not None]
+            products = [product for product in (term.left, term.right) if product is not None]
             tensors += [term.table, term.column]
-            tensors += [x for part in products for x in (part.tokens, part.rows)]
+            tensors += [x for product in products for x in (product.tokens, product.rows)]
     return any(x is not None and x.requires_grad for x in tensors)
 
 
@@ -205,8 +205,10 @@ def refuse_terms(lowered: tuple[StructuredScore, ...] | None, grid: Grid) -> Ref
         if grid.query.axes > 1 or not isinstance(reason, str):
             reason = "its tokens are not known to be those of a whole image"
         return Refusal(reason)
-    products = [part for group in groups for part in (group.left, group.right) if part is not None]
-    rows = max([0, *(part.rows.shape[1] for part in products)])
+    products = [
+        product for group in groups for product in (group.left, group.right) if product is not None
+    ]
+    rows = max([0, *(product.rows.shape[1] for product in products)])
     if rows > MOST_ROWS:
         return Refusal(
             f"vectors of tokens would be multiplied with {rows} rows, more than {MOST_ROWS}"
@@ -229,7 +231,7 @@ class Entries:
 
     @classmethod
     def of(cls, grid: Grid) -> Entries | None:
-        """Those of sequences, packed and padded ones too, or of whole images; None for others."""
+        """Entries of a grid of (packed, padded) sequences or of whole images; None for others."""
         query, key = grid.query, grid.key
         spacing = find_spacing(grid)
         if not isinstance(spacing, str):
@@ -302,8 +304,8 @@ def _by_offset(group: BucketedTerms, entries: Entries, problem: Problem) -> list
     if group.table is not None:
         bias = group.table[:, bucket].float()
         mods.append(lambda score, b, h, i, j: score + bias[h, entries.entry(i, j)])
-    products = [part for part in (group.left, group.right) if part is not None]
-    fewest = min([MOST_ROWS, *(part.rows.shape[1] for part in products)])
+    products = [product for product in (group.left, group.right) if product is not None]
+    fewest = min([MOST_ROWS, *(product.rows.shape[1] for product in products)])
     span = entries.varying(group.max_distance)
     by_offset = span is not None and span[1] - span[0] < min(2 * fewest, MOST_ROWS)
 
@@ -314,11 +316,11 @@ def _by_offset(group: BucketedTerms, entries: Entries, problem: Problem) -> list
             return bucket[entry]
         return entry.clamp(*span) - span[0]
 
-    def read(part: TokenTableProduct) -> Tensor:
-        rows = part.rows
+    def read(product: TokenTableProduct) -> Tensor:
+        rows = product.rows
         if span is not None and by_offset:  # in place of a number read for each pair
             rows = rows[:, bucket[span[0] : span[1] + 1]]
-        return _rows(part.tokens.float() @ rows.float().mT, problem)
+        return _rows(product.tokens.float() @ rows.float().mT, problem)
 
     if group.left is not None:
         left = read(group.left)
@@ -334,7 +336,7 @@ def _by_key(column: Float[Tensor, "B H K"]) -> Mod:
 
 
 def _rows(x: Tensor, problem: Problem) -> Tensor:
-    """The same in float32, with a row for each of the batch."""
+    """``x`` in float32, expanded to all batch rows."""
     return x.float().expand(problem.q.shape[0], *x.shape[1:]).contiguous()
 
 
@@ -350,7 +352,7 @@ def _kernels() -> tuple[Callable[..., Any], Callable[..., BlockMask]]:
     return compiled, torch.compile(create_block_mask)
 
 
-_MASKS: Known = WeakKeyDictionary()
+_MASKS_CACHE: GridCache = WeakKeyDictionary()
 
 
 def _block_mask(grid: Grid, *, flash: bool = False) -> BlockMask:
@@ -367,7 +369,7 @@ def _block_mask(grid: Grid, *, flash: bool = False) -> BlockMask:
         sizes = (rows, None, grid.query.length, grid.key.length)
         return _kernels()[1](grid.mask_mod(), *sizes, device=device, BLOCK_SIZE=(queries, 128))
 
-    return once_for(grid, _MASKS, compute, queries, masked=True)
+    return cached_for_grid(grid, _MASKS_CACHE, compute, queries, masked=True)
 
 
 ENTRY = Flex()

@@ -10,7 +10,7 @@ from posenc.attention.problem.problem import Problem
 
 
 class Reference(Backend):
-    """Materialises the logits. Serves everything; memory H·Q·K a batch row."""
+    """Attention with materialised logits, for every problem; memory H·Q·K per batch row."""
 
     name = "reference"
 

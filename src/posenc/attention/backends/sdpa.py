@@ -27,7 +27,7 @@ from posenc.attention.backends.common.base import (
 from posenc.attention.backends.common.definition import lse_by_definition
 from posenc.attention.backends.common.flash_cpu import flash_forward, prepare_flash
 from posenc.attention.backends.common.fused import are_few, fold_heads, fused_attention
-from posenc.attention.backends.common.sinks import beside_sinks
+from posenc.attention.backends.common.sinks import add_sinks
 from posenc.attention.problem.lowering import bias_by_offset, is_constant_table
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import BucketedTerms, LowRank, repeat_heads
@@ -54,7 +54,7 @@ come out as zeros."""
 
 
 class Sdpa(Backend):
-    """No score part, a constant table over regular layouts, or low rank."""
+    """PyTorch's fused kernel: no score part, constant tables on regular layouts, and low rank."""
 
     name = "sdpa"
 
@@ -73,8 +73,8 @@ class Sdpa(Backend):
             if mask is None:
                 return None
         operands = (problem.q, problem.k, problem.v)
-        found = prepare_flash(*operands, mask, causal=causal, scale=problem.scale)
-        return found and (lambda q, k, v: Result(*found(q, k, v)))
+        flash = prepare_flash(*operands, mask, causal=causal, scale=problem.scale)
+        return flash and (lambda q, k, v: Result(*flash(q, k, v)))
 
 
 def _unsupported(problem: Problem) -> Refusal | None:
@@ -128,17 +128,17 @@ def _run(problem: Problem, *, lse: bool) -> Result:
     needed = lse or sinks is not None
     # Only the CPU's kernel is called without PyTorch's choice among kernels.
     traced = is_transformed() or torch.compiler.is_compiling()
-    own = needed and problem.q.device.type == "cpu" and not traced
-    result = _attend(problem, lse=own)
+    needs_lse = needed and problem.q.device.type == "cpu" and not traced
+    result = _attend(problem, lse=needs_lse)
     if _loses_nan(problem):
         result = _with_nan(result, problem)
     if needed and result.lse is None:
         result = result._replace(lse=lse_by_definition(problem))
-    return beside_sinks(result, sinks, lse=lse)
+    return add_sinks(result, sinks, lse=lse)
 
 
 def _loses_nan(problem: Problem) -> bool:
-    """True of few keys on a CPU, but in graphs, which serve any number."""
+    """True for few keys on a CPU outside of graphs (of dynamic length)."""
     few = problem.q.device.type == "cpu" and not torch.compiler.is_compiling()
     return few and problem.k.shape[2] < FEWEST_KEYS
 
@@ -211,7 +211,7 @@ def _attend_masked(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, lse: bo
 
 
 def _mask_of_few(problem: Problem) -> Float[Tensor, "1 h Q K"] | None:
-    """All that is added to the logits of few queries over regular layouts.
+    """Bias and mask added to the logits of few queries over regular layouts.
 
     None where there is more than tables, or a query sees no key.
     """
@@ -272,8 +272,8 @@ def _attend_biased(
         # From a slice, which carries the storage offset: torch.compile cannot trace reading it.
         line = bias.view(-1)[queries - end + low :]
         view = line.as_strided(size, (0, bias.shape[1], 1, 1))
-        part = (_reversed(q[:, :, begin:end]), k[:, :, low:high], v[:, :, low:high])
-        output, sums = _kernel(*part, problem, mask=view, lse=lse)
+        block = (_reversed(q[:, :, begin:end]), k[:, :, low:high], v[:, :, low:high])
+        output, sums = _kernel(*block, problem, mask=view, lse=lse)
         parts.append(Result(_reversed(output), None if sums is None else _reversed(sums)))
     result = join_queries(parts)
     if result.lse is None:

@@ -9,7 +9,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from posenc.attention.api import attend
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.validation import validate
 from posenc.encoding import Encoding, ScoreTerm
 from posenc.errors import ArgumentError, UnknownNameError
@@ -75,7 +75,7 @@ def attend_complex(
         scale = encoding.default_scale(q.shape[-1])
     queries, keys, values = side_by_side(q), side_by_side(k), side_by_side(v)
     if product == "modulus":
-        validate(AttentionCall(queries, keys, values, grid, encoding, dropout, scale))
+        validate(Call(queries, keys, values, grid, encoding, dropout, scale))
         encoding = _with_modulus(encoding)
     output = attend(
         queries, keys, values, grid, encoding, backend=backend, dropout=dropout, scale=scale

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.attention.call import AttentionCall
+from posenc.attention.call import Call
 from posenc.attention.prefix_sums import Keys, LinearState, Queries, changed, weighted_means
 from posenc.attention.validation import require_fit, validate
 from posenc.encoding import Encoding, repeat_heads
@@ -101,7 +101,7 @@ def attend_linear(
             attention has no place for, or a state where it makes no sense.
         UnknownNameError: for other ``features``.
     """
-    validate(AttentionCall(q, k, v, grid, encoding))
+    validate(Call(q, k, v, grid, encoding))
     _require_linear(grid, encoding, chunk, state)
     if features not in FEATURES:
         raise UnknownNameError.of("feature map", features, FEATURES)

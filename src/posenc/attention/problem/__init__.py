@@ -1,1 +1,1 @@
-"""One call of attention as a problem: what every engine is given."""
+"""One call of attention as a problem, the input of every backend."""

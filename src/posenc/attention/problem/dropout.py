@@ -1,4 +1,4 @@
-"""Dropout whose mask depends on which tokens meet, not on where they are stored."""
+"""Counter-based dropout: the mask depends on the tokens of a pair, not on where they are stored."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ BITS = 24
 
 
 @dataclass(frozen=True, eq=False)
-class KeyedDropout:
-    """Dropout of attention weights by a hash of batch row, head, and both tokens' order.
+class CounterDropout:
+    """Counter-based dropout of weights: a hash of batch row, head and both tokens' numbers.
 
     The mask is the same however tokens and heads are spread over processes.
 
@@ -33,7 +33,7 @@ class KeyedDropout:
     key: Int[Tensor, "b K"]
     first_head: int = 0
 
-    def rows(self, begin: int, end: int) -> KeyedDropout:
+    def rows(self, begin: int, end: int) -> CounterDropout:
         """The dropout of queries ``begin`` to ``end`` (exclusive)."""
         return replace(self, query=self.query[:, begin:end])
 
@@ -46,8 +46,8 @@ class KeyedDropout:
         place = _mix(_mix(batch.unsqueeze(1) + self.seed) + heads)  # [B, H]
         row = _mix(place[:, :, None, None] + self.query[:, None, :, None])
         bits = _mix(row + self.key[:, None, None, :]) & (2**BITS - 1)
-        kept = bits >= round(self.probability * 2**BITS)
-        factors: Tensor = kept.to(like.dtype) / (1 - self.probability)
+        is_kept = bits >= round(self.probability * 2**BITS)
+        factors: Tensor = is_kept.to(like.dtype) / (1 - self.probability)
         return factors
 
 
@@ -73,6 +73,9 @@ def _mix(x: Int[Tensor, "*dims"]) -> Int[Tensor, "*dims"]:
 
 
 def _shifted(x: Int[Tensor, "*dims"], bits: int) -> Int[Tensor, "*dims"]:
-    """Without the sign's copies."""
+    """Logical right shift."""
     shifted: Tensor = (x >> bits) & (2 ** (64 - bits) - 1)
     return shifted
+
+
+KeyedDropout = CounterDropout  # for modules of distributed/ that are to be removed

@@ -31,7 +31,7 @@ class Flat(NamedTuple):
     words: str
 
 
-class Field(NamedTuple):
+class RecordField(NamedTuple):
     """A field of a record.
 
     Args:
@@ -51,7 +51,7 @@ class Schema(NamedTuple):
     """The fields of a dataclass, by its annotations."""
 
     type: type
-    fields: tuple[Field, ...]
+    fields: tuple[RecordField, ...]
 
 
 KINDS: dict[Any, str] = {int: "number", bool: "truth", float: "real", str: "word"}
@@ -63,14 +63,14 @@ def schema_of(record: type, prefix: str = "") -> Schema:
     ``Tensor | None`` and its shaped forms, ``tuple[Tensor, ...]``, ``int``, ``bool``, ``float``,
     ``str`` and other dataclasses are understood.
     """
-    found, hints = [], get_type_hints(record)
+    schema_fields, hints = [], get_type_hints(record)
     for name in (field.name for field in fields(record)):
         hint, path, inner = hints[name], prefix + name, None
         kind = KINDS.get(hint, "tensors" if "tuple" in str(hint) else "tensor")
         if is_dataclass(hint):
             kind, inner = "record", schema_of(hint, f"{path}.")  # type: ignore[arg-type]
-        found.append(Field(name, path, kind, inner))
-    return Schema(record, tuple(found))
+        schema_fields.append(RecordField(name, path, kind, inner))
+    return Schema(record, tuple(schema_fields))
 
 
 def flatten(record: object, schema: Schema) -> Flat:

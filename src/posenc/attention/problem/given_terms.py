@@ -69,7 +69,7 @@ class GivenValues(ValueTerm):
 
 
 def given_encoding(terms: Iterable[StructuredScore]) -> Encoding:
-    """The encoding whose structured form these terms are."""
+    """An encoding whose structured form is ``terms``."""
     score: list[StructuredScore] = []
     value = None
     for term in terms:

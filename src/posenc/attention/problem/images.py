@@ -35,7 +35,7 @@ def has_products(group: BucketedTerms) -> bool:
 
 
 def with_rows(group: BucketedTerms, read: Callable[[Tensor], Tensor]) -> BucketedTerms:
-    """The group with other rows, from its own."""
+    """The group with its rows replaced by a function of them."""
     left, right, value = group.left, group.right, group.value
     return replace(
         group,
@@ -80,14 +80,16 @@ def axis_rows(
 def shared_buckets(
     groups: Sequence[BucketedTerms], grid: Grid
 ) -> tuple[Int[Tensor, "W"], Int[Tensor, "groups N"]]:
-    """A bucket of each offset, one for each combination of the groups' own, and these of it."""
+    """Combinations of the groups' buckets: one by offset, and each group's bucket in them."""
     offsets = _offsets(grid, device=grid.query.device).flatten(0, 1)
-    own = torch.stack([group.bucket(offsets) for group in groups])
-    combined = own[0]
-    for more in own[1:]:
+    indices = torch.stack([group.bucket(offsets) for group in groups])
+    combined = indices[0]
+    for more in indices[1:]:
         combined = combined * (int(more.max()) + 1) + more
-    found, bucket = torch.unique(combined, return_inverse=True)
-    return bucket, own.new_empty(len(own), len(found)).index_copy_(1, bucket, own)
+    combinations, bucket = torch.unique(combined, return_inverse=True)
+    return bucket, indices.new_empty(len(indices), len(combinations)).index_copy_(
+        1, bucket, indices
+    )
 
 
 def image_table(

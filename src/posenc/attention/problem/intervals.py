@@ -14,8 +14,8 @@ from posenc.layout.padding import documents_of
 from posenc.runtime import has_values
 
 
-class Document(NamedTuple):
-    """Consecutive tokens one position and one step of order apart, of one document of a row.
+class DocumentSpan(NamedTuple):
+    """A document of a row: consecutive tokens, one position and one step of order apart.
 
     Args:
         begin, end: from and to (exclusive) among the row's tokens.
@@ -28,7 +28,7 @@ class Document(NamedTuple):
     order: int
 
 
-Run = tuple[Document, Document]
+Run = tuple[DocumentSpan, DocumentSpan]
 """One document of a batch row, of the queries and of the keys."""
 
 
@@ -39,8 +39,10 @@ def _runs(grid: Grid) -> dict[tuple[Run, ...], list[int]] | None:
         return None
     rows_by_runs: dict[tuple[Run, ...], list[int]] = {}
     for row in range(grid.batch):
-        own, others = queries[row % len(queries)], keys[row % len(keys)]
-        runs = tuple((query, others[n]) for n, query in own.items() if n in others)
+        query_documents, key_documents = queries[row % len(queries)], keys[row % len(keys)]
+        runs = tuple(
+            (query, key_documents[n]) for n, query in query_documents.items() if n in key_documents
+        )
         for query, key in runs:
             steps = key.position - query.position
             if steps != key.order - query.order or not query.position.is_integer():
@@ -49,8 +51,8 @@ def _runs(grid: Grid) -> dict[tuple[Run, ...], list[int]] | None:
     return rows_by_runs
 
 
-def _documents(layout: Layout) -> list[dict[int, Document]] | None:
-    """For each row of a layout of one axis, its documents by number; None without values."""
+def _documents(layout: Layout) -> list[dict[int, DocumentSpan]] | None:
+    """Documents by number, for each row of a layout of one axis; None without values."""
     if layout.axes != 1 or layout.special is not None or not has_values(layout.positions):
         return None
     rows = layout.batch
@@ -61,10 +63,10 @@ def _documents(layout: Layout) -> list[dict[int, Document]] | None:
     valid = valid.expand(rows, -1)
     joined = (positions.diff() == 1) & (order.diff() == 1) & (document.diff() == 0)
     joined &= valid[:, 1:] & valid[:, :-1]
-    found = []
+    by_row = []
     for row in range(rows):
         ends = (~joined[row]).nonzero().flatten().add(1).tolist()
-        documents: dict[int, Document] = {}
+        documents: dict[int, DocumentSpan] = {}
         for begin, end in zip([0, *ends], [*ends, layout.length], strict=True):
             if not bool(valid[row, begin]):
                 continue
@@ -72,13 +74,13 @@ def _documents(layout: Layout) -> list[dict[int, Document]] | None:
             if number in documents:
                 return None
             at = float(positions[row, begin])
-            documents[number] = Document(begin, end, at, int(order[row, begin]))
-        found.append(documents)
-    return found
+            documents[number] = DocumentSpan(begin, end, at, int(order[row, begin]))
+        by_row.append(documents)
+    return by_row
 
 
 def run_intervals(grid: Grid) -> Int[Tensor, "3 b Q"] | None:
-    """For each query the first key that it sees, the last plus one, and its key 0's offset.
+    """Intervals of visible keys: first, last plus one, and the offset of key 0, for each query.
 
     The offset of key j is j plus the last number. A query that sees none has an empty interval.
     None where documents are in pieces, or tokens of one not one position and one step apart.
@@ -91,17 +93,20 @@ def run_intervals(grid: Grid) -> Int[Tensor, "3 b Q"] | None:
     intervals = torch.zeros(3, rows, grid.query.length, dtype=torch.int64)
     # Tokens of no document go on as if they were of their row's first, or of any row's.
     anywhere = next((_base(run, i) for documents in runs for run in documents), -i)
-    seen, order = grid.intervals, grid.query.order
+    visible_orders, order = grid.intervals, grid.query.order
     for documents, members in runs.items():
         intervals[2, members] = _base(documents[0], i) if documents else anywhere
         for run in documents:
             base = _base(run, i)
             query, (first, end, *_) = run
             low, high = (lowest - base).unsqueeze(0), (highest + 1 - base).unsqueeze(0)
-            if seen is not None:  # key j has the query's order + j + base
-                own = order.expand(rows, -1)[members] + base
-                shown = seen.expand(rows, -1, -1)[members]
-                low, high = low.maximum(shown[..., 0] - own), high.minimum(shown[..., 1] - own)
+            if visible_orders is not None:  # key j has the query's order + j + base
+                first_order = order.expand(rows, -1)[members] + base
+                shown = visible_orders.expand(rows, -1, -1)[members]
+                low, high = (
+                    low.maximum(shown[..., 0] - first_order),
+                    high.minimum(shown[..., 1] - first_order),
+                )
             low, high = low.clamp(first, end), high.clamp(first, end)
             here = slice(query.begin, query.end)
             part = torch.stack([low, high, base.expand_as(low)]).expand(-1, len(members), -1)
@@ -110,6 +115,6 @@ def run_intervals(grid: Grid) -> Int[Tensor, "3 b Q"] | None:
 
 
 def _base(run: Run, i: Int[Tensor, " Q"]) -> Int[Tensor, " Q"]:
-    """The offset of key 0 for queries of a run, or such as go on as it does."""
+    """The offset of key 0 for the queries of a run, extended beyond the run."""
     query, key = run
     return key.order - query.order - key.begin + query.begin - i

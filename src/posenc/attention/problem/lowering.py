@@ -1,4 +1,4 @@
-"""From an encoding's parts to the structured form that fast backends compute with."""
+"""Lowering of an encoding's parts to the structured form for fast backends."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def part_of(
 ) -> tuple[StructuredScore, ...]:
     """The terms of some queries and keys."""
 
-    def part(x: Tensor | None, tokens: slice) -> Tensor | None:
+    def cut(x: Tensor | None, tokens: slice) -> Tensor | None:
         return None if x is None else x[:, :, tokens]
 
     def product(x: TokenTableProduct | None, tokens: slice) -> TokenTableProduct | None:
@@ -116,8 +116,8 @@ def part_of(
             term,
             left=product(term.left, queries),
             right=product(term.right, keys),
-            row=part(term.row, queries),
-            column=part(term.column, keys),
+            row=cut(term.row, queries),
+            column=cut(term.column, keys),
         )
         for term in lowered
     )
@@ -139,7 +139,7 @@ def rows_of(lowered: Iterable[StructuredScore]) -> list[Float[Tensor, "b H Q"]]:
 def add_rows(
     lse: Float[Tensor, "B H Q"], lowered: Iterable[StructuredScore]
 ) -> Float[Tensor, "B H Q"]:
-    """LSE of the whole logits, from one of logits without the ``row`` terms."""
+    """LSE of the complete logits, from the LSE of logits without the ``row`` terms."""
     for row in rows_of(lowered):
         lse = lse + row
     return lse
@@ -148,7 +148,7 @@ def add_rows(
 def without_rows(
     lse: Float[Tensor, "B H Q"], lowered: Iterable[StructuredScore]
 ) -> Float[Tensor, "B H Q"]:
-    """LSE of logits without the ``row`` terms, from one of the whole logits."""
+    """LSE of logits without the ``row`` terms, from the LSE of the complete logits."""
     for row in rows_of(lowered):
         lse = lse - row
     return lse
@@ -159,10 +159,10 @@ def has_rows(lowered: Iterable[StructuredScore]) -> bool:
     return bool(rows_of(lowered))
 
 
-def sinks_beside(
+def sinks_without_rows(
     sinks: Float[Tensor, " H"] | None, lowered: Iterable[StructuredScore]
 ) -> Float[Tensor, "b H q"] | None:
-    """Sinks beside logits without the ``row`` terms."""
+    """Sinks less the ``row`` terms, for a softmax of logits without these terms."""
     if sinks is None:
         return None
     wide = torch.promote_types(sinks.dtype, torch.float32)

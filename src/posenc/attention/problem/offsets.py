@@ -1,4 +1,4 @@
-"""Offsets of the pairs of a grid, counted so that 32 bits hold them wherever the tokens are."""
+"""Offsets of the pairs of a grid, relative to an origin so that 32 bits hold them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from posenc.attention.problem.intervals import run_intervals
-from posenc.attention.problem.once import Known, once_for
+from posenc.attention.problem.once import GridCache, cached_for_grid
 from posenc.attention.problem.record import Geometry
 from posenc.attention.problem.spacing import nearest_origin
 from posenc.grid import Grid
@@ -20,7 +20,7 @@ MOST = 2**16
 tokens."""
 
 
-_KNOWN: Known = WeakKeyDictionary()
+_OFFSETS_CACHE: GridCache = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Offsets:
 
     @classmethod
     def of(cls, grid: Grid) -> Offsets | str:
-        """Those of a grid whose documents are stretches of a sequence; else the reason against it.
+        """Offsets of a grid whose documents are contiguous, or the reason why it has none.
 
         Reads the values of layouts with documents or padding.
         """
@@ -55,11 +55,11 @@ class Offsets:
             if grid.shift is None or any(mark is not None for mark in marks):
                 return "inside a compiled graph it takes regular layouts only"
             return cls._in_intervals(grid)
-        return once_for(grid, _KNOWN, cls._of_documents, masked=True)
+        return cached_for_grid(grid, _OFFSETS_CACHE, cls._of_documents, masked=True)
 
     @classmethod
     def _in_intervals(cls, grid: Grid) -> Offsets:
-        """Those of a regular grid with intervals, of which no number is read."""
+        """Offsets of a regular grid with intervals, whose values are not read."""
         assert grid.intervals is not None
         assert grid.key.start is not None
         regular, (lowest, highest) = cls.regular(grid), grid.band
@@ -83,16 +83,15 @@ class Offsets:
 
     @classmethod
     def regular(cls, grid: Grid) -> Offsets:
-        """Those of a regular grid."""
+        """Offsets of a regular grid."""
         return cls.shifted(grid, grid.require_shift())
 
     @classmethod
     def shifted(cls, grid: Grid, shift: int, *, masked: bool = True) -> Offsets:
-        """Those of a grid whose pairs have the offset ``j - i + shift``, if they see each other.
+        """Offsets of a grid whose visible pairs have the offset ``j - i + shift``.
 
         Args:
-            masked: what causality and the window hide follows from the offset.
-        """
+            masked: True if causality and the window mask pairs by their offset."""
         reach = shift - grid.query.length + 1, shift + grid.key.length - 1
         first, last = reach
         if masked:  # no farther than a step beyond the pairs, as kernels' numbers have 32 bits
@@ -103,13 +102,13 @@ class Offsets:
 
     @classmethod
     def of_intervals(cls, intervals: Int[Tensor, "3 b Q"], keys: int) -> Offsets:
-        """Those of a grid whose intervals are known."""
+        """Offsets of a grid with given intervals of visible keys."""
         low, high, base = intervals
         reach = int(base.min()), int(base.max()) + keys - 1
-        seen = low < high
-        if not bool(seen.any()):
+        sees_any = low < high
+        if not bool(sees_any.any()):
             return cls((reach[0], reach[0]), reach, intervals=intervals)
-        domain = int((low + base)[seen].min()), int((high - 1 + base)[seen].max())
+        domain = int((low + base)[sees_any].min()), int((high - 1 + base)[sees_any].max())
         return cls(domain, reach, intervals=intervals)
 
     def shown_keys(self, queries: int, keys: int) -> tuple[int, int]:
@@ -118,12 +117,16 @@ class Offsets:
             (lowest, highest), shift = self.band, self.shift
             return max(0, lowest - shift), min(keys, highest - shift + queries)
         low, high, _ = self.intervals
-        seen = low < high
-        return (int(low[seen].min()), int(high[seen].max())) if bool(seen.any()) else (0, 0)
+        sees_any = low < high
+        return (
+            (int(low[sees_any].min()), int(high[sees_any].max()))
+            if bool(sees_any.any())
+            else (0, 0)
+        )
 
     @property
-    def shows_own_keys(self) -> bool:
-        """True if each query that sees any key sees the one at its own place, of offset 0."""
+    def shows_offset_zero(self) -> bool:
+        """True if each query that sees any key sees the key of offset 0."""
         if self.intervals is None:
             first, last = self.band
             return first <= 0 <= last
@@ -131,7 +134,7 @@ class Offsets:
         return bool(((low >= high) | ((low + base <= 0) & (high + base > 0))).all())
 
     def of_keys(self, queries: int, begin: int, end: int) -> Offsets:
-        """Those of the keys ``begin`` to ``end`` (exclusive), which hold all that are shown."""
+        """Offsets of the keys ``begin`` to ``end`` (exclusive), which include all visible ones."""
         if self.intervals is not None:
             low, high, base = self.intervals
             ends = (low - begin).clamp(min=0), (high - begin).clamp(min=0)
@@ -142,7 +145,7 @@ class Offsets:
 
     @property
     def origin(self) -> int:
-        """The offset that the kernels, whose offsets have 32 bits, count from."""
+        """Origin of the kernels' 32-bit offsets."""
         return nearest_origin(*self.reach)
 
     def entries(self, max_distance: int | None) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Results that depend on positions and an encoding alone, computed once for all calls."""
+"""Caches of results that depend on layouts and on a part of an encoding only."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from posenc.runtime import has_values, is_transformed, needs_dispatch
 T = TypeVar("T")
 
 MOST = 8
-"""Results that are kept of a pair of layouts."""
+"""Largest number of results cached per pair of layouts."""
 
 
-class Kept(NamedTuple):
-    """A result, and what it is of beside a pair of layouts.
+class CachedResult(NamedTuple):
+    """A cached result for a pair of layouts.
 
     Args:
-        kind: what else it depends on.
-        copies: of the tensors that it was computed from.
+        kind: further values that the result depends on.
+        copies: copies of the tensors that it was computed from.
     """
 
     kind: Hashable
@@ -35,13 +35,13 @@ class Kept(NamedTuple):
     result: Any
 
 
-Known = WeakKeyDictionary[Layout, WeakKeyDictionary[Layout, list[Kept]]]
-"""Results of each pair of layouts that is alive, the last ones last."""
+GridCache = WeakKeyDictionary[Layout, WeakKeyDictionary[Layout, list[CachedResult]]]
+"""Cached results by pair of layouts, the newest last; an entry lives as long as its layouts."""
 
 
-def once_for(
+def cached_for_grid(
     grid: Grid,
-    known: Known,
+    cache: GridCache,
     compute: Callable[[Grid], T],
     kind: Hashable = None,
     *,
@@ -58,33 +58,38 @@ def once_for(
     Its tensors can be saved for gradients, also when they were computed in inference mode.
 
     Args:
-        kind: what else it depends on.
-        masked: it depends on causality, window and intervals of the grid.
-        signals: it depends on those of the layouts.
+        cache: where results are stored.
+        kind: further values that the result depends on.
+        masked: True if it depends on causality, window and intervals of the grid.
+        signals: True if it depends on the signals of the layouts.
     """
     query, key = grid.query, grid.key
     if not signals:
         query, key = query.without_signal, key.without_signal
-    content = _content(query) if key is query else [*_content(query), *_content(key)]
+    content = (
+        _compared_tensors(query)
+        if key is query
+        else [*_compared_tensors(query), *_compared_tensors(key)]
+    )
     if masked:
         content.append(grid.intervals)
         kind = (kind, grid.band)
     tensors = [grid.query.positions, grid.key.positions, *(x for x in content if x is not None)]
     if is_transformed() or needs_dispatch(*tensors) or not all(map(has_values, tensors)):
         return compute(grid)
-    kept = known.setdefault(query, WeakKeyDictionary()).setdefault(key, [])
-    for found in kept:
-        if found.kind == kind and (in_graph(grid) or found.copies.hold(content)):
-            return found.result  # type: ignore[no-any-return]
+    results = cache.setdefault(query, WeakKeyDictionary()).setdefault(key, [])
+    for cached in results:
+        if cached.kind == kind and (in_graph(grid) or cached.copies.hold(content)):
+            return cached.result  # type: ignore[no-any-return]
     copies = Copies(content)
     with torch.inference_mode(False):
         result = compute(grid)
-    kept[:] = [*kept[1 - MOST :], Kept(kind, copies, result)]
+    results[:] = [*results[1 - MOST :], CachedResult(kind, copies, result)]
     return result
 
 
-def _content(layout: Layout) -> list[Tensor | None]:
-    """What is to be compared of a layout."""
+def _compared_tensors(layout: Layout) -> list[Tensor | None]:
+    """Tensors of a layout that decide if a stored result is still valid."""
     regular = layout.start is not None
     places = [] if regular else [layout.positions, layout.order]
     return [*places, layout.document, layout.valid, layout.special, layout.signal]
@@ -98,17 +103,17 @@ def in_graph(grid: Grid) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _OfPart:
-    """Results of a part of an encoding as it was."""
+class _PartCache:
+    """Cached results of a part of an encoding, valid for the recorded states."""
 
     states: ModuleStates
-    known: Known = field(default_factory=WeakKeyDictionary)
+    cache: GridCache = field(default_factory=WeakKeyDictionary)
 
 
-_OF_PARTS: WeakKeyDictionary[Part, _OfPart] = WeakKeyDictionary()
+_PART_CACHES: WeakKeyDictionary[Part, _PartCache] = WeakKeyDictionary()
 
 
-def once_for_part(
+def cached_for_part(
     part: Part, grid: Grid, compute: Callable[[Grid], T], kind: tuple[Hashable, ...]
 ) -> T:
     """The result of ``compute`` for a part of an encoding and a grid, computed once.
@@ -117,7 +122,7 @@ def once_for_part(
     gradients and for signals, and where PyTorch traces, captures or watches what is computed.
 
     Args:
-        kind: what else it depends on.
+        kind: further values that the result depends on.
     """
     sides = (grid.query, grid.key)
     if (
@@ -127,9 +132,9 @@ def once_for_part(
         or any(side.signal is not None or side.positions.requires_grad for side in sides)
     ):
         return compute(grid)
-    found = _OF_PARTS.get(part)
-    if found is None or not found.states.hold():
-        found = _OF_PARTS[part] = _OfPart(ModuleStates(part))
-    if not found.states.complete:
+    part_cache = _PART_CACHES.get(part)
+    if part_cache is None or not part_cache.states.hold():
+        part_cache = _PART_CACHES[part] = _PartCache(ModuleStates(part))
+    if not part_cache.states.complete:
         return compute(grid)
-    return once_for(grid, found.known, compute, kind, masked=True)
+    return cached_for_grid(grid, part_cache.cache, compute, kind, masked=True)

@@ -1,4 +1,4 @@
-"""One validated call of attention, as every backend is given it."""
+"""The validated problem of one call of attention, the input of every backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.problem.dropout import KeyedDropout
+from posenc.attention.problem.dropout import CounterDropout
 from posenc.encoding import Encoding, FusedScore, Rotation, StructuredScore
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -18,7 +18,7 @@ Rotate = Callable[[Rotation, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Queries and keys rotated, as by ``Rotation.apply``."""
 
 
-class Whole(NamedTuple):
+class GlobalSoftmax(NamedTuple):
     """Output and LSE of queries over more keys than those of a problem.
 
     Args:
@@ -43,9 +43,9 @@ class Problem:
         lowered: score and value parts in structured form; None where one has none.
         rotation: what queries and keys have yet to be multiplied by before their product, see
             ``rotated``; only where nothing of ``lowered`` reads queries or keys.
-        whole: output and LSE over more keys than these, where what is wanted is the gradient of
-            that output through these keys. The output computed is then any that has it.
-        keyed: dropout by the tokens' numbers, in place of ``dropout``.
+        global_softmax: output and LSE over more keys than these. The result then has the gradient
+            of that output through these keys; its values are arbitrary.
+        counter_dropout: counter-based dropout, in place of ``dropout``.
         sinks: ``[H]``, logits that only the sum of the softmax sees; included in the LSE.
         softcap: c of ``c · tanh(s / c)``, which whole logits become before they are masked. Neither
             for scores that replace the softmax.
@@ -62,8 +62,8 @@ class Problem:
     dropout: float
     lowered: tuple[StructuredScore, ...] | None
     rotation: Rotation | None = None
-    whole: Whole | None = None
-    keyed: KeyedDropout | None = None
+    global_softmax: GlobalSoftmax | None = None
+    counter_dropout: CounterDropout | None = None
     sinks: Float[Tensor, " H"] | None = None
     softcap: float | None = None
     source: tuple[Tensor, Tensor] | None = None

@@ -1,4 +1,4 @@
-"""The record of a problem for compiled kernels: everything that they read, by name.
+"""The kernels' record of a problem: all of their arguments by name.
 
 Operators of ``torch.library`` take it flat (``flat``), C++ as the struct of csrc/problem.h, Triton
 as the tuples of kernels/arguments.py.
@@ -42,14 +42,14 @@ class Geometry:
 
 
 @dataclass(frozen=True, eq=False)
-class Segments:
-    """Visibility token by token, beside what a ``Geometry`` shows.
+class SegmentMask:
+    """Visibility by token, in addition to the ``Geometry``.
 
     Args:
         query_ids, key_ids: ``[b, Q]`` and ``[b, K]``; pairs of different segments are hidden.
         query_order, key_order: likewise; causality and windows go by them. None: by offset.
         query_summary, key_summary: ``[b, n, 4]`` int64, least and greatest order and segment of
-            each granule of tokens.
+            each block of tokens.
         causal, window: by order; 0 for no window.
     """
 
@@ -64,7 +64,7 @@ class Segments:
 
 
 @dataclass(frozen=True, eq=False)
-class Rotary:
+class RotaryFactors:
     """Cosines and sines of the angles that pairs of features are rotated by.
 
     Args:
@@ -118,8 +118,8 @@ class KernelProblem:
     terms: Terms
     pairs: PairTerm
     geometry: Geometry
-    segments: Segments
-    rotary: Rotary
+    segments: SegmentMask
+    rotary: RotaryFactors
     dropout: float = 0.0
     seed: Int[Tensor, "1"] | None = None
     sinks: Float[Tensor, "b H q"] | None = None
@@ -129,4 +129,4 @@ class KernelProblem:
 
 
 SCHEMA = schema_of(KernelProblem)
-"""Of the flat arguments that operators take."""
+"""Schema of the flat arguments that operators take."""

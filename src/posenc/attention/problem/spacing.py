@@ -1,4 +1,4 @@
-"""Spacing of the tokens of documents, as the values of layouts tell it."""
+"""Spacing of the tokens of documents, read from the values of layouts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.attention.problem.lowering import lower
-from posenc.attention.problem.once import Known, once_for
+from posenc.attention.problem.once import GridCache, cached_for_grid
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import StructuredScore
 from posenc.grid import Grid
@@ -70,14 +70,14 @@ def lower_on_sequences(problem: Problem, shift: int) -> tuple[StructuredScore, .
     score = problem.encoding.score
     if score is not None and score.replaces_product:
         return None
-    whole = problem.grid
-    query = Layout.sequence(whole.query.length, device=whole.query.device)
-    key = Layout.sequence(whole.key.length, shift, device=whole.key.device)
-    grid = Grid(query, key, whole.causal, whole.window, whole.intervals)
+    original = problem.grid
+    query = Layout.sequence(original.query.length, device=original.query.device)
+    key = Layout.sequence(original.key.length, shift, device=original.key.device)
+    grid = Grid(query, key, original.causal, original.window, original.intervals)
     return lower(problem.encoding, problem.q, problem.k, grid, scale=problem.scale)
 
 
-_SPACINGS: Known = WeakKeyDictionary()
+_SPACINGS_CACHE: GridCache = WeakKeyDictionary()
 
 
 def spacing(grid: Grid) -> Spacing | None:
@@ -85,7 +85,7 @@ def spacing(grid: Grid) -> Spacing | None:
 
     Reads the layouts' values, which waits for the device, once for each pair of layouts.
     """
-    return once_for(grid, _SPACINGS, _spacing)
+    return cached_for_grid(grid, _SPACINGS_CACHE, _spacing)
 
 
 def _spacing(grid: Grid) -> Spacing | None:
@@ -120,9 +120,9 @@ def _leads(layout: Layout, rows: int) -> tuple[Tensor, Tensor]:
     size = (rows, layout.length)
     row = torch.arange(rows, device=layout.device).unsqueeze(1).expand(size)
     numbers = torch.stack([row, documents_of(layout).expand(size)], dim=-1)
-    seen = torch.stack([layout.positions[..., 0].double(), layout.order.double()], dim=-1)
+    coordinates = torch.stack([layout.positions[..., 0].double(), layout.order.double()], dim=-1)
     place = torch.arange(layout.length, device=layout.device).unsqueeze(1)
-    leads = (seen.detach() - place).expand(*size, 2)
+    leads = (coordinates.detach() - place).expand(*size, 2)
     if layout.valid is None:
         return numbers.flatten(0, 1), leads.flatten(0, 1)
     valid = layout.valid.expand(size)

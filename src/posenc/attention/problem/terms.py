@@ -1,4 +1,4 @@
-"""The structured terms of a problem, read by offset: the form that compiled kernels take."""
+"""The structured terms of a problem, read by offset, for compiled kernels."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Terms:
 
     @property
     def by_offset(self) -> list[Tensor]:
-        """Those with an entry or row for each offset or bucket."""
+        """Operands with an entry or row for each offset or bucket."""
         rows = (getattr(self, name) for name in AXES if not of_tokens(name))
         return [x for x in rows if x is not None]
 
@@ -139,8 +139,8 @@ def read_terms(
 def max_distance_of(lowered: Sequence[StructuredScore]) -> int | None:
     """Distance beyond which no term changes with the offset; None: not known."""
     distances = [term.max_distance for term in lowered if reads_offsets(term)]
-    known = [max_distance for max_distance in distances if max_distance is not None]
-    return max(known, default=0) if len(known) == len(distances) else None
+    limits = [max_distance for max_distance in distances if max_distance is not None]
+    return max(limits, default=0) if len(limits) == len(distances) else None
 
 
 def reads_offsets(term: StructuredScore) -> TypeGuard[BucketedTerms]:
@@ -205,8 +205,8 @@ def _joined(factors: Sequence[Tensor], q: Tensor) -> Float[Tensor, "b H L R"] | 
     if not factors:
         return None
     rows, wide = max(map(len, factors)), torch.promote_types(q.dtype, torch.float32)
-    found = [x.to(wide).expand(rows, q.shape[1], -1, -1) for x in factors]
-    return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+    expanded = [x.to(wide).expand(rows, q.shape[1], -1, -1) for x in factors]
+    return expanded[0] if len(expanded) == 1 else torch.cat(expanded, dim=-1)
 
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor | None:

@@ -20,7 +20,7 @@ from posenc.encoding.tensors import (
     StructuredTerms,
 )
 from posenc.encodings.common.precision import WideLinear, at_least_single
-from posenc.encodings.common.prefix_sums import Ranks
+from posenc.encodings.common.prefix_sums import KeyRanks
 from posenc.encodings.common.signals import require_signal
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -90,7 +90,7 @@ class GatedDecay(SumDifference):
         steps = require_signal(grid.key, type(self).__name__, self.heads).mT
         if grid.key.valid is not None:
             steps = steps.masked_fill(~grid.key.valid.unsqueeze(1), 0.0)
-        return Ranks.of(grid).running(steps)
+        return KeyRanks.of(grid).running(steps)
 
     def of_sums(self) -> ScoreTerm:
         return SignalDifference(self.heads)

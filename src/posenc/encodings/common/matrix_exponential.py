@@ -17,7 +17,7 @@ from posenc.derivatives import with_definition
 from posenc.runtime import has_values, is_transformed, needs_dispatch
 
 DEGREE = 16
-"""Of the Taylor polynomial."""
+"""Degree of the Taylor polynomial."""
 
 MOST_RADIANS = 0.8
 """Norm up to which the polynomial is exact to 2^-53: ``norm^16 / 17!`` is less."""
@@ -87,12 +87,12 @@ class _Exponents:
 
     @classmethod
     def of(cls, positions: Tensor, skew: Tensor) -> _Exponents:
-        given = positions.flatten(0, 1)
-        index = torch.arange(len(given))
-        if len(positions) > 1 and not given.requires_grad:
-            given, index = torch.unique(given, dim=0, return_inverse=True)
+        distinct = positions.flatten(0, 1)
+        index = torch.arange(len(distinct))
+        if len(positions) > 1 and not distinct.requires_grad:
+            distinct, index = torch.unique(distinct, dim=0, return_inverse=True)
         with torch.no_grad():
-            largest = (given.abs() @ _norms(skew)) / MOST_RADIANS
+            largest = (distinct.abs() @ _norms(skew)) / MOST_RADIANS
             fraction, exponent = largest.frexp()
             squarings = exponent.clamp(min=0).masked_fill(~largest.isfinite(), 0)
             factor = (fraction / largest).masked_fill(squarings == 0, 1.0)  # 2^-s, exactly
@@ -100,7 +100,7 @@ class _Exponents:
             steps = torch.arange(int(squarings[0])).unsqueeze(1)
             squared: list[int] = (squarings > steps).sum(1).tolist()
             place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
-        return cls((given * factor.unsqueeze(-1))[order], place[index], squared)
+        return cls((distinct * factor.unsqueeze(-1))[order], place[index], squared)
 
 
 def _norms(skew: Float[Tensor, "2 H N B B"]) -> Float[Tensor, " 2"]:
@@ -153,9 +153,12 @@ class _Exponentials(torch.autograd.Function):
         index, (_, *shape) = exponents.index, coefficients.shape
         output = monomials.new_empty(len(index), *shape, dtype=dtype)
         for blocks in _parts(shape[0], len(monomials) * math.prod(shape[1:])):
-            given = coefficients[:, blocks].flatten(1)
-            parts = _parts(len(monomials), given.shape[1])
-            powers = [_powers(monomials, given, part, exponents.squared, shape) for part in parts]
+            block_coefficients = coefficients[:, blocks].flatten(1)
+            parts = _parts(len(monomials), block_coefficients.shape[1])
+            powers = [
+                _powers(monomials, block_coefficients, part, exponents.squared, shape)
+                for part in parts
+            ]
             output[:, blocks] = torch.cat(powers).to(dtype)[index]
         return output
 
@@ -166,19 +169,19 @@ class _Exponentials(torch.autograd.Function):
         exponents, (_, *shape), needed = ctx.exponents, coefficients.shape, ctx.needs_input_grad[:2]
         of_both = torch.zeros_like(monomials), torch.empty_like(coefficients)
         for blocks in _parts(shape[0], len(monomials) * math.prod(shape[1:])):
-            given = coefficients[:, blocks].flatten(1)
+            block_coefficients = coefficients[:, blocks].flatten(1)
             wide = gradient[:, blocks].to(monomials.dtype)
-            found = wide.new_zeros(len(monomials), *wide.shape[1:])
-            found.index_add_(0, exponents.index, wide)
-            found = found.flatten(1)
-            for part in _parts(len(monomials), given.shape[1]):
+            d_powers = wide.new_zeros(len(monomials), *wide.shape[1:])
+            d_powers.index_add_(0, exponents.index, wide)
+            d_powers = d_powers.flatten(1)
+            for part in _parts(len(monomials), block_coefficients.shape[1]):
                 squares: list[Tensor] = []
-                _powers(monomials, given, part, exponents.squared, shape, into=squares)
-                _unsquare(found[part].view(-1, *shape[1:]), squares)
+                _powers(monomials, block_coefficients, part, exponents.squared, shape, into=squares)
+                _unsquare(d_powers[part].view(-1, *shape[1:]), squares)
             if needed[0]:
-                of_both[0].addmm_(found, given.mT)
+                of_both[0].addmm_(d_powers, block_coefficients.mT)
             if needed[1]:
-                of_both[1][:, blocks] = (monomials.mT @ found).view(-1, *wide.shape[1:])
+                of_both[1][:, blocks] = (monomials.mT @ d_powers).view(-1, *wide.shape[1:])
         return *(x if need else None for x, need in zip(of_both, needed, strict=True)), None, None
 
 
@@ -211,8 +214,8 @@ def _powers(
         if len(base) < len(power):
             ready.append(power[count:])
         power = torch.bmm(base, base)
-    whole = torch.cat([power, *reversed(ready)]) if ready else power
-    return whole.view(len(values), -1, *shape[1:])
+    in_order = torch.cat([power, *reversed(ready)]) if ready else power
+    return in_order.view(len(values), -1, *shape[1:])
 
 
 def _unsquare(gradient: Float[Tensor, "M B B"], bases: Sequence[Tensor]) -> None:

@@ -134,4 +134,4 @@ def _apply(
         rows = torch.stack([x.movedim(0, 3) for x in blocks], dim=3)
         products = (rows.flatten(3, 4) @ rotation[0]).view(rows.shape)
         turned = products.movedim(4, 0).unbind(4)
-    return [found.flatten(3).to(x.dtype) for found, x in zip(turned, tokens, strict=True)]
+    return [rotated.flatten(3).to(x.dtype) for rotated, x in zip(turned, tokens, strict=True)]

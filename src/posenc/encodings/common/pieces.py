@@ -39,15 +39,15 @@ class _Pieces(torch.autograd.Function):
     def forward(
         ctx: Any, compute: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, ...]:
-        whole: list[Tensor] = []
+        outputs: list[Tensor] = []
         for piece in _pieces(len(x)):
             parts = compute(x[piece])
-            whole = whole or [part.new_empty(len(x), *part.shape[1:]) for part in parts]
-            for to, part in zip(whole, parts, strict=True):
+            outputs = outputs or [part.new_empty(len(x), *part.shape[1:]) for part in parts]
+            for to, part in zip(outputs, parts, strict=True):
                 to[piece] = part
         ctx.compute = compute
         ctx.save_for_backward(x, *parameters)
-        return tuple(whole)
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -71,5 +71,5 @@ class _Pieces(torch.autograd.Function):
             )
             for total, part in zip(totals, rest, strict=True):
                 total += part
-        found = iter(totals)
-        return None, dx, *(next(found) if p.requires_grad else None for p in parameters)
+        summed = iter(totals)
+        return None, dx, *(next(summed) if p.requires_grad else None for p in parameters)

@@ -87,7 +87,7 @@ class Buckets(ABC):
     @property
     @abstractmethod
     def count(self) -> int:
-        """How many buckets there are."""
+        """Number of buckets."""
 
     @abstractmethod
     def of(self, back: Offsets) -> BucketIndex:
@@ -144,7 +144,7 @@ class Radial(Buckets):
 
 
 class Ranked(Radial):
-    """As ``Radial``, of the rank of ‖Δ'‖ among all distances between cells: 0, 1, √2, 2, √5, …"""
+    """Buckets by the rank of ‖Δ'‖ among all distances between cells: 0, 1, √2, 2, √5, …"""
 
     @cached_property
     def squares(self) -> list[int]:

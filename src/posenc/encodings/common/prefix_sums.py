@@ -19,7 +19,7 @@ from posenc.runtime import widest
 
 
 @dataclass(frozen=True, eq=False)
-class Ranks:
+class KeyRanks:
     """Ranks of queries and keys among a grid's keys sorted by document and order, padding last.
 
     Args:
@@ -36,7 +36,7 @@ class Ranks:
     query_until: Int[Tensor, "b Q"]
 
     @classmethod
-    def of(cls, grid: Grid) -> Ranks:
+    def of(cls, grid: Grid) -> KeyRanks:
         """The ranks of a grid's keys and queries; does not synchronize with the device."""
         places, query_places = _places(grid.key, grid.query)
         if grid.key.start is not None and not grid.segmented:
@@ -51,7 +51,7 @@ class Ranks:
         )
 
     @property
-    def own(self) -> Int[Tensor, "b K"]:
+    def of_keys(self) -> Int[Tensor, "b K"]:
         """Each key's rank; keys of equal order are ranked as stored."""
         if self.arrangement is None:
             return torch.arange(self.before.shape[-1], device=self.before.device).unsqueeze(0)
@@ -85,7 +85,7 @@ class Ranks:
         """
         sums = self.arrange(values).flip(-1).cumsum(-1).flip(-1)
         later = torch.nn.functional.pad(sums, (0, 1))[..., 1:]
-        return later if self.arrangement is None else _read(later, self.own)
+        return later if self.arrangement is None else _read(later, self.of_keys)
 
 
 def _places(key: Layout, query: Layout) -> tuple[Int[Tensor, "b K"], Int[Tensor, "b Q"]]:

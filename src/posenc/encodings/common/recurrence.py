@@ -37,7 +37,7 @@ def linear_orbit(weights: Sequence[Tensor], first: int, count: int) -> Float[Ten
 
 
 def _linear_sparse(weights: Sequence[Tensor], positions: Int[Tensor, " N"]) -> Float[Tensor, "N C"]:
-    """The same at sparse positions, by the binary digits of each position."""
+    """Vectors of the linear recurrence at sparse positions, by the positions' binary digits."""
     start, centre, transition = weights
     power = transition.mT
     rows = (start - centre).expand(len(positions), -1)

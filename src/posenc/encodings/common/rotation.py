@@ -35,9 +35,9 @@ def kept_of_positions(
         kind: of results that one part has several of.
         numbers: how many it has; of more than ``KEPT``, nothing is kept.
     """
-    given = [layout.positions] if layout.special is None else [layout.positions, layout.special]
-    found = reused((part,), given, compute, *kind) if numbers <= KEPT else None
-    return compute() if found is None else found
+    tensors = [layout.positions] if layout.special is None else [layout.positions, layout.special]
+    result = reused((part,), tensors, compute, *kind) if numbers <= KEPT else None
+    return compute() if result is None else result
 
 
 def rotate(

@@ -134,9 +134,9 @@ class Conv(EmbeddingEncoding):
         weight = self.weight.to(x.dtype)[:, 0]
         mixed = self.bias.to(x.dtype).expand_as(x)
         for cell, step in enumerate(self._steps()):
-            index, known = _neighbours(layout, step, ring=self.padding == "circular")
+            index, inside = _neighbours(layout, step, ring=self.padding == "circular")
             index = index.expand(x.shape[0], -1).unsqueeze(-1).expand_as(x)
-            neighbour = x.gather(1, index).masked_fill(~known.unsqueeze(-1), 0)
+            neighbour = x.gather(1, index).masked_fill(~inside.unsqueeze(-1), 0)
             mixed = mixed + weight[:, cell] * neighbour
         return mixed
 
@@ -145,7 +145,7 @@ class Conv(EmbeddingEncoding):
         return range(first, first + self.kernel)
 
     def _regular(self, x: Features) -> Features:
-        """The same for a single unpadded document, by torch's convolution."""
+        """The convolution of a single unpadded document, by PyTorch."""
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
         before = -self._steps()[0]
         after = self.kernel - 1 - before
@@ -182,10 +182,10 @@ def _neighbours(
         index = first + (column - first + step) % count
         return index, torch.ones_like(index, dtype=torch.bool)
     index = (column + step).clamp(0, layout.length - 1)
-    known = (index - column == step) & (_at(layout.order, index) - layout.order == step)
+    inside = (index - column == step) & (_at(layout.order, index) - layout.order == step)
     if layout.document is not None:
-        known = known & (_at(layout.document, index) == layout.document)
-    return index, known
+        inside = inside & (_at(layout.document, index) == layout.document)
+    return index, inside
 
 
 def _at(marks: Int[Tensor, "b L"], index: Int[Tensor, "1 L"]) -> Int[Tensor, "b L"]:

@@ -134,11 +134,13 @@ class Seqpe(EmbeddingEncoding):
         vectors = vectors.flatten(0, -3)
         summary = self.summary.expand(vectors.shape[0], 1, -1)
         vectors = torch.cat([vectors, summary], dim=1)
-        seen = nn.functional.pad(written, (0, 1), value=True).flatten(0, -2).unsqueeze(1)
+        present = nn.functional.pad(written, (0, 1), value=True).flatten(0, -2).unsqueeze(1)
         length = vectors.shape[1]
         ones = torch.ones(length, length, dtype=torch.bool, device=positions.device)
         # Leading zeros attend to themselves: a fully masked row would be NaN.
-        visible = (seen & ones.tril()) | torch.eye(length, dtype=torch.bool, device=seen.device)
+        visible = (present & ones.tril()) | torch.eye(
+            length, dtype=torch.bool, device=present.device
+        )
         for block in self.blocks:
             vectors = block(vectors, visible)
         read: Tensor = self.output(self.norm(vectors[:, -1])).unflatten(0, positions.shape[:-1])

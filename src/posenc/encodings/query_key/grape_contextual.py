@@ -13,7 +13,7 @@ from posenc.encoding import QueryKeyTransform, Rotation, apply_rotation
 from posenc.encoding.tensors import Features, Keys, Queries
 from posenc.encodings.common.frequencies import geometric_frequencies
 from posenc.encodings.common.precision import WideLinear, at_least_single
-from posenc.encodings.common.prefix_sums import Ranks
+from posenc.encodings.common.prefix_sums import KeyRanks
 from posenc.encodings.common.rotation import cos_sin, require_width
 from posenc.encodings.common.signals import require_signal
 from posenc.entry import Claims, Entry
@@ -90,7 +90,7 @@ class GrapeContextual(QueryKeyTransform):
         )
         if grid.key.valid is not None:
             key = key.masked_fill(~grid.key.valid, 0.0)
-        until_query, until_key = Ranks.of(grid).running(key.unsqueeze(1))
+        until_query, until_key = KeyRanks.of(grid).running(key.unsqueeze(1))
         return until_query.squeeze(1) - query, until_key.squeeze(1) - key
 
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:

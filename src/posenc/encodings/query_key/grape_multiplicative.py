@@ -80,8 +80,8 @@ class GrapeMultiplicative(Rotary):
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         wide = at_least_single(q)
         compute = partial(self.planes, like=wide)
-        kept = reused((self,), (), compute, "planes", wide.dtype)
-        planes = compute() if kept is None else kept
+        reused_planes = reused((self,), (), compute, "planes", wide.dtype)
+        planes = compute() if reused_planes is None else reused_planes
         rotated = super().forward(wide @ planes, k.to(wide.dtype) @ planes, grid)
         return rotated[0].to(q.dtype), rotated[1].to(k.dtype)
 

@@ -10,7 +10,7 @@ from torch import nn
 from posenc.arguments import EXACT, Interval, Width, checked
 from posenc.encoding import FusedScore, GateCounts, ScoreTerm, TokenTableProduct
 from posenc.encoding.tensors import Keys, Queries, Scores
-from posenc.encodings.common.prefix_sums import Ranks
+from posenc.encodings.common.prefix_sums import KeyRanks
 from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 
@@ -62,7 +62,7 @@ class Cope(ScoreTerm):
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         gates = torch.sigmoid(q @ k.mT * scale).masked_fill(~grid.visible, 0.0)
-        count = Ranks.of(grid).from_key(gates).clamp(max=self.rows.shape[0] - 1)
+        count = KeyRanks.of(grid).from_key(gates).clamp(max=self.rows.shape[0] - 1)
         products = q @ self.rows.to(q).mT
         low = count.detach().floor().clamp(max=self.rows.shape[0] - 2)
         share = count - low

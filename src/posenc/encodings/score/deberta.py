@@ -306,11 +306,11 @@ class Deberta(ScoreTerm):
 
         last, layers = 2 * self.relative.span, (*self._projections(), self.relative)
         settings = (self.lookup, self.heads, self.head_dim)
-        found = reused(layers, (), lambda: tables(0, last), scale, *settings)
-        if found is None:
+        stored = reused(layers, (), lambda: tables(0, last), scale, *settings)
+        if stored is None:
             from_query, from_key = tables(low, high)
         else:
-            from_query, from_key = (table[:, last - high : last - low + 1] for table in found)
+            from_query, from_key = (table[:, last - high : last - low + 1] for table in stored)
         left = TokenTableProduct(q, from_query)
         right = TokenTableProduct(repeat_heads(k, q.shape[1]), from_key)
         return (

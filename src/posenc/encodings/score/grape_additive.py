@@ -11,7 +11,7 @@ from posenc.encoding import FusedScore, LogGateSums, ScoreTerm
 from posenc.encoding.reuse import constant
 from posenc.encoding.tensors import Features, Keys, Queries, Scores
 from posenc.encodings.common.precision import WideLinear, at_least_single
-from posenc.encodings.common.prefix_sums import Ranks
+from posenc.encodings.common.prefix_sums import KeyRanks
 from posenc.encodings.common.rotation import rotate
 from posenc.encodings.common.signals import require_signal
 from posenc.encodings.common.special_tokens import zero_special
@@ -74,7 +74,7 @@ class GrapeAdditive(ScoreTerm):
         products = self._vectors(grid.query) @ self._path(grid.key).mT / self.width
         slopes = constant(geometric_slopes(self.heads), like=products).view(-1, 1, 1)
         steps = slopes * nn.functional.logsigmoid(products)
-        return Ranks.of(grid).after_key(steps.masked_fill(~grid.visible, 0.0))
+        return KeyRanks.of(grid).after_key(steps.masked_fill(~grid.visible, 0.0))
 
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
         path = self._path(grid.key, 1 / self.width)

@@ -12,7 +12,7 @@ from posenc.arguments import Count, Width, checked
 from posenc.encoding import BlockTransforms, FusedScore, ScoreTerm
 from posenc.encoding.tensors import Features, Keys, Queries, Scores, repeat_heads
 from posenc.encodings.common.precision import WideLinear, at_least_single
-from posenc.encodings.common.prefix_sums import Ranks
+from posenc.encodings.common.prefix_sums import KeyRanks
 from posenc.encodings.common.signals import require_signal
 from posenc.entry import Claims, Entry
 from posenc.grid import Grid
@@ -88,14 +88,14 @@ class Path(ScoreTerm):
         return layout.with_signal(signal)
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        ranks = Ranks.of(grid)
+        ranks = KeyRanks.of(grid)
         directions, strengths = self._reflections(grid, ranks)
         directions, strengths = directions.to(q.dtype), strengths.to(q.dtype)
         # A product of reflections is I - Wᵀ T W with T = (1 + lower(β W Wᵀ))⁻¹ β, and T of some
         # tokens in a row is that block of T: one T serves every pair (the UT transform).
         rank = torch.arange(k.shape[2], device=k.device)
         along = directions @ directions.mT * strengths.unsqueeze(-1)
-        passed = (rank.unsqueeze(-1) > ranks.own.unsqueeze(-2)).unsqueeze(1)
+        passed = (rank.unsqueeze(-1) > ranks.of_keys.unsqueeze(-2)).unsqueeze(1)
         onto = (directions @ k.mT * strengths.unsqueeze(-1)).where(passed, 0.0)
         lost: Tensor = torch.linalg.solve_triangular(
             along.tril(-1), onto, upper=False, unitriangular=True
@@ -104,7 +104,7 @@ class Path(ScoreTerm):
         return -scale * ((q @ directions.mT).where(reached, 0.0) @ lost)
 
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
-        first = _first_own_key(grid)
+        first = _key_at_offset_zero(grid)
         if first is None:
             return None
         signal = require_signal(grid.key, "Path", self.rank + self.heads)
@@ -116,7 +116,7 @@ class Path(ScoreTerm):
         )
 
     def _reflections(
-        self, grid: Grid, ranks: Ranks
+        self, grid: Grid, ranks: KeyRanks
     ) -> tuple[Float[Tensor, "b H K D"], Float[Tensor, "b H K"]]:
         """w and β of the keys in the order of their ranks; β is 0 for padding."""
         key = grid.key
@@ -129,7 +129,7 @@ class Path(ScoreTerm):
     def _reflections_of(
         self, key: Layout, heads: slice, tokens: slice
     ) -> tuple[Float[Tensor, "b h T D"], Float[Tensor, "b h T"]]:
-        """The same of some heads and tokens, in the order they are stored in."""
+        """w and β of a range of heads and tokens, in the order in which they are stored."""
         signal = require_signal(key, "Path", self.rank + self.heads)
         begin = max(0, tokens.start - (0 if self.taps is None else len(self.taps) - 1))
         rows = max(signal.shape[0], key.order.shape[0])
@@ -181,8 +181,8 @@ def _convolve(
     return nn.functional.silu(total)
 
 
-def _first_own_key(grid: Grid) -> int | None:
-    """Index of the first query's own key, where those of the others follow; None elsewhere."""
+def _key_at_offset_zero(grid: Grid) -> int | None:
+    """Index of the first query's key of offset 0, if the next queries' keys follow; else None."""
     query, key = grid.query, grid.key
     if grid.shift is not None and not grid.segmented:
         first = -grid.shift
@@ -197,7 +197,7 @@ def _first_own_key(grid: Grid) -> int | None:
     return first
 
 
-def _arranged(ranks: Ranks, marks: Tensor | None, key: Layout) -> Tensor | None:
+def _arranged(ranks: KeyRanks, marks: Tensor | None, key: Layout) -> Tensor | None:
     """Marks of the keys in the order of their ranks."""
     if marks is None:
         return None

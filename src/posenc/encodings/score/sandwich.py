@@ -70,11 +70,11 @@ class Sandwich(OffsetBias):
             return super().lower(q, k, grid, scale=scale)
         dtype = torch.promote_types(grid.query.positions.dtype, grid.key.positions.dtype)
         # A power of two, so that a sequence that grows reads the same sums again and again.
-        kept = _kept_similarity(1 << farthest.bit_length(), self.width, self.base, dtype)
-        return (BucketedTerms(offset_index(grid), table=self._divided(kept[offsets.abs()])),)
+        similarity = _kept_similarity(1 << farthest.bit_length(), self.width, self.base, dtype)
+        return (BucketedTerms(offset_index(grid), table=self._divided(similarity[offsets.abs()])),)
 
     def _divided(self, similarity: Float[Tensor, "*dims"]) -> Float[Tensor, "H *dims"]:
-        """By each head's compression ratio."""
+        """``similarity`` divided by each head's compression ratio."""
         heads = torch.arange(1, self.heads + 1, dtype=similarity.dtype, device=similarity.device)
         return similarity / (heads * (8 / self.heads)).view(-1, *(1,) * similarity.dim())
 

@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 from posenc.arguments import checked
 from posenc.encoding import FusedScore, ScoreTerm, StickWeights
 from posenc.encoding.tensors import Keys, Queries, Scores
-from posenc.encodings.common.prefix_sums import Ranks
+from posenc.encodings.common.prefix_sums import KeyRanks
 from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 
@@ -62,7 +62,7 @@ class StickBreaking(ScoreTerm):
         before = grid.key.order.unsqueeze(1) < grid.query.order.unsqueeze(2)
         breaks = grid.visible & before.unsqueeze(1)
         left = logsigmoid(-logits).masked_fill(~breaks, 0.0)
-        taken = logsigmoid(logits) + Ranks.of(grid).after_key(left)
+        taken = logsigmoid(logits) + KeyRanks.of(grid).after_key(left)
         if self.remainder == "none":
             return taken.masked_fill(~breaks, -torch.inf)
         # Tokens of the query's own order share the remaining weight.

@@ -110,27 +110,27 @@ class SwinV2Bias(ScoreTerm):
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         offset = grid.offset
-        whole = _whole(grid)
-        if whole is None:
+        window = _full_window(grid)
+        if window is None:
             bias = self.bias(offset)
         else:
-            bias = self._table(whole, offset)[:, whole.index(offset)]
+            bias = self._table(window, offset)[:, window.index(offset)]
         return zero_special_pairs(bias.transpose(0, 1), grid)
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        whole = _whole(grid)
-        if whole is None or has_special(grid):
+        window = _full_window(grid)
+        if window is None or has_special(grid):
             return None
         like = grid.key.positions
-        compute = partial(self._table, whole, like)
-        table = reused((self,), (), compute, self.window, whole, like.dtype)
-        return (BucketedTerms(whole.index, table=compute() if table is None else table),)
+        compute = partial(self._table, window, like)
+        table = reused((self,), (), compute, self.window, window, like.dtype)
+        return (BucketedTerms(window.index, table=compute() if table is None else table),)
 
     def _table(self, window: Window, like: Tensor) -> Float[Tensor, "H N"]:
         return self.bias(window.offsets(device=like.device, dtype=like.dtype))
 
 
-def _whole(grid: Grid) -> Window | None:
+def _full_window(grid: Grid) -> Window | None:
     """The window that holds all offsets between whole images; None where they are not whole."""
     query, key = grid.query.extent, grid.key.extent
     if query is None or key is None:

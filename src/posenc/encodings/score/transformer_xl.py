@@ -173,11 +173,11 @@ class TransformerXL(ScoreTerm):
         """
         shift = grid.require_shift()
         first, last = shift - (grid.query.length - 1), shift + grid.key.length - 1
-        found = self._reused(first, last, like, factor, heads)
-        if found is None:
+        terms = self._reused(first, last, like, factor, heads)
+        if terms is None:
             rows = self._products(first, last, grid, factor * self.weight[heads].to(like))
-            found = rows, _column(self.biases()[1][heads], rows)
-        return found
+            terms = rows, _column(self.biases()[1][heads], rows)
+        return terms
 
     def _products(
         self, first: int, last: int, grid: Grid, weight: Float[Tensor, "h D C"]
@@ -205,13 +205,13 @@ class TransformerXL(ScoreTerm):
         for at in range(0, count, KEPT):
             piece = slice(at, at + KEPT)
             sine[piece], cosine[piece] = self._waves(distances[piece])
-        heads_apart = torch.split(weight, 1)
-        return torch.cat([_mirrored((sine, cosine), head, first, last) for head in heads_apart])
+        by_head = torch.split(weight, 1)
+        return torch.cat([_mirrored((sine, cosine), head, first, last) for head in by_head])
 
     def _reused(
         self, first: int, last: int, like: Tensor, factor: float, heads: slice
     ) -> tuple[Float[Tensor, "h N D"], Float[Tensor, "h N"]] | None:
-        """Those from ``first`` to ``last`` of what is kept while the weights are the same."""
+        """Rows and column at offsets ``first`` to ``last``, stored while weights stay the same."""
         if not has_values(like) or max(-first, last) >= REUSED:
             return None
         count = 1 << max(-first, last).bit_length()  # few kinds while a cache grows
@@ -221,9 +221,9 @@ class TransformerXL(ScoreTerm):
             rows = _mirrored(waves, factor * self.weight[heads].to(like), 1 - count, count - 1)
             return rows, _column(self.biases()[1][heads], rows)
 
-        kept = reused((self,), (), compute, count, like.dtype, factor, heads.start, heads.stop)
+        stored = reused((self,), (), compute, count, like.dtype, factor, heads.start, heads.stop)
         part = slice(first + count - 1, last + count)
-        return None if kept is None else (kept[0][:, part], kept[1][:, part])
+        return None if stored is None else (stored[0][:, part], stored[1][:, part])
 
     def _factors(
         self, q: Queries, grid: Grid

@@ -177,13 +177,13 @@ class Tupe(ScoreTerm):
             return scale * query, key
 
         layout, same = grid.query, grid.key is grid.query
-        kept = self._reused(grid, project, scale, heads)
-        if kept is not None:
-            return kept
+        factors = self._reused(grid, project, scale, heads)
+        if factors is not None:
+            return factors
         if same and layout.start is not None and self._takes_pieces(layout.length):
             self._require_inside(layout)
-            whole = layout.length == len(self.positions)
-            table = self.positions if whole else read_rows(self.positions, layout)[0]
+            is_full = layout.length == len(self.positions)
+            table = self.positions if is_full else read_rows(self.positions, layout)[0]
             layers = (self.norm, self.query, self.key)
             parameters = [parameter for layer in layers for parameter in layer.parameters()]
             queries, keys = (x.unsqueeze(0) for x in by_pieces(project, table, parameters))
@@ -200,7 +200,7 @@ class Tupe(ScoreTerm):
         scale: float,
         heads: slice,
     ) -> tuple[Float[Tensor, "1 h Q D"], Float[Tensor, "1 h K D"]] | None:
-        """Of the factors of the first positions, which are kept while the weights are the same."""
+        """Factors cut from those of the first positions, stored while weights stay the same."""
         sides = (grid.query, grid.key)
         if any(side.start is None for side in sides) or not has_values(self.positions):
             return None
@@ -216,10 +216,10 @@ class Tupe(ScoreTerm):
 
         layers = (self.query, self.key, self.norm)
         kind = (count, scale, heads.start, heads.stop, self.head_dim)
-        found = reused(layers, (self.positions,), factors, *kind)
-        if found is None:
+        factor_pair = reused(layers, (self.positions,), factors, *kind)
+        if factor_pair is None:
             return None
-        query, key = (x[:, :, part] for x, part in zip(found, parts, strict=True))
+        query, key = (x[:, :, part] for x, part in zip(factor_pair, parts, strict=True))
         return query, key
 
     def _takes_pieces(self, length: int) -> bool:
@@ -234,8 +234,8 @@ class Tupe(ScoreTerm):
         self, layer: nn.Module, x: Float[Tensor, "*b L C"], part: slice
     ) -> Float[Tensor, "*b L E"]:
         """Some of a projection's outputs, computed alone where nothing else observes the layer."""
-        whole = part == slice(0, self.heads * self.head_dim)
-        if whole or type(layer) is not WideLinear or not is_plain_linear(layer):
+        is_full = part == slice(0, self.heads * self.head_dim)
+        if is_full or type(layer) is not WideLinear or not is_plain_linear(layer):
             outputs: Tensor = layer(x)
             return outputs[..., part]
         return wide_product(x, layer.weight[part], layer.bias[part])

@@ -49,8 +49,8 @@ def llama3(
             got=f"low {low:g}, high {high:g}",
             remedy="The release has 1 and 4.",
         )
-    kept = ramp(rotations(rope, length), low, high)
-    return replaced(encoding, rope, rope.stretched(blended(kept, factor)))
+    shares = ramp(rotations(rope, length), low, high)
+    return replaced(encoding, rope, rope.stretched(blended(shares, factor)))
 
 
 def llama3_advice(

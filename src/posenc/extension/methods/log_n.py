@@ -66,10 +66,12 @@ def log_n(encoding: Encoding, *, length: float) -> Encoding:
     if score is not None and score.replaces_softmax:
         raise NotApplicable.of("log_n", "weights that are a softmax", encoding)
     linear = isinstance(score, BandedRope)  # its logits are, in the queries
-    whole = score is not None and score.replaces_product and not linear
+    replaced_logits = score is not None and score.replaces_product and not linear
     return Encoding(
         embedding=encoding.embedding,
-        query_key=encoding.query_key if whole else LogN(encoding.query_key, length=length),
+        query_key=encoding.query_key
+        if replaced_logits
+        else LogN(encoding.query_key, length=length),
         score=score if score is None or linear else LogNScore(score, length=length),
         value=encoding.value,
     )
@@ -77,8 +79,8 @@ def log_n(encoding: Encoding, *, length: float) -> Encoding:
 
 def log_factor(grid: Grid, length: float) -> Float[Tensor, "b q"]:
     """κ of each query, ``[B|1, Q|1]``."""
-    seen = grid.query.positions[..., 0] + 1 if grid.causal else seen_lengths(grid)[0]
-    return seen.clamp(min=length).log() / math.log(length)
+    lengths = grid.query.positions[..., 0] + 1 if grid.causal else seen_lengths(grid)[0]
+    return lengths.clamp(min=length).log() / math.log(length)
 
 
 class _Scaled(Part):

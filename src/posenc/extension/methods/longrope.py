@@ -85,9 +85,9 @@ class LongRope(VaryingRope):
         gain: float,
     ) -> None:
         # validated as divisors of a Rope
-        for name, given in (("long_factors", long), ("short_factors", short)):
+        for name, factors in (("long_factors", long), ("short_factors", short)):
             try:
-                rope.stretched(given, gain=gain)
+                rope.stretched(factors, gain=gain)
             except ArgumentError as error:
                 argument = "temperature" if error.argument == "gain" else name
                 raise ArgumentError(

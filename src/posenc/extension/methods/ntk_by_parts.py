@@ -50,8 +50,8 @@ def ntk_by_parts(
     rope = require_rope(encoding, "ntk_by_parts", as_trained=True)
     factor, length = require_factor(factor), require_length(length)
     require_ramp(alpha, beta)
-    kept = ramp(rotations(rope, length), alpha, beta)
-    return replaced(encoding, rope, rope.stretched(blended(kept, factor)))
+    shares = ramp(rotations(rope, length), alpha, beta)
+    return replaced(encoding, rope, rope.stretched(blended(shares, factor)))
 
 
 def rotations(rope: Rope, length: float) -> list[float]:
@@ -66,9 +66,9 @@ def ramp(values: Iterable[float], low: float, high: float) -> list[float]:
     return [min(1.0, max(0.0, (value - low) / (high - low))) for value in values]
 
 
-def blended(kept: list[float], factor: float) -> list[float]:
+def blended(shares: list[float], factor: float) -> list[float]:
     """Divisors of pairs that keep a share of their frequency and divide the rest by ``factor``."""
-    return [1 / (share + (1 - share) / factor) for share in kept]
+    return [1 / (share + (1 - share) / factor) for share in shares]
 
 
 def require_ramp(alpha: float, beta: float) -> None:

@@ -101,20 +101,20 @@ class Segments(nn.Module):
                 remedy="Give each document a row of its own (Layout.padded).",
             )
         if count <= self.length:
-            whole: Tensor = self.model(tokens, layout)
-            return whole
+            single: Tensor = self.model(tokens, layout)
+            return single
         starts = self.starts(count)
         weights = self._weights(starts, count).to(tokens.device)
         output: Tensor | None = None
         for row, begin in enumerate(starts):
             end = begin + self.length
-            part: Tensor = self.model(tokens[:, begin:end], _from_zero(layout.slice(begin, end)))
+            outputs: Tensor = self.model(tokens[:, begin:end], _from_zero(layout.slice(begin, end)))
             if output is None:
-                output = part.new_zeros(part.shape[0], count, *part.shape[2:])
-            share = weights[row, begin:end].to(part.dtype)
+                output = outputs.new_zeros(outputs.shape[0], count, *outputs.shape[2:])
+            share = weights[row, begin:end].to(outputs.dtype)
             first, last = _span(share)
-            share = share[first:last].view(-1, *[1] * (part.dim() - 2))
-            output[:, begin + first : begin + last].add_(part[:, first:last] * share)
+            share = share[first:last].view(-1, *[1] * (outputs.dim() - 2))
+            output[:, begin + first : begin + last].add_(outputs[:, first:last] * share)
         assert output is not None  # there is at least one segment
         return output
 
@@ -132,8 +132,8 @@ class Segments(nn.Module):
             return inside / inside.sum(0, keepdim=True)
         before = torch.where(begins == 0, count, places - begins)
         after = torch.where(begins == starts[-1], count, begins + self.length - 1 - places)
-        room = before if self.combine == "before" else torch.minimum(before, after)
-        best = room.masked_fill(~inside, -1).argmax(0)
+        space = before if self.combine == "before" else torch.minimum(before, after)
+        best = space.masked_fill(~inside, -1).argmax(0)
         return nn.functional.one_hot(best, len(starts)).T.float()
 
 

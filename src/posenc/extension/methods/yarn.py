@@ -65,9 +65,9 @@ def yarn(
     rope = require_rope(encoding, "yarn", as_trained=True)
     factor, length = require_factor(factor), require_length(length)
     low, high = _bounds(rope, length, alpha, beta, truncate=truncate)
-    kept = _kept(rope, low, high)
+    shares = _kept(rope, low, high)
     gain = 0.1 * math.log(factor) + 1 if temperature is None else temperature
-    return replaced(encoding, rope, rope.stretched(blended(kept, factor), gain=gain))
+    return replaced(encoding, rope, rope.stretched(blended(shares, factor), gain=gain))
 
 
 def _bounds(

@@ -1,4 +1,4 @@
-"""Every method in memory that grows with the length, forward and backward, on any device."""
+"""Attention in memory linear in the length for every method, on any device."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ from posenc.attention.backends.blockwise.definition import CPU, attend_blockwise
 from posenc.attention.backends.blockwise.offsets import BLOCKWISE
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result
 from posenc.attention.problem.dropout import draw_seed
-from posenc.attention.problem.lowering import add_rows, rows_of, sinks_beside, without_rows
+from posenc.attention.problem.lowering import add_rows, rows_of, sinks_without_rows, without_rows
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
-from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, Rotary, Segments
+from posenc.attention.problem.record import (
+    Geometry,
+    KernelProblem,
+    PairTerm,
+    RotaryFactors,
+    SegmentMask,
+)
 from posenc.attention.problem.terms import AXES, of_tokens, read_terms
 from posenc.encoding import StructuredScore, repeat_heads
 from posenc.runtime import is_transformed
@@ -38,7 +44,7 @@ class Blockwise(Backend):
     def plan(self, problem: Problem) -> Plan | Refusal:
         grid = problem.grid
         regular = grid.shift is not None and not grid.segmented and problem.lowered is not None
-        if regular and problem.keyed is None and not is_transformed():
+        if regular and problem.counter_dropout is None and not is_transformed():
             how = "blocks of queries, terms read by offset (memory linear in the length)"
             return Plan(how, partial(_attend_regular, problem))
         if torch.compiler.is_compiling():
@@ -61,24 +67,25 @@ def _memory(problem: Problem) -> str:
 
 def _attend_regular(problem: Problem, *, lse: bool) -> Result:
     problem = problem.rotated
-    lowered, whole = problem.lowered or (), problem.whole
+    lowered, global_softmax = problem.lowered or (), problem.global_softmax
     # Without a cap, summands that are the same for all keys of a query change no weight.
     inside = problem.softcap is not None
-    apart: tuple[StructuredScore, ...] = () if inside else lowered
+    outside: tuple[StructuredScore, ...] = () if inside else lowered
     rows = rows_of(lowered) if inside else []
-    record = _record(problem, rows, sinks_beside(problem.sinks, apart))
-    if whole is not None:
-        sums = without_rows(whole.lse, apart).detach()
-        given = (x.to(record.q.dtype) for x in (whole.output, sums))
-        return Result(BLOCKWISE.zeros(record, *given, part=True)[0].to(problem.v.dtype), None)
+    record = _record(problem, rows, sinks_without_rows(problem.sinks, outside))
+    if global_softmax is not None:
+        sums = without_rows(global_softmax.lse, outside).detach()
+        results = (x.to(record.q.dtype) for x in (global_softmax.output, sums))
+        zeros, _ = BLOCKWISE.zeros(record, *results, global_lse=True)
+        return Result(zeros.to(problem.v.dtype), None)
     output, row_lse = BLOCKWISE.attend(record)
-    return Result(output.to(problem.v.dtype), add_rows(row_lse, apart) if lse else None)
+    return Result(output.to(problem.v.dtype), add_rows(row_lse, outside) if lse else None)
 
 
 def _record(
     problem: Problem, rows: Sequence[Tensor], sinks: Float[Tensor, "b H q"] | None
 ) -> KernelProblem:
-    """The record, all of one dtype and of as many heads.
+    """The record, with all tensors in one dtype and keys repeated to the query heads.
 
     Args:
         rows: summands of each query's logits, ``[B|1, H|1, Q]``.
@@ -113,8 +120,8 @@ def _record(
         terms=replace(terms.map(cast), query_factor=None, key_factor=None),
         pairs=PairTerm(),
         geometry=Geometry(offsets.shift, *offsets.band),
-        segments=Segments(),
-        rotary=Rotary(),
+        segments=SegmentMask(),
+        rotary=RotaryFactors(),
         dropout=problem.dropout,
         seed=draw_seed(CPU) if problem.dropout else None,
         sinks=None if sinks is None else sinks.to(wide),

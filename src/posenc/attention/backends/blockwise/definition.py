@@ -15,12 +15,12 @@ from torch.utils.checkpoint import checkpoint
 from posenc.attention.backends.blockwise.offsets import seen_keys
 from posenc.attention.backends.common.base import Result, join_queries
 from posenc.attention.backends.common.definition import attend_by_definition
-from posenc.attention.problem.dropout import KeyedDropout, draw_seed
+from posenc.attention.problem.dropout import CounterDropout, draw_seed
 from posenc.attention.problem.given_terms import given_encoding
 from posenc.attention.problem.intervals import run_intervals
 from posenc.attention.problem.lowering import part_of
 from posenc.attention.problem.offsets import Offsets
-from posenc.attention.problem.problem import Problem, Whole
+from posenc.attention.problem.problem import GlobalSoftmax, Problem
 from posenc.encoding import (
     BlockTransforms,
     Encoding,
@@ -36,7 +36,7 @@ from posenc.runtime import has_values, is_transformed
 BLOCK = BlockTransforms.BLOCK
 
 CPU = torch.device("cpu")
-"""Seeds are drawn there: they are read."""
+"""Device that seeds are drawn on, since their values are read."""
 
 BUDGET = 2**21
 """Logits a block, so that a tensor of them has 8 MiB in float32."""
@@ -44,7 +44,7 @@ BUDGET = 2**21
 
 def attend_blockwise(problem: Problem, *, lse: bool) -> Result:
     """Attention by definition, block by block."""
-    problem = with_keyed_dropout(problem.rotated)
+    problem = with_counter_dropout(problem.rotated)
     (batch, heads, queries, _), keys = problem.q.shape, problem.k.shape[2]
     size = max(1, min(queries, BUDGET // max(1, batch * heads * keys)))
     form, cuts = block_transforms(problem), looks_at_seen_keys(problem)
@@ -58,17 +58,17 @@ def attend_blockwise(problem: Problem, *, lse: bool) -> Result:
         ahead = 0 if form is None else (form.first + begin) % BLOCK
         rows = slice(begin, min(queries, begin + size - ahead))
         grid = problem.grid.slice(rows.start, rows.stop)
-        seen = _seen_keys(grid, rows, problem.grid) if cuts else slice(0, keys)
-        part = _part(problem, grid, rows, seen)
+        visible_keys = _seen_keys(grid, rows, problem.grid) if cuts else slice(0, keys)
+        block = _block_problem(problem, grid, rows, visible_keys)
         if form is not None:
             score = TransformedProducts(transformed, form.first, begin)
-            part = replace(part, encoding=Encoding(score=score, value=problem.encoding.value))
-        blocks.append(_attend(part, lse=lse, alone=rows == slice(0, queries)))
+            block = replace(block, encoding=Encoding(score=score, value=problem.encoding.value))
+        blocks.append(_attend(block, lse=lse, alone=rows == slice(0, queries)))
         begin = rows.stop
     return join_queries(blocks)
 
 
-def with_keyed_dropout(problem: Problem) -> Problem:
+def with_counter_dropout(problem: Problem) -> Problem:
     """The problem with dropout by the tokens' indices, which does not depend on the blocks.
 
     Under ``torch.func``, where no seed can be drawn, as it is.
@@ -77,8 +77,8 @@ def with_keyed_dropout(problem: Problem) -> Problem:
         return problem
     device = problem.q.device
     query, key = (torch.arange(x.shape[2], device=device)[None] for x in (problem.q, problem.k))
-    keyed = KeyedDropout(problem.dropout, int(draw_seed(CPU)), query, key)
-    return replace(problem, dropout=0.0, keyed=keyed)
+    counter_dropout = CounterDropout(problem.dropout, int(draw_seed(CPU)), query, key)
+    return replace(problem, dropout=0.0, counter_dropout=counter_dropout)
 
 
 def looks_at_seen_keys(problem: Problem) -> bool:
@@ -105,66 +105,74 @@ def block_transforms(problem: Problem) -> BlockTransforms | None:
     return form if isinstance(form, BlockTransforms) else None
 
 
-def _seen_keys(grid: Grid, rows: slice, whole: Grid) -> slice:
+def _seen_keys(grid: Grid, rows: slice, all_rows: Grid) -> slice:
     """Keys from the first to the last that the queries of a block see; one where there is none.
 
     Args:
         grid: of the block; rows: its queries.
-        whole: the grid of all queries.
+        all_rows: the grid of all queries.
     """
     count = grid.key.length
-    if whole.shift is not None and not whole.segmented:
-        return seen_keys(Offsets.regular(whole).geometry(), rows, count)
+    if all_rows.shift is not None and not all_rows.segmented:
+        return seen_keys(Offsets.regular(all_rows).geometry(), rows, count)
     if grid.query.device.type != "cpu" or not has_values(grid.key.order):
         return slice(0, count)
-    seen = grid.visible.flatten(0, 2).any(0).nonzero().flatten()
-    return slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(0, 1)
+    visible = grid.visible.flatten(0, 2).any(0).nonzero().flatten()
+    return slice(int(visible[0]), int(visible[-1]) + 1) if len(visible) else slice(0, 1)
 
 
-def _part(problem: Problem, grid: Grid, rows: slice, keys: slice) -> Problem:
-    """The problem of some queries, whose grid is given, and keys.
+def _block_problem(problem: Problem, grid: Grid, rows: slice, keys: slice) -> Problem:
+    """The problem of some queries and keys, with the grid of these queries.
 
     By its structured form, if there is one: what that is made of is computed once.
     """
-    whole, keyed, lowered = problem.whole, problem.keyed, problem.lowered
+    softmax, counter_dropout, lowered = (
+        problem.global_softmax,
+        problem.counter_dropout,
+        problem.lowered,
+    )
     if keys != slice(0, grid.key.length):
         grid = replace(grid, key=grid.key.slice(keys.start, keys.stop))
-    if keyed is not None:
-        keyed = replace(keyed.rows(rows.start, rows.stop), key=keyed.key[:, keys])
-    part = replace(
+    if counter_dropout is not None:
+        counter_dropout = replace(
+            counter_dropout.rows(rows.start, rows.stop), key=counter_dropout.key[:, keys]
+        )
+    block = replace(
         problem,
         q=problem.q[:, :, rows],
         k=problem.k[:, :, keys],
         v=problem.v[:, :, keys],
         grid=grid,
-        whole=None if whole is None else Whole(*(x[:, :, rows] for x in whole)),
-        keyed=keyed,
+        global_softmax=None
+        if softmax is None
+        else GlobalSoftmax(*(x[:, :, rows] for x in softmax)),
+        counter_dropout=counter_dropout,
         lowered=None,
     )
     if lowered is None or is_transformed():
-        return part
-    return replace(part, encoding=given_encoding(part_of(lowered, rows, keys)))
+        return block
+    return replace(block, encoding=given_encoding(part_of(lowered, rows, keys)))
 
 
-def _attend(part: Problem, *, lse: bool, alone: bool) -> Result:
+def _attend(block: Problem, *, lse: bool, alone: bool) -> Result:
     def run(q: Tensor, k: Tensor, v: Tensor) -> Result:
-        return attend_by_definition(replace(part, q=q, k=k, v=v), lse=lse)
+        return attend_by_definition(replace(block, q=q, k=k, v=v), lse=lse)
 
     # torch.func's transforms do not take the hooks by which a checkpoint computes again.
     if alone or not torch.is_grad_enabled() or is_transformed():
-        return run(part.q, part.k, part.v)
-    result: Result = checkpoint(run, part.q, part.k, part.v, use_reentrant=False)
+        return run(block.q, block.k, block.v)
+    result: Result = checkpoint(run, block.q, block.k, block.v, use_reentrant=False)
     return result
 
 
 class TransformedProducts(ScoreTerm):
-    """Products of some queries with keys that block transforms lie between.
+    """Score part: products of some queries with keys, through block transforms.
 
     Args:
         tensors: of all queries and keys, as ``BlockTransforms.compute`` gives them: queries
             ``[B, H, Q, E]``, keys ``[B, H, K, E]``, matrices ``[B, H, N, E, E]`` and products of
             queries with the keys of their own block ``[B, H, Q, T]``.
-        first: index of the own key of the first of all queries.
+        first: index of the first query's key of offset 0.
         begin: number of these queries' first among all.
     """
 
@@ -176,10 +184,10 @@ class TransformedProducts(ScoreTerm):
         self.tensors, self.first, self.begin = tensors, first, begin
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        all_queries, all_keys, matrices, all_own = self.tensors
+        all_queries, all_keys, matrices, all_diagonal = self.tensors
         size, count, at = BLOCK, q.shape[2], self.first + self.begin
         rows = slice(self.begin, self.begin + count)
-        query, own = all_queries[:, :, rows], all_own[:, :, rows]
+        query, diagonal = all_queries[:, :, rows], all_diagonal[:, :, rows]
         logits = []
         for block in range((at + count - 1) // size, -1, -1):
             # Queries whose own key lies in an earlier block, in this one, and in a later one.
@@ -188,8 +196,10 @@ class TransformedProducts(ScoreTerm):
             width = keys.shape[2]
             later = query[:, :, here:]
             blank = query.new_zeros(*query.shape[:2], before, width)
-            logits.append(torch.cat([blank, own[:, :, before:here, :width], later @ keys.mT], 2))
+            logits.append(
+                torch.cat([blank, diagonal[:, :, before:here, :width], later @ keys.mT], 2)
+            )
             query = torch.cat([query[:, :, :here], later @ matrices[:, :, block]], 2)
-        known = torch.cat(logits[::-1], 3)
-        missing = k.shape[2] - known.shape[3]
-        return torch.nn.functional.pad(known, (0, missing))
+        scores = torch.cat(logits[::-1], 3)
+        missing = k.shape[2] - scores.shape[3]
+        return torch.nn.functional.pad(scores, (0, missing))

@@ -1,4 +1,4 @@
-"""Structured terms over a regular grid, a block of queries at a time, with a backward of its own.
+"""Structured terms over a regular grid, a block of queries at a time, with its backward pass.
 
 Terms are read by offset. A block of Q queries and K keys meets W = Q + K - 1
 offsets; what depends on a token and an offset is one product ``[Q, W]``, of which row i holds the
@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.attention.backends.common.operator import Gradients, Operator
-from posenc.attention.problem.dropout import KeyedDropout
+from posenc.attention.problem.dropout import CounterDropout
 from posenc.attention.problem.record import Geometry, KernelProblem
 from posenc.attention.problem.terms import AXES, of_tokens
 
@@ -26,7 +26,7 @@ BUDGET = {"cpu": 2**19}
 """Logits of a block by device, so that the few tensors of them stay in a core's cache."""
 
 MANY = 2**24
-"""The same on accelerators."""
+"""Logits of a block on accelerators."""
 
 
 Operands = dict[str, Tensor]
@@ -89,7 +89,7 @@ def unskew(x: Float[Tensor, "*dims Q K"]) -> Float[Tensor, "*dims Q W"]:
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class QueryBlock:
     """Queries ``rows`` of some heads of a batch row, and the ``keys`` that they may see.
 
     Args:
@@ -104,7 +104,7 @@ class Block:
     scale: float
     softcap: float
     hidden: Bool[Tensor, "Q K"] | None
-    dropout: KeyedDropout | None
+    dropout: CounterDropout | None
 
     @property
     def offsets(self) -> slice:
@@ -144,7 +144,7 @@ class Block:
         """Output and LSE."""
         x, (weights, _) = self.x, self.logits()
         row_max = weights.amax(-1, keepdim=True)
-        sinks = self._own(x.get("sinks"))
+        sinks = self._row_sinks(x.get("sinks"))
         if sinks is not None:
             row_max = row_max.maximum(sinks)
         row_max = row_max.clamp(min=torch.finfo(weights.dtype).min)  # of rows that see nothing
@@ -162,7 +162,7 @@ class Block:
     def differentiate(self, into: Operands, gradient: Float[Tensor, "1 h Q E"]) -> None:
         """Add the gradients through this block to those of the same heads that are wanted."""
         x, rows, keys, at = self.x, self.rows, self.keys, self.offsets
-        sinks, d_sinks = self._own(x.get("sinks")), self._own(into.get("sinks"))
+        sinks, d_sinks = self._row_sinks(x.get("sinks")), self._row_sinks(into.get("sinks"))
         lse = x["lse"][:, :, rows, None]
         delta = (gradient * x["output"][:, :, rows]).sum(-1, keepdim=True)
         if "of_lse" in x:
@@ -172,14 +172,14 @@ class Block:
         dweights = gradient @ x["v"][:, :, keys].mT
         if "value_rows" in x:
             dweights += skew(gradient @ x["value_rows"][:, at].mT, dweights.shape[3])
-        kept = weights
+        after_dropout = weights
         if self.dropout is not None:
             factors = self.dropout.factors(weights)
-            kept = weights * factors
+            after_dropout = weights * factors
             dweights *= factors
-        _add(into.get("v"), kept.mT @ gradient, keys)
+        _add(into.get("v"), after_dropout.mT @ gradient, keys)
         if "value_rows" in into:
-            _add_rows(into["value_rows"][:, at], unskew(kept).mT @ gradient)
+            _add_rows(into["value_rows"][:, at], unskew(after_dropout).mT @ gradient)
         if sinks is not None and d_sinks is not None:
             shares = (sinks - lse).exp().masked_fill(lse.isneginf(), 0.0)
             d_sinks.sub_((shares * delta).sum_to_size(d_sinks.shape))
@@ -212,8 +212,8 @@ class Block:
                     rows = (by_offset.mT @ x["right"][:, :, tile]).flip(2)
                     _add_rows(into["right_rows"][:, offsets], rows)
 
-    def _own(self, sinks: Tensor | None) -> Float[Tensor, "1 h q 1"] | None:
-        """Those of the rows, or the one of all."""
+    def _row_sinks(self, sinks: Tensor | None) -> Float[Tensor, "1 h q 1"] | None:
+        """Sinks of the block's rows, or one sink for all rows."""
         if sinks is None:
             return None
         return (sinks if sinks.shape[2] == 1 else sinks[:, :, self.rows]).unsqueeze(-1)
@@ -242,7 +242,7 @@ def _add_rows(into: Float[Tensor, "h W F"], gradient: Float[Tensor, "1 H W F"]) 
     into += gradient.sum((0, 1) if len(into) == 1 else 0)
 
 
-def _blocks(record: KernelProblem, x: Operands) -> Iterator[tuple[int, slice, Block]]:
+def _blocks(record: KernelProblem, x: Operands) -> Iterator[tuple[int, slice, QueryBlock]]:
     """All blocks, with their batch rows and heads."""
     (batch, heads, queries, _), keys = record.q.shape, record.k.shape[2]
     device, band = record.q.device, record.geometry
@@ -255,16 +255,18 @@ def _blocks(record: KernelProblem, x: Operands) -> Iterator[tuple[int, slice, Bl
     for row in range(batch):
         for head in range(0, heads, together):
             lanes = slice(head, min(heads, head + together))
-            part = _of_heads(x, row, lanes)
+            head_operands = _of_heads(x, row, lanes)
             for begin in range(0, queries, size):
                 rows = slice(begin, min(queries, begin + size))
-                seen = seen_keys(band, rows, keys)
-                keyed = None
+                visible_keys = seen_keys(band, rows, keys)
+                dropout = None
                 if record.dropout:
-                    numbered = query[:, rows], key[:, seen]
-                    keyed = KeyedDropout(record.dropout, seed + row, *numbered, first_head=head)
-                hidden = hidden_pairs(band, rows, seen, device)
-                block = Block(part, rows, seen, record.scale, record.softcap, hidden, keyed)
+                    numbered = query[:, rows], key[:, visible_keys]
+                    dropout = CounterDropout(record.dropout, seed + row, *numbered, first_head=head)
+                hidden = hidden_pairs(band, rows, visible_keys, device)
+                block = QueryBlock(
+                    head_operands, rows, visible_keys, record.scale, record.softcap, hidden, dropout
+                )
                 yield row, lanes, block
 
 
@@ -277,11 +279,11 @@ def compute_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
 
 
 def compute_gradients(
-    record: KernelProblem, results: Sequence[Tensor], wanted: Container[str], part: bool
+    record: KernelProblem, results: Sequence[Tensor], wanted: Container[str], global_lse: bool
 ) -> Gradients:
     """Gradients by their paths, of what is wanted; see ``Operator``."""
-    (gradient, *given), tensors = results, _tensors(record)
-    x = _named(tensors) | dict(zip(RESULTS, given, strict=False))
+    (gradient, *saved), tensors = results, _tensors(record)
+    x = _named(tensors) | dict(zip(RESULTS, saved, strict=False))
     into = {path: y.new_zeros(y.shape) for path, y in tensors.items() if path in wanted}
     for row, heads, block in _blocks(record, x):
         sums = _of_heads(_named(into), row, heads)
@@ -290,7 +292,7 @@ def compute_gradients(
 
 
 def _tensors(record: KernelProblem) -> dict[str, Tensor]:
-    """Those of a record that may have gradients, by path."""
+    """Tensors of a record that may require gradients, by path."""
     sinks = {} if record.sinks is None else {"sinks": record.sinks}
     terms = {f"terms.{name}": x for name, x in record.terms.operands()}
     return {"q": record.q, "k": record.k, "v": record.v} | terms | sinks

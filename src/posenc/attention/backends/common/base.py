@@ -1,4 +1,4 @@
-"""Interface of backends: ``plan`` turns a problem into a plan, or a reason against it."""
+"""Interface of backends: ``plan`` turns a problem into a plan or a refusal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Result(NamedTuple):
 
 
 def join_queries(results: Sequence[Result]) -> Result:
-    """Attention of all queries, from that of ranges of them in order."""
+    """Attention of all queries, from attention of consecutive ranges of queries."""
     if len(results) == 1:
         return results[0]
     sums = [result.lse for result in results if result.lse is not None]
@@ -138,14 +138,14 @@ class Backend(ABC):
         return ""
 
     def reads_keys_once(self, problem: Problem, *, prepared: bool = False) -> bool:
-        """True of few queries, if it reads keys once for the heads that share them.
+        """True for few queries, if it reads keys once for the heads that share them.
 
         Where that is faster than PyTorch's fused attention, planned anew or ``prepared``.
         """
         return False
 
     def untuned(self) -> Backend:
-        """The same without measurements of its own before the first call, as for a trial."""
+        """The backend without autotuning before the first call, for use in a trial."""
         return self
 
     def unavailable(self, device: torch.device) -> Refusal | None:
@@ -187,8 +187,8 @@ class Backend(ABC):
 
 
 RARE = {
-    "whole": "it does not compute gradients through a part of the keys",
-    "keyed": "its dropout does not depend on the tokens' numbers",
+    "global_softmax": "it does not compute gradients through a part of the keys",
+    "counter_dropout": "its dropout does not depend on the tokens' numbers",
     "sinks": "it has no sinks",
     "softcap": "it does not cap logits",
 }
@@ -196,7 +196,7 @@ RARE = {
 
 
 def refuse_rare(problem: Problem, *served: str) -> Refusal | None:
-    """The reason against a problem with one of ``RARE`` but those served; None without."""
+    """The refusal of a problem with a field of ``RARE`` that is not ``served``, else None."""
     for name, reason in RARE.items():
         if name not in served and getattr(problem, name) is not None:
             return Refusal(reason)

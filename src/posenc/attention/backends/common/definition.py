@@ -1,4 +1,4 @@
-"""Attention straight from each part's own definition."""
+"""Attention by the definition (``forward``) of each part."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from posenc.attention.backends.common.base import Result
-from posenc.attention.problem.problem import Problem, Whole
-from posenc.attention.softmax import log_add_exp, softmax_beside
+from posenc.attention.problem.problem import GlobalSoftmax, Problem
+from posenc.attention.softmax import log_add_exp, softmax_with_sinks
 from posenc.encoding import repeat_heads
 from posenc.runtime import is_transformed, widest
 
@@ -24,32 +24,35 @@ def attend_by_definition(problem: Problem, *, lse: bool = False) -> Result:
     logits, visible = _logits(problem), problem.grid.visible
     v = repeat_heads(problem.v, problem.heads).to(logits.dtype)
     score, value = problem.encoding.score, problem.encoding.value
-    if problem.whole is not None:
-        weights = _weights_in(problem.whole, logits, visible)
+    if problem.global_softmax is not None:
+        weights = _weights_in(problem.global_softmax, logits, visible)
     elif score is not None and score.replaces_softmax:
         weights = logits.exp().masked_fill(~visible, 0.0)
     else:
-        weights = softmax_beside(logits, visible, problem.sinks)
-    kept = torch.dropout(weights, problem.dropout, train=problem.dropout > 0)
-    if problem.keyed is not None:
-        kept = weights * problem.keyed.factors(weights)
-    output = kept @ v
+        weights = softmax_with_sinks(logits, visible, problem.sinks)
+    after_dropout = torch.dropout(weights, problem.dropout, train=problem.dropout > 0)
+    if problem.counter_dropout is not None:
+        after_dropout = weights * problem.counter_dropout.factors(weights)
+    output = after_dropout @ v
     if value is not None:
-        output = output + value(kept, problem.grid)
-    if problem.whole is not None:
-        output = output - problem.whole.output.detach() * weights.sum(-1, keepdim=True)
+        output = output + value(after_dropout, problem.grid)
+    if problem.global_softmax is not None:
+        output = output - problem.global_softmax.output.detach() * weights.sum(-1, keepdim=True)
     sums = _masked_lse(logits, visible, problem.sinks) if lse else None
     return Result(output.to(problem.v.dtype), sums)
 
 
 def _weights_in(
-    whole: Whole, logits: Float[Tensor, "B H Q K"], visible: Bool[Tensor, "b 1 Q K"]
+    global_softmax: GlobalSoftmax,
+    logits: Float[Tensor, "B H Q K"],
+    visible: Bool[Tensor, "b 1 Q K"],
 ) -> Float[Tensor, "B H Q K"]:
     """Weights of these keys among all keys.
 
-    The gradient of a weight's logit is the weight times ``dO·v - dO·O``, O the whole output.
+    A logit's gradient is its weight times ``dO·v - dO·O``, O the output over all keys.
     """
-    lse = whole.lse.detach().masked_fill(whole.lse.isneginf(), torch.inf).unsqueeze(-1)
+    lse = global_softmax.lse.detach()
+    lse = lse.masked_fill(lse.isneginf(), torch.inf).unsqueeze(-1)
     rounded = lse.to(logits.dtype)
     rest = (lse - rounded).nan_to_num().to(logits.dtype)
     return (logits.masked_fill(~visible, -torch.inf) - rounded - rest).exp()
@@ -61,21 +64,23 @@ def lse_by_definition(problem: Problem) -> Float[Tensor, "B H Q"]:
     For kernels that keep it to themselves.
     """
 
-    def compute(q: Tensor, k: Tensor, part: Problem) -> Tensor:
-        return _masked_lse(_logits(replace(part, q=q, k=k)), part.grid.visible, problem.sinks)
+    def compute(q: Tensor, k: Tensor, rows_problem: Problem) -> Tensor:
+        return _masked_lse(
+            _logits(replace(rows_problem, q=q, k=k)), rows_problem.grid.visible, problem.sinks
+        )
 
     batch, heads, queries, _ = problem.q.shape
     size = max(1, BUDGET // max(1, batch * heads * problem.k.shape[2]))
     grid, parts = problem.grid, []
     for begin in range(0, max(1, queries), size):
         rows = grid.slice(begin, begin + size)
-        given = problem.q[:, :, begin : begin + size], problem.k, replace(problem, grid=rows)
+        operands = problem.q[:, :, begin : begin + size], problem.k, replace(problem, grid=rows)
         traced = is_transformed() or torch.compiler.is_compiling()
         if traced or not torch.is_grad_enabled():
-            found = compute(*given)
+            lse = compute(*operands)
         else:  # no logits are kept for the backward pass
-            found = checkpoint(compute, *given, use_reentrant=False)
-        parts.append(found)
+            lse = checkpoint(compute, *operands, use_reentrant=False)
+        parts.append(lse)
     return torch.cat(parts, dim=2)
 
 
@@ -98,7 +103,7 @@ def _masked_lse(
 
 
 def _logits(problem: Problem) -> Float[Tensor, "B H Q K"]:
-    """Of every pair, in float32 or better."""
+    """Logits of every pair, in float32 or better."""
     wide = torch.promote_types(problem.q.dtype, torch.float32)
     q, k = problem.q.to(wide), repeat_heads(problem.k, problem.heads).to(wide)
     score = problem.encoding.score

@@ -72,7 +72,7 @@ def prepare_flash(
 
 
 class _Flash(torch.autograd.Function):
-    """The kernel, whose own formula of gradients has none of the LSE."""
+    """The fused kernel with gradients through the LSE, which its own backward pass lacks."""
 
     @staticmethod
     def forward(
@@ -101,12 +101,15 @@ class _Flash(torch.autograd.Function):
                 torch.ones_like(extra),
             ]
             operands = [torch.cat(pair, dim=-1) for pair in zip(operands, ends, strict=True)]
-        found = _BACKWARD(*operands, lse, 0.0, causal, attn_mask=mask, scale=scale)
-        return *(x[..., : q.shape[-1]] for x in found), None, None, None
+        gradients = _BACKWARD(*operands, lse, 0.0, causal, attn_mask=mask, scale=scale)
+        return *(x[..., : q.shape[-1]] for x in gradients), None, None, None
 
 
 def _rows(x: Float[Tensor, "B H L D"]) -> Float[Tensor, "B H L D"]:
-    """The same with features side by side and tokens apart; the kernel checks no strides."""
+    """Copy ``x`` unless features are contiguous and tokens do not overlap.
+
+    The kernel does not check strides.
+    """
     tokens, width = x.shape[-2:]
     features_are = x.stride(-1) == 1 or width == 1
     tokens_are = x.stride(-2) >= width or tokens == 1

@@ -65,7 +65,7 @@ def fold_heads(
 
 
 def are_few(q: Float[Tensor, "B H Q D"], most: int = FEW_QUERIES) -> bool:
-    """True of one query, and of no more than ``most``, but in graphs, which serve any number."""
+    """True for one query, and for at most ``most`` outside of graphs, which may be dynamic."""
     if q.shape[2] == 1:
         return True
     traced = torch.compiler.is_compiling() or is_scripted() or is_transformed()

@@ -1,4 +1,4 @@
-"""Kernels as operators that autograd, ``torch.compile`` and checkpointing know."""
+"""Kernels as ``torch.library`` operators for autograd, ``torch.compile`` and checkpointing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from posenc.attention.problem.record import SCHEMA, KernelProblem
 from posenc.runtime import needs_dispatch
 
 Gradients = dict[str, Tensor]
-"""Gradients by the paths in the record of what they are of."""
+"""Gradients by the path of their tensor in the record."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Operator:
         name: of the engine.
         output: output ``[B, H, Q, E]`` and LSE ``[B, H, Q]`` of a record.
         gradients: from a record, results (gradient of the output, output, LSE, and the LSE's
-            gradient if it has one), the paths whose gradients are wanted, and whether output and
-            LSE are over more keys than these. Others may come too.
+            gradient if it has one), the paths whose gradients are wanted, and True if output and
+            LSE are over more keys than the record's. Other gradients may come too.
         empty_output: tensors of the shapes, strides and dtypes of ``output``.
         empty_gradient: likewise of the gradient of a tensor at a path, wanted or not; None for
             none.
@@ -61,27 +61,27 @@ class Operator:
         """Output and LSE."""
         tensors, *rest = flatten(record, SCHEMA)
         if not self.direct or needs_dispatch(*tensors):
-            found: tuple[Tensor, Tensor] = self._forward(tensors, *rest)
+            results: tuple[Tensor, Tensor] = self._forward(tensors, *rest)
         elif torch.is_grad_enabled():
-            found = _Direct.apply(self, record, *rest, *tensors)
+            results = _Direct.apply(self, record, *rest, *tensors)
         else:
-            found = self.output(record)
-        return found
+            results = self.output(record)
+        return results
 
     def zeros(
-        self, record: KernelProblem, output: Tensor, lse: Tensor, *, part: bool
+        self, record: KernelProblem, output: Tensor, lse: Tensor, *, global_lse: bool
     ) -> tuple[Tensor, Tensor]:
         """Zeros with the gradients of output and LSE, which are known.
 
         Args:
             output, lse: as of ``attend``.
-            part: whether they are over more keys than these.
+            global_lse: True if they are over more keys than the record's.
         """
         tensors, *rest = flatten(record, SCHEMA)
-        found: tuple[Tensor, Tensor] = _Known.apply(
-            self._backward, part, output, lse, *rest, *tensors
+        results: tuple[Tensor, Tensor] = _GivenOutput.apply(
+            self._backward, global_lse, output, lse, *rest, *tensors
         )
-        return found
+        return results
 
 
 def _restored(
@@ -118,21 +118,21 @@ def _backward(operator: Operator) -> CustomOpDef:
         reals: Sequence[float],
         words: str,
         wanted: Sequence[bool],
-        part: bool,
+        global_lse: bool,
     ) -> list[Tensor]:
         record, paths = _restored(tensors, numbers, reals, words), paths_of(words)
         needed = {path for path, want in zip(paths, wanted, strict=True) if want}
-        found = operator.gradients(record, results, needed, part)
-        return [found[path] if path in found else record.q.new_empty(0) for path in paths]
+        gradients = operator.gradients(record, results, needed, global_lse)
+        return [gradients[path] if path in gradients else record.q.new_empty(0) for path in paths]
 
     @backward.register_fake
     def _(results: Sequence[Tensor], tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
         *_, words, wanted, _ = rest
-        found = []
+        empties = []
         for path, x, want in zip(paths_of(words), tensors, wanted, strict=True):
             empty = operator.empty_gradient(path, x, want)
-            found.append(x.new_empty(0, dtype=tensors[0].dtype) if empty is None else empty)
-        return found
+            empties.append(x.new_empty(0, dtype=tensors[0].dtype) if empty is None else empty)
+        return empties
 
     return backward
 
@@ -149,13 +149,13 @@ def _differentiated(
     gradients: Sequence[Tensor | None],
     wanted: Sequence[bool],
     *,
-    part: bool = False,
+    global_lse: bool = False,
 ) -> list[Tensor | None]:
     """Gradients, one a tensor; None where none is wanted."""
     output, lse, *tensors = ctx.saved_tensors  # read once: checkpointing computes them again
     results = _results(gradients, output, lse)
-    found = backward(results, tensors, *ctx.rest, list(wanted), part)
-    return [x if want else None for x, want in zip(found, wanted, strict=True)]
+    computed = backward(results, tensors, *ctx.rest, list(wanted), global_lse)
+    return [x if want else None for x, want in zip(computed, wanted, strict=True)]
 
 
 def _results(gradients: Sequence[Tensor | None], output: Tensor, lse: Tensor) -> list[Tensor]:
@@ -166,7 +166,7 @@ def _results(gradients: Sequence[Tensor | None], output: Tensor, lse: Tensor) ->
 
 
 class _Direct(torch.autograd.Function):
-    """An operator for autograd alone, which costs less than its dispatch."""
+    """An operator called without PyTorch's dispatcher, as an autograd function."""
 
     @staticmethod
     def forward(
@@ -178,7 +178,7 @@ class _Direct(torch.autograd.Function):
         words: str,
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Of a record, whose flat form the last arguments are."""
+        """Output and LSE of ``record``; the last arguments are its flat form."""
         output = operator.output(record)
         _keep(ctx, (tensors, numbers, reals, words), output)
         ctx.operator = operator
@@ -192,19 +192,19 @@ class _Direct(torch.autograd.Function):
         needed = list(zip(paths_of(words), ctx.needs_input_grad[5:], strict=True))
         wanted = {path for path, want in needed if want}
         results = [x.resolve_neg() for x in _results((gradient, of_lse), output, lse)]
-        found = operator.gradients(_restored(tensors, *ctx.rest), results, wanted, False)
+        gradients = operator.gradients(_restored(tensors, *ctx.rest), results, wanted, False)
         unwanted = (None for _ in range(5))
-        return *unwanted, *(found[path] if want else None for path, want in needed)
+        return *unwanted, *(gradients[path] if want else None for path, want in needed)
 
 
-class _Known(torch.autograd.Function):
+class _GivenOutput(torch.autograd.Function):
     """An operator whose output and LSE are given: only its backward pass is computed."""
 
     @staticmethod
     def forward(
         ctx: Any,
         backward: Callable[..., list[Tensor]],
-        part: bool,
+        global_lse: bool,
         output: Tensor,
         lse: Tensor,
         numbers: list[int],
@@ -213,12 +213,12 @@ class _Known(torch.autograd.Function):
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         _keep(ctx, (tensors, numbers, reals, words), (output, lse))
-        ctx.operator, ctx.part = backward, part
+        ctx.operator, ctx.global_lse = backward, global_lse
         return output.new_zeros(()).expand(output.shape), lse.new_zeros(()).expand(lse.shape)
 
     @staticmethod
     @kernel_gradients
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         wanted = ctx.needs_input_grad[7:]
-        found = _differentiated(ctx, ctx.operator, gradients, wanted, part=ctx.part)
-        return *(None for _ in range(7)), *found
+        computed = _differentiated(ctx, ctx.operator, gradients, wanted, global_lse=ctx.global_lse)
+        return *(None for _ in range(7)), *computed

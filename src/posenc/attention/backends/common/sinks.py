@@ -1,4 +1,4 @@
-"""Sinks by the LSE, for kernels that have none of their own."""
+"""Attention sinks from output and LSE, for kernels without sinks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from posenc.attention.backends.common.base import Result
 from posenc.attention.softmax import log_add_exp
 
 
-def beside_sinks(result: Result, sinks: Float[Tensor, " H"] | None, *, lse: bool) -> Result:
-    """Attention beside sinks, from output and LSE of attention without; with its LSE if wanted."""
+def add_sinks(result: Result, sinks: Float[Tensor, " H"] | None, *, lse: bool) -> Result:
+    """Attention with sinks, from output and LSE without them; returns the LSE if ``lse``."""
     if sinks is None:
         return result if lse else result._replace(lse=None)
     assert result.lse is not None

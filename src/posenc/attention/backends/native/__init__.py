@@ -18,7 +18,7 @@ from posenc.attention.backends.common.base import (
     Result,
     refuse_rare,
 )
-from posenc.attention.backends.native.bands import Part, join_keys, problems_by_band
+from posenc.attention.backends.native.bands import BandProblem, join_keys, problems_by_band
 from posenc.attention.backends.native.build import description, missing, slow_mkl
 from posenc.attention.backends.native.decoding import attend_query
 from posenc.attention.backends.native.fading import narrowed
@@ -26,10 +26,18 @@ from posenc.attention.backends.native.few_rows import ROWS, are_few_rows
 from posenc.attention.backends.native.heads import attend_heads, chunks_blocks, chunks_rows
 from posenc.attention.backends.native.op import NATIVE
 from posenc.attention.backends.native.pairs import DESCRIPTIONS
-from posenc.attention.backends.native.posing import Form, fused_form, image_record, structured_terms
+from posenc.attention.backends.native.posing import (
+    LoweredProblem,
+    fused_form,
+    image_record,
+    structured_terms,
+)
 from posenc.attention.backends.native.prepared import prepare
 from posenc.attention.backends.native.rotation import fits_inside, rotate, serves_inside
-from posenc.attention.backends.native.special_tokens import attend_beside, problem_of_cells
+from posenc.attention.backends.native.special_tokens import (
+    attend_with_special_tokens,
+    problem_of_cells,
+)
 from posenc.attention.backends.native.variants import SWITCHED_OFF
 from posenc.attention.problem.images import serves_images
 from posenc.attention.problem.lowering import add_rows, has_rows, without_rows
@@ -44,14 +52,14 @@ __all__ = ["Native"]
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 ONE_HEAD = 2**13
-"""Logits of one head from which on the kernels outpace PyTorch's fused attention where they can."""
+"""Fewest logits of a head for which the kernels can be faster than PyTorch's fused attention."""
 
 MANY = 2**20
-"""Logits in all from which on unprepared kernels are worth their time before they begin."""
+"""Fewest logits in all for which planning a call of the kernels pays off."""
 
 READ = 2**20
-"""Numbers of keys and values, times the queries of a head, from which on planning repays itself
-with terms or a rotation; twice as many without."""
+"""Fewest numbers of keys and values, times the queries of a head, for which planning pays off with
+terms or a rotation; twice as many without."""
 
 OF_IMAGES = "compiled tiles with terms by image offset"
 
@@ -64,7 +72,7 @@ ON_CPU = Refusal("its kernels run on CPUs alone")
 class Native(Backend):
     """Online softmax over tiles, in C++, with terms read by spans of the offset.
 
-    Regular grids, documents and padding in whole stretches, and tables between whole images.
+    Serves regular grids, contiguous documents and padding, and tables between whole images.
     Gradients of everything, dropout included. Results are the same for any number of threads.
     """
 
@@ -113,14 +121,14 @@ class Native(Backend):
         if rotation is not None and not fits_inside(rotation, problem.q, problem.k):
             return None
         if compute.func is _attend_images:
-            whole = rotation is None and not has_rows(problem.lowered or ())
-            return prepare(image_record(problem)) if whole else None
+            servable = rotation is None and not has_rows(problem.lowered or ())
+            return prepare(image_record(problem)) if servable else None
         if compute.func is not _attend:
             return None
-        form: Form = compute.args[0]
-        if not isinstance(form.pairs, DistanceFunction | None) or has_rows(form.terms):
+        lowered: LoweredProblem = compute.args[0]
+        if not isinstance(lowered.pairs, DistanceFunction | None) or has_rows(lowered.terms):
             return None
-        record = form.record(rotated=False)
+        record = lowered.record(rotated=False)
         return prepare(record) if narrowed(record) is record else None
 
     def query_kernel(self, q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel | None:
@@ -131,7 +139,7 @@ class Native(Backend):
         return attend_query
 
     def plan(self, problem: Problem) -> Plan | Refusal:
-        refusal = refuse_rare(problem, "whole", "sinks", "softcap")
+        refusal = refuse_rare(problem, "global_softmax", "sinks", "softcap")
         if refusal is not None:
             return refusal
         if problem.q.device.type != "cpu":
@@ -148,7 +156,9 @@ class Native(Backend):
         cells = problem_of_cells(problem)
         if cells is not None:
             how = f"{OF_IMAGES}; special tokens apart"
-            return Plan(how, partial(attend_beside, problem, partial(_attend_images, cells)))
+            return Plan(
+                how, partial(attend_with_special_tokens, problem, partial(_attend_images, cells))
+            )
         offsets = Offsets.of(grid)
         if isinstance(offsets, str) and grid.dense and problem.lowered == ():
             offsets = Offsets.shifted(grid, 0)  # which nothing reads
@@ -164,7 +174,7 @@ def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
         return Plan(how, partial(_attend_rows, problem, offsets))
     if terms is not None:
         how = "compiled tiles, terms read by spans of the offset (memory linear in the length)"
-        return Plan(how, partial(_attend, Form(problem, offsets, terms)))
+        return Plan(how, partial(_attend, LoweredProblem(problem, offsets, terms)))
     bands = problems_by_band(problem)
     if not isinstance(bands, str):
         how = "compiled tiles, each band of pairs by its rotation (memory linear in the length)"
@@ -172,29 +182,33 @@ def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
     pairs, terms = fused_form(problem)
     if pairs is None or terms is None or (terms and not isinstance(pairs, DistanceFunction)):
         return Refusal(bands)
-    if isinstance(pairs, BlockTransforms) and not offsets.shows_own_keys:
+    if isinstance(pairs, BlockTransforms) and not offsets.shows_offset_zero:
         return Refusal("its products begin with the own keys of queries, of which some are hidden")
     how = f"compiled tiles with {DESCRIPTIONS[type(pairs)]} (memory linear in the length)"
-    return Plan(how, partial(_attend, Form(problem, offsets, terms, pairs)))
+    return Plan(how, partial(_attend, LoweredProblem(problem, offsets, terms, pairs)))
 
 
-def _attend(form: Form, *, lse: bool) -> Result:
-    pairs, problem = form.pairs, form.problem
-    if isinstance(pairs, BlockTransforms) and problem.whole is None and chunks_blocks(pairs):
-        found = attend_heads(problem, partial(_blocks_of_heads, form, pairs))
-        return _result(problem, found, (), lse=lse)
-    record = form.record()
-    if problem.whole is None and pairs is None:
+def _attend(lowered: LoweredProblem, *, lse: bool) -> Result:
+    pairs, problem = lowered.pairs, lowered.problem
+    if (
+        isinstance(pairs, BlockTransforms)
+        and problem.global_softmax is None
+        and chunks_blocks(pairs)
+    ):
+        by_heads = attend_heads(problem, partial(_blocks_of_heads, lowered, pairs))
+        return _result(problem, by_heads, (), lse=lse)
+    record = lowered.record()
+    if problem.global_softmax is None and pairs is None:
         record = narrowed(record)
-    return _run(problem, form.terms, record, lse=lse)
+    return _run(problem, lowered.terms, record, lse=lse)
 
 
-def _attend_bands(bands: Sequence[Part], *, lse: bool) -> Result:
+def _attend_bands(bands: Sequence[BandProblem], *, lse: bool) -> Result:
     problem, joined = bands[0][0], lse or len(bands) > 1
-    found = [_attend(Form(band, offsets, ()), lse=joined) for band, offsets in bands]
-    if problem.whole is None:
-        return join_keys(found, lse=lse)
-    return Result(sum(result.output for result in found), None)  # type: ignore[arg-type]
+    by_band = [_attend(LoweredProblem(band, offsets, ()), lse=joined) for band, offsets in bands]
+    if problem.global_softmax is None:
+        return join_keys(by_band, lse=lse)
+    return Result(sum(result.output for result in by_band), None)  # type: ignore[arg-type]
 
 
 def _attend_images(problem: Problem, *, lse: bool) -> Result:
@@ -202,11 +216,11 @@ def _attend_images(problem: Problem, *, lse: bool) -> Result:
 
 
 def _blocks_of_heads(
-    form: Form, pairs: BlockTransforms, part: Problem, heads: slice
+    lowered: LoweredProblem, pairs: BlockTransforms, head_problem: Problem, heads: slice
 ) -> KernelProblem:
     some = partial(_compute_heads, pairs, heads)
-    pairs = replace(pairs, query=part.q, key=part.k, compute=some)
-    return replace(form, problem=part, pairs=pairs).record()
+    pairs = replace(pairs, query=head_problem.q, key=head_problem.k, compute=some)
+    return replace(lowered, problem=head_problem, pairs=pairs).record()
 
 
 def _compute_heads(
@@ -216,32 +230,40 @@ def _compute_heads(
 
 
 def _attend_rows(problem: Problem, offsets: Offsets, *, lse: bool) -> Result:
-    score, apart = problem.encoding.score, replace(problem, lowered=None)
+    score, unlowered = problem.encoding.score, replace(problem, lowered=None)
     assert score is not None
 
-    def record(part: Problem, heads: slice) -> KernelProblem:
-        terms = score.lower_heads(heads, part.q, part.k, part.grid, scale=part.scale)
+    def record(head_problem: Problem, heads: slice) -> KernelProblem:
+        terms = score.lower_heads(
+            heads, head_problem.q, head_problem.k, head_problem.grid, scale=head_problem.scale
+        )
         assert terms is not None
-        return Form(part, offsets, terms).record()
+        return LoweredProblem(head_problem, offsets, terms).record()
 
-    return _result(problem, attend_heads(apart, record), (), lse=lse)
+    return _result(problem, attend_heads(unlowered, record), (), lse=lse)
 
 
 def _run(
     problem: Problem, terms: tuple[StructuredScore, ...], record: KernelProblem, *, lse: bool
 ) -> Result:
-    if problem.whole is not None:
-        sums = without_rows(problem.whole.lse, terms).detach().double().contiguous()
-        return Result(NATIVE.zeros(record, problem.whole.output, sums, part=True)[0], None)
+    if problem.global_softmax is not None:
+        sums = without_rows(problem.global_softmax.lse, terms).detach().double().contiguous()
+        return Result(
+            NATIVE.zeros(record, problem.global_softmax.output, sums, global_lse=True)[0], None
+        )
     return _result(problem, NATIVE.attend(record), terms, lse=lse)
 
 
 def _result(
-    problem: Problem, found: tuple[Tensor, Tensor], terms: tuple[StructuredScore, ...], *, lse: bool
+    problem: Problem,
+    computed: tuple[Tensor, Tensor],
+    terms: tuple[StructuredScore, ...],
+    *,
+    lse: bool,
 ) -> Result:
-    output = found[0].to(problem.v.dtype)
+    output = computed[0].to(problem.v.dtype)
     wide = torch.promote_types(problem.q.dtype, torch.float32)
-    return Result(output, add_rows(found[1], terms).to(wide) if lse else None)
+    return Result(output, add_rows(computed[1], terms).to(wide) if lse else None)
 
 
 ENTRY = Native()

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from posenc.attention.backends.native.library import (
     PAD,
-    Map,
-    Operand,
-    Problem,
-    RotaryFactors,
-    Tokens,
+    CBucketMap,
+    COperand,
+    CProblem,
+    CRotaryFactors,
+    CTokens,
 )
 from posenc.attention.backends.native.pairs import KINDS
 from posenc.attention.problem.record import Geometry, KernelProblem
@@ -43,7 +43,7 @@ class Arguments:
     """
 
     def __init__(self, record: KernelProblem) -> None:
-        self.record, self.struct = record, Problem()
+        self.record, self.struct = record, CProblem()
         self.dtype = torch.promote_types(record.q.dtype, torch.float32)
         self.spans: Spans | None = None
         self._kept: list[Tensor] = []
@@ -59,9 +59,9 @@ class Arguments:
         self._kept.append(x)
         return x
 
-    def tokens(self, x: Tensor) -> Tokens:
+    def tokens(self, x: Tensor) -> CTokens:
         """A tensor ``[B, H, L, D]``, copied where its features are apart."""
-        return Tokens.of(self.keep(contiguous_rows(x)))
+        return CTokens.of(self.keep(contiguous_rows(x)))
 
     def _tokens(self) -> None:
         x, problem = self.struct, self.record
@@ -88,7 +88,7 @@ class Arguments:
         x, intervals = self.struct, geometry.intervals
         if intervals is None:
             intervals = _regular_intervals(x.queries, x.keys, *_numbers(geometry))
-        x.low, x.high, x.base = (part.data_ptr() for part in self.keep(intervals))
+        x.low, x.high, x.base = (interval.data_ptr() for interval in self.keep(intervals))
         x.rows_batch = 0 if intervals.shape[1] == 1 else x.queries
         if geometry.bands is not None:
             x.bands = self.keep(geometry.bands).data_ptr()
@@ -99,7 +99,7 @@ class Arguments:
         operands.first = terms.first
         if terms.bucket is not None:
             self.spans = spans = spans_of(terms.bucket, x.period + x.jump or None)
-            x.map = Map(
+            x.map = CBucketMap(
                 _padded(spans).data_ptr() + 4 * PAD,
                 spans.span_of.data_ptr(),
                 spans.spans.data_ptr(),
@@ -111,16 +111,16 @@ class Arguments:
         for name, value in terms.operands():
             value = four_axes(name, self.keep(self._as_read(name, value)))
             rows, features = value.shape[2:]
-            setattr(operands, name, Operand(value=Tokens.of(value), rows=rows, features=features))
+            setattr(operands, name, COperand(value=CTokens.of(value), rows=rows, features=features))
             if "N" in AXES[name]:
                 x.map.buckets = rows
         # Without tokens of their own, rows are met by the queries and by the keys.
-        for rows, tokens, own in (
+        for rows, tokens, operand in (
             (operands.left_rows, operands.left, x.q),
             (operands.right_rows, operands.right, x.k),
         ):
             if rows.rows and not tokens.rows:
-                tokens.value, tokens.features = own, x.dim
+                tokens.value, tokens.features = operand, x.dim
 
     def _as_read(self, name: str, value: Tensor) -> Tensor:
         """An operand in its dtype, of the buckets that offsets meet, in their order."""
@@ -135,17 +135,17 @@ class Arguments:
         return value.to(dtype).contiguous()
 
     def _rotary(self) -> None:
-        x, given = self.struct, self.record.rotary
-        x.adjacent = given.adjacent
-        if given.query_cosine is None:
+        x, rotary = self.struct, self.record.rotary
+        x.adjacent = rotary.adjacent
+        if rotary.query_cosine is None:
             return
-        factors = (given.query_cosine, given.query_sine, given.key_cosine, given.key_sine)
+        factors = (rotary.query_cosine, rotary.query_sine, rotary.key_cosine, rotary.key_sine)
         cosine, sine, key_cosine, key_sine = (
             self.keep(factor.contiguous()) for factor in factors if factor is not None
         )
         x.rotated = cosine.shape[-1]
-        x.q_rotary = RotaryFactors.of(cosine, sine)
-        x.k_rotary = RotaryFactors.of(key_cosine, key_sine)
+        x.q_rotary = CRotaryFactors.of(cosine, sine)
+        x.k_rotary = CRotaryFactors.of(key_cosine, key_sine)
 
     def _pairs(self) -> None:
         kind = self.record.pairs.kind

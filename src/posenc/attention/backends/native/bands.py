@@ -1,4 +1,4 @@
-"""Bands of pairs with rotations of their own, as calls of one kernel that their LSE joins."""
+"""Bands of pairs, each with its own rotation: one kernel call per band, joined by LSE."""
 
 from __future__ import annotations
 
@@ -10,43 +10,45 @@ import torch
 from posenc.attention.backends.common.base import Result
 from posenc.attention.backends.native.rotation import rotate_one
 from posenc.attention.problem.offsets import Offsets
-from posenc.attention.problem.once import once_for_part
+from posenc.attention.problem.once import cached_for_part
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import Encoding, RotatedBand, Rotation
 
 PLAIN = Encoding()
 
-Part = tuple[Problem, Offsets]
+BandProblem = tuple[Problem, Offsets]
 
 
-def problems_by_band(problem: Problem) -> list[Part] | str:
+def problems_by_band(problem: Problem) -> list[BandProblem] | str:
     """A problem of plain rotations for each band with visible pairs, and its offsets.
 
-    One of them has the sinks. A reason where the score part has no such form.
+    One of them has the sinks. A reason if the score part has no such form.
     """
     grid, score = problem.grid, problem.encoding.score
     graded = grid.query.positions.requires_grad or grid.key.positions.requires_grad
     if score is None or problem.encoding.value is not None or graded:
         return "its score or value part has no form that the kernels take"
-    bands = once_for_part(score, grid, score.bands, ("bands",))
+    bands = cached_for_part(score, grid, score.bands, ("bands",))
     if not bands:
         return "its score or value part has no form that the kernels take"
     if any(x.requires_grad for band in bands for x in band.query):
         return "it has no gradients of frequencies"
-    found: list[Part] = []
+    problems: list[BandProblem] = []
     for band in bands:
         offsets = Offsets.of(replace(grid, window=band.window, intervals=band.intervals))
         if isinstance(offsets, str):
             return offsets
         begin, end = offsets.shown_keys(grid.query.length, grid.key.length)
-        if begin < end or (band is bands[-1] and not found):
-            sinks = None if found else problem.sinks
-            found.append(_of_band(replace(problem, sinks=sinks), band, offsets, begin, end))
-    return found
+        if begin < end or (band is bands[-1] and not problems):
+            sinks = None if problems else problem.sinks
+            problems.append(_of_band(replace(problem, sinks=sinks), band, offsets, begin, end))
+    return problems
 
 
-def _of_band(problem: Problem, band: RotatedBand, offsets: Offsets, begin: int, end: int) -> Part:
-    """The problem of a band; of few queries, with the keys alone that it shows."""
+def _of_band(
+    problem: Problem, band: RotatedBand, offsets: Offsets, begin: int, end: int
+) -> BandProblem:
+    """The problem of a band; for few queries, cut to the keys that are visible in it."""
     q, k, v, key = problem.q, problem.k, problem.v, band.key
     if begin < end and 4 * q.shape[2] <= k.shape[2]:
         k, v = k[:, :, begin:end], v[:, :, begin:end]
@@ -63,17 +65,17 @@ def _of_band(problem: Problem, band: RotatedBand, offsets: Offsets, begin: int, 
 
 
 def join_keys(results: Sequence[Result], *, lse: bool) -> Result:
-    """Attention to all keys, from that to disjoint sets of them with their LSE."""
+    """Attention to all keys, from attention to disjoint sets of keys with their LSE."""
     if len(results) == 1:
         return results[0]
     sums = torch.stack([result.lse for result in results if result.lse is not None])
     nothing = sums.isneginf().all(0)
-    known = sums.masked_fill(nothing, 0.0)  # no -inf - -inf
+    finite = sums.masked_fill(nothing, 0.0)  # no -inf - -inf
     first, *others = results
     wide = torch.promote_types(first.output.dtype, torch.float32)
-    weight, *weights = known.softmax(0).unsqueeze(-1).to(wide)
+    weight, *weights = finite.softmax(0).unsqueeze(-1).to(wide)
     output = weight * first.output
     for weight, result in zip(weights, others, strict=True):
         output = torch.addcmul(output, weight, result.output)
-    total = known.logsumexp(0).masked_fill(nothing, -torch.inf) if lse else None
+    total = finite.logsumexp(0).masked_fill(nothing, -torch.inf) if lse else None
     return Result(output.to(first.output.dtype), total)

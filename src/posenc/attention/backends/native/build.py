@@ -58,7 +58,7 @@ def compile_flags() -> list[str]:
 
 @lru_cache
 def path() -> Path:
-    """The shared object that is built of these sources for this machine, there or not.
+    """Path of the shared object built from these sources for this machine; it may not exist.
 
     Raises:
         OSError: where there is no folder for it.
@@ -201,7 +201,7 @@ def build(*, quiet: bool = False) -> Path:
 
 @contextmanager
 def _locked(path: Path, folder: int) -> Iterator[None]:
-    """Held by one process at a time, and given back by the system if it dies."""
+    """File lock held by one process at a time; the system releases it if the process dies."""
     import fcntl
 
     handle = open_file(path / "lock", folder, os.O_RDWR | os.O_CREAT)
@@ -217,20 +217,23 @@ def _compiler() -> str:
     remedy = "Install one (Debian, Ubuntu: apt-get install g++), or set CXX to it."
     expected = "GCC 11, clang 16 or newer"
     names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
-    found = next(filter(None, map(shutil.which, names)), None)
-    if sys.platform == "win32" or found is None:
+    compiler = next(filter(None, map(shutil.which, names)), None)
+    if sys.platform == "win32" or compiler is None:
         got = f"no {' or '.join(names)}"
         raise BackendRefusal("compiler", expected=expected, got=got, remedy=remedy)
     macros = subprocess.run(
-        [found, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True, check=False
+        [compiler, "-dM", "-E", "-x", "c++", os.devnull],
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout.split("\n")
     values = {line.split(" ")[1]: line.split(" ", 2)[2] for line in macros if line.count(" ") > 1}
     name, oldest = ("clang_major", 16) if "__clang__" in values else ("GNUC", 11)
     version = int(values.get(f"__{name}__", 0))
     if version < oldest:
-        got = f"{found}, which is version {version} of {name}"
+        got = f"{compiler}, which is version {version} of {name}"
         raise BackendRefusal("compiler", expected=expected, got=got, remedy=remedy)
-    return found
+    return compiler
 
 
 def _compile(compiler: str, file: Path, folder: int, *, quiet: bool) -> None:

@@ -1,4 +1,4 @@
-"""One new query a head, and a bias that is written out: attention of a layer that decodes."""
+"""Attention of one query per head with a materialised bias, for decoding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.attention.backends.native.arguments import contiguous_rows, empty_like_tokens
 from posenc.attention.backends.native.build import library
-from posenc.attention.backends.native.library import Operand, Problem, Tokens
+from posenc.attention.backends.native.library import COperand, CProblem, CTokens
 
 
 def attend_query(
@@ -31,7 +31,7 @@ def attend_query(
     lse = q.new_empty(batch, heads, dtype=torch.float64)
     interval = (ctypes.c_int32 * 3)(0, keys, 0)  # the first key, the end, and its offset
     low, size = ctypes.addressof(interval), ctypes.sizeof(ctypes.c_int32)
-    problem = Problem(
+    problem = CProblem(
         batch=batch,
         heads=heads,
         groups=groups,
@@ -41,10 +41,10 @@ def attend_query(
         value_dim=v.shape[3],
         scale=scale,
         softcap=softcap or 0.0,
-        q=Tokens.of(q),
-        k=Tokens.of(k),
-        v=Tokens.of(v),
-        out=Tokens.of(out),
+        q=CTokens.of(q),
+        k=CTokens.of(k),
+        v=CTokens.of(v),
+        out=CTokens.of(out),
         lse=lse.data_ptr(),
         low=low,
         high=low + size,
@@ -52,7 +52,7 @@ def attend_query(
     )
     if bias is not None:
         bias = contiguous_rows(bias.to(dtype))
-        problem.terms.bias_by_offset = Operand(value=Tokens.of(bias.mT), rows=keys, features=1)
+        problem.terms.bias_by_offset = COperand(value=CTokens.of(bias.mT), rows=keys, features=1)
     if sinks is not None:
         sinks = sinks.double().expand(batch, heads).contiguous()
         problem.sinks = sinks.data_ptr()

@@ -1,4 +1,4 @@
-"""Bands of offsets in which a constant table leaves pairs a weight, of each head.
+"""Bands of offsets, by head, outside of which a constant bias table makes all weights negligible.
 
 A query that sees its own position has a logit of at least ``bias[0] - B`` there, B = scale · max‖q‖
 · max‖k‖ of the head; a pair at offset Δ has one of at most ``bias[Δ] + B``. So its weight is at
@@ -20,11 +20,11 @@ from posenc.attention.problem.record import KernelProblem
 from posenc.runtime import has_values
 
 LONG = 2048
-"""Keys from which on norms of queries and keys cost little beside the pairs that they save."""
+"""Fewest keys for which computing the norms of queries and keys pays off."""
 
 
 def narrowed(x: KernelProblem) -> KernelProblem:
-    """The problem with the band of each head; itself where all heads need all offsets."""
+    """The record with each head's band; unchanged if all heads need all offsets."""
     if not _serves(x):
         return x
     bands, all_offsets = _bands(x), x.geometry.highest - x.geometry.lowest
@@ -52,7 +52,7 @@ def _serves(x: KernelProblem) -> bool:
 
 
 def _bands(x: KernelProblem) -> Int[Tensor, "H 2"]:
-    """The smallest and largest offset that may weigh anything, of each head."""
+    """Smallest and largest offset with a non-negligible weight, for each head."""
     bias, origin = x.terms.bias_by_offset, x.terms.first
     first, last = x.geometry.lowest, x.geometry.highest
     assert bias is not None
@@ -62,6 +62,6 @@ def _bands(x: KernelProblem) -> Int[Tensor, "H 2"]:
     precision = torch.finfo(torch.promote_types(x.q.dtype, torch.float32)).eps
     limit = math.log(precision / 8 / x.k.shape[2])
     shown = bias[:, first - origin : last - origin + 1].detach().double()
-    kept = shown - bias[:, -origin, None] + most.unsqueeze(-1) >= limit  # [H, offsets]
-    low, high = (side.int().argmax(-1) for side in (kept, kept.flip(-1)))
+    weighs = shown - bias[:, -origin, None] + most.unsqueeze(-1) >= limit  # [H, offsets]
+    low, high = (side.int().argmax(-1) for side in (weighs, weighs.flip(-1)))
     return torch.stack([first + low, last - high], dim=-1).int()

@@ -1,4 +1,4 @@
-"""The problems of few queries, for which the kernels read keys once (csrc/few_rows.h)."""
+"""Recognition of problems with few queries, whose keys are read once (csrc/few_rows.h)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from posenc.attention.problem.problem import Problem
 from posenc.encoding import BucketedTerms, StructuredScore
 
 ROWS = 64
-"""Queries of all heads that share keys, at most."""
+"""Largest number of queries in all heads that share keys."""
 
 
 def are_few_rows(problem: Problem) -> bool:
@@ -23,8 +23,8 @@ def are_few_rows(problem: Problem) -> bool:
     if queries > FEW_QUERIES or queries * heads // groups > ROWS or problem.dropout:
         return False
     graded = torch.is_grad_enabled() and problem.q.requires_grad
-    return not graded and all(map(_is_met, problem.lowered or ()))
+    return not graded and all(map(_is_by_offset, problem.lowered or ()))
 
 
-def _is_met(term: StructuredScore) -> bool:
+def _is_by_offset(term: StructuredScore) -> bool:
     return isinstance(term, BucketedTerms) and term.right is None and term.column is None

@@ -1,4 +1,4 @@
-"""Room for gradients by the kernels, and their sums by the names in the record."""
+"""Buffers that the kernels write gradients to, and their sums by path in the record."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from posenc.attention.backends.native.arguments import (
     four_axes,
     holds_all,
 )
-from posenc.attention.backends.native.library import Operand, Tokens
+from posenc.attention.backends.native.library import COperand, CTokens
 from posenc.attention.backends.native.pairs import pair_gradients, sum_to_tensors
 from posenc.attention.problem.spans import Spans
 from posenc.attention.problem.terms import AXES, of_tokens
 
 OPTIONAL = ("terms.bias_by_offset", "terms.column")
-"""Paths of those that may be constants, whose gradients are computed where they are wanted only."""
+"""Paths of operands whose gradients are computed only where requested; they may be constants."""
 
 
-class Room:
-    """Room for the gradients of a call, which its kernel writes or adds to, and their sums.
+class GradientBuffers:
+    """Buffers that the kernel of a call writes gradients to, or adds them to, and their sums.
 
     Args:
         call: with the gradient of the output.
@@ -36,62 +36,62 @@ class Room:
         x, record, splits = call.struct, call.record, call.splits
         x.splits, self.parts = splits, x.chunks * splits
         self.dq = empty_like_tokens(record.q, record.q.shape)
-        whole = splits == 1 and x.heads == x.groups
+        is_final = splits == 1 and x.heads == x.groups
         self.dk, self.dv = (
             empty_like_tokens(
                 like,
                 (splits, x.batch, x.heads, *like.shape[2:]),
-                like.dtype if whole else call.dtype,
+                like.dtype if is_final else call.dtype,
             )
             for like in (record.k, record.v)
         )
-        x.dq, x.dk, x.dv = Tokens.of(self.dq), Tokens.of(self.dk[0]), Tokens.of(self.dv[0])
+        x.dq, x.dk, x.dv = CTokens.of(self.dq), CTokens.of(self.dk[0]), CTokens.of(self.dv[0])
         x.dk_split, x.dv_split = self.dk.stride(0), self.dv.stride(0)
         left_out = [path for path in OPTIONAL if path not in wanted]
         self.terms = {
             name: term for name, term in record.terms.operands() if f"terms.{name}" not in left_out
         }
-        self.room = {name: self._room(name, term) for name, term in self.terms.items()}
+        self.buffers = {name: self._allocate(name, term) for name, term in self.terms.items()}
         self.sinks = torch.empty(record.q.shape[:3], dtype=torch.float64)
         x.sinks_gradient = self.sinks.data_ptr()
         self.of_pairs = pair_gradients(record.pairs.kind, x, call.pairs, self.parts)
 
-    def _room(self, name: str, term: Tensor) -> Tensor:
-        """Room for an operand's gradient: ``[parts, batch, heads, rows, features]``.
+    def _allocate(self, name: str, term: Tensor) -> Tensor:
+        """Allocate an operand's gradient: ``[parts, batch, heads, rows, features]``.
 
         Each tile of queries is one worker's, each block of queries adds to those of keys, and
         each chunk of the batch and block of queries to those of offsets and buckets.
         """
         call, x = self.call, self.call.struct
-        operand: Operand = getattr(x.terms, name)
+        operand: COperand = getattr(x.terms, name)
         size = x.batch if of_tokens(name) else 1, x.heads, operand.rows, operand.features
         dtype = torch.float64 if name == "column" else call.dtype
         parts = 1 if "Q" in AXES[name] else call.splits if of_tokens(name) else self.parts
-        room = _empty(name, term, (parts, *size), dtype)
-        operand.gradient, operand.part = Tokens.of(room[0]), room.stride(0)
-        return room
+        buffer = _empty(name, term, (parts, *size), dtype)
+        operand.gradient, operand.part_stride = CTokens.of(buffer[0]), buffer.stride(0)
+        return buffer
 
     def summed(self) -> dict[str, Tensor]:
         """The gradients by their paths in the record, the parts that the kernel wrote added up."""
         x, record = self.call.struct, self.call.record
-        found = {"q": self.dq}
+        gradients = {"q": self.dq}
         for name, like, parts in (("k", record.k, self.dk), ("v", record.v, self.dv)):
             total = parts[0] if len(parts) == 1 else _sum(parts, 0, like)
             if x.heads != x.groups:
                 total = _sum(total.view(x.batch, x.groups, -1, *total.shape[2:]), 2, like)
-            found[name] = total.to(like.dtype)
+            gradients[name] = total.to(like.dtype)
         for name, term in self.terms.items():
-            found[f"terms.{name}"] = _of_term(name, self.room[name], term, self.call.spans)
+            gradients[f"terms.{name}"] = _of_term(name, self.buffers[name], term, self.call.spans)
         if record.sinks is not None:
-            found["sinks"] = self.sinks.sum_to_size(record.sinks.shape).to(record.sinks.dtype)
+            gradients["sinks"] = self.sinks.sum_to_size(record.sinks.shape).to(record.sinks.dtype)
         of_pairs = sum_to_tensors(self.of_pairs, record.pairs.tensors)
-        return found | {f"pairs.tensors.{at}": x for at, x in enumerate(of_pairs)}
+        return gradients | {f"pairs.tensors.{at}": x for at, x in enumerate(of_pairs)}
 
 
 def _empty(
     name: str, like: Tensor, size: tuple[int, ...], dtype: torch.dtype
 ) -> Float[Tensor, "parts B H L F"]:
-    """Room for the gradient of an operand."""
+    """Uninitialised memory for the gradient of an operand."""
     if name.endswith("factor"):
         return empty_like_tokens(like, size, dtype)
     return like.new_empty(size, dtype=dtype)
@@ -114,6 +114,6 @@ def _of_term(name: str, parts: Tensor, like: Tensor, spans: Spans | None) -> Ten
     if name.endswith("factor") and (len(parts) > 1 or total.shape != parts.shape[1:]):
         return empty_like_tokens(like, like.shape).copy_(total)
     if "N" in AXES[name] and spans is not None and not holds_all(spans, like):
-        whole = torch.zeros(1, *like.shape, dtype=total.dtype)
-        total = whole.index_add_(2, spans.buckets, total)
+        all_rows = torch.zeros(1, *like.shape, dtype=total.dtype)
+        total = all_rows.index_add_(2, spans.buckets, total)
     return total.reshape(like.shape).to(like.dtype)

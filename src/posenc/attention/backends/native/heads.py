@@ -1,6 +1,6 @@
 """Long sequences a few heads at a time, where the operands of all heads would fill the memory.
 
-Those of some heads are computed just before they are used, and again for the backward pass.
+Operands of some heads are computed just before they are used, and again for the backward pass.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from torch.utils.checkpoint import checkpoint
 
 from posenc.attention.backends.native.op import NATIVE
 from posenc.attention.backends.native.posing import seed_of
-from posenc.attention.problem.lowering import sinks_beside
+from posenc.attention.problem.lowering import sinks_without_rows
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import KernelProblem
 from posenc.encoding import BlockTransforms, LowRank, StructuredScore, repeat_heads
 
 MANY = 2**15
-"""Keys of all batch rows and heads from which on operands of block transforms are taken apart."""
+"""Fewest keys of all batch rows and heads for which block transforms are computed by heads."""
 
 SPLITS = 2
-"""Sums of gradients over the queries of a head, each by a thread."""
+"""Blocks of a head's queries whose gradients are summed by separate threads."""
 
 LARGE = 2**23
-"""Numbers in the rows or factors of all heads from which on they are taken apart."""
+"""Fewest numbers in the rows or factors of all heads for which they are computed by heads."""
 
 RecordOf = Callable[[Problem, slice], KernelProblem]
-"""The record of a problem of some heads, and which they are, without its dropout, sinks and cap."""
+"""A function from a problem of some heads, and their slice, to its record without dropout, sinks
+and softcap."""
 
 
 def chunks_blocks(form: BlockTransforms) -> bool:
@@ -39,9 +40,9 @@ def chunks_blocks(form: BlockTransforms) -> bool:
 
 
 def chunks_rows(problem: Problem) -> bool:
-    """The same of the rows and factors of a score part that is lowered for some heads."""
+    """True if a score part's rows and factors of all heads are too large to be held at once."""
     score, terms = problem.encoding.score, problem.lowered
-    if score is None or not score.lowers_heads or problem.whole is not None:
+    if score is None or not score.lowers_heads or problem.global_softmax is not None:
         return False
     if torch.compiler.is_compiling():
         return False
@@ -60,23 +61,23 @@ def attend_heads(problem: Problem, record: RecordOf) -> tuple[Tensor, Tensor]:
     (batch, heads), seed = problem.q.shape[:2], seed_of(problem)
     size = -(-torch.get_num_threads() // (batch * SPLITS))
     sides = (repeat_heads(x, heads) for x in (problem.q, problem.k, problem.v))
-    sinks = sinks_beside(problem.sinks, problem.lowered or ())
+    sinks = sinks_without_rows(problem.sinks, problem.lowered or ())
     of_sinks: Sequence[Tensor | None] = [None] * -(-heads // size)
     if sinks is not None:
         of_sinks = torch.split(sinks, size, 1)
-    found = []
+    by_heads = []
     # Not slices: the gradient of a slice is as large as the whole.
     for at, inputs in enumerate(
         zip(*(torch.split(x, size, 1) for x in sides), of_sinks, strict=True)
     ):
         some = slice(at * size, min(heads, (at + 1) * size))
 
-        def posed(
+        def make_record(
             q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, some: slice = some
         ) -> KernelProblem:
-            part = replace(problem, q=q, k=k, v=v, dropout=0.0, sinks=None)
+            chunk = replace(problem, q=q, k=k, v=v, dropout=0.0, sinks=None)
             return replace(
-                record(part, some),
+                record(chunk, some),
                 dropout=problem.dropout,
                 seed=None if seed is None else seed + some.start,
                 sinks=sinks,
@@ -84,28 +85,30 @@ def attend_heads(problem: Problem, record: RecordOf) -> tuple[Tensor, Tensor]:
                 splits=SPLITS,
             )
 
-        found.append(_attend(posed, *inputs))
-    output, lse = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+        by_heads.append(_attend(make_record, *inputs))
+    output, lse = (torch.cat(parts, dim=1) for parts in zip(*by_heads, strict=True))
     return output, lse
 
 
-def _attend(posed: Callable[..., KernelProblem], *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Output and LSE of the record of some tensors, which is made again for the backward pass."""
+def _attend(
+    make_record: Callable[..., KernelProblem], *inputs: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Output and LSE of the record of some tensors, which is recomputed in the backward pass."""
     if not torch.is_grad_enabled():
-        return NATIVE.attend(posed(*inputs))
-    known: list[Tensor] = []
+        return NATIVE.attend(make_record(*inputs))
+    results: list[Tensor] = []
 
     def run(*inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-        record = posed(*inputs)
-        if not known:  # in the backward pass, only what gradients are computed from is
+        record = make_record(*inputs)
+        if not results:  # in the backward pass, only what gradients are computed from is
             with torch.no_grad():
-                known.extend(NATIVE.attend(record))
-        output, lse = known
-        zeros = NATIVE.zeros(record, output, lse, part=False)
+                results.extend(NATIVE.attend(record))
+        output, lse = results
+        zeros = NATIVE.zeros(record, output, lse, global_lse=False)
         return output + zeros[0], lse + zeros[1]
 
     # Seeds of dropout are drawn before.
-    found: tuple[Tensor, Tensor] = checkpoint(
+    result: tuple[Tensor, Tensor] = checkpoint(
         run, *inputs, use_reentrant=False, preserve_rng_state=False
     )
-    return found
+    return result

@@ -32,38 +32,38 @@ def _pointers(*names: str) -> list[tuple[str, type]]:
     return [(name, ctypes.c_void_p) for name in names]
 
 
-class Tokens(ctypes.Structure):
+class CTokens(ctypes.Structure):
     """``[batch, heads, tokens, features]``, features contiguous."""
 
     _fields_ = [*_pointers("data"), *_numbers("type", "batch", "head", "token")]
 
     @classmethod
-    def of(cls, x: Tensor) -> Tokens:
-        """Of a tensor of that shape; dimensions of one element are read again and again."""
+    def of(cls, x: Tensor) -> CTokens:
+        """Describe a tensor of that shape; dimensions of size 1 get stride 0."""
         shape, strides = x.shape, x.stride()
         read = [stride if n > 1 else 0 for n, stride in zip(shape[:3], strides[:3], strict=True)]
         return cls(x.data_ptr(), TYPES[x.dtype], *read)
 
 
-class RotaryFactors(ctypes.Structure):
+class CRotaryFactors(ctypes.Structure):
     """Cosines and sines that rotate pairs of features: ``[batch, heads, tokens, pairs]``."""
 
     _fields_ = [*_pointers("cosine", "sine"), *_numbers("batch", "head", "token")]
 
     @classmethod
-    def of(cls, cosine: Tensor, sine: Tensor) -> RotaryFactors:
-        """Of two contiguous tensors of that shape; dimensions of one element are shared."""
+    def of(cls, cosine: Tensor, sine: Tensor) -> CRotaryFactors:
+        """Describe two contiguous tensors of that shape; dimensions of size 1 get stride 0."""
         steps = zip(cosine.shape[:3], cosine.stride(), strict=False)
         return cls(cosine.data_ptr(), sine.data_ptr(), *(step if n > 1 else 0 for n, step in steps))
 
 
-class Team(ctypes.Structure):
+class CTeam(ctypes.Structure):
     """The threads of a call: how many, and the function that runs code on each (csrc/team.h)."""
 
     _fields_ = [*_numbers("threads"), *_pointers("parallel")]
 
 
-class Map(ctypes.Structure):
+class CBucketMap(ctypes.Structure):
     """Buckets of consecutive offsets, and their spans."""
 
     _fields_ = [
@@ -72,19 +72,22 @@ class Map(ctypes.Structure):
     ]
 
 
-class Operand(ctypes.Structure):
+class COperand(ctypes.Structure):
     """A tensor of a term as ``[batch, heads, rows, features]``, and room for its gradient."""
 
-    _fields_ = [*(("value", Tokens), ("gradient", Tokens)), *_numbers("part", "rows", "features")]
+    _fields_ = [
+        *(("value", CTokens), ("gradient", CTokens)),
+        *_numbers("part_stride", "rows", "features"),
+    ]
 
 
-class Terms(ctypes.Structure):
-    """Those of the record, in its order: the build names them to the compiler."""
+class CTerms(ctypes.Structure):
+    """Operands of the structured terms, in the order of ``AXES``, which the build passes on."""
 
-    _fields_ = [*((name, Operand) for name in AXES), *_numbers("first")]
+    _fields_ = [*((name, COperand) for name in AXES), *_numbers("first")]
 
 
-class Pairs(ctypes.Structure):
+class CPairs(ctypes.Structure):
     """A term of pairs outside the structured form, see ``pairs.py``."""
 
     _fields_ = [
@@ -95,42 +98,42 @@ class Pairs(ctypes.Structure):
     ]
 
 
-class Problem(ctypes.Structure):
+class CProblem(ctypes.Structure):
     """All arguments of a kernel."""
 
     _fields_ = [
         *_numbers("batch", "heads", "groups", "queries", "keys", "dim", "value_dim"),
-        ("team", Team),
+        ("team", CTeam),
         *_numbers("chunks", "splits"),
         ("scale", ctypes.c_double),
         ("dropout", ctypes.c_double),
         ("softcap", ctypes.c_double),
-        *_numbers("seed", "part"),
-        *((name, Tokens) for name in ("q", "k", "v", "out")),
-        *((name, RotaryFactors) for name in ("q_rotary", "k_rotary")),
+        *_numbers("seed", "global_lse"),
+        *((name, CTokens) for name in ("q", "k", "v", "out")),
+        *((name, CRotaryFactors) for name in ("q_rotary", "k_rotary")),
         *_numbers("rotated", "adjacent"),
         *_pointers("lse", "sinks", "sinks_gradient", "lse_gradient"),
         *_pointers("low", "high", "base", "bands"),
         *_numbers("rows_batch", "period", "jump"),
-        ("terms", Terms),
-        ("map", Map),
-        *((name, Tokens) for name in ("gradient", "dq", "dk", "dv")),
+        ("terms", CTerms),
+        ("map", CBucketMap),
+        *((name, CTokens) for name in ("gradient", "dq", "dk", "dv")),
         *_numbers("dk_split", "dv_split"),
-        ("pairs", Pairs),
+        ("pairs", CPairs),
     ]
 
 
-class Rotation(ctypes.Structure):
+class CRotation(ctypes.Structure):
     """Tokens whose pairs of features are multiplied as complex numbers (csrc/rotation.h)."""
 
     _fields_ = [
-        ("x", Tokens),
-        ("out", Tokens),
+        ("x", CTokens),
+        ("out", CTokens),
         *_pointers("cosine", "sine"),
         *_numbers("factor_batch", "factor_head", "factor_token"),
         *_numbers("batch", "heads", "tokens", "features", "pairs"),
         *_numbers("adjacent", "conjugate"),
-        ("team", Team),
+        ("team", CTeam),
     ]
 
 
@@ -140,10 +143,10 @@ def _openmp() -> int | None:
     None where it has none: the kernels then start threads of their own.
     """
     try:
-        found = ctypes.CDLL(torch._C.__file__).GOMP_parallel  # it and all that it is linked with
+        function = ctypes.CDLL(torch._C.__file__).GOMP_parallel  # it and all that it is linked with
     except (AttributeError, OSError):
         return None
-    return ctypes.cast(found, ctypes.c_void_p).value
+    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 class Library:
@@ -168,7 +171,7 @@ class Library:
             raise OSError(f"{path} was built of other sources")
         self._parallel = _openmp()
 
-    def call(self, name: str, problem: Problem | Rotation, dtype: torch.dtype) -> None:
+    def call(self, name: str, problem: CProblem | CRotation, dtype: torch.dtype) -> None:
         """Run ``"forward"``, ``"backward"`` or ``"rotate"``, without the interpreter's lock.
 
         Raises:
@@ -176,7 +179,7 @@ class Library:
         """
         # OpenMP's threads do not survive a fork: a child computes on its own thread alone.
         forked = os.getpid() != _PROCESS
-        problem.team = Team(1 if forked else torch.get_num_threads(), self._parallel)
+        problem.team = CTeam(1 if forked else torch.get_num_threads(), self._parallel)
         kind = "float64" if dtype == torch.float64 else "float32"
         if self._functions[f"{name}_{kind}"](ctypes.byref(problem)):
             raise MemoryError(f"no memory for the scratch of posenc's {name} kernel")

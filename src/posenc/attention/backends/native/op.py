@@ -10,8 +10,8 @@ from torch import Tensor
 from posenc.attention.backends.common.operator import Gradients, Operator
 from posenc.attention.backends.native.arguments import Arguments, empty_like_tokens
 from posenc.attention.backends.native.build import library
-from posenc.attention.backends.native.gradients import OPTIONAL, Room
-from posenc.attention.backends.native.library import Tokens
+from posenc.attention.backends.native.gradients import OPTIONAL, GradientBuffers
+from posenc.attention.backends.native.library import CTokens
 from posenc.attention.problem.record import KernelProblem
 
 WITHOUT_GRADIENT = ("terms.bucket", "geometry.intervals", "geometry.bands", "seed")
@@ -21,24 +21,24 @@ def compute_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
     """Output ``[B, H, Q, E]`` and LSE ``[B, H, Q]``, in float64."""
     call = Arguments(record)
     out, lse = _empty_output(record)
-    call.struct.out, call.struct.lse = Tokens.of(out), lse.data_ptr()
+    call.struct.out, call.struct.lse = CTokens.of(out), lse.data_ptr()
     library().call("forward", call.struct, call.dtype)
     return out, lse
 
 
 def compute_gradients(
-    record: KernelProblem, results: Sequence[Tensor], wanted: Container[str], part: bool
+    record: KernelProblem, results: Sequence[Tensor], wanted: Container[str], global_lse: bool
 ) -> Gradients:
-    """Gradients by their paths; see ``Operator``. Of ``OPTIONAL``, those that are wanted only."""
+    """Gradients by path; see ``Operator``. Paths in ``OPTIONAL`` are computed only if wanted."""
     call = Arguments(record)
     x, (gradient, output, lse, *of_lse) = call.struct, results
-    x.part, x.lse = part, lse.data_ptr()
+    x.global_lse, x.lse = global_lse, lse.data_ptr()
     if of_lse:
         x.lse_gradient = call.keep(of_lse[0].double().contiguous()).data_ptr()
     x.gradient, x.out = call.tokens(gradient), call.tokens(output)
-    room = Room(call, wanted)
+    buffers = GradientBuffers(call, wanted)
     library().call("backward", x, call.dtype)
-    return room.summed()
+    return buffers.summed()
 
 
 def _empty_output(record: KernelProblem) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.native.library import Problem
+from posenc.attention.backends.native.library import CProblem
 from posenc.encoding import (
     BlockTransforms,
     DistanceFunction,
@@ -31,7 +31,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Kind:
+class PairKind:
     """A kind of term in the kernels.
 
     Args:
@@ -43,7 +43,7 @@ class Kind:
 
     number: int
     sizes: Callable[[Sequence[Tensor]], Sequence[int]] = lambda _: ()
-    gradients: Callable[[Sequence[Tensor], Problem, int], Sequence[Shape | None]] = lambda *_: ()
+    gradients: Callable[[Sequence[Tensor], CProblem, int], Sequence[Shape | None]] = lambda *_: ()
 
 
 def _distance_sizes(tensors: Sequence[Tensor]) -> Sequence[int]:
@@ -52,7 +52,7 @@ def _distance_sizes(tensors: Sequence[Tensor]) -> Sequence[int]:
 
 
 def _distance_gradients(
-    tensors: Sequence[Tensor], problem: Problem, parts: int
+    tensors: Sequence[Tensor], problem: CProblem, parts: int
 ) -> Sequence[Shape | None]:
     x, _, slope, *_ = tensors
     pieces = (parts, *slope.shape)
@@ -61,55 +61,55 @@ def _distance_gradients(
 
 
 def _mixing_gradients(
-    tensors: Sequence[Tensor], problem: Problem, parts: int
+    tensors: Sequence[Tensor], problem: CProblem, parts: int
 ) -> Sequence[Shape | None]:
     return [(parts, *x.shape) for x in tensors]
 
 
 def _block_gradients(
-    tensors: Sequence[Tensor], problem: Problem, parts: int
+    tensors: Sequence[Tensor], problem: CProblem, parts: int
 ) -> Sequence[Shape | None]:
-    matrices, own = tensors
-    return (problem.splits, *matrices.shape), own.shape
+    matrices, diagonal = tensors
+    return (problem.splits, *matrices.shape), diagonal.shape
 
 
 def _log_gate_gradients(
-    tensors: Sequence[Tensor], problem: Problem, parts: int
+    tensors: Sequence[Tensor], problem: CProblem, parts: int
 ) -> Sequence[Shape | None]:
     query, key, _ = tensors
     return query.shape, (problem.splits, *key.shape), None
 
 
 KINDS = {
-    "distance": Kind(1, _distance_sizes, _distance_gradients),
-    "counts": Kind(2),
-    "blocks": Kind(6, lambda tensors: (tensors[0].shape[2],), _block_gradients),
-    "log_gates": Kind(4, lambda tensors: tensors[0].shape[3:], _log_gate_gradients),
-    "mixing": Kind(5, lambda tensors: tensors[1].shape, _mixing_gradients),
-    "sticks": Kind(3, lambda _: (0,)),
-    "sticks_self": Kind(3, lambda _: (1,)),
+    "distance": PairKind(1, _distance_sizes, _distance_gradients),
+    "counts": PairKind(2),
+    "blocks": PairKind(6, lambda tensors: (tensors[0].shape[2],), _block_gradients),
+    "log_gates": PairKind(4, lambda tensors: tensors[0].shape[3:], _log_gate_gradients),
+    "mixing": PairKind(5, lambda tensors: tensors[1].shape, _mixing_gradients),
+    "sticks": PairKind(3, lambda _: (0,)),
+    "sticks_self": PairKind(3, lambda _: (1,)),
 }
-"""By name; csrc/problem.h says which header describes each."""
+"""Kinds of pair terms by name; csrc/problem.h says which header describes each."""
 
 
 def pair_gradients(
-    kind: str, problem: Problem, tensors: Sequence[Tensor], parts: int
+    kind: str, problem: CProblem, tensors: Sequence[Tensor], parts: int
 ) -> list[Tensor | None]:
-    """Room for the gradients of the tensors, zero, handed to a problem."""
+    """Allocate zeros for the gradients of the tensors, and put their addresses into ``problem``."""
     if not kind:
         return []
-    found: list[Tensor | None] = []
+    buffers: list[Tensor | None] = []
     for at, shape in enumerate(KINDS[kind].gradients(tensors, problem, parts)):
-        room = None if shape is None else torch.zeros(shape, dtype=tensors[at].dtype)
-        found.append(room)
-        if room is not None:
-            problem.pairs.gradient[at] = room.data_ptr()
-    return found
+        buffer = None if shape is None else torch.zeros(shape, dtype=tensors[at].dtype)
+        buffers.append(buffer)
+        if buffer is not None:
+            problem.pairs.gradient[at] = buffer.data_ptr()
+    return buffers
 
 
-def sum_to_tensors(found: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of the tensors, from those of parts of them."""
+def sum_to_tensors(buffers: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients of the tensors: the parts that the kernel wrote, summed to their shapes."""
     return [
         torch.zeros_like(like) if part is None else part.sum_to_size(like.shape).to(like.dtype)
-        for part, like in zip(found, tensors, strict=True)
+        for part, like in zip(buffers, tensors, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""A problem as the record that the compiled kernels take."""
+"""Lowering of a problem into the record of the compiled kernels."""
 
 from __future__ import annotations
 
@@ -21,11 +21,17 @@ from posenc.attention.problem.images import (
     shared_buckets,
     with_rows,
 )
-from posenc.attention.problem.lowering import is_constant_table, lower, sinks_beside
+from posenc.attention.problem.lowering import is_constant_table, lower, sinks_without_rows
 from posenc.attention.problem.offsets import Offsets
-from posenc.attention.problem.once import once_for_part
+from posenc.attention.problem.once import cached_for_part
 from posenc.attention.problem.problem import Problem
-from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, Rotary, Segments
+from posenc.attention.problem.record import (
+    Geometry,
+    KernelProblem,
+    PairTerm,
+    RotaryFactors,
+    SegmentMask,
+)
 from posenc.attention.problem.terms import Terms, read_terms, stacked
 from posenc.encoding import (
     BlockTransforms,
@@ -46,8 +52,8 @@ from posenc.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
-    """A problem in a form that the kernels have.
+class LoweredProblem:
+    """A problem whose score the kernels support, in structured or fused form.
 
     Args:
         problem: queries and keys may have yet to be rotated.
@@ -62,7 +68,7 @@ class Form:
     pairs: FusedScore | None = None
 
     def record(self, *, rotated: bool = True) -> KernelProblem:
-        """The record, offsets counted from their origin.
+        """The kernels' record, with offsets relative to ``Offsets.origin``.
 
         Args:
             rotated: rotate queries and keys where that is faster than doing so in the kernels.
@@ -76,21 +82,21 @@ class Form:
         return replace(record, terms=replace(terms, first=terms.first - self.offsets.origin))
 
     def _terms(self, x: Problem) -> Terms:
-        """The terms; tables that nothing changes are read once."""
+        """The structured terms; constant tables are read once."""
         score, constant = x.encoding.score, all(map(is_constant_table, self.terms))
         if score is None or not constant or x.encoding.value is not None or self.pairs is not None:
-            return read_own_terms(self.terms, x, self.offsets)
+            return read_visible_terms(self.terms, x, self.offsets)
 
         def read(_: Grid) -> Terms:
-            return read_own_terms(self.terms, x, self.offsets)
+            return read_visible_terms(self.terms, x, self.offsets)
 
-        return once_for_part(score, x.grid, read, ("terms", x.q.dtype, x.heads, x.scale))
+        return cached_for_part(score, x.grid, read, ("terms", x.q.dtype, x.heads, x.scale))
 
 
 def structured_terms(
     problem: Problem, domain: tuple[int, int]
 ) -> tuple[StructuredScore, ...] | None:
-    """The structured form; of documents, where each has one, that of a sequence with all offsets.
+    """The structured form; for documents, the form of a sequence that has all their offsets.
 
     None where there is none.
     """
@@ -125,8 +131,10 @@ def fused_form(problem: Problem) -> tuple[FusedScore | None, tuple[StructuredSco
     return problem.fused(), () if value is None else None if term is None else (term,)
 
 
-def read_own_terms(lowered: Sequence[StructuredScore], problem: Problem, offsets: Offsets) -> Terms:
-    """The terms at the offsets of visible pairs; buckets go on beyond, as far as any pair's."""
+def read_visible_terms(
+    lowered: Sequence[StructuredScore], problem: Problem, offsets: Offsets
+) -> Terms:
+    """The terms at the offsets of visible pairs; buckets extend to the offsets of all pairs."""
     (first, last), reach = offsets.domain, offsets.reach
     terms = read_terms(lowered, problem.q, (first, last), bucketed=True)
     if terms.query_factor is None:  # factors are joined to the queries' and keys' own rows
@@ -166,10 +174,10 @@ def _image_terms(problem: Problem) -> Terms:
     if are_axial(rowed, grid):
         rowed = [with_rows(group, partial(axis_rows, group, grid)) for group in rowed]
     else:
-        bucket, own = shared_buckets(rowed, grid)
+        bucket, buckets = shared_buckets(rowed, grid)
         rowed = [
             with_rows(group, partial(torch.index_select, dim=1, index=n))
-            for group, n in zip(rowed, own, strict=True)
+            for group, n in zip(rowed, buckets, strict=True)
         ]
     left, left_rows = _joined([group.left for group in rowed if group.left], q)
     right, right_rows = _joined([group.right for group in rowed if group.right], q)
@@ -188,7 +196,7 @@ def _image_terms(problem: Problem) -> Terms:
 def _joined(
     products: Sequence[TokenTableProduct], q: Tensor
 ) -> tuple[Float[Tensor, "B H L F"] | None, Float[Tensor, "h N F"] | None]:
-    """Several products as one, of the same tokens by the sum of their rows."""
+    """Several products as one; the rows of products with the same tokens are summed."""
     if len({id(product.tokens) for product in products}) == 1:
         products = [replace(products[0], rows=reduce(torch.add, [x.rows for x in products]))]
     return stacked([(product, None) for product in products], q)
@@ -213,11 +221,11 @@ def _record(
         terms=terms,
         pairs=PairTerm(),
         geometry=geometry,
-        segments=Segments(),
+        segments=SegmentMask(),
         rotary=_rotary(problem.rotation),
         dropout=problem.dropout,
         seed=seed_of(problem),
-        sinks=sinks_beside(problem.sinks, lowered),
+        sinks=sinks_without_rows(problem.sinks, lowered),
         softcap=problem.softcap or 0.0,
     )
 
@@ -227,11 +235,11 @@ def seed_of(problem: Problem) -> Int[Tensor, "1"] | None:
     return draw_seed(problem.q.device) if problem.dropout else None
 
 
-def _rotary(rotation: Rotation | None) -> Rotary:
+def _rotary(rotation: Rotation | None) -> RotaryFactors:
     if rotation is None:
-        return Rotary()
+        return RotaryFactors()
     cosine, sine, key_cosine, key_sine = (x.detach() for x in (*rotation.query, *rotation.key))
-    return Rotary(cosine, sine, key_cosine, key_sine, rotation.pairing == "adjacent")
+    return RotaryFactors(cosine, sine, key_cosine, key_sine, rotation.pairing == "adjacent")
 
 
 def _with_pairs(
@@ -249,10 +257,10 @@ def _with_pairs(
     if isinstance(form, StickWeights):
         return replace(record, pairs=PairTerm("sticks_self" if form.rest_to_self else "sticks"))
     if isinstance(form, BlockTransforms):
-        whole = slice(0, form.query.shape[1]), slice(0, form.key.shape[2])
-        query, key, matrices, own = form.compute(form.query, form.key, *whole)
+        everything = slice(0, form.query.shape[1]), slice(0, form.key.shape[2])
+        query, key, matrices, diagonal = form.compute(form.query, form.key, *everything)
         v = repeat_heads(record.v, problem.heads).to(query.dtype)
-        pairs = PairTerm("blocks", (matrices, own))
+        pairs = PairTerm("blocks", (matrices, diagonal))
         return replace(record, q=query, k=key.to(query.dtype), v=v, scale=1.0, pairs=pairs)
     if isinstance(form, HeadMixing):
         positions = (problem.grid.query.positions.dtype, problem.grid.key.positions.dtype)

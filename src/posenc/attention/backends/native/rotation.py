@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.backends.native import library as arguments
 from posenc.attention.backends.native.build import library, missing
-from posenc.attention.backends.native.library import TYPES, Tokens
+from posenc.attention.backends.native.library import TYPES, CRotation, CTokens
 from posenc.encoding import Pairing, Rotation, apply_rotation
 from posenc.runtime import has_values, is_transformed
 
@@ -38,7 +37,7 @@ def rotate(
 
 
 def _are_one_token(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
-    """True for one query and its own key, on which operators cost as much as on one of them."""
+    """True for one query and the key of the same token, which one kernel call can rotate."""
     if rotation.query is not rotation.key or rotation.query[0].shape[1] != 1:
         return False
     return (q.shape[2], q.shape[0], q.dtype) == (1, k.shape[0], k.dtype)
@@ -66,7 +65,7 @@ def serves_inside(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
 
 
 def fits_inside(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
-    """True if they can rotate while they read."""
+    """True if the kernels of attention can rotate while they read."""
     return _fits(q, rotation.query) and _fits(k, rotation.key)
 
 
@@ -87,7 +86,7 @@ def _fits(x: Tensor, factors: tuple[Tensor, Tensor]) -> bool:
         return False
     cosine = factors[0]
     shape = (*x.shape[:3], cosine.shape[-1])
-    fits = all(n in (1, whole) for n, whole in zip(cosine.shape, shape, strict=True))
+    fits = all(n in (1, full) for n, full in zip(cosine.shape, shape, strict=True))
     return fits and missing() is None
 
 
@@ -109,8 +108,8 @@ class _Rotate(torch.autograd.Function):
         strides = (
             0 if n == 1 else step for n, step in zip(cosine.shape, cosine.stride(), strict=True)
         )
-        problem = arguments.Rotation(
-            *(Tokens.of(x), Tokens.of(out), cosine.data_ptr(), sine.data_ptr()),
+        problem = CRotation(
+            *(CTokens.of(x), CTokens.of(out), cosine.data_ptr(), sine.data_ptr()),
             *tuple(strides)[:3],
             *(*x.shape, cosine.shape[-1], adjacent, conjugate),
         )

@@ -1,4 +1,4 @@
-"""Images behind special tokens (a class token): cells by the kernels, other pairs apart."""
+"""Images after special tokens (a class token): cells by the kernels, other pairs by definition."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.backends.native.bands import join_keys
 from posenc.attention.problem.images import serves_images
 from posenc.attention.problem.lowering import lower
-from posenc.attention.problem.once import Known, once_for
+from posenc.attention.problem.once import GridCache, cached_for_grid
 from posenc.attention.problem.problem import Problem
 from posenc.grid import Grid
 from posenc.layout import Layout
 
 MOST = 16
-"""Special tokens of a side, at most: pairs with them are computed by the definition."""
+"""Largest number of special tokens of a side; their pairs are computed by the definition."""
 
 
 class Grids(NamedTuple):
-    """The pairs of cells; those of a cell and a special key; those of a special query."""
+    """Grids of cells with cells, of cells with special keys, of special queries with all keys."""
 
     cells: Grid
     special_keys: Grid
@@ -45,36 +45,39 @@ def problem_of_cells(problem: Problem) -> Problem | None:
         return None
     if torch.compiler.is_compiling() or any(side.positions.requires_grad for side in sides):
         return None
-    if problem.whole is not None or problem.sinks is not None:
+    if problem.global_softmax is not None or problem.sinks is not None:
         return None
-    grids, x = once_for(grid, _KNOWN, _grids, signals=True), problem.rotated
+    grids, x = cached_for_grid(grid, _GRIDS_CACHE, _grids, signals=True), problem.rotated
     queries, keys = slice(before[0], None), slice(before[1], None)
-    cells = _part(x, grids.cells, queries, keys)
+    cells = _subproblem(x, grids.cells, queries, keys)
     width = x.v.shape[3]
     lowered = lower(x.encoding, cells.q, cells.k, cells.grid, scale=x.scale, value_dim=width)
     return replace(cells, lowered=lowered) if serves_images(cells.grid, lowered) else None
 
 
-def attend_beside(problem: Problem, attend_cells: Compute, *, lse: bool) -> Result:
-    """Attention of special tokens and cells, by way of that among the cells."""
-    before, grids = _specials(problem.grid), once_for(problem.grid, _KNOWN, _grids, signals=True)
+def attend_with_special_tokens(problem: Problem, attend_cells: Compute, *, lse: bool) -> Result:
+    """Attention of special tokens and cells, given the computation among the cells."""
+    before, grids = (
+        _specials(problem.grid),
+        cached_for_grid(problem.grid, _GRIDS_CACHE, _grids, signals=True),
+    )
     assert before is not None
     x, (queries, keys) = problem.rotated, before
     of_cells = attend_cells(lse=lse or keys > 0)
     if keys:
-        part = _part(x, grids.special_keys, slice(queries, None), slice(keys))
-        of_cells = join_keys([of_cells, attend_by_definition(part, lse=True)], lse=lse)
+        special_pairs = _subproblem(x, grids.special_keys, slice(queries, None), slice(keys))
+        of_cells = join_keys([of_cells, attend_by_definition(special_pairs, lse=True)], lse=lse)
     if not queries:
         return of_cells
-    part = _part(x, grids.special_queries, slice(queries), slice(None))
-    special = attend_by_definition(part, lse=lse)
+    special_pairs = _subproblem(x, grids.special_queries, slice(queries), slice(None))
+    special = attend_by_definition(special_pairs, lse=lse)
     output = torch.cat([special.output, of_cells.output], dim=2)
     if special.lse is None or of_cells.lse is None:
         return Result(output, None)
     return Result(output, torch.cat([special.lse, of_cells.lse.to(special.lse.dtype)], dim=2))
 
 
-def _part(problem: Problem, grid: Grid, queries: slice, keys: slice) -> Problem:
+def _subproblem(problem: Problem, grid: Grid, queries: slice, keys: slice) -> Problem:
     q, k, v = problem.q[:, :, queries], problem.k[:, :, keys], problem.v[:, :, keys]
     return replace(problem, q=q, k=k, v=v, grid=grid, lowered=None, source=None)
 
@@ -88,7 +91,7 @@ def _specials(grid: Grid) -> tuple[int, int] | None:
     return query.length - rows * columns, key.length - key_rows * key_columns
 
 
-_KNOWN: Known = WeakKeyDictionary()
+_GRIDS_CACHE: GridCache = WeakKeyDictionary()
 
 
 def _grids(grid: Grid) -> Grids:

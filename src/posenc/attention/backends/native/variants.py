@@ -37,7 +37,7 @@ CHOICES = (*NEEDS, "build", "none")
 SWITCHED_OFF = "POSENC_KERNELS is 'none'"
 
 
-class Choice(NamedTuple):
+class VariantChoice(NamedTuple):
     """One of ``CHOICES``, and the reason for it."""
 
     name: str
@@ -54,20 +54,20 @@ def sources_hash() -> str:
 
 
 def file_of(name: str) -> Path:
-    """The file of a prebuilt variant of these sources, there or not."""
+    """Path of a prebuilt variant of these sources; it may not exist."""
     return PREBUILT / f"{name}-{sources_hash()}.so"
 
 
 @lru_cache
-def choose() -> Choice:
+def choose() -> VariantChoice:
     """The variant that ``POSENC_KERNELS`` names, or the best that this machine supports."""
     asked = os.environ.get("POSENC_KERNELS", "")
     if asked == "none":
-        return Choice("none", SWITCHED_OFF)
+        return VariantChoice("none", SWITCHED_OFF)
     if asked == "build":
-        return Choice("build", "POSENC_KERNELS is 'build'")
+        return VariantChoice("build", "POSENC_KERNELS is 'build'")
     if os.environ.get("POSENC_KERNEL_FLAGS"):
-        return Choice("build", "POSENC_KERNEL_FLAGS is set")
+        return VariantChoice("build", "POSENC_KERNEL_FLAGS is set")
     if asked:
         return _asked(asked)
     refused: list[str] = []
@@ -75,19 +75,21 @@ def choose() -> Choice:
         if file_of(name).exists():
             reason = unsupported(name)
             if reason is None:
-                return Choice(name, "; ".join(refused))
+                return VariantChoice(name, "; ".join(refused))
             refused.append(f"{name} {reason}")
-    return Choice("build", "; ".join(refused) or _absence())
+    return VariantChoice("build", "; ".join(refused) or _absence())
 
 
-def _asked(name: str) -> Choice:
+def _asked(name: str) -> VariantChoice:
     value = f"POSENC_KERNELS is {name!r}"
     if name not in NEEDS:
-        return Choice("none", f"{value}, not one of {', '.join(CHOICES)}")
+        return VariantChoice("none", f"{value}, not one of {', '.join(CHOICES)}")
     if not file_of(name).exists():
-        return Choice("none", f"{value}, which did not come with posenc")
+        return VariantChoice("none", f"{value}, which did not come with posenc")
     reason = unsupported(name)
-    return Choice("none", f"{value}, which {reason}") if reason else Choice(name, value)
+    return (
+        VariantChoice("none", f"{value}, which {reason}") if reason else VariantChoice(name, value)
+    )
 
 
 def _absence() -> str:
@@ -108,7 +110,7 @@ def unsupported(name: str) -> str | None:
 
 @lru_cache
 def instruction_sets() -> frozenset[str]:
-    """Those that the processor has and the system supports, by Linux' names."""
+    """Instruction sets that processor and system support, by Linux' names."""
     if platform.machine() in ("aarch64", "arm64"):
         return frozenset({"asimd"})  # part of the architecture
     return frozenset(

@@ -1,4 +1,4 @@
-"""Our own kernels for CUDA devices, one for each direction, for the whole formula."""
+"""Triton kernels for CUDA devices, forward and backward, for all structured terms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posenc.attention.backends.common.base import (
     Result,
     refuse_rare,
 )
-from posenc.attention.backends.common.sinks import beside_sinks
+from posenc.attention.backends.common.sinks import add_sinks
 from posenc.attention.backends.triton.form import (
     KernelForm,
     SumsForm,
@@ -137,13 +137,13 @@ def _attend_single_query(problem: Problem, *, lse: bool) -> Result:
     bias = None if bias is None else bias.expand(batch, heads, -1)
     value = None if encoding.value is None else encoding.value.lower(grid)
     result = Result(*TRITON.attend(single_query_record(problem, bias, value)))
-    return beside_sinks(result, problem.sinks, lse=lse)
+    return add_sinks(result, problem.sinks, lse=lse)
 
 
 def _attend_with_sums(problem: Problem, form: SumsForm, *, tuned: bool, lse: bool) -> Result:
-    """Attention for a problem with such a score part."""
+    """Attention for a problem whose score carries sums from key to key."""
     result = Result(*TRITON.attend(sums_record(problem, form, tuned=tuned)))
-    return beside_sinks(result, problem.sinks, lse=lse)
+    return add_sinks(result, problem.sinks, lse=lse)
 
 
 def _rotates_once(problem: Problem) -> bool:

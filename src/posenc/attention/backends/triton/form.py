@@ -1,4 +1,4 @@
-"""The form in which the kernels take a problem, and the reasons why some have none."""
+"""Lowering of a problem to the form of the kernels, with reasons for what they do not support."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ MOST_COUNTED = 4096
 """Vectors by count; the more there are, the coarser counts are."""
 
 MOST_PIECES = 1024
-"""Of a function of the distance, whose knots each program holds."""
+"""Largest number of pieces of a function of the distance; each program holds all knots."""
 
 SMALLEST = 16
 """Tokens of each side of the smallest tiles."""
 
 FAR = 2**30
-"""More than the distance of any two tokens."""
+"""A number beyond the distance of any two tokens."""
 
 SumsForm = GateCounts | StickWeights
 
@@ -56,7 +56,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, eq=False)
 class KernelForm:
-    """A problem in the form that the kernels take.
+    """A problem lowered for the kernels.
 
     Args:
         lowered: its terms.
@@ -106,10 +106,10 @@ def is_single_query(problem: Problem) -> bool:
         return False
     if not torch.is_grad_enabled():
         return True
-    given = [problem.q, problem.k, problem.v, *_positions(problem.grid)]
-    given += [] if problem.sinks is None else [problem.sinks]
+    operands = [problem.q, problem.k, problem.v, *_positions(problem.grid)]
+    operands += [] if problem.sinks is None else [problem.sinks]
     learned = (p for part in problem.encoding.parts() for p in part.parameters())
-    return not any(x.requires_grad for x in (*given, *learned))
+    return not any(x.requires_grad for x in (*operands, *learned))
 
 
 def refuse_single_query(problem: Problem) -> Refusal | None:
@@ -151,7 +151,7 @@ def kernel_form(problem: Problem, fused: FusedScore | None = None) -> KernelForm
 
 
 def sums_form(problem: Problem, form: FusedScore | None) -> SumsForm | Refusal | None:
-    """The score part with carried sums, or why the kernels cannot take it; None if it is no such.
+    """The score part with carried sums, or why the kernels cannot take it; None if it carries none.
 
     Reads the values of a layout with documents or padding, once.
     """
@@ -165,10 +165,10 @@ def sums_form(problem: Problem, form: FusedScore | None) -> SumsForm | Refusal |
         return Refusal(f"its kernels count to {MOST_COUNTED} at most")
     if problem.grid.intervals is not None:
         return NO_INTERVALS
-    found = find_spacing(problem.grid)
-    if isinstance(found, str):
-        return Refusal(found)
-    if not found.ordered:
+    spacing = find_spacing(problem.grid)
+    if isinstance(spacing, str):
+        return Refusal(spacing)
+    if not spacing.ordered:
         return Refusal("its kernels sum over keys in the order in which they are stored")
     return form
 
@@ -183,15 +183,15 @@ def _form_by_offset(
         if function.slope.shape[1] > MOST_PIECES:
             return Refusal(f"its kernels hold functions of {MOST_PIECES} pieces at most")
         problem = replace(problem, encoding=Encoding(value=problem.encoding.value))
-    found = find_spacing(problem.grid)
-    if isinstance(found, str):
-        return Refusal(found)
+    spacing = find_spacing(problem.grid)
+    if isinstance(spacing, str):
+        return Refusal(spacing)
     if lowered is None:
-        lowered = lower_on_sequences(problem, found.shift)
+        lowered = lower_on_sequences(problem, spacing.shift)
     if lowered is None:
         return Refusal("the score or value part has no structured form on this grid")
-    offsets = Offsets.shifted(problem.grid, found.shift, masked=found.ordered)
-    return _fitting(KernelForm(lowered, offsets, found.ordered, function), problem)
+    offsets = Offsets.shifted(problem.grid, spacing.shift, masked=spacing.ordered)
+    return _fitting(KernelForm(lowered, offsets, spacing.ordered, function), problem)
 
 
 def _ordered(grid: Grid) -> bool:
@@ -201,18 +201,18 @@ def _ordered(grid: Grid) -> bool:
 def _positions(grid: Grid) -> list[Tensor]:
     """Positions and signals of both sides."""
     sides = (grid.query, grid.key)
-    found = [side.signal for side in sides if side.signal is not None]
-    return [*found, *(side.positions for side in sides)]
+    signals = [side.signal for side in sides if side.signal is not None]
+    return [*signals, *(side.positions for side in sides)]
 
 
-def _fitting(found: KernelForm, problem: Problem) -> KernelForm | Refusal:
-    """The same, if the vectors that its terms multiply are not too wide and tiles fit."""
-    if not found.ordered and isinstance(problem.grid.window, tuple):
+def _fitting(form: KernelForm, problem: Problem) -> KernelForm | Refusal:
+    """``form``, if the vectors of its terms are not too wide and the smallest tiles fit."""
+    if not form.ordered and isinstance(problem.grid.window, tuple):
         return Refusal("its kernels take windows of unequal sides only where order is position")
-    if problem.softcap is not None and has_rows(found.lowered):
+    if problem.softcap is not None and has_rows(form.lowered):
         return UNCAPPED
-    groups = [term for term in found.lowered if isinstance(term, BucketedTerms)]
-    factors = [term for term in found.lowered if isinstance(term, LowRank)]
+    groups = [term for term in form.lowered if isinstance(term, BucketedTerms)]
+    factors = [term for term in form.lowered if isinstance(term, LowRank)]
     widths = {
         "left": sum(group.left.rows.shape[-1] for group in groups if group.left is not None),
         "right": sum(group.right.rows.shape[-1] for group in groups if group.right is not None),
@@ -233,7 +233,7 @@ def _fitting(found: KernelForm, problem: Problem) -> KernelForm | Refusal:
             f"its smallest tiles take {needed >> 10} KiB of shared memory, and the device has "
             f"{available >> 10}"
         )
-    return found
+    return form
 
 
 def shared_memory(device: torch.device) -> int:

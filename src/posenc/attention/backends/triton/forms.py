@@ -10,20 +10,26 @@ import torch
 from torch import Tensor
 from triton.language import constexpr
 
-from posenc.attention.backends.triton.kernels.arguments import Curve, Numbers, Rotary, Table, Tokens
-from posenc.attention.backends.triton.posing import GRANULE
+from posenc.attention.backends.triton.kernels.arguments import (
+    Curve,
+    Numbers,
+    RotaryArguments,
+    TableArguments,
+    TokenArguments,
+)
+from posenc.attention.backends.triton.posing import SUMMARY_BLOCK
 
 
 @dataclass(frozen=True, eq=False)
 class Ends:
-    """A number a token for the first entry of the tables, and one for the last: ``[B, H, L]``."""
+    """A number per token for the first entry of the tables, and one for the last: ``[B, H, L]``."""
 
     first: Tensor
     last: Tensor
 
     @classmethod
     def of(cls, batch: int, heads: int, length: int, *, like: Tensor) -> Ends:
-        """Room for them."""
+        """Uninitialised numbers, in float32."""
         size = (2, batch, heads, length)
         first, last = like.new_empty(size, dtype=torch.float32).unbind(0)
         return cls(first, last)
@@ -37,10 +43,12 @@ class Ends:
         return rows
 
 
-def tokens(x: Tensor) -> Tokens:
+def tokens(x: Tensor) -> TokenArguments:
     """A tensor ``[B, H, L, width]``; features have to lie together."""
     row, head, step, _ = x.stride()
-    return Tokens(x, row, head, step, constexpr(x.shape[-1]), constexpr(padded(x.shape[-1])))
+    return TokenArguments(
+        x, row, head, step, constexpr(x.shape[-1]), constexpr(padded(x.shape[-1]))
+    )
 
 
 def numbers(x: Tensor) -> Numbers:
@@ -48,15 +56,15 @@ def numbers(x: Tensor) -> Numbers:
     return Numbers(x, x.stride(0), x.stride(1))
 
 
-def table(x: Tensor) -> Table:
+def table(x: Tensor) -> TableArguments:
     """A contiguous tensor ``[h, N, width]``."""
     head = 0 if x.shape[0] == 1 else x.stride(0)
-    return Table(x, head, constexpr(x.shape[-1]), constexpr(padded(x.shape[-1])))
+    return TableArguments(x, head, constexpr(x.shape[-1]), constexpr(padded(x.shape[-1])))
 
 
 def rotary(
     cosine: Tensor | None, sine: Tensor | None, width: int, *, adjacent: bool
-) -> Rotary | None:
+) -> RotaryArguments | None:
     """Factors ``[b, h, L, T]`` for the pairs of heads of a width.
 
     Kernels read sines T numbers after the cosines; the halves of one tensor are.
@@ -73,7 +81,9 @@ def rotary(
     )
     half = (width + 1) // 2
     pairs, block = constexpr(count), constexpr(padded(half))
-    return Rotary(cosine, batch, head, step, pairs, constexpr(half), block, constexpr(adjacent))
+    return RotaryArguments(
+        cosine, batch, head, step, pairs, constexpr(half), block, constexpr(adjacent)
+    )
 
 
 def curve(tensors: Sequence[Tensor], zero: int) -> Curve:
@@ -84,9 +94,11 @@ def curve(tensors: Sequence[Tensor], zero: int) -> Curve:
     values, knots, slope, intercept, rates = tensors
     block = padded(len(knots))
     knots = torch.nn.functional.pad(knots, (0, block - len(knots)), value=float("inf"))
-    whole = torch.nn.functional.pad(rates, (0, -rates.shape[1] % GRANULE), mode="replicate")
-    granules = whole.view(len(whole), -1, GRANULE)
-    extremes = torch.stack([granules.amin(-1), granules.amax(-1)], dim=1)
+    padded_rates = torch.nn.functional.pad(
+        rates, (0, -rates.shape[1] % SUMMARY_BLOCK), mode="replicate"
+    )
+    summary_blocks = padded_rates.view(len(padded_rates), -1, SUMMARY_BLOCK)
+    extremes = torch.stack([summary_blocks.amin(-1), summary_blocks.amax(-1)], dim=1)
     return Curve(
         values,
         *by_row(rates),
@@ -98,7 +110,7 @@ def curve(tensors: Sequence[Tensor], zero: int) -> Curve:
         zero,
         constexpr(slope.shape[1]),
         constexpr(block),
-        constexpr(GRANULE),
+        constexpr(SUMMARY_BLOCK),
         constexpr(True),
     )
 

@@ -1,4 +1,4 @@
-"""From tensors to launches: forward in one kernel, backward in up to five. Imports Triton."""
+"""Launches of the kernels: one in the forward pass, up to five in the backward. Imports Triton."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from posenc.attention.backends.triton.kernels.configs import FP_FUSION, SPANS, t
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
 from posenc.attention.backends.triton.kernels.products import delta_kernel, ends_kernel
-from posenc.attention.backends.triton.posing import GRANULE, RATES, empty_as
+from posenc.attention.backends.triton.posing import RATES, SUMMARY_BLOCK, empty_as
 from posenc.attention.problem.flat import flatten, paths_of
 from posenc.attention.problem.record import SCHEMA, KernelProblem
 
@@ -42,8 +42,8 @@ DRAWN = 2**16
 END = constexpr(True)
 
 
-class Call:
-    """One problem, ready to be launched in either direction.
+class Launch:
+    """A problem with the launches of its forward and backward kernels.
 
     Args:
         x: features of each token have to lie together, and tables to be contiguous.
@@ -115,8 +115,8 @@ class Call:
         into = empty_as(main, main.shape[-1])
         second = empty_as(x.v, x.v.shape[-1]) if for_keys else None
         term, factor = (
-            None if given is None else empty_as(given, given.shape[-1])
-            for given in (getattr(terms, name) for name in names[1:])
+            None if operand is None else empty_as(operand, operand.shape[-1])
+            for operand in (getattr(terms, name) for name in names[1:])
         )
         column = terms.column if for_keys else None
         column = None if column is None else column.new_empty(column.shape)
@@ -148,7 +148,7 @@ class Call:
         )
         if rates is not None:
             rates = rates.sum(1).sum_to_size(x.pairs.tensors[-1].shape)
-        found = {
+        gradients = {
             names[0]: into,
             "v": second,
             f"terms.{names[1]}": term,
@@ -156,7 +156,7 @@ class Call:
             "terms.column": column,
             RATES: rates,
         }
-        return {path: x for path, x in found.items() if x is not None}, sums, weights
+        return {path: x for path, x in gradients.items() if x is not None}, sums, weights
 
     def _ends(self, vectors: Tensor | None, rows: Tensor | None) -> Ends | None:
         """Products of vectors with the first and last row, where any pair may read them."""
@@ -193,10 +193,15 @@ class Call:
     @cached_property
     def _both_sides(self) -> tuple[arguments.Side, arguments.Side]:
         """Queries and keys, without products with the rows at both ends."""
-        x, terms, segments, given = self.x, self.x.terms, self.x.segments, self.x.rotary
+        x, terms, segments, rotation = self.x, self.x.terms, self.x.segments, self.x.rotary
         queries = arguments.Side(
             tokens(x.q),
-            rotary(given.query_cosine, given.query_sine, x.q.shape[-1], adjacent=given.adjacent),
+            rotary(
+                rotation.query_cosine,
+                rotation.query_sine,
+                x.q.shape[-1],
+                adjacent=rotation.adjacent,
+            ),
             maybe(tokens, self.gradient),
             maybe(tokens, terms.left),
             *(None, None, None, None),
@@ -213,7 +218,9 @@ class Call:
         )
         keys = arguments.Side(
             tokens(x.k),
-            rotary(given.key_cosine, given.key_sine, x.k.shape[-1], adjacent=given.adjacent),
+            rotary(
+                rotation.key_cosine, rotation.key_sine, x.k.shape[-1], adjacent=rotation.adjacent
+            ),
             tokens(x.v),
             maybe(tokens, terms.right),
             *(None, None, None, None),
@@ -229,7 +236,7 @@ class Call:
         return queries, keys
 
     def band(self, *, for_keys: bool) -> arguments.Band:
-        """The band of pairs, the keys' if ``for_keys``."""
+        """The band of visible pairs, with keys as x if ``for_keys``."""
         origin, last = self.x.geometry.shift - self.x.terms.first, self.entries - 1
         window = self.x.segments.window or None
         low = (FAR if self.single else 0) if self.has_first else -FAR
@@ -239,21 +246,21 @@ class Call:
         return arguments.Band(origin, self.first, self.last, low, high, window)
 
     def _edged(self, *, for_keys: bool) -> bool:
-        """True if the first token of the other side may be hidden from any of the own tokens."""
+        """True if the first token of the other side may be hidden from any token of this side."""
         if self.x.segments.query_ids is not None:
             return True
         band = self.band(for_keys=for_keys)
         return bool(band.first > band.origin - ((self.keys if for_keys else self.queries) - 1))
 
     def common(self, *, for_keys: bool, sums: str = "") -> dict[str, Any]:
-        """Arguments of the large kernels; ``sums`` tells of what one sums up by offset."""
+        """Arguments of the large kernels; ``sums`` names the gradients summed by offset."""
         x, terms = self.x, self.x.terms
-        own, others = self._sides(for_keys=for_keys)
+        x_side, y_side = self._sides(for_keys=for_keys)
         band = self.band(for_keys=for_keys)
         exact, of_factors = precision_of(x.q.dtype)
         left, right = maybe(table, terms.left_rows), maybe(table, terms.right_rows)
         bias = terms.bias_by_offset
-        tables = arguments.Tables(
+        tables = arguments.OffsetTables(
             bias,
             0 if bias is None else bias.stride(0),
             *((right, left) if for_keys else (left, right)),
@@ -269,8 +276,8 @@ class Call:
             factor = DRAWN / max(1, DRAWN - threshold)
             dropout = arguments.Dropout(threshold * DRAWN, factor, x.seed)
         return {
-            "x": own,
-            "y": others,
+            "x": x_side,
+            "y": y_side,
             "tables": tables,
             "band": band,
             "sizes": arguments.Sizes(self.batch, self.heads, self.heads // x.k.shape[1]),
@@ -280,31 +287,31 @@ class Call:
             "has_low": self.has_last if for_keys else self.has_first,
             "has_high": self.has_first if for_keys else self.has_last,
             "causal": x.segments.causal,
-            "granule": GRANULE,
+            "summary_block": SUMMARY_BLOCK,
             "precision": exact,
             "factor_precision": of_factors,
         }
 
     @cached_property
     def _kind(self) -> tuple[object, ...]:
-        """All that the memory of tiles depends on, and rough sizes."""
+        """Tuning key: the properties that the memory of tiles depends on, and rough sizes."""
         x, segments = self.x, self.x.segments
         flat = flatten(x, SCHEMA)
-        found: list[object] = [x.q.dtype, precision_of(x.q.dtype)[0], x.pairs.kind]
+        kind: list[object] = [x.q.dtype, precision_of(x.q.dtype)[0], x.pairs.kind]
         for path, tensor in zip(paths_of(flat.words), flat.tensors, strict=True):
             wide = tensor.dim() == 4 or path.endswith("_rows")
-            found.append(f"{path} {padded(tensor.shape[-1])}" if wide else path)
-        found += [segments.causal, segments.window > 0, x.dropout > 0]
-        found += [x.rotary.adjacent, x.softcap > 0]
+            kind.append(f"{path} {padded(tensor.shape[-1])}" if wide else path)
+        kind += [segments.causal, segments.window > 0, x.dropout > 0]
+        kind += [x.rotary.adjacent, x.softcap > 0]
         sizes = self.queries, self.keys, self.batch, self.heads
-        found += [size.bit_length() for size in sizes]
-        return *found, self.heads // x.k.shape[1], x.q.device
+        kind += [size.bit_length() for size in sizes]
+        return *kind, self.heads // x.k.shape[1], x.q.device
 
 
 def blocks(
     length: int, lanes: int, side: str = "block_x"
 ) -> Callable[[dict[str, Any]], tuple[int]]:
-    """The grid of programs that own a block of tokens each."""
+    """The grid of programs that compute a block of tokens each."""
     return lambda chosen: (triton.cdiv(length, chosen[side]) * lanes,)
 
 

@@ -20,7 +20,7 @@ BY_OFFSET = (
     *(f"terms.{name}" for name in ("bias_by_offset", "left_rows", "right_rows", "value_rows")),
     *CURVE,
 )
-"""Paths of what depends on the offset, whose gradients are computed if they are wanted only."""
+"""Paths of operands by offset, whose gradients are computed only if wanted."""
 
 CONSTANT = ("geometry", "segments", "rotary", "seed")
 
@@ -37,25 +37,25 @@ def compute_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
 
             return attend_split_k(record)
         if record.pairs.kind in CARRIED:
-            from posenc.attention.backends.triton.sums_launch import SumsCall
+            from posenc.attention.backends.triton.sums_launch import SumsLaunch
 
-            return SumsCall(record).forward()
-        from posenc.attention.backends.triton.launch import Call
+            return SumsLaunch(record).forward()
+        from posenc.attention.backends.triton.launch import Launch
 
-        return Call(record).forward()
+        return Launch(record).forward()
 
 
 def compute_gradients(
-    record: KernelProblem, results: Sequence[Tensor], wanted: Container[str], part: bool
+    record: KernelProblem, results: Sequence[Tensor], wanted: Container[str], global_lse: bool
 ) -> Gradients:
-    """Gradients by their paths; see ``Operator``. Of ``BY_OFFSET``, those that are wanted only."""
-    assert not part  # refused
+    """Gradients by path; see ``Operator``. Paths in ``BY_OFFSET`` are computed only if wanted."""
+    assert not global_lse  # refused
     record, gradient = _ready(record), features_together(results[0])
     with torch.cuda.device(record.q.get_device()):
         if record.pairs.kind in CARRIED:
-            from posenc.attention.backends.triton.sums_launch import SumsCall
+            from posenc.attention.backends.triton.sums_launch import SumsLaunch
 
-            return SumsCall(record).backward(gradient, *results[1:])
+            return SumsLaunch(record).backward(gradient, *results[1:])
         from posenc.attention.backends.triton.offsets_launch import gradients_by_path
 
         return gradients_by_path(record, (gradient, *results[1:]), wanted)
@@ -90,7 +90,7 @@ def _ready(record: KernelProblem) -> KernelProblem:
         else x.contiguous()
         for path, x in zip(paths_of(flat.words), flat.tensors, strict=True)
     ]
-    if all(x is given for x, given in zip(ready, flat.tensors, strict=True)):
+    if all(x is original for x, original in zip(ready, flat.tensors, strict=True)):
         return record
-    found: KernelProblem = restore(flat._replace(tensors=ready), SCHEMA)
-    return found
+    restored: KernelProblem = restore(flat._replace(tensors=ready), SCHEMA)
+    return restored

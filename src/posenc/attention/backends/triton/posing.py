@@ -1,4 +1,4 @@
-"""A problem as the record that Triton's kernels take, and the order of its tensors in memory.
+"""Lowering of a problem into the record of Triton's kernels, and the tensors' memory order.
 
 Segments (documents and padding) and order are read token by token.
 """
@@ -14,11 +14,17 @@ from torch import Tensor
 
 from posenc.attention.backends.triton.form import FAR, KernelForm
 from posenc.attention.problem.dropout import draw_seed
-from posenc.attention.problem.lowering import sinks_beside
+from posenc.attention.problem.lowering import sinks_without_rows
 from posenc.attention.problem.offsets import Offsets
-from posenc.attention.problem.once import Known, in_graph, once_for
+from posenc.attention.problem.once import GridCache, cached_for_grid, in_graph
 from posenc.attention.problem.problem import Problem
-from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, Rotary, Segments
+from posenc.attention.problem.record import (
+    Geometry,
+    KernelProblem,
+    PairTerm,
+    RotaryFactors,
+    SegmentMask,
+)
 from posenc.attention.problem.spacing import find_spacing
 from posenc.attention.problem.terms import AXES, Terms, max_distance_of, of_tokens, read_terms
 from posenc.encoding import BucketedTerms, DistanceFunction, GateCounts, Rotation, StickWeights
@@ -26,8 +32,8 @@ from posenc.grid import Grid
 from posenc.layout.integers import exact_dtype
 from posenc.layout.padding import documents_of
 
-GRANULE = 16
-"""Tokens that are summed up together; divides all tiles."""
+SUMMARY_BLOCK = 16
+"""Tokens of a block whose visibility is summarised; divides all tiles."""
 
 
 NUMBERS, KNOTS, SLOPES, INTERCEPTS, RATES = (f"pairs.tensors.{at}" for at in range(5))
@@ -35,8 +41,8 @@ NUMBERS, KNOTS, SLOPES, INTERCEPTS, RATES = (f"pairs.tensors.{at}" for at in ran
 
 CURVE = (NUMBERS, SLOPES, INTERCEPTS)
 
-_NUMBERED: Known = WeakKeyDictionary()
-_FOUND: tuple[Known, Known] = (WeakKeyDictionary(), WeakKeyDictionary())
+_IDS_CACHE: GridCache = WeakKeyDictionary()
+_SEGMENTS_CACHES: tuple[GridCache, GridCache] = (WeakKeyDictionary(), WeakKeyDictionary())
 
 
 def record(problem: Problem, form: KernelForm, *, tuned: bool) -> KernelProblem:
@@ -47,7 +53,7 @@ def record(problem: Problem, form: KernelForm, *, tuned: bool) -> KernelProblem:
         distance = None if function is not None else max_distance_of(form.lowered)
         entries, geometry = offsets.entries(distance), offsets.geometry()
     terms = _terms(read_terms(form.lowered, q, entries, bucketed=False), q)
-    sinks = sinks_beside(problem.sinks, form.lowered)
+    sinks = sinks_without_rows(problem.sinks, form.lowered)
     if offsets is not None:
         terms = replace(terms, first=entries[0] - offsets.origin)
     return KernelProblem(
@@ -84,7 +90,7 @@ def single_query_record(
         terms=Terms(column=bias, value_rows=rows),
         pairs=PairTerm("single", buckets),
         geometry=Geometry(),
-        segments=Segments(),
+        segments=SegmentMask(),
         rotary=rotary_of(problem.rotation),
         softcap=problem.softcap or 0.0,
     )
@@ -92,9 +98,9 @@ def single_query_record(
 
 def sums_record(problem: Problem, form: GateCounts | StickWeights, *, tuned: bool) -> KernelProblem:
     """The record of a problem whose score carries sums from key to key."""
-    q, grid, found = problem.q, problem.grid, find_spacing(problem.grid)
-    assert not isinstance(found, str)  # callers have refused others
-    offsets = Offsets.shifted(grid, found.shift)
+    q, grid, spacing = problem.q, problem.grid, find_spacing(problem.grid)
+    assert not isinstance(spacing, str)  # callers have refused others
+    offsets = Offsets.shifted(grid, spacing.shift)
     geometry = offsets.geometry()
     lowest, most = (min(max(-FAR, end - offsets.origin), FAR) for end in grid.band)
     if isinstance(form, GateCounts):
@@ -109,23 +115,23 @@ def sums_record(problem: Problem, form: GateCounts | StickWeights, *, tuned: boo
         pairs=pairs,
         geometry=replace(geometry, lowest=lowest, highest=min(highest, most)),
         segments=_segments(grid, ordered=True),
-        rotary=Rotary(),
+        rotary=RotaryFactors(),
         dropout=problem.dropout,
         seed=draw_seed(q.device) if problem.dropout else None,
         tuned=tuned,
     )
 
 
-def rotary_of(rotation: Rotation | None) -> Rotary:
+def rotary_of(rotation: Rotation | None) -> RotaryFactors:
     """Factors in float32, cosines and sines as halves of one tensor, which kernels read as one."""
     if rotation is None:
-        return Rotary()
+        return RotaryFactors()
     query = torch.cat([factor.float() for factor in rotation.query], dim=-1)
     key = query
     if rotation.key[0] is not rotation.query[0]:
         key = torch.cat([factor.float() for factor in rotation.key], dim=-1)
     (cosine, sine), (key_cosine, key_sine) = (factor.chunk(2, dim=-1) for factor in (query, key))
-    return Rotary(cosine, sine, key_cosine, key_sine, rotation.pairing == "adjacent")
+    return RotaryFactors(cosine, sine, key_cosine, key_sine, rotation.pairing == "adjacent")
 
 
 def _terms(terms: Terms, q: Float[Tensor, "B H Q D"]) -> Terms:
@@ -152,19 +158,23 @@ def _function(
     return PairTerm("distance", tuple(x.to(torch.float32).contiguous() for x in tensors))
 
 
-def _segments(grid: Grid, *, ordered: bool) -> Segments:
-    """Those of a grid, without orders if ``ordered``; once for each pair of layouts."""
+def _segments(grid: Grid, *, ordered: bool) -> SegmentMask:
+    """Segments of a grid, without orders if ``ordered``; computed once per pair of layouts."""
     if ordered and not grid.segmented:
-        return Segments()
+        return SegmentMask()
 
-    def compute(grid: Grid) -> Segments:
+    def compute(grid: Grid) -> SegmentMask:
         query, key = segment_ids_of(grid)
         first, second = (
             None if ordered else side.order.contiguous() for side in (grid.query, grid.key)
         )
-        return Segments(query, key, first, second, _summary(query, first), _summary(key, second))
+        return SegmentMask(query, key, first, second, _summary(query, first), _summary(key, second))
 
-    segments = compute(grid) if in_graph(grid) else once_for(grid, _FOUND[ordered], compute)
+    segments = (
+        compute(grid)
+        if in_graph(grid)
+        else cached_for_grid(grid, _SEGMENTS_CACHES[ordered], compute)
+    )
     if ordered:
         return segments
     assert not isinstance(grid.window, tuple)  # refused by kernel_form
@@ -180,10 +190,10 @@ def segment_ids_of(grid: Grid) -> tuple[Tensor, Tensor]:
     """
     if in_graph(grid):
         return _segment_ids(grid, *map(documents_of, (grid.query, grid.key)))
-    return once_for(grid, _NUMBERED, _numbered)
+    return cached_for_grid(grid, _IDS_CACHE, _number_segments)
 
 
-def _numbered(grid: Grid) -> tuple[Tensor, Tensor]:
+def _number_segments(grid: Grid) -> tuple[Tensor, Tensor]:
     sides = documents_of(grid.query), documents_of(grid.key)
     if grid.query.document is None and grid.key.document is None:
         return _segment_ids(grid, *(side.int() for side in sides))
@@ -197,37 +207,37 @@ def _numbered(grid: Grid) -> tuple[Tensor, Tensor]:
 
 
 def _segment_ids(grid: Grid, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """The same numbers, those of padding replaced."""
+    """Replace the segment numbers of padding, by others for queries than for keys."""
     least = torch.iinfo(query.dtype).min
-    found = []
+    numbered = []
     for number, (labels, side) in enumerate(((query, grid.query), (key, grid.key))):
         if side.valid is not None:
             labels = labels.masked_fill(~side.valid, least + number)
-        found.append(labels.contiguous())
-    return found[0], found[1]
+        numbered.append(labels.contiguous())
+    return numbered[0], numbered[1]
 
 
 def _summary(segment_ids: Tensor, order: Tensor | None) -> Tensor:
-    """Least and greatest order and segment of each granule of real tokens: ``[b, n, 4]``.
+    """Least and greatest order and segment of the real tokens of each block: ``[b, n, 4]``.
 
-    The two segments of a granule with padding differ, so that it is not taken for one without.
+    The two segments of a block with padding differ, so that it is not taken for one without.
     """
     large = 2**60
     least_label = torch.iinfo(segment_ids.dtype).min
     segment_ids = segment_ids.long()
     order = torch.zeros_like(segment_ids) if order is None else order
     rows = max(len(segment_ids), len(order))
-    missing = -segment_ids.shape[1] % GRANULE
+    missing = -segment_ids.shape[1] % SUMMARY_BLOCK
     real = torch.nn.functional.pad(segment_ids > least_label + 1, (0, missing))
-    real = real.view(len(real), -1, GRANULE)
+    real = real.view(len(real), -1, SUMMARY_BLOCK)
     padded = (~real).any(-1).long()
-    found = []
+    columns = []
     for values, less in ((order, 0), (segment_ids, padded)):
-        each = torch.nn.functional.pad(values, (0, missing)).view(len(values), -1, GRANULE)
+        each = torch.nn.functional.pad(values, (0, missing)).view(len(values), -1, SUMMARY_BLOCK)
         least = each.masked_fill(~real, large).amin(-1) - less
         most = each.masked_fill(~real, -large).amax(-1)
-        found += [least.expand(rows, -1), most.expand(rows, -1)]
-    return torch.stack(found, dim=-1)
+        columns += [least.expand(rows, -1), most.expand(rows, -1)]
+    return torch.stack(columns, dim=-1)
 
 
 def features_together(x: Tensor) -> Tensor:
@@ -236,7 +246,7 @@ def features_together(x: Tensor) -> Tensor:
 
 
 def empty_as(x: Float[Tensor, "B H L D"], width: int) -> Float[Tensor, "B H L E"]:
-    """Room for vectors of the same tokens, their heads in the order in which ``x`` holds them.
+    """Uninitialised vectors of the tokens of ``x``, in its order of heads and tokens in memory.
 
     ``[B, L, H, D]``, transposed, is how projections leave them and take them.
     """

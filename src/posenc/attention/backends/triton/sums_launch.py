@@ -21,8 +21,8 @@ from posenc.attention.backends.triton.kernels.sums_forward import (
 )
 from posenc.attention.backends.triton.kernels.sums_keys import sums_keys_kernel
 from posenc.attention.backends.triton.kernels.sums_queries import sums_queries_kernel
-from posenc.attention.backends.triton.launch import Call, blocks
-from posenc.attention.backends.triton.posing import GRANULE, empty_as
+from posenc.attention.backends.triton.launch import Launch, blocks
+from posenc.attention.backends.triton.posing import SUMMARY_BLOCK, empty_as
 from posenc.attention.problem.record import KernelProblem
 
 LARGEST_TILE = 128
@@ -33,8 +33,8 @@ TERMS = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 2}
 
 
 @dataclass(frozen=True, eq=False)
-class SumsCall:
-    """One problem with carried sums.
+class SumsLaunch:
+    """A problem with carried sums, and the launches of its kernels.
 
     Args:
         x: its pairs' tensors are products ``[B, H, Q, N]`` of queries with vectors by count, in
@@ -49,7 +49,7 @@ class SumsCall:
 
     @property
     def rest_to_self(self) -> bool:
-        """Of stick breaking, whether what is left goes to the query's own key."""
+        """True if stick breaking gives the remaining weight to the key at the query's position."""
         return self.x.pairs.kind == "sticks_self"
 
     def forward(self) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,7 @@ class SumsCall:
         q, v = self.x.q, self.x.v
         output = empty_as(q, v.shape[-1])
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-        common, lanes = Call(self.x).common(for_keys=False), q.shape[0] * q.shape[1]
+        common, lanes = Launch(self.x).common(for_keys=False), q.shape[0] * q.shape[1]
         sums_forward_kernel[blocks(q.shape[2], lanes)](
             **_chosen(common, "tables", "dropout"),
             **self._constants(),
@@ -82,46 +82,53 @@ class SumsCall:
         width = max(x.q.shape[-1], x.v.shape[-1])
         tiles = triton.cdiv(x.k.shape[2], CARRY_KEYS)
         dtype = torch.float32 if self.products is None else torch.int32
-        size = triton.cdiv(CARRY_KEYS * width, GRANULE) * GRANULE
+        size = triton.cdiv(CARRY_KEYS * width, SUMMARY_BLOCK) * SUMMARY_BLOCK
         dq, dk, dv = (empty_as(each, each.shape[-1]) for each in (x.q, x.k, x.v))
         if queries > size:
             dk, dv = (torch.zeros_like(each, dtype=torch.float32) for each in (dk, dv))
-        found: list[Tensor] = []
+        product_gradients: list[Tensor] = []
         for begin in range(0, queries, size):
-            part = slice(begin, min(begin + size, queries))
-            count = part.stop - begin
+            rows = slice(begin, min(begin + size, queries))
+            count = rows.stop - begin
             sums = lse.new_empty(*batch_heads, tiles, count, dtype=dtype)
             carries = arguments.Carries(
                 sums,
                 torch.empty_like(sums, dtype=torch.float32),
                 lse.new_empty(*batch_heads, count, dtype=torch.int32),
             )
-            of_part = SumsCall(_part(x, part))
-            call = Call(
-                of_part.x,
-                gradient=gradient[:, :, part],
-                output=None if self.products is None else output[:, :, part],
-                lse=lse[:, :, part].contiguous(),
-                of_lse=None if of_lse is None else of_lse[:, :, part],
+            block = SumsLaunch(_query_block(x, rows))
+            launch = Launch(
+                block.x,
+                gradient=gradient[:, :, rows],
+                output=None if self.products is None else output[:, :, rows],
+                lse=lse[:, :, rows].contiguous(),
+                of_lse=None if of_lse is None else of_lse[:, :, rows],
             )
-            pairs, of_keys = of_part._pairs(), (dk, dv)
+            pairs, of_keys = block._pairs(), (dk, dv)
             if queries > size:
                 of_keys = (torch.empty_like(dk), torch.empty_like(dv))
-            of_products = of_part._queries(call, carries, pairs, dq[:, :, part], begin)
-            of_part._keys(call, carries, pairs, of_keys, begin)
+            of_products = block._queries(launch, carries, pairs, dq[:, :, rows], begin)
+            block._keys(launch, carries, pairs, of_keys, begin)
             if queries > size:
                 dk += of_keys[0]
                 dv += of_keys[1]
             if of_products is not None:
-                found.append(of_products)
+                product_gradients.append(of_products)
         gradients = {"q": dq, "k": dk.to(x.k.dtype), "v": dv.to(x.v.dtype)}
-        return gradients | ({"pairs.tensors.0": torch.cat(found, dim=2)} if found else {})
+        return gradients | (
+            {"pairs.tensors.0": torch.cat(product_gradients, dim=2)} if product_gradients else {}
+        )
 
     def _queries(
-        self, call: Call, carries: arguments.Carries, pairs: Tensor | None, dq: Tensor, begin: int
+        self,
+        launch: Launch,
+        carries: arguments.Carries,
+        pairs: Tensor | None,
+        dq: Tensor,
+        begin: int,
     ) -> Tensor | None:
         """Gradients of queries, and of the products if there are any."""
-        common, constants = call.common(for_keys=False), self._constants()
+        common, constants = launch.common(for_keys=False), self._constants()
         programs = blocks(dq.shape[2], dq.shape[0] * dq.shape[1], "block_q")
         carries_kernel[programs](
             **_chosen(common),
@@ -153,16 +160,20 @@ class SumsCall:
         )
         if ends is None or far is None:
             return None
-        total, part = ends.unbind(-1)
+        total, fraction_sums = ends.unbind(-1)
         # Of pairs from each whole count on; differences are of those at a count.
-        from_count = total - part + torch.cat([part[..., :1], part[..., :-1]], dim=-1)
-        found = from_count - torch.nn.functional.pad(from_count[..., 1:], (0, 1))
-        found[..., -1] += far
-        return found
+        from_count = (
+            total
+            - fraction_sums
+            + torch.cat([fraction_sums[..., :1], fraction_sums[..., :-1]], dim=-1)
+        )
+        gradients = from_count - torch.nn.functional.pad(from_count[..., 1:], (0, 1))
+        gradients[..., -1] += far
+        return gradients
 
     def _keys(
         self,
-        call: Call,
+        launch: Launch,
         carries: arguments.Carries,
         pairs: Tensor | None,
         of_keys: tuple[Tensor, Tensor],
@@ -171,7 +182,7 @@ class SumsCall:
         dk, dv = of_keys
         count = triton.cdiv(dk.shape[2], CARRY_KEYS) * dk.shape[0] * dk.shape[1]
         sums_keys_kernel[(count,)](
-            **_chosen(call.common(for_keys=True), "dropout"),
+            **_chosen(launch.common(for_keys=True), "dropout"),
             **self._constants(),
             pairs=pairs,
             carries=carries,
@@ -186,7 +197,7 @@ class SumsCall:
 
     @property
     def _edged(self) -> bool:
-        """True if keys before those that are not ahead may be hidden."""
+        """True if the first keys of a row may be hidden from a query."""
         return self.x.geometry.lowest > -FAR or self.x.segments.query_ids is not None
 
     def _constants(self) -> dict[str, Any]:
@@ -198,7 +209,7 @@ class SumsCall:
         return {"sticks": False, "limit": (width - 1) << bits, "width": width, "bits": bits}
 
     def _pairs(self) -> Tensor | None:
-        """Each product less what the next one is more, beside that, as numbers of 64 bits."""
+        """Pairs of float32 in 64 bits: each product less the rise to the next, and that rise."""
         if self.products is None:
             return None
         scaled = self.products * LOG2E.value
@@ -207,13 +218,13 @@ class SumsCall:
 
 
 def _chosen(common: dict[str, Any], *more: str) -> dict[str, Any]:
-    names = ("x", "y", "band", "sizes", "scale", "key", "granule", "precision", *more)
+    names = ("x", "y", "band", "sizes", "scale", "key", "summary_block", "precision", *more)
     return {name: common[name] for name in names}
 
 
-def _part(x: KernelProblem, queries: slice) -> KernelProblem:
+def _query_block(x: KernelProblem, queries: slice) -> KernelProblem:
     """The problem of some queries."""
-    granules = slice(queries.start // GRANULE, triton.cdiv(queries.stop, GRANULE))
+    summary_blocks = slice(queries.start // SUMMARY_BLOCK, triton.cdiv(queries.stop, SUMMARY_BLOCK))
     ids, summary = x.segments.query_ids, x.segments.query_summary
     products = tuple(each[:, :, queries] for each in x.pairs.tensors)
     return replace(
@@ -224,6 +235,6 @@ def _part(x: KernelProblem, queries: slice) -> KernelProblem:
         segments=replace(
             x.segments,
             query_ids=None if ids is None else ids[:, queries],
-            query_summary=None if summary is None else summary[:, granules],
+            query_summary=None if summary is None else summary[:, summary_blocks],
         ),
     )

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import dropout as drop
 
 from posenc.attention.backends.common.fused import fused_attention
-from posenc.attention.softmax import softmax_beside
+from posenc.attention.softmax import softmax_with_sinks
 from posenc.derivatives import with_definition
 from posenc.encoding import repeat_heads
 from posenc.runtime import is_exporting
@@ -100,5 +100,5 @@ def attend_by_logits(
         logits = softcap * (logits / softcap).tanh()
     if mask is not None and mask.dtype != torch.bool:
         logits, mask = logits + mask, None
-    weights = drop(softmax_beside(logits, mask, sinks).to(value.dtype), dropout)
+    weights = drop(softmax_with_sinks(logits, mask, sinks).to(value.dtype), dropout)
     return weights @ repeat_heads(value, logits.shape[1]), weights

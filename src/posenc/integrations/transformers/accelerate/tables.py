@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding.reuse import Layer, reused
+from posenc.encoding.reuse import HasModules, reused
 from posenc.runtime import has_values
 
 FURTHEST = 1024
@@ -19,7 +19,7 @@ def cached_projection(
     project: Callable[[Float[Tensor, "n C"]], Float[Tensor, "H n D"]],
     rows: Tensor,
     axis: int,
-    layers: Sequence[Layer] = (),
+    layers: Sequence[HasModules] = (),
     weights: Sequence[Tensor] = (),
 ) -> Float[Tensor, "H N D"] | None:
     """``project(rows)``, a part of what is kept of a table; None where ``reused`` has nothing.

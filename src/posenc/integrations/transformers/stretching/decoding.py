@@ -11,8 +11,8 @@ from transformers.cache_utils import DynamicLayer
 
 from posenc.attention import attend
 from posenc.attention.backends.common.fused import fold_heads
-from posenc.attention.problem.once import once_for_part
-from posenc.attention.softmax import softmax_beside
+from posenc.attention.problem.once import cached_for_part
+from posenc.attention.softmax import softmax_with_sinks
 from posenc.encoding import Encoding, apply_rotation
 from posenc.extension.banded import BandedRope
 from posenc.extension.methods.log_n import LogN
@@ -108,7 +108,7 @@ def attend_last(
                 *(query, rotated, value, grid, PLAIN), scale=scale, sinks=sinks, softcap=softcap
             )
     assert isinstance(score, BandedRope)
-    rotations, bands = once_for_part(
+    rotations, bands = cached_for_part(
         score, grid, lambda grid: score.of_last(grid, begin), ("last", begin)
     )
     before = before or _begin(past, len(rotations))
@@ -125,8 +125,8 @@ def attend_last(
     logits = logits.view(*query.shape[:3], keys)
     if softcap is not None:
         logits = softcap * (logits / softcap).tanh()
-    visible = once_for_part(score, grid, lambda grid: grid.visible, ("visible",))
-    weights = softmax_beside(logits, visible, sinks)
+    visible = cached_for_part(score, grid, lambda grid: grid.visible, ("visible",))
+    weights = softmax_with_sinks(logits, visible, sinks)
     return (fold_heads(weights, value)[0] @ value).view(*query.shape[:3], -1)
 
 

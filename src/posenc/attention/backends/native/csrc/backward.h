@@ -49,7 +49,7 @@ class Backward {
     d_column_ = x_.terms.column.gradient_of<double>(split, b, h);
     if (d_column_) std::fill_n(d_column_, x_.keys, 0.0);
     if (x_.terms.right.gradient.data)
-      d_right_tokens_ = gradient_sums(d_right_tokens_to_, x_.terms.right.gradient, x_.terms.right.part, b, h,
+      d_right_tokens_ = gradient_sums(d_right_tokens_to_, x_.terms.right.gradient, x_.terms.right.part_stride, b, h,
                                       split, right_width_, x_.terms.right.features, d_right_tokens_scratch_);
     else
       d_right_tokens_ = dk_;
@@ -78,7 +78,7 @@ class Backward {
       rotate_back(x_, x_.k_rotary, b, logits_.group, j, dk_ + j * width_);
     write_sums(dk_to_, b, h, dk_, width_, x_.dim);
     const Operand& factor = x_.terms.key_factor;
-    if (factor) write_sums(split_of(factor.gradient, factor.part, split), b, h, dk_ + x_.dim, width_, factor.features);
+    if (factor) write_sums(split_of(factor.gradient, factor.part_stride, split), b, h, dk_ + x_.dim, width_, factor.features);
     write_sums(dv_to_, b, h, dv_, value_width_, x_.value_dim);
   }
   void run_tile(index b, index h, index first, index n) {
@@ -152,7 +152,7 @@ class Backward {
       });
     });
     // The rounding of such a sum is taken off one key: it would grow in running sums over many keys.
-    for (index i = 0; i < n && d_column_ && !x_.part && !x_.softcap; ++i)
+    for (index i = 0; i < n && d_column_ && !x_.global_lse && !x_.softcap; ++i)
       if (tile.all_visible_keys(i).size()) d_column_[tile.all_visible_keys(i).end - 1] -= ds_row_sums_[i];
     if (x_.terms.left_rows) end_left(b, h, first, n);
     if (x_.pairs.kind != MIXING) write_queries(b, h, first, n);
@@ -320,7 +320,7 @@ class Backward {
       return logits_.use_amx ? power_of_two(x * PER_LN_2 - powers_lse) : exponential(x - lse);
     };
     // A single key's weight is 1 whatever its logit, but for a sink: dp - delta would leave a rounding error.
-    const bool alone = !x_.part && !x_.sinks && !x_.lse_gradient && tile.all_visible_keys(i).size() == 1;
+    const bool alone = !x_.global_lse && !x_.sinks && !x_.lse_gradient && tile.all_visible_keys(i).size() == 1;
     const ivec single_key = alone ? ~ivec{} : ivec{};
     const uint32_t seed = dropout_.row_seed((b * x_.heads + h) * x_.queries + tile.i0 + i);
     for (index t = from; t < to; t += VL) {

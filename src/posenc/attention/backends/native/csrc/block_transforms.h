@@ -3,11 +3,11 @@
 #include "gemm.h"
 #include "problem.h"
 namespace posenc::NUMBER {
-// Of a query whose own key (that of offset 0) is in block n: s = own[query, key - 64 n] in its own
+// A query whose key of offset 0 is in block n has s = diagonal[query, key - 64 n] in this
 // block, and x_J · k[key] in block J before it, where x_{n-1} = q and x_{J-1} = x_J · M_J: the state
 // of a query is a vector of D features. Blocks have PANEL = 64 keys.
-// data: M [B, H, blocks, D, D], own [B, H, Q, 64]; gradient: [splits, B, H, blocks, D, D] and
-// [B, H, Q, 64]. sizes: blocks. D is a multiple of VL; own keys rise with the query, so that the
+// data: M [B, H, blocks, D, D], diagonal [B, H, Q, 64]; gradient: [splits, B, H, blocks, D, D] and
+// [B, H, Q, 64]. sizes: blocks. D is a multiple of VL; keys of offset 0 rise with the query, so that the
 // queries of a tile that a block transforms are its last ones.
 class BlockTransforms {
  public:
@@ -26,8 +26,8 @@ class BlockTransforms {
     states_ = states_scratch_.of(slots_ * rows * width_);
     fill(states_, 0, slots_ * rows * width_);  // no block sets those of padding, which products read
     const index at = ((b * x.heads + h) * x.queries + first) * PANEL;
-    own_ = x.pairs.data[1] + at;
-    d_own_ = x.pairs.gradient[1] ? x.pairs.gradient[1] + at : nullptr;
+    diagonal_ = x.pairs.data[1] + at;
+    d_diagonal_ = x.pairs.gradient[1] ? x.pairs.gradient[1] + at : nullptr;
     propagate = true;
   }
   // Logits of the selected tile of keys, panels [begin, end) of k_panels, from the last to the first:
@@ -36,7 +36,7 @@ class BlockTransforms {
     for (index p = panels.end - 1; p >= panels.begin; --p) {
       const index block = j0 / PANEL + p, here = first_row(block), later = first_row(block + 1);
       for (index i = here; i < later; ++i) {
-        std::copy_n(own_ + i * PANEL, PANEL, s + i * ld + p * PANEL);
+        std::copy_n(diagonal_ + i * PANEL, PANEL, s + i * ld + p * PANEL);
         if (propagate && block) std::copy_n(q_ + i * q_ld_, width_, state(block - 1) + i * width_);
       }
       const index n = rows_ - later;
@@ -56,7 +56,7 @@ class BlockTransforms {
     real* transposed = transposed_.of(width_ * round_up(width_, PANEL));
     for (index p = panels.begin; p < panels.end; ++p) {
       const index block = j0 / PANEL + p, here = first_row(block), later = first_row(block + 1), n = rows_ - later;
-      for (index i = here; i < later; ++i) std::copy_n(ds + i * ld + p * PANEL, PANEL, d_own_ + i * PANEL);
+      for (index i = here; i < later; ++i) std::copy_n(ds + i * ld + p * PANEL, PANEL, d_diagonal_ + i * PANEL);
       if (!n) continue;
       const real *x = state(block) + later * width_, *d = ds + later * ld + p * PANEL;
       real* to = dq + later * width_;
@@ -75,7 +75,7 @@ class BlockTransforms {
   bool propagate = true;  // whether products compute the states of the blocks before; once is enough
 
  private:
-  // The first row of the tile whose own key is in this block or a later one.
+  // The first row of the tile whose key of offset 0 is in this block or a later one.
   index first_row(index block) const {
     index i = 0;
     while (i < rows_ && -index(base_[i]) < block * PANEL) ++i;
@@ -85,8 +85,8 @@ class BlockTransforms {
   const real* matrix(index block) const { return matrices_ + block * width_ * width_; }
 
   Scratch states_scratch_, transposed_, next_;
-  const real *matrices_ = nullptr, *own_ = nullptr, *q_ = nullptr;
-  real *d_matrices_ = nullptr, *d_own_ = nullptr, *states_ = nullptr;
+  const real *matrices_ = nullptr, *diagonal_ = nullptr, *q_ = nullptr;
+  real *d_matrices_ = nullptr, *d_diagonal_ = nullptr, *states_ = nullptr;
   const int32_t* base_ = nullptr;
   index width_ = 0, count_ = 0, rows_ = 0, q_ld_ = 0, slots_ = 2, keys_ = 0;
 };

@@ -76,10 +76,10 @@ struct Map {
   index low, high;
 };
 // A tensor of a term as [batch|1, heads|1, rows, features]: tokens, offsets (as rows of one feature) or
-// buckets. Its gradient has a leading axis of parts, `part` numbers apart; without data none is wanted.
+// buckets. Its gradient has a leading axis of parts, `part_stride` numbers apart; without data none is wanted.
 struct Operand {
   Tokens value, gradient;
-  index part, rows, features;
+  index part_stride, rows, features;
   explicit operator bool() const { return value.data; }
   template <class T = real>
   T* of(index b, index h) const {
@@ -88,7 +88,7 @@ struct Operand {
   template <class T = real>
   T* gradient_of(index p, index b, index h) const {
     if (!gradient.data) return nullptr;
-    return reinterpret_cast<T*>(gradient.data) + p * part + b * gradient.batch + h * gradient.head;
+    return reinterpret_cast<T*>(gradient.data) + p * part_stride + b * gradient.batch + h * gradient.head;
   }
 };
 // The terms of logits and values, which problem/terms.py declares and describes; the build has their
@@ -121,7 +121,7 @@ struct Problem {
   Team team;
   index chunks, splits;  // parts of the batch and of the queries
   double scale, dropout, softcap;  // softcap: c of c · tanh(s / c), 0 for none
-  index seed, part;  // part: out and lse are over more keys than these
+  index seed, global_lse;  // global_lse: out and lse are over more keys than these
   Tokens q, k, v, out;
   RotaryFactors q_rotary, k_rotary;  // of queries and keys before their product
   index rotated, adjacent;  // pairs, 0 for none; they are (2t, 2t + 1), not (t, t + rotated)

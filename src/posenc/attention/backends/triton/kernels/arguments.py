@@ -2,10 +2,10 @@
 
 Triton 3.6 forgets the constants of tuples within a tuple unless a constant of its own comes after
 them: ``end`` is there for that. Nor does it let a function return None within a tuple, so that
-each kernel reads what it holds (``Own``) itself.
+each kernel reads its tile of x (``XTile``) itself.
 
-Kernels know two sides. Each program owns ``block_x`` tokens of one, *x*, and loops over those of
-the other, *y*, in tiles of ``block_y``. If ``for_keys``, x are the keys and y the queries.
+Kernels have two sides. Each program computes ``block_x`` tokens of one, *x*, and loops over those
+of the other, *y*, in tiles of ``block_y``. If ``for_keys``, x are the keys and y the queries.
 
 A packed batch is one row of tokens with ``Side.segment_ids``: pairs of different segments are
 hidden, and tiles without visible pairs are skipped by ``Side.summary``. A window is ``Band.first``
@@ -26,18 +26,18 @@ __all__ = [
     "Dropout",
     "Gradients",
     "Numbers",
-    "Own",
-    "Rotary",
+    "OffsetTables",
+    "RotaryArguments",
     "Side",
     "Sizes",
     "SumGradients",
-    "Table",
-    "Tables",
-    "Tokens",
+    "TableArguments",
+    "TokenArguments",
+    "XTile",
 ]
 
 
-class Tokens(NamedTuple):
+class TokenArguments(NamedTuple):
     """Vectors of tokens, ``[B, H, L, width]``, contiguous features.
 
     ``row``, ``head`` and ``step`` are the strides of the other axes; ``block`` is ``width``
@@ -52,7 +52,7 @@ class Tokens(NamedTuple):
     block: Any
 
 
-class Rotary(NamedTuple):
+class RotaryArguments(NamedTuple):
     """Factors of pairs of features, ``[B, H, L, 2 * pairs]``, cosines and then sines.
 
     Strides are 0 along axes that share them. ``half`` is how many pairs there would be if all
@@ -70,14 +70,14 @@ class Rotary(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """A number a token, ``[B, H, L]``, contiguous tokens."""
+    """One number per token, ``[B, H, L]``, contiguous tokens."""
 
     pointer: Any
     row: Any
     head: Any
 
 
-class Table(NamedTuple):
+class TableArguments(NamedTuple):
     """Rows by entry, ``[h, count, width]``; ``head`` is 0 where the heads share them."""
 
     pointer: Any
@@ -99,8 +99,8 @@ class Side(NamedTuple):
         sinks: of the queries, logits without a value.
         lse, delta: of the queries, for the gradients; delta is dO · O - dlse.
         segment_ids: pairs of different ones are hidden; order: decides what is ahead; summary:
-            least and greatest order and segment of each granule of tokens. Each has a stride of its
-            own from batch row to batch row.
+            least and greatest order and segment of each summary block. Each has its stride between
+            batch rows.
         length: number of tokens.
     """
 
@@ -132,8 +132,8 @@ class Curve(NamedTuple):
 
     Of an argument u it is ``slope[h, m] * u + intercept[h, m]`` in head h, if m ``knots`` are at
     most u. There are m = 0 … ``pieces`` - 1, and knots as many as ``block``, infinite ones last.
-    Numbers never fall from entry ``zero`` on, to either side. ``extremes [b, 2, granules]``: least
-    and largest rate of each ``granule`` of queries.
+    Numbers never fall from entry ``zero`` on, to either side. ``extremes [b, 2,
+    summary_blocks]``: least and largest rate of each block of ``summary_block`` queries.
     """
 
     numbers: Any
@@ -141,18 +141,18 @@ class Curve(NamedTuple):
     rates_row: Any
     extremes: Any
     extremes_row: Any
-    granules: Any
+    summary_blocks: Any
     knots: Any
     slope: Any
     intercept: Any
     zero: Any
     pieces: Any
     block: Any
-    granule: Any
+    summary_block: Any
     end: Any
 
 
-class Tables(NamedTuple):
+class OffsetTables(NamedTuple):
     """Tables of ``count`` entries by offset: biases ``[h, count]``, and rows for the terms of x,
     for those of y, and for values; a function of numbers by offset; and the cap of the logits."""
 
@@ -201,8 +201,8 @@ class Dropout(NamedTuple):
     seed: Any
 
 
-class Own(NamedTuple):
-    """A program's own tokens of x, from token ``start`` on.
+class XTile(NamedTuple):
+    """The tile of x that a program computes, from token ``start`` on.
 
     ``b`` and ``h`` are its batch row and query head, ``lane`` a number for both; ``rate`` is that
     of queries in a ``Curve``. Of tokens that are rotated, ``tokens`` are the first members of all
@@ -250,9 +250,9 @@ class CurveGradients(NamedTuple):
 
 
 class Carries(NamedTuple):
-    """Of each tile of keys, ``[lane, tile, query]``: ``sums`` over the keys after it, and
-    ``d_sums``, of gradients over the keys before it. There are sums from tile ``first_tiles [lane,
-    query]`` on; before, all are at their limit."""
+    """Carried sums for each tile of keys, ``[lane, tile, query]``: ``sums`` over the keys after it,
+    and ``d_sums``, of gradients over the keys before it. Sums exist from tile ``first_tiles [lane,
+    query]`` on; before it, all are at their limit."""
 
     sums: Any
     d_sums: Any

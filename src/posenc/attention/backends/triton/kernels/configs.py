@@ -24,10 +24,10 @@ __all__ = [
     "SUMS_QUERIES",
     "TOKENS",
     "all_or_first",
+    "bytes_per_token",
     "diagonal_block",
     "fitting",
     "fitting_sums",
-    "room",
     "tuning_key",
 ]
 
@@ -124,43 +124,44 @@ def tuning_key(*kind: object, tuned: bool) -> int:
     return number if tuned else -number
 
 
-def fitting(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:
-    """Those that are worth compiling for a problem.
+def fitting(configs: list[Any], call: dict[str, Any], **more: Any) -> list[Any]:
+    """Configurations that are worth compiling for a problem.
 
     Where something is unrolled along tiles, they are square, since a window of
     ``block_x + block_y`` entries has to be a power of two.
     """
-    whole = {**given, **more}
-    tables, own, others = whole["tables"], whole["x"].tokens, whole["y"].second
+    arguments = {**call, **more}
+    tables, tokens, others = arguments["tables"], arguments["x"].tokens, arguments["y"].second
     unrolled = sum(table is not None for table in (tables.x, tables.y, tables.value))
-    needed = room(max(own.block.value, others.block.value), own.pointer.element_size(), unrolled)
+    width = max(tokens.block.value, others.block.value)
+    needed = bytes_per_token(width, tokens.pointer.element_size(), unrolled)
     # Gradients are held beside the tokens they are of.
-    largest = _largest(needed, 1536 if "into" in whole else 2560)
+    largest = _largest(needed, 1536 if "into" in arguments else 2560)
     sides = [(config.kwargs["block_x"], config.kwargs["block_y"]) for config in configs]
     fitting_configs = [
         config
         for config, (x, y) in zip(configs, sides, strict=True)
         if len(configs) == 1 or ((x == y or not unrolled) and _smallest(needed) <= x <= largest)
     ]
-    return all_or_first(fitting_configs, whole)
+    return all_or_first(fitting_configs, arguments)
 
 
-def all_or_first(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:
-    """The first alone for problems that are not tuned."""
-    return configs[:1] if {**given, **more}["key"] < 0 else configs
+def all_or_first(configs: list[Any], call: dict[str, Any], **more: Any) -> list[Any]:
+    """All configurations, or only the first for problems that are not tuned."""
+    return configs[:1] if {**call, **more}["key"] < 0 else configs
 
 
-def fitting_sums(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:
-    """Those for heads of a width, which are few: each takes long to compile."""
-    whole = {**given, **more}
-    x, y = whole["x"], whole["y"]
+def fitting_sums(configs: list[Any], call: dict[str, Any], **more: Any) -> list[Any]:
+    """Configurations for heads of a width, few because each takes long to compile."""
+    arguments = {**call, **more}
+    x, y = arguments["x"], arguments["y"]
     width = max(tokens.block.value for tokens in (x.tokens, y.tokens, y.second))
-    needed = room(width, x.tokens.pointer.element_size(), 0)
+    needed = bytes_per_token(width, x.tokens.pointer.element_size(), 0)
     first = 2 * ((needed > 256) + (needed > 512))
-    return all_or_first(configs[first : first + 2] or configs, whole)
+    return all_or_first(configs[first : first + 2] or configs, arguments)
 
 
-def room(width: int, itemsize: int, unrolled: int) -> int:
+def bytes_per_token(width: int, itemsize: int, unrolled: int) -> int:
     """Rough size in bytes of a token of a tile, with so many unrolled tables."""
     return 2 * width * itemsize * (1 + 2 * unrolled)
 

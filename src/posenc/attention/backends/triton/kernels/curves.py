@@ -21,21 +21,23 @@ def rates_of(curve, b, at, length):
 
 
 @triton.jit
-def _pieces_met(curve, b, queries_at, start, count, queries: tl.constexpr, entries: tl.constexpr):
+def _pieces_between(
+    curve, b, queries_at, start, count, queries: tl.constexpr, entries: tl.constexpr
+):
     """The pieces of the least and of the largest argument of a tile.
 
     Args:
         queries_at: its first query, of ``queries``; start: its first entry before clipping, of
             ``entries``.
     """
-    granule: tl.constexpr = curve.granule
-    at = queries_at // granule + tl.arange(0, queries // granule)
-    extremes = curve.extremes + b * curve.extremes_row + tl.minimum(at, curve.granules - 1)
+    summary_block: tl.constexpr = curve.summary_block
+    at = queries_at // summary_block + tl.arange(0, queries // summary_block)
+    extremes = curve.extremes + b * curve.extremes_row + tl.minimum(at, curve.summary_blocks - 1)
     first = clip(start, 0, count - 1)
     last = clip(start + (entries - 1), 0, count - 1)
     least = tl.load(curve.numbers + clip(curve.zero, first, last)) * tl.min(tl.load(extremes), 0)
     most = tl.maximum(tl.load(curve.numbers + first), tl.load(curve.numbers + last))
-    most *= tl.max(tl.load(extremes + curve.granules), 0)
+    most *= tl.max(tl.load(extremes + curve.summary_blocks), 0)
     knots = tl.load(curve.knots + tl.arange(0, curve.block))
     # Both counts in one sum, of 16 bits each: one reduction across threads.
     knots_below = (knots <= least).to(tl.int32) + ((knots <= most).to(tl.int32) << 16)
@@ -75,7 +77,7 @@ def with_curve(
     """
     numbers = window_of_biases(curve.numbers, 1.0, start, count, block_x, block_y, for_keys, False)
     queries: tl.constexpr = block_y if for_keys else block_x
-    low, high = _pieces_met(curve, b, queries_at, start, count, queries, block_x + block_y - 1)
+    low, high = _pieces_between(curve, b, queries_at, start, count, queries, block_x + block_y - 1)
     slope = curve.slope + h * curve.pieces
     intercept = tl.load(curve.intercept + h * curve.pieces + low) * unit
     logits += numbers * _by_query(rate * (tl.load(slope + low) * unit), for_keys) + intercept
@@ -93,7 +95,7 @@ def rate_gradients(
 ):
     """Gradients ``[x]`` of the rates of queries, from those of the logits ``[x, y]`` of a tile."""
     numbers = window_of_biases(curve.numbers, 1.0, start, count, block_x, block_y, False, False)
-    low, high = _pieces_met(curve, b, queries_at, start, count, block_x, block_x + block_y - 1)
+    low, high = _pieces_between(curve, b, queries_at, start, count, block_x, block_x + block_y - 1)
     slope = curve.slope + h * curve.pieces
     moments = ds * numbers
     rates_sum = tl.sum(moments, 1) * tl.load(slope + low)
@@ -134,7 +136,7 @@ def piece_gradients(
         ds: gradients of the tile's logits.
     """
     numbers = window_of_biases(curve.numbers, 1.0, start, count, block_x, block_y, False, False)
-    low, high = _pieces_met(curve, b, queries_at, start, count, block_x, block_x + block_y - 1)
+    low, high = _pieces_between(curve, b, queries_at, start, count, block_x, block_x + block_y - 1)
     slope = curve.slope + h * curve.pieces
     piece = tl.arange(0, 2 * curve.block)
     by_rate = ds * rate[:, None]

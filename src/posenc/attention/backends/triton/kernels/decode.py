@@ -67,10 +67,10 @@ def split_kernel(
     inside = h < last_head
     # [rows, D]: the one query of each head, read as if heads were tokens.
     if query_rotary is None:
-        own = load_vectors(q.pointer + b * q.row, q.head, h, inside, q.width, q.block)
-        partners = own
+        queries = load_vectors(q.pointer + b * q.row, q.head, h, inside, q.width, q.block)
+        partners = queries
     else:
-        own, partners = load_rotated(
+        queries, partners = load_rotated(
             q.pointer + b * q.row, q.head, q.width, query_rotary,
             query_rotary.pointer + b * query_rotary.row, query_rotary.head, h, inside,
         )
@@ -84,13 +84,13 @@ def split_kernel(
         at = start + tl.arange(0, block)
         if key_rotary is None:
             tokens = load_tokens(k, b, g, at, keys)
-            logits = product(own, tl.trans(tokens), precision) * scale
+            logits = product(queries, tl.trans(tokens), precision) * scale
         else:
             tokens, others = load_rotated(
                 start_of(k, b, g), k.step, k.width, key_rotary,
                 start_of(key_rotary, b, g), key_rotary.step, at, at < keys,
             )
-            logits = product(own, tl.trans(tokens), precision)
+            logits = product(queries, tl.trans(tokens), precision)
             logits += product(partners, tl.trans(others), precision)
             logits *= scale
         valid = (at < keys)[None, :]
@@ -154,10 +154,10 @@ def combine_kernel(
         partial_at = lane * splits + split
         split_lse = tl.load(partial_lse_ptr + partial_at, mask=split < splits, other=float("-inf"))
         mask = (split < splits)[:, None] & inside[None, :]
-        part = tl.load(
+        partial = tl.load(
             partial_ptr + partial_at[:, None] * width + feature[None, :], mask, other=0.0
         )
-        output += part * tl.exp2(split_lse - row_max)[:, None]
+        output += partial * tl.exp2(split_lse - row_max)[:, None]
     valid = row_sum > 0
     row_sum = tl.where(valid, row_sum, 1.0)
     lse = tl.where(valid, row_max + tl.log2(row_sum), float("-inf"))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
+from posenc.attention.backends.triton.kernels.arguments import Dropout, XTile
 from posenc.attention.backends.triton.kernels.configs import FORWARD, fitting
 from posenc.attention.backends.triton.kernels.curves import rates_of
 from posenc.attention.backends.triton.kernels.logits import (
@@ -16,9 +16,9 @@ from posenc.attention.backends.triton.kernels.logits import (
     NEAR,
     carried_before,
     far_numbers,
-    kept,
     softmax_step,
     tile_logits,
+    undropped,
 )
 from posenc.attention.backends.triton.kernels.memory import (
     LOG2E,
@@ -35,7 +35,7 @@ from posenc.attention.backends.triton.kernels.visibility import visible_tile_ran
 from posenc.attention.backends.triton.kernels.windows import rows_of_x, window_start
 
 
-class _State(NamedTuple):
+class _SoftmaxState(NamedTuple):
     """Sums of a block of queries so far, relative to ``row_max``.
 
     ``output [x, E]``; ``row_sum``, ``row_max``, and ``low`` and ``high``, the weights that read the
@@ -54,7 +54,7 @@ def _walk(
     state,
     begin,
     end,
-    own,
+    x_tile,
     far,
     x,
     y,
@@ -75,44 +75,44 @@ def _walk(
     ones read one entry, and ``far [x]`` is added."""
     output, row_sum, row_max = state.output, state.row_sum, state.row_max  # [x, E], [x], [x]
     low, high = state.low, state.high
-    g = own.h // sizes.group
+    g = x_tile.h // sizes.group
     carried = tl.zeros([1, 1], tl.float32)
     if kind == NEAR:
         carried = carried_before(
-            own, tables, band, begin * block_y, False, precision, False, block_x
+            x_tile, tables, band, begin * block_y, False, precision, False, block_x
         )
     for tile in range(begin, end):
         y0 = tile * block_y
         y_at = y0 + tl.arange(0, block_y)
-        k, partners = load_side(y, own.b, g, y_at)
+        k, partners = load_side(y, x_tile.b, g, y_at)
         factor = None
         if y.factor is not None:
-            factor = load_tokens(y.factor, own.b, own.h, y_at, y.length)
+            factor = load_tokens(y.factor, x_tile.b, x_tile.h, y_at, y.length)
         logits, carried = tile_logits(
-            own, far, k, partners, factor, carried, x, y, tables, band, scale, y0, kind, masked,
+            x_tile, far, k, partners, factor, carried, x, y, tables, band, scale, y0, kind, masked,
             causal, False, False, precision, factor_precision, block_x, block_y,
         )
         if kind != NEAR and tables.softcap is None:
             logits += (far * LOG2E)[:, None]
         weights, rescale, row_max, row_sum = softmax_step(logits, row_max, row_sum)
         if dropout is not None:
-            keep = kept(dropout, own.lane, own.start, y0, block_x, block_y, False)
+            keep = undropped(dropout, x_tile.lane, x_tile.start, y0, block_x, block_y, False)
             weights = tl.where(keep, weights, 0.0)
-        v = load_tokens(y.second, own.b, g, y_at, y.length)  # [y, E]
+        v = load_tokens(y.second, x_tile.b, g, y_at, y.length)  # [y, E]
         output = output * rescale[:, None] + product(weights.to(v.dtype), v, precision)
         if tables.value is not None:
             low *= rescale
             high *= rescale
             if kind == NEAR:
-                start = window_start(own.start, y0, band.origin, block_x, False)
+                start = window_start(x_tile.start, y0, band.origin, block_x, False)
                 output += rows_of_x(
-                    weights, tables.value, own.h, start, tables.count, precision, block_x, False
+                    weights, tables.value, x_tile.h, start, tables.count, precision, block_x, False
                 )
             elif kind == LOW:
                 low += tl.sum(weights, 1)
             else:
                 high += tl.sum(weights, 1)
-    return _State(output, row_sum, row_max, low, high)
+    return _SoftmaxState(output, row_sum, row_max, low, high)
 
 
 @triton.autotune(configs=FORWARD, key=["key"], prune_configs_by={"early_config_prune": fitting})
@@ -132,7 +132,7 @@ def forward_kernel(
     has_low: tl.constexpr,
     has_high: tl.constexpr,
     causal: tl.constexpr,
-    granule: tl.constexpr,
+    summary_block: tl.constexpr,
     precision: tl.constexpr,
     factor_precision: tl.constexpr,
     block_x: tl.constexpr,
@@ -163,40 +163,40 @@ def forward_kernel(
     rate = None
     if tables.curve is not None:
         rate = rates_of(tables.curve, b, at, x.length)
-    own = Own(tokens, partners, None, term, factor, None, rate, None, None, x0, b, h, lane)
+    x_tile = XTile(tokens, partners, None, term, factor, None, rate, None, None, x0, b, h, lane)
     begin, clear, near, far, edge, end = visible_tile_ranges(
-        x, y, band, b, x0, causal, False, granule, block_x, block_y, block_x, block_y
+        x, y, band, b, x0, causal, False, summary_block, block_x, block_y, block_x, block_y
     )
     near = clip(near, clear, edge)
     far = clip(far, near, edge)
     zeros = tl.zeros([block_x], tl.float32)
-    state = _State(
+    state = _SoftmaxState(
         tl.zeros([block_x, y.second.block], tl.float32), zeros, zeros - float("inf"),
         zeros, zeros,
     )
     if edged:
         state = _walk(
-            state, begin, clear, own, None, x, y, tables, band, sizes, dropout, scale,
+            state, begin, clear, x_tile, None, x, y, tables, band, sizes, dropout, scale,
             NEAR, True, causal, precision, factor_precision, block_x, block_y,
         )
     if has_low:
-        far_bias = far_numbers(x.term_low, tables, own, at, x.length, False, block_x)
+        far_bias = far_numbers(x.term_low, tables, x_tile, at, x.length, False, block_x)
         state = _walk(
-            state, clear, near, own, far_bias, x, y, tables, band, sizes, dropout, scale,
+            state, clear, near, x_tile, far_bias, x, y, tables, band, sizes, dropout, scale,
             LOW, False, causal, precision, factor_precision, block_x, block_y,
         )
     state = _walk(
-        state, near, far, own, None, x, y, tables, band, sizes, dropout, scale,
+        state, near, far, x_tile, None, x, y, tables, band, sizes, dropout, scale,
         NEAR, False, causal, precision, factor_precision, block_x, block_y,
     )
     if has_high:
-        far_bias = far_numbers(x.term_high, tables, own, at, x.length, True, block_x)
+        far_bias = far_numbers(x.term_high, tables, x_tile, at, x.length, True, block_x)
         state = _walk(
-            state, far, edge, own, far_bias, x, y, tables, band, sizes, dropout, scale,
+            state, far, edge, x_tile, far_bias, x, y, tables, band, sizes, dropout, scale,
             HIGH, False, causal, precision, factor_precision, block_x, block_y,
         )
     state = _walk(
-        state, edge, end, own, None, x, y, tables, band, sizes, dropout, scale,
+        state, edge, end, x_tile, None, x, y, tables, band, sizes, dropout, scale,
         NEAR, True, causal, precision, factor_precision, block_x, block_y,
     )
     result = state.output

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
+from posenc.attention.backends.triton.kernels.arguments import Dropout, XTile
 from posenc.attention.backends.triton.kernels.backward_tile import tile_ds
 from posenc.attention.backends.triton.kernels.configs import TOKENS, fitting
 from posenc.attention.backends.triton.kernels.curves import rate_gradients, rates_of
@@ -36,7 +36,7 @@ from posenc.attention.backends.triton.kernels.visibility import visible_tile_ran
 from posenc.attention.backends.triton.kernels.windows import rows_of_x, window_start
 
 
-class _State(NamedTuple):
+class _GradientSums(NamedTuple):
     """Sums of a block of x so far, as in ``Gradients``; a dummy where there is no such thing.
 
     Of tokens that are rotated, ``tokens`` are first members of pairs and ``partners`` second ones.
@@ -62,7 +62,7 @@ def _walk(
     end,
     low_end,
     high_begin,
-    own,
+    x_tile,
     far,
     second_far,
     x,
@@ -96,20 +96,20 @@ def _walk(
     carried = tl.zeros([1, 1], tl.float32)
     if kind == NEAR:
         carried = carried_before(
-            own, tables, band, begin * block_y, True, precision, for_keys, block_x
+            x_tile, tables, band, begin * block_y, True, precision, for_keys, block_x
         )
     for tile in range(begin, end):
         y0 = tile * block_y
         y_at = y0 + tl.arange(0, block_y)
-        y_tokens, y_partners = load_side(y, own.b, y_head, y_at)
-        y_second = load_tokens(y.second, own.b, y_head, y_at, y.length)
+        y_tokens, y_partners = load_side(y, x_tile.b, y_head, y_at)
+        y_second = load_tokens(y.second, x_tile.b, y_head, y_at, y.length)
         y_factor = None
         if y.factor is not None:
-            y_factor = load_tokens(y.factor, own.b, own.h, y_at, y.length)
+            y_factor = load_tokens(y.factor, x_tile.b, x_tile.h, y_at, y.length)
         weights, ds, carried = tile_ds(
-            own, far, second_far, y_tokens, y_partners, y_second, y_factor, carried, x, y, tables,
-            band, dropout, scale, y0, kind, masked, causal, for_keys, precision, factor_precision,
-            block_x, block_y,
+            x_tile, far, second_far, y_tokens, y_partners, y_second, y_factor, carried, x, y,
+            tables, band, dropout, scale, y0, kind, masked, causal, for_keys, precision,
+            factor_precision, block_x, block_y,
         )
         tokens += product(ds.to(y_tokens.dtype), y_tokens, precision)
         if x.rotary is not None:
@@ -121,10 +121,10 @@ def _walk(
         if x.column is not None:
             column += tl.sum(ds, 1)
         if tables.curve is not None and not for_keys:
-            start = window_start(own.start, y0, band.origin, block_x, for_keys)
+            start = window_start(x_tile.start, y0, band.origin, block_x, for_keys)
             rate += rate_gradients(
-                ds, own.rate, tables.curve, own.b, own.h, own.start, start, tables.count, block_x,
-                block_y,
+                ds, x_tile.rate, tables.curve, x_tile.b, x_tile.h, x_tile.start, start,
+                tables.count, block_x, block_y,
             )
         if kind == LOW:
             low += tl.sum(ds, 1)
@@ -144,11 +144,11 @@ def _walk(
                     ds = tl.where(tile < low_end, 0.0, ds)
                 if masked and has_high:
                     ds = tl.where(tile >= high_begin, 0.0, ds)
-                start = window_start(own.start, y0, band.origin, block_x, for_keys)
+                start = window_start(x_tile.start, y0, band.origin, block_x, for_keys)
                 term += rows_of_x(
-                    ds, tables.x, own.h, start, tables.count, precision, block_x, for_keys
+                    ds, tables.x, x_tile.h, start, tables.count, precision, block_x, for_keys
                 )
-    return _State(
+    return _GradientSums(
         tokens, partners, second, term, factor, column, low, high, weight_low, weight_high, rate
     )
 
@@ -172,7 +172,7 @@ def gradients_kernel(
     has_high: tl.constexpr,
     causal: tl.constexpr,
     for_keys: tl.constexpr,
-    granule: tl.constexpr,
+    summary_block: tl.constexpr,
     span: tl.constexpr,
     precision: tl.constexpr,
     factor_precision: tl.constexpr,
@@ -208,7 +208,7 @@ def gradients_kernel(
     tokens, partners = load_side(x, b, x_head, at)
     second = load_tokens(x.second, b, x_head, at, x.length)
     begin, clear, low_end, high_begin, edge, end = visible_tile_ranges(
-        x, y, band, b, x0, causal, for_keys, granule, block_x, block_y, span, span
+        x, y, band, b, x0, causal, for_keys, summary_block, block_x, block_y, span, span
     )
     near = clip(low_end, clear, edge)
     far = clip(high_begin, near, edge)
@@ -250,46 +250,46 @@ def gradients_kernel(
             if tables.curve is not None:
                 rate = rates_of(tables.curve, b, at, x.length)
         query_lane = (b * sizes.heads + h).to(tl.int32)
-        own = Own(
+        x_tile = XTile(
             tokens, partners, second, term, factor, column, rate, lse, delta, x0, b, h, query_lane
         )
-        state = _State(
+        state = _GradientSums(
             token_sum, partner_sum, second_sum, term_sum, factor_sum, zeros, zeros, zeros,
             zeros, zeros, zeros,
         )
         if edged:
             state = _walk(
-                state, begin, clear, low_end, high_begin, own, None, None, x, y, tables, band,
+                state, begin, clear, low_end, high_begin, x_tile, None, None, x, y, tables, band,
                 y_head, dropout, scale, NEAR, True, has_low, has_high, causal, for_keys, precision,
                 factor_precision, block_x, block_y,
             )
         if has_low:
-            far_bias = far_numbers(x.term_low, tables, own, at, x.length, for_keys, block_x)
+            far_bias = far_numbers(x.term_low, tables, x_tile, at, x.length, for_keys, block_x)
             second_far = None
             if x.second_low is not None:
                 second_far = load_numbers(start_of(x.second_low, b, h), at, x.length, 0.0)
             state = _walk(
-                state, clear, near, low_end, high_begin, own, far_bias, second_far, x, y, tables,
+                state, clear, near, low_end, high_begin, x_tile, far_bias, second_far, x, y, tables,
                 band, y_head, dropout, scale, LOW, False, has_low, has_high, causal, for_keys,
                 precision, factor_precision, block_x, block_y,
             )
         state = _walk(
-            state, near, far, low_end, high_begin, own, None, None, x, y, tables, band, y_head,
+            state, near, far, low_end, high_begin, x_tile, None, None, x, y, tables, band, y_head,
             dropout, scale, NEAR, False, has_low, has_high, causal, for_keys, precision,
             factor_precision, block_x, block_y,
         )
         if has_high:
-            far_bias = far_numbers(x.term_high, tables, own, at, x.length, not for_keys, block_x)
+            far_bias = far_numbers(x.term_high, tables, x_tile, at, x.length, not for_keys, block_x)
             second_far = None
             if x.second_high is not None:
                 second_far = load_numbers(start_of(x.second_high, b, h), at, x.length, 0.0)
             state = _walk(
-                state, far, edge, low_end, high_begin, own, far_bias, second_far, x, y, tables,
+                state, far, edge, low_end, high_begin, x_tile, far_bias, second_far, x, y, tables,
                 band, y_head, dropout, scale, HIGH, False, has_low, has_high, causal, for_keys,
                 precision, factor_precision, block_x, block_y,
             )
         state = _walk(
-            state, edge, end, low_end, high_begin, own, None, None, x, y, tables, band, y_head,
+            state, edge, end, low_end, high_begin, x_tile, None, None, x, y, tables, band, y_head,
             dropout, scale, NEAR, True, has_low, has_high, causal, for_keys, precision,
             factor_precision, block_x, block_y,
         )

@@ -35,20 +35,20 @@ HIGH = tl.constexpr(2)
 
 
 @triton.jit
-def far_numbers(numbers, tables, own, at, length, last: tl.constexpr, block: tl.constexpr):
+def far_numbers(numbers, tables, x_tile, at, length, last: tl.constexpr, block: tl.constexpr):
     """Bias ``[x]`` of tokens of x in LOW tiles, or in HIGH ones if ``last``."""
     bias = tl.zeros([block], tl.float32)
     if numbers is not None:
-        bias += load_numbers(start_of(numbers, own.b, own.h), at, length, 0.0)
+        bias += load_numbers(start_of(numbers, x_tile.b, x_tile.h), at, length, 0.0)
     if tables.bias_by_offset is not None:
-        biases = tables.bias_by_offset + own.h.to(tl.int64) * tables.bias_head
+        biases = tables.bias_by_offset + x_tile.h.to(tl.int64) * tables.bias_head
         bias += tl.load(biases + (tables.count - 1 if last else 0))
     return bias
 
 
 @triton.jit
 def carried_before(
-    own,
+    x_tile,
     tables,
     band,
     y0,
@@ -63,19 +63,21 @@ def carried_before(
     """
     carried = tl.zeros([1, 1], tl.float32)
     if tables.x is not None and not (unscaled and tables.y is not None):
-        start = window_start(own.start, y0, band.origin, block, for_keys)
+        start = window_start(x_tile.start, y0, band.origin, block, for_keys)
         if for_keys:
             start += block
-        carried = half_of_x(own.term, tables.x, own.h, start, tables.count, precision, block)
+        carried = half_of_x(x_tile.term, tables.x, x_tile.h, start, tables.count, precision, block)
     return carried
 
 
 @triton.jit
-def _product(own, y_tokens, y_partners, rotated: tl.constexpr, precision: tl.constexpr, start=None):
+def _product(
+    x_tile, y_tokens, y_partners, rotated: tl.constexpr, precision: tl.constexpr, start=None
+):
     """Products ``[x, y]`` of queries and keys, added to ``start``."""
-    products = product(own.tokens, tl.trans(y_tokens), precision, start)
+    products = product(x_tile.tokens, tl.trans(y_tokens), precision, start)
     if rotated:
-        products = product(own.partners, tl.trans(y_partners), precision, products)
+        products = product(x_tile.partners, tl.trans(y_partners), precision, products)
     return products
 
 
@@ -112,7 +114,7 @@ def _added(logits, term):
 
 @triton.jit
 def tile_logits(
-    own,
+    x_tile,
     far,
     y_tokens,
     y_partners,
@@ -142,27 +144,28 @@ def tile_logits(
     it than it has to move.
 
     Args:
-        own: what the program holds of x; far: its numbers where the tile reads one entry.
+        x_tile: the tile of x; far: its numbers where the tile reads one entry.
         y_tokens, y_partners, y_factor: of the tile.
         carried: products of x with the half of the window that it shares with the tile before.
 
     Returns those with the half that it shares with the next tile, too.
     """
+    queries: tl.constexpr = block_y if for_keys else block_x
     y_at = y0 + tl.arange(0, block_y)
     logits = None  # [x, y]
     unit = LOG2E
     if unscaled:
         unit = 1 / scale
     else:
-        logits = _product(own, y_tokens, y_partners, x.rotary is not None, precision)
+        logits = _product(x_tile, y_tokens, y_partners, x.rotary is not None, precision)
         logits *= scale * LOG2E
     if x.factor is not None:
-        products = product(own.factor, tl.trans(y_factor), factor_precision)
+        products = product(x_tile.factor, tl.trans(y_factor), factor_precision)
         logits = _added(logits, products * unit)
     if kind == NEAR:
-        start = window_start(own.start, y0, band.origin, block_y if for_keys else block_x, for_keys)
+        start = window_start(x_tile.start, y0, band.origin, queries, for_keys)
         if tables.bias_by_offset is not None:
-            biases = tables.bias_by_offset + own.h.to(tl.int64) * tables.bias_head
+            biases = tables.bias_by_offset + x_tile.h.to(tl.int64) * tables.bias_head
             # Keys' gradients have as many copies either way, and no registers left.
             twice: tl.constexpr = unscaled and not for_keys
             biases = window_of_biases(
@@ -173,13 +176,14 @@ def tile_logits(
             tl.static_assert(block_x == block_y)
             if unscaled and tables.y is not None:
                 products = window_of_x(
-                    own.term, tables.x, own.h, start, tables.count, precision, block_x, for_keys
+                    x_tile.term, tables.x, x_tile.h, start, tables.count, precision, block_x,
+                    for_keys
                 )
             else:
                 fresh = half_of_x(
-                    own.term,
+                    x_tile.term,
                     tables.x,
-                    own.h,
+                    x_tile.h,
                     start if for_keys else start + block_x,
                     tables.count,
                     precision,
@@ -193,40 +197,40 @@ def tile_logits(
             logits = _added(logits, products * unit)
         if tables.y is not None:
             tl.static_assert(block_x == block_y)
-            y_term = load_tokens(y.term, own.b, own.h, y_at, y.length)
+            y_term = load_tokens(y.term, x_tile.b, x_tile.h, y_at, y.length)
             products = window_of_y(
-                y_term, tables.y, own.h, start, tables.count, precision, block_x, for_keys
+                y_term, tables.y, x_tile.h, start, tables.count, precision, block_x, for_keys
             )
             logits = _added(logits, products * unit)
     elif tables.y is not None:
         numbers = y.term_low if kind == LOW else y.term_high
-        numbers = load_numbers(start_of(numbers, own.b, own.h), y_at, y.length, 0.0)
+        numbers = load_numbers(start_of(numbers, x_tile.b, x_tile.h), y_at, y.length, 0.0)
         logits = _added(logits, tl.broadcast_to((numbers * unit)[None, :], [block_x, block_y]))
     if y.column is not None:
-        column = load_numbers(start_of(y.column, own.b, own.h), y_at, y.length, 0.0)
+        column = load_numbers(start_of(y.column, x_tile.b, x_tile.h), y_at, y.length, 0.0)
         logits = _added(logits, tl.broadcast_to((column * unit)[None, :], [block_x, block_y]))
     if unscaled:
-        logits = _product(own, y_tokens, y_partners, x.rotary is not None, precision, logits)
+        logits = _product(x_tile, y_tokens, y_partners, x.rotary is not None, precision, logits)
     if tables.curve is not None:
-        rate = own.rate
+        rate = x_tile.rate
         if for_keys:
-            rate = rates_of(tables.curve, own.b, y_at, y.length)
-        start = window_start(own.start, y0, band.origin, block_y if for_keys else block_x, for_keys)
+            rate = rates_of(tables.curve, x_tile.b, y_at, y.length)
+        start = window_start(x_tile.start, y0, band.origin, queries, for_keys)
         logits = with_curve(
-            logits, tables.curve, rate, own.b, own.h, unit, y0 if for_keys else own.start, start,
-            tables.count, block_x, block_y, for_keys,
+            logits, tables.curve, rate, x_tile.b, x_tile.h, unit, y0 if for_keys else x_tile.start,
+            start, tables.count, block_x, block_y, for_keys,
         )
     if tables.softcap is not None:
         if kind != NEAR:
             logits += (far * unit)[:, None]
         if x.column is not None:
-            logits += (own.column * unit)[:, None]
+            logits += (x_tile.column * unit)[:, None]
         logits = capped(logits, tables.softcap * unit)
     if masked:
-        x_at = own.start + tl.arange(0, block_x)
+        x_at = x_tile.start + tl.arange(0, block_x)
         t = y_at[None, :] - x_at[:, None] + band.origin  # [x, y]
-        seen = visible(t, x, y, band, own.b, x_at, y_at, causal, for_keys)
-        logits = tl.where(seen, logits, float("-inf"))
+        shown = visible(t, x, y, band, x_tile.b, x_at, y_at, causal, for_keys)
+        logits = tl.where(shown, logits, float("-inf"))
     return logits, carried
 
 
@@ -256,7 +260,7 @@ def philox(seed, first, second, third):
 
 
 @triton.jit
-def kept(
+def undropped(
     dropout, lane, x0, y0, block_x: tl.constexpr, block_y: tl.constexpr, for_keys: tl.constexpr
 ):
     """Mask ``[x, y]`` of the pairs that dropout keeps: the same for a pair in whatever tile it is.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
+from posenc.attention.backends.triton.kernels.arguments import Dropout, XTile
 from posenc.attention.backends.triton.kernels.backward_tile import tile_ds
 from posenc.attention.backends.triton.kernels.configs import OFFSETS, all_or_first
 from posenc.attention.backends.triton.kernels.curves import piece_gradients, rates_of
@@ -23,7 +23,7 @@ from posenc.attention.backends.triton.kernels.memory import (
     start_of,
 )
 from posenc.attention.backends.triton.kernels.rotary import load_side
-from posenc.attention.backends.triton.kernels.visibility import tiles_meet
+from posenc.attention.backends.triton.kernels.visibility import has_visible_pairs
 from posenc.attention.backends.triton.kernels.windows import roll_x, roll_y, window_start
 
 
@@ -55,7 +55,7 @@ def offsets_kernel(
     has_high: tl.constexpr,
     causal: tl.constexpr,
     for_keys: tl.constexpr,
-    granule: tl.constexpr,
+    summary_block: tl.constexpr,
     span: tl.constexpr,
     precision: tl.constexpr,
     factor_precision: tl.constexpr,
@@ -114,10 +114,12 @@ def offsets_kernel(
         y0 = (tile + diagonal) * block
         x_at = x0 + tl.arange(0, block)
         y_at = y0 + tl.arange(0, block)
-        meet = True
+        has_pairs = True
         if x.segment_ids is not None:
-            meet = tiles_meet(x, y, band, b, x0, y0, causal, for_keys, granule, block, block)
-        if meet:
+            has_pairs = has_visible_pairs(
+                x, y, band, b, x0, y0, causal, for_keys, summary_block, block, block
+            )
+        if has_pairs:
             tokens, partners = load_side(x, b, x_head, x_at)
             second = load_tokens(x.second, b, x_head, x_at, x.length)
             term = None
@@ -142,12 +144,12 @@ def offsets_kernel(
             lane = (b * sizes.heads + h).to(tl.int32)
             y_tokens, y_partners = load_side(y, b, y_head, y_at)
             y_second = load_tokens(y.second, b, y_head, y_at, y.length)
-            own = Own(
+            x_tile = XTile(
                 tokens, partners, second, term, x_factor, column, rate, lse, delta, x0, b, h, lane
             )
-            carried = carried_before(own, tables, band, y0, True, precision, for_keys, block)
+            carried = carried_before(x_tile, tables, band, y0, True, precision, for_keys, block)
             weights, ds, _ = tile_ds(
-                own, None, None, y_tokens, y_partners, y_second, y_factor, carried, x, y, tables,
+                x_tile, None, None, y_tokens, y_partners, y_second, y_factor, carried, x, y, tables,
                 band, dropout, scale, y0, NEAR, True, causal, for_keys, precision, factor_precision,
                 block, block,
             )

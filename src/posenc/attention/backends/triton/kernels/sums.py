@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.logits import kept
+from posenc.attention.backends.triton.kernels.logits import undropped
 from posenc.attention.backends.triton.kernels.memory import LOG2E, load_tokens, product
 from posenc.attention.backends.triton.kernels.pairs import load_pairs, reciprocal
 from posenc.attention.backends.triton.kernels.visibility import visible
@@ -52,17 +52,17 @@ def query_block(x, sizes, block: tl.constexpr):
 
 
 @triton.jit
-def tile_products(own, y, head, y_at, scale, precision: tl.constexpr):
+def tile_products(x_tile, y, head, y_at, scale, precision: tl.constexpr):
     """Both tokens of the other side, logits, and gradients of weights before dropout."""
-    tokens = load_tokens(y.tokens, own.b, head, y_at, y.length)
-    second = load_tokens(y.second, own.b, head, y_at, y.length)
-    logits = binary_logits(own.tokens, tokens, scale, precision)
-    dp = product(own.second, tl.trans(second), precision)
+    tokens = load_tokens(y.tokens, x_tile.b, head, y_at, y.length)
+    second = load_tokens(y.second, x_tile.b, head, y_at, y.length)
+    logits = binary_logits(x_tile.tokens, tokens, scale, precision)
+    dp = product(x_tile.second, tl.trans(second), precision)
     return tokens, second, logits, dp
 
 
 @triton.jit
-def seen_pairs(
+def visible_pairs(
     x, y, band, b, x0, y0, for_keys: tl.constexpr, block_x: tl.constexpr, block_y: tl.constexpr
 ):
     """Mask ``[x, y]`` of the visible pairs of a tile."""
@@ -98,7 +98,7 @@ def gates_of(logits):
 
 
 @triton.jit
-def whole(gates, bits: tl.constexpr):
+def to_integer(gates, bits: tl.constexpr):
     """Gates as whole numbers of ``2^-bits``."""
     # Adding 3 * 2^(22 - bits), a float32 whose last bit is 2^-bits, rounds the gate to a multiple
     # of it; less the bits of that number, those of the sum are the count.
@@ -155,8 +155,8 @@ def triangle(size: tl.constexpr, lower: tl.constexpr):
 
 
 @triton.jit
-def _times(part, ones, start, keys: tl.constexpr):
-    left, right = (part, ones) if keys == 1 else (ones, part)
+def _times(values, ones, start, keys: tl.constexpr):
+    left, right = (values, ones) if keys == 1 else (ones, values)
     return product(left, right, "ieee", start)
 
 
@@ -192,25 +192,25 @@ def sums_until(values, ones, terms: tl.constexpr, keys: tl.constexpr):
     """
     sums = None
     for term in tl.static_range(terms):
-        part = values
+        leading = values
         if term < terms - 1:  # the upper half of a float32 is a bfloat16
-            part = values.to(tl.int32, bitcast=True) & -65536
-            part = part.to(tl.float32, bitcast=True)
-        sums = _times(part.to(tl.bfloat16), ones, sums, keys)
-        values -= part
+            leading = values.to(tl.int32, bitcast=True) & -65536
+            leading = leading.to(tl.float32, bitcast=True)
+        sums = _times(leading.to(tl.bfloat16), ones, sums, keys)
+        values -= leading
     return sums
 
 
 @triton.jit
-def addends(logits, seen, sticks: tl.constexpr, masked: tl.constexpr, bits: tl.constexpr):
+def addends(logits, shown, sticks: tl.constexpr, masked: tl.constexpr, bits: tl.constexpr):
     """The summands of a tile: binary softplus of logits, or gates; 0 where hidden."""
     if sticks:
         added = softplus(logits)
     else:
         gates, _ = gates_of(logits)
-        added = whole(gates, bits)
+        added = to_integer(gates, bits)
     if masked:
-        added = tl.where(seen, added, 0)
+        added = tl.where(shown, added, 0)
     return added
 
 
@@ -248,7 +248,7 @@ def last_entries(pairs, rows, width: tl.constexpr):
 def tile_gradients(
     logits,
     dp,
-    seen,
+    shown,
     pairs,
     rows,
     carried,
@@ -280,37 +280,37 @@ def tile_gradients(
         added = softplus(logits)
         beta = tl.exp2(logits - added)
         if masked:
-            added = tl.where(seen, added, 0.0)
+            added = tl.where(shown, added, 0.0)
         sums = sums_after(added, after_ones, carried, sticks, bits, keys)
         weights = tl.exp2(logits - sums)
         if masked:
-            weights = tl.where(seen, weights, 0.0)
+            weights = tl.where(shown, weights, 0.0)
         d_addend = weights * dp
         ds = d_addend
         dz = d_addend - beta * (sums_until(d_addend, until_ones, terms, keys) + d_sums)
         after = sums
     else:
         gates, slope = gates_of(logits)
-        added = whole(gates, bits)
+        added = to_integer(gates, bits)
         if masked:
-            added = tl.where(seen, added, 0)
+            added = tl.where(shown, added, 0)
         sums = sums_after(added, after_ones, carried, sticks, bits, keys)
         after = at_most(sums - added, limit)
         sums = at_most(sums, limit)
         more, rise = entries(pairs, rows, sums, bits)
         weights = tl.exp2(logits + more - lse)
         if masked:
-            weights = tl.where(seen, weights, 0.0)
+            weights = tl.where(shown, weights, 0.0)
         ds = weights * (dp - delta)
         d_addend = ds * rise / LOG2E
         dz = ds + slope * (sums_until(d_addend, until_ones, terms, keys) + d_sums)
     if masked:
-        dz = tl.where(seen, dz, 0.0)
+        dz = tl.where(shown, dz, 0.0)
     return weights, dz, tl.sum(d_addend, keys), ds, sums, after
 
 
 @triton.jit
-def own_weights(
+def self_weights(
     x,
     y,
     band,
@@ -326,19 +326,19 @@ def own_weights(
     """Factors ``[x]`` of the pairs of each token with itself: 0 where hidden or dropped."""
     at = x0 + tl.arange(0, block_x)
     other = at - band.origin
-    seen = (at < x.length) & (other >= 0) & (other < y.length)
+    shown = (at < x.length) & (other >= 0) & (other < y.length)
     if x.segment_ids is not None:
-        x_segments = tl.load(x.segment_ids + b * x.segment_ids_row + at, mask=seen, other=0)
-        y_segments = tl.load(y.segment_ids + b * y.segment_ids_row + other, mask=seen, other=0)
-        seen = seen & (x_segments == y_segments)
-    factor = tl.where(seen, 1.0, 0.0)
+        x_segments = tl.load(x.segment_ids + b * x.segment_ids_row + at, mask=shown, other=0)
+        y_segments = tl.load(y.segment_ids + b * y.segment_ids_row + other, mask=shown, other=0)
+        shown = shown & (x_segments == y_segments)
+    factor = tl.where(shown, 1.0, 0.0)
     if dropout is not None:
         kept_factor = tl.zeros([block_x], tl.float32)
         first = tl.maximum(x0 - band.origin, 0)
         end = tl.minimum(tl.maximum(x0 - band.origin + block_x, 0), y.length)
         for tile in range(first // block_y, tl.cdiv(end, block_y)):
             y_at = tile * block_y + tl.arange(0, block_y)
-            keep = kept_pairs(
+            keep = undropped_pairs(
                 dropout, lane, x0, tile * block_y, query_start, for_keys, block_x, block_y
             )
             same = keep & (y_at[None, :] == other[:, None])
@@ -348,7 +348,7 @@ def own_weights(
 
 
 @triton.jit
-def kept_pairs(
+def undropped_pairs(
     dropout,
     lane,
     x0,
@@ -363,4 +363,4 @@ def kept_pairs(
         y0 += query_start
     else:
         x0 += query_start
-    return kept(dropout, lane, x0, y0, block_x, block_y, for_keys)
+    return undropped(dropout, lane, x0, y0, block_x, block_y, for_keys)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
+from posenc.attention.backends.triton.kernels.arguments import Dropout, XTile
 from posenc.attention.backends.triton.kernels.configs import (
     SUMS_FORWARD,
     SUMS_QUERIES,
@@ -24,15 +24,15 @@ from posenc.attention.backends.triton.kernels.sums import (
     at_most,
     binary_logits,
     entries,
-    kept_pairs,
     last_entries,
-    own_weights,
     pairs_of,
     query_block,
     rows_of,
-    seen_pairs,
+    self_weights,
     sums_after,
     triangle,
+    undropped_pairs,
+    visible_pairs,
 )
 from posenc.attention.backends.triton.kernels.visibility import visible_tile_ranges
 
@@ -48,7 +48,7 @@ def _walk(
     carried,
     begin,
     end,
-    own,
+    x_tile,
     pairs,
     ones,
     x,
@@ -72,21 +72,21 @@ def _walk(
     ``carried [x]`` are the sums over the keys after a tile.
     """
     if not sticks:
-        rows = rows_of(own.start, x.length, width, block_x)
+        rows = rows_of(x_tile.start, x.length, width, block_x)
     if far:
         last = last_entries(pairs, rows, width)
     for step in range(end - begin):
         y0 = (end - 1 - step) * block_y
         y_at = y0 + tl.arange(0, block_y)
-        k = load_tokens(y.tokens, own.b, g, y_at, y.length)
-        logits = binary_logits(own.tokens, k, scale, precision)
-        seen = None
+        k = load_tokens(y.tokens, x_tile.b, g, y_at, y.length)
+        logits = binary_logits(x_tile.tokens, k, scale, precision)
+        shown = None
         if masked:
-            seen = seen_pairs(x, y, band, own.b, own.start, y0, False, block_x, block_y)
+            shown = visible_pairs(x, y, band, x_tile.b, x_tile.start, y0, False, block_x, block_y)
         if far:
             logits += last[:, None]
         else:
-            added = addends(logits, seen, sticks, masked, bits)
+            added = addends(logits, shown, sticks, masked, bits)
             sums = sums_after(added, ones, carried[:, None], sticks, bits, 1)  # [x, y]
             carried += tl.sum(added, 1)
             if sticks:
@@ -96,16 +96,18 @@ def _walk(
                 more, _ = entries(pairs, rows[:, None], at_most(sums, limit), bits)
                 logits += more
         if masked:
-            logits = tl.where(seen, logits, float("-inf"))
+            logits = tl.where(shown, logits, float("-inf"))
         if sticks:
             weights = tl.exp2(logits)
         else:
             weights, rescale, row_max, row_sum = softmax_step(logits, row_max, row_sum)
             output *= rescale[:, None]
         if dropout is not None:
-            keep = kept_pairs(dropout, own.lane, own.start, y0, 0, False, block_x, block_y)
+            keep = undropped_pairs(
+                dropout, x_tile.lane, x_tile.start, y0, 0, False, block_x, block_y
+            )
             weights = tl.where(keep, weights * dropout.factor, 0.0)
-        v = load_tokens(y.second, own.b, g, y_at, y.length)
+        v = load_tokens(y.second, x_tile.b, g, y_at, y.length)
         output += product(weights.to(v.dtype), v, precision)
     return output, row_sum, row_max, carried
 
@@ -132,7 +134,7 @@ def sums_forward_kernel(
     rest_to_self: tl.constexpr,
     width: tl.constexpr,
     bits: tl.constexpr,
-    granule: tl.constexpr,
+    summary_block: tl.constexpr,
     precision: tl.constexpr,
     block_x: tl.constexpr,
     block_y: tl.constexpr,
@@ -150,12 +152,12 @@ def sums_forward_kernel(
         dropout = Dropout(dropout.threshold, dropout.factor, tl.load(dropout.seed))
     x0, lane, b, h, g, at = query_block(x, sizes, block_x)
     tokens = load_tokens(x.tokens, b, h, at, x.length)
-    own = Own(tokens, None, None, None, None, None, None, None, None, x0, b, h, lane)
-    own_pairs = None
+    x_tile = XTile(tokens, None, None, None, None, None, None, None, None, x0, b, h, lane)
+    self_pairs = None
     if not sticks:
-        own_pairs = pairs_of(pairs, x0, x.length, lane, width)
+        self_pairs = pairs_of(pairs, x0, x.length, lane, width)
     begin, clear, _, _, edge, end = visible_tile_ranges(
-        x, y, band, b, x0, False, False, granule, block_x, block_y, block_x, block_y
+        x, y, band, b, x0, False, False, summary_block, block_x, block_y, block_x, block_y
     )
     ones = triangle(block_y, True)
     result = tl.zeros([block_x, y.second.block], tl.float32)
@@ -163,15 +165,15 @@ def sums_forward_kernel(
     row_max = row_sum - float("inf")
     carried = tl.zeros([block_x], tl.float32 if sticks else tl.int32)
     result, row_sum, row_max, carried = _walk(
-        result, row_sum, row_max, carried, edge, end, own, own_pairs, ones, x, y, band, dropout, g,
-        scale, limit, sticks, False, True, width, bits, precision, block_x, block_y,
+        result, row_sum, row_max, carried, edge, end, x_tile, self_pairs, ones, x, y, band, dropout,
+        g, scale, limit, sticks, False, True, width, bits, precision, block_x, block_y,
     )
     # Until the sums of all queries are at their limit: no earlier key changes them then.
     stop = edge
     while (stop > clear) & (tl.min(carried, 0) < limit):
         first = tl.maximum(stop - STRIDE, clear)
         result, row_sum, row_max, carried = _walk(
-            result, row_sum, row_max, carried, first, stop, own, own_pairs, ones, x, y, band,
+            result, row_sum, row_max, carried, first, stop, x_tile, self_pairs, ones, x, y, band,
             dropout, g, scale, limit, sticks, False, False, width, bits, precision, block_x,
             block_y,
         )
@@ -180,18 +182,18 @@ def sums_forward_kernel(
         begin = tl.where(tl.min(carried, 0) < limit, begin, clear)
     else:
         result, row_sum, row_max, carried = _walk(
-            result, row_sum, row_max, carried, clear, stop, own, own_pairs, ones, x, y, band,
+            result, row_sum, row_max, carried, clear, stop, x_tile, self_pairs, ones, x, y, band,
             dropout, g, scale, limit, sticks, True, False, width, bits, precision, block_x, block_y,
         )
     if edged:
         result, row_sum, row_max, carried = _walk(
-            result, row_sum, row_max, carried, begin, clear, own, own_pairs, ones, x, y, band,
+            result, row_sum, row_max, carried, begin, clear, x_tile, self_pairs, ones, x, y, band,
             dropout, g, scale, limit, sticks, False, True, width, bits, precision, block_x, block_y,
         )
     if sticks:
         row_lse = -carried
         if rest_to_self:
-            factor = own_weights(x, y, band, dropout, b, lane, x0, 0, False, block_x, block_y)
+            factor = self_weights(x, y, band, dropout, b, lane, x0, 0, False, block_x, block_y)
             v = load_tokens(y.second, b, g, tl.maximum(at - band.origin, 0), y.length)
             result += (factor * tl.exp2(row_lse))[:, None] * v.to(tl.float32)
     else:
@@ -207,7 +209,7 @@ def _carry(
     carried,
     begin,
     end,
-    own,
+    x_tile,
     sums,
     x,
     y,
@@ -223,17 +225,17 @@ def _carry(
     block_k: tl.constexpr,
 ):
     """Write the sums over the keys after each tile from ``end - 1`` down to ``begin``."""
-    at = own.start + tl.arange(0, block_q)
+    at = x_tile.start + tl.arange(0, block_q)
     for step in range(end - begin):
         tile = end - 1 - step
         tl.store(sums + tile * x.length + at, carried, mask=at < x.length)
         y0 = tile * block_k
-        k = load_tokens(y.tokens, own.b, g, y0 + tl.arange(0, block_k), y.length)
-        logits = binary_logits(own.tokens, k, scale, precision)
-        seen = None
+        k = load_tokens(y.tokens, x_tile.b, g, y0 + tl.arange(0, block_k), y.length)
+        logits = binary_logits(x_tile.tokens, k, scale, precision)
+        shown = None
         if masked:
-            seen = seen_pairs(x, y, band, own.b, own.start, y0, False, block_q, block_k)
-        carried += tl.sum(addends(logits, seen, sticks, masked, bits), 1)
+            shown = visible_pairs(x, y, band, x_tile.b, x_tile.start, y0, False, block_q, block_k)
+        carried += tl.sum(addends(logits, shown, sticks, masked, bits), 1)
         if not sticks:
             carried = at_most(carried, limit)
     return carried
@@ -256,7 +258,7 @@ def carries_kernel(
     edged: tl.constexpr,
     sticks: tl.constexpr,
     bits: tl.constexpr,
-    granule: tl.constexpr,
+    summary_block: tl.constexpr,
     precision: tl.constexpr,
     block_k: tl.constexpr,
     block_q: tl.constexpr,
@@ -268,21 +270,21 @@ def carries_kernel(
     """
     x0, lane, b, h, g, at = query_block(x, sizes, block_q)
     tokens = load_tokens(x.tokens, b, h, at, x.length)
-    own = Own(tokens, None, None, None, None, None, None, None, None, x0, b, h, lane)
+    x_tile = XTile(tokens, None, None, None, None, None, None, None, None, x0, b, h, lane)
     begin, clear, _, _, edge, end = visible_tile_ranges(
-        x, y, band, b, x0, False, False, granule, block_q, block_k, block_q, block_k
+        x, y, band, b, x0, False, False, summary_block, block_q, block_k, block_q, block_k
     )
     of_lane = sums + lane.to(tl.int64) * tl.cdiv(y.length, block_k) * x.length
     carried = tl.zeros([block_q], tl.float32 if sticks else tl.int32)
     carried = _carry(
-        carried, edge, end, own, of_lane, x, y, band, g, scale, limit, sticks, True, bits,
+        carried, edge, end, x_tile, of_lane, x, y, band, g, scale, limit, sticks, True, bits,
         precision, block_q, block_k,
     )
     stop = edge
     while (stop > clear) & (tl.min(carried, 0) < limit):
         first = tl.maximum(stop - STRIDE, clear)
         carried = _carry(
-            carried, first, stop, own, of_lane, x, y, band, g, scale, limit, sticks, False, bits,
+            carried, first, stop, x_tile, of_lane, x, y, band, g, scale, limit, sticks, False, bits,
             precision, block_q, block_k,
         )
         stop = first
@@ -290,8 +292,8 @@ def carries_kernel(
     first = tl.where(tl.min(carried, 0) < limit, begin, stop)
     if edged:
         _carry(
-            carried, first, tl.minimum(stop, tl.maximum(first, clear)), own, of_lane, x, y, band, g,
-            scale, limit, sticks, True, bits, precision, block_q, block_k,
+            carried, first, tl.minimum(stop, tl.maximum(first, clear)), x_tile, of_lane, x, y, band,
+            g, scale, limit, sticks, True, bits, precision, block_q, block_k,
         )
     first_tiles_at = first_tiles + lane.to(tl.int64) * x.length + at
     tl.store(first_tiles_at, tl.zeros([block_q], tl.int32) + first, mask=at < x.length)

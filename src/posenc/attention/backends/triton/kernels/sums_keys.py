@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
+from posenc.attention.backends.triton.kernels.arguments import Dropout, XTile
 from posenc.attention.backends.triton.kernels.configs import SUMS_KEYS, fitting_sums
 from posenc.attention.backends.triton.kernels.memory import (
     LOG2E,
@@ -17,15 +17,15 @@ from posenc.attention.backends.triton.kernels.memory import (
     store_tokens,
 )
 from posenc.attention.backends.triton.kernels.sums import (
-    kept_pairs,
     last_entries,
-    own_weights,
     pairs_of,
     rows_of,
-    seen_pairs,
+    self_weights,
     tile_gradients,
     tile_products,
     triangle,
+    undropped_pairs,
+    visible_pairs,
 )
 from posenc.attention.backends.triton.kernels.visibility import visible_tile_ranges
 
@@ -36,7 +36,7 @@ def _walk(
     dv,
     begin,
     end,
-    own,
+    x_tile,
     pairs,
     carries,
     tile,
@@ -63,41 +63,46 @@ def _walk(
     for step in range(begin, end):
         y0 = step * block_q
         y_at = y0 + tl.arange(0, block_q)
-        q, d_out, logits, dp = tile_products(own, y, own.h, y_at, scale, precision)
+        q, d_out, logits, dp = tile_products(x_tile, y, x_tile.h, y_at, scale, precision)
         if dropout is not None:
-            keep = kept_pairs(dropout, own.lane, own.start, y0, query_start, True, block_k, block_q)
+            keep = undropped_pairs(
+                dropout, x_tile.lane, x_tile.start, y0, query_start, True, block_k, block_q
+            )
             dp = tl.where(keep, dp * dropout.factor, 0.0)
         lse = None
         delta = None
-        own_pairs = None
+        self_pairs = None
         rows = None
         if not sticks:
-            lse = load_numbers(start_of(y.lse, own.b, own.h), y_at, y.length, float("inf"))
+            lse = load_numbers(start_of(y.lse, x_tile.b, x_tile.h), y_at, y.length, float("inf"))
             lse = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)[None, :]
-            delta = load_numbers(start_of(y.delta, own.b, own.h), y_at, y.length, 0.0)[None, :]
-            own_pairs = pairs_of(pairs, y0, y.length, own.lane, width)
+            delta = load_numbers(start_of(y.delta, x_tile.b, x_tile.h), y_at, y.length, 0.0)
+            delta = delta[None, :]
+            self_pairs = pairs_of(pairs, y0, y.length, x_tile.lane, width)
             rows = rows_of(y0, y.length, width, block_q)[None, :]
         if far:
-            weights = tl.exp2(logits + (last_entries(own_pairs, rows, width) - lse))
+            weights = tl.exp2(logits + (last_entries(self_pairs, rows, width) - lse))
             dz = weights * (dp - delta)
         else:
-            seen = None
+            shown = None
             if masked:
-                seen = seen_pairs(x, y, band, own.b, own.start, y0, True, block_k, block_q)
-                seen = seen & (own.start + tl.arange(0, block_k) < x.length)[:, None]
+                shown = visible_pairs(
+                    x, y, band, x_tile.b, x_tile.start, y0, True, block_k, block_q
+                )
+                shown = shown & (x_tile.start + tl.arange(0, block_k) < x.length)[:, None]
             inside = y_at < y.length
-            first = carries.first_tiles + own.lane.to(tl.int64) * y.length + y_at
-            known = inside & (tile >= tl.load(first, mask=inside, other=2**30))
+            first = carries.first_tiles + x_tile.lane.to(tl.int64) * y.length + y_at
+            stored = inside & (tile >= tl.load(first, mask=inside, other=2**30))
             carries_at = (
-                own.lane.to(tl.int64) * tl.cdiv(x.length, block_k) + tile
+                x_tile.lane.to(tl.int64) * tl.cdiv(x.length, block_k) + tile
             ) * y.length + y_at
-            carried = tl.load(carries.sums + carries_at, mask=known, other=limit)
-            d_sums = tl.load(carries.d_sums + carries_at, mask=known, other=0.0)
+            carried = tl.load(carries.sums + carries_at, mask=stored, other=limit)
+            d_sums = tl.load(carries.d_sums + carries_at, mask=stored, other=0.0)
             if masked:  # queries that see none of the keys have left no sums
                 carried = clip(carried, 0, limit)
             weights, dz, _, _, _, _ = tile_gradients(
-                logits, dp, seen, own_pairs, rows, carried[None, :], d_sums[None, :], lse, delta,
-                limit, after_ones, until_ones, sticks, masked, bits, terms, 0,
+                logits, dp, shown, self_pairs, rows, carried[None, :], d_sums[None, :], lse,
+                delta, limit, after_ones, until_ones, sticks, masked, bits, terms, 0,
             )
         if dropout is not None:
             weights = tl.where(keep, weights * dropout.factor, 0.0)
@@ -129,7 +134,7 @@ def sums_keys_kernel(
     width: tl.constexpr,
     bits: tl.constexpr,
     terms: tl.constexpr,
-    granule: tl.constexpr,
+    summary_block: tl.constexpr,
     precision: tl.constexpr,
     block_k: tl.constexpr,
     block_q: tl.constexpr,
@@ -154,7 +159,7 @@ def sums_keys_kernel(
     k = load_tokens(x.tokens, b, g, at, x.length)
     v = load_tokens(x.second, b, g, at, x.length)
     begin, clear, _, _, edge, end = visible_tile_ranges(
-        x, y, band, b, x0, False, True, granule, block_k, block_q, block_k, block_q
+        x, y, band, b, x0, False, True, summary_block, block_k, block_q, block_k, block_q
     )
     if x0 + block_k > x.length:  # keys that are not there would be summed up
         clear = end
@@ -166,7 +171,7 @@ def sums_keys_kernel(
     for member in range(sizes.group):
         h = g * sizes.group + member
         query_lane = (b * sizes.heads + h).to(tl.int32)
-        own = Own(k, None, v, None, None, None, None, None, None, x0, b, h, query_lane)
+        x_tile = XTile(k, None, v, None, None, None, None, None, None, x0, b, h, query_lane)
         # Queries up to the last one whose sum at this tile is below the limit: all later ones read
         # the highest count here (or, of sticks, have no weight).
         last = -1
@@ -184,28 +189,28 @@ def sums_keys_kernel(
         first_edge = tl.minimum(edge, stop)
         near = clip(near, first_clear, first_edge)
         dk, dv = _walk(
-            dk, dv, begin, first_clear, own, pairs, carries, tile, after_ones, until_ones, x, y,
+            dk, dv, begin, first_clear, x_tile, pairs, carries, tile, after_ones, until_ones, x, y,
             band, dropout, query_start, scale, limit, sticks, False, True, width, bits, terms,
             precision, block_q, block_k,
         )
         dk, dv = _walk(
-            dk, dv, first_clear, near, own, pairs, carries, tile, after_ones, until_ones, x, y,
+            dk, dv, first_clear, near, x_tile, pairs, carries, tile, after_ones, until_ones, x, y,
             band, dropout, query_start, scale, limit, sticks, False, False, width, bits, terms,
             precision, block_q, block_k,
         )
         if not sticks:
             dk, dv = _walk(
-                dk, dv, near, first_edge, own, pairs, carries, tile, after_ones, until_ones, x, y,
-                band, dropout, query_start, scale, limit, sticks, True, False, width, bits, terms,
-                precision, block_q, block_k,
+                dk, dv, near, first_edge, x_tile, pairs, carries, tile, after_ones, until_ones, x,
+                y, band, dropout, query_start, scale, limit, sticks, True, False, width, bits,
+                terms, precision, block_q, block_k,
             )
         dk, dv = _walk(
-            dk, dv, first_edge, stop, own, pairs, carries, tile, after_ones, until_ones, x, y,
+            dk, dv, first_edge, stop, x_tile, pairs, carries, tile, after_ones, until_ones, x, y,
             band, dropout, query_start, scale, limit, sticks, False, True, width, bits, terms,
             precision, block_q, block_k,
         )
         if sticks and rest_to_self:
-            factor = own_weights(
+            factor = self_weights(
                 x, y, band, dropout, b, query_lane, x0, query_start, True, block_k, block_q
             )
             query = at - band.origin

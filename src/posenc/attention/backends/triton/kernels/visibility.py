@@ -1,7 +1,8 @@
 """Ranges of tiles with visible pairs, and the mask of a tile.
 
 Pairs lie on diagonal ``t = y - x + origin``, see ``Band``. Segments and orders are given token by
-token and summarised by granules of tokens, so that tiles without visible pairs are skipped.
+token and summarised by blocks of ``summary_block`` tokens, so that tiles without visible pairs are
+skipped.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def tile_ranges(
 
 @triton.jit
 def _summary(pointer, at, count):
-    """Least and greatest order and segment of granules."""
+    """Least and greatest order and segment of a range of summary blocks."""
     inside = at < count
     order_least = tl.load(pointer + at * 4, mask=inside, other=2**60)
     order_most = tl.load(pointer + at * 4 + 1, mask=inside, other=-(2**60))
@@ -58,11 +59,11 @@ def _summary(pointer, at, count):
 
 
 @triton.jit
-def _block_summary(side, b, x0, block: tl.constexpr, granule: tl.constexpr):
-    at = x0 // granule + tl.arange(0, block // granule)
+def _block_summary(side, b, x0, block: tl.constexpr, summary_block: tl.constexpr):
+    at = x0 // summary_block + tl.arange(0, block // summary_block)
     pointer = side.summary + b * side.summary_row
     order_least, order_most, segment_least, segment_most = _summary(
-        pointer, at, tl.cdiv(side.length, granule)
+        pointer, at, tl.cdiv(side.length, summary_block)
     )
     return (
         tl.min(order_least, 0),
@@ -85,15 +86,15 @@ def _steps_ahead(x_summary, y_summary, for_keys: tl.constexpr):
 
 
 @triton.jit
-def _meet(x_summary, y_summary, band, causal: tl.constexpr, for_keys: tl.constexpr):
+def _any_visible(x_summary, y_summary, band, causal: tl.constexpr, for_keys: tl.constexpr):
     """True if any pair of two sets of tokens may be visible, by their summaries."""
-    meet = (y_summary[2] <= x_summary[3]) & (x_summary[2] <= y_summary[3])
+    any_visible = (y_summary[2] <= x_summary[3]) & (x_summary[2] <= y_summary[3])
     nearest, farthest = _steps_ahead(x_summary, y_summary, for_keys)
     if causal:
-        meet = meet & (nearest <= 0)
+        any_visible = any_visible & (nearest <= 0)
     if band.window is not None:
-        meet = meet & (nearest < band.window) & (farthest > -band.window)
-    return meet
+        any_visible = any_visible & (nearest < band.window) & (farthest > -band.window)
+    return any_visible
 
 
 @triton.jit
@@ -123,7 +124,7 @@ def narrowed(
     x0,
     causal: tl.constexpr,
     for_keys: tl.constexpr,
-    granule: tl.constexpr,
+    summary_block: tl.constexpr,
     block_x: tl.constexpr,
     block_y: tl.constexpr,
 ):
@@ -131,31 +132,31 @@ def narrowed(
 
     Within it, third and fourth, a range of tiles of which all pairs are visible.
     """
-    x_summary = _block_summary(x, b, x0, block_x, granule)
-    count = tl.cdiv(y.length, granule)
+    x_summary = _block_summary(x, b, x0, block_x, summary_block)
+    count = tl.cdiv(y.length, summary_block)
     pointer = y.summary + b * y.summary_row
     chunk: tl.constexpr = 256
     least = count
     most = -1
     clear = count
     edge = -1
-    whole_count = 0
+    visible_count = 0
     for start in range(0, count, chunk):
         at = start + tl.arange(0, chunk)
         y_summary = _summary(pointer, at, count)
-        meet = _meet(x_summary, y_summary, band, causal, for_keys)
-        least = tl.minimum(least, tl.min(tl.where(meet, at, count), 0))
-        most = tl.maximum(most, tl.max(tl.where(meet, at, -1), 0))
-        whole = _all_visible(x_summary, y_summary, band, causal, for_keys)
-        clear = tl.minimum(clear, tl.min(tl.where(whole, at, count), 0))
-        edge = tl.maximum(edge, tl.max(tl.where(whole, at, -1), 0))
-        whole_count += tl.sum(whole.to(tl.int32), 0)
-    begin = tl.maximum(begin, least * granule // block_y)
-    end = tl.maximum(begin, tl.minimum(end, ((most + 1) * granule + block_y - 1) // block_y))
+        any_visible = _any_visible(x_summary, y_summary, band, causal, for_keys)
+        least = tl.minimum(least, tl.min(tl.where(any_visible, at, count), 0))
+        most = tl.maximum(most, tl.max(tl.where(any_visible, at, -1), 0))
+        all_visible = _all_visible(x_summary, y_summary, band, causal, for_keys)
+        clear = tl.minimum(clear, tl.min(tl.where(all_visible, at, count), 0))
+        edge = tl.maximum(edge, tl.max(tl.where(all_visible, at, -1), 0))
+        visible_count += tl.sum(all_visible.to(tl.int32), 0)
+    begin = tl.maximum(begin, least * summary_block // block_y)
+    end = tl.maximum(begin, tl.minimum(end, ((most + 1) * summary_block + block_y - 1) // block_y))
     # Granules that are not one after the other leave others between them.
-    edge = tl.where(whole_count == edge - clear + 1, edge, -1)
-    clear = clip((clear * granule + block_y - 1) // block_y, begin, end)
-    return begin, end, clear, clip((edge + 1) * granule // block_y, clear, end)
+    edge = tl.where(visible_count == edge - clear + 1, edge, -1)
+    clear = clip((clear * summary_block + block_y - 1) // block_y, begin, end)
+    return begin, end, clear, clip((edge + 1) * summary_block // block_y, clear, end)
 
 
 @triton.jit
@@ -167,7 +168,7 @@ def visible_tile_ranges(
     x0,
     causal: tl.constexpr,
     for_keys: tl.constexpr,
-    granule: tl.constexpr,
+    summary_block: tl.constexpr,
     block_x: tl.constexpr,
     block_y: tl.constexpr,
     span_x: tl.constexpr,
@@ -179,7 +180,7 @@ def visible_tile_ranges(
     )
     if y.segment_ids is not None:
         begin, end, first, last = narrowed(
-            begin, end, x, y, band, b, x0, causal, for_keys, granule, block_x, block_y
+            begin, end, x, y, band, b, x0, causal, for_keys, summary_block, block_x, block_y
         )
         clear = clip(tl.maximum(clear, first), begin, end)
         edge = clip(tl.minimum(edge, last), clear, end)
@@ -187,7 +188,7 @@ def visible_tile_ranges(
 
 
 @triton.jit
-def tiles_meet(
+def has_visible_pairs(
     x,
     y,
     band,
@@ -196,20 +197,20 @@ def tiles_meet(
     y0,
     causal: tl.constexpr,
     for_keys: tl.constexpr,
-    granule: tl.constexpr,
+    summary_block: tl.constexpr,
     block_x: tl.constexpr,
     block_y: tl.constexpr,
 ):
     """True if any pair of one tile may be visible."""
-    x_summary = _block_summary(x, b, x0, block_x, granule)
-    y_summary = _block_summary(y, b, y0, block_y, granule)
-    return _meet(x_summary, y_summary, band, causal, for_keys)
+    x_summary = _block_summary(x, b, x0, block_x, summary_block)
+    y_summary = _block_summary(y, b, y0, block_y, summary_block)
+    return _any_visible(x_summary, y_summary, band, causal, for_keys)
 
 
 @triton.jit
 def visible(t, x, y, band, b, x_at, y_at, causal: tl.constexpr, for_keys: tl.constexpr):
     """Mask ``[x, y]`` of the visible pairs of a tile."""
-    seen = (t >= band.first) & (t <= band.last) & (y_at < y.length)[None, :]
+    shown = (t >= band.first) & (t <= band.last) & (y_at < y.length)[None, :]
     if x.segment_ids is not None:
         x_segments = tl.load(
             x.segment_ids + b * x.segment_ids_row + x_at, mask=x_at < x.length, other=0
@@ -217,7 +218,7 @@ def visible(t, x, y, band, b, x_at, y_at, causal: tl.constexpr, for_keys: tl.con
         y_segments = tl.load(
             y.segment_ids + b * y.segment_ids_row + y_at, mask=y_at < y.length, other=0
         )
-        seen = seen & (x_segments[:, None] == y_segments[None, :])
+        shown = shown & (x_segments[:, None] == y_segments[None, :])
     if x.order is not None:
         x_order = tl.load(x.order + b * x.order_row + x_at, mask=x_at < x.length, other=0)
         y_order = tl.load(y.order + b * y.order_row + y_at, mask=y_at < y.length, other=0)
@@ -225,7 +226,7 @@ def visible(t, x, y, band, b, x_at, y_at, causal: tl.constexpr, for_keys: tl.con
         if for_keys:
             ahead = -ahead
         if causal:
-            seen = seen & (ahead <= 0)
+            shown = shown & (ahead <= 0)
         if band.window is not None:
-            seen = seen & (ahead < band.window) & (ahead > -band.window)
-    return seen
+            shown = shown & (ahead < band.window) & (ahead > -band.window)
+    return shown

@@ -1,4 +1,4 @@
-"""From products with all entries that a tile meets to the tile (relative shift), and back.
+"""Relative shift: products with all entries that a tile reads become the tile, and back.
 
 A square tile meets ``2 * block - 1`` entries, its window. The products of tokens with all entries
 of the window, a row (or column) of products for each token, are unrolled into the tile by a

@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad, scaled_dot_product_attention
 
-from posenc.attention.api import attend_block, attend_part
+from posenc.attention.api import attend_block, attend_block_backward
 from posenc.attention.backends.common.base import Backend
-from posenc.attention.call import AttentionCall
-from posenc.attention.problem.problem import Whole
+from posenc.attention.call import Call
+from posenc.attention.problem.problem import GlobalSoftmax
 from posenc.derivatives import with_definition
 from posenc.encoding import BucketedTerms
 from posenc.encoding.tensors import BucketIndex, Offsets
@@ -150,7 +150,7 @@ def _attend_from_patches(
     cells = Layout.image(*size, device=q.device)
     grid = Grid(cells, cells)
     encoding = encoding_of(BucketedTerms(partial(cell_bucket, size=size), table=table[:, :-3]))
-    image = AttentionCall(q, k[:, :, 1:], v[:, :, 1:], grid, encoding, scale=scale)
+    image = Call(q, k[:, :, 1:], v[:, :, 1:], grid, encoding, scale=scale)
     with without_autocast(q.device):
         wide = torch.promote_types(q.dtype, torch.float32)
         key, value = k[:, :, :1].to(wide), v[:, :, :1].to(wide)
@@ -162,12 +162,14 @@ def _attend_from_patches(
             output = output + (logit - lse.unsqueeze(-1)).exp().to(wide) * (value - output)
         if not torch.is_grad_enabled():
             return output.to(v.dtype)
-        over_all_keys = Whole(output.to(v.dtype), lse)
-        through_image = attend_part(replace(image, whole=over_all_keys), backend)
+        global_softmax = GlobalSoftmax(output.to(v.dtype), lse)
+        through_image = attend_block_backward(
+            replace(image, global_softmax=global_softmax), backend
+        )
         weight = (logit - lse.unsqueeze(-1)).exp().to(wide)
         through_class = weight * (value - output)
         through = through_image + through_class.to(v.dtype)
-        return over_all_keys.output + (through - through.detach())
+        return global_softmax.output + (through - through.detach())
 
 
 def cell_bucket(offset: Offsets, *, size: tuple[int, int]) -> BucketIndex:
