@@ -17,7 +17,7 @@ from posenc.attention.backends.common.base import Backend, Plan, Refusal
 from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.problem.lowering import lower
 from posenc.attention.problem.problem import Problem
-from posenc.attention.trial_parts import HEADS, KERNELS, LONGEST, PARTS, WHOLE, WIDTH, Kind
+from posenc.attention.trial_parts import FULL_FORMULA, HEADS, KERNELS, LONGEST, PARTS, WIDTH, Kind
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import is_transformed, without_autocast
@@ -95,7 +95,7 @@ def difference(
     On the last grid; backends without the whole formula are tried with parts of it, on the first.
     ``kernels`` apart from the formula are tried with their own kind.
     """
-    sets = [(WHOLE, grids[-1]), (PARTS, grids[0])]
+    sets = [(FULL_FORMULA, grids[-1]), (PARTS, grids[0])]
     if kernels:
         sets = [((KERNELS[kernels],), grids[-1])]
     with torch.inference_mode(False), torch.enable_grad(), without_autocast(device):

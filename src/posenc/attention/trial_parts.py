@@ -201,7 +201,7 @@ class Broken(ScoreTerm):
 
 Kind = Callable[[torch.Generator], Encoding]
 
-WHOLE: tuple[Kind, ...] = (
+FULL_FORMULA: tuple[Kind, ...] = (
     lambda g: Encoding(score=Structured(g, "table", "left", "right"), value=BucketedValues(g)),
 )
 

@@ -42,7 +42,9 @@ def attend_by_heads(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     of_queries = call.session.shards(grid.query)
     q = _to_heads(group, of_queries, call.q)
     k, v = (_to_heads(group, of_keys, x) for x in (k, v))
-    query, key = (_whole(group, *side) for side in ((of_queries, grid.query), (of_keys, grid.key)))
+    query, key = (
+        _full_layout(group, *side) for side in ((of_queries, grid.query), (of_keys, grid.key))
+    )
     gathered_grid = replace(grid, query=query, key=key)
     first = group.rank * heads // group.size
     head_range = slice(first, first + heads // group.size)
@@ -79,7 +81,7 @@ def _to_tokens(group: Group, shards: Shards, x: Float[Tensor, "B H K D"]) -> Ten
     )
 
 
-def _whole(group: Group, shards: Shards, layout: Layout) -> Layout:
+def _full_layout(group: Group, shards: Shards, layout: Layout) -> Layout:
     """The layout of all tokens, sorted, with their signals."""
     if layout.signal is None:
         return shards.sorted

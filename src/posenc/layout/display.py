@@ -78,14 +78,14 @@ def layout_html(layout: Any) -> str:
         dots.append(f'<circle cx="{EDGE + x:.1f}" cy="{EDGE + height:.1f}" r="2" fill="{fill}"/>')
     above = f"position {_ends(down)} ↑" if axes == 1 else f"columns {_ends(across)} →"
     across_below = _text(EDGE, EDGE + SIDE + 11, f"token {_ends(across)} →")
-    beside = across_below if axes == 1 else _rotated_text(f"rows {_ends(down)} →")
+    side_label = across_below if axes == 1 else _rotated_text(f"rows {_ends(down)} →")
     frame = (
         f'<path d="M{EDGE} {EDGE}V{EDGE + SIDE}H{EDGE + width}" fill="none" '
         'stroke="currentColor" stroke-opacity="0.4"/>'
     )
     note = _omitted([(length, "tokens")], layout.batch, most)
     return _picture(
-        repr(layout), note, [frame, _text(EDGE, EDGE - 4, above), beside, *dots], width, SIDE
+        repr(layout), note, [frame, _text(EDGE, EDGE - 4, above), side_label, *dots], width, SIDE
     )
 
 

@@ -69,7 +69,7 @@ def _unsupported(problem: Problem) -> Refusal | None:
         return Refusal("it has no dropout")
     if problem.encoding.value is not None:
         return Refusal("it has no place for a value part")
-    if not _whole_and_causal(grid):
+    if not _full_and_causal(grid):
         return Refusal("it is for whole causal sequences without padding")
     widths = {q.shape[-1], problem.v.shape[-1]}
     if not widths <= set(WIDTHS):
@@ -77,7 +77,7 @@ def _unsupported(problem: Problem) -> Refusal | None:
     return None
 
 
-def _whole_and_causal(grid: Grid) -> bool:
+def _full_and_causal(grid: Grid) -> bool:
     if grid.band != (-FARTHEST, 0) or grid.segmented:
         return False
     return grid.shift == 0 and grid.query.length == grid.key.length

@@ -127,14 +127,14 @@ class Window:
         limit = torch.tensor(self.sides) - 1
         for begin in range(0, grid.query.length, CHUNK):
             part = grid.slice(begin, begin + CHUNK)
-            apart = part.offset.detach().abs().round()
+            separation = part.offset.detach().abs().round()
             visible = part.visible[:, 0]
             special = special_pairs(part)
             if special is not None:
                 visible = visible & ~special
-            outside = (apart > limit).any(-1) & visible
+            outside = (separation > limit).any(-1) & visible
             if bool(outside.any()):
-                first = apart.expand(*outside.shape, 2)[outside][0].tolist()
+                first = separation.expand(*outside.shape, 2)[outside][0].tolist()
                 raise self._refusal(f"{first[0]:g} by {first[1]:g}")
 
     def _refusal(self, got: str) -> LengthError:

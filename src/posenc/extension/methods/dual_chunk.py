@@ -90,8 +90,8 @@ class DualChunk(BandedRope):
 
     def band_of(self, grid: Grid) -> Int[Tensor, "b Q K"]:
         query_chunk, key_chunk = (self._inside(side)[0] for side in (grid.query, grid.key))
-        apart = query_chunk.unsqueeze(2) - key_chunk.unsqueeze(1)
-        return 2 - apart.clamp(0, 2).long()
+        chunks_behind = query_chunk.unsqueeze(2) - key_chunk.unsqueeze(1)
+        return 2 - chunks_behind.clamp(0, 2).long()
 
     def edges(self, grid: Grid) -> Sequence[int | Int[Tensor, "b Q"]] | None:
         if not float(self.chunk).is_integer():
