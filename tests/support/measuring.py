@@ -22,5 +22,5 @@ def few_windows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for suite in (masked, next_token):
             patch.setattr(suite, "MOST", WINDOWS)
-        patch.setattr(next_token, "KNOWN", 1.0)
+        patch.setattr(next_token, "PRECISION", 1.0)
         yield
