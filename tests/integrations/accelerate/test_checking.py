@@ -191,7 +191,7 @@ def test_differences_that_rounding_errors_explain_are_allowed() -> None:
 
 def test_outputs_that_are_no_numbers_beside_good_ones_are_noticed() -> None:
     model = MPNetModel(MPNetConfig(**MPNET)).eval()
-    comparison = Comparison(model, list(model.modules()))
+    comparison = OutputComparison(model, list(model.modules()))
     assert comparison.near(comparison.difference())
     model.pooler.register_forward_hook(lambda *given: torch.nan * given[-1])
     assert not comparison.near(comparison.difference())
