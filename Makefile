@@ -80,13 +80,13 @@ test-anywhere: $(VENV)/.installed-test $(VENV)/.kernels ## tests that know the m
 	$(BIN)/python -m tests.support.anywhere --workers $(WORKERS)
 
 sweep-doctor: $(VENV)/.installed-test ## diagnose every causal language model of transformers (some 15 minutes)
-	$(BIN)/python -m tests.evaluation.doctor.sweep
+	$(BIN)/python -m tests.transformers.doctor.sweep
 
 fuzz-files: $(VENV)/.installed-test ## damage files that posenc reads, in many ways; it must say so
 	$(BIN)/python -m tests.hostile.hostile_files 7000
 
 sweep-stretching: $(VENV)/.installed-test ## stretch every RoPE model type of transformers; none may be wrong
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.integrations.stretching.sweep
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.transformers.stretching.sweep
 
 check: style types ## format, lint and types
 

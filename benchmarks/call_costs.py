@@ -34,8 +34,8 @@ from posenc.attention import Attention, Plan, api, call, repeats
 from posenc.attention.backends import native
 from posenc.attention.backends.common import flash_cpu, fused
 from posenc.attention.backends.native import arguments, library, posing
-from posenc.bench.case import Case
-from posenc.integrations.transformers.accelerate import accelerate
+from posenc.lab.bench.case import Case
+from posenc.transformers.acceleration import accelerate
 
 HEADS, HEAD_DIM = 12, 64
 WIDTH = HEADS * HEAD_DIM

@@ -30,7 +30,7 @@ from torch.multiprocessing.spawn import start_processes
 
 from posenc import Layout, create, distributed
 from posenc.distributed.group import Group
-from posenc.training.machine import PeakMemory
+from posenc.lab.training.machine import PeakMemory
 
 FORMS = ("ring", "gather", "heads")
 

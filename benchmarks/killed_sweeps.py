@@ -37,12 +37,12 @@ from types import SimpleNamespace
 from safetensors.torch import load_file
 
 from posenc.errors import PosencError
-from posenc.experiments import locks, workers
-from posenc.experiments.compare import compare, prepare
-from posenc.experiments.output import load_settings
-from posenc.experiments.results import Comparison
-from posenc.experiments.settings import ComparisonSettings
-from posenc.training import loop
+from posenc.lab.experiments import locks, workers
+from posenc.lab.experiments.compare import compare, prepare
+from posenc.lab.experiments.output import load_settings
+from posenc.lab.experiments.results import Comparison
+from posenc.lab.experiments.settings import ComparisonSettings
+from posenc.lab.training import loop
 
 SAVE_SECONDS = 0.05
 HEARTBEAT_SECONDS = 0.05
@@ -259,7 +259,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=3)
     arguments = parser.parse_args()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["posenc.experiments.compare", "posenc.experiments.tasks.copy"])
+    context.set_forkserver_preload(["posenc.lab.experiments.compare", "posenc.lab.experiments.tasks.copy"])
     total: Counter[str] = Counter()
     began, sweeps = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as folder:

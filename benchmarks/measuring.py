@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc.bench.run import about
+from posenc.lab.bench.run import about
 
 RESULTS = Path(__file__).parent / "results"
 

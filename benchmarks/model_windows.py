@@ -32,8 +32,8 @@ from benchmarks.measuring import CLOCKS, RESULTS, write_results
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, DynamicCache, PreTrainedModel
 
-from posenc.integrations.transformers.accelerate import accelerate, restore
-from posenc.training.machine import PeakMemory
+from posenc.transformers.acceleration import accelerate, restore
+from posenc.lab.training.machine import PeakMemory
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 

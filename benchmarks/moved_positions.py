@@ -18,7 +18,7 @@ import torch
 from benchmarks.measuring import write_results
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from posenc.integrations.transformers import stretch
+from posenc.transformers import stretch
 
 METHODS = ("rerope", "leaky_rerope", "self_extend", "dual_chunk", "yarn+log_n")
 STEPS = 5

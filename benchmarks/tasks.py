@@ -22,9 +22,9 @@ import pandas as pd
 from benchmarks.measuring import filled
 from benchmarks.number_words import write_numbers
 
-from posenc.experiments.results import Comparison
-from posenc.experiments.statistics import HIGHEST
-from posenc.reporting.intervals import Bounds, Estimate, estimate
+from posenc.lab.experiments.results import Comparison
+from posenc.lab.experiments.statistics import HIGHEST
+from posenc.lab.reporting.intervals import Bounds, Estimate, estimate
 
 ROOT = Path(__file__).parent
 KEPT = ROOT / "results" / "tasks"
@@ -136,7 +136,7 @@ def compare(name: str, out: Path, workers: int) -> None:
         write_numbers(out / "numbers.tsv")
     folder = out / name
     resume = ["--resume"] if (folder / "settings.json").exists() else []
-    program = [sys.executable, "-c", "from posenc.cli import main; main()"]
+    program = [sys.executable, "-c", "from posenc.lab.cli import main; main()"]
     arguments = shlex.split(command(name).replace("numbers.tsv", str(out / "numbers.tsv")))[1:]
     where = ["--workers", str(workers), "--out", str(folder), *resume]
     print(f"{command(name)} {shlex.join(where)}", flush=True)

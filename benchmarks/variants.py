@@ -22,7 +22,7 @@ from torch import Tensor
 import posenc
 from posenc import Grid, Layout, attend
 from posenc.attention.backends.native import build, variants
-from posenc.user_cache import cache_folder
+from posenc.attention.user_cache import cache_folder
 
 CACHE = cache_folder("kernels").parent / "compared"
 ENCODINGS: dict[str, dict[str, Any]] = {

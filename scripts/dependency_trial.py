@@ -23,7 +23,7 @@ from pathlib import Path
 from lock import LOCKS, OLDEST_PYTHON, ROOT, build_requirements, compiled, pins, without_settings
 
 WORK = ROOT / "build" / "versions"
-TESTS = ["tests/integrations", "tests/testing/test_laws.py", "tests/attention/test_triton.py"]
+TESTS = ["tests/transformers", "tests/testing/test_laws.py", "tests/attention/test_triton.py"]
 
 OLDEST, NEWEST = "oldest", "newest"
 ROWS = {

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import transformers
 
-from posenc.integrations.transformers.accelerate import FAMILIES
-from posenc.integrations.transformers.accelerate.interface import REFUSED_OPTIONS
+from posenc.transformers.acceleration import FAMILIES
+from posenc.transformers.acceleration.interface import REFUSED_OPTIONS
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "transformers-models.md"
 

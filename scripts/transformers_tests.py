@@ -31,8 +31,8 @@ import torch
 import transformers
 
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers import stretch
-from posenc.integrations.transformers.accelerate import FAMILIES, accelerate
+from posenc.transformers import stretch
+from posenc.transformers.acceleration import FAMILIES, accelerate
 
 KINDS = ("llama", "qwen3", "gemma3_text", "gpt_oss", "gpt_neox", "phi3", "bloom", "mpt", "gpt2")
 """Model types whose common tests are run by default."""

@@ -35,9 +35,9 @@ except metadata.PackageNotFoundError:
 else:
     raise SystemExit("posenc has metadata")
 
-from posenc.bench.run import about
-from posenc.cli import main
-from posenc.training.machine import versions
+from posenc.lab.bench.run import about
+from posenc.lab.cli import main
+from posenc.lab.training.machine import versions
 
 print(json.dumps([versions()["posenc"], about("cpu")["versions"]["posenc"]]), flush=True)
 sys.argv[1:] = ["--version"]

@@ -10,7 +10,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from posenc.integrations.transformers import restore
+from posenc.transformers import restore
 from posenc.registry import ENCODINGS
 from posenc.testing import IDENTITIES, LAWS
 from tests.support.tiny_models import tiny_model

@@ -21,7 +21,7 @@ MODULES = [
     if not module.name.startswith(PROGRAMS)
 ]
 
-NEEDS = {"posenc.integrations.lm_eval": "lm_eval"}
+NEEDS = {"posenc.lab.lm_eval": "lm_eval"}
 """Packages that the tests can do without, by module."""
 
 

@@ -106,13 +106,13 @@ def test_imports_go_one_way(file: Path) -> None:
         ("attention", "def late():\n    import posenc.encodings.score.t5"),
         ("layout", "from posenc.encoding import Encoding"),
         ("encodings", "from posenc.attention.api import attend"),
-        ("models", "from posenc.training.loop import train"),
+        ("models", "from posenc.lab.training.loop import train"),
         ("models", "from posenc import create"),
         ("experiments", "import posenc"),
-        ("evaluation", "from posenc.cli.app import main"),
-        ("training", "from posenc.experiments.compare import compare"),
-        ("visualization", "from posenc.bench.run import bench"),
-        ("reporting", "from posenc.experiments.results import Comparison"),
+        ("evaluation", "from posenc.lab.cli.app import main"),
+        ("training", "from posenc.lab.experiments.compare import compare"),
+        ("visualization", "from posenc.lab.bench.run import bench"),
+        ("reporting", "from posenc.lab.experiments.results import Comparison"),
         ("somewhere_new", "import torch"),
     ],
 )
@@ -175,10 +175,10 @@ OPTIONAL = [
     "hypothesis",
     "triton",
     "cattrs",
-    "posenc.training",
-    "posenc.experiments",
-    "posenc.visualization",
-    "posenc.cli",
+    "posenc.lab.training",
+    "posenc.lab.experiments",
+    "posenc.lab.visualization",
+    "posenc.lab.cli",
     "posenc.models",
     "posenc.testing",
 ]
@@ -197,7 +197,7 @@ def test_import_loads_nothing_optional_but_subpackages_that_are_used() -> None:
         f"print([m for m in {OPTIONAL!r} if m in set(sys.modules) - before]);"
         "assert 'models' in dir(posenc);"
         "posenc.models.Decoder, posenc.extension.extend, posenc.testing.LAWS;"
-        "import posenc.evaluation.checkpoint, posenc.evaluation.extend;"
+        "import posenc.lab.evaluation.checkpoint, posenc.lab.evaluation.extend;"
         f"print([m for m in {OF_TRAINING!r} if m in sys.modules])"
     )
     done = subprocess.run(

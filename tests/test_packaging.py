@@ -66,7 +66,7 @@ def test_wheel_describes_itself(wheel: zipfile.ZipFile) -> None:
     }
     assert about["License-Expression"] == "Apache-2.0"
     assert about["Requires-Python"] == ">=3.11"
-    assert "posenc = posenc.cli:main" in wheel.read(f"{folder}/entry_points.txt").decode()
+    assert "posenc = posenc.lab.cli:main" in wheel.read(f"{folder}/entry_points.txt").decode()
     licence = wheel.read(f"{folder}/licenses/LICENSE").decode()
     assert "END OF TERMS AND CONDITIONS" in licence
 
@@ -102,7 +102,7 @@ assert torch.equal(models.Decoder.load("model")(text), decoder(text))
 def test_command_line_runs_from_the_unpacked_wheel(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path / "site")
     done = subprocess.run(
-        [sys.executable, "-c", "from posenc.cli import main; main()", "list", "--json"],
+        [sys.executable, "-c", "from posenc.lab.cli import main; main()", "list", "--json"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
         capture_output=True,

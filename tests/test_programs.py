@@ -31,4 +31,4 @@ def test_programs_that_are_run_exist() -> None:
     assert "posenc.attention.backends.native" in named
     assert "tests.testing.call_fuzz" in named
     assert [name for name in sorted(named) if not is_program(name)] == []
-    assert not is_program("posenc.cli")
+    assert not is_program("posenc.lab.cli")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from posenc import register
-from posenc.entry import Entry
+from posenc.encoding.entry import Entry
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.models import MODELS, SavedModel
 from posenc.registration import Registry
@@ -52,7 +52,7 @@ assert posenc.extension.flatten is posenc.extension.EXTENSIONS["flatten"].functi
 assert "flatten" in posenc.extension.applicable(encoding)
 """,
     "task": """
-from posenc.experiments.settings import ComparisonSettings
+from posenc.lab.experiments.settings import ComparisonSettings
 assert "swap_ends" in run("tasks")
 settings = ComparisonSettings(out=Path("out"), task="swap_ends", encodings=("distance",), width=16)
 task = settings.entry.make(settings)
@@ -81,7 +81,7 @@ with pytest.raises(CheckpointError, match="kind among .*decoder.*, got 'sum_of")
 """,
     "accelerated family": """
 from outside.plain_attention import PlainAttention
-from posenc.integrations.transformers.accelerate import accelerate, restore
+from posenc.transformers.acceleration import accelerate, restore
 plain = torch.nn.ModuleList([PlainAttention()])
 expected = plain[0](x, x, x)
 assert accelerate(plain, check=False).accelerated == 1

@@ -27,7 +27,7 @@ from benchmarks.attention.run import measure
 from benchmarks.measuring import RESULTS, record
 
 from posenc.attention.backends.native.variants import unsupported
-from posenc.training.machine import cores, require_device
+from posenc.lab.training.machine import cores, require_device
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from posenc.bench.run import PLAIN
+from posenc.lab.bench.run import PLAIN
 
 PANELS = {
     "both_seconds": ("Time of attention, forward and backward", "milliseconds", 1e3),

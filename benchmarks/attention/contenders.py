@@ -16,13 +16,13 @@ from posenc.attention.backends.triton import Triton
 from posenc.attention.problem.lowering import is_constant_table, lower
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.terms import read_terms
-from posenc.bench.case import TimedCall
-from posenc.bench.passes import Pass, attending, plain
-from posenc.bench.run import PLAIN, contender_name
+from posenc.lab.bench.case import TimedCall
+from posenc.lab.bench.passes import Pass, attending, plain
+from posenc.lab.bench.run import PLAIN, contender_name
 from posenc.encoding import StructuredScore
 from posenc.errors import BackendRefusal
 from posenc.grid import Grid
-from posenc.training.machine import available_memory
+from posenc.lab.training.machine import available_memory
 
 VARIANTS: dict[str, Backend] = {
     backend.name: backend for backend in (Triton(fuse_rotations=False),)

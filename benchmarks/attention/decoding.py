@@ -12,8 +12,8 @@ from benchmarks.attention.contenders import Contender
 from torch import Tensor
 
 from posenc.attention import Cache
-from posenc.bench.case import TimedCall, parse_name
-from posenc.bench.passes import Pass
+from posenc.lab.bench.case import TimedCall, parse_name
+from posenc.lab.bench.passes import Pass
 from posenc.layout import Layout
 from posenc.models import Decoder, DecoderConfig, generate
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
-from posenc.bench.options import METHODS
-from posenc.bench.run import PLAIN
+from posenc.lab.bench.options import METHODS
+from posenc.lab.bench.run import PLAIN
 
 Row = Mapping[str, Any]
 """A reading: see ``benchmarks.attention.run.measure``."""

@@ -16,8 +16,8 @@ from multiprocessing import get_context
 import torch
 from benchmarks.attention.contenders import Contender
 
-from posenc.bench.case import Case
-from posenc.training.machine import PeakMemory
+from posenc.lab.bench.case import Case
+from posenc.lab.training.machine import PeakMemory
 
 WARM_LENGTH = 512
 """Tokens of a first call, for one-time allocations of libraries."""

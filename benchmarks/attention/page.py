@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from benchmarks.attention.limits import LIMITS, MEMORY, PASSES, Limit, Readings, Row
 from benchmarks.measuring import table
 
-from posenc.bench.run import PLAIN
+from posenc.lab.bench.run import PLAIN
 
 POSENC, WRITTEN_OUT = "posenc", "bias written out"
 

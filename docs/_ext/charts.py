@@ -9,8 +9,8 @@ from typing import Any
 import vl_convert
 from scripts.docs.pictures import side_by_side
 
-from posenc.reporting.palette import COLOURS
-from posenc.visualization.pictures import CONFIG
+from posenc.lab.reporting.palette import COLOURS
+from posenc.lab.visualization.pictures import CONFIG
 
 STYLE = CONFIG | {"range": {"category": list(COLOURS)}}
 STYLE |= {part: CONFIG[part] | {"labelLimit": 300} for part in ("axis", "legend")}

@@ -15,7 +15,7 @@ from languages import FOLDER, translate
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from posenc.entry import Entry
+from posenc.encoding.entry import Entry
 from posenc.registry import ENCODINGS
 
 ROOT = Path(__file__).parents[2]

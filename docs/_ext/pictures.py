@@ -18,8 +18,8 @@ from scripts.docs.pictures import drawn, side_by_side
 from sphinx.util.docutils import SphinxDirective
 from theory_panels import CHINESE, PICTURES, places
 
-from posenc.reporting.palette import DARK, LIGHT
-from posenc.visualization.panels import Panel
+from posenc.lab.reporting.palette import DARK, LIGHT
+from posenc.lab.visualization.panels import Panel
 
 
 def translated(panel: Panel, words: dict[str, str]) -> Panel:

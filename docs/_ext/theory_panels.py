@@ -15,7 +15,7 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.extension import extend
 from posenc.extension.banded import BandedRope
 from posenc.models.probe import ConvFeatures
-from posenc.visualization.panels import Curves, Heat, Panel, Trail
+from posenc.lab.visualization.panels import Curves, Heat, Panel, Trail
 
 QUERY, KEY, DISTANCE, POSITION = "query", "key", "distance in tokens", "position"
 

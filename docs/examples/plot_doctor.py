@@ -9,7 +9,7 @@ rotate otherwise.
 
 import altair
 
-from posenc.evaluation.engines import compare
+from posenc.transformers.engines import compare
 
 fields = {
     "model_type": "qwen3",

@@ -12,5 +12,5 @@ pairs, and scores others by BLEU. Ctrl-C saves; ``--resume`` goes on to the same
     python -m examples.translation run german test.en --reference test.de
 
 translates line by line. ``data`` cuts pairs into batches, ``translator`` holds model and
-vocabulary, ``training`` is one call of ``posenc.training.fit``.
+vocabulary, ``training`` is one call of ``posenc.lab.training.fit``.
 """

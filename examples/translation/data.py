@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from examples.translation.settings import Settings
 from posenc.errors import DataError
-from posenc.experiments.sequences import drawn, padded, pair_loss
-from posenc.experiments.tasks.common.parallel import Parallel
-from posenc.experiments.tasks.common.subwords import Subwords
+from posenc.lab.experiments.sequences import drawn, padded, pair_loss
+from posenc.lab.experiments.tasks.common.parallel import Parallel
+from posenc.lab.experiments.tasks.common.subwords import Subwords
 from posenc.models import Transformer
-from posenc.training.seeding import fingerprint, generator
+from posenc.lab.training.seeding import fingerprint, generator
 
 __all__ = ["Batches", "Data", "Sentence", "epoch_batches", "even_batches", "learnable"]
 
@@ -98,7 +98,7 @@ class Data:
 
 
 class Batches:
-    """Objective of ``posenc.training.fit``: every pair once an epoch, in batches of one length.
+    """Objective of ``posenc.lab.training.fit``: every pair once an epoch, in batches of one length.
 
     Args:
         data: the pairs.

@@ -9,10 +9,10 @@ import torch
 
 from examples.translation.settings import Settings
 from posenc.errors import CheckpointError, DataError
-from posenc.experiments.fitting import fitted_options
-from posenc.experiments.recipe import Recipe
-from posenc.experiments.sequences import BEGIN, END, read_source
-from posenc.experiments.tasks.common.subwords import Subwords
+from posenc.lab.experiments.fitting import fitted_options
+from posenc.lab.experiments.recipe import Recipe
+from posenc.lab.experiments.sequences import BEGIN, END, read_source
+from posenc.lab.experiments.tasks.common.subwords import Subwords
 from posenc.models import Transformer, TransformerConfig, beam_search
 from posenc.storage import read_bytes, write_bytes
 

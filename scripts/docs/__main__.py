@@ -26,8 +26,8 @@ SOURCES = (
 )
 DRAWN = (
     "src/posenc/encodings/**/*.py",
-    "src/posenc/visualization/*.py",
-    "src/posenc/reporting/palette.py",
+    "src/posenc/lab/visualization/*.py",
+    "src/posenc/lab/reporting/palette.py",
     "scripts/docs/pictures.py",
     "docs/_ext/charts.py",
 )

@@ -8,7 +8,7 @@ from scripts.docs.methods import section
 
 from posenc.extension import EXTENSIONS, Extension
 from posenc.extension.entry import CONTEXT
-from posenc.visualization.catalogue import DocstringSections
+from posenc.lab.visualization.catalogue import DocstringSections
 
 TRAINING = {
     "none": "made to work without fine-tuning",

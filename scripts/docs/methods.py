@@ -9,8 +9,8 @@ from pathlib import Path
 from scripts.docs import measured, snippets, sources
 from scripts.docs.markdown import MADE, paragraph, prose, table
 
-from posenc.entry import CONTEXT
-from posenc.visualization.catalogue import SIZES, Sheet
+from posenc.encoding.entry import CONTEXT
+from posenc.lab.visualization.catalogue import SIZES, Sheet
 
 PLACES = {"cpu": "on the CPU", "cuda": "on CUDA"}
 OPTIONAL = ("fla",)

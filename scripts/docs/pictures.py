@@ -9,9 +9,9 @@ from pathlib import Path
 
 import vl_convert
 
-from posenc.visualization.panels import Panel
-from posenc.visualization.pictures import CONFIG, PARAMETERS, draw_panel
-from posenc.visualization.profile import make_profile
+from posenc.lab.visualization.panels import Panel
+from posenc.lab.visualization.pictures import CONFIG, PARAMETERS, draw_panel
+from posenc.lab.visualization.profile import make_profile
 
 ROOM = {"left": 3, "top": 6, "right": 8, "bottom": 3}
 

@@ -18,7 +18,7 @@ import typer
 from scripts.docs.markdown import MADE, table
 
 import posenc
-from posenc.cli.app import COMMANDS, app
+from posenc.lab.cli.app import COMMANDS, app
 
 MODULES = (
     "posenc",
@@ -28,16 +28,16 @@ MODULES = (
     "posenc.attention.extra",
     "posenc.extension",
     "posenc.models",
-    "posenc.training",
+    "posenc.lab.training",
     "posenc.distributed",
-    "posenc.integrations.transformers",
-    "posenc.integrations.transformers.accelerate",
-    "posenc.integrations.transformers.stretching",
-    "posenc.evaluation.engines",
-    "posenc.evaluation.questions",
-    "posenc.experiments.tasks",
+    "posenc.transformers",
+    "posenc.transformers.acceleration",
+    "posenc.transformers.stretching",
+    "posenc.transformers.engines",
+    "posenc.lab.evaluation.questions",
+    "posenc.lab.experiments.tasks",
     "posenc.testing",
-    "posenc.visualization.gallery",
+    "posenc.lab.visualization.gallery",
 )
 """Public modules that export names; a name is described in the first that has it."""
 
@@ -47,13 +47,13 @@ WHOLE = {
         *("DerivativeError", "RankError", "DataError", "CheckpointError"),
         *("Interrupted", "OutputError"),
     ),
-    "posenc.entry": ("Entry", "Claims", "Citation"),
+    "posenc.encoding.entry": ("Entry", "Claims", "Citation"),
     "posenc.registration": ("Registry",),
-    "posenc.experiments.compare": ("compare",),
-    "posenc.experiments.report": ("write_report",),
-    "posenc.experiments.settings": ("ComparisonSettings",),
-    "posenc.experiments.summary": ("summarise",),
-    "posenc.bench.run": ("BenchSettings", "bench"),
+    "posenc.lab.experiments.compare": ("compare",),
+    "posenc.lab.experiments.report": ("write_report",),
+    "posenc.lab.experiments.settings": ("ComparisonSettings",),
+    "posenc.lab.experiments.summary": ("summarise",),
+    "posenc.lab.bench.run": ("BenchSettings", "bench"),
 }
 """Names of modules that export none by a list."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posenc
 from posenc.encoding import Encoding
-from posenc.entry import Entry
+from posenc.encoding.entry import Entry
 from posenc.registry import ENCODINGS
 
 DIM, HEADS, TOKENS, SIDE = 64, 4, 16, 4

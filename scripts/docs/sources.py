@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from posenc.entry import Citation
+from posenc.encoding.entry import Citation
 
 BUGS = Path(__file__).parents[2] / "docs" / "about" / "bugs.md"
 ARXIV = re.compile(r"arxiv\.org/abs/(\d{4}\.\d{4,5})")

@@ -18,7 +18,7 @@ from posenc.registry import ENCODINGS, create, create_layers
 
 if TYPE_CHECKING:
     from posenc import extension as extension
-    from posenc import integrations as integrations
+    from posenc import transformers as integrations
     from posenc import models as models
     from posenc import testing as testing
 

@@ -1,6 +1,6 @@
 """``python -m posenc``: the command line."""
 
-from posenc.cli import main
+from posenc.lab.cli import main
 
 if __name__ == "__main__":
     main()

@@ -323,7 +323,7 @@ def register(name: str, entry: object) -> None:
 
     Args:
         name: a new one.
-        entry: of the class of that registry's entries, such as ``posenc.entry.Entry``.
+        entry: of the class of that registry's entries, such as ``posenc.encoding.entry.Entry``.
 
     Raises:
         ArgumentError: on a name that is taken or not made of letters, digits and underscores, or

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from posenc.arguments import Count, Length, Width, check
 from posenc.encoding import Encoding
-from posenc.entry import Entry
+from posenc.encoding.entry import Entry
 from posenc.errors import ArgumentError
 from posenc.registration import Registry, assign_options, parse_name, with_context
 

@@ -7,7 +7,7 @@ import torch
 
 import posenc
 from posenc import Grid, Layout, attend
-from posenc.training.machine import PeakMemory
+from posenc.lab.training.machine import PeakMemory
 
 KEPT = ("nope", "rope", "alibi", "t5", "shaw", "deberta", "tupe", "transformer_xl")
 """Encodings of which something is kept: prepared calls, projections, terms, rotations."""

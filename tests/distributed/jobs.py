@@ -21,10 +21,10 @@ from posenc.distributed.group import Group
 from posenc.errors import DerivativeError, PosencError, RankError
 from posenc.models import Decoder, DecoderConfig
 from posenc.testing.subject import spread
-from posenc.training import Watch, fit
-from posenc.training.ranks import TrainingRanks
+from posenc.lab.training import Watch, fit
+from posenc.lab.training.ranks import TrainingRanks
 from tests.distributed.equality import LAYOUTS, LENGTH, SPLITS, encoding_of, tensors
-from tests.training.spread import Learning, build, plan
+from tests.lab.training.spread import Learning, build, plan
 
 DIM, HEADS, VOCABULARY = 24, 4, 11
 

@@ -24,7 +24,7 @@ from posenc.models import (
 )
 from posenc.testing.subject import spread
 from tests.distributed.equality import SPLITS
-from tests.training.spread import build
+from tests.lab.training.spread import build
 
 LENGTHS = 26, 17
 """Tokens of a target (or of the only text), and of a source."""

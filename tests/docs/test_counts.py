@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from posenc.evaluation.questions import TASKS as QUESTIONS
-from posenc.experiments.tasks import TASKS
+from posenc.lab.evaluation.questions import TASKS as QUESTIONS
+from posenc.lab.experiments.tasks import TASKS
 from posenc.extension import EXTENSIONS
-from posenc.integrations.transformers.accelerate import FAMILIES as ACCELERATED
+from posenc.transformers.acceleration import FAMILIES as ACCELERATED
 from posenc.registry import ENCODINGS
 
 ROOT = Path(__file__).parents[2]

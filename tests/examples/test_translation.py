@@ -24,10 +24,10 @@ from posenc.errors import (
     OutputError,
     UnknownNameError,
 )
-from posenc.experiments.tasks.common.parallel import read_parallel
-from posenc.experiments.tasks.common.subwords import Subwords
+from posenc.lab.experiments.tasks.common.parallel import read_parallel
+from posenc.lab.experiments.tasks.common.subwords import Subwords
 from posenc.storage import load_tensors
-from posenc.training import loop
+from posenc.lab.training import loop
 
 NUMBERS = {"one": "eins", "two": "zwei", "six": "sechs", "red": "rot", "big": "gross", "old": "alt"}
 

@@ -8,7 +8,7 @@ import pytest
 
 from posenc import create
 from posenc.encoding import Encoding
-from posenc.entry import Claims
+from posenc.encoding.entry import Claims
 from posenc.extension import EXTENSIONS, extend
 from posenc.registry import ENCODINGS
 from posenc.testing.laws import LAWS

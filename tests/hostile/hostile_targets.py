@@ -16,25 +16,25 @@ from torch.optim import AdamW
 from transformers import ViTConfig
 
 import posenc
-from posenc.codec import to_plain
-from posenc.evaluation.images import ImageSource
-from posenc.evaluation.llama import as_llama
-from posenc.evaluation.texts import read_tokenizer
-from posenc.experiments.corpus import read_text
-from posenc.experiments.jobs import Outcome
-from posenc.experiments.output import Record, load_settings
-from posenc.experiments.results import Measurement, RefusedMeasurement, TrainedRun
-from posenc.experiments.settings import ComparisonSettings
-from posenc.experiments.tasks.common.parallel import read_lines
-from posenc.experiments.tasks.common.subwords import Subwords
+from posenc.lab.codec import to_plain
+from posenc.lab.evaluation.images import ImageSource
+from posenc.lab.evaluation.llama import as_llama
+from posenc.lab.evaluation.texts import read_tokenizer
+from posenc.lab.experiments.corpus import read_text
+from posenc.lab.experiments.jobs import Outcome
+from posenc.lab.experiments.output import Record, load_settings
+from posenc.lab.experiments.results import Measurement, RefusedMeasurement, TrainedRun
+from posenc.lab.experiments.settings import ComparisonSettings
+from posenc.lab.experiments.tasks.common.parallel import read_lines
+from posenc.lab.experiments.tasks.common.subwords import Subwords
 from posenc.extension import search_factors
-from posenc.integrations.transformers import stretch
-from posenc.integrations.transformers.checkpoints.extended import FIELD, require_extension
-from posenc.integrations.transformers.checkpoints.fields import Fields
-from posenc.integrations.transformers.checkpoints.stored import stored_shapes
+from posenc.transformers import stretch
+from posenc.transformers.checkpoints.extended import FIELD, require_extension
+from posenc.transformers.checkpoints.fields import Fields
+from posenc.transformers.checkpoints.stored import stored_shapes
 from posenc.models import Decoder, DecoderConfig, Swin, SwinConfig, Transformer, TransformerConfig
 from posenc.storage import write_json
-from posenc.training.checkpoint import TrainingPlan, TrainingState
+from posenc.lab.training.checkpoint import TrainingPlan, TrainingState
 from tests.hostile.hostile_files import Target
 
 

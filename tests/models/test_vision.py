@@ -21,7 +21,7 @@ from posenc.models import (
 )
 from posenc.models.vision import fit_image
 from posenc.registry import ENCODINGS
-from posenc.transforms import fitted
+from posenc.layout.transforms import fitted
 from tests.models.image_encodings import IMAGE_ENCODINGS
 
 NAMES = [*IMAGE_ENCODINGS, "learned2d+swin", "rope2d+irpe", "row_column+decomposed2d"]

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from posenc.cli import main
-from posenc.cli.console import ERRORS, OUT
-from posenc.evaluation.doctor import diagnosis, process
-from posenc.evaluation.doctor.facts import LayerReading
-from posenc.experiments import workers
+from posenc.lab.cli import main
+from posenc.lab.cli.console import ERRORS, OUT
+from posenc.transformers.doctor import diagnosis, process
+from posenc.transformers.doctor.facts import LayerReading
+from posenc.lab.experiments import workers
 from tests.support.processes import forking
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from posenc.evaluation.suites import masked, next_token
+from posenc.lab.evaluation.suites import masked, next_token
 
 WINDOWS = 32
 """Of text for one number, where users have up to 256."""

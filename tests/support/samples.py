@@ -9,11 +9,11 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from posenc.evaluation.results import Findings, Study, StudyReading
-from posenc.evaluation.suites.needles import ByteNeedles, letters
-from posenc.evaluation.suites.next_token import NextTokenSuite
-from posenc.experiments.pieces import Pieces
-from posenc.experiments.results import (
+from posenc.lab.evaluation.results import Findings, Study, StudyReading
+from posenc.lab.evaluation.suites.needles import ByteNeedles, letters
+from posenc.lab.evaluation.suites.next_token import NextTokenSuite
+from posenc.lab.experiments.pieces import Pieces
+from posenc.lab.experiments.results import (
     ComparedEncoding,
     Comparison,
     Corpus,

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from posenc.entry import Entry
+from posenc.encoding.entry import Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.registry import ENCODINGS

@@ -29,7 +29,7 @@ from posenc.attention import BACKENDS, attend
 from posenc.attention.backends.native import heads as native_heads
 from posenc.attention.backends.triton.form import INTERPRETED as HAS_INTERPRETER
 from posenc.encoding import Encoding
-from posenc.entry import CONTEXT
+from posenc.encoding.entry import CONTEXT
 from posenc.errors import ArgumentError, BackendRefusal, PosencError
 from posenc.grid import Grid
 from posenc.layout import Layout

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from posenc.attention import Attention
 from posenc.encoding import Encoding
-from posenc.entry import CONTEXT
+from posenc.encoding.entry import CONTEXT
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.registry import ENCODINGS, create

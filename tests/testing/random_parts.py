@@ -24,7 +24,7 @@ from posenc.encoding import (
     repeat_heads,
 )
 from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 

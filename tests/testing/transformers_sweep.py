@@ -26,10 +26,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.accelerate import accelerate
-from posenc.integrations.transformers.accelerate.routing import Record, recorded
-from posenc.integrations.transformers.accelerate.signatures import cache_name, names_of
-from posenc.integrations.transformers.accelerate.trials import tensors_in
+from posenc.transformers.acceleration import accelerate
+from posenc.transformers.acceleration.routing import Record, recorded
+from posenc.transformers.acceleration.signatures import cache_name, names_of
+from posenc.transformers.acceleration.trials import tensors_in
 from tests.support.caches import cache_of, given
 from tests.testing.tiny_models import Unbuilt, first_line, inputs_of, kinds, tiny_model
 

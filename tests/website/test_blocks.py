@@ -15,7 +15,7 @@ import torch.distributed as dist
 import transformers
 from typer.main import get_command
 
-from posenc.cli.app import app
+from posenc.lab.cli.app import app
 from tests.support.tiny_models import tiny_model
 from tests.website.pages import CHINESE, DOCS, ROOT, SOURCES, TRANSLATED, blocks, name
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.experiments.tasks import TASKS
+from posenc.lab.experiments.tasks import TASKS
 from posenc.registry import ENCODINGS
 from tests.website.built import Page, pages, site
 from tests.website.pages import ROOT

@@ -13,7 +13,7 @@ from posenc.attention.backends.common.base import Result
 from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.problem.given_terms import given_encoding, map_term
 from posenc.attention.problem.problem import Problem
-from posenc.derivatives import Definition, records, with_definition
+from posenc.encoding.derivatives import Definition, records, with_definition
 from posenc.encoding import Encoding
 
 EMPTY = torch.empty(0)

@@ -21,7 +21,7 @@ from posenc.attention.trial_parts import FULL_FORMULA, HEADS, KERNELS, LONGEST, 
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import is_transformed, without_autocast
-from posenc.user_cache import kept
+from posenc.attention.user_cache import kept
 
 KEY_HEADS = 2
 

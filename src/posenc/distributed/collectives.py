@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posenc.derivatives import differentiable_once
+from posenc.encoding.derivatives import differentiable_once
 from posenc.distributed.group import Group
 
 first_derivative = differentiable_once(

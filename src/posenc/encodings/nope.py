@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from posenc.encoding import Encoding
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 
 
 def nope() -> Encoding:

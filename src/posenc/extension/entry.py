@@ -11,7 +11,7 @@ from torch import nn
 
 from posenc.arguments import domains, typed
 from posenc.encoding import Encoding
-from posenc.entry import Citation
+from posenc.encoding.entry import Citation
 
 CONTEXT = ("factor", "length")
 """Parameters of a method that are not its options."""

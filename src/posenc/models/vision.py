@@ -156,7 +156,7 @@ class ImageEncoder(nn.Module):
         Args:
             images: ``[B, P, Y, X]``, of any size that the encoding supports.
             layout: of the tokens; by default their rows and columns. Interpolate larger images
-                with ``posenc.transforms.fitted(layout, cells=…)``.
+                with ``posenc.layout.transforms.fitted(layout, cells=…)``.
             valid: ``[B|1, Y, X]``, False for padding.
 
         Raises:

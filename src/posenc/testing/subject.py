@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from posenc.attention import Attention, LayerCache
 from posenc.encoding import Encoding
-from posenc.entry import CONTEXT, Claims, Entry
+from posenc.encoding.entry import CONTEXT, Claims, Entry
 from posenc.layout import Layout
 
 P = ParamSpec("P")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from posenc.derivatives import with_definition
+from posenc.encoding.derivatives import with_definition
 from posenc.runtime import has_values, is_transformed, needs_dispatch
 
 DEGREE = 16

@@ -15,7 +15,7 @@ from posenc.encodings.common.checks import require_tokens
 from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.precision import at_least_single, wider
 from posenc.encodings.common.table import real_positions
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.runtime import has_values, widest

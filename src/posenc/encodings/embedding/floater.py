@@ -23,7 +23,7 @@ from posenc.encodings.common.frequencies import geometric_frequencies
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.opaque import opaque
 from posenc.encodings.common.table import real_positions
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError, LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values, is_transformed, widest, without_autocast

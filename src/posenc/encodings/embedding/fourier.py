@@ -14,7 +14,7 @@ from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.common.special_tokens import zero_special
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.layout import Layout
 
 

@@ -13,7 +13,7 @@ from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import at_least_single, with_zero_gradient
 from posenc.encodings.common.table import neighbours, real_positions, require_inside
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.errors import LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values

@@ -18,7 +18,7 @@ from posenc.encodings.common.frequencies import geometric_frequencies
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.recurrence import gated_at, gated_orbit, linear_at, linear_orbit
 from posenc.encodings.common.table import real_positions
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.errors import LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values, widest, without_autocast

@@ -12,7 +12,7 @@ from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.common.table import read_rows
 from posenc.encodings.embedding.learned2d import require_grid
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.layout import Layout
 
 

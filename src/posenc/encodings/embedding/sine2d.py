@@ -15,7 +15,7 @@ from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.frequencies import geometric_angles
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.special_tokens import zero_special
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 

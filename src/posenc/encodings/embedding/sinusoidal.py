@@ -13,7 +13,7 @@ from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.frequencies import geometric_angles
 from posenc.encodings.common.fusion import Fusion, fuse
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 

@@ -16,7 +16,7 @@ from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import KeyRanks
 from posenc.encodings.common.rotation import cos_sin, require_width
 from posenc.encodings.common.signals import require_signal
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 

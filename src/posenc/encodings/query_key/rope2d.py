@@ -9,7 +9,7 @@ from posenc.arguments import Base, QuarterWidth, checked
 from posenc.encoding import Pairing
 from posenc.encodings.common.frequencies import geometric_angles
 from posenc.encodings.common.rotation import Rotary
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.layout import Layout
 
 

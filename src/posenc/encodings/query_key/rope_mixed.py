@@ -12,7 +12,7 @@ from posenc.arguments import Base, Count, QuarterWidth, checked
 from posenc.encoding import Pairing
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.rotation import Rotary
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.layout import Layout
 
 

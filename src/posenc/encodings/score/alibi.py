@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.arguments import Count, checked
 from posenc.encoding.reuse import constant
 from posenc.encodings.common.offset_bias import OffsetBias
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError
 
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encodings.common.gated_decay import GatedDecay
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 
 
 class Cable(GatedDecay):

@@ -10,7 +10,7 @@ from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms, repe
 from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.common.clipped_offsets import ClippedTable
 from posenc.encodings.score.shaw import ShawValues
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 
 

@@ -16,7 +16,7 @@ from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.fire import Fire
 from posenc.encodings.score.kerple import Kerple
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 
 Bias = Literal["alibi", "fire", "kerple"]

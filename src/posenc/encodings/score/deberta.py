@@ -24,7 +24,7 @@ from posenc.encoding.tensors import (
     repeat_heads,
 )
 from posenc.encodings.common.buckets import gather_rows
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.runtime import has_values

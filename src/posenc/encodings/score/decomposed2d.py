@@ -14,7 +14,7 @@ from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores,
 from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.common.special_tokens import has_special, zero_special_pairs
 from posenc.encodings.common.window import Window
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 
 

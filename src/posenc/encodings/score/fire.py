@@ -11,7 +11,7 @@ from posenc.encoding import DistanceFunction, FusedScore, ScoreTerm
 from posenc.encoding.reuse import is_plain_linear
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.precision import WideLinear
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 
 

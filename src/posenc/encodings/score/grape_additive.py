@@ -16,7 +16,7 @@ from posenc.encodings.common.rotation import rotate
 from posenc.encodings.common.signals import require_signal
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.score.alibi import geometric_slopes
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 

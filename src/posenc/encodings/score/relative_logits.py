@@ -20,7 +20,7 @@ from posenc.encoding.tensors import (
 from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.signals import require_signal
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 

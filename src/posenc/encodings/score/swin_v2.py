@@ -18,7 +18,7 @@ from posenc.encodings.common.cosine import CosineLogits
 from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.common.special_tokens import has_special, zero_special_pairs
 from posenc.encodings.common.window import Window
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 
 Logits = Literal["cosine", "dot"]

@@ -11,7 +11,7 @@ from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import BucketedTerms, ScoreTerm
 from posenc.encoding.reuse import constant
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 

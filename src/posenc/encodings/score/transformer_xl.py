@@ -17,7 +17,7 @@ from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores,
 from posenc.encodings.common.buckets import gather_rows, offset_index
 from posenc.encodings.common.frequencies import geometric_angles
 from posenc.encodings.common.precision import wider
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.runtime import has_values, is_exporting
 

@@ -24,7 +24,7 @@ from posenc.encodings.common.precision import (
 from posenc.encodings.common.special_tokens import special_mask
 from posenc.encodings.common.table import read_rows, require_inside
 from posenc.encodings.score.t5 import T5
-from posenc.entry import Claims, Entry
+from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import has_values, is_transformed

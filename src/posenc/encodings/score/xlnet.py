@@ -5,7 +5,7 @@ from __future__ import annotations
 from posenc.arguments import Base, Count, Width, checked
 from posenc.encodings.score.transformer_xl import ENTRY as TRANSFORMER_XL
 from posenc.encodings.score.transformer_xl import TransformerXL, transformer_xl
-from posenc.entry import Entry
+from posenc.encoding.entry import Entry
 
 
 @checked

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.problem.problem import Problem
-from posenc.derivatives import differentiable_once
+from posenc.encoding.derivatives import differentiable_once
 from posenc.encoding import Rotation
 
 kernel_gradients = differentiable_once(

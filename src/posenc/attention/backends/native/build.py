@@ -34,7 +34,7 @@ from posenc.attention.backends.native.variants import (
     sources_hash,
 )
 from posenc.errors import BackendRefusal
-from posenc.user_cache import cache_folder, open_file, opened_folder, read_file, write_file
+from posenc.attention.user_cache import cache_folder, open_file, opened_folder, read_file, write_file
 
 COMMAND = "python -m posenc.attention.backends.native"
 

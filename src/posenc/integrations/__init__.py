@@ -1,1 +1,0 @@
-"""Reading and writing of other libraries' models, without importing these libraries."""

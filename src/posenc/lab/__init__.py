@@ -1,0 +1,1 @@
+"""The lab: training, comparison, extension and measurement of models, and the command line."""

@@ -1,0 +1,263 @@
+"""The report of a bench: a page, its charts as pictures, and all numbers as JSON and CSV."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from posenc.arguments import declared_options
+from posenc.lab.bench.options import BenchOptions
+from posenc.lab.bench.run import PLAIN, BenchReading, BenchReport, BenchSettings
+from posenc.lab.reporting.charts import Chart
+from posenc.lab.reporting.drawing import Across, Drawing, Point, Up, looks
+from posenc.lab.reporting.headlines import fitting, shortened
+from posenc.lab.reporting.intervals import Bounds, Estimate
+from posenc.lab.reporting.numbers import counted
+from posenc.lab.reporting.opening import Opening, Remedy, Verdict, Verdicts, meanings
+from posenc.lab.reporting.page import Cell, Column, Page, TableSection, TextSection, write_files
+from posenc.lab.reporting.sentences import sentence
+from posenc.lab.reporting.verdicts import word
+from posenc.lab.training.machine import cores
+
+FAST, SLOW = 0.1, 1.0
+"""Time beyond that of plain attention, as a share, up to which a pass is fast, and beyond which it
+is slow; in between it is slower."""
+
+WORDS = {"holds": "fast", "degrades": "slower", "breaks": "slow", "unsure": "unsure"}
+"""Words for a time, by the verdict on its ratio as a deterioration."""
+
+PASSES = {"forward": False, "training": True}
+"""Columns, and whether the backward pass is in them."""
+
+MORE = 4
+"""Factor of the advised rounds."""
+
+NAME = 20
+"""Characters of a name in a headline, at most."""
+
+
+def write_bench(report: BenchReport, folder: Path, *, command: str = "") -> None:
+    """Write ``index.html``, charts, ``bench.json`` and ``bench.csv`` into a folder that exists.
+
+    Raises:
+        OutputError: if a file cannot be written.
+    """
+    rows = [reading.to_json() for reading in report.readings]
+    tables = {
+        "bench.json": json.dumps(report.to_json(), indent=1) + "\n",
+        "bench.csv": pd.DataFrame(rows, dtype=object).to_csv(index=False),
+    }
+    write_files(folder, bench_page(report, command), tables)
+
+
+def label(reading: BenchReading, settings: BenchSettings) -> str:
+    """The encoding, with backend and dtype where there are several."""
+    parts = [reading.encoding]
+    if len(settings.backends) > 1:
+        parts.append(reading.contender.removeprefix("posenc ").replace("posenc", "auto"))
+    if len(settings.dtypes or ()) > 1:
+        parts.append(reading.dtype)
+    return " · ".join(parts)
+
+
+def opening(report: BenchReport) -> Opening:
+    """A word on the time of each, forward and in training, at the longest length, fastest first."""
+    rows = [(label(reading, report.settings), reading) for reading in _longest(report)]
+    judged = {
+        name: tuple(_word(reading.ratio(both=p)) for p in PASSES.values()) for name, reading in rows
+    }
+    limits = {"fast": FAST, "slow": SLOW}
+
+    def meaning(verdict: str) -> str:
+        if verdict == "untestable":
+            return sentence("means_untestable")
+        return sentence(f"means_{verdict.replace('unsure', 'uncertain')}", **limits)
+
+    return Opening(
+        headline=_headline(rows, judged),
+        verdicts=Verdicts(
+            title=f"Verdicts at {max(report.settings.lengths or ()):,} tokens",
+            columns=tuple(PASSES),
+            rows=tuple(
+                Verdict(name=name, words=judged[name], why=reading.refusal, note=reading.served_by)
+                for name, reading in rows
+            ),
+            guide=sentence("speed_words", **limits),
+            meanings=meanings((each for words in judged.values() for each in words), meaning),
+        ),
+        remedies=tuple(_remedies(report, rows, judged)),
+    )
+
+
+Rows = Sequence[tuple[str, BenchReading]]
+
+
+def _longest(report: BenchReport) -> list[BenchReading]:
+    """Readings at the longest length, the fastest in training first, what was refused last."""
+    last = max(report.settings.lengths or ())
+    readings = [r for r in report.readings if r.length == last and r.contender != PLAIN]
+    return sorted(readings, key=lambda r: (r.times.both_ratio is None, r.times.both_ratio or 0.0))
+
+
+def _word(ratio: Estimate | None) -> str:
+    if ratio is None:
+        return "untestable"
+    change = Estimate(ratio.mean - 1, ratio.half_width, ratio.n)
+    return WORDS[word(change, (FAST, SLOW))]
+
+
+def _headline(rows: Rows, judged: dict[str, tuple[str, ...]]) -> str:
+    timed = [
+        (shortened(name, NAME), judged[name][1], r.times.both_ratio)
+        for name, r in rows
+        if r.times.both_ratio is not None
+    ]
+    if not timed:
+        return sentence("none_timed", of=len(rows))
+    fast = [name for name, verdict, _ in timed if verdict == "fast"]
+    (first, verdict, least), (last, slowest, most) = timed[0], timed[-1]
+    if len(rows) == 1 and verdict != "unsure":
+        return sentence("one_timed", name=first, fast=bool(fast), ratio=least)
+    if not fast:
+        sure = not any(word == "unsure" for _, word, _ in timed)
+        return sentence("none_fast", name=first, ratio=least, sure=sure)
+    ending = (
+        [f"; {sentence('slowest', name=last, ratio=most)}"] if slowest in ("slower", "slow") else []
+    )
+    return fitting(
+        sentence("fast", names=fast, of=len(rows), most=shown) + end
+        for shown in (3, 1, 0)
+        for end in (*ending, "")
+    )
+
+
+def _remedies(
+    report: BenchReport, rows: Rows, judged: dict[str, tuple[str, ...]]
+) -> Iterator[Remedy]:
+    open_ = [(name, reading) for name, reading in rows if "unsure" in judged[name]]
+    if open_:
+        rounds = MORE * report.settings.rounds
+        text = sentence("settled_by_more_rounds", names=[name for name, _ in open_], rounds=rounds)
+        encodings = dict.fromkeys(reading.encoding for _, reading in open_)
+        changes = {"encodings": tuple(encodings), "rounds": rounds}
+        yield Remedy(text=text, command=_command(report.settings, changes))
+
+
+def _command(settings: BenchSettings, changes: dict[str, object]) -> str:
+    """The command line of a bench with other settings; options of their defaults are left out."""
+    usual = {**vars(BenchSettings(device=settings.device)), "threads": cores()}
+    words = ["posenc", "bench"]
+    for name, (_, option) in declared_options(BenchOptions).items():
+        value = changes.get(name, getattr(settings, name))
+        if value != usual[name]:
+            shown = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+            words += [f"--{option.name.replace('_', '-')}", shown]
+    if settings.causal is not None:
+        words.append("--causal" if settings.causal else "--bidirectional")
+    return shlex.join(words)
+
+
+def bench_page(report: BenchReport, command: str) -> Page:
+    """The page with its charts."""
+    settings, about, opened = report.settings, report.about, opening(report)
+    names = [row.name for row in opened.verdicts.rows]
+    styles = looks(dict.fromkeys(names, "candidate"))
+    drawing = Drawing(names, styles, "encoding")
+    shape = f"{counted(settings.heads, 'head')} of {settings.head_dim}"
+    lengths = ", ".join(f"{length:,}" for length in sorted(set(settings.lengths or ())))
+    return Page(
+        facts=(
+            "posenc bench · attention beside plain SDPA",
+            f"{lengths} tokens, {shape}, {', '.join(settings.dtypes or ())}",
+            str(about.get("device", "")),
+        ),
+        opening=opened,
+        charts=[_chart(report, drawing, name) for name in ("training", "forward")],
+        looks=styles,
+        sections=(
+            _table(report),
+            TextSection(
+                key="method",
+                title="How this was measured",
+                paragraphs=(sentence("how_timed", rounds=settings.rounds, batch=shape),),
+            ),
+        ),
+        command=command,
+        settings={
+            "device": f"{about.get('device', '')}, {counted(settings.threads or 1, 'thread')}",
+            "rounds": settings.rounds,
+            **about.get("machine", {}),
+            "versions": " · ".join(f"{n} {value}" for n, value in about["versions"].items()),
+            "made": f"{about.get('date', '')}, in {report.seconds:.0f} s",
+        },
+        note="Beside this page: every chart as PNG and SVG, bench.json, bench.csv. Times are of "
+        "this machine in this run; only their ratios carry over.",
+    )
+
+
+def _chart(report: BenchReport, drawing: Drawing, name: str) -> Chart:
+    """Ratios of a pass: by length, or of each where there is one."""
+    settings, both = report.settings, PASSES[name]
+    title = "Time in training (forward and backward)" if both else "Time forward"
+    guide = "Lower is better; dashed: plain attention, without positions."
+    unit = "× the time of plain attention"
+    measured = [
+        (label(reading, settings), reading, ratio)
+        for reading in report.readings
+        if reading.contender != PLAIN and (ratio := reading.ratio(both=both)) is not None
+    ]
+    lengths = tuple(sorted(set(settings.lengths or ())))
+    if len(lengths) == 1:
+        rows = [
+            {
+                "subject": n,
+                "amount": r.mean,
+                "time": f"{r.shown('.2f')} ×",
+                "backend": reading.served_by,
+            }
+            for n, reading, r in measured
+        ]
+        return drawing.amounts(name, (title, unit), guide, rows, first=both, level=1.0)
+    points = [Point(n, reading.length, r, f"{r.shown('.2f')} ×") for n, reading, r in measured]
+    across = Across(title="tokens", lengths=lengths, log=True)
+    up = Up(title=unit, lower=True, bounds=Bounds(0.0), level=1.0, level_name="plain attention")
+    points.sort(key=lambda point: point.x)
+    return drawing.lines(name, title, guide, points, (across, up), first=both)
+
+
+def _table(report: BenchReport) -> TableSection:
+    """All results, a row an encoding."""
+    settings, lengths = report.settings, sorted(set(report.settings.lengths or ()))
+    readings = {(label(r, settings), r.length): r for r in report.readings if r.contender != PLAIN}
+    names = [label(reading, settings) for reading in _longest(report)]
+
+    def cells(name: str) -> Iterator[Cell]:
+        last = readings[name, lengths[-1]]
+        yield Cell(text=name, small=last.served_by, value=name, kind="name")
+        for both in PASSES.values():
+            for length in lengths:
+                yield Cell.of(readings[name, length].ratio(both=both), ".2f")
+        for seconds in (last.times.forward_seconds, last.times.both_seconds):
+            yield Cell(text="—" if seconds is None else f"{1e3 * seconds:,.2f}", value=seconds)
+
+    return TableSection(
+        key="table",
+        title="All results",
+        guide="Multiples of the time of plain SDPA in the same round, with 95 % intervals; "
+        f"milliseconds at {lengths[-1]:,} tokens.",
+        columns=(
+            Column(name="encoding", text=True),
+            *(Column(name=str(n), group=f"{name} at") for name in PASSES for n in lengths),
+            *(Column(name=name, group="milliseconds") for name in PASSES),
+        ),
+        rows=tuple(tuple(cells(name)) for name in names),
+        notes=tuple(
+            (label(r, settings), f"at {r.length:,}: {r.refusal}.")
+            for r in report.readings
+            if r.refusal
+        ),
+    )

@@ -1,0 +1,138 @@
+"""``posenc bench``: speed of attention with encodings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.progress import BarColumn, TimeElapsedColumn
+from rich.text import Text
+
+from posenc.lab.bench.options import BenchOptions
+from posenc.lab.cli.completion import complete_encodings
+from posenc.lab.cli.console import (
+    OUT,
+    Display,
+    PlainTextColumn,
+    command_line,
+    new_table,
+    print_json,
+    print_opening,
+    print_report,
+)
+from posenc.lab.cli.options import Json, Quiet, flag, option, with_settings
+
+if TYPE_CHECKING:
+    from posenc.lab.bench.run import BenchReading, BenchReport
+
+QUICK_ROUNDS = 3
+
+
+@with_settings(BenchOptions, complete={"encodings": complete_encodings})
+def bench(
+    *,
+    fields: dict[str, Any],
+    causal: Annotated[
+        bool | None, option("The mask.", "causal where needed", "--causal/--bidirectional")
+    ] = None,
+    quick: Annotated[bool, flag("--quick", "Fewer rounds.")] = False,
+    out: Annotated[Path | None, option("Output folder for the report.", "none")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Time attention with encodings against plain SDPA.
+
+    Times are medians of ratios to plain SDPA with the same mask and dtype in the same round. In a
+    checkout, python -m benchmarks.attention measures more: memory, errors, other implementations.
+
+    Examples:
+
+        posenc bench --quick --out speeds
+
+        posenc bench --encodings t5 --lengths 1024,4096 --backends auto,blockwise
+
+        posenc bench --device cuda --causal
+    """
+    import torch
+
+    from posenc.lab.bench.report import opening, write_bench
+    from posenc.lab.bench.run import BenchSettings
+    from posenc.lab.bench.run import bench as run_benchmark
+    from posenc.storage import output_folder, require_unused
+    from posenc.lab.training.machine import cores
+
+    if out is not None:
+        require_unused(out)
+    usual = {"threads": cores()} | ({"rounds": QUICK_ROUNDS} if quick else {})
+    settings = BenchSettings(causal=causal, **(usual | fields))
+    torch.set_num_threads(settings.threads or 1)
+    with BenchDisplay(shown=not quiet and not json) as display:
+        report = run_benchmark(settings, progress=display)
+    opened = opening(report)
+    if out is not None:
+        with output_folder(out) as partial:
+            write_bench(report, partial, command=command_line())
+    if json:
+        print_json(opened.to_json() | report.to_json())
+        return
+    _print_readings(report)
+    OUT.print(Text(f"\n{_about(report)}", "dim"))
+    print_opening(opened)
+    if out is not None:
+        print_report(out / "index.html")
+
+
+class BenchDisplay(Display):
+    """A bar on a terminal, elsewhere a line for each step."""
+
+    def __init__(self, *, shown: bool) -> None:
+        super().__init__(
+            PlainTextColumn("{task.percentage:>3.0f}%"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            PlainTextColumn("{task.description}"),
+            shown=shown,
+        )
+        self.task = self.bars.add_task("", total=1.0)
+
+    def __call__(self, title: str, share: float) -> None:
+        if self.live:
+            self.bars.update(self.task, completed=share, description=title)
+        else:
+            self.emit(f"[{share:4.0%}] {title}")
+
+
+def _print_readings(report: BenchReport) -> None:
+    """Print the ratios of each case, and why some are missing."""
+    OUT.print(Text("\nAttention calls: multiples of plain SDPA with the same mask", "bold"))
+    table = new_table("tokens", "forward", "fwd + bwd", gap=1)
+    before = ""
+    for reading in report.readings:
+        if (case := _case(reading)) != before:
+            table.add_row(Text(case, "bold"))
+            before = case
+        served = f" ({reading.served_by})" if reading.served_by else ""
+        ratios = (reading.times.forward_ratio, reading.times.both_ratio)
+        shown = ("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+        table.add_row(f"  {reading.contender}{served}", *shown)
+    OUT.print(table)
+    for reading in report.readings:
+        if reading.refusal:
+            words = f"{reading.contender}, for {reading.encoding}: {reading.refusal}."
+            OUT.print(Text(words, "dim"))
+
+
+def _case(reading: BenchReading) -> str:
+    causal = " causal" if reading.causal else ""
+    dtype = "" if reading.dtype == "float32" else " " + reading.dtype.replace("float", "f")
+    return f"{reading.encoding}, {reading.length}{causal}{dtype}"
+
+
+def _about(report: BenchReport) -> str:
+    settings, about = report.settings, report.about
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    return (
+        f"{about['device']}; {settings.threads} threads; {settings.heads} heads of "
+        f"{settings.head_dim}, {', '.join(settings.dtypes or ())}; {settings.rounds} rounds; "
+        f"{versions}. {report.seconds / 60:.1f} minutes."
+    )

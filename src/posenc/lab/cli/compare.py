@@ -1,0 +1,250 @@
+"""``posenc compare``: train small models, test them on longer inputs, write a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+from inspect import Parameter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from posenc.lab.cli.compare_display import CompareDisplay
+from posenc.lab.cli.completion import complete_encodings, complete_task
+from posenc.lab.cli.console import (
+    ERRORS,
+    OUT,
+    command_line,
+    new_table,
+    print_json,
+    print_opening,
+    print_report,
+)
+from posenc.lab.cli.options import Json, Quiet, flag, option, with_settings
+from posenc.errors import ArgumentError
+from posenc.lab.experiments.options import ComparisonOptions
+from posenc.registration import parse_option, parse_options
+
+if TYPE_CHECKING:
+    from posenc.lab.experiments.results import Comparison
+    from posenc.lab.experiments.settings import ComparisonSettings
+    from posenc.lab.experiments.summary import Summary
+    from posenc.lab.reporting.intervals import Estimate
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    """Seeds from a number (``3``) or a list (``0,1,2``)."""
+    parameter = Parameter("seeds", Parameter.KEYWORD_ONLY, default=3, annotation=Sequence[int])
+    values: tuple[int, ...] = parse_option("--seeds", parameter, text)
+    if "," in text or not values:
+        return values
+    if values[0] < 1:
+        raise ArgumentError(
+            "--seeds", expected="1 or more", got=values[0], remedy="Use 3 or more for an interval."
+        )
+    return tuple(range(values[0]))
+
+
+@with_settings(
+    ComparisonOptions,
+    parse={"seeds": _seeds},
+    complete={"encodings": complete_encodings, "task": complete_task},
+)
+def compare(
+    *,
+    fields: dict[str, Any],
+    task_options: Annotated[
+        list[str] | None, option("Task option KEY=VALUE; repeatable.", "none", "--option")
+    ] = None,
+    out: Annotated[Path, option("Folder for runs and report.")] = Path("posenc-compare"),
+    resume: Annotated[bool, flag("--resume", "Continue the comparison in --out.")] = False,
+    replace: Annotated[bool, flag("--replace", "Replace the comparison in --out.")] = False,
+    join: Annotated[
+        Path | None,
+        option("Folder of a comparison to share with the processes already at work on it.", "none"),
+    ] = None,
+    launch: Annotated[
+        str | None, option("Start the runs on a cluster, by submitit: slurm or local.", "none")
+    ] = None,
+    nodes: Annotated[int, option("Processes to launch, each on a node.")] = 1,
+    launch_options: Annotated[
+        list[str] | None,
+        option("submitit option KEY=VALUE; repeatable.", "none", "--launch-option"),
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a small model per encoding, test all on longer inputs, and write a report.
+
+    All models have the same budget, data order and initial weights. Defaults depend on the task
+    (see posenc tasks). Ctrl-C finishes the step, saves, and prints the command to continue.
+    Processes on any machines that see the folder share its runs with --join, and continue those of
+    a process that died.
+
+    Examples:
+
+        posenc compare
+
+        posenc compare --text book.txt --encodings rope,alibi,kerple --out book
+
+        posenc compare --task copy --encodings t5,shaw@max_distance=0
+
+        posenc compare --budget-minutes 30 --width 128 --layers 4
+
+        posenc compare --resume --out book
+
+        posenc compare --join book
+
+        posenc compare --out /shared/book --launch slurm --nodes 8
+    """
+    out = out if join is None else join
+    settings = _settings(
+        out,
+        fields,
+        task_options or [],
+        existing={"join": join is not None, "resume": resume, "replace": replace},
+    )
+    if launch is not None:
+        _launch(settings, launch, nodes, launch_options or [])
+        return
+    from posenc.lab.experiments.compare import compare as carry_out
+    from posenc.lab.experiments.json_summary import numbers as numbers_of
+    from posenc.lab.experiments.page import opening
+    from posenc.lab.experiments.report import LiveReport, write_report
+    from posenc.lab.experiments.summary import summarise
+
+    live = LiveReport(out / "report")
+    with CompareDisplay(shown=not quiet and not json) as display:
+        comparison = carry_out(settings, command=command_line(), progress=display, interim=live)
+    page = write_report(comparison, out / "report", overwrite=True)
+    summary, metric = summarise(comparison), comparison.headline
+    opened = opening(comparison, summary)
+    if json:
+        print_json(
+            {
+                "complete": comparison.complete,
+                **opened.to_json(),
+                "answer": list(summary.answer),
+                "report": str(page),
+                "comparison": str(page.with_name("comparison.json")),
+                "metric": {"key": metric.key, "unit": metric.unit},
+                "encodings": numbers_of(comparison, summary, out=out),
+            }
+        )
+    else:
+        _print_summary(comparison, summary)
+        _print_models(comparison, out)
+        print_opening(opened if comparison.complete else dataclasses.replace(opened, remedies=()))
+        print_report(page, gap="")
+    if not comparison.complete:
+        ERRORS.print(f"Interrupted. To continue: {display.resume}", style="yellow", soft_wrap=True)
+        raise typer.Exit(130)
+
+
+def _launch(settings: ComparisonSettings, cluster: str, nodes: int, options: list[str]) -> None:
+    """Submit jobs that join the comparison, and print where to follow them."""
+    from posenc.lab.experiments.launch import LOGS, launch
+    from posenc.storage import parse_json
+
+    values: dict[str, Any] = {}
+    for item in options:
+        key, equals, text = item.partition("=")
+        if not equals:
+            raise ArgumentError(
+                "--launch-option",
+                expected="KEY=VALUE",
+                got=repr(item),
+                remedy="Write --launch-option timeout_min=60, for example.",
+            )
+        try:
+            values[key] = parse_json(text)
+        except ValueError:
+            values[key] = text
+    jobs = launch(settings, cluster=cluster, nodes=nodes, options=values)
+    OUT.print(f"Submitted: {', '.join(job.job_id for job in jobs)}", soft_wrap=True)
+    OUT.print(
+        f"Report, after the first run: {settings.out / 'report' / 'index.html'}", soft_wrap=True
+    )
+    OUT.print(f"Logs: {settings.out / LOGS}", soft_wrap=True)
+    join = shlex.join(["posenc", "compare", "--join", str(settings.out)])
+    OUT.print(f"To take part, or to wait for the end: {join}", soft_wrap=True)
+
+
+def _settings(
+    out: Path, fields: dict[str, Any], options: list[str], *, existing: dict[str, bool]
+) -> ComparisonSettings:
+    from posenc.lab.experiments.output import load_settings
+    from posenc.lab.experiments.settings import ComparisonSettings
+    from posenc.lab.experiments.tasks import TASKS
+
+    requested = [name for name, value in existing.items() if value]
+    if len(requested) > 1:
+        several = ", ".join(f"--{name}" for name in existing)
+        raise ArgumentError(
+            f"--{requested[0]}", expected=f"one of {several}", got="both", remedy="Remove one."
+        )
+    way: Any = requested[0] if requested else "refuse"
+    stored = load_settings(out, way) if way in ("join", "resume") else None
+    task = fields.get("task", ComparisonSettings.task if stored is None else stored.task)
+    if options and task in TASKS:
+        fields["options"] = parse_options(options, TASKS[task].parameters(), of=task)
+    if stored is not None:
+        return dataclasses.replace(stored, **fields)
+    return ComparisonSettings(out=out, existing=way, **fields)
+
+
+def _print_summary(comparison: Comparison, summary: Summary) -> None:
+    OUT.print()
+    for sentence in summary.answer:
+        OUT.print(Text(sentence))
+    metric = comparison.headline
+    OUT.print()
+    OUT.print(Text(f"{metric.label}, {metric.unit} (95 % interval over seeds)", "dim"))
+    table = _table(comparison, summary, between=" ")
+    unlimited = OUT.options.update(width=1000)
+    if OUT.measure(table, options=unlimited).maximum > OUT.width:
+        table = _table(comparison, summary, between="\n")
+    OUT.print(table)
+
+
+def _table(comparison: Comparison, summary: Summary, *, between: str) -> Table:
+    """A row per subject, with ``between`` means and their intervals, and in headings."""
+    lengths = comparison.test_lengths
+    recalled = sorted({length for row in summary.rows for length in row.recall})[-1:]
+    table = new_table()
+    table.add_column("#", justify="right", vertical="top")
+    table.add_column("encoding", style="bold", overflow="fold")
+    headings = [f"at{between}{n}" for n in lengths]
+    for heading in (*headings, *(f"recall{between}at {length}" for length in recalled)):
+        table.add_column(heading, justify="right", no_wrap=True)
+    share = comparison.headline.is_share
+    for row in summary.rows:
+        cells = [
+            "cannot" if n in row.refusals else _shown(row.values.get(n), between, share=share)
+            for n in lengths
+        ]
+        cells += [_shown(row.recall.get(n), between, share=True, digits=0) for n in recalled]
+        table.add_row(str(row.rank or "–"), row.subject.label, *cells)
+    return table
+
+
+def _shown(value: Estimate | None, between: str, *, share: bool, digits: int = 1) -> str:
+    if value is None:
+        return "—"
+    return value.shown(f".{digits}%" if share else None, between)
+
+
+def _print_models(comparison: Comparison, out: Path) -> None:
+    """Print the folder of the trained models, and the command to extend a language model."""
+    from posenc.lab.experiments.json_summary import models
+
+    if not comparison.runs:
+        return
+    OUT.print(Text(f"\nModels: {out / 'runs'}/ENCODING/seed-N/model"), soft_wrap=True)
+    for folder in models(comparison, out, "rope")[:1] if comparison.task == "language" else ():
+        command = shlex.join(["posenc", "extend", str(folder), "--method", "all"])
+        OUT.print(Text(f"To extend one to longer contexts: {command}"), soft_wrap=True)

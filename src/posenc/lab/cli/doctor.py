@@ -1,0 +1,158 @@
+"""``posenc doctor``: layers, limits, costs and silent settings of a transformers model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from posenc.lab.cli.console import (
+    OUT,
+    command_line,
+    new_table,
+    print_json,
+    print_line,
+    print_opening,
+    print_report,
+)
+from posenc.lab.cli.engines import print_engines, require_engine
+from posenc.lab.cli.options import Json, flag, option
+
+if TYPE_CHECKING:
+    from posenc.transformers.doctor.diagnosis import Diagnosis
+    from posenc.transformers.engines import Checked
+
+
+def doctor(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder with config.json, or org/name@revision of the hub; weights are not read."
+        ),
+    ],
+    seconds: Annotated[
+        float, typer.Option(help="Seconds to measure a layer for; 0 measures nothing.", min=0)
+    ] = 60.0,
+    engine: Annotated[
+        str | None,
+        option(
+            "Compare with how an engine would rotate: vllm, sglang, llama.cpp, mlx or all.", "none"
+        ),
+    ] = None,
+    live: Annotated[
+        bool, flag("--live", "Load the weights too, and compare its frequencies with its config.")
+    ] = False,
+    out: Annotated[Path | None, option("Output folder for a report.", "none")] = None,
+    json: Json = False,
+) -> None:
+    """Diagnose a transformers model: layers, the lengths they hold, costs, ignored settings.
+
+    The model's code is run without its weights, in a process of its own, and each layer is
+    described as it computed. Where it cannot be run, the config is read instead.
+
+    Examples:
+
+        posenc doctor deberta-folder
+
+        posenc doctor llama-folder --seconds 0 --json
+
+        posenc doctor llama-folder --engine all --out report
+
+        posenc doctor Qwen/Qwen3-8B@main --seconds 0 --live
+    """
+    from posenc.transformers.doctor.diagnosis import diagnose
+    from posenc.lab.doctor.engines import Engines
+    from posenc.transformers.doctor.loading import check_source
+    from posenc.lab.doctor.report import opening, write_diagnosis
+    from posenc.storage import output_folder, require_unused
+
+    require_engine(engine)
+    if out is not None:
+        require_unused(out)
+    checked = check_source(model) if live else ()
+    diagnosis = diagnose(model, budget=seconds)
+    engines = None if engine is None else Engines.of(model, engine)
+    opened = opening(diagnosis, model, engines)
+    if out is not None:
+        with output_folder(out) as partial:
+            write_diagnosis(diagnosis, model, partial, engines=engines, command=command_line())
+    if json:
+        engine_values = {} if engines is None else engines.to_json()
+        loaded = {"live": [asdict(one) for one in checked]} if live else {}
+        print_json(opened.to_json() | diagnosis.to_json() | engine_values | loaded)
+        return
+    _print(diagnosis)
+    if engines is not None:
+        print_engines(engines, diagnosis.reading)
+    if live:
+        _print_checked(checked)
+    print_opening(opened)
+    if out is not None:
+        print_report(out / "index.html")
+
+
+def _print(diagnosis: Diagnosis) -> None:
+    from posenc.transformers.doctor.advice import config_lines
+    from posenc.lab.doctor.report import cost_rows, length_sentences, setting_sentences
+    from posenc.lab.doctor.words import descriptions, titles
+
+    reading = diagnosis.reading
+    by = "read by running its code" if reading.by == "run" else "not run, read from its config"
+    print_line(f"{diagnosis.model_type or 'unknown'} model, {by}", style="bold")
+    if reading.reason:
+        print_line(f"{reading.reason.rstrip('.')}.", indent=2, style="yellow")
+    for title, lines in zip(titles(reading), descriptions(reading), strict=True):
+        print_line(title, indent=2)
+        for line in lines:
+            print_line(line, indent=4)
+    for table in reading.tables:
+        print_line(f"{table.module}: a table of {table.rows:,} positions", indent=2)
+    OUT.print()
+    for text in length_sentences(diagnosis):
+        print_line(text)
+    lines = config_lines(diagnosis.advice)
+    if lines:
+        print_line("in config.json, for transformers:", indent=2)
+        for line in lines:
+            print_line(line, indent=2)
+    OUT.print()
+    for problem, change in setting_sentences(diagnosis):
+        print_line(problem, style="yellow" if change else "")
+        if change:
+            print_line(change, indent=2)
+    OUT.print()
+    if diagnosis.costs:
+        costs = new_table("tokens", "transformers", "", "with posenc", "")
+        for row in cost_rows(diagnosis):
+            costs.add_row(*row)
+        print_line("One layer, forward, one row, this machine (≈ computed from shorter inputs):")
+        OUT.print(costs)
+        print_line(f"posenc's CPU kernels: {diagnosis.kernels}.")
+        OUT.print()
+    print_line(diagnosis.acceleration)
+
+
+def _print_checked(checked: tuple[Checked, ...]) -> None:
+    from posenc.transformers.engines.rotation import differing_pairs
+    from posenc.lab.reporting.numbers import counted
+
+    OUT.print()
+    print_line("Loaded with its weights:", style="bold")
+    for one in checked:
+        first = checked[0]
+        unlike = differing_pairs(one.own.frequencies, first.own.frequencies)
+        unlike = unlike and f", {unlike} unlike those of {first.layer_type or first.path}"
+        layers = f" of layers of {one.layer_type}" if one.layer_type else ""
+        pairs = counted(sum(theta > 0 for theta in one.own.frequencies), "pair")
+        message = one.problem or (
+            "as its config says" if one.stated else "which its config does not state"
+        )
+        print_line(
+            f"{one.path}{layers}: {pairs}{unlike}, gain {one.own.gain:.5g}, {message}.",
+            indent=2,
+            style="yellow" if one.problem else "",
+        )
+    if not checked:
+        print_line("No rotary frequencies were found.", indent=2)

@@ -1,0 +1,362 @@
+"""The report of a diagnosis: a page, its charts as pictures, and all of it as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+from posenc.transformers.doctor.advice import FACTOR, REFUSED, Advice, config_lines
+from posenc.transformers.doctor.costs import LayerCost
+from posenc.transformers.doctor.diagnosis import Diagnosis
+from posenc.lab.doctor.engines import Engines
+from posenc.transformers.doctor.facts import UNKNOWN, AttentionFacts
+from posenc.transformers.doctor.rotation import RotationFacts
+from posenc.lab.doctor.words import descriptions, short_titles, titles
+from posenc.transformers.engines.config import ModelConfig
+from posenc.transformers.engines.engine import NotServedError
+from posenc.transformers.engines.transformers import TRANSFORMERS
+from posenc.transformers.hub import model_folder
+from posenc.transformers.checkpoints.fields import Fields
+from posenc.lab.reporting.charts import Chart
+from posenc.lab.reporting.drawing import Across, Drawing, Point, Up, looks
+from posenc.lab.reporting.headlines import fitting, shortened
+from posenc.lab.reporting.intervals import Estimate
+from posenc.lab.reporting.numbers import size_in_words, time_in_words
+from posenc.lab.reporting.opening import Opening, Remedy, Verdict, Verdicts, meanings
+from posenc.lab.reporting.page import Cell, Column, Page, TableSection, Term, TextSection, write_files
+from posenc.lab.reporting.sentences import sentence
+
+NAME = 24
+"""Characters of a name in a headline, at most."""
+
+COSTS = {"transformers": "baseline", "with posenc": "candidate"}
+"""Lines of the charts of costs, and their roles."""
+
+COST_COLUMNS = ("tokens", "transformers", "memory", "with posenc", "memory")
+COST_GUIDE = "One layer, forward, one row, this machine (≈ computed from shorter inputs)."
+
+NOT_ASKED = Engines((), None)
+"""Comparison without engines."""
+
+Line = tuple[str, Sequence[float]]
+"""A name, and frequencies in radians a token."""
+
+
+def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) -> Opening:
+    """A word on each kind of layer up to the limit and beyond it, and on each engine."""
+    limits, reading, asked = diagnosis.limits, diagnosis.reading, engines or NOT_ASKED
+    spans = {
+        title: _span(layers.attention, limited=bool(limits))
+        for title, layers in zip(short_titles(reading), reading.layers, strict=True)
+    }
+    spans |= {table.module: ("holds", "breaks") for table in reading.tables}
+    engine_words = asked.words()
+    columns: tuple[str, ...] = ("at any length",)
+    if limits:
+        columns = (f"to {limits[0].tokens:,} tokens", "beyond")
+    differences = {one.engine: one for one in asked.served}
+    # without a limit the word on any length is that on longer texts
+    rows = [Verdict(name=name, words=words[-len(columns) :]) for name, words in spans.items()]
+    judged = {word for row in rows for word in row.words}
+    rows += [
+        Verdict(
+            name=name,
+            words=words[: len(columns)],
+            why=sentence("engine_differs", served=differences[name]) if words[0] != "same" else "",
+            reference=True,
+        )
+        for name, words in engine_words.items()
+    ]
+    return Opening(
+        headline=_headline(diagnosis, folder, asked, [*chain(*spans.values())]),
+        verdicts=Verdicts(
+            title="Verdicts by layer" + (" and engine" if engine_words else ""),
+            columns=columns,
+            rows=tuple(rows),
+            guide=sentence("span_words", limited=bool(limits), words=judged)
+            if judged
+            else sentence("no_layers"),
+            meanings=meanings(
+                (word for row in rows for word in row.words), lambda word: sentence(f"span_{word}")
+            ),
+        ),
+        remedies=tuple(_remedies(diagnosis.advice, asked)),
+    )
+
+
+def _span(facts: AttentionFacts, *, limited: bool) -> tuple[str, str]:
+    """A word on texts up to the limit, and one on longer ones."""
+    if facts.rotation == UNKNOWN:
+        return "unknown", "unknown"
+    if not isinstance(facts.rotation, RotationFacts) or facts.unlimited is False:
+        return "holds", "holds"
+    return "holds", "degrades" if limited and facts.unlimited is True else "unknown"
+
+
+def _headline(diagnosis: Diagnosis, folder: Path, engines: Engines, words: Sequence[str]) -> str:
+    name = shortened(folder.resolve().name, NAME)
+    if diagnosis.advice.why == REFUSED:
+        return sentence("take_refused", name=name)
+    if diagnosis.limits:
+        tokens, method = diagnosis.limits[0].tokens, diagnosis.advice.method
+        text = sentence("take_to", name=name, tokens=tokens, method=method)
+    elif not words or "unknown" in words:
+        text = sentence("take_unknown", name=name)
+    else:
+        text = sentence("take_any", name=name)
+    count = sum(not one.unread for one in diagnosis.findings)
+    unlike = engines.unlike
+    mend = sentence("mend_first", count=count) if count else ""
+    endings = [sentence(form, names=unlike) for form in ("unlike", "unlike_count") if unlike]
+    return fitting(text + end for end in (*(mend + end for end in endings), mend, *endings, ""))
+
+
+def _remedies(advice: Advice, engines: Engines) -> Iterator[Remedy]:
+    if engines.remedy is not None:
+        yield Remedy(text=sentence("to_serve", names=engines.unlike, left=engines.remedy.left))
+    if advice.command:
+        served = f" --for {engines.alone}" if engines.alone else ""
+        command = advice.command + served * bool(advice.config)
+        yield Remedy(text=sentence("to_extend", advice=advice), command=command)
+    elif advice.config:
+        yield Remedy(text=sentence("to_write", advice=advice))
+
+
+def length_sentences(diagnosis: Diagnosis) -> list[str]:
+    """The limits, and the advice for longer texts."""
+    limits = [sentence("limit", limit=limit) for limit in diagnosis.limits]
+    return [*limits, sentence("advice", advice=diagnosis.advice)]
+
+
+def setting_sentences(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """Settings without effect, and what to write instead of each."""
+    return [
+        (sentence("setting_problem", finding=one), sentence("setting_change", finding=one))
+        for one in diagnosis.findings
+    ] or [(sentence("no_problem"), "")]
+
+
+def write_diagnosis(
+    diagnosis: Diagnosis, folder: Path, out: Path, *, engines: Engines | None, command: str = ""
+) -> None:
+    """Write ``index.html``, charts and ``doctor.json`` into a folder that exists.
+
+    Args:
+        diagnosis: of ``folder``.
+        folder: of the model.
+        out: of the report.
+        engines: to compare with; None: none.
+        command: that made it.
+
+    Raises:
+        OutputError: if a file cannot be written.
+    """
+    facts = diagnosis.to_json() | ({} if engines is None else engines.to_json())
+    page = diagnosis_page(diagnosis, folder, engines=engines, command=command)
+    write_files(out, page, {"doctor.json": json.dumps(facts, indent=1) + "\n"})
+
+
+def diagnosis_page(
+    diagnosis: Diagnosis, folder: Path, *, engines: Engines | None, command: str
+) -> Page:
+    """The page with its charts."""
+    opened, run = opening(diagnosis, folder, engines), diagnosis.reading.by == "run"
+    asked = engines or NOT_ASKED
+    lines, engine_lines = list(_lines(diagnosis, folder)), list(_engine_lines(asked))
+    names = [row.name for row in opened.verdicts.rows]
+    roles = dict.fromkeys([*names, *(name for name, _ in lines)], "candidate")
+    roles |= dict.fromkeys([*asked.words(), *(name for name, _ in engine_lines)], "baseline")
+    styles = looks(roles | COSTS)
+    drawing = Drawing(list(styles), styles, "rotation")
+    shown = [_turns(drawing, [*lines, *engine_lines], diagnosis)] if lines else []
+    return Page(
+        facts=(
+            f"posenc doctor · {folder.resolve().name} · {diagnosis.model_type or 'unknown'}",
+            "read by running its code" if run else "read from its config",
+        ),
+        opening=opened,
+        charts=[*shown, *_cost_charts(drawing, diagnosis.costs, first=not shown)],
+        looks=styles,
+        sections=list(_sections(diagnosis, engines)),
+        command=command,
+        settings={
+            "model": diagnosis.model_type,
+            "kernels of posenc": diagnosis.kernels,
+            "acceleration": diagnosis.acceleration,
+        },
+        note="Beside this page: every chart as PNG and SVG, doctor.json.",
+    )
+
+
+def _sections(
+    diagnosis: Diagnosis, engines: Engines | None
+) -> Iterator[TableSection | TextSection]:
+    """Limits, settings, layers, engines, costs, and how the model was read."""
+    reading = diagnosis.reading
+    yield TextSection(
+        key="lengths",
+        title="Longer texts",
+        lists=(("", length_sentences(diagnosis)),),
+        code="\n".join(config_lines(diagnosis.advice)),
+    )
+    yield TextSection(
+        key="settings",
+        title="Settings",
+        lists=(("", [" ".join(pair).strip() for pair in setting_sentences(diagnosis)]),),
+    )
+    named = zip(short_titles(reading), titles(reading), descriptions(reading), strict=True)
+    yield TextSection(
+        key="layers",
+        title="What the layers do",
+        paragraphs=() if reading.layers else (sentence("no_layers"),),
+        terms=tuple(
+            Term(name=name, note="" if name == title else title, text=tuple(lines))
+            for name, title, lines in named
+        ),
+    )
+    if engines is not None:
+        yield from _engine_sections(engines, diagnosis)
+    if diagnosis.costs:
+        rows = cost_rows(diagnosis)
+        yield _table("costs", "Costs of a layer", COST_GUIDE, COST_COLUMNS, rows)
+    how = sentence("how_read", reading=reading)
+    yield TextSection(key="method", title="How this was read", paragraphs=(how,))
+
+
+def _lines(diagnosis: Diagnosis, folder: Path) -> Iterator[Line]:
+    """Frequencies of the layers, and of the advised method."""
+    reading, advice = diagnosis.reading, diagnosis.advice
+    for title, layers in zip(short_titles(reading), reading.layers, strict=True):
+        rotation = layers.attention.rotation
+        if isinstance(rotation, RotationFacts) and rotation.frequencies:
+            yield title, rotation.frequencies
+    if not advice.config:
+        return
+    fields = dict(Fields.read(model_folder(folder, weights=False)).values)
+    config = ModelConfig.of(fields)
+    changed = {**config.written, **advice.config}
+    changed = fields | {config.nested: changed} if config.nested else changed
+    goal = int(advice.config["max_position_embeddings"])
+    try:
+        before = TRANSFORMERS.rotations(config, diagnosis.limits[0].tokens)
+        rotations = TRANSFORMERS.rotations(ModelConfig.of(changed), goal)
+    except NotServedError:
+        return
+    for kind, stretched in rotations.items():
+        if not stretched.like(before[kind]):
+            name = f"{advice.method} × {FACTOR}" + (f", {kind}" if len(rotations) > 1 else "")
+            yield name, stretched.frequencies
+
+
+def _engine_lines(engines: Engines) -> Iterator[Line]:
+    """Frequencies of engines that are not those of transformers."""
+    for one in engines.served[1:]:
+        for kind, rotation in one.rotations.items():
+            right = engines.served[0].rotations.get(kind)
+            if right is None or not rotation.like(replace(right, gain=rotation.gain)):
+                yield f"{one.engine}, {kind}" if kind else one.engine, rotation.frequencies
+
+
+def _turns(drawing: Drawing, lines: Sequence[Line], diagnosis: Diagnosis) -> Chart:
+    """Tokens that each pair turns once in."""
+    points = [
+        Point(name, pair, Estimate(period, None, 1), f"{period:,.0f} tokens")
+        for name, frequencies in lines
+        for pair, theta in enumerate(frequencies)
+        if theta and (period := 2 * math.pi / abs(theta))
+    ]
+    level = float(diagnosis.limits[0].tokens) if diagnosis.limits else None
+    up = Up(
+        title="tokens for a whole turn",
+        log=True,
+        level=level,
+        level_name=f"trained: {level:,.0f} tokens" if level else "",
+    )
+    guide = (
+        "Above the dashed line a pair never turned once in training: angles of longer texts are "
+        "new to it."
+    )
+    return drawing.lines(
+        "turns",
+        "How slowly each pair turns",
+        guide if level else "Fast pairs tell near tokens apart, slow ones far ones.",
+        points,
+        (Across(title="pair of features"), up),
+        first=True,
+    )
+
+
+def _cost_charts(drawing: Drawing, costs: Sequence[LayerCost], *, first: bool) -> Iterator[Chart]:
+    """Time and memory of a layer by length; the time is large where it is the first chart."""
+    lengths = tuple(cost.length for cost in costs)
+    for key, title, unit, names, form in (
+        (
+            "seconds",
+            "Time of a layer",
+            "seconds",
+            ("seconds", "accelerated_seconds"),
+            time_in_words,
+        ),
+        ("bytes", "Memory of a layer", "bytes", ("bytes", "accelerated_bytes"), size_in_words),
+    ):
+        points = [
+            Point(name, cost.length, Estimate(value, None, 1), form(value))
+            for name, field in zip(COSTS, names, strict=True)
+            for cost in costs
+            if (value := getattr(cost, field))
+        ]
+        if points:
+            axes = Across(title="tokens", lengths=lengths, log=True), Up(title=unit, log=True)
+            large = first and key == "seconds"
+            yield drawing.lines(key, title, COST_GUIDE, points, axes, first=large)
+
+
+def _engine_sections(
+    engines: Engines, diagnosis: Diagnosis
+) -> Iterator[TableSection | TextSection]:
+    if engines.served:
+        guide = f"By the rules of the engines, as read in {engines.served[0].read}."
+        yield _table("engines", "Engines", guide, *engines.table())
+    remedy = engines.remedy
+    sentences = list(engines.sentences(diagnosis.reading))
+    if remedy is not None:
+        sentences += [sentence("right_in", remedy=remedy)]
+    code = "" if remedy is None else json.dumps(remedy.changes, indent=2)[2:-2]
+    left = (sentence("still_left", remedy=remedy),) if remedy is not None and remedy.left else ()
+    yield TextSection(
+        key="serving", title="What the engines do", lists=(("", [*sentences, *left]),), code=code
+    )
+
+
+def cost_rows(diagnosis: Diagnosis) -> list[tuple[str, ...]]:
+    """Length, time and memory in transformers, and both with posenc, in words."""
+    return [
+        (
+            f"{cost.length:,}",
+            ("" if cost.measured else "≈ ") + time_in_words(cost.seconds),
+            size_in_words(cost.bytes),
+            time_in_words(cost.accelerated_seconds),
+            size_in_words(cost.accelerated_bytes),
+        )
+        for cost in diagnosis.costs
+    ]
+
+
+def _table(
+    key: str, title: str, guide: str, columns: Sequence[str], rows: Iterable[tuple[str, ...]]
+) -> TableSection:
+    """A table of rows in words."""
+    return TableSection(
+        key=key,
+        title=title,
+        guide=guide,
+        columns=tuple(Column(name=name, text=not place) for place, name in enumerate(columns)),
+        rows=tuple(
+            (Cell(text=name, kind="name"), *(Cell(text=text) for text in texts))
+            for name, *texts in rows
+        ),
+    )

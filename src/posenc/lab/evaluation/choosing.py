@@ -1,0 +1,230 @@
+"""Choice of the method to write, whether it gains anything, and how certain that is."""
+
+from __future__ import annotations
+
+import math
+
+from posenc.errors import CheckpointError
+from posenc.lab.evaluation.candidates import CUT, SCALED, WINDOW
+from posenc.lab.evaluation.results import Findings, Study, StudyReading
+from posenc.lab.reporting.intervals import Estimate, estimate
+from posenc.lab.reporting.sentences import listed, sentence
+from posenc.lab.reporting.verdicts import HOLDS, Word, deterioration, word
+
+CLOSE = 0.05
+"""Largest deficit in needles, as a share, of a method that is chosen for its loss."""
+
+TIE = 0.01
+"""Largest relative difference of losses that are called level, however significant it is."""
+
+LEARNED = 3.0
+"""Needles count if the original finds so many times more than a guess."""
+
+QUANTILE = 1.96
+"""Quantile of the normal distribution, for 95 % intervals of shares of needles."""
+
+
+def choose(study: Study, *, tuned: bool, always: bool = False) -> tuple[str | None, str]:
+    """The method to write (None: none) and the reason.
+
+    One of several methods is chosen only if it gains over every baseline; a single method always,
+    unless the model has learned nothing.
+
+    Args:
+        study: the measurements.
+        tuned: use those after fine-tuning.
+        always: choose the best method even if it gains nothing, or nothing was learned.
+    """
+    key = best(study, tuned=tuned)
+    if key is None:
+        return None, "No method that a checkpoint can hold was measured."
+    if study.gate and not always:
+        return None, study.gate
+    missing = missing_gain(study, key, tuned=tuned)
+    alone = sum(method.writable for method in study.findings) == 1
+    if missing and not always and not alone:
+        return None, sentence("no_gain", missing=missing)
+    keys = [method.key for method, _ in ranked(study, tuned=tuned)]
+    ahead = keys[: keys.index(key)]
+    why = "It was the one asked for."
+    if not alone:
+        why = sentence("why", study=study, needles=has_needles(study), margin=CLOSE, ahead=ahead)
+    return key, f"{why} It gains nothing: {missing}." if missing else why
+
+
+def gate(study: Study) -> str:
+    """Reason why nothing is concluded of a model that has learned nothing; "" if it has.
+
+    It has if it beats the trivial predictor at any length, as it is, extended or fine-tuned.
+    """
+    reached = _reached(study)
+    if study.trivial is None or reached is None:
+        return ""
+    sign = 1 if study.deciding.lower else -1
+    return (
+        sentence("gate", study=study, reached=reached)
+        if sign * (reached - study.trivial) >= 0
+        else ""
+    )
+
+
+def require_learned(study: Study) -> None:
+    """Refuse a study that is stopped by its gate.
+
+    Raises:
+        CheckpointError: naming the trivial predictor and the best value.
+    """
+    if study.gate:
+        metric, reached = study.deciding, _reached(study)
+        assert study.trivial is not None  # else there is no gate
+        assert reached is not None
+        raise CheckpointError(
+            study.checkpoint,
+            expected=f"a better {metric.name} than {metric.shown(study.trivial)} "
+            f"({study.trivial_rule} alone)",
+            got=f"{metric.shown(reached)} at best",
+            remedy="Is it trained, are config.json and tokenizer its own, and are the lengths "
+            "those it was trained for?",
+        )
+
+
+def _reached(study: Study) -> float | None:
+    """The best value of the deciding metric, of all models and lengths."""
+    values = [
+        value
+        for method in study.findings
+        for reading in (method.untuned, method.tuned)
+        if reading is not None
+        for value in reading.of(study.deciding).values()
+    ]
+    return (min if study.deciding.lower else max)(values, default=None)
+
+
+def best(study: Study, *, tuned: bool) -> str | None:
+    """The best method that a checkpoint can hold, if any."""
+    writable = [pair for pair in study.ranked(tuned=tuned) if pair[0].writable]
+    if not writable:
+        return None
+    if not has_needles(study):
+        return writable[0][0].key
+    most = max(reading.found(study.goal) for _, reading in writable)
+    return next(m.key for m, reading in writable if reading.found(study.goal) >= most - CLOSE)
+
+
+def baselines(study: Study) -> dict[str, str]:
+    """Keys of the baselines, with their names in a sentence."""
+    names = {
+        "direct": "not stretched",
+        WINDOW: "a plain sliding window",
+        CUT: f"cut at {study.length}",
+    }
+    if study.deciding.key == "right":  # other metrics compare with it
+        names[SCALED] = f"scaled to {study.called(study.length)}"
+    return names
+
+
+def ranked(study: Study, *, tuned: bool) -> list[tuple[Findings, StudyReading]]:
+    """``Study.ranked`` without the scaled original if the metric compares with it."""
+    hidden = {SCALED} - baselines(study).keys()
+    return [pair for pair in study.ranked(tuned=tuned) if pair[0].key not in hidden]
+
+
+def missing_gain(study: Study, key: str, *, tuned: bool) -> str:
+    """Reason why a method gains nothing over a baseline, as a clause; "" if it gains over all.
+
+    It gains if it is significantly better in the deciding metric (in losses by more than ``TIE``)
+    and finds no significantly fewer needles, or finds significantly more of them (if these count)
+    at no more loss; over a sliding window, whose loss few undercut, also by needles alone.
+    """
+    readings = study.readings(tuned=tuned)
+    chosen, metric = readings[key], study.deciding
+    level, close, worse = "cannot be told from", f"is within {TIE:.0%} of", "is worse than"
+    relations: dict[str, list[str]] = {level: [], close: [], worse: []}
+    for name, words in baselines(study).items():
+        base = readings.get(name)
+        if base is None:
+            continue
+        difference = gap(base, chosen, lower=metric.lower)
+        stands = 0 if difference is None or not difference.sure else _sign(difference.mean)
+        value = base.of(metric)[study.goal]
+        near = abs(value - chosen.of(metric)[study.goal]) <= TIE * value
+        tied = stands > 0 and metric.lower and near
+        stands = 0 if tied else stands
+        more = _more(study, chosen, base) if has_needles(study) else 0
+        if (stands > 0 and more >= 0) or (more > 0 and (stands == 0 or name == WINDOW)):
+            continue
+        relation = worse if stands < 0 or more < 0 else close if tied else level
+        relations[relation].append(f"{words} ({metric.shown(value)})")
+    clauses = [f"{relation} {listed(names)}" for relation, names in relations.items() if names]
+    if not clauses:
+        return ""
+    holds = HOLDS if judged(study, chosen) == "holds" else None
+    facts = {"key": key, "reading": chosen, "clauses": clauses, "holds": holds}
+    return sentence("missing_gain", study=study, needles=has_needles(study), **facts)
+
+
+def as_trained(study: Study) -> StudyReading:
+    """Reference readings: the original's, or without it those of the best."""
+    original = study.of("direct") or study.of(CUT)
+    reading = original.untuned if original else None
+    return reading or study.ranked()[0][1]
+
+
+def judged(study: Study, reading: StudyReading) -> Word:
+    """The verdict on the deciding metric, held to the original's at the trained length."""
+    metric = study.deciding
+    base = as_trained(study).of(metric)[study.base_length]
+    change = deterioration(reading.of(metric)[study.goal], base, lower=metric.lower)
+    return word(Estimate(change, None, 1))
+
+
+def has_needles(study: Study) -> bool:
+    """True if the original finds needles at the trained length, so that they separate methods."""
+    original = study.of("direct") if study.causal else None
+    if original is None or original.untuned is None:
+        return False
+    needles = original.untuned.found(study.base_length)
+    return needles > 0 and needles >= LEARNED * study.chance
+
+
+def gap(one: StudyReading, other: StudyReading, *, lower: bool = True) -> Estimate | None:
+    """Deficit of ``one`` to ``other`` at the goal, paired over pieces of text, documents or images.
+
+    The interval is over such pieces, not over models.
+
+    Args:
+        one, other: measurements on the same pieces.
+        lower: lower values are better.
+    """
+    pairs = zip(one.windows, other.windows, strict=True)
+    return estimate(a - b if lower else b - a for a, b in pairs)
+
+
+def readings_of(study: Study, *, tuned: bool = False) -> dict[str, StudyReading]:
+    """Readings by method, as ``ranked``."""
+    return {method.key: reading for method, reading in ranked(study, tuned=tuned)}
+
+
+def gaps(study: Study, key: str) -> dict[str, Estimate]:
+    """Deficits of the other models to one, where they are known."""
+    readings = readings_of(study, tuned=study.tuned)
+    lower, chosen = study.deciding.lower, readings.pop(key)
+    gap_by_name = {name: gap(reading, chosen, lower=lower) for name, reading in readings.items()}
+    return {name: deficit for name, deficit in gap_by_name.items() if deficit is not None}
+
+
+def _more(study: Study, one: StudyReading, other: StudyReading) -> int:
+    """1 (-1) if ``one`` finds significantly more (fewer) needles than ``other``, else 0.
+
+    By the normal interval of the difference of two shares, each with one more found and one more
+    missed, so that shares of 0 and 1 have one too.
+    """
+    asked = study.asked * len(study.depths)
+    shares = [(asked * reading.found(study.goal) + 1) / (asked + 2) for reading in (one, other)]
+    error = math.sqrt(sum(share * (1 - share) / (asked + 2) for share in shares))
+    difference = shares[0] - shares[1]
+    return _sign(difference) if abs(difference) > QUANTILE * error else 0
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)

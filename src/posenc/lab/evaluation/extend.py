@@ -1,0 +1,222 @@
+"""Extend a checkpoint folder: measure methods on it, choose one, and write it with a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posenc.errors import ArgumentError
+from posenc.lab.evaluation.candidates import Method, extended_by, methods_for
+from posenc.lab.evaluation.checkpoint import Checkpoint
+from posenc.transformers.engines import differences
+from posenc.transformers.engines.comparison import engine_named
+from posenc.transformers.engines.engine import Engine
+from posenc.lab.evaluation.served import served_methods
+from posenc.transformers.engines.serving import Serving, serving
+from posenc.transformers.live import LiveModel
+from posenc.lab.evaluation.progress import Progress, kept, silent
+from posenc.lab.evaluation.results import Study
+from posenc.lab.evaluation.searching import require_search, searched
+from posenc.lab.evaluation.settings import ExtensionSettings, Tuning
+from posenc.lab.evaluation.study import measure_extensions
+from posenc.lab.evaluation.texts import Text
+from posenc.transformers.checkpoints.fields import Fields
+from posenc.storage import output_folder, require_unused
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Extended:
+    """The output of ``extend_checkpoint``.
+
+    Args:
+        out: the folder.
+        study: the measurements, reported in ``out/report``; None: unmeasured.
+        method: the one written; None: ``out`` has the report alone.
+        native: transformers runs the checkpoint as extended.
+        engines: how others serve what transformers runs, in words; "" where they do as it does.
+        serving: commands for the engines that were asked for.
+        left_out: methods that they do not serve, and why.
+    """
+
+    out: Path
+    study: Study | None
+    method: str | None
+    native: bool
+    engines: dict[str, str] = field(default_factory=dict)
+    serving: tuple[Serving, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def extend_checkpoint(
+    source: Path | str | PreTrainedModel,
+    out: Path,
+    settings: ExtensionSettings | None = None,
+    *,
+    engine: str | None = None,
+    command: str = "",
+    progress: Progress = silent,
+    stop: Callable[[], bool] = lambda: False,
+    **fields: Any,
+) -> Extended:
+    """Extend a checkpoint by the best of some methods, measure it, and write it with a report.
+
+    If stopped, it keeps its progress beside ``out``, and the same call continues from there. The
+    input is not changed.
+
+    Args:
+        source: folder of the checkpoint or its name on the hub, see ``Checkpoint.open``; or a
+            loaded model, see ``Checkpoint.of_model``.
+        out: new or empty folder.
+        settings: by default those of ``ExtensionSettings``.
+        engine: only methods that it serves, or all of several with commas in between; see
+            ``engine_named``.
+        command: the calling command, for the report and for messages.
+        progress: called as the work proceeds.
+        stop: called between measurements; True raises ``Interrupted``.
+        **fields: of ``ExtensionSettings``, over ``settings``: ``methods="all", factor=2.0``.
+
+    Raises:
+        OutputError: if ``out`` is in use or cannot be written to.
+        CheckpointError: if the checkpoint cannot be read or, extended, be written.
+        ArgumentError: if methods or options do not fit it.
+        DataError: if the text or images are unusable.
+        Interrupted: on ``stop``.
+    """
+    require_unused(out)
+    settings = replace(settings or ExtensionSettings(), **fields)
+    asked = [] if engine is None else [engine_named(name.strip()) for name in engine.split(",")]
+    trained = settings.trained_length
+    if isinstance(source, Path | str):
+        checkpoint = Checkpoint.open(
+            source, trained_length=trained, device=settings.device, extendable=True
+        )
+    else:
+        checkpoint = Checkpoint.of_model(source, trained_length=trained, extendable=True)
+    model, length = checkpoint.model, checkpoint.length
+    assert isinstance(model, LiveModel)  # others are not extendable
+    chosen = methods_for(settings.methods, model, length=length)
+    left_out: dict[str, str] = {}
+    if asked:
+        chosen, left_out = served_methods(
+            chosen, model, asked, factor=settings.factor, length=length
+        )
+    require_search(settings.search, chosen)
+    if settings.report:
+        extended = _measured(checkpoint, out, chosen, settings, command, progress, stop)
+    else:
+        method = _unmeasured(chosen, settings.tuning)
+        candidate = extended_by(model, method, factor=settings.factor, length=length)
+        assert isinstance(candidate.model, LiveModel)  # not a method of models
+        extended = _written(checkpoint, out, candidate.model, method, settings, None)
+    extended = replace(extended, left_out=left_out)
+    return extended if extended.method is None else _served(extended, asked, checkpoint, settings)
+
+
+def _measured(
+    checkpoint: Checkpoint,
+    out: Path,
+    methods: Sequence[Method],
+    settings: ExtensionSettings,
+    command: str,
+    progress: Progress,
+    stop: Callable[[], bool],
+) -> Extended:
+    """The folder with the best of some methods, measured; see ``extend_checkpoint``."""
+    tuning, factor = settings.tuning, settings.factor
+    data = checkpoint.data(
+        text=settings.text, images=settings.images, training=bool(tuning.steps or settings.search)
+    )
+    if settings.search:
+        assert isinstance(data, Text)  # only decoders have factors to search
+        search_file = out.with_name(f"{out.name}-search.json")
+        with kept(search_file, command):
+            methods = searched(
+                checkpoint,
+                data,
+                methods,
+                factor=factor,
+                budget=settings.search,
+                state=search_file,
+                progress=progress,
+                stop=stop,
+            )
+    state = out.with_name(f"{out.name}-measured.json")
+    with kept(state, command):
+        result = measure_extensions(
+            checkpoint,
+            data,
+            methods,
+            factor=factor,
+            tuning=tuning,
+            seed=settings.seed,
+            always=settings.always,
+            progress=progress,
+            state=state,
+            stop=stop,
+        )
+        study = replace(result.study, command=command)
+        extended = _written(checkpoint, out, result.model, result.method, settings, study)
+    state.unlink(missing_ok=True)
+    return extended
+
+
+def _written(
+    checkpoint: Checkpoint,
+    out: Path,
+    model: LiveModel | None,
+    method: Method | None,
+    settings: ExtensionSettings,
+    study: Study | None,
+) -> Extended:
+    """The folder with the extended model and its report, or with the report alone."""
+    if model is None or method is None:
+        from posenc.lab.evaluation.report import write_study
+
+        assert study is not None  # none was good enough
+        with output_folder(out) as partial:
+            write_study(study, partial / "report")
+        return Extended(out, study, None, native=False)
+    longest = round(settings.factor * checkpoint.length)
+    native = checkpoint.write(model, out, longest=longest, study=study)
+    return Extended(out, study, method.spec, native)
+
+
+def _unmeasured(methods: Sequence[Method], tuning: Tuning) -> Method:
+    """The only method, if it can be written without measuring.
+
+    Raises:
+        ArgumentError: if it cannot.
+    """
+    if len(methods) == 1 and not methods[0].of_model and not tuning.steps:
+        return methods[0]
+    steps = [f"{tuning.steps} steps"] if tuning.steps else []
+    raise ArgumentError(
+        "report",
+        expected="one method that a checkpoint can hold, and no fine-tuning",
+        got=" and ".join([", ".join(method.spec for method in methods), *steps]),
+        remedy="Without measuring none can be chosen.",
+    )
+
+
+def _served(
+    extended: Extended,
+    engines: Sequence[Engine],
+    checkpoint: Checkpoint,
+    settings: ExtensionSettings,
+) -> Extended:
+    """The result with what engines make of the written folder."""
+    config = Fields.read(extended.out).values
+    length = checkpoint.length
+    if extended.native:
+        extended = replace(extended, engines=differences(config, length=length))
+    original = "" if settings.tuning.steps else checkpoint.words
+    goal = round(settings.factor * length)
+    return replace(
+        extended,
+        serving=tuple(serving(one, config, extended.out, original, goal) for one in engines),
+    )

@@ -1,0 +1,320 @@
+"""The report of a study: a page, its charts as pictures, and all numbers as JSON and CSV."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from statistics import fmean
+
+import pandas as pd
+
+from posenc.lab.evaluation.candidates import WINDOW
+from posenc.lab.evaluation.headline import opening, when
+from posenc.lab.evaluation.questions import TASKS
+from posenc.lab.evaluation.results import Findings, Study, StudyMetric, StudyReading
+from posenc.lab.evaluation.summary import answer, findings, setting
+from posenc.lab.reporting.charts import Chart
+from posenc.lab.reporting.drawing import Across, Drawing, Point, Up, looks
+from posenc.lab.reporting.intervals import SHARES, Bounds, Estimate
+from posenc.lab.reporting.numbers import counted, size_in_words
+from posenc.lab.reporting.page import (
+    Cell,
+    Column,
+    MapSection,
+    Page,
+    TableSection,
+    Term,
+    TextSection,
+    write_files,
+)
+from posenc.storage import make_folder
+
+
+def write_study(study: Study, folder: Path) -> Path:
+    """Write ``index.html``, charts, ``study.json`` and ``study.csv``; the path of the page.
+
+    Raises:
+        OutputError: if the folder cannot be written to.
+    """
+    make_folder(folder)
+    tables = {
+        "study.json": json.dumps(study.to_json(), indent=1) + "\n",
+        "study.csv": _frame(study).to_csv(index=False),
+    }
+    write_files(folder, study_page(study), tables)
+    return folder / "index.html"
+
+
+def study_page(study: Study) -> Page:
+    """The page with its charts."""
+    stretched = study.factor != 1.0
+    roles = {
+        method.key: _role(method, study)
+        for method, _ in (*study.ranked(tuned=study.tuned), *study.ranked())
+    }
+    styles = looks(roles)
+    drawing = Drawing(list(roles), styles, "method")
+    method = TextSection(key="method", title="How this was measured", paragraphs=(setting(study),))
+    measured = "pixels" if study.unit == "pixel" else "text"
+    return Page(
+        facts=(
+            f"posenc {'extend' if stretched else 'evaluate'} · {study.checkpoint} · {study.family}",
+            f"trained at {study.at(study.length)}, measured at up to {study.called(study.goal)}",
+            study.text,
+        ),
+        opening=opening(study),
+        charts=list(_charts(study, drawing)),
+        looks=styles,
+        sections=[
+            TextSection(
+                key="findings", title="In words", lists=(("", answer(study)), *findings(study))
+            ),
+            *(_table(study, tuned=tuned) for tuned in study.whens),
+            *([_answers(study)] if study.answers else []),
+            *(_maps(study, tuned=tuned) for tuned in study.whens if study.depths),
+            method,
+            *([_claims(study)] if stretched else _rows(study)),
+        ],
+        command=study.command,
+        settings={
+            "images" if measured == "pixels" else "text": study.text,
+            "sha256": study.sha256,
+            "seed": f"{study.seed} (one: how much is chance cannot be said)",
+            **{f"fine-tuning {name}": value for name, value in study.finetune.items()},
+            "device": f"{study.device}, {counted(study.threads, 'thread')}",
+            "versions": " · ".join(f"{name} {value}" for name, value in study.versions.items()),
+            "made": f"{study.created}, in {study.seconds:.0f} s",
+        },
+        note="Beside this page: every chart as PNG and SVG, study.json, study.csv. Times and "
+        "memory are of this machine in this run; only their ratios carry over.",
+    )
+
+
+def _role(method: Findings, study: Study) -> str:
+    """Role of a method in charts, where a model measured as it is has the colour."""
+    if method.role == "method" or (study.factor == 1.0 and method.key == study.findings[0].key):
+        return "candidate"
+    return "control" if method.key == "direct" else "baseline"
+
+
+def _charts(study: Study, drawing: Drawing) -> Iterator[Chart]:
+    """All charts, the deciding one first."""
+    title = f"{'context' if study.causal else 'text'} length ({study.unit}s)"
+    if study.unit == "pixel":
+        title = f"size (pixels{', the longer side' if study.labels else ' a side'})"
+    by_length = Across(title=title, trained=study.length, lengths=study.lengths, log=True)
+    by_position = Across(title=f"position ({study.unit}s)", trained=study.length)
+    at_position = (
+        f"In contexts of {study.goal}, the same {study.unit}s at every position. A line that jumps "
+        "beyond the shaded range is misled by positions it was not trained at; one that goes on "
+        "falling uses the farther context."
+    )
+    for tuned in study.whens:
+        end, ending = "-tuned" if tuned else "", when(study, tuned=tuned)
+        readings = study.readings(tuned=tuned)
+        for metric in study.metrics:
+            deciding = metric == study.deciding
+            up = Up(
+                title=metric.axis,
+                lower=metric.lower,
+                percent=metric.percent,
+                zero=metric.percent,
+                bounds=SHARES if metric.percent else Bounds(0.0),
+                level=study.trivial if deciding else None,
+                level_name=study.trivial_rule,
+            )
+            if metric.title:
+                values = {key: reading.of(metric).items() for key, reading in readings.items()}
+                yield drawing.lines(
+                    f"{metric.key}{end}",
+                    f"{metric.title}{ending}",
+                    metric.guide,
+                    _points(values, metric),
+                    (by_length, up),
+                    first=deciding and tuned == study.tuned,
+                )
+            if metric.key == "loss":
+                along = _points({k: r.by_position for k, r in readings.items()}, metric)
+                chart = f"position{end}", f"Loss by position{ending}", at_position
+                if along:  # masked tokens are measured by length alone
+                    yield drawing.lines(*chart, along, (by_position, up))
+
+
+def _points(
+    values: Mapping[str, Iterable[tuple[float, float]]], metric: StudyMetric
+) -> list[Point]:
+    """Points of a metric, from values by name and place."""
+    form = ".1%" if metric.percent else ".3f"
+    return [
+        Point(key, x, Estimate(value, None, 1), f"{value:{form}}")
+        for key, pairs in values.items()
+        for x, value in pairs
+    ]
+
+
+def _table(study: Study, *, tuned: bool) -> TableSection:
+    """All results, a row a model."""
+    measured = [
+        (metric, length)
+        for metric in study.metrics
+        for length in (
+            study.lengths[:: len(study.lengths) - 1 or 1] if metric.brief else study.lengths
+        )
+    ]
+
+    def cells(method: Findings, reading: StudyReading) -> Iterator[Cell]:
+        written = method.key == study.chosen and tuned == study.tuned
+        small = "baseline" if method.role == "baseline" else "written" if written else ""
+        yield Cell(text=method.key, small=small, value=method.key, kind="name")
+        for metric, length in measured:
+            value = reading.of(metric)[length]
+            yield Cell(text=metric.shown(value), value=value)
+        memory = reading.peak_memory_bytes
+        yield Cell(text=reading.speed, value=reading.per_second)
+        yield Cell(text=size_in_words(memory), value=memory)
+        if tuned:
+            yield Cell(text=f"{reading.seconds:.1f} s", value=reading.seconds)
+
+    return TableSection(
+        key=f"table{'-tuned' if tuned else ''}",
+        title=f"All results{when(study, tuned=tuned)}",
+        guide=study.guide,
+        columns=(
+            Column(name="method", text=True),
+            *(
+                Column(
+                    name=study.called(length),
+                    group=f"{metric.name} at",
+                    note="trained" if length == study.length and metric == study.deciding else "",
+                )
+                for metric, length in measured
+            ),
+            Column(name=f"{study.counted}/s"),
+            Column(name="memory"),
+            *([Column(name="tuning")] if tuned else []),
+        ),
+        rows=tuple(tuple(cells(*pair)) for pair in study.ranked(tuned=tuned)),
+        notes=tuple(
+            (method.key, f"was not fine-tuned: {method.failed}")
+            if tuned
+            else (method.key, f"does not go: {method.refusal}.")
+            for method in study.findings
+            if (method.failed if tuned else method.refusal)
+        ),
+        marked=study.chosen if tuned == study.tuned else None,
+    )
+
+
+def _answers(study: Study) -> TableSection:
+    """Shares of right answers by task and length, of a model measured as it is."""
+
+    def cell(share: float | None) -> Cell:
+        return Cell(text="—") if share is None else Cell(text=f"{share:.0%}", value=share)
+
+    names = {name: TASKS[name].summary for name in study.answers}
+    return TableSection(
+        key="answers",
+        title="Questions answered right, by task",
+        guide="Mean share of right answers. Tasks with hardly any at the trained length are not "
+        "asked at others.",
+        columns=(
+            Column(name="task", text=True),
+            *(Column(name=study.called(length), group="length") for length in study.asked_at),
+        ),
+        rows=tuple(
+            (
+                Cell(text=name, small=names[name], value=name, kind="name"),
+                *(cell(shares.get(length)) for length in study.asked_at),
+            )
+            for name, shares in study.answers.items()
+        ),
+        notes=tuple(study.left_out.items()),
+    )
+
+
+def _maps(study: Study, *, tuned: bool) -> MapSection:
+    """Shares of needles by depth and length."""
+    metric = next(metric for metric in study.metrics if metric.key == "needles")
+    return MapSection(
+        key=f"needles-maps{'-tuned' if tuned else ''}",
+        title=f"{metric.name.capitalize()} by depth and length{when(study, tuned=tuned)}",
+        guide=f"Each cell is the share found of {study.asked}: {study.needles}. Down: where it "
+        f"stood, from the beginning to the end. Across: length in {study.unit}s. A guess finds "
+        f"{100 * study.chance:.2g}%.",
+        corner="depth",
+        rows=tuple(f"{depth:.0%}" for depth in study.depths),
+        columns=tuple(map(str, study.lengths)),
+        shares={
+            method.key: [
+                [reading.needles[length][place] for length in study.lengths]
+                for place in range(len(study.depths))
+            ]
+            for method, reading in study.ranked(tuned=tuned)
+        },
+    )
+
+
+def _claims(study: Study) -> TextSection:
+    """Claims and advice of the methods."""
+    terms = []
+    for method in study.findings:
+        if method.role == "method" and method.claims:
+            served = f"in transformers: {method.served}" if method.served else "in posenc alone"
+            claims = [
+                f"{claim.summary} {claim.expect} Training: {claim.training}. "
+                f"Extra cost: {claim.cost}. "
+                + (
+                    "Token by token differs from one pass. "
+                    * (study.causal and not claim.decodes_as_whole)
+                )
+                + (f"{claim.cite}." if claim.cite else "")
+                for claim in method.claims
+            ]
+            terms.append(Term(name=method.key, note=served, text=(*claims, *method.advice)))
+    baselines = [method for method in study.findings[::-1] if method.role == "baseline"]
+    terms += [Term(name=m.key, note="baseline", text=m.advice) for m in baselines]
+    return TextSection(
+        key="methods", title="What the methods say of themselves", terms=tuple(terms)
+    )
+
+
+def _rows(study: Study) -> list[TextSection]:
+    """The model measured as it is, and the control beside it; empty without one."""
+    if study.of(WINDOW) is None:
+        return []
+    cut = f"The same with attention cut to the last {study.at(study.length)}, as a control."
+    terms = (
+        Term(name=study.findings[0].key, text=(f"{study.checkpoint} as it is.",)),
+        Term(name=WINDOW, text=(cut,)),
+    )
+    return [TextSection(key="rows", title="What the names mean", terms=terms)]
+
+
+def _frame(study: Study) -> pd.DataFrame:
+    """All numbers, one a row."""
+    rows = [
+        (method.key, int(tuned), *number)
+        for tuned in (False, True)
+        for method, reading in study.ranked(tuned=tuned)
+        for number in _numbers(study, reading)
+    ]
+    return pd.DataFrame(
+        rows, columns=["method", "tuned", "metric", "length", "at", "value"], dtype=object
+    )
+
+
+def _numbers(study: Study, reading: StudyReading) -> Iterator[tuple[str, int, object, float]]:
+    """Metric, length, position or depth, and value."""
+    for metric in study.metrics:
+        if metric.key != "needles":
+            yield from ((metric.key, n, "", value) for n, value in reading.of(metric).items())
+    yield from (("loss_by_position", study.goal, *pair) for pair in reading.by_position)
+    for length, shares in reading.needles.items():
+        for depth, share in zip(study.depths, shares, strict=True):
+            yield "needles", length, depth, share
+    for name, by_length in reading.tasks.items():
+        for length, shares in by_length.items():
+            yield name, length, "", fmean(shares)
+    yield f"{study.counted}_per_second", study.goal, "", reading.per_second
+    yield "peak_memory_bytes", study.goal, "", reading.peak_memory_bytes

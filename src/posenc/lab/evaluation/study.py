@@ -1,0 +1,294 @@
+"""A checkpoint extended by several methods, measured before and after fine-tuning."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from posenc.errors import ArgumentError, Interrupted
+from posenc.lab.evaluation.candidates import Candidate, Method, text_candidates
+from posenc.lab.evaluation.checkpoint import CAUSAL, Checkpoint
+from posenc.lab.evaluation.choosing import choose, gate
+from posenc.lab.evaluation.finetuning import finetuned
+from posenc.lab.evaluation.image_candidates import goal_cells, image_candidates
+from posenc.lab.evaluation.images import Images, ImageSource
+from posenc.transformers.live import LiveEncoder, LiveMaskedLM, LiveModel
+from posenc.transformers.live_images import LiveImages
+from posenc.lab.evaluation.progress import MeasuredFile, Progress, silent
+from posenc.lab.evaluation.results import Findings, Study
+from posenc.lab.evaluation.settings import Tuning
+from posenc.lab.evaluation.suites.images import BySize, ImageSuite, sides
+from posenc.lab.evaluation.suites.masked import MaskedSuite
+from posenc.lab.evaluation.suites.next_token import NextTokenSuite, Suite, lengths_to
+from posenc.lab.evaluation.suites.retrieval import RetrievalSuite
+from posenc.lab.evaluation.texts import Text
+from posenc.lab.training.machine import describe_device, versions
+
+
+@dataclass(frozen=True, eq=False)
+class ExtensionResult:
+    """The study of several extensions, and the chosen one.
+
+    Args:
+        study: all measurements.
+        model: extended by the chosen method, and fine-tuned if requested; None: none was chosen.
+        method: the chosen one.
+    """
+
+    study: Study
+    model: LiveModel | None
+    method: Method | None
+
+
+def measure_extensions(
+    checkpoint: Checkpoint,
+    data: Text | ImageSource,
+    methods: Sequence[Method],
+    *,
+    factor: float,
+    tuning: Tuning,
+    seed: int = 0,
+    always: bool = False,
+    progress: Progress = silent,
+    state: Path | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> ExtensionResult:
+    """Extend a model by each method, measure all, and choose one.
+
+    A single method that does not fit is an error; of several, it is reported. The baselines are the
+    original, where it can be run, and the original with attention, texts or images limited to what
+    it was trained at. Causal models may be fine-tuned, baselines included.
+
+    Args:
+        checkpoint: to extend.
+        data: from ``Checkpoint.data``.
+        methods: to extend it by.
+        state: a file that keeps readings, so that none is measured again.
+        factor, tuning, seed, always, progress, stop: see ``extend_checkpoint``.
+
+    Raises:
+        ArgumentError: if the only method does not fit or diverges in fine-tuning, none can be
+            written, a model that is not causal is to be fine-tuned, or the data do not fit.
+        CheckpointError: if ``state`` is damaged.
+        DataError, Interrupted: as ``extend_checkpoint``.
+    """
+    began = time.perf_counter()
+    if tuning.steps and not isinstance(checkpoint.model, CAUSAL):
+        raise ArgumentError(
+            "finetune_steps",
+            expected=f"0 for a {checkpoint.family}",
+            got=tuning.steps,
+            remedy="Only models of the next token are fine-tuned here.",
+        )
+    candidates, suite = _prepared(checkpoint, data, methods, factor=factor, seed=seed)
+    if not any(candidate.writable for candidate in candidates):
+        raise ArgumentError(
+            "method",
+            expected="a method that a checkpoint can hold",
+            got=", ".join(method.spec for method in methods),
+            remedy="Choose another method; posenc evaluate measures a model as it is.",
+        )
+    measuring = _Measuring(suite, data, tuning, checkpoint.length)
+    sha256 = _source(suite, data).sha256  # changed data are measured anew
+    measured_file = MeasuredFile(
+        state, checkpoint.model.parameters(), sha256, suite.lengths, seed, tuning, methods
+    )
+    findings: list[Findings] = []
+    for done, candidate in enumerate(candidates):
+        recorded = measured_file.get(candidate.key)
+        if recorded is not None:
+            findings.append(replace(candidate.findings, **vars(recorded)))
+            continue
+        report = partial(_report, progress, candidate.key, done, len(candidates))
+        findings.append(measuring.findings(candidate, report))
+        measured_file.add(findings[-1])
+        if stop() and done + 1 < len(candidates):
+            raise Interrupted(
+                "measuring",
+                expected=f"{len(candidates)} models",
+                got=f"a stop after {done + 1}",
+                remedy="Give the same command again to continue.",
+            )
+    progress("done", len(candidates), len(candidates))
+    study = study_of(checkpoint, data, suite, tuple(findings), factor=factor, seed=seed)
+    if tuning.steps:
+        width = next(checkpoint.model.parameters()).shape[-1]
+        study = replace(study, finetune=tuning.described(width))
+    chosen, reason = choose(study, tuned=bool(tuning.steps), always=always)
+    study = replace(study, chosen=chosen, reason=reason, seconds=time.perf_counter() - began)
+    winner = next((candidate for candidate in candidates if candidate.key == chosen), None)
+    if winner is None:
+        return ExtensionResult(study, None, None)
+    return ExtensionResult(study, measuring.model(winner), winner.method)
+
+
+def _report(progress: Progress, key: str, done: int, count: int, stage: str) -> None:
+    progress(f"{key}: {stage}", done, count)
+
+
+Report = Callable[[str], None]
+"""Called with the stage of one model."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Measuring:
+    """Measurement of candidates, before and after fine-tuning; see ``measure_extensions``.
+
+    Args:
+        suite: of the measurements.
+        data: to fine-tune on.
+        tuning: settings of that.
+        length: the trained length.
+        models: those measured, by key, as they are after it.
+    """
+
+    suite: Suite
+    data: Text | ImageSource
+    tuning: Tuning
+    length: int
+    models: dict[str, nn.Module] = field(default_factory=dict)
+
+    def findings(self, candidate: Candidate, report: Report) -> Findings:
+        """The readings of a candidate, or why there are none."""
+        if candidate.model is None:
+            return candidate.findings
+        report("measuring")
+        reading = self.suite.measure(candidate.model, limit=candidate.limit)
+        findings = replace(candidate.findings, untuned=reading)
+        self.models[candidate.key] = candidate.model
+        if not self.tuning.steps or not candidate.trainable:
+            return findings
+        report("fine-tuning")
+        try:
+            tuned, seconds = self._tuned(candidate, report)
+        except ArgumentError as error:
+            return replace(findings, failed=str(error))
+        self.models[candidate.key] = tuned
+        report("measuring again")
+        again = replace(self.suite.measure(tuned), steps=self.tuning.steps, seconds=seconds)
+        return replace(findings, tuned=again)
+
+    def model(self, chosen: Candidate) -> LiveModel:
+        """The model to write, fine-tuned anew if it was measured before an interruption."""
+        model = self.models.get(chosen.key) or chosen.model
+        if chosen.key not in self.models and self.tuning.steps:
+            model, _ = self._tuned(chosen, lambda stage: None)
+        model = model.goal if isinstance(model, BySize) else model
+        assert isinstance(model, LiveModel)  # one that can be written
+        return model
+
+    def _tuned(self, candidate: Candidate, report: Report) -> tuple[nn.Module, float]:
+        assert isinstance(self.data, Text)  # of a decoder
+        assert candidate.model is not None
+        return finetuned(
+            candidate.model,
+            self.data,
+            self.tuning,
+            length=self.length,
+            goal=self.suite.lengths[-1],
+            stepped=lambda step, loss: report(f"fine-tuning, step {step}, loss {loss:.3f}"),
+        )
+
+
+def _prepared(
+    checkpoint: Checkpoint,
+    data: Text | ImageSource,
+    methods: Sequence[Method],
+    *,
+    factor: float,
+    seed: int,
+) -> tuple[list[Candidate], Suite]:
+    """The models to compare, and their suite."""
+    model, length = checkpoint.model, checkpoint.length
+    assert isinstance(model, LiveModel)  # others cannot be extended
+    if isinstance(model, LiveImages):
+        cells = sides(model.cells, goal_cells(model, methods, factor=factor))
+        suite = ImageSuite.of(model, images_of(checkpoint, data), cells)
+        return list(image_candidates(model, methods, cells=cells)), suite
+    strict = len(methods) == 1
+    candidates = text_candidates(model, methods, factor=factor, length=length, strict=strict)
+    return list(candidates), text_suite(checkpoint, data, lengths_to(length, factor), seed=seed)
+
+
+def text_suite(
+    checkpoint: Checkpoint, data: Text | ImageSource, lengths: tuple[int, ...], *, seed: int
+) -> Suite:
+    """The suite for a model of text.
+
+    Raises:
+        ArgumentError: if the data are images.
+        DataError: if the text is too short.
+    """
+    if not isinstance(data, Text):
+        raise _unfit(checkpoint, "images", data.path, "reads text", "Give a text.")
+    if isinstance(checkpoint.model, LiveMaskedLM):
+        return MaskedSuite.of(data, lengths, seed=seed)
+    if isinstance(checkpoint.model, LiveEncoder):
+        return RetrievalSuite.of(data, lengths)
+    return NextTokenSuite.of(data, lengths, seed=seed)
+
+
+def images_of(checkpoint: Checkpoint, data: Text | ImageSource) -> ImageSource:
+    """The images for a model of images.
+
+    Raises:
+        ArgumentError: if the data are a text.
+    """
+    if not isinstance(data, ImageSource):
+        raise _unfit(checkpoint, "text", "a text", "sees images", "Give images.")
+    return data
+
+
+def _unfit(checkpoint: Checkpoint, name: str, got: object, what: str, remedy: str) -> ArgumentError:
+    expected = f"none, for a {checkpoint.family}, which {what}"
+    return ArgumentError(name, expected=expected, got=got, remedy=remedy)
+
+
+def _source(suite: Suite, data: Text | ImageSource) -> Text | Images:
+    """The data that were read."""
+    if isinstance(suite, ImageSuite):
+        return suite.images
+    assert isinstance(data, Text)
+    return data
+
+
+def study_of(
+    checkpoint: Checkpoint,
+    data: Text | ImageSource,
+    suite: Suite,
+    findings: tuple[Findings, ...],
+    *,
+    factor: float,
+    seed: int,
+) -> Study:
+    """The record of measurements by a suite, with the gate if one stops it."""
+    source = _source(suite, data)
+    unit = source.unit if isinstance(source, Text) else "pixel"
+    if unit == "pixel" and factor != 1.0:
+        factor = suite.lengths[-1] / suite.lengths[0]
+    study = Study(
+        checkpoint=checkpoint.name,
+        family=checkpoint.family,
+        parameters=sum(p.numel() for p in checkpoint.model.parameters()),
+        length=checkpoint.length,
+        factor=factor,
+        lengths=suite.lengths,
+        unit=unit,
+        text=source.name,
+        sha256=source.sha256,
+        findings=findings,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=versions(),
+        device=describe_device(next(checkpoint.model.parameters()).device),
+        threads=torch.get_num_threads(),
+        seed=seed,
+        **suite.facts(unit),
+    )
+    return replace(study, gate=gate(study))

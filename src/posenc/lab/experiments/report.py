@@ -1,0 +1,105 @@
+"""A report's folder: the page, its charts as pictures, the numbers as tables."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pandas as pd
+
+from posenc.lab.experiments.gates import reason
+from posenc.lab.experiments.page import comparison_page
+from posenc.lab.experiments.results import Comparison
+from posenc.lab.experiments.summary import Summary, summarise
+from posenc.lab.experiments.verdicts import Row
+from posenc.lab.reporting.page import write_files
+from posenc.storage import output_folder
+
+FIRST = 10.0
+"""Seconds before the first live report."""
+
+PAUSE = 19.0
+"""Least time between two live reports, in times that the first of them took."""
+
+
+def write_report(comparison: Comparison, folder: Path | str, *, overwrite: bool = False) -> Path:
+    """Write the report of ``comparison`` into a new folder, whole or not at all.
+
+    That is ``index.html``, every chart as PNG and SVG, comparison.json, measurements.csv and
+    summary.csv.
+
+    Args:
+        comparison: what to report.
+        folder: where to; made if it is not there.
+        overwrite: replace what the folder holds.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        OutputError: when the folder holds something and ``overwrite`` is False, or cannot be
+            written to, or the disk is full; then nothing is left behind.
+    """
+    folder = Path(folder)
+    with output_folder(folder, "folder", overwrite=overwrite) as partial:
+        summary = summarise(comparison)
+        tables = {
+            "comparison.json": json.dumps(comparison.to_json(), indent=1) + "\n",
+            "measurements.csv": comparison.frame().to_csv(index=False),
+            "summary.csv": _summary_table(comparison, summary).to_csv(index=False),
+        }
+        write_files(partial, comparison_page(comparison, summary), tables)
+    return folder / "index.html"
+
+
+class LiveReport:
+    """Writes the report of a comparison anew as its runs finish, in a twentieth of the time.
+
+    Several processes may do so at once.
+
+    Args:
+        folder: of the report.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._due = time.monotonic() + FIRST
+
+    def __call__(self, comparison: Comparison) -> None:
+        """Write the report, or leave it out if the last is too recent; errors as write_report."""
+        began = time.monotonic()
+        if began >= self._due:
+            write_report(comparison, self._folder, overwrite=True)
+            now = time.monotonic()
+            self._due = now + PAUSE * (now - began)
+
+
+def _summary_table(comparison: Comparison, summary: Summary) -> pd.DataFrame:
+    """A row a subject: verdicts, estimates by length, and costs."""
+    lengths, key = comparison.test_lengths, comparison.headline.key
+    recalled = lengths if comparison.metric("recall") is not None else ()
+
+    def record(row: Row) -> dict[str, object]:
+        estimates = {f"{key}@{n}": row.values.get(n) for n in lengths}
+        estimates |= {f"recall@{n}": row.recall.get(n) for n in recalled}
+        plain = {column: value.to_json() if value else {} for column, value in estimates.items()}
+        return {
+            "rank": row.rank,
+            "subject": row.subject.name,
+            "role": row.subject.role,
+            "verdict": row.verdict,
+            "predicts": row.predicts,
+            "finds": row.finds,
+            **{
+                f"{column}{end and f'_{end}'}": values.get(end or "mean")
+                for column, values in plain.items()
+                for end in ("", "low", "high")
+            },
+            "tokens_per_second": row.tokens_per_second,
+            "peak_memory_bytes": row.peak_memory_bytes,
+            "parameters": row.parameters,
+            "reason": reason(comparison, row),
+        }
+
+    return pd.DataFrame(map(record, summary.rows), dtype=object)

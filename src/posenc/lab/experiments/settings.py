@@ -1,0 +1,184 @@
+"""Settings of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+from posenc.arguments import EXACT, Interval, check, check_fields
+from posenc.lab.codec import restore, to_plain
+from posenc.errors import ArgumentError, CheckpointError, UnknownNameError
+from posenc.lab.experiments.options import OF_TASK
+from posenc.lab.experiments.recipe import Recipe, Variant
+from posenc.lab.experiments.tasks import TASKS, TaskEntry
+from posenc.lab.experiments.tasks.common.task import TaskSettings
+from posenc.lab.training.machine import require_device
+
+TAKEN = ("encodings", "references", "train_length", "width", "layers", "heads", "batch")
+
+NOT_ABOUT_RESULTS = frozenset({"out", "existing", "workers", "budget_minutes"})
+"""Fields that may differ between a comparison and its continuation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonSettings(TaskSettings):
+    """Settings of a comparison.
+
+    The defaults are the task's (``TaskEntry.defaults``), which trains each encoding three times in
+    about a minute on two cores.
+
+    Args:
+        out: output folder.
+        existing: if ``out`` holds something: ``"refuse"``; ``"resume"`` or ``"join"`` a comparison
+            of the same settings, beside other processes at work on it; or ``"replace"`` one.
+        task: key of the task (``posenc.lab.experiments.tasks.TASKS``).
+        options: the task's own options; see ``posenc tasks``.
+        text: a file or folder of text, for tasks that read one; None: the task's own data.
+        encodings: the candidates, as ``Recipe.parse`` reads them (``t5+sinusoidal``,
+            ``sinusoidal@randomized``).
+        references: baselines and controls, added unless they are among the encodings: ``nope``, or
+            ``rope|window``, the RoPE model with attention cut to the training length.
+        train_length: tokens of a training window, or whatever the task counts.
+        test_lengths: test lengths; multiples of ``train_length`` by default.
+        steps: training steps. Not with ``budget_minutes``.
+        budget_minutes: limit of the whole time. The steps are chosen to fit it, by a measurement
+            before training; what is not finished when it ends is saved.
+        seeds: one run per encoding and seed; a seed decides initial weights and data order.
+        width, layers, heads: of the model.
+        batch: windows per step.
+        learning_rate: peak, reached after a twentieth of the steps, then a cosine to a twentieth;
+            by default the task's, less in proportion for models wider than its default.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
+        precision: as Lightning Fabric reads it.
+        workers: parallel processes; one per core on the CPU by default, else one.
+        threads: CPU threads per process.
+
+    Raises:
+        ArgumentError: for a value out of its domain.
+        UnknownNameError: for an unknown task, option or encoding.
+    """
+
+    def __post_init__(self) -> None:
+        TASKS.require(self.task)
+        for name in TAKEN:
+            if getattr(self, name) is OF_TASK:
+                object.__setattr__(self, name, getattr(self.entry.defaults, name))
+        object.__setattr__(self, "out", Path(self.out))
+        if self.text is not None:
+            object.__setattr__(self, "text", Path(self.text))
+        check_fields(self)
+        if self.width % self.heads:
+            _refuse("width", f"a multiple of heads ({self.heads})", self.width, "Change either.")
+        if self.budget_minutes is not None and self.steps is not None:
+            _refuse("steps", "steps or budget_minutes", "both", "Leave one out.")
+        self._check_task()
+        self._check_names()
+        self._fill_lengths()
+        require_device(self.device)
+
+    def _check_task(self) -> None:
+        if self.text is not None and not self.entry.reads_text:
+            _refuse("text", f"none: {self.task} has its own data", self.text, "Leave it out.")
+        for key, value in self.options.items():
+            if key not in self.entry.options:
+                raise UnknownNameError.of(f"option of {self.task}", key, self.entry.options)
+            kind = type(self.entry.options[key])
+            if type(value) is not kind and not (kind is float and type(value) is int):
+                _refuse(key, f"a value of type {kind.__name__}", repr(value), "Change it.")
+        object.__setattr__(self, "options", {**self.entry.options, **self.options})
+
+    def _check_names(self) -> None:
+        if not self.encodings:
+            _refuse("encodings", "at least one name", "none", "posenc list shows all.")
+        for name in self.encodings:
+            Recipe.parse(name, axes=self.entry.axes)
+        names = [variant.name for variant in self._references()]
+        windows = [name for name in names if "|" in name and not self.entry.windows]
+        if windows:
+            _refuse("references", f"no window: {self.task} has none", windows[0], "Drop it.")
+        for kind, listed in (("encodings", self.encodings), ("references", names)):
+            if len(set(listed)) < len(listed):
+                _refuse(kind, "each name once", ", ".join(listed), "Drop the repeated ones.")
+        if not self.seeds:
+            _refuse("seeds", "at least one", "none", "Three give an interval.")
+        if len(set(self.seeds)) < len(self.seeds):
+            _refuse("seeds", "each once", self.seeds, "Equal seeds would give equal runs.")
+
+    def _fill_lengths(self) -> None:
+        if self.test_lengths is None:
+            lengths = tuple(self.entry.defaults.test_lengths(self.train_length))
+        else:
+            longer = Sequence[Annotated[int, Interval(self.train_length, EXACT)]]
+            lengths = check("test_lengths", longer, self.test_lengths, None)
+        ascending = tuple(sorted({self.train_length, *lengths}))
+        object.__setattr__(self, "test_lengths", ascending)
+
+    @property
+    def entry(self) -> TaskEntry:
+        """The task, as it is listed."""
+        return TASKS.require(self.task)
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """See ``TaskSettings``."""
+        variants = [Variant(name) for name in self.encodings]
+        return (*variants, *(v for v in self._references() if v not in variants))
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Encodings that a model is trained with."""
+        return tuple(dict.fromkeys(variant.encoding for variant in self.variants))
+
+    @property
+    def rate(self) -> float:
+        """Peak learning rate."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        defaults = self.entry.defaults
+        return defaults.learning_rate * min(1.0, defaults.width / self.width)
+
+    @property
+    def planned_steps(self) -> int:
+        """Training steps unless a budget decides otherwise."""
+        return self.entry.defaults.steps if self.steps is None else self.steps
+
+    def _references(self) -> list[Variant]:
+        window, axes = self.train_length, self.entry.axes
+        return [Variant.parse(name, window=window, axes=axes) for name in self.references]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        return to_plain(self)
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> ComparisonSettings:
+        """Settings from ``to_json``'s values.
+
+        Raises:
+            CheckpointError: when fields are missing or unknown, or a value is out of its domain.
+        """
+        names = {known_field.name for known_field in fields(cls)}
+        if not isinstance(plain, Mapping) or set(plain) != names:
+            got = sorted(plain) if isinstance(plain, Mapping) else [type(plain).__name__]
+            raise CheckpointError(
+                "settings",
+                expected=f"the fields {', '.join(sorted(names))}",
+                got=", ".join(got) or "none",
+                remedy="They come from another version of posenc: compare anew.",
+            )
+        return restore(cls, plain, "settings", expected="valid values", remedy="Compare anew.")
+
+    def differences(self, other: ComparisonSettings) -> list[str]:
+        """Names of the fields that decide results and differ."""
+        mine, others = self.to_json(), other.to_json()
+        names = set(mine) - NOT_ABOUT_RESULTS - {"steps"}
+        different = {name for name in names if mine[name] != others[name]}
+        if self.steps is not None and other.steps is not None and self.steps != other.steps:
+            different.add("steps")
+        return sorted(different)
+
+
+def _refuse(name: str, expected: str, got: object, remedy: str) -> NoReturn:
+    raise ArgumentError(name, expected=expected, got=got, remedy=remedy)

@@ -1,0 +1,242 @@
+"""Modules of transformers under which posenc's attention is put, in place and reversibly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import wraps
+from types import MethodType
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers.utils.output_capturing import _active_collector
+
+from posenc.attention import attend
+from posenc.attention.backends.common.base import Backend
+from posenc.encoding import StructuredScore
+from posenc.errors import ArgumentError
+from posenc.grid import Grid
+from posenc.transformers.acceleration.signatures import (
+    CACHE,
+    bound,
+    cache_name,
+    names_of,
+)
+from posenc.transformers.acceleration.terms import encoding_of
+from posenc.runtime import is_exporting, is_scripted
+
+SETTINGS = "_posenc_settings"
+
+
+@dataclass(frozen=True)
+class AccelerateSettings:
+    """Settings of an accelerated module, or of a layer of a switched model.
+
+    Args:
+        backend: of ``posenc.attend``.
+        shortest: number of keys below which the module's own attention runs.
+    """
+
+    backend: str | Backend = "auto"
+    shortest: int = 0
+
+
+SHORTEST = 256
+"""Keys from which on windows were measured to be faster than PyTorch's attention with a mask."""
+
+DEFAULT = AccelerateSettings(shortest=SHORTEST)
+AS_IT_WAS = AccelerateSettings(shortest=2**31)
+
+
+class Accelerated(nn.Module):
+    """Mixin of subclasses of transformers' modules that compute attention with posenc.
+
+    A module becomes one by assignment to its ``__class__``: parameters, buffers, hooks and
+    submodules stay where they are. It is pickled as an object of the class it had.
+
+    ``forward`` of a subclass gets its arguments by the names in the original's signature, but for a
+    cache, which is ``cache`` in all of them.
+    """
+
+    original: ClassVar[type[nn.Module]]
+    """Class of transformers that the module had before, the first of the bases; a mixin of several
+    families has none. Classes are named as theirs, since ``save_pretrained`` writes a model's."""
+
+    parameters_of_forward: ClassVar[tuple[str, ...]] = ()
+    """Names of the original's parameters, in order."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        original: Any = next(kind for kind in cls.__mro__ if not issubclass(kind, Accelerated))
+        if original is not nn.Module and not hasattr(cls, "original"):
+            cls.original, cls.__name__ = original, original.__name__
+            cls.parameters_of_forward = names_of(original.forward)
+        if "forward" in cls.__dict__:
+            cls.forward = _by_name(cls.forward)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Attributes of transformers' classes, which have no types."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        state = {name: value for name, value in self.__dict__.items() if name != SETTINGS}
+        return self.original.__new__, (self.original,), state
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update(deepcopy(self.__dict__, memo))
+        return copied
+
+    def original_forward(self, **arguments: Any) -> Any:
+        """The original forward pass, with ``cache`` under the name that it has there."""
+        name = cache_name(self.parameters_of_forward)
+        if name is not None and CACHE in arguments:
+            arguments[name] = arguments.pop(CACHE)
+        return self.original.forward(self, **arguments)
+
+    @property
+    def shortest(self) -> int:
+        """Number of keys below which the module's own attention runs."""
+        return settings_of(self).shortest
+
+    @staticmethod
+    def in_heads(
+        x: Float[Tensor, "B L C"], heads: int, *projections: nn.Module
+    ) -> Iterator[Float[Tensor, "B H L D"]]:
+        """Projections of tokens, by head."""
+        return (layer(x).unflatten(-1, (heads, -1)).transpose(1, 2) for layer in projections)
+
+    def attend(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B G K D"],
+        v: Float[Tensor, "B G K E"],
+        grid: Grid,
+        *terms: StructuredScore,
+        dropout: float,
+        scale: float | None = None,
+    ) -> Float[Tensor, "B H Q E"]:
+        """``posenc.attend`` with score terms; drops nothing in evaluation mode."""
+        encoding, backend = encoding_of(*terms), settings_of(self).backend
+        dropped = dropout if self.training else 0.0
+        return attend(q, k, v, grid, encoding, backend=backend, dropout=dropped, scale=scale)
+
+
+def _by_name(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that is called with the arguments of the original's, bound by its signature."""
+
+    @wraps(forward)
+    def called(self: Accelerated, *arguments: Any, **options: Any) -> Any:
+        return forward(self, **bound(self.parameters_of_forward, arguments, options))
+
+    return called
+
+
+def settings_of(module: nn.Module) -> AccelerateSettings:
+    """Settings of an accelerated module or of a layer of a switched model; the defaults for others.
+
+    While ``torch.jit`` traces, as the older ONNX exporter does, models run as they did: the graph
+    holds PyTorch's operators alone, and lengths are tensors. Programs of ``torch.export`` compute
+    with posenc at every length: a number of tokens to begin from would be the bound of theirs.
+    """
+    if is_scripted():
+        return AS_IT_WAS
+    settings = cast(AccelerateSettings, module.__dict__.get(SETTINGS, DEFAULT))
+    return AccelerateSettings(settings.backend) if is_exporting() else settings
+
+
+def wants_weights(module: nn.Module, options: Mapping[str, Any]) -> bool:
+    """True if a call asks for attention weights: by options, config or the model's call."""
+    if options.get("output_attentions"):
+        return True
+    if getattr(getattr(module, "config", None), "output_attentions", False):
+        return True
+    return not torch.compiler.is_compiling() and "attentions" in (_active_collector.get() or ())
+
+
+def parameter_of(module: nn.Module, name: str) -> Tensor:
+    """A parameter of a submodule that is not called, also where a hook of accelerate fetches it."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    if hook is None:
+        return cast(Tensor, getattr(module, name))
+    hook.pre_forward(module)
+    try:
+        return cast(Tensor, getattr(module, name))
+    finally:
+        hook.post_forward(module, None)
+
+
+def take_over(module: nn.Module, kind: type[Accelerated], settings: AccelerateSettings) -> None:
+    """Make a module an accelerated one.
+
+    Raises:
+        ArgumentError: if something else runs in place of a method that ``kind`` has of its own.
+    """
+    method = _replaced(module, kind)
+    if method is not None:
+        raise ArgumentError(
+            "model",
+            expected=f"modules that run {method} of their class, or hooks of accelerate around it",
+            got=f"a {type(module).__name__} whose {method} was replaced",
+            remedy="Call accelerate(model) before it is wrapped.",
+        )
+    module.__dict__[SETTINGS] = settings
+    _change_class(module, kind)
+
+
+def require_untouched(module: Accelerated) -> None:
+    """Require a module as ``take_over`` left it, but for hooks of accelerate.
+
+    Raises:
+        ArgumentError: if its class or a method was changed since, as FSDP does.
+    """
+    kind = type(module).__name__
+    if "original" in type(module).__dict__:
+        method = _replaced(module, module.original)
+        if method is None:
+            return
+        kind += f" whose {method} was replaced"
+    raise ArgumentError(
+        "model",
+        expected="modules as accelerate left them",
+        got=f"a {kind}",
+        remedy="Call restore before the model is wrapped or sharded.",
+    )
+
+
+def put_back(module: Accelerated) -> None:
+    """Give a module its own class again."""
+    _change_class(module, module.original)
+    del module.__dict__[SETTINGS]
+
+
+def _change_class(module: nn.Module, kind: type[nn.Module]) -> None:
+    """Give a module another class, and that class's methods where it holds its own, bound.
+
+    The hooks of accelerate (``dispatch_model``) keep ``forward`` so, and call what they keep.
+    """
+    for name, value in module.__dict__.items():
+        if isinstance(value, MethodType) and value.__self__ is module:
+            method = value.__func__.__name__
+            if value.__func__ is getattr(type(module), method, None):
+                module.__dict__[name] = MethodType(getattr(kind, method), module)
+    module.__class__ = kind
+
+
+def _replaced(module: nn.Module, kind: type[nn.Module]) -> str | None:
+    """A method of ``kind`` that the module would not run, having another in its place; or None."""
+    held = module.__dict__
+    for name in held:
+        class_value = getattr(type(module), name, None)
+        if not callable(class_value) or getattr(kind, name, None) is class_value:
+            continue
+        hooked = name == "forward" and "_hf_hook" in held
+        method = held.get("_old_forward") if hooked else held[name]
+        if getattr(method, "__func__", None) is not class_value:
+            return name
+    return None

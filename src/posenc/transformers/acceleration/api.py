@@ -1,0 +1,245 @@
+"""``accelerate`` and ``restore``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from posenc.attention.backends.common.base import Backend
+from posenc.attention.dispatch import BACKENDS
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.transformers.acceleration import switching
+from posenc.transformers.acceleration.accelerated import (
+    SHORTEST,
+    Accelerated,
+    AccelerateSettings,
+    put_back,
+    require_untouched,
+    settings_of,
+    take_over,
+)
+from posenc.transformers.acceleration.checking import (
+    OutputComparison,
+    is_sharded_around,
+    without_values,
+)
+from posenc.transformers.acceleration.family import (
+    FAMILIES,
+    AcceleratedFamily,
+    family_of,
+)
+from posenc.transformers.acceleration.report import AccelerateReport, ReportedModule
+from posenc.transformers.acceleration.routing import (
+    MOVED,
+    ORIGINAL,
+    POSENC,
+    Record,
+    recorded,
+)
+from posenc.transformers.acceleration.views import config_behind, with_posenc
+
+ALREADY = "It was accelerated before and stays as it is; restore(model) first for other settings."
+
+FamilyModule = tuple[str, nn.Module, AcceleratedFamily]
+
+
+def accelerate(
+    model: nn.Module,
+    *,
+    backend: str | Backend = "auto",
+    check: bool = True,
+    shortest: int | None = None,
+) -> AccelerateReport:
+    """Compute the attention of a transformers model with posenc, in place.
+
+    Of any model on transformers' attention interface, whose config then names posenc's attention:
+    windows, chunks, blocks, sinks and caps of logits. And of the families that have a bias.
+
+    Weights, their names, the state dict and what ``save_pretrained`` writes stay as they are;
+    outputs and gradients are the same up to rounding. Below a number of tokens that was measured,
+    and where nothing is gained, a module's own attention runs. A second call changes nothing,
+    unless the model was given another attention implementation since; ``restore`` undoes it.
+
+    Args:
+        model: of transformers, or one that holds such a model (of peft, sentence-transformers).
+        backend: of ``posenc.attend``.
+        check: compare outputs on random inputs with those of the original: of 2 rows of 48 tokens,
+            one padded, of 2 more behind a cache, and of 1 row of 300, which costs forward passes
+            over about 900 tokens; or of 2 images. Left out on the meta device, and where what holds
+            the model is sharded; a sharded model is called, on every rank.
+        shortest: number of keys from which on posenc computes; None: as measured for the family.
+
+    Returns:
+        What runs now in each module, and why.
+
+    Raises:
+        ArgumentError: for a model without a supported module, or whose outputs differ. The model is
+            then as it was.
+        UnknownNameError: when there is no backend of that name.
+    """
+    if not isinstance(model, nn.Module):
+        raise _unknown(model)
+    if isinstance(backend, str) and backend != "auto" and backend not in BACKENDS:
+        raise UnknownNameError.of("backend", backend, ["auto", *BACKENDS])
+    if switching.is_left(model):
+        restore(model)
+    modules = list(_modules(model))
+    if switching.is_switched(model) or _accelerated(model):
+        return replace(_report(model, modules), note=ALREADY)
+    served = [module for _, module, family in modules if family.reason(module) is None]
+    models = switching.on_interface(model)
+    if not modules and not models:
+        raise _unknown(model)
+    comparison, note = _comparison(model, served, models) if check else (None, "")
+    off, notes = None, [note] if note else []
+    calls: Record = []
+    try:
+        if comparison is not None:
+            _change(model, modules, backend, 0)
+            with recorded() as calls:
+                off = comparison.difference()
+            _change(model, modules, backend, shortest)
+            off = max(off, comparison.difference(short=True))
+            if not comparison.near(off):
+                restore(model)
+                comparison.require_explained(off, {module for module, *_ in calls})
+        _change(model, modules, backend, shortest)
+    except BaseException:
+        restore(model)
+        raise
+    least = SHORTEST if shortest is None else shortest
+    rows = _report(model, modules).modules + _rows(model, calls, least)
+    if models and not calls:
+        notes.append("Layers on transformers' attention interface use posenc where they can gain.")
+    tried = "" if comparison is None else comparison.tried
+    return AccelerateReport(type(model).__name__, rows, off, tried, " ".join(notes))
+
+
+def _comparison(
+    model: nn.Module, served: Sequence[nn.Module], models: Sequence[nn.Module]
+) -> tuple[OutputComparison | None, str]:
+    """The comparison, or why there is none: of some models random inputs cannot be made."""
+    if not (served or models):
+        return None, ""
+    if without_values(model):
+        return None, "Outputs were not compared, since weights are on the meta device."
+    if is_sharded_around(model):
+        note = "Outputs were not compared, since the model is a part of what is sharded."
+        return None, f"{note} To compare them, call accelerate before that."
+    try:
+        return OutputComparison(model, [*served, *models]), ""
+    except ArgumentError as error:
+        if served:
+            raise
+        return None, f"Outputs were not compared: {error}"
+
+
+def _rows(model: nn.Module, calls: Record, least: int) -> tuple[ReportedModule, ...]:
+    """Rows for the layers that were called through the interface, from some keys on."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    rows = []
+    for module, by, reason in dict.fromkeys(calls):
+        if id(module) in paths and not isinstance(module, Accelerated):
+            bound = by == POSENC and least > 1 and reason != MOVED
+            since = f", from {least} keys on" if bound else ""
+            row = paths[id(module)], type(module).__name__, by, reason + since
+            rows.append(ReportedModule(*row))
+    return tuple(rows)
+
+
+def restore(model: nn.Module) -> bool:
+    """Give a model its own attention again; does nothing to a model that has it.
+
+    Args:
+        model: that ``accelerate`` was called with.
+
+    Returns:
+        True if it was accelerated.
+
+    Raises:
+        ArgumentError: if classes or methods of modules were changed since, as FSDP does.
+    """
+    require_restorable(model)
+    accelerated = switching.is_switched(model) or bool(_accelerated(model))
+    switching.switch_back(model)
+    for module in _accelerated(model):
+        put_back(module)
+    for part in model.modules():
+        config = part.__dict__.get("config")
+        if config is not None:
+            part.__dict__["config"] = config_behind(config)
+    return accelerated
+
+
+def require_restorable(model: nn.Module) -> None:
+    """Require that ``restore`` can undo what ``accelerate`` did.
+
+    Raises:
+        ArgumentError: as ``restore``.
+    """
+    for module in _accelerated(model):
+        require_untouched(module)
+
+
+def _accelerated(model: nn.Module) -> list[Accelerated]:
+    return [module for module in model.modules() if isinstance(module, Accelerated)]
+
+
+def _change(
+    model: nn.Module, modules: Sequence[FamilyModule], backend: str | Backend, shortest: int | None
+) -> None:
+    """Have posenc compute calls of so many keys and more; None: as measured for each family."""
+    settings = AccelerateSettings(backend, SHORTEST if shortest is None else shortest)
+    if switching.is_switched(model):
+        switching.switch_settings(model, settings)
+    else:
+        switching.switch(model, settings)
+    for _, module, family in modules:
+        if family.reason(module) is not None:
+            continue
+        least = family.shortest if shortest is None else shortest
+        kind = type(module) if isinstance(module, Accelerated) else family.classes.get(type(module))
+        if kind is not None:
+            take_over(module, kind, AccelerateSettings(backend, least))
+        if family.configured and "config" in module.__dict__:
+            config = config_behind(module.__dict__["config"])
+            module.__dict__["config"] = with_posenc(config, family.masks)
+
+
+def _modules(model: nn.Module) -> Iterator[FamilyModule]:
+    """Modules that a family has a class or a config for, with their paths."""
+    for path, module in model.named_modules():
+        kind = module.original if isinstance(module, Accelerated) else type(module)
+        family = family_of(kind)
+        if family is not None:
+            kinds = (family.classes, family.configured, family.unserved)
+            if any(kind in classes for classes in kinds):
+                yield path, module, family
+
+
+def _report(model: nn.Module, modules: Sequence[FamilyModule]) -> AccelerateReport:
+    rows = []
+    for path, module, family in modules:
+        if isinstance(module, Accelerated):
+            least = settings_of(module).shortest
+            reason = f"from {least} keys on; its own below" if least > 1 else "at all lengths"
+            if family.limits:
+                reason = f"{family.limits}, {reason}"
+            rows.append(ReportedModule(path, module.original.__name__, POSENC, reason))
+        elif type(module) not in family.configured:
+            reason = family.reason(module) or ""
+            rows.append(ReportedModule(path, type(module).__name__, ORIGINAL, reason))
+    return AccelerateReport(type(model).__name__, tuple(rows))
+
+
+def _unknown(model: nn.Module) -> ArgumentError:
+    """The error for a model with attention of its own, which posenc does not know."""
+    titles = ", ".join(family.title for family in FAMILIES.values())
+    return ArgumentError(
+        "model",
+        expected=f"a model on transformers' attention interface, or of {titles}",
+        got=type(model).__name__,
+        remedy="Its attention is its own code, which is left alone.",
+    )

@@ -1,0 +1,317 @@
+"""``attn_implementation="posenc"``: posenc in the attention interface of transformers.
+
+A layer's window (Gemma's, say) comes as a mask function: ``mask`` keeps it instead of writing out
+all pairs, and ``attention`` calls ``attend`` with the grid that ``patterns`` reads from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, masking_utils
+
+from posenc.attention import attend
+from posenc.encoding import BucketedTerms, LowRank, StructuredScore
+from posenc.errors import ArgumentError
+from posenc.grid import FARTHEST, Grid
+from posenc.transformers.acceleration import lazy_mask
+from posenc.transformers.acceleration.accelerated import settings_of, wants_weights
+from posenc.transformers.acceleration.dense import dense_attention
+from posenc.transformers.acceleration.graph_patterns import pattern_in_graph
+from posenc.transformers.acceleration.masks import grid_of
+from posenc.transformers.acceleration.patterns import Place, grid_of_function, padded
+from posenc.transformers.acceleration.routing import (
+    ORIGINAL,
+    describe,
+    note,
+    note_kernel,
+    plain_attention,
+)
+from posenc.transformers.acceleration.terms import ComputedOnce, encoding_of
+from posenc.transformers.acceleration.views import (
+    CAUSAL_KEYS,
+    KEYS,
+    NAME,
+    takes_added_masks,
+)
+from posenc.runtime import is_scripted
+
+REFUSED_OPTIONS = frozenset({"block_indices", "cache", "indices", "sinks"})
+"""Options that change attention and are not read. Models hand on all that they are called with,
+such as options of losses; what else their layers name says nothing beyond the mask."""
+
+BOUNDARIES = frozenset({"cu_seq_lens_q", "cu_seq_lens_k"})
+"""Options in which FlashAttention finds the documents of a row, as collators add them."""
+
+
+@dataclass(eq=False)
+class PositionBias(ComputedOnce):
+    """A position bias of transformers in structured form, in place of the ``[1, H, Q, K]`` tensor.
+
+    Models hand it from layer to layer.
+
+    Args:
+        terms: its terms; () for a bias of zeros.
+        compute: the model's own function, which computes the tensor.
+    """
+
+    terms: tuple[BucketedTerms, ...] = ()
+    compute: Callable[[], Tensor | None] = lambda: None
+
+
+def attention(
+    module: nn.Module,
+    query: Float[Tensor, "B H Q D"],
+    key: Float[Tensor, "B G K D"],
+    value: Float[Tensor, "B G K E"],
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: PositionBias | Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Float[Tensor, " H"] | None = None,
+    **options: Any,
+) -> tuple[Float[Tensor, "B Q H E"], Tensor | None]:
+    """Attention as transformers calls it.
+
+    Args:
+        module: the layer.
+        attention_mask: from ``mask``; ``[B, 1, Q, K]``, all that may be seen (bool) or what is
+            added to the logits; ``[B, K]``, False for padding; or None, where all is seen.
+        is_causal: True is refused without a mask; else the mask has it, as in eager attention.
+        position_bias: added to the logits.
+        softcap: c of ``c · tanh(s / c)``, which logits become before they are masked.
+        s_aux: ``[H]``, sinks: logits that only the sum of the softmax sees.
+        options: ``output_attentions`` makes the weights; others are not read. ``BOUNDARIES`` need a
+            mask that shows the documents that ``position_ids`` pack into a row.
+
+    Returns:
+        The output, contiguous, and, if asked for, the weights ``[B, H, Q, K]``.
+
+    Raises:
+        ArgumentError: for an option of ``REFUSED_OPTIONS`` that is not None, such as paged caches
+            (``cache``); for ``is_causal=True`` without a mask.
+    """
+    # Norms of queries and keys leave them wider than values under autocast.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    queries, keys = query.shape[2], key.shape[2]
+    grid = lazy_mask.grid_behind(attention_mask, queries, keys)
+    _require_read(options, grid)
+    if is_causal and attention_mask is None and queries > 1:
+        raise ArgumentError(
+            "attention_mask",
+            expected="a mask beside is_causal=True, which does not say which tokens queries are",
+            got=None,
+            remedy="Make one by transformers' create_causal_mask.",
+        )
+    if attention_mask is None or attention_mask.dim() == 2:
+        grid = grid_of(queries, keys, attention_mask, device=query.device)
+    settings = settings_of(module)
+    with_weights = wants_weights(module, options)
+    fast = not with_weights and keys >= settings.shortest and not isinstance(position_bias, Tensor)
+    terms: tuple[StructuredScore, ...] = ()
+    if fast and isinstance(position_bias, PositionBias):
+        terms = position_bias.terms
+    options_of_call: dict[str, Any] = {"dropout": dropout, "scale": scaling}
+    if fast and grid is not None:
+        output = None
+        extras = {"a bias": terms or None, "sinks": s_aux, "a soft cap": softcap}
+        changes = [name for name, extra in extras.items() if extra is not None]
+        if not changes and settings.backend == "auto":
+            output = plain_attention(query, key, value, grid, **options_of_call)
+        if output is not None:
+            note(module, ORIGINAL, f"{describe(grid)}, where PyTorch's kernel is as fast")
+        else:
+            note_kernel(module, grid, changes)
+            if torch.compiler.is_compiling() and softcap is None and grid.band[0] > -FARTHEST:
+                grid, terms = _padding_as_term(grid, terms, query)
+            options_of_call |= {"backend": settings.backend, "sinks": s_aux, "softcap": softcap}
+            output = attend(query, key, value, grid, encoding_of(*terms), **options_of_call)
+        return output.transpose(1, 2).contiguous(), None
+    note(module, ORIGINAL, "weights are asked for" if with_weights else "a mask of all pairs")
+    bias = position_bias.dense if isinstance(position_bias, PositionBias) else position_bias
+    mask = _all_pairs(attention_mask, query.dtype)
+    options_of_call |= {"with_weights": with_weights, "sinks": s_aux, "softcap": softcap}
+    output, weights = dense_attention(query, key, value, bias, mask, **options_of_call)
+    return output.transpose(1, 2).contiguous(), weights
+
+
+def _padding_as_term(
+    grid: Grid, terms: tuple[StructuredScore, ...], query: Float[Tensor, "B H Q D"]
+) -> tuple[Grid, tuple[StructuredScore, ...]]:
+    """A grid without its padding, and terms that hide it: in graphs, kernels cannot read it."""
+    valid = grid.key.valid
+    if valid is None:
+        return grid, terms
+    lowest = torch.finfo(query.dtype).min / 2  # finite, also with a logit
+    added = query.new_zeros(valid.shape).masked_fill(~valid, lowest)[:, None, :, None]
+    ones = query.new_ones(1, 1, 1, 1).expand(1, *query.shape[1:3], 1)
+    hiding = LowRank(ones, added.expand(-1, query.shape[1], -1, -1))
+    return replace(grid, key=replace(grid.key, valid=None)), (*terms, hiding)
+
+
+def _require_read(options: Mapping[str, Any], grid: Grid | None) -> None:
+    """Refuse options that say something about attention and are not read.
+
+    Args:
+        grid: of the mask; None for none, or one of all pairs.
+    """
+    refused = REFUSED_OPTIONS if _says_packed(grid, options) else REFUSED_OPTIONS | BOUNDARIES
+    for name, option in options.items():
+        if option is None or name not in refused:
+            continue
+        expected = "None, since posenc's attention does not read it"
+        remedy = "Use attn_implementation='eager' for this model."
+        if name in BOUNDARIES:
+            expected = "None, or boundaries of documents that the mask shows too, as most models'"
+            expected += " does by position_ids that begin anew with each"
+            remedy = "Put one document into a row."
+        raise ArgumentError(name, expected=expected, got=type(option).__name__, remedy=remedy)
+
+
+def _says_packed(grid: Grid | None, options: Mapping[str, Any]) -> bool:
+    """True if a mask shows several documents in a row, or boundaries are of one."""
+    if grid is not None and grid.key.document is not None:
+        return True
+    given = [options[name] for name in BOUNDARIES if options.get(name) is not None]
+    return all(len(boundaries) <= 2 for boundaries in given)
+
+
+def _all_pairs(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A mask of all pairs, bool or added to logits of this dtype; None if it hides nothing."""
+    pairs = lazy_mask.pairs_behind(mask)
+    if pairs is not None and pairs.hide_nothing:
+        return None
+    written = lazy_mask.written_out(mask)
+    if written is not None and written.dim() == 2:
+        return written[:, None, None]
+    if written is not None and written.is_floating_point():
+        return written.to(dtype)  # autocast has made the logits' another
+    return written
+
+
+def mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    *arguments: Any,
+    dtype: torch.dtype = torch.float32,
+    config: PreTrainedConfig | None = None,
+    device: torch.device | str = "cpu",
+    **options: Any,
+) -> Shaped[Tensor, "B 1 Q K"]:
+    """The mask that ``attention`` takes, made as transformers makes masks, and never None.
+
+    Models that read it find the one of ``"sdpa"``, or of ``"eager"`` if they lack that. Of one
+    query behind a static cache it is written out: ``generate`` gives it to a compiled model.
+
+    Args: as ``pairs_of``, and ``dtype`` and ``config`` of the model.
+
+    Raises:
+        ArgumentError: for a model whose attention is not on transformers' attention interface.
+    """
+    if not takes_added_masks(config):
+        dtype = torch.bool
+    options |= {"config": config, "device": device}
+    pairs = pairs_of(batch_size, q_length, kv_length, *arguments, **options)
+    crossing = "allow_is_bidirectional_skip" in options
+    if q_length == 1 and not (crossing or options.get("allow_is_causal_skip", True)):
+        return pairs.written(dtype)
+    shape = batch_size, 1, q_length, kv_length
+    return lazy_mask.carrying(pairs, shape, dtype, torch.device(device))
+
+
+def pairs_of(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
+    attention_mask: Bool[Tensor, "B L"] | None = None,
+    *,
+    config: PreTrainedConfig | None = None,
+    device: torch.device | str = "cpu",
+    **options: Any,
+) -> lazy_mask.VisiblePairs:
+    """The pairs that a mask of transformers lets through.
+
+    Their grid follows from the mask's function, since layers and options say otherwise in some
+    models. While a graph is made, what a function holds cannot be read: see ``graph_patterns``.
+    """
+
+    sizes = batch_size, q_length, kv_length
+
+    def visible() -> Tensor:
+        skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        arguments = (*sizes, q_offset, kv_offset, mask_function, attention_mask)
+        made: Any = masking_utils.sdpa_mask(*arguments, device=device, **options | skips)
+        return cast(Tensor, made)
+
+    if not (is_scripted() or torch.compiler.is_compiling() or torch.device(device).type == "meta"):
+        place = Place(*sizes, int(q_offset), kv_offset, torch.device(device))
+        use_vmap = bool(options.get("use_vmap"))
+        find = partial(grid_of_function, mask_function, place, attention_mask, use_vmap=use_vmap)
+        if not use_vmap:
+            return lazy_mask.VisiblePairs(find, visible)
+        # PyTorch maps no function while an operator reads a mask.
+        grid = find()
+        if grid is None:
+            return _written(visible())
+        known_grid, shape = grid, (batch_size, 1, q_length, kv_length)
+        return lazy_mask.VisiblePairs(lambda: known_grid, lambda: known_grid.visible.expand(shape))
+    pattern = None
+    if not (is_scripted() or isinstance(q_offset, Tensor)):  # a tensor in static caches
+        place = Place(*sizes, q_offset, kv_offset, torch.device(device))
+        pattern = pattern_in_graph(mask_function, place, config, attention_mask, options)
+    if pattern is None:
+        return _written(visible())
+    graph_grid = padded(pattern, place, attention_mask).grid(place)
+    return lazy_mask.VisiblePairs(lambda: graph_grid, visible)
+
+
+def _written(pairs: Bool[Tensor, "B 1 Q K"]) -> lazy_mask.VisiblePairs:
+    return lazy_mask.VisiblePairs(lambda: None, lambda: pairs)
+
+
+def keys_mask(causal: bool) -> Callable[..., Bool[Tensor, "B *pairs"] | None]:
+    """Masks for accelerated modules that are causal themselves, or see all keys themselves.
+
+    Returns:
+        A function that makes a mask: ``[B, K]``, False for padding, or None without padding, if
+        that and ``causal`` is all it says of the last tokens; else ``[B, 1, Q, K]``.
+    """
+
+    def made(*arguments: Any, dtype: Any = None, **options: Any) -> Tensor | None:
+        pairs = pairs_of(*arguments, **options)
+        grid = pairs.grid
+        if grid is not None and grid.band == (-FARTHEST, 0 if causal else FARTHEST):
+            last = grid.shift == grid.query.length - grid.key.length
+            if (last or not causal) and grid.intervals is grid.key.document is None:
+                return grid.key.valid
+        return cast(Tensor, pairs.dense)
+
+    return made
+
+
+def register() -> None:
+    """Add the implementation ``"posenc"`` to transformers; also done by importing this package.
+
+    A model that names it is computed as after ``accelerate``: calls of fewer than ``SHORTEST`` keys
+    are left to PyTorch; ``accelerate(model, shortest=…)`` sets another number.
+    """
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, mask)
+    for name, causal in ((KEYS, False), (CAUSAL_KEYS, True)):
+        AttentionInterface.register(name, attention)
+        AttentionMaskInterface.register(name, keys_mask(causal))
+
+
+register()

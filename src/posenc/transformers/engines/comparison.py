@@ -1,0 +1,200 @@
+"""A config as each engine rotates by it, beside transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from posenc.errors import UnknownNameError
+from posenc.transformers.engines.config import ModelConfig, is_known
+from posenc.transformers.engines.engine import Engine, NotServedError, UnreadError
+from posenc.transformers.engines.llama_cpp import LLAMA_CPP, NAMES
+from posenc.transformers.engines.mlx_lm import MLX_LM, has_model
+from posenc.transformers.engines.rotation import EngineRotation
+from posenc.transformers.engines.sglang import SGLANG
+from posenc.transformers.engines.transformers import TRANSFORMERS
+from posenc.transformers.engines.vllm import VLLM
+
+ENGINES: dict[str, Engine] = {
+    engine.name: engine for engine in (TRANSFORMERS, VLLM, SGLANG, LLAMA_CPP, MLX_LM)
+}
+"""Engines by name, transformers first."""
+
+OTHERS = tuple(engine for engine in ENGINES.values() if engine is not TRANSFORMERS)
+
+IGNORED, BASE_TOO = "ignores the scaling", "ignores base and scaling"
+AS_LONGER = "rotates texts up to the trained length as longer ones"
+OTHER = "rotates by other frequencies"
+NOT_COMPARED = "is not compared"
+"""Differences in words; the last is that of models without a rule here."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A config in one engine.
+
+    Args:
+        engine: its name.
+        longest: tokens of the longest text that it serves by default; None: no limit.
+        rotations: at the longest text of the config, by layer type; empty if it does not start.
+        difference: from transformers, in words; "" where it rotates as transformers does.
+        effect: of the difference on texts.
+        agreement: mean cosine of the error of angles over the longest text; 1: none.
+        source, read: files that its rules are from, and the month of reading.
+    """
+
+    engine: str
+    longest: int | None
+    rotations: Mapping[str, EngineRotation] = field(default_factory=dict)
+    difference: str = ""
+    effect: str = ""
+    agreement: float = 1.0
+    source: str = ""
+    read: str = ""
+
+
+def engine_named(option: str, *, also: tuple[str, ...] = ()) -> Engine:
+    """The engine of an option, such as ``llama.cpp``.
+
+    Args:
+        option: or the name of the engine.
+        also: other words that are valid, for the message.
+
+    Raises:
+        UnknownNameError: if there is none.
+    """
+    matches = [engine for engine in ENGINES.values() if option in (engine.option, engine.name)]
+    if matches:
+        return matches[0]
+    names = (engine.option for engine in ENGINES.values())
+    raise UnknownNameError.of("engine", option, (*names, *also))
+
+
+def no_engine_has(family: str) -> bool:
+    """True if neither transformers nor any engine's rules name this ``model_type``."""
+    return not (is_known(family) or family in NAMES or has_model(family))
+
+
+def differences(fields: Mapping[str, Any] | ModelConfig, *, length: int) -> dict[str, str]:
+    """Differences of other engines from transformers, in words; "" where there is none.
+
+    Empty for models without RoPE, and for those that transformers does not rotate by these rules.
+
+    Args:
+        fields: of ``config.json``.
+        length: the trained length.
+    """
+    config = fields if isinstance(fields, ModelConfig) else ModelConfig.of(fields)
+    try:
+        right = [TRANSFORMERS.rotations(config, n) for n in _lengths(length)]
+    except NotServedError:
+        return {}
+    if not right[0]:
+        return {}
+    return {engine.name: _difference(engine, config, right, length) for engine in OTHERS}
+
+
+def compare(fields: Mapping[str, Any] | ModelConfig) -> tuple[Served, ...]:
+    """A config in every engine, transformers first; empty for models without RoPE."""
+    config = fields if isinstance(fields, ModelConfig) else ModelConfig.of(fields)
+    ropes = config.ropes()
+    if not ropes:
+        return ()
+    length = min(rope.length for rope in ropes.values())
+    goal = max(config.longest or length, length)
+    by_engine = differences(config, length=length)
+    return tuple(
+        _served(engine, config, by_engine.get(engine.name, ""), length, goal)
+        for engine in ENGINES.values()
+    )
+
+
+def _served(engine: Engine, config: ModelConfig, difference: str, length: int, goal: int) -> Served:
+    one = Served(
+        engine.name,
+        engine.longest(config),
+        difference=difference,
+        source=engine.source,
+        read=engine.read,
+    )
+    try:
+        rotations = engine.rotations(config, goal)
+    except NotServedError as error:
+        return replace(one, longest=None, difference=_reason(error), agreement=0.0)
+    try:
+        right = TRANSFORMERS.rotations(config, goal)
+    except NotServedError:
+        return replace(one, rotations=rotations)
+    same = [right[kind].agreement(rotation, goal) for kind, rotation in rotations.items()]
+    agreement = min(same, default=1.0)
+    effect = _effect(difference, agreement, length, goal)
+    return replace(one, rotations=rotations, effect=effect, agreement=agreement)
+
+
+def differs(difference: str) -> bool:
+    """True if an engine is known to rotate otherwise, or not to start."""
+    return bool(difference) and not difference.startswith(NOT_COMPARED)
+
+
+def _reason(error: NotServedError) -> str:
+    return f"{NOT_COMPARED if isinstance(error, UnreadError) else 'does not start'}: {error}"
+
+
+def _effect(difference: str, agreement: float, length: int, goal: int) -> str:
+    """The effect of a difference on texts."""
+    if difference.startswith((IGNORED, OTHER)):
+        at = f"at {goal:,} tokens angles agree by {agreement:.2f} of 1"
+        return f"right for the first tokens, worse with each further one: {at}"
+    if difference == BASE_TOO or difference.startswith("rotates "):
+        if difference == AS_LONGER:
+            return f"texts of up to {length:,} tokens lose some quality, longer ones none"
+        return "wrong from the first tokens on: text does not hold together"
+    if difference.startswith("scales logits"):
+        return "attention too sharp or too flat at every length: repeats, or lost details"
+    return ""
+
+
+def _lengths(length: int) -> tuple[int, int, int]:
+    """LongRoPE changes past the trained length, dynamic NTK with every token past it."""
+    return length, length + 1, 2 * length
+
+
+Rotations = Mapping[str, EngineRotation]
+
+
+def _difference(
+    engine: Engine, config: ModelConfig, right: Sequence[Rotations], length: int
+) -> str:
+    try:
+        served = [engine.rotations(config, n) for n in _lengths(length)]
+    except NotServedError as error:
+        return _reason(error)
+    for kind in right[0]:
+        rotated, expected = ([at[kind] for at in rotations] for rotations in (served, right))
+        plain = config.ropes()[kind].plain()
+        difference = _between(rotated, expected, plain)
+        if difference:
+            return difference + (f" in layers of {kind}" if kind and len(right[0]) > 1 else "")
+    return ""
+
+
+def _between(
+    served: Sequence[EngineRotation], right: Sequence[EngineRotation], plain: EngineRotation
+) -> str:
+    """The difference of rotations at three lengths, in words."""
+    if all(map(EngineRotation.like, served, right)):
+        return ""
+    widths = [2 * len(rotations[0].frequencies) for rotations in (served, right)]
+    if widths[0] != widths[1]:
+        return f"rotates {widths[0]} features of a head instead of {widths[1]}"
+    if all(rotation.like(plain) for rotation in served):
+        return IGNORED
+    usual = EngineRotation(tuple(10000.0 ** (-2 * t / widths[0]) for t in range(widths[0] // 2)))
+    if all(rotation.like(usual) for rotation in served):
+        return BASE_TOO
+    if all(map(EngineRotation.like, served[1:], right[1:])):
+        return AS_LONGER
+    if not served[2].same_gain(right[2]):
+        return f"scales logits by {served[2].gain ** 2:.3g} instead of {right[2].gain ** 2:.3g}"
+    return OTHER

@@ -1,0 +1,100 @@
+"""Rules of SGLang."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from posenc.transformers.engines.config import ModelConfig, first
+from posenc.transformers.engines.engine import Engine, NotServedError
+from posenc.transformers.engines.rotation import (
+    USUAL,
+    EngineRotation,
+    RopeParameters,
+    latent_yarn,
+    ntk_alpha,
+)
+from posenc.transformers.engines.vllm import latent_ropes, require_unchunked_positions
+from posenc.transformers.checkpoints.rope import TRAINED, parameters_in, scaling_of
+
+STEP = "step3p5"
+"""Family that reads base and rotated share of each layer, as they are written."""
+
+CHUNKED = frozenset({"glm4", "qwen2", "qwen2_moe", "qwen3_moe"})
+"""Families that count positions in chunks where their config says so."""
+
+LENGTHS = (
+    *("max_sequence_length", "seq_length", "max_seq_len", "model_max_length"),
+    "max_position_embeddings",
+)
+"""Names of the longest text, in the order of preference."""
+
+DEFAULT_LENGTH = 2048
+"""Longest text by default."""
+
+
+def _yarn(rope: RopeParameters, length: int) -> EngineRotation:
+    """``attention_factor`` is not read, ``attn_factor`` is relative."""
+    one, every = (rope.parameters.get(name) for name in ("mscale", "mscale_all_dim"))
+    gain = rope.usual_gain()
+    if one is not None and every is not None:
+        gain = rope.quotient_gain(float(one), float(every))
+    truncate = bool(rope.parameters.get("truncate", True))
+    return rope.yarn(gain * rope.number("attn_factor", 1.0), truncate=truncate)
+
+
+def _latent_yarn(rope: RopeParameters, length: int) -> EngineRotation:
+    rotation = latent_yarn(rope, length)
+    return replace(rotation, gain=rotation.gain * rope.number("attn_factor", 1.0))
+
+
+def _dynamic(rope: RopeParameters, length: int) -> EngineRotation:
+    """One base for all texts, that of ``factor`` squared, or by ``alpha``."""
+    if "alpha" in rope.parameters:
+        return ntk_alpha(rope, length)
+    return rope.ntk(rope.factor * rope.factor - (rope.factor - 1))
+
+
+def _longrope(rope: RopeParameters, length: int) -> EngineRotation:
+    side = rope.side(length)
+    return rope.longrope(side, rope.number(f"{side}_mscale", rope.length_gain()))
+
+
+def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
+    require_unchunked_positions(config, CHUNKED)
+    if config.family != STEP:
+        return latent_ropes(config)
+    written = config.written
+    for name in ("rope_theta", "partial_rotary_factors"):
+        if not isinstance(written.get(name), list):
+            raise NotServedError(f"config.json has no {name} of each layer")
+    scaled, scaling = written.get("yarn_only_types") or (), written.get("rope_scaling") or {}
+    return {
+        kind: replace(rope, parameters=scaling if kind in scaled else {})
+        for kind, rope in config.ropes().items()
+    }
+
+
+def _longest(config: ModelConfig) -> int | None:
+    parameters = parameters_in(config.completed)
+    factor = parameters.get("factor") or 1
+    if TRAINED in parameters or scaling_of(parameters) == "llama3":
+        factor = 1
+    return int(factor * (first(config.completed, LENGTHS) or DEFAULT_LENGTH))
+
+
+SGLANG = Engine(
+    name="SGLang",
+    option="sglang",
+    source="SGLang 0.5.23, srt/layers/rotary_embedding, srt/utils, models/step3p5.py",
+    read="2026-11",
+    kinds={
+        **USUAL,
+        "dynamic": _dynamic,
+        "longrope": _longrope,
+        "proportional": lambda rope, length: rope.proportional(1.0),
+        "yarn": _yarn,
+        "deepseek_yarn": _latent_yarn,
+    },
+    ropes=_ropes,
+    longest=_longest,
+)

@@ -1,0 +1,342 @@
+"""Models that transformers runs, stretched in place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import cached_property
+from inspect import signature
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding
+from posenc.errors import ArgumentError, CheckpointError
+from posenc.transformers.engines.config import WINDOWS, ModelConfig
+from posenc.transformers.engines.transformers import TRANSFORMERS
+from posenc.transformers.checkpoints.extended import FIELD, fitting, require_extension
+from posenc.transformers.checkpoints.fields import Fields
+from posenc.transformers.checkpoints.stored import stored_shapes
+from posenc.transformers.quiet import quiet_transformers
+from posenc.layout import Layout
+from posenc.models import Greedy, Sample
+
+POOLER = "pooler."
+"""Start of the names of weights that no measurement needs."""
+
+
+class LiveModel(nn.Module):
+    """A model of transformers, called as posenc's models are.
+
+    Args:
+        model: in eval mode.
+        served: ``rope_type`` of a stretched one in transformers, or ``table``; "": posenc only, or
+            not stretched.
+    """
+
+    auto: ClassVar[str]
+    """Class of transformers that loads it."""
+
+    architectures: ClassVar[str]
+    """Table of transformers with the names of its classes."""
+
+    words: ClassVar[str]
+    """Description of such a model."""
+
+    def __init__(self, model: Any, *, served: str = "") -> None:
+        super().__init__()
+        self.model, self.served = model, served
+
+    @classmethod
+    def open(cls, fields: Fields, *, device: str, dtype: torch.dtype | str = torch.float32) -> Self:
+        """Load a folder by transformers from safetensors; ``"auto"``: in the dtype of its weights.
+
+        Args:
+            fields: its ``config.json``.
+
+        Raises:
+            CheckpointError: if it cannot be loaded, or a weight is missing.
+        """
+        import transformers
+
+        folder = fields.path.parent
+        absent: list[str] = []
+        try:
+            stored_shapes(folder)
+            for options in ({}, {"add_pooling_layer": False}):
+                with quiet_transformers():
+                    model, loading_info = getattr(transformers, cls.auto).from_pretrained(
+                        folder,
+                        dtype=dtype,
+                        use_safetensors=True,
+                        trust_remote_code=False,
+                        output_loading_info=True,
+                        **options,
+                    )
+                absent = [*loading_info["missing_keys"], *map(str, loading_info["mismatched_keys"])]
+                if not absent or not all(name.startswith(POOLER) for name in absent):
+                    break
+            if absent:
+                raise ValueError(f"no {absent[0]}")  # transformers would draw it at random
+        except CheckpointError:  # of what is stored, which names what is missing
+            raise
+        except Exception as error:  # of any model type
+            raise CheckpointError(
+                str(folder),
+                expected=f"{cls.words} that transformers loads",
+                got=_unknown_scaling(fields)
+                or _misfit(cls.auto, folder)
+                or " ".join(f"{type(error).__name__}: {error}".split()),
+                remedy="Correct its config.json, or name a folder written by save_pretrained.",
+            ) from error
+        if fields.values.get(FIELD) is not None:
+            from posenc.transformers import stretch
+
+            require_extension(fields)
+            with fitting(fields):
+                stretch(model)
+        return cls(model.to(device).eval())
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @cached_property
+    def biases(self) -> list[Any]:
+        """Biases by distance of its layers (``stretching.biases.LinearBias``)."""
+        from posenc.transformers.stretching.biases import biases_in
+
+        return [] if self.model.main_input_name == "pixel_values" else biases_in(self.model)
+
+    @cached_property
+    def rotates(self) -> bool:
+        """True for a model that rotates queries and keys."""
+        from posenc.transformers.stretching.frequencies import frequencies_in
+
+        if any(bias.linear for bias in self.biases):
+            return False
+        return any(True for _ in frequencies_in(self.model))
+
+    @cached_property
+    def table(self) -> Any:
+        """The learned position table (``stretching.tables.LearnedTable``); None: there is none."""
+        from posenc.transformers.stretching.tables import tables_in
+
+        return None if self.rotates else next(iter(tables_in(self.model)), None)
+
+    @property
+    def _first(self) -> int:
+        """Row of the first position in its table."""
+        return 0 if self.table is None else int(self.table.prefix)
+
+    @property
+    def most(self) -> int | None:
+        """Number of positions in its table; None: it has none."""
+        return None if self.table is None else len(self.table.rows) - self.table.prefix
+
+    def trained_encoding(self) -> Encoding:
+        """The rotation of layers that see everything, the table, or the linear bias.
+
+        Raises:
+            ArgumentError: for a model with neither.
+        """
+        from posenc.transformers.stretching.frequencies import frequencies_in
+        from posenc.transformers.stretching.rotary import windowed
+
+        if self.rotates:
+            for frequencies in frequencies_in(self.model):
+                if not windowed(frequencies.layer_type):
+                    return frequencies.encoding("frequencies")
+        for part in [self.table] if self.table else self.biases:
+            encoding: Encoding = part.encoding()
+            return encoding
+        raise ArgumentError(
+            "checkpoint",
+            expected="a model with rotary frequencies, a table of positions or linear biases",
+            got=type(self.model).__name__,
+            remedy="posenc evaluate measures it as it is.",
+        )
+
+    def extended(
+        self, method: str, *, factor: float | None, length: int | None, options: Mapping[str, Any]
+    ) -> Self:
+        """The model stretched by a method; weights are shared.
+
+        Args:
+            method, factor, length: see ``stretch``.
+            options: of the method; ``prefix`` counts positions.
+
+        Raises:
+            ArgumentError: if it does not fit.
+        """
+        from posenc.transformers import stretch
+
+        if "prefix" in options:
+            options = {**options, "prefix": options["prefix"] + self._first}
+        extended = evaluation_copy(self.model)
+        report = stretch(extended, method, factor=factor, length=length, **options)
+        served = ""
+        if report.place == "tables" and report.saved_as:
+            served = "table"
+        elif report.saved_as == "transformers":
+            parameters = extended.config.get_text_config().rope_parameters
+            kinds = parameters.get("rope_type") or [p["rope_type"] for p in parameters.values()]
+            served = kinds if isinstance(kinds, str) else max(kinds, key=lambda k: k != "default")
+        return type(self)(extended, served=served)
+
+    def write(self, folder: Path, *, dtype: torch.dtype) -> None:
+        """Write it as ``save_pretrained`` does, in this dtype."""
+        with quiet_transformers():
+            self.model.to(dtype).save_pretrained(folder)
+
+    def _positions(self, tokens: Int[Tensor, "B L"], layout: Layout | None) -> dict[str, Any]:
+        """The option of the model that says where tokens are.
+
+        Raises:
+            ArgumentError: if it has none.
+        """
+        if layout is None:
+            return {}
+        positions = layout.positions[..., 0].long().expand(len(tokens), -1)
+        if "position_ids" in signature(self.model.forward).parameters:
+            return {"position_ids": positions + self._first}
+        if bool((positions == torch.arange(positions.shape[1], device=positions.device)).all()):
+            return {}
+        raise ArgumentError(
+            "positions",
+            expected=f"plain, as {type(self.model).__name__} takes no others",
+            got="others",
+            remedy="Use --positions plain.",
+        )
+
+
+class LiveDecoder(LiveModel):
+    """A causal language model of transformers, called as posenc's decoders are.
+
+    Args:
+        model, served: see ``LiveModel``.
+        window: attention is cut to the last tokens, as many as this.
+    """
+
+    auto, architectures = "AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+    words = "a causal language model"
+
+    def __init__(self, model: Any, *, served: str = "", window: int | None = None) -> None:
+        super().__init__(model, served=served)
+        self.window = window
+
+    @property
+    def windowed(self) -> bool:
+        """True if some layers see a window already."""
+        config = self.model.config.get_text_config()
+        return any(getattr(config, name, None) is not None for name in WINDOWS)
+
+    def forward(
+        self, tokens: Int[Tensor, "B L"], layout: Layout | None = None, *, last: int = 0
+    ) -> Float[Tensor, "B M V"]:
+        """Logits of the next token, after all tokens or the ``last`` alone if the model can."""
+        options = self._positions(tokens, layout)
+        if last and "logits_to_keep" in signature(self.model.forward).parameters:
+            options["logits_to_keep"] = last
+        if self.window is not None:
+            visible = torch.ones(
+                2 * tokens.shape[1:], dtype=torch.bool, device=tokens.device
+            ).tril()
+            visible = visible.triu(1 - self.window).expand(len(tokens), 1, -1, -1)
+            lowest = torch.finfo(self.model.dtype).min
+            mask = torch.zeros_like(visible, dtype=self.model.dtype)
+            options["attention_mask"] = mask.masked_fill(~visible, lowest)
+        logits: Tensor = self.model(input_ids=tokens, use_cache=False, **options).logits
+        return logits
+
+    @torch.no_grad()
+    def generate(
+        self, tokens: Int[Tensor, "B L"], most: int, sampling: Greedy | Sample
+    ) -> Int[Tensor, "B M"]:
+        """The tokens with at most so many new ones, as the model's own ``generate`` adds them.
+
+        Its random state is seeded by ``sampling``; that of the process is left alone.
+        """
+        options: dict[str, Any] = {"do_sample": False}
+        with torch.random.fork_rng(), quiet_transformers():
+            if isinstance(sampling, Sample):
+                if sampling.generator is not None:
+                    torch.manual_seed(sampling.generator.initial_seed())
+                options = {"do_sample": True, "temperature": sampling.temperature}
+                options |= {"top_k": sampling.top_k or 0, "top_p": sampling.top_p}
+            done: Tensor = self.model.generate(
+                input_ids=tokens,
+                attention_mask=torch.ones_like(tokens),
+                max_new_tokens=most,
+                **options,
+            )
+        return done
+
+    def cut(self, window: int) -> LiveDecoder:
+        """The model with this attention window; weights are shared."""
+        return LiveDecoder(self.model, window=window)
+
+
+class LiveMaskedLM(LiveModel):
+    """A masked language model of transformers, called as posenc's are."""
+
+    auto, architectures = "AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
+    words = "a masked language model"
+
+    def forward(
+        self, tokens: Int[Tensor, "B L"], layout: Layout | None = None
+    ) -> Float[Tensor, "B L V"]:
+        """Logits of each token."""
+        logits: Tensor = self.model(input_ids=tokens, **self._positions(tokens, layout)).logits
+        return logits
+
+
+class LiveEncoder(LiveModel):
+    """A model of transformers that answers vectors of tokens."""
+
+    auto, architectures, words = "AutoModel", "MODEL_MAPPING_NAMES", "a model of text or images"
+
+    def forward(
+        self, tokens: Int[Tensor, "B L"], layout: Layout | None = None
+    ) -> Float[Tensor, "B L C"]:
+        """A vector of each token."""
+        output = self.model(input_ids=tokens, **self._positions(tokens, layout))
+        vectors: Tensor = output.last_hidden_state
+        return vectors
+
+
+def evaluation_copy(model: Any) -> Any:
+    """A copy of a transformers model that shares its weights."""
+    tensors = chain(model.parameters(), model.buffers())
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+
+
+def _unknown_scaling(fields: Fields) -> str:
+    """The kind of RoPE that transformers does not know, in words; "" if there is none."""
+    ropes = ModelConfig.of(fields.values).ropes().values()
+    names = sorted({rope.kind for rope in ropes} - set(TRANSFORMERS.kinds))
+    return f"rope_type {names[0]!r}, which transformers does not know" if names else ""
+
+
+def _misfit(auto: str, folder: Path) -> str:
+    """The first weight that has another shape than its config gives it, in words; "": none."""
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        stored = stored_shapes(folder)
+        with torch.device("meta"), quiet_transformers():
+            made = getattr(transformers, auto).from_config(config, trust_remote_code=False)
+            wanted = made.state_dict()
+    except Exception:  # of any model type, or of a config that is wrong by itself
+        return ""
+    for name, tensor in wanted.items():
+        shape = stored.get(name, tuple(tensor.shape))
+        if shape != tuple(tensor.shape):
+            return f"{name} of shape {list(shape)}, where config.json gives {list(tensor.shape)}"
+    return ""

@@ -1,0 +1,198 @@
+"""Configs of a model, and an extension written into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from posenc.encoding import Encoding
+from posenc.encodings.query_key.rope import Rope
+from posenc.errors import ArgumentError
+from posenc.transformers.checkpoints import rope
+from posenc.transformers.checkpoints.extended import FIELD
+from posenc.transformers.quiet import quiet_transformers
+from posenc.transformers.stretching.changes import Change, undo
+from posenc.transformers.stretching.frequencies import Frequencies, made_of
+from posenc.transformers.stretching.request import Request
+
+SCALED = frozenset(
+    {"rope_type", "type", "factor", "attention_factor", "attn_factor", rope.TRAINED}
+).union(
+    *({theirs for theirs, _ in options.values()} for _, options in rope.SCALINGS.values()),
+    {"mscale", "mscale_all_dim", "long_mscale", "short_mscale"},
+)
+"""Rope parameters of an extension, which another one replaces."""
+
+RAMP = {"alpha": "low", "beta": "high"}
+"""Options of ``ntk_by_parts`` by their names in ``llama3``."""
+
+
+def configs_of(model: nn.Module) -> list[PreTrainedConfig]:
+    """The configs of a model and its parts, each once."""
+    configs: dict[int, PreTrainedConfig] = {}
+    left = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
+    while left:
+        config = left.pop()
+        if config is not None and id(config) not in configs:
+            configs[id(config)] = config
+            left += [getattr(config, name, None) for name in config.sub_configs]
+    return list(configs.values())
+
+
+def describe(
+    model: nn.Module, stretched: Mapping[Frequencies, Encoding], request: Request
+) -> list[Change]:
+    """Write an extension into the configs of a model, if transformers can read it there.
+
+    Args:
+        stretched: frequencies with their new encodings; those of a method that transformers has
+            may depend on the length.
+
+    Returns:
+        The changes; none if a model that transformers makes of the config has other frequencies.
+    """
+    changes: list[Change] = []
+    for module in {id(f.module): f.module for f in stretched}.values():
+        of_module = {f: encoding for f, encoding in stretched.items() if f.module is module}
+        config: Any = getattr(module, "config", None)
+        written = _written(config, module, of_module, request)
+        if written is None:
+            undo(changes)
+            return []
+        before = config.rope_parameters
+        for other in configs_of(model):
+            if type(other) is type(config) and other.rope_parameters == before:
+                changes += _change(other, written, request)
+        if config.rope_parameters == before:  # of the module alone
+            changes += _change(config, written, request)
+    return changes
+
+
+def _written(
+    config: Any, module: nn.Module, stretched: Mapping[Frequencies, Encoding], request: Request
+) -> Any:
+    """A copy of a config with the extension; None if transformers would read another."""
+    if getattr(config, "rope_parameters", None) is None:
+        return None
+    for parameters in _candidates(stretched, request):
+        written = deepcopy(config)
+        written.rope_parameters = parameters
+        if request.length is not None and getattr(written, rope.TRAINED, None) is not None:
+            setattr(written, rope.TRAINED, request.length)
+        if _same(module, written, stretched):
+            return written
+    return None
+
+
+def _change(config: Any, written: Any, request: Request) -> list[Change]:
+    changes = [Change.of(config, "rope_parameters", written.rope_parameters)]
+    if getattr(config, rope.TRAINED, None) != getattr(written, rope.TRAINED, None):
+        changes.append(Change.of(config, rope.TRAINED, getattr(written, rope.TRAINED)))
+    if request.longest is None or request.method == "dynamic_ntk":
+        return changes  # which begins at the trained length
+    if getattr(config, "max_position_embeddings", None):
+        changes.append(Change.of(config, "max_position_embeddings", request.longest))
+    return changes
+
+
+def _candidates(
+    stretched: Mapping[Frequencies, Encoding], request: Request
+) -> Iterator[dict[str, Any]]:
+    """Rope parameters that may have these frequencies.
+
+    They are in the method's words, in the simplest ones, or as LongRoPE, which some configs take
+    alone.
+    """
+    for words_of in (_by_name, _simplest, _equal_factors):
+        config = next(iter(stretched)).module.config
+        parameters = deepcopy(dict(getattr(config, "rope_parameters", {})))
+        try:
+            for frequencies, encoding in stretched.items():
+                words = words_of(encoding, request)
+                unscaled = {k: v for k, v in frequencies.parameters.items() if k not in SCALED}
+                if "rope_theta" in words:
+                    unscaled["rope_theta"] = words.pop("rope_theta")
+                words.pop("partial_rotary_factor", None)  # of a head, which stays
+                merged = words | unscaled
+                if frequencies.layer_type in parameters:
+                    parameters[frequencies.layer_type] = merged
+                else:
+                    parameters = merged
+        except ArgumentError:
+            continue
+        yield parameters
+
+
+def _by_name(encoding: Encoding, request: Request) -> dict[str, Any]:
+    """Rope parameters of a method that transformers has.
+
+    Raises:
+        ArgumentError: if it has not.
+    """
+    kinds = {ours: kind for kind, (ours, _) in rope.SCALINGS.items()}
+    method, options = request.method, request.options
+    if method == "ntk_by_parts":  # Llama 3's ramp with other ends
+        options = {RAMP.get(name, name): value for name, value in options.items()}
+        method, options = "llama3", {"low": 1.0, "high": 32.0, **options}
+    kind = kinds.get(method)
+    names = rope.SCALINGS[kind][1] if kind else {}
+    if kind is None or set(options) - set(names):
+        raise ArgumentError("method", expected=", ".join(kinds), got=request.method, remedy="")
+    words = {theirs: options.get(ours, default) for ours, (theirs, default) in names.items()}
+    part: Any = encoding.query_key
+    if kind == "longrope":
+        words |= {"long_factor": list(part.long), "short_factor": list(part.short)}
+    if kind == "yarn":
+        has_gain = words.pop("attention_factor") is not None
+        words |= rope.yarn_gain(request.factor or 1.0, part.gain if has_gain else None)
+    elif "attention_factor" in words:
+        words["attention_factor"] = part.gain
+    if kind not in ("linear", "dynamic"):
+        words[rope.TRAINED] = request.length
+    return {"rope_type": kind, "factor": request.factor, **words}
+
+
+def _simplest(encoding: Encoding, request: Request) -> dict[str, Any]:
+    return rope.parameters_of(encoding, request.longest)
+
+
+def _equal_factors(encoding: Encoding, request: Request) -> dict[str, Any]:
+    return rope.equal_factors(encoding, request.longest)
+
+
+def _same(
+    module: nn.Module, config: PreTrainedConfig, stretched: Mapping[Frequencies, Encoding]
+) -> bool:
+    """True if transformers makes the same frequencies of a config, or has them at each length.
+
+    Some families refuse, or read otherwise, what their modules would compute.
+    """
+    try:
+        with quiet_transformers():
+            made = made_of(module, type(config).from_dict(config.to_dict()))
+    except Exception:  # of any class of transformers
+        return False
+    if made is None:
+        return False
+    for frequencies, encoding in stretched.items():
+        new = Frequencies(frequencies.path, made, frequencies.buffer)
+        part = encoding.query_key
+        if not isinstance(part, Rope):
+            if new.rope_type not in rope.SCALINGS or new.gain != getattr(part, "gain", 1.0):
+                return False
+            continue
+        theta, current = new.theta(), frequencies.theta().cpu()
+        near = theta.shape == current.shape and torch.allclose(theta, current, rtol=1e-5)
+        if not near or abs(new.gain - part.gain) > 1e-6:
+            return False
+    return True
+
+
+def field(model: Any, request: Request) -> list[Change]:
+    """Write an extension into the model's config for ``stretch(model)``."""
+    return [Change.of(model.config, FIELD, request.saved())]

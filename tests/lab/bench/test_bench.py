@@ -1,0 +1,154 @@
+"""``posenc.lab.bench``: what it times, and what it makes of it. Nothing here is timed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from posenc.lab.bench import passes
+from posenc.lab.bench.case import Case
+from posenc.lab.bench.options import METHODS
+from posenc.lab.bench.passes import Pass, interleaved, timed
+from posenc.lab.bench.run import PLAIN, BenchReport, BenchSettings, bench
+from posenc.errors import ArgumentError, UnknownNameError
+
+
+def test_rounds_interleave_and_turn_around() -> None:
+    ran: list[str] = []
+    entrants = {
+        name: (lambda n=name: ran.append(n), rounds)
+        for name, rounds in zip("abc", (3, 2, 1), strict=True)
+    }
+    seconds = interleaved(entrants, "cpu", repeated=False)
+    assert "".join(ran) == "abc" + "ba" + "a"
+    assert {name: len(taken) for name, taken in seconds.items()} == {"a": 3, "b": 2, "c": 1}
+
+
+def test_short_calls_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(passes, "LEAST_SECONDS", 1000.0)
+    interleaved({"a": (lambda: ran.append("a"), 1)}, "cpu", repeated=True)
+    assert len(ran) == 1 + passes.MOST_CALLS
+
+
+def test_times_are_of_a_token_and_relative_to_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"base": 2.0, "mine": 3.0}
+    monkeypatch.setattr(
+        passes, "interleaved", lambda runs, *_, **__: {n: [seconds[n]] for n in runs}
+    )
+    x = torch.ones(1)
+    ready = {"base": Pass(lambda: x, [x], x), "mine": Pass(lambda: x, [], x, tokens=4)}
+    found = timed(ready, dict.fromkeys(ready, (1, 1)), device="cpu", length=4096)
+    assert (found["mine"].forward_seconds, found["mine"].forward_ratio) == (0.75, 1.5)
+    assert (found["mine"].both_ratio, found["base"].both_ratio) == (None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"encodings": []}, ArgumentError),
+        ({"encodings": ["learned"]}, ArgumentError),
+        ({"lengths": [1]}, ArgumentError),
+        ({"lengths": [2**40]}, ArgumentError),
+        ({"encodings": ["cope"], "causal": False}, ArgumentError),
+        ({"backends": ["fast"]}, UnknownNameError),
+        ({"rounds": 0}, ArgumentError),
+        ({"threads": True}, ArgumentError),
+        ({"device": "tpu"}, ArgumentError),
+        ({"device": "mps"}, ArgumentError),
+        ({"device": "cuda:99"}, ArgumentError),
+        ({"dtypes": ["int8"]}, UnknownNameError),
+        ({"dtypes": []}, ArgumentError),
+    ],
+)
+def test_settings_refuse_what_makes_no_sense(
+    options: dict[str, object], kind: type[Exception]
+) -> None:
+    with pytest.raises(kind):
+        BenchSettings(**options)  # type: ignore[arg-type]
+
+
+def test_all_kinds_of_terms_are_timed_by_default() -> None:
+    cases = BenchSettings().cases()
+    assert [case.encoding for case in cases] == list(METHODS)
+    assert {case.length for case in cases} == {2048}
+    assert {case.encoding for case in cases if case.causal} >= {"cope", "forgetting"}
+    assert not next(case for case in cases if case.encoding == "t5").causal
+
+
+def test_cases_are_those_chosen_once_each() -> None:
+    settings = BenchSettings(encodings=["kerple", "cope"], lengths=[96, 64, 96])
+    assert [(case.encoding, case.length, case.causal) for case in settings.cases()] == [
+        ("kerple", 64, False),
+        ("cope", 64, True),
+        ("kerple", 96, False),
+        ("cope", 96, True),
+    ]
+    both = BenchSettings(encodings=["t5"], dtypes=["float32", "bfloat16"], causal=True, lengths=[8])
+    assert [str(case) for case in both.cases()] == [
+        "t5, 8 tokens, causal",
+        "t5, 8 tokens, causal, bfloat16",
+    ]
+    assert str(Case(encoding="t5", length=8, batch=4)) == "t5, 4 × 8 tokens"
+
+
+@pytest.fixture(scope="module")
+def report() -> BenchReport:
+    """A bench of two encodings at two tiny lengths."""
+    settings = BenchSettings(
+        encodings=["t5", "shaw@frozen"],
+        lengths=[16, 32],
+        backends=["auto", "sdpa"],
+        heads=2,
+        head_dim=8,
+        rounds=2,
+    )
+    steps: list[tuple[str, float]] = []
+    before = torch.get_num_threads(), dict(os.environ)
+    done = bench(settings, progress=lambda *step: steps.append(step))
+    assert (torch.get_num_threads(), dict(os.environ)) == before
+    assert [share for _, share in steps] == [0.0, 0.25, 0.5, 0.75]
+    assert steps[0][0] == "t5, 16 tokens"
+    return done
+
+
+def test_a_bench_times_every_backend_in_every_case(report: BenchReport) -> None:
+    cases = {(r.encoding, r.length, r.contender) for r in report.readings}
+    assert cases == {
+        (encoding, length, contender)
+        for encoding in ("t5", "shaw@frozen")
+        for length in (16, 32)
+        for contender in (PLAIN, "posenc", "posenc sdpa")
+    }
+    for one in report.readings:
+        times = one.times
+        if one.contender == "posenc sdpa":
+            assert "cannot" in one.refusal
+            assert times.forward_seconds is None
+            continue
+        assert one.refusal == ""
+        assert times.forward_seconds is not None
+        assert times.both_seconds is not None
+        assert times.rounds == (2, 2)
+        assert (one.served_by == "") == (one.contender == PLAIN)
+        if one.contender == PLAIN:
+            assert (times.forward_ratio, times.both_ratio) == (1.0, 1.0)
+
+
+def test_a_report_has_plain_values(report: BenchReport) -> None:
+    plain = report.to_json()
+    assert len(plain["readings"]) == len(report.readings)
+    assert plain["readings"][0]["forward_ratio"] == 1.0
+    assert plain["versions"]["torch"] == torch.__version__
+    assert plain["settings"]["threads"] == torch.get_num_threads()
+    assert plain["machine"]["threads"] == torch.get_num_threads()
+
+
+def test_another_number_of_threads_is_refused() -> None:
+    present = torch.get_num_threads()
+    settings = BenchSettings(encodings=["t5"], lengths=[16], threads=present + 1)
+    with pytest.raises(ArgumentError, match=f"threads: expected {present}, .*got {present + 1}"):
+        bench(settings)
+    assert torch.get_num_threads() == present

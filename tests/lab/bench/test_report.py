@@ -1,0 +1,159 @@
+"""The report of a bench is true of its times, and its commands are ones that bench takes."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from posenc.lab.bench.options import METHODS
+from posenc.lab.bench.passes import Times, ratio
+from posenc.lab.bench.report import bench_page, opening
+from posenc.lab.bench.run import PLAIN, BenchReading, BenchReport, BenchSettings
+from posenc.lab.cli.app import app
+from posenc.lab.reporting.headlines import LONGEST
+from posenc.lab.reporting.opening import Opening
+
+Both = float | tuple[float, float] | None
+"""Ratio in training, alone or with half its interval; None: refused."""
+
+
+def report(lengths: tuple[int, ...] = (2048,), **ratios: Both) -> BenchReport:
+    """A bench of encodings whose forward passes are all as fast as plain attention."""
+    readings = []
+    for length in lengths:
+        for name, given in ratios.items():
+            both, spread = given if isinstance(given, tuple) else (given, 0.01)
+            times = Times(
+                rounds=(7, 7),
+                forward_seconds=1e-3,
+                forward_ratio=1.0,
+                both_seconds=3e-3,
+                both_ratio=both,
+                forward_spread=0.01,
+                both_spread=spread,
+            )
+            case = {"encoding": name, "length": length, "causal": False, "dtype": "float32"}
+            refusal = "it has no such terms" if both is None else ""
+            shown = Times() if refusal else times
+            readings += [
+                BenchReading(contender=PLAIN, times=Times(both_ratio=1.0), **case),  # type: ignore[arg-type]
+                BenchReading(
+                    contender="posenc", times=shown, served_by="sdpa", refusal=refusal, **case
+                ),  # type: ignore[arg-type]
+            ]
+    about = {"device": "cpu", "date": "2026-01-01", "machine": {}, "versions": {"torch": "2.13"}}
+    settings = BenchSettings(encodings=list(ratios), lengths=list(lengths))
+    return BenchReport(settings=settings, about=about, seconds=9.0, readings=tuple(readings))
+
+
+def training(opened: Opening) -> dict[str, str]:
+    return {row.name: row.words[1] for row in opened.verdicts.rows}
+
+
+def test_the_word_follows_from_the_ratio_and_its_interval() -> None:
+    found = opening(
+        report(
+            path=None, kerple=2.01, rope=1.101, nope=1.099, t5=2.0, cope=(1.5, 0.6), fire=(1.5, 0.3)
+        )
+    )
+    assert training(found) == {
+        "nope": "fast",
+        "rope": "slower",
+        "cope": "unsure",
+        "fire": "slower",
+        "t5": "slower",
+        "kerple": "slow",
+        "path": "untestable",
+    }
+    assert list(training(found))[:2] == ["nope", "rope"], "the fastest first"
+    assert list(training(found))[-2:] == ["kerple", "path"], "what was refused last"
+    assert {row.words[0] for row in found.verdicts.rows} == {"fast", "untestable"}
+    assert set(found.verdicts.meanings) == {"fast", "slower", "unsure", "slow", "untestable"}
+    assert "10%" in found.verdicts.meanings["fast"]
+    assert "2 ×" in found.verdicts.meanings["slow"]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "expected"),
+    [
+        (
+            {"t5": 1.02, "rope": 0.98, "cope": 3.2},
+            "rope and t5 train as fast as plain attention; cope takes 3.20 × its time",
+        ),
+        ({"t5": 1.02, "rope": 0.98}, "Both train as fast as plain attention"),
+        (
+            {"t5": 1.2, "cope": 12.4},
+            "None trains as fast as plain attention; t5 comes nearest (1.20 ×)",
+        ),
+        (
+            {"t5": (1.2, 1.5), "cope": 3.0},
+            "None surely trains as fast as plain attention; t5 comes nearest (1.20 ×)",
+        ),
+        ({"t5": 1.02}, "t5 trains as fast as plain attention, 1.02 × its time"),
+        ({"t5": 1.3}, "t5 takes 1.30 × the time of plain attention to train"),
+        ({"t5": None, "cope": None}, "None of the 2 could be timed: see why below"),
+        ({"t5": None}, "It could not be timed: see why below"),
+        (
+            {"t5": 1.0, "rope": 1.0, "cope": (2.4, 2.5)},
+            "rope and t5 train as fast as plain attention",
+        ),
+    ],
+)
+def test_the_headline_is_true(ratios: dict[str, Both], expected: str) -> None:
+    assert opening(report(**ratios)).headline in (
+        expected,
+        expected.replace("rope and t5", "t5 and rope"),
+    )
+
+
+def test_headlines_fit_a_line() -> None:
+    many = dict.fromkeys(METHODS, 1.0)
+    assert opening(report(**many)).headline == "All 22 train as fast as plain attention"
+    some = many | {METHODS[-1]: 40.4}
+    assert opening(report(**some)).headline == (
+        "21 of the 22 train as fast as plain attention; path takes 40 × its time"
+    )
+    name = "rope+alibi+sandwich+kerple+fire"
+    for ratios in ({name: 1.0}, {name: 3.0}, {name: 1.0, "t5": 4.0}, {name: 3.0, "t5": 4.0}):
+        assert len(opening(report(**ratios)).headline) <= LONGEST
+
+
+def test_verdicts_are_on_the_longest_length() -> None:
+    short, long = report((64,), t5=1.0), report((128,), t5=3.0)
+    settings = BenchSettings(encodings=["t5"], lengths=[64, 128])
+    for readings in (short.readings + long.readings, long.readings + short.readings):
+        found = opening(replace(short, settings=settings, readings=readings))
+        assert training(found) == {"t5": "slow"}
+        assert found.verdicts.title == "Verdicts at 128 tokens"
+
+
+def test_more_rounds_settle_what_is_undecided() -> None:
+    (remedy,) = opening(report((64,), t5=(1.5, 2.0), cope=1.0)).remedies
+    assert remedy.text == (
+        "Undecided: the rounds differ on the time of t5. "
+        "On an idle machine, 28 rounds may settle it:"
+    )
+    words = shlex.split(remedy.command)
+    assert words[:2] == ["posenc", "bench"]
+    assert words[words.index("--encodings") + 1] == "t5"
+    done = CliRunner().invoke(app, [*words[1:], "--dump-config"], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert 'rounds = "28"' in done.stdout
+    assert 'lengths = "64"' in done.stdout
+    assert opening(report(t5=1.0)).remedies == ()
+
+
+def test_a_ratio_has_the_interval_of_its_rounds() -> None:
+    found = ratio([2.0, 9.0, 28.0], [1.0, 3.0, 4.0, 100.0])
+    assert (found.mean, found.n) == (3.0, 3)
+    assert found.half_width == pytest.approx(4.3027 * 7**0.5 / 3**0.5, rel=1e-4)
+    assert ratio([2.0], [1.0]).half_width is None
+
+
+def test_the_page_has_every_number() -> None:
+    text = bench_page(report((64, 128), t5=1.234, cope=None), "posenc bench").render()
+    for part in ("1.23", "(1.22 to 1.24)", "3.00", "it has no such terms", "cope"):
+        assert part in text

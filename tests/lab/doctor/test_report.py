@@ -1,0 +1,257 @@
+"""The report of a diagnosis claims what its layers, limits and engines say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from posenc.transformers.doctor.advice import Advice, Limit
+from posenc.transformers.doctor.config_findings import Finding
+from posenc.transformers.doctor.costs import LayerCost
+from posenc.transformers.doctor.diagnosis import Diagnosis, diagnose
+from posenc.lab.doctor.engines import Engines
+from posenc.transformers.doctor.facts import (
+    UNKNOWN,
+    AttentionFacts,
+    LayerReading,
+    Layers,
+    PositionTable,
+)
+from posenc.lab.doctor.report import diagnosis_page, opening
+from posenc.transformers.doctor.rotation import RotationFacts
+from posenc.transformers.engines import ConfigRemedy, Served
+from posenc.lab.reporting.headlines import LONGEST
+from posenc.lab.reporting.sentences import sentence
+
+FOLDER = Path("folder")
+ROTATION = RotationFacts(features=4, frequencies=(1.0, 0.01))
+SERVED = Served("transformers", 64, {"": None})  # type: ignore[dict-item]
+
+
+def layers(*facts: AttentionFacts) -> LayerReading:
+    return LayerReading(
+        layers=tuple(Layers(numbers=(n,), attention=fact) for n, fact in enumerate(facts))
+    )
+
+
+def rotating(**facts: object) -> AttentionFacts:
+    return AttentionFacts(module="layers.*", kind="self", causal=True, rotation=ROTATION, **facts)  # type: ignore[arg-type]
+
+
+def diagnosis(reading: LayerReading, **changes: object) -> Diagnosis:
+    base = Diagnosis(
+        model_type="llama",
+        reading=reading,
+        limits=(Limit(64, "longer distances were never trained", "degrades"),),
+        findings=(),
+        advice=Advice("yarn", "factor 4", "posenc extend folder --method yarn --factor 4", {}),
+        costs=(),
+        acceleration="",
+        kernels="",
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+NONE = Advice("", "no layer encodes positions", "", {})
+
+
+def words(found: Diagnosis, engines: Engines | None = None) -> list[tuple[str, ...]]:
+    return [row.words for row in opening(found, FOLDER, engines).verdicts.rows]
+
+
+def test_words_on_layers_up_to_the_limit_and_beyond() -> None:
+    reading = layers(
+        rotating(),
+        rotating(back=7),
+        rotating(back=UNKNOWN),
+        replace(rotating(), rotation=UNKNOWN),
+        AttentionFacts(module="layers.*", kind="self", rotation=None),
+        AttentionFacts(module="layers.*", kind="none", instead=("Mamba",)),
+    )
+    table = PositionTable(module="positions", rows=66, first=2)
+    assert words(diagnosis(replace(reading, tables=(table,)))) == [
+        ("holds", "degrades"),
+        ("holds", "holds"),
+        ("holds", "unknown"),
+        ("unknown", "unknown"),
+        ("holds", "holds"),
+        ("holds", "holds"),
+        ("holds", "breaks"),
+    ]
+
+
+def test_kinds_are_named_by_what_they_see() -> None:
+    """Numbers of layers are long; they are the name where kinds see the same."""
+    told = opening(diagnosis(layers(rotating(back=7), rotating())), FOLDER).verdicts.rows
+    assert [row.name for row in told] == ["window 8 (1 layer)", "full (1 layer)"]
+    stated = [replace(rotating(back=back), causal=UNKNOWN) for back in (7, None)]
+    told = opening(diagnosis(layers(*stated)), FOLDER).verdicts.rows
+    assert [row.name for row in told] == ["window 8 (1 layer)", "full (1 layer)"]
+    alike = opening(diagnosis(layers(rotating(), rotating())), FOLDER).verdicts.rows
+    assert [row.name for row in alike] == ["1 layer: 0", "1 layer: 1"]
+
+
+def test_without_a_limit_there_is_one_column() -> None:
+    found = diagnosis(layers(rotating(back=7)), limits=(), advice=NONE)
+    assert words(found) == [("holds",)]
+    assert opening(found, FOLDER).headline == (
+        "Take folder as it is: nothing in it limits the length"
+    )
+    assert "breaks" not in opening(found, FOLDER).verdicts.guide
+
+
+def test_what_is_unknown_is_not_advised() -> None:
+    for reading in (LayerReading(layers=()), layers(rotating()), layers(rotating(back=UNKNOWN))):
+        found = diagnosis(reading, limits=(), advice=NONE)
+        assert opening(found, FOLDER).headline == "How long the texts of folder may be is not known"
+
+
+def test_the_headline_names_limit_and_method() -> None:
+    found = diagnosis(layers(rotating()))
+    assert opening(found, FOLDER).headline == (
+        "Up to 64 tokens take folder as it is, beyond them yarn"
+    )
+    (extend,) = opening(found, FOLDER).remedies
+    assert extend.command == "posenc extend folder --method yarn --factor 4"
+    assert opening(replace(found, advice=NONE), FOLDER).headline == (
+        "Up to 64 tokens take folder as it is; beyond, no method is advised"
+    )
+    assert opening(replace(found, advice=NONE), FOLDER).remedies == ()
+    mend = Finding("rope_theta", "is ignored", '"rope_theta": 1.0')
+    assert opening(replace(found, findings=(mend,)), FOLDER).headline.endswith(
+        "yarn; mend 1 setting first"
+    )
+
+
+ENGINES = (
+    SERVED,
+    Served("vLLM", 64, {"": None}),  # type: ignore[dict-item]
+    Served("mlx-lm", None, {"": None}, difference="ignores the scaling", effect="worse"),  # type: ignore[dict-item]
+    Served("llama.cpp", None, {}, difference="does not start: no such kind"),
+)
+
+
+def test_words_on_engines() -> None:
+    late = replace(ENGINES[2], difference="rotates texts up to the trained length as longer ones")
+    engines = Engines((*ENGINES, replace(late, engine="SGLang")), None)
+    found = opening(diagnosis(layers(rotating())), FOLDER, engines)
+    rows = {row.name: row for row in found.verdicts.rows if row.reference}
+    assert {name: row.words for name, row in rows.items()} == {
+        "vLLM": ("same", "same"),
+        "mlx-lm": ("differs", "differs"),
+        "llama.cpp": ("refuses", "refuses"),
+        "SGLang": ("differs", "same"),
+    }
+    assert rows["mlx-lm"].why == "mlx-lm ignores the scaling: worse."
+    assert rows["vLLM"].why == ""
+    assert {"same", "differs", "refuses"} < set(found.verdicts.meanings)
+    assert found.headline.endswith("; 3 engines differ")
+    assert found.remedies == opening(diagnosis(layers(rotating())), FOLDER).remedies
+    remedy = ConfigRemedy({"rope_theta": 1.0}, "", {"SGLang": "differs"})
+    told = opening(diagnosis(layers(rotating())), FOLDER, Engines(ENGINES, remedy)).remedies[0]
+    assert told.text == (
+        "mlx-lm and llama.cpp rotate otherwise: write the lines right in more engines, below."
+    )
+    alike = opening(diagnosis(layers(rotating())), FOLDER, Engines(ENGINES[:2], None))
+    assert "differ" not in alike.headline
+
+
+def test_sentences_on_engines() -> None:
+    told = list(Engines(ENGINES, None).sentences(layers()))
+    assert told == [
+        "vLLM rotates as transformers does.",
+        "mlx-lm ignores the scaling: worse.",
+        "llama.cpp does not start: no such kind.",
+        "No line of config.json makes more engines rotate as transformers does.",
+    ]
+    short = replace(ENGINES[1], longest=32)
+    told = list(Engines((SERVED, short), None).sentences(layers()))
+    assert told[1] == (
+        "vLLM takes texts of up to 32 tokens unless it is told otherwise; the config states 64."
+    )
+    assert list(Engines((), None).sentences(layers())) == [
+        "Engines: not compared, the config states no rotation."
+    ]
+
+
+def test_kinds_and_engines_that_differ_within_the_ramp_are_told_apart(tmp_path: Path) -> None:
+    """Their slowest pairs, gains and longest texts are the same."""
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    yarn |= {"attention_factor": 1.0, "original_max_position_embeddings": 2048}
+    kinds = {"full_attention": yarn, "sliding_attention": yarn | {"beta_fast": 8.0}}
+    fields = {
+        "model_type": "gemma3_text", "num_hidden_layers": 2, "max_position_embeddings": 8192,
+        "hidden_size": 256, "num_attention_heads": 4, "head_dim": 64, "sliding_window": 512,
+        "layer_types": list(kinds), "rope_parameters": kinds,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    engines = Engines.of(tmp_path, "vllm")
+    columns, rows = engines.table()
+    assert columns[-1] == "pairs that differ"
+    told = [row[-1] for row in rows if row[0].startswith("transformers")]
+    assert told == ["", "12 of 32 from full_attention"]
+    assert [row[1:-1] for row in rows[:1]] == [row[1:-1] for row in rows[1:2]]
+    found = diagnose(tmp_path, budget=0, run_seconds=0)
+    assert (
+        "12 of 32 from full_attention"
+        in diagnosis_page(found, tmp_path, engines=engines, command="").render()
+    )
+    (first, *_) = engines.to_json()["engines"]
+    assert first["differing_pairs"] == {
+        "full_attention": "",
+        "sliding_attention": "12 of 32 from full_attention",
+    }
+    alike = replace(engines, served=(replace(engines.served[0], rotations={}),))
+    assert alike.table()[0] == columns[:-1]
+
+
+@pytest.mark.parametrize("name", ["a", "a" * 90])
+def test_headlines_fit_a_line(name: str) -> None:
+    mend = tuple(Finding("f", "p", "c") for _ in range(12))
+    million = (Limit(10_485_760, "why", "degrades"),)
+    for limits in ((), million):
+        for engines in (None, Engines(ENGINES, None)):
+            found = diagnosis(layers(rotating()), findings=mend, limits=limits)
+            assert 0 < len(opening(found, Path(name), engines).headline) <= LONGEST
+
+
+def test_the_page_of_a_folder_draws_the_rotations(tmp_path: Path) -> None:
+    fields = {
+        "model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 2048,
+        "hidden_size": 64, "num_attention_heads": 4, "rope_theta": 10000.0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    found = diagnose(tmp_path, budget=0, run_seconds=0)
+    page = diagnosis_page(found, tmp_path, engines=Engines.of(tmp_path, "all"), command="posenc")
+    (turns,) = page.charts
+    drawn = {row["subject"] for row in turns.spec["datasets"][_largest(turns.spec)]}
+    assert drawn == {"all 2 layers", "yarn × 4"}
+    assert page.opening.headline.startswith("Up to 2,048 tokens take ")
+    text = page.render()
+    assert "Above the dashed line a pair never turned once in training" in text
+    assert "&#34;max_position_embeddings&#34;: 8192," in text
+    assert "read from its config" in text
+
+
+def test_costs_are_the_first_chart_where_nothing_rotates(tmp_path: Path) -> None:
+    costs = (
+        LayerCost(128, 1.0, 1.0, 1.0, 1.0, measured=True),
+        LayerCost(256, 2, 2, 2, 2, measured=True),
+    )
+    for reading, heights in ((layers(), [400, 230]), (layers(rotating()), [400, 230, 230])):
+        found = diagnosis(reading, costs=costs)
+        page = diagnosis_page(found, tmp_path, engines=None, command="")
+        assert [chart.spec["height"] for chart in page.charts] == heights
+
+
+def test_the_reason_for_not_running_is_a_sentence() -> None:
+    told = sentence("how_read", reading=LayerReading(layers=(), by="config", reason="it took long"))
+    assert told.endswith("those that its config describes. It took long.")
+
+
+def _largest(spec: dict) -> str:  # type: ignore[type-arg]
+    return max(spec["datasets"], key=lambda name: len(spec["datasets"][name]))

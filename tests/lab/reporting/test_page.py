@@ -1,0 +1,123 @@
+"""A page says what its records say, and no more than it may."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from posenc.lab.reporting.drawing import Look
+from posenc.lab.reporting.libraries import bundled
+from posenc.lab.reporting.opening import Opening, Remedy, Verdict, Verdicts
+from posenc.lab.reporting.page import Cell, Column, MapSection, Page, TableSection, TextSection
+
+
+def page(remedies: tuple[Remedy, ...] = (), **changes: object) -> Page:
+    facts: dict[str, object] = {
+        "facts": ("posenc try", "<one>"),
+        "charts": (),
+        "looks": {"a": Look("--series-0", [1, 0], "circle")},
+    }
+    judged = Verdicts(
+        title="Verdicts",
+        columns=("loss", "recall"),
+        rows=(Verdict(name="a", words=("holds", ""), why="Because."),),
+        guide="Holds: well.",
+        meanings={"holds": "at < most"},
+    )
+    facts["opening"] = Opening(headline="a < b", verdicts=judged, remedies=remedies)
+    return Page(**(facts | changes))  # type: ignore[arg-type]
+
+
+def own(rendered: str) -> str:
+    return re.sub(r"<script>.*?</script>", "", rendered, flags=re.DOTALL)
+
+
+def test_words_of_users_are_escaped() -> None:
+    text = own(page().render())
+    assert "<h1>a &lt; b</h1>" in text
+    assert "posenc try · &lt;one&gt;" in text
+    title = "holds: at &lt; most. Because."
+    assert f'<span class="verdict good" title="{title}">holds</span>' in text
+    assert "<summary>Holds: well.</summary>" in text
+    assert '<dt class="good">holds</dt><dd>at &lt; most</dd>' in text
+    assert "<td>—</td>" in text, "no word on recall"
+
+
+def test_what_is_not_there_leaves_no_trace() -> None:
+    text = own(page().render())
+    for part in ('id="settle"', 'class="multiples"', "for comparison", 'class="command"'):
+        assert part not in text
+    full = own(
+        page(
+            remedies=(Remedy(text="Try more:", command="posenc more"), Remedy(text="Or less:")),
+            command="posenc try",
+        ).render()
+    )
+    bare = re.sub(r"</?span[^>]*>", "", full)
+    assert "<p>Try more:</p>" in bare
+    assert "<p>Or less.</p>" in bare, "no colon without a command"
+    assert bare.count("<code>posenc ") == 2
+
+
+def test_heads_of_groups_span_their_columns() -> None:
+    columns = (
+        Column(name="name", text=True),
+        *(Column(name=n, group="loss at") for n in "12"),
+        Column(name="1", group="recall at"),
+        Column(name="speed"),
+        Column(name="memory"),
+    )
+    row = (Cell(text="a", kind="name"), *(Cell(text=str(n), value=n) for n in range(5)))
+    table = TableSection(key="t", title="T", guide="", columns=columns, rows=(row,), marked="a")
+    assert [(group, len(own)) for group, own in table.groups] == [
+        ("", 1), ("loss at", 2), ("recall at", 1), ("", 1), ("", 1),
+    ]  # fmt: skip
+    text = own(page(sections=(table,)).render())
+    assert '<th colspan="2">loss at</th>' in text
+    assert text.count('rowspan="2"') == 3
+    assert '<tr class="chosen">' in text
+    assert '<td data-label="loss at 2" data-value="1">1</td>' in text
+
+
+def test_maps_and_words() -> None:
+    maps = MapSection(
+        key="m",
+        title="M",
+        guide="",
+        corner="depth",
+        rows=("10%",),
+        columns=("64", "128"),
+        shares={"a": ((0.81, 0.2),)},
+    )
+    words = TextSection(
+        key="w", title="W", paragraphs=("P.",), lists=(("", ("S.",)), ("L", ("T.",)))
+    )
+    text = own(page(sections=(maps, words)).render())
+    assert '<td style="--share: 0.81" class="strong">81</td>' in text
+    assert '<td style="--share: 0.20">20</td>' in text
+    assert text.index("<p>P.</p>") < text.index("<li>S.</li>") < text.index("<h3>L</h3>")
+    assert text.count("<h3>") == 1
+
+
+def test_scripts_are_bundled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for all processes of a user, but again where the cache is damaged or not to be had."""
+    made: list[str] = []
+
+    def bundle() -> str:
+        made.append("scripts")
+        return "scripts ✓"
+
+    monkeypatch.setattr("vl_convert.javascript_bundle", bundle)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert bundled() == bundled() == "scripts ✓"
+    assert len(made) == 1
+    (file,) = (tmp_path / "posenc/scripts").iterdir()
+    file.write_bytes(b"\xff")
+    assert bundled() == bundled() == "scripts ✓"
+    assert len(made) == 2
+    file.unlink()
+    file.mkdir()
+    assert "scripts ✓" in page().render()
+    assert len(made) == 3

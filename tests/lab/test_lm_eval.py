@@ -1,0 +1,148 @@
+"""lm-evaluation-harness on stretched models: one of its tasks, on data made here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from posenc.errors import UnknownNameError
+from posenc.lab.evaluation.extend import extend_checkpoint
+from posenc.transformers import stretch
+from posenc.transformers.acceleration.switching import is_switched
+from tests.support.tiny_models import tiny_model
+
+harness = pytest.importorskip(
+    "lm_eval", reason="the package lm_eval is not installed (pip install 'posenc[lm-eval]')"
+)
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+WORDS = [f"w{n}" for n in range(60)]
+TRAINED, TEXTS = 16, 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of 16 positions, whose answers depend on where words stand."""
+    path = tmp_path_factory.mktemp("model")
+    sizes = {"vocab_size": 64, "max_position_embeddings": TRAINED, "initializer_range": 0.5}
+    tiny_model("qwen3", **sizes).save_pretrained(path)
+    vocabulary = {word: n for n, word in enumerate(["<eos>", "<unk>", *WORDS])}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="<eos>", unk_token="<unk>", pad_token="<eos>"
+    )
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Log-probabilities of the last of 49 words, of which the model is trained for 16."""
+    path = tmp_path_factory.mktemp("data") / "texts.jsonl"
+    docs = [
+        {"text": " ".join(WORDS[(7 * n + i * i) % 60] for i in range(48)), "target": f" {WORDS[n]}"}
+        for n in range(TEXTS)
+    ]
+    path.write_text("".join(json.dumps(doc) + "\n" for doc in docs))
+    return {
+        "task": "last_word",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(path)}, "cache_dir": str(path.parent)},
+        "test_split": "test",
+        "output_type": "loglikelihood",
+        "doc_to_text": "{{text}}",
+        "doc_to_target": "{{target}}",
+        "target_delimiter": "",
+        "metric_list": [{"metric": "acc"}],
+    }
+
+
+def measured(task: dict[str, Any], pretrained: Any, **options: Any) -> list[float]:
+    """Log-probabilities by the harness, of its model ``posenc``."""
+    import posenc.lab.lm_eval  # noqa: F401  registers it
+
+    found = harness.simple_evaluate(
+        "posenc",
+        model_args={"pretrained": str(pretrained), **options},
+        tasks=[task],
+        device="cpu",
+        batch_size=2,
+        bootstrap_iters=0,
+    )
+    samples = sorted(found["samples"]["last_word"], key=lambda sample: sample["doc_id"])
+    return [float(sample["filtered_resps"][0][0]) for sample in samples]
+
+
+def direct(task: dict[str, Any], folder: Path, method: str | None, **options: Any) -> list[float]:
+    """The same by a loop over the texts, without the harness."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    if method is not None:
+        stretch(model, method, **options)
+    found = []
+    for line in Path(task["dataset_kwargs"]["data_files"]["test"]).read_text().splitlines():
+        doc = json.loads(line)
+        ids = tokenizer(doc["text"] + doc["target"], return_tensors="pt").input_ids
+        assert ids.shape == (1, 49)
+        with torch.no_grad():
+            logits = model(input_ids=ids[:, :-1]).logits[0, -1]
+        found.append(float(logits.log_softmax(-1)[ids[0, -1]]))
+    return found
+
+
+def test_rerope_runs_under_a_task(folder: Path, task: dict[str, Any]) -> None:
+    found = measured(task, folder, method="rerope", factor=4)
+    assert found == pytest.approx(direct(task, folder, "rerope", factor=4), abs=1e-3)
+    plain = direct(task, folder, None)
+    assert all(abs(a - b) > 0.02 for a, b in zip(found, plain, strict=True))
+
+
+@pytest.mark.parametrize(("method", "switched"), [("yarn", True), ("rerope", False), (None, True)])
+def test_attention_by_posenc(method: str | None, switched: bool, folder: Path) -> None:
+    """Once: methods that move positions compute it anyway."""
+    from posenc.lab.lm_eval import PosencLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    options = {"tokenizer": PreTrainedTokenizerFast.from_pretrained(folder)}
+    made = PosencLM(model, method=method, factor=4, accelerate=True, **options)
+    assert made.model is model
+    assert is_switched(model) is switched
+    ids = torch.arange(2, 50).unsqueeze(0)
+    other = AutoModelForCausalLM.from_pretrained(folder)
+    if method is not None:
+        stretch(other, method, factor=4)
+    with torch.no_grad():
+        assert torch.allclose(made._model_call(ids), other(ids).logits, atol=1e-3)
+    assert made.max_length == (TRAINED if method is None else 4 * TRAINED)
+
+
+def test_options_of_a_method(folder: Path, task: dict[str, Any]) -> None:
+    spec = {"factor": 4, "length": TRAINED}
+    found = measured(task, folder, method="self_extend@group=4@window=8", **spec)
+    expected = direct(task, folder, "self_extend", group=4, window=8, **spec)
+    assert found == pytest.approx(expected, abs=1e-3)
+    with pytest.raises(UnknownNameError):
+        measured(task, folder, method="rerop", factor=4)
+
+
+def test_an_extended_checkpoint_runs_as_it_says(
+    folder: Path, task: dict[str, Any], tmp_path: Path
+) -> None:
+    extend_checkpoint(folder, tmp_path / "out", methods="rerope", factor=4.0, report=False)
+    found = measured(task, tmp_path / "out")
+    assert found == pytest.approx(direct(task, folder, "rerope", factor=4), abs=1e-3)
+
+
+def test_longer_texts_are_cut_at_the_new_length(folder: Path, task: dict[str, Any]) -> None:
+    """At the trained length times the factor."""
+    found = measured(task, folder, method="rerope", factor=2)
+    assert found != pytest.approx(direct(task, folder, "rerope", factor=2), abs=1e-3)

@@ -1,0 +1,166 @@
+"""Accelerated models under the hooks of accelerate: ``dispatch_model``, ``cpu_offload``."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedModel, XLNetConfig, XLNetModel
+
+from posenc.attention import api
+from posenc.errors import ArgumentError
+from posenc.transformers.acceleration import restore
+from posenc.transformers.acceleration.accelerated import Accelerated
+from posenc.transformers.acceleration.families.common import page
+from tests.transformers.acceleration.case import Case
+from tests.transformers.acceleration.cases import CASES
+from tests.transformers.acceleration.cases.xlnet import SIZES as XLNET
+from tests.transformers.acceleration.test_laws import (
+    FIRST,
+    accelerated,
+    one_a_way,
+    put_under,
+    require_near,
+)
+
+hooks = pytest.importorskip("accelerate.hooks")
+big_modeling = pytest.importorskip("accelerate.big_modeling")
+
+pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")  # WavLM's
+
+
+def hooked(model: PreTrainedModel) -> None:
+    """Put a hook on every module, as ``dispatch_model`` does."""
+    for module in model.modules():
+        hooks.add_hook_to_module(module, hooks.AlignDevicesHook("cpu"))
+
+
+def posenc_calls(case: Case, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Number of times that posenc computes attention, or writes its bias, in a pass."""
+    calls = []
+    where, name = (page, "dense_attention") if case.written else (api, "choose")
+    function = getattr(where, name)
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(name)
+        return function(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, counted)
+        case.outputs(model)
+    return len(calls)
+
+
+@one_a_way
+def test_hooks_before(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[key]
+    model = case.model()
+    outputs = case.outputs(model)
+    hooked(model)
+    put_under(model)
+    copied = copy.deepcopy(model)
+    require_near(case.outputs(model), outputs, case.relative)
+    assert posenc_calls(case, model, monkeypatch) > 0
+    restore(model)
+    assert posenc_calls(case, model, monkeypatch) == 0
+    for a, b in zip(case.outputs(model), outputs, strict=True):
+        assert torch.equal(a, b)
+    assert posenc_calls(case, copied, monkeypatch) > 0
+    hooks.remove_hook_from_module(copied, recurse=True)
+    require_near(case.outputs(copied), outputs, case.relative)
+
+
+@one_a_way
+def test_hooks_after(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[key]
+    model = case.model()
+    outputs = case.outputs(model)
+    put_under(model, check=False)
+    hooked(model)
+    assert posenc_calls(case, model, monkeypatch) > 0
+    restore(model)
+    for a, b in zip(case.outputs(model), outputs, strict=True):
+        assert torch.equal(a, b)
+    hooks.remove_hook_from_module(model, recurse=True)
+    put_under(model, check=False)
+    assert posenc_calls(case, model, monkeypatch) > 0
+
+
+class Arrived(Exception):
+    """Raised where a layer on another device has run."""
+
+
+def layers(model: PreTrainedModel) -> Iterator[nn.Module]:
+    """The second of each list of layers that hold accelerated modules."""
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+    seconds = (part[1] for part in lists if len(part) > 1)
+    return (x for x in seconds if accelerated(x) and not isinstance(x, nn.ModuleList))
+
+
+@pytest.mark.parametrize("key", [key for key in FIRST if not key.startswith("switch")])
+def test_layers_on_two_devices(key: str) -> None:
+    """Biases, masks and memories that layers hand on go along. Routers read values."""
+    case = CASES[key]
+    model = case.model()
+    put_under(model, check=False)
+    layer = next(layers(model)).to("meta")
+    hooks.add_hook_to_module(layer, hooks.AlignDevicesHook("meta"))
+
+    def arrived(module: nn.Module, given: Any, output: Any) -> None:
+        found = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
+        raise Arrived({x.device.type for x in found})
+
+    layer.register_forward_hook(arrived)
+    with pytest.raises(Arrived, match=r"\{'meta'\}"):
+        case.outputs(model)
+
+
+@pytest.mark.parametrize("key", ["mpnet-model", "swin-model", "t5-eager", "udop-eager"])
+def test_offloaded_weights(key: str) -> None:
+    case = CASES[key]
+    model = case.model()
+    outputs = case.outputs(model)
+    big_modeling.cpu_offload(model)
+    report = put_under(model)
+    assert report.difference is not None
+    assert report.accelerated > 0
+    require_near(case.outputs(model), outputs, case.relative)
+
+
+def wrapped(model: PreTrainedModel) -> PreTrainedModel:
+    """The model as ``Accelerator.prepare`` leaves it under mixed precision."""
+    function = type(model).forward
+
+    @functools.wraps(function)
+    def in_context(*arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **options)
+
+    model.forward = MethodType(in_context, model)
+    return model
+
+
+def test_other_methods_in_place_of_a_module_s_are_refused() -> None:
+    torch.manual_seed(0)
+    model = XLNetModel(XLNetConfig(**XLNET)).eval()
+    ids = torch.arange(20).view(2, 10)
+    expected = model(ids)[0]
+    with pytest.raises(ArgumentError, match="XLNetModel whose forward was replaced"):
+        put_under(wrapped(model))
+    assert accelerated(model) == []
+    assert torch.equal(model(ids)[0], expected)
+    del model.forward
+    put_under(model)
+    modules = len(accelerated(model))
+    with pytest.raises(ArgumentError, match="XLNetModel whose forward was replaced"):
+        restore(wrapped(model))
+    assert len(accelerated(model)) == modules
+    del model.forward
+    restore(model)
+    assert not any(isinstance(module, Accelerated) for module in model.modules())

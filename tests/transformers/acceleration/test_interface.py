@@ -1,0 +1,296 @@
+"""``attn_implementation="posenc"``: models of all kinds against their own attention."""
+
+from __future__ import annotations
+
+import ast
+import re
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import (
+    Aimv2TextModel,
+    AlignTextModel,
+    AutoConfig,
+    AutoModel,
+    BloomConfig,
+    BloomModel,
+    ClapTextModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from posenc.errors import ArgumentError
+from posenc.transformers.acceleration import accelerate
+from posenc.transformers.acceleration.accelerated import SETTINGS, AccelerateSettings
+from posenc.transformers.acceleration.interface import (
+    BOUNDARIES,
+    REFUSED_OPTIONS,
+    attention,
+    mask,
+)
+from posenc.transformers.acceleration.masks import attended_keys
+from posenc.transformers.acceleration.views import _traits, is_on_interface
+from tests.transformers.acceleration.case import VOCABULARY, texts
+from tests.transformers.acceleration.cases.bloom import SIZES as BLOOM
+from tests.support.versions import needs_model_type
+
+pytestmark = pytest.mark.usefixtures("at_all_lengths")
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED = SIZES | {"num_key_value_heads": 2, "head_dim": 8}
+ALTERNATING = GROUPED | {
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+PAIR: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 2,
+} | {
+    f"{side}_{size}": number
+    for side in ("encoder", "decoder")
+    for size, number in (("layers", 2), ("ffn_dim", 48), ("attention_heads", 4))
+}
+VISION = SIZES | {"image_size": 16, "patch_size": 8, "projection_dim": 32}
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 8}
+INDEXER = {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 4}
+
+SERVED: dict[str, dict[str, Any]] = {
+    "afmoe": ALTERNATING | EXPERTS | {"moe_intermediate_size": 24, "num_dense_layers": 1},
+    "align_text_model": SIZES,
+    "aimv2_text_model": SIZES,
+    "bart": PAIR,
+    "bert": SIZES,
+    "bigbird_pegasus": PAIR | {"attention_type": "original_full"},
+    "clap_text_model": SIZES,
+    "doge": GROUPED,
+    "gemma2": ALTERNATING | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0},
+    "gemma3_text": ALTERNATING,
+    "gpt_oss": ALTERNATING | EXPERTS,
+    "llama": GROUPED,
+    "llama4_text": GROUPED
+    | EXPERTS
+    | {"intermediate_size_mlp": 48, "attention_chunk_size": 8, "no_rope_layers": [1, 0]},
+    "mistral": GROUPED | {"sliding_window": 7},
+    "modernbert": SIZES | {"local_attention": 8, "global_attn_every_n_layers": 2},
+    "nllb-moe": PAIR | {"num_experts": 4, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
+    "paligemma": {
+        "text_config": GROUPED | {"model_type": "gemma"},
+        "vision_config": VISION | {"model_type": "siglip_vision_model"},
+        "image_token_index": 59,
+        "hidden_size": 32,
+    },
+    "pegasus_x": PAIR | {"num_global_tokens": 4, "block_size": 8},
+    "qwen3_moe": GROUPED | EXPERTS | {"moe_intermediate_size": 24},
+    "siglip_vision_model": VISION,
+    "splinter": SIZES | {"question_token_id": 5},
+    "t5gemma2": {
+        "encoder": {"text_config": ALTERNATING, "vision_config": VISION},
+        "decoder": ALTERNATING,
+        "image_token_index": 59,
+        "eoi_token_index": 58,
+    },
+}
+"""Types of models, with their sizes."""
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v32": ("indices", SIZES | LATENT | INDEXER | {"qk_nope_head_dim": 8}),
+    "inkling2_text": ("sinks", GROUPED),
+    "big_bird": ("big_bird", SIZES),
+    "bloom": ("bloom", BLOOM),
+    "mpnet": ("mpnet", SIZES),
+    "roformer": ("roformer", SIZES),
+}
+"""Types, with the option or the type that the error names, and their sizes."""
+
+TEXT_ALONE = {
+    "aimv2_text_model": Aimv2TextModel,
+    "align_text_model": AlignTextModel,
+    "clap_text_model": ClapTextModel,
+}
+"""Parts of models, which AutoModel does not make."""
+
+
+def model_of(kind: str, options: dict[str, Any], implementation: str) -> PreTrainedModel:
+    """A model with weights away from zero, the same for every implementation."""
+    config = AutoConfig.for_model(kind, **options)
+    make = TEXT_ALONE[kind]._from_config if kind in TEXT_ALONE else AutoModel.from_config
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model: PreTrainedModel = make(config, attn_implementation=implementation).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def outputs_of(model: PreTrainedModel, *, padded: bool) -> Tensor:
+    """Last hidden states, zero for padding."""
+    if model.main_input_name == "pixel_values":
+        image = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+        states: Tensor = model(image).last_hidden_state
+        return states
+    inputs = texts() if padded else {"input_ids": texts()["input_ids"]}
+    rows = texts()["attention_mask"].bool() if padded else torch.ones(2, 23, dtype=torch.bool)
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = inputs["input_ids"][:, 5:]
+        rows = torch.ones(2, 18, dtype=torch.bool)
+    states = model(**inputs)[0]
+    return states.where(rows.unsqueeze(-1), 0.0)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("kind", SERVED)
+@torch.no_grad()
+def test_models_compute_what_their_own_attention_does(kind: str, padded: bool) -> None:
+    expected = outputs_of(model_of(kind, SERVED[kind], "eager"), padded=padded)
+    got = outputs_of(model_of(kind, SERVED[kind], "posenc"), padded=padded)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("kind", [pytest.param(x, marks=needs_model_type(x)) for x in REFUSED])
+@torch.no_grad()
+def test_models_that_posenc_does_not_serve_are_refused_by_name(kind: str) -> None:
+    name, options = REFUSED[kind]
+    model = model_of(kind, options, "posenc")
+    with pytest.raises(ArgumentError, match=rf"{name}.*'eager'"):
+        outputs_of(model, padded=True)
+
+
+def heads(queries: int, keys: int) -> list[Tensor]:
+    """Queries, keys and values of 2 rows and 4 heads."""
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randn(2, 4, n, 8, generator=generator) for n in (queries, keys, keys)]
+
+
+HARMLESS = {"deterministic", "max_length_k", "max_length_q", "output_attentions"}
+HARMLESS |= {"position_ids", "sliding_window"}
+"""Options that layers of transformers name in calls of attention and that say nothing beyond the
+mask, but for ``output_attentions``, which ``wants_weights`` reads."""
+
+
+def test_every_option_that_layers_name_is_known() -> None:
+    """A new one of another transformers may change attention."""
+    named = set()
+    for file in (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py"):
+        for call in ast.walk(ast.parse(file.read_text())):
+            called = getattr(getattr(call, "func", None), "id", "")
+            if isinstance(call, ast.Call) and re.fullmatch(r"attention_(interface|fn)", called):
+                named |= {keyword.arg for keyword in call.keywords if keyword.arg}
+    assert {"is_causal", "s_aux", "sliding_window"} <= named
+    assert named <= {*signature(attention).parameters, *REFUSED_OPTIONS, *BOUNDARIES, *HARMLESS}
+
+
+@pytest.mark.parametrize("name", ["shift_labels", "seq_idx", "loss_weights", "ignore_index"])
+@torch.no_grad()
+def test_options_of_losses_and_other_layers_are_passed_over(name: str) -> None:
+    ids = texts()["input_ids"]
+    outputs = [
+        model_of("llama", SERVED["llama"], implementation)(ids, **{name: ids})[0]
+        for implementation in ("posenc", "eager")
+    ]
+    torch.testing.assert_close(*outputs)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED_OPTIONS))
+def test_options_that_are_not_read_are_refused_by_name(name: str) -> None:
+    attention(nn.Identity(), *heads(5, 5), None, **dict.fromkeys(HARMLESS, None), **{name: None})
+    with pytest.raises(ArgumentError, match=rf"{name}: .*'eager'"):
+        attention(nn.Identity(), *heads(5, 5), None, **{name: torch.ones(1)})
+
+
+def test_nothing_is_causal_without_a_mask() -> None:
+    module = nn.Identity()
+    module.is_causal = True
+    q, k, v = heads(5, 5)
+    full = (q @ k.mT / 8**0.5).softmax(-1) @ v
+    torch.testing.assert_close(attention(module, q, k, v, None)[0].transpose(1, 2), full)
+    with pytest.raises(ArgumentError, match="attention_mask"):
+        attention(module, q, k, v, None, is_causal=True)
+    one = attention(module, q[:, :, :1], k, v, None, is_causal=True)[0]
+    torch.testing.assert_close(one.transpose(1, 2), full[:, :, :1])
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise", "native"])
+def test_outputs_are_contiguous(backend: str) -> None:
+    module = nn.Identity()
+    module.__dict__[SETTINGS] = AccelerateSettings(backend)
+    for seen in (None, mask(2, 40, 40)):
+        assert attention(module, *heads(40, 40), seen)[0].is_contiguous()
+
+
+def test_accelerated_models_see_what_their_config_says() -> None:
+    """A decoder made to see both ways, as its config can ask."""
+    model = BloomModel(BloomConfig(**BLOOM)).eval()
+    model.config.is_causal = False
+    with torch.no_grad():
+        expected = model(**texts()).last_hidden_state
+        accelerate(model, shortest=0)
+        found = model(**texts()).last_hidden_state
+    rows = texts()["attention_mask"].bool().unsqueeze(-1)
+    torch.testing.assert_close(found.where(rows, 0), expected.where(rows, 0))
+
+
+def test_biases_of_keys_are_not_padding() -> None:
+    """Numbers added to all queries' logits, of which only the lowest hides a key."""
+    lowest = torch.finfo(torch.float32).min
+    row = torch.tensor([0.0, -1.0, -10_000.0, lowest, 2.0])
+    for bias in (row, row[:3], torch.tensor([0.0, -1e-3]), torch.tensor([0.0, 5.0])):
+        added = bias.expand(2, 1, len(bias), -1)
+        assert attended_keys(added) is added
+    hidden = torch.tensor([0.0, lowest, float("-inf")]).expand(1, 1, 3, -1)
+    assert torch.equal(attended_keys(hidden), torch.tensor([[True, False, False]]))
+
+
+def test_a_config_that_several_models_share() -> None:
+    """Some of transformers' are of models on the interface and of models that are not."""
+
+    class Shared(PreTrainedConfig):
+        model_type = "shared"
+
+    class OnInterface(PreTrainedModel):
+        config_class = Shared
+        _supports_sdpa = True
+
+        @classmethod
+        def _can_set_attn_implementation(cls) -> bool:
+            return True
+
+    class Eager(OnInterface):
+        _supports_sdpa = False
+
+        @classmethod
+        def _can_set_attn_implementation(cls) -> bool:
+            return False
+
+    assert issubclass(Eager, OnInterface)
+    assert _traits(Shared) == (True, False)
+
+    class Refused(PreTrainedConfig):
+        model_type = "refused"
+
+    class Own(Eager):
+        config_class = Refused
+
+    members = {"__module__": "torch", "_can_set_attn_implementation": lambda: True}
+    sharded = type("Sharded", (Own,), members)
+    assert not is_on_interface(sharded)
+    assert _traits(Refused) == (False, False)

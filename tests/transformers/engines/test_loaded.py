@@ -1,0 +1,127 @@
+"""Frequencies of loaded models against their configs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from posenc.errors import CheckpointError
+from posenc.transformers.doctor.loading import check_source
+from posenc.transformers.engines import check
+from posenc.lab.evaluation.extend import extend_checkpoint
+from tests.transformers.engines.released import TRAINED
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {
+    "vocab_size": 8,
+    "hidden_size": 64,
+    "intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, TRAINED: 512, "rope_theta": 10000.0}
+
+
+def made(family: str = "llama", **fields: Any) -> Any:
+    config = transformers.CONFIG_MAPPING[family](**SMALL, **fields)
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("llama", {}),
+        ("llama", {"rope_parameters": YARN}),
+        ("gpt_neox", {"rotary_pct": 0.5}),
+        ("gemma3_text", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+        (
+            "phi3",
+            {
+                TRAINED: 64,
+                "max_position_embeddings": 128,
+                "pad_token_id": 0,
+                "rope_scaling": {
+                    "type": "longrope",
+                    "short_factor": [1.0] * 16,
+                    "long_factor": [2.0] * 16,
+                },
+            },
+        ),
+        ("bert", {}),
+    ],
+)
+def test_models_as_they_are_made_have_no_problem(family: str, fields: dict[str, Any]) -> None:
+    found = check(made(family, **fields))
+    assert [one.problem for one in found] == [""] * len(found)
+    assert bool(found) is (family != "bert")
+    assert all(one.stated is not None for one in found)
+
+
+def test_long_factors_of_a_text_past_the_trained_length() -> None:
+    factors = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+    model = made(
+        "phi3",
+        **{TRAINED: 16},
+        max_position_embeddings=64,
+        pad_token_id=0,
+        rope_scaling={"type": "longrope", **factors},
+    )
+    model(input_ids=torch.zeros(1, 32, dtype=torch.long))
+    [one] = check(model)
+    assert one.problem == ""
+    assert one.own.frequencies[0] == 0.5
+
+
+def test_soup_793_a_scaling_written_after_the_model_was_made() -> None:
+    model = made()
+    model.config.rope_parameters = dict(YARN)
+    [one] = check(model)
+    assert one.path == "model.rotary_emb.inv_freq"
+    assert one.problem == "has the gain 1, its config says 1.1386"
+
+
+def test_unsloth_7028_a_base_that_was_dropped() -> None:
+    model = made(rope_theta=500000.0)
+    model.model.rotary_emb.inv_freq.copy_(10000.0 ** (-torch.arange(16) / 16))
+    [one] = check(model)
+    assert one.problem.startswith("has other frequencies than its config says, by up to 3")
+
+
+def test_frequencies_in_half_precision() -> None:
+    [one] = check(made().to(torch.bfloat16))
+    assert one.problem.startswith("has other frequencies than its config says, by up to 0.00")
+
+
+def test_another_width() -> None:
+    model = made()
+    model.model.rotary_emb.inv_freq = torch.ones(8)
+    assert check(model)[0].problem == "rotates 16 features of a head, its config says 32"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_folder_is_loaded_in_its_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    made(rope_parameters=YARN).to(dtype).save_pretrained(tmp_path)
+    [one] = check_source(tmp_path)
+    assert one.problem == ""
+    assert one.own.gain == pytest.approx(1.1386, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ["yarn", "rerope", "drope", "yarn+log_n"])
+def test_a_folder_that_posenc_extended(method: str, tmp_path: Path) -> None:
+    made(max_position_embeddings=64).save_pretrained(tmp_path / "in")
+    options: dict[str, Any] = {"methods": method, "factor": 2.0, "report": False}
+    extend_checkpoint(tmp_path / "in", tmp_path / "out", **options)
+    found = check_source(tmp_path / "out")
+    assert [one.problem for one in found] == [""]
+
+
+def test_a_folder_that_transformers_cannot_load(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "novel"}')
+    with pytest.raises(CheckpointError, match="got 'novel'"):
+        check_source(tmp_path)
