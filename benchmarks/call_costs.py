@@ -35,7 +35,7 @@ from posenc.attention.backends import native
 from posenc.attention.backends.common import flash_cpu, fused
 from posenc.attention.backends.native import arguments, library, posing
 from posenc.lab.bench.case import Case
-from posenc.transformers.acceleration import accelerate
+from posenc.transformers import accelerate
 
 HEADS, HEAD_DIM = 12, 64
 WIDTH = HEADS * HEAD_DIM

@@ -28,8 +28,8 @@ from benchmarks.measuring import CLOCKS, table, write_results
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from posenc.transformers.acceleration import accelerate, register, restore
 from posenc.lab.training.machine import PeakMemory
+from posenc.transformers.acceleration import accelerate, register, restore
 
 Pass = Callable[[], Any]
 

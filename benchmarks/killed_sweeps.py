@@ -259,7 +259,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=3)
     arguments = parser.parse_args()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["posenc.lab.experiments.compare", "posenc.lab.experiments.tasks.copy"])
+    preloaded = ["posenc.lab.experiments.compare", "posenc.lab.experiments.tasks.copy"]
+    context.set_forkserver_preload(preloaded)
     total: Counter[str] = Counter()
     began, sweeps = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as folder:

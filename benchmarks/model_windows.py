@@ -32,8 +32,8 @@ from benchmarks.measuring import CLOCKS, RESULTS, write_results
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, DynamicCache, PreTrainedModel
 
-from posenc.transformers.acceleration import accelerate, restore
 from posenc.lab.training.machine import PeakMemory
+from posenc.transformers import accelerate, restore
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 

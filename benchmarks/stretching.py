@@ -29,11 +29,11 @@ from benchmarks.measuring import write_results
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, ViTConfig, ViTForImageClassification
 
+from posenc.extension import extend_layers
 from posenc.lab.evaluation.candidates import Method, methods_for
 from posenc.lab.evaluation.checkpoint import Checkpoint
 from posenc.lab.evaluation.demo_model import Repetition, train_demo_model
 from posenc.lab.evaluation.images import ImageSource
-from posenc.transformers.live import LiveMaskedLM
 from posenc.lab.evaluation.settings import Tuning
 from posenc.lab.evaluation.study import measure_extensions
 from posenc.lab.evaluation.texts import SpecialTokens, read_ids
@@ -43,12 +43,12 @@ from posenc.lab.experiments.settings import ComparisonSettings
 from posenc.lab.experiments.tasks.digits import Digits
 from posenc.lab.experiments.tasks.masked import MASK, MaskedBytes
 from posenc.lab.experiments.text_loss import Targets
-from posenc.extension import extend_layers
-from posenc.models import Decoder
-from posenc.models.replacing import encodings_of, with_encodings, with_window
 from posenc.lab.reporting.intervals import estimate
 from posenc.lab.training.checkpoint import TrainingPlan
 from posenc.lab.training.loop import train
+from posenc.models import Decoder
+from posenc.models.replacing import encodings_of, with_encodings, with_window
+from posenc.transformers.live import LiveMaskedLM
 
 FOLDER = Path("posenc-stretching")
 ORDER = ("direct", "interpolate", "ntk", "ntk_by_parts", "yarn", "yarn@alpha=0.5@beta=4")

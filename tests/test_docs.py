@@ -10,9 +10,9 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from posenc.transformers import restore
 from posenc.registry import ENCODINGS
 from posenc.testing import IDENTITIES, LAWS
+from posenc.transformers import restore
 from tests.support.tiny_models import tiny_model
 
 ROOT = Path(__file__).parent.parent

@@ -16,15 +16,15 @@ from scripts.docs import measured, methods, pages, pictures, reference, snippets
 from scripts.docs.markdown import paragraph, prose
 
 import posenc
+from posenc.extension import EXTENSIONS
 from posenc.lab.cli.app import COMMANDS, app
 from posenc.lab.experiments.settings import ComparisonSettings
-from posenc.extension import EXTENSIONS
-from posenc.models import Decoder, DecoderConfig, Sample
-from posenc.registry import ENCODINGS
 from posenc.lab.reporting.palette import LIGHT
-from posenc.testing import LAWS
 from posenc.lab.visualization.colours import RISE
 from posenc.lab.visualization.pictures import PARAMETERS
+from posenc.models import Decoder, DecoderConfig, Sample
+from posenc.registry import ENCODINGS
+from posenc.testing import LAWS
 
 DOCS = Path(__file__).parent.parent / "docs"
 

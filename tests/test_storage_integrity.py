@@ -15,9 +15,9 @@ from torch.optim import AdamW
 
 from posenc import storage
 from posenc.errors import CheckpointError, OutputError
+from posenc.lab.training.checkpoint import TrainingPlan, TrainingState
 from posenc.models import Decoder, DecoderConfig
 from posenc.storage import load_tensors, parse_json, read_bytes, save_tensors, write_bytes
-from posenc.lab.training.checkpoint import TrainingPlan, TrainingState
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.arange(4, dtype=torch.int32)}
 

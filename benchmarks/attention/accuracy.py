@@ -11,10 +11,10 @@ from benchmarks.attention.contenders import Contender, Plain
 from torch import Tensor
 
 from posenc.attention import attend
-from posenc.lab.bench.case import TimedCall, parse_name
-from posenc.lab.bench.passes import Pass
 from posenc.encoding import Encoding
 from posenc.grid import Grid
+from posenc.lab.bench.case import TimedCall, parse_name
+from posenc.lab.bench.passes import Pass
 from posenc.registry import ENCODINGS
 
 ROWS = 64

@@ -16,12 +16,12 @@ from posenc.attention.backends.triton import Triton
 from posenc.attention.problem.lowering import is_constant_table, lower
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.terms import read_terms
-from posenc.lab.bench.case import TimedCall
-from posenc.lab.bench.passes import Pass, attending, plain
-from posenc.lab.bench.run import PLAIN, contender_name
 from posenc.encoding import StructuredScore
 from posenc.errors import BackendRefusal
 from posenc.grid import Grid
+from posenc.lab.bench.case import TimedCall
+from posenc.lab.bench.passes import Pass, attending, plain
+from posenc.lab.bench.run import PLAIN, contender_name
 from posenc.lab.training.machine import available_memory
 
 VARIANTS: dict[str, Backend] = {

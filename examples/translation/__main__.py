@@ -12,8 +12,8 @@ import examples.translation
 from examples.translation.settings import Settings
 from examples.translation.training import Existing, load_settings, train_translator
 from examples.translation.translator import Translator
-from posenc.lab.cli.console import exit_code, print_error, print_json
 from posenc.errors import ArgumentError, OutputError, PosencError
+from posenc.lab.cli.console import exit_code, print_error, print_json
 from posenc.lab.experiments.tasks.common.parallel import decoded, read_lines, require_equal
 from posenc.lab.experiments.tasks.common.scoring import bleu
 from posenc.storage import write_bytes

@@ -14,8 +14,8 @@ from posenc.errors import DataError
 from posenc.lab.experiments.sequences import drawn, padded, pair_loss
 from posenc.lab.experiments.tasks.common.parallel import Parallel
 from posenc.lab.experiments.tasks.common.subwords import Subwords
-from posenc.models import Transformer
 from posenc.lab.training.seeding import fingerprint, generator
+from posenc.models import Transformer
 
 __all__ = ["Batches", "Data", "Sentence", "epoch_batches", "even_batches", "learnable"]
 

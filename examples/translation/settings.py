@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import torch
 
 from posenc.arguments import Interval, Length, Probability, Rate, check_fields
-from posenc.lab.codec import from_plain, to_plain
 from posenc.errors import ArgumentError, CheckpointError
+from posenc.lab.codec import from_plain, to_plain
 from posenc.lab.experiments.recipe import require_axes
 from posenc.registration import parse_name
 from posenc.registry import ENCODINGS

@@ -28,9 +28,9 @@ from posenc.lab.experiments.sequences import pair_loss
 from posenc.lab.experiments.tasks.common.parallel import read_parallel
 from posenc.lab.experiments.tasks.common.scoring import bleu, chrf
 from posenc.lab.experiments.tasks.common.subwords import Subwords
-from posenc.storage import make_folder, read_json, write_json
 from posenc.lab.training import TrainingPlan, Watch, fit, interruptible
 from posenc.lab.training.checkpoint import CHECKPOINT
+from posenc.storage import make_folder, read_json, write_json
 
 __all__ = ["Existing", "Report", "load_settings", "open_folder", "train_translator"]
 

@@ -6,12 +6,12 @@ from scripts.docs import extensions, methods, reference
 from scripts.docs.markdown import MADE, listed, table
 
 from posenc.attention import BACKENDS
-from posenc.lab.experiments.tasks import TASKS
 from posenc.extension import EXTENSIONS
-from posenc.transformers.acceleration import FAMILIES as ACCELERATED
+from posenc.lab.experiments.tasks import TASKS
+from posenc.lab.visualization.catalogue import group, sheet
 from posenc.registry import ENCODINGS
 from posenc.testing import LAWS
-from posenc.lab.visualization.catalogue import group, sheet
+from posenc.transformers.acceleration import FAMILIES as ACCELERATED
 
 SITES = {
     "embedding": "token vectors",

@@ -18,9 +18,10 @@ from posenc.registry import ENCODINGS, create, create_layers
 
 if TYPE_CHECKING:
     from posenc import extension as extension
-    from posenc import transformers as integrations
+    from posenc import lab as lab
     from posenc import models as models
     from posenc import testing as testing
+    from posenc import transformers as transformers
 
 __all__ = [
     "ENCODINGS",
@@ -40,7 +41,7 @@ __all__ = [
     "register",
 ]
 
-_LAZY = ("extension", "integrations", "models", "testing")
+_LAZY = ("extension", "lab", "models", "testing", "transformers")
 """Subpackages that are imported at their first use as ``posenc.NAME``."""
 
 

@@ -19,10 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from posenc import Attention, Cache, Grid, Layout, attend, create, distributed
 from posenc.distributed.group import Group
 from posenc.errors import DerivativeError, PosencError, RankError
-from posenc.models import Decoder, DecoderConfig
-from posenc.testing.subject import spread
 from posenc.lab.training import Watch, fit
 from posenc.lab.training.ranks import TrainingRanks
+from posenc.models import Decoder, DecoderConfig
+from posenc.testing.subject import spread
 from tests.distributed.equality import LAYOUTS, LENGTH, SPLITS, encoding_of, tensors
 from tests.lab.training.spread import Learning, build, plan
 

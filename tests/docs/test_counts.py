@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from posenc.extension import EXTENSIONS
 from posenc.lab.evaluation.questions import TASKS as QUESTIONS
 from posenc.lab.experiments.tasks import TASKS
-from posenc.extension import EXTENSIONS
-from posenc.transformers.acceleration import FAMILIES as ACCELERATED
 from posenc.registry import ENCODINGS
+from posenc.transformers.acceleration import FAMILIES as ACCELERATED
 
 ROOT = Path(__file__).parents[2]
 

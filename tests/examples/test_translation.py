@@ -26,8 +26,8 @@ from posenc.errors import (
 )
 from posenc.lab.experiments.tasks.common.parallel import read_parallel
 from posenc.lab.experiments.tasks.common.subwords import Subwords
-from posenc.storage import load_tensors
 from posenc.lab.training import loop
+from posenc.storage import load_tensors
 
 NUMBERS = {"one": "eins", "two": "zwei", "six": "sechs", "red": "rot", "big": "gross", "old": "alt"}
 

@@ -16,6 +16,7 @@ from torch.optim import AdamW
 from transformers import ViTConfig
 
 import posenc
+from posenc.extension import search_factors
 from posenc.lab.codec import to_plain
 from posenc.lab.evaluation.images import ImageSource
 from posenc.lab.evaluation.llama import as_llama
@@ -27,14 +28,13 @@ from posenc.lab.experiments.results import Measurement, RefusedMeasurement, Trai
 from posenc.lab.experiments.settings import ComparisonSettings
 from posenc.lab.experiments.tasks.common.parallel import read_lines
 from posenc.lab.experiments.tasks.common.subwords import Subwords
-from posenc.extension import search_factors
+from posenc.lab.training.checkpoint import TrainingPlan, TrainingState
+from posenc.models import Decoder, DecoderConfig, Swin, SwinConfig, Transformer, TransformerConfig
+from posenc.storage import write_json
 from posenc.transformers import stretch
 from posenc.transformers.checkpoints.extended import FIELD, require_extension
 from posenc.transformers.checkpoints.fields import Fields
 from posenc.transformers.checkpoints.stored import stored_shapes
-from posenc.models import Decoder, DecoderConfig, Swin, SwinConfig, Transformer, TransformerConfig
-from posenc.storage import write_json
-from posenc.lab.training.checkpoint import TrainingPlan, TrainingState
 from tests.hostile.hostile_files import Target
 
 

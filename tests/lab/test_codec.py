@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from posenc.arguments import Count, Interval
-from posenc.lab.codec import from_plain, to_plain
 from posenc.errors import ArgumentError
+from posenc.lab.codec import from_plain, to_plain
 from posenc.registration import parse_option
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 import posenc
 from posenc import Layout
 from posenc.errors import ArgumentError, CheckpointError, LengthError, UnknownNameError
+from posenc.layout.transforms import fitted
 from posenc.models import (
     Decoder,
     DetrConfig,
@@ -21,7 +22,6 @@ from posenc.models import (
 )
 from posenc.models.vision import fit_image
 from posenc.registry import ENCODINGS
-from posenc.layout.transforms import fitted
 from tests.models.image_encodings import IMAGE_ENCODINGS
 
 NAMES = [*IMAGE_ENCODINGS, "learned2d+swin", "rope2d+irpe", "row_column+decomposed2d"]

@@ -14,9 +14,9 @@ import pytest
 
 from posenc.lab.cli import main
 from posenc.lab.cli.console import ERRORS, OUT
+from posenc.lab.experiments import workers
 from posenc.transformers.doctor import diagnosis, process
 from posenc.transformers.doctor.facts import LayerReading
-from posenc.lab.experiments import workers
 from tests.support.processes import forking
 
 

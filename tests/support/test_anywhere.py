@@ -46,5 +46,5 @@ def test_modules_that_read_the_machine_are_run(setting: anywhere.Setting) -> Non
     if "ATEN_CPU_CAPABILITY" in setting.environment:
         expected |= {"attention/test_triton.py", "attention/test_threads.py"}
     if anywhere.TIMES in setting.environment:
-        expected |= {"cli/test_transcripts.py", "evaluation/doctor/test_diagnosis.py"}
+        expected |= {"lab/cli/test_transcripts.py", "transformers/doctor/test_diagnosis.py"}
     assert expected <= files

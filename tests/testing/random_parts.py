@@ -23,8 +23,8 @@ from posenc.encoding import (
     ValueTerm,
     repeat_heads,
 )
-from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
 from posenc.encoding.entry import Claims, Entry
+from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
 from posenc.grid import Grid
 from posenc.layout import Layout
 

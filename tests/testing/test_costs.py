@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from posenc import Encoding, Grid, Layout, attend, explain
+from posenc.lab.visualization.catalogue import DEVICES, sheet
 from posenc.registry import ENCODINGS, create, create_layers
 from posenc.testing.subject import LENGTH, Subject, heads_of, inputs, observed, spread
-from posenc.lab.visualization.catalogue import DEVICES, sheet
 
 SMALL, LARGE = (3, 4), (5, 6)
 """Images whose cells are compared."""

@@ -13,10 +13,10 @@ from transformers import CONFIG_MAPPING
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from posenc.transformers.checkpoints.rope import TRAINED, scaling_of
 from posenc.transformers.doctor.config_findings import rope_dicts
 from posenc.transformers.engines import ModelConfig
 from posenc.transformers.engines.transformers import TRANSFORMERS
-from posenc.transformers.checkpoints.rope import TRAINED, scaling_of
 
 ROTARY = {
     "llama": (LlamaRotaryEmbedding, "rope_theta"),

@@ -9,10 +9,10 @@ from types import ModuleType
 import pytest
 
 from posenc.attention import BACKENDS
-from posenc.transformers.engines import ENGINES
 from posenc.lab.experiments.verdicts import GATES
-from posenc.registry import ENCODINGS
 from posenc.lab.reporting.verdicts import SEVERITY, TONES
+from posenc.registry import ENCODINGS
+from posenc.transformers.engines import ENGINES
 from tests.website.built import pages
 from tests.website.pages import DOCS
 

@@ -13,8 +13,8 @@ from posenc.attention.backends.common.base import Result
 from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.problem.given_terms import given_encoding, map_term
 from posenc.attention.problem.problem import Problem
-from posenc.encoding.derivatives import Definition, records, with_definition
 from posenc.encoding import Encoding
+from posenc.encoding.derivatives import Definition, records, with_definition
 
 EMPTY = torch.empty(0)
 """Placeholder for a tensor that is stored elsewhere."""

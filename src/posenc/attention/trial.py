@@ -18,10 +18,10 @@ from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.problem.lowering import lower
 from posenc.attention.problem.problem import Problem
 from posenc.attention.trial_parts import FULL_FORMULA, HEADS, KERNELS, LONGEST, PARTS, WIDTH, Kind
+from posenc.attention.user_cache import kept
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import is_transformed, without_autocast
-from posenc.attention.user_cache import kept
 
 KEY_HEADS = 2
 

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posenc.encoding.derivatives import differentiable_once
 from posenc.distributed.group import Group
+from posenc.encoding.derivatives import differentiable_once
 
 first_derivative = differentiable_once(
     "collectives", "Attend in one process, by posenc.attend, for second derivatives."

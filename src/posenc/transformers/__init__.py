@@ -1,16 +1,31 @@
-"""Models of transformers, stretched and accelerated in place, and their checkpoints."""
+"""Models of transformers: attention by posenc, positions stretched in place, and diagnosis.
 
+The package transformers is imported with the first name that is used.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from posenc.transformers.acceleration import accelerate
+    from posenc.transformers.doctor.diagnosis import diagnose
     from posenc.transformers.stretching import restore, stretch
 
-__all__ = ["restore", "stretch"]
+__all__ = ["accelerate", "diagnose", "restore", "stretch"]
+
+_MODULES = {
+    "accelerate": "posenc.transformers.acceleration",
+    "diagnose": "posenc.transformers.doctor.diagnosis",
+    "restore": "posenc.transformers.stretching",
+    "stretch": "posenc.transformers.stretching",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # which import transformers
-        from posenc.transformers import stretching
-
-        return getattr(stretching, name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, CheckpointError
-from posenc.transformers.engines.config import WINDOWS, ModelConfig
-from posenc.transformers.engines.transformers import TRANSFORMERS
+from posenc.layout import Layout
+from posenc.models import Greedy, Sample
 from posenc.transformers.checkpoints.extended import FIELD, fitting, require_extension
 from posenc.transformers.checkpoints.fields import Fields
 from posenc.transformers.checkpoints.stored import stored_shapes
+from posenc.transformers.engines.config import WINDOWS, ModelConfig
+from posenc.transformers.engines.transformers import TRANSFORMERS
 from posenc.transformers.quiet import quiet_transformers
-from posenc.layout import Layout
-from posenc.models import Greedy, Sample
 
 POOLER = "pooler."
 """Start of the names of weights that no measurement needs."""
@@ -94,7 +94,7 @@ class LiveModel(nn.Module):
                 remedy="Correct its config.json, or name a folder written by save_pretrained.",
             ) from error
         if fields.values.get(FIELD) is not None:
-            from posenc.transformers import stretch
+            from posenc.transformers.stretching import stretch
 
             require_extension(fields)
             with fitting(fields):
@@ -174,7 +174,7 @@ class LiveModel(nn.Module):
         Raises:
             ArgumentError: if it does not fit.
         """
-        from posenc.transformers import stretch
+        from posenc.transformers.stretching import stretch
 
         if "prefix" in options:
             options = {**options, "prefix": options["prefix"] + self._first}

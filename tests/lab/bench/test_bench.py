@@ -7,12 +7,12 @@ import os
 import pytest
 import torch
 
+from posenc.errors import ArgumentError, UnknownNameError
 from posenc.lab.bench import passes
 from posenc.lab.bench.case import Case
 from posenc.lab.bench.options import METHODS
 from posenc.lab.bench.passes import Pass, interleaved, timed
 from posenc.lab.bench.run import PLAIN, BenchReport, BenchSettings, bench
-from posenc.errors import ArgumentError, UnknownNameError
 
 
 def test_rounds_interleave_and_turn_around() -> None:

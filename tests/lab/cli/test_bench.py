@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from posenc.errors import ArgumentError, UnknownNameError
 from posenc.lab.bench.passes import Times
 from posenc.lab.bench.run import BenchReading, BenchReport, BenchSettings
 from posenc.lab.cli import bench as command
 from posenc.lab.cli.app import app
 from posenc.lab.cli.console import OUT
-from posenc.errors import ArgumentError, UnknownNameError
 
 TINY = [
     *("bench", "--quick", "--encodings", "t5,cope", "--lengths", "16"),

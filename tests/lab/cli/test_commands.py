@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from posenc.lab.cli.app import run
-from posenc.registry import ENCODINGS
 from posenc.lab.visualization.catalogue import DocstringSections
+from posenc.registry import ENCODINGS
 from tests.support.commands import run_command as posenc
 
 TINY = [

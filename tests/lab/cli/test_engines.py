@@ -16,10 +16,10 @@ from rich.console import Console
 from posenc.lab.cli.engines import engine_table
 from posenc.lab.doctor.engines import Engines
 from posenc.lab.evaluation.llama import as_llama
-from tests.transformers.engines.released import RELEASED
 from tests.support.commands import run_command
 from tests.support.samples import next_token_model
 from tests.support.tiny_models import tiny_model
+from tests.transformers.engines.released import RELEASED
 
 pytest.importorskip("transformers")
 

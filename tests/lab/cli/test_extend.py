@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from posenc import storage
-from posenc.transformers.live import LiveDecoder
 from posenc.lab.evaluation.llama import as_llama
-from posenc.transformers.checkpoints.fields import Fields
 from posenc.models import Decoder, DecoderConfig
+from posenc.transformers.checkpoints.fields import Fields
+from posenc.transformers.live import LiveDecoder
 from tests.support.samples import next_token_model
 
 LENGTH = 16

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from posenc.transformers.live import LiveEncoder, LiveMaskedLM
 from posenc.transformers.checkpoints.fields import Fields
+from posenc.transformers.live import LiveEncoder, LiveMaskedLM
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")

@@ -14,6 +14,7 @@ from rich.table import Table
 from transformers import BertConfig, BertModel
 
 import posenc
+from posenc.errors import CheckpointError, Interrupted, OutputError
 from posenc.lab.cli import main
 from posenc.lab.cli.completion import (
     complete_encoding,
@@ -22,7 +23,6 @@ from posenc.lab.cli.completion import (
     complete_task,
 )
 from posenc.lab.cli.console import Terminal, command_line, print_error
-from posenc.errors import CheckpointError, Interrupted, OutputError
 from posenc.lab.evaluation.llama import as_llama
 from posenc.lab.evaluation.progress import kept
 from posenc.models import Decoder, EncoderConfig, MaskedLM

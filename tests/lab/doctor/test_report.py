@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from posenc.lab.doctor.engines import Engines
+from posenc.lab.doctor.report import diagnosis_page, opening
+from posenc.lab.reporting.headlines import LONGEST
+from posenc.lab.reporting.sentences import sentence
 from posenc.transformers.doctor.advice import Advice, Limit
 from posenc.transformers.doctor.config_findings import Finding
 from posenc.transformers.doctor.costs import LayerCost
 from posenc.transformers.doctor.diagnosis import Diagnosis, diagnose
-from posenc.lab.doctor.engines import Engines
 from posenc.transformers.doctor.facts import (
     UNKNOWN,
     AttentionFacts,
@@ -20,11 +23,8 @@ from posenc.transformers.doctor.facts import (
     Layers,
     PositionTable,
 )
-from posenc.lab.doctor.report import diagnosis_page, opening
 from posenc.transformers.doctor.rotation import RotationFacts
 from posenc.transformers.engines import ConfigRemedy, Served
-from posenc.lab.reporting.headlines import LONGEST
-from posenc.lab.reporting.sentences import sentence
 
 FOLDER = Path("folder")
 ROTATION = RotationFacts(features=4, frequencies=(1.0, 0.01))

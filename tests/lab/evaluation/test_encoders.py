@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, BertModel
 
 from posenc.errors import ArgumentError, DataError
+from posenc.extension import NotApplicable
 from posenc.lab.evaluation.candidates import Method, methods_for
 from posenc.lab.evaluation.checkpoint import Checkpoint
 from posenc.lab.evaluation.evaluate import evaluate
 from posenc.lab.evaluation.images import ImageSource
-from posenc.transformers.live import LiveEncoder, LiveMaskedLM, LiveModel
 from posenc.lab.evaluation.report import write_study
 from posenc.lab.evaluation.settings import Tuning
 from posenc.lab.evaluation.study import ExtensionResult, measure_extensions
@@ -27,7 +27,7 @@ from posenc.lab.evaluation.summary import answer, findings, setting
 from posenc.lab.evaluation.texts import SpecialTokens, Text, read_ids
 from posenc.lab.experiments.pieces import Pieces
 from posenc.lab.experiments.text_loss import restored
-from posenc.extension import NotApplicable
+from posenc.transformers.live import LiveEncoder, LiveMaskedLM, LiveModel
 
 LENGTH, MASK = 16, 256
 MARKS = SpecialTokens(begin=(1,), end=(2,), mask=MASK)

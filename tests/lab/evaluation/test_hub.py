@@ -12,9 +12,9 @@ from huggingface_hub import constants
 
 from posenc.errors import CheckpointError
 from posenc.lab.evaluation.checkpoint import Checkpoint
+from posenc.lab.evaluation.extend import extend_checkpoint
 from posenc.transformers.doctor.diagnosis import diagnose
 from posenc.transformers.doctor.loading import check_source
-from posenc.lab.evaluation.extend import extend_checkpoint
 from posenc.transformers.hub import CONFIGS, HubName, model_folder
 from tests.support.commands import inspect_here, run_command
 from tests.support.hub import COMMIT, REFUSED, cached, served
@@ -183,7 +183,8 @@ def test_the_cache_is_that_of_the_environment(folder: Path, tmp_path: Path) -> N
     snapshot = cached(tmp_path / "home/hub", "org/name", folder)
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": REFUSED}
     environment = {k: v for k, v in environment.items() if not k.startswith("HF_HUB")}
-    program = "from posenc.lab.evaluation import hub; print(hub.model_folder('org/name', weights=True))"
+    program = "from posenc.transformers.hub import model_folder; "
+    program += "print(model_folder('org/name', weights=True))"
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True
     )

@@ -1,7 +1,7 @@
 """``posenc evaluate`` on models whose length is known by construction.
 
-``python -m tests.lab.evaluation.test_known_lengths 20`` repeats it with so many seeds, ``5 10`` with
-those from 5 to 9.
+``python -m tests.lab.evaluation.test_known_lengths 20`` repeats it with so many seeds, ``5 10``
+with those from 5 to 9.
 """
 
 from __future__ import annotations

@@ -14,14 +14,14 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from posenc.errors import ArgumentError, CheckpointError
+from posenc.extension import segments
 from posenc.lab.evaluation.checkpoint import Checkpoint
 from posenc.lab.evaluation.evaluate import evaluate
 from posenc.lab.evaluation.extend import extend_checkpoint
-from posenc.transformers.live import LiveDecoder
 from posenc.lab.evaluation.settings import Tuning
-from posenc.extension import segments
-from posenc.transformers import stretch
 from posenc.layout import Layout
+from posenc.transformers import stretch
+from posenc.transformers.live import LiveDecoder
 from tests.support.tiny_models import tiny_model
 
 LENGTH = 16

@@ -13,10 +13,10 @@ import posenc
 from posenc.lab.cli import app
 from posenc.lab.evaluation.candidates import Candidate
 from posenc.lab.evaluation.checkpoint import Checkpoint
-from posenc.transformers.live import LiveModel
 from posenc.lab.evaluation.llama import as_llama
-from posenc.transformers.checkpoints.fields import Fields
 from posenc.models import Decoder, DecoderConfig
+from posenc.transformers.checkpoints.fields import Fields
+from posenc.transformers.live import LiveModel
 
 PACKAGE = Path(posenc.__file__).parent
 PROGRAM = {"cli", "evaluation", "experiments"}

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.lab.evaluation.chat import read_template
 from posenc.lab.evaluation.examination import Examination
-from posenc.transformers.live import LiveDecoder
 from posenc.lab.evaluation.questions import Question
 from posenc.lab.evaluation.scoring import ByGeneration, ByProbability
 from posenc.lab.evaluation.settings import EvaluationSettings
 from posenc.lab.evaluation.texts import SpecialTokens, TokenizerFile, read_ids
+from posenc.transformers.live import LiveDecoder
 
 
 def encode(text: str) -> list[int]:

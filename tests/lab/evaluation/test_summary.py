@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from posenc.extension import EXTENSIONS
 from posenc.lab.evaluation.candidates import Method
 from posenc.lab.evaluation.choosing import choose
 from posenc.lab.evaluation.headline import headline, verdicts
 from posenc.lab.evaluation.results import Study, StudyReading
 from posenc.lab.evaluation.suites.words import words
 from posenc.lab.evaluation.summary import SLOWER, answer, expectation, findings
-from posenc.extension import EXTENSIONS
 from tests.lab.evaluation.studies import BASE, reading, study
 
 

@@ -12,16 +12,16 @@ import pytest
 
 from posenc.lab.bench.options import METHODS
 from posenc.lab.bench.report import write_bench
-from posenc.transformers.doctor.costs import LayerCost
-from posenc.transformers.doctor.diagnosis import diagnose
 from posenc.lab.doctor.engines import Engines
 from posenc.lab.doctor.report import write_diagnosis
 from posenc.lab.evaluation.report import write_study
 from posenc.lab.experiments.report import write_report
+from posenc.transformers.doctor.costs import LayerCost
+from posenc.transformers.doctor.diagnosis import diagnose
 from tests.lab.bench.test_report import report as benched_sample
-from tests.transformers.engines.released import RELEASED
 from tests.lab.reporting.opened import DRAWN
 from tests.support.samples import sample, stretched_sample
+from tests.transformers.engines.released import RELEASED
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
 from posenc.errors import Interrupted, PosencError
+from posenc.lab.training import TrainingPlan, Watch, fit, full_weights, loop
 from posenc.layout import Layout
 from posenc.models import (
     Decoder,
@@ -30,7 +31,6 @@ from posenc.models import (
 )
 from posenc.models.complex import ClassifierConfig, SequenceClassifier
 from posenc.models.deberta import Deberta, DebertaConfig
-from posenc.lab.training import TrainingPlan, Watch, fit, full_weights, loop
 
 VOCABULARY, ROWS, LENGTH = 19, 5, 8
 IGNORED = -100

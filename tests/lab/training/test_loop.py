@@ -22,12 +22,12 @@ from posenc.errors import CheckpointError, Interrupted, OutputError
 from posenc.lab.experiments.results import Corpus, Measurement, RefusedMeasurement
 from posenc.lab.experiments.settings import ComparisonSettings
 from posenc.lab.experiments.tasks.language import LanguageModelling
-from posenc.storage import load_tensors
 from posenc.lab.training import Trained, TrainingPlan, Watch, fit, interruptible, train
 from posenc.lab.training import loop as training
 from posenc.lab.training.checkpoint import warmup_cosine
 from posenc.lab.training.loop import seeded_model
 from posenc.lab.training.machine import available_memory
+from posenc.storage import load_tensors
 from tests.support.processes import forking
 
 STEPS = 12

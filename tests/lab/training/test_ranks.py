@@ -11,8 +11,8 @@ import torch
 
 from posenc.models import MODELS
 from tests.distributed.pool import Pool
-from tests.support.processes import forking
 from tests.lab.training import elastic
+from tests.support.processes import forking
 
 HERE = "tests.lab.training.spread"
 

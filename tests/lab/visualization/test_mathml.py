@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 import pytest
 
 from posenc.extension import EXTENSIONS
-from posenc.registry import ENCODINGS
 from posenc.lab.visualization.catalogue import DocstringSections
 from posenc.lab.visualization.mathml import SIGNS, is_mathematics, mathml
+from posenc.registry import ENCODINGS
 
 METHODS = {
     **{name: entry.factory for name, entry in ENCODINGS.items()},

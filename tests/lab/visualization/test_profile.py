@@ -11,11 +11,11 @@ from torch import Tensor
 from posenc.encoding import BucketedTerms, EmbeddingEncoding, Encoding, ScoreTerm, StructuredScore
 from posenc.errors import ArgumentError, LengthError
 from posenc.grid import Grid
-from posenc.layout import Layout
-from posenc.registry import ENCODINGS
 from posenc.lab.visualization import profile as module
 from posenc.lab.visualization.panels import Curves, Heat, Panel, Trail
 from posenc.lab.visualization.profile import make_profile
+from posenc.layout import Layout
+from posenc.registry import ENCODINGS
 
 
 def values(panel: Panel) -> Tensor:

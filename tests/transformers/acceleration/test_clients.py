@@ -29,12 +29,12 @@ from posenc.errors import ArgumentError, UnknownNameError
 from posenc.transformers.acceleration import accelerate, register, restore
 from posenc.transformers.acceleration.accelerated import Accelerated
 from posenc.transformers.acceleration.masks import attended_keys
+from tests.support.caches import given
+from tests.support.tiny_models import tiny_model
 from tests.transformers.acceleration.case import VOCABULARY, texts
 from tests.transformers.acceleration.cases import CASES
 from tests.transformers.acceleration.cases.deberta_v2 import SIZES as DEBERTA
 from tests.transformers.acceleration.cases.t5 import SIZES as T5
-from tests.support.caches import given
-from tests.support.tiny_models import tiny_model
 
 
 def t5(**options: Any) -> T5ForConditionalGeneration:

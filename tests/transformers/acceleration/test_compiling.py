@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModel, CompileConfig
 
 from posenc.transformers.acceleration import accelerate
-from tests.transformers.acceleration.test_switching import causal, served
 from tests.support.versions import fault_before
 from tests.testing.tiny_models import inputs_of, tiny_config
+from tests.transformers.acceleration.test_switching import causal, served
 
 
 def gradients(model: Any, inputs: Any, real: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -16,13 +16,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
 from posenc.transformers.acceleration import accelerate, restore
-from posenc.transformers.acceleration.growing import (
-    LEAST,
-    Buffers,
-    Growing,
-    grow,
-    settle,
-)
+from posenc.transformers.acceleration.growing import LEAST, Buffers, Growing, grow, settle
 from tests.support.caches import cache_of, given
 from tests.testing.tiny_models import tiny_config
 

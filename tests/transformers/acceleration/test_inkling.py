@@ -18,10 +18,10 @@ from transformers import (
 from posenc.attention import api
 from posenc.grid import FARTHEST
 from posenc.transformers.acceleration import interface
+from tests.support.caches import given
 from tests.transformers.acceleration.case import texts, whole_texts
 from tests.transformers.acceleration.cases.inkling import CASES, SIZES
 from tests.transformers.acceleration.test_laws import put_under
-from tests.support.caches import given
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*causal_conv1d")
 

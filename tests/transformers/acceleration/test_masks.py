@@ -25,11 +25,7 @@ from transformers.masking_utils import (
 from posenc.transformers.acceleration import accelerate, interface, lazy_mask, masks
 from posenc.transformers.acceleration.dense import dense_attention
 from posenc.transformers.acceleration.interface import attention, keys_mask, mask
-from posenc.transformers.acceleration.lazy_mask import (
-    LazyMask,
-    pairs_behind,
-    written_out,
-)
+from posenc.transformers.acceleration.lazy_mask import LazyMask, pairs_behind, written_out
 from tests.transformers.acceleration.cases import CASES
 from tests.transformers.acceleration.test_interface import SERVED, heads, model_of
 

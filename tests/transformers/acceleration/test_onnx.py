@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.exhaustive import kept_in_suite
 from tests.transformers.acceleration.case import Case
 from tests.transformers.acceleration.cases import CASES
 from tests.transformers.acceleration.test_laws import FIRST, put_under, require_near
-from tests.support.exhaustive import kept_in_suite
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

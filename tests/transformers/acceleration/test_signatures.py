@@ -23,9 +23,9 @@ from posenc.transformers.acceleration.signatures import (
     caches_in,
     names_of,
 )
+from tests.support.caches import given
 from tests.transformers.acceleration.cases import CASES
 from tests.transformers.acceleration.test_laws import accelerated, put_under
-from tests.support.caches import given
 
 KINDS = [kind for family in FAMILIES.values() for kind in family.classes.values()]
 CACHED = ("bloom-lm", "falcon-lm", "inkling-whole", "mpt-lm")

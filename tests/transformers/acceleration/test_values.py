@@ -10,10 +10,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call, grad, vmap
 
+from tests.support.exhaustive import kept_in_suite
 from tests.transformers.acceleration.case import Case
 from tests.transformers.acceleration.cases import CASES
 from tests.transformers.acceleration.test_laws import FIRST, FIRST_OF_WAYS, put_under
-from tests.support.exhaustive import kept_in_suite
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask"),  # WavLM's

@@ -14,15 +14,15 @@ from transformers.utils import is_detectron2_available
 
 from posenc.attention.backends.native.build import description
 from posenc.errors import CheckpointError
+from posenc.lab.doctor.report import length_sentences
 from posenc.transformers.doctor.advice import limits
 from posenc.transformers.doctor.costs import LENGTHS, LayerCost, TensorMemory, _computed
 from posenc.transformers.doctor.diagnosis import diagnose
 from posenc.transformers.doctor.inspection import inspect
-from posenc.lab.doctor.report import length_sentences
-from tests.transformers.acceleration.cases import layoutlmv2, layoutlmv3, udop
-from tests.transformers.acceleration.cases.deberta_v2 import SIZES
 from tests.support.commands import inspect_here, run_command
 from tests.support.tiny_models import tiny_model
+from tests.transformers.acceleration.cases import layoutlmv2, layoutlmv3, udop
+from tests.transformers.acceleration.cases.deberta_v2 import SIZES
 
 
 @pytest.mark.parametrize("kind", ["roberta", "mpnet", "layoutlmv3", "bert", "camembert"])

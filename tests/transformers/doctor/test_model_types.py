@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from posenc.lab.doctor.words import descriptions, titles
+from posenc.transformers.checkpoints.fields import Fields
 from posenc.transformers.doctor.advice import advise, limits
 from posenc.transformers.doctor.disagreements import disagreements
 from posenc.transformers.doctor.expanded_weights import LARGE
 from posenc.transformers.doctor.facts import LayerReading
 from posenc.transformers.doctor.inspection import inspect
 from posenc.transformers.doctor.rotation import RotationFacts
-from posenc.lab.doctor.words import descriptions, titles
 from posenc.transformers.engines.config import completed
-from posenc.transformers.checkpoints.fields import Fields
-from tests.transformers.doctor.test_inspection import SIZES, only, tiny
 from tests.support.tiny_models import tiny_config
 from tests.support.versions import needs_model_type
+from tests.transformers.doctor.test_inspection import SIZES, only, tiny
 
 DEBERTA_V3 = {
     "relative_attention": True,

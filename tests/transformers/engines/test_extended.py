@@ -13,12 +13,12 @@ from torch import Tensor
 
 from posenc import create
 from posenc.encodings.query_key.rope import Rope
-from posenc.transformers.engines import ENGINES, EngineRotation, ModelConfig, differences
-from posenc.lab.evaluation.extend import extend_checkpoint
 from posenc.extension import EXTENSIONS, extend
 from posenc.extension.varying import VaryingRope
+from posenc.lab.evaluation.extend import extend_checkpoint
 from posenc.transformers.checkpoints.extended import FIELD
 from posenc.transformers.checkpoints.rope import TRAINED
+from posenc.transformers.engines import ENGINES, EngineRotation, ModelConfig, differences
 from tests.support.exhaustive import in_turn
 
 transformers = pytest.importorskip("transformers")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from posenc.errors import CheckpointError
+from posenc.lab.evaluation.extend import extend_checkpoint
 from posenc.transformers.doctor.loading import check_source
 from posenc.transformers.engines import check
-from posenc.lab.evaluation.extend import extend_checkpoint
 from tests.transformers.engines.released import TRAINED
 
 transformers = pytest.importorskip("transformers")

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from posenc.errors import ArgumentError
+from posenc.extension import EXTENSIONS, applicable
 from posenc.lab.evaluation.candidates import Method
+from posenc.lab.evaluation.extend import Extended, extend_checkpoint
+from posenc.lab.evaluation.served import served_methods
+from posenc.transformers.checkpoints.fields import Fields
 from posenc.transformers.engines import ENGINES, ModelConfig, differences
 from posenc.transformers.engines.comparison import engine_named
-from posenc.lab.evaluation.served import served_methods
 from posenc.transformers.engines.serving import gguf_keys, overrides
-from posenc.lab.evaluation.extend import Extended, extend_checkpoint
 from posenc.transformers.live import LiveDecoder
-from posenc.extension import EXTENSIONS, applicable
-from posenc.transformers.checkpoints.fields import Fields
+from tests.support.tiny_models import tiny_model
 from tests.transformers.engines.released import RELEASED, TRAINED
 from tests.transformers.engines.test_extended import LENGTH, original
-from tests.support.tiny_models import tiny_model
 
 transformers = pytest.importorskip("transformers")
 

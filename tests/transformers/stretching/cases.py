@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.transformers.stretching.sweep import difference, first
 from tests.support.caches import cache_of, given
 from tests.support.tiny_models import VOCABULARY, tiny_model
+from tests.transformers.stretching.sweep import difference, first
 
 WINDOW = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}
 

@@ -14,8 +14,8 @@ from posenc import Grid, Layout
 from posenc.errors import ArgumentError
 from posenc.transformers import restore, stretch
 from posenc.transformers.acceleration import accelerate
-from tests.transformers.stretching.cases import FREE, decoded, model_of, near, outputs, texts
 from tests.support.caches import cache_of, given
+from tests.transformers.stretching.cases import FREE, decoded, model_of, near, outputs, texts
 
 METHODS: dict[str, dict[str, Any]] = {
     "rerope": {"length": 16, "window": 6},

@@ -19,8 +19,8 @@ from posenc.transformers import stretch
 from posenc.transformers.acceleration.growing import grow, settle
 from posenc.transformers.stretching import decoding
 from posenc.transformers.stretching.decoding import RotatedKeys, rotated_keys
-from tests.transformers.stretching.cases import model_of, near, texts
 from tests.support.caches import cache_of, given
+from tests.transformers.stretching.cases import model_of, near, texts
 
 METHODS: dict[str, dict[str, Any]] = {
     "rerope": {"window": 6},

@@ -19,8 +19,8 @@ from posenc.transformers.acceleration import accelerate
 from posenc.transformers.checkpoints.extended import FIELD
 from posenc.transformers.stretching.configs import _same
 from posenc.transformers.stretching.frequencies import frequencies_in
-from tests.transformers.stretching.cases import decoded, model_of, near, outputs, texts
 from tests.support.tiny_models import tiny_model
+from tests.transformers.stretching.cases import decoded, model_of, near, outputs, texts
 
 TRAINED, FACTOR = 16, 4.0
 

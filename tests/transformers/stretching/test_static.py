@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import CompileConfig, DynamicCache, StaticCache
 
 from posenc.transformers import stretch
-from tests.transformers.stretching.cases import model_of, near, texts
 from tests.support.caches import given
+from tests.transformers.stretching.cases import model_of, near, texts
 
 MOST = 48
 

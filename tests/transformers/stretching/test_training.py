@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import Trainer, TrainingArguments
 
 from posenc.transformers import restore, stretch
-from tests.transformers.stretching.cases import FREE, model_of, near, outputs, texts
 from tests.support.versions import checkpoint_activations
+from tests.transformers.stretching.cases import FREE, model_of, near, outputs, texts
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 

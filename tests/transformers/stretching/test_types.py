@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.transformers.stretching.sweep import check
 from tests.support.exhaustive import kept_in_suite
+from tests.transformers.stretching.sweep import check
 
 KEPT = (
     *("diffllama", "gemma3n_text", "gpt_neox", "minicpm3", "modernbert", "phi3", "qwen2_vl_text"),

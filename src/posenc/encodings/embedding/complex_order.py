@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, EvenWidth, Length, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_tokens
 from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.precision import at_least_single, wider
 from posenc.encodings.common.table import real_positions
-from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.runtime import has_values, widest

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Interval, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_dim
-from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.layout.padding import hidden_tokens

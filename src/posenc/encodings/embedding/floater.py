@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from posenc.arguments import Interval, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding, Encoding
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.reuse import Copies, wants_gradients
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.frequencies import geometric_frequencies
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.opaque import opaque
 from posenc.encodings.common.table import real_positions
-from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError, LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values, is_transformed, widest, without_autocast

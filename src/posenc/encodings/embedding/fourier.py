@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, EvenWidth, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.common.special_tokens import zero_special
-from posenc.encoding.entry import Claims, Entry
 from posenc.layout import Layout
 
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from posenc.arguments import Count, EvenWidth, Length, Positive, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.embedding.fourier import waves
-from posenc.encoding.entry import Claims, Entry
 from posenc.layout import Layout
 
 

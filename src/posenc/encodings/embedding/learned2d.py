@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Magnitude, Natural, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import at_least_single, with_zero_gradient
 from posenc.encodings.common.table import neighbours, real_positions, require_inside
-from posenc.encoding.entry import Claims, Entry
 from posenc.errors import LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from posenc.arguments import Fraction, Length, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import at_least_single
 from posenc.encodings.common.table import read_rows, require_inside
-from posenc.encoding.entry import Claims, Entry
 from posenc.layout import Layout
 
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from posenc.arguments import EXACT, Count, Interval, Length, Magnitude, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.table import draw_rows, real_positions, require_inside
-from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Positive, Width, checked
-from posenc.encodings.common.matrix_rotation import MatrixRotary
 from posenc.encoding.entry import Claims, Entry
+from posenc.encodings.common.matrix_rotation import MatrixRotary
 from posenc.errors import ArgumentError
 
 

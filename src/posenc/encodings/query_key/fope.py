@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from posenc.arguments import EXACT, Base, Count, EvenWidth, Interval, Magnitude, checked
 from posenc.encoding import Pairing
+from posenc.encoding.entry import Claims, Entry
 from posenc.encodings.common.frequencies import geometric_angles
 from posenc.encodings.common.precision import wide_product
 from posenc.encodings.common.rotation import PairProducts
-from posenc.encoding.entry import Claims, Entry
 from posenc.layout import Layout
 
 PERIOD = "Pass the training length, which the period of the fastest pair must fit into."

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, EvenWidth, checked
 from posenc.encoding import Rotation
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.reuse import reused
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import at_least_single, wider
 from posenc.encodings.common.rotation import Rotary
-from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, Width, checked
 from posenc.encoding import QueryKeyTransform
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.frequencies import geometric_angles
 from posenc.encodings.common.rotation import kept_of_positions, repeat_keys, require_width
 from posenc.encodings.common.special_tokens import zero_special
-from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Factor, Fraction, Width, checked
 from posenc.encoding import Pairing
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.reuse import constant
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.rotation import Rotary
-from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, QuarterWidth, checked
 from posenc.encoding import Pairing
+from posenc.encoding.entry import Claims, Entry
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.rotation import Rotary
-from posenc.encoding.entry import Claims, Entry
 from posenc.layout import Layout
 
 

@@ -6,9 +6,9 @@ import torch
 
 from posenc.arguments import Base, Width, checked
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.query_key.rope import Rope
-from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 

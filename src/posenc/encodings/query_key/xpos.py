@@ -10,9 +10,9 @@ from torch import Tensor
 
 from posenc.arguments import Base, Positive, Width, checked
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.query_key.rope import Rope
-from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 
 EXPONENT_FRACTION = 0.45

@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, checked
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.reuse import constant
 from posenc.encodings.common.offset_bias import OffsetBias
-from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError
 
 

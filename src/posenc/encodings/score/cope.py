@@ -9,9 +9,9 @@ from torch import nn
 
 from posenc.arguments import EXACT, Interval, Width, checked
 from posenc.encoding import FusedScore, GateCounts, ScoreTerm, TokenTableProduct
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.prefix_sums import KeyRanks
-from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 
 

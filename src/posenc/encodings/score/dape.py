@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import FusedScore, HeadMixing, ScoreTerm
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.reuse import is_plain_linear
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.offset_bias import OffsetBias
@@ -16,7 +17,6 @@ from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.fire import Fire
 from posenc.encodings.score.kerple import Kerple
-from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 
 Bias = Literal["alibi", "fire", "kerple"]

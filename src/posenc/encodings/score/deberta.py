@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.parts import Projection
 from posenc.encoding.reuse import constant, reused
 from posenc.encoding.tensors import (
@@ -24,7 +25,6 @@ from posenc.encoding.tensors import (
     repeat_heads,
 )
 from posenc.encodings.common.buckets import gather_rows
-from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.runtime import has_values

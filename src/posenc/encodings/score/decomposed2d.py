@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import BucketedTerms, ScoreTerm, TokenTableProduct
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.common.special_tokens import has_special, zero_special_pairs
 from posenc.encodings.common.window import Window
-from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 
 

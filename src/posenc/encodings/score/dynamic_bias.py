@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
+from posenc.encoding.entry import Claims, Entry
 from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.encodings.common.precision import WideLayerNorm, WideLinear
-from posenc.encoding.entry import Claims, Entry
 
 
 class DynamicBias(OffsetBias):

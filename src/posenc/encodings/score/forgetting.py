@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encodings.common.gated_decay import GatedDecay
 from posenc.encoding.entry import Claims, Entry
+from posenc.encodings.common.gated_decay import GatedDecay
 
 
 class Forgetting(GatedDecay):

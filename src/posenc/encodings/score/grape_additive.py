@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, EvenWidth, Width, checked
 from posenc.encoding import FusedScore, LogGateSums, ScoreTerm
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.reuse import constant
 from posenc.encoding.tensors import Features, Keys, Queries, Scores
 from posenc.encodings.common.precision import WideLinear, at_least_single
@@ -16,7 +17,6 @@ from posenc.encodings.common.rotation import rotate
 from posenc.encodings.common.signals import require_signal
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.score.alibi import geometric_slopes
-from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 

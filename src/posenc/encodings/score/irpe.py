@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Interval, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct, ValueTerm
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import (
     BucketIndex,
     Keys,
@@ -22,7 +23,6 @@ from posenc.encoding.tensors import (
 from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
 from posenc.encodings.common.piecewise_index import Buckets, Method, Piecewise, buckets_of
 from posenc.encodings.common.special_tokens import has_special, special_pairs
-from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 

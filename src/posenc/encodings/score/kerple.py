@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, checked
-from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.encoding.entry import Claims, Entry
+from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.errors import ArgumentError
 from posenc.runtime import has_values
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import BlockTransforms, FusedScore, ScoreTerm
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, Keys, Queries, Scores, repeat_heads
 from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import KeyRanks
 from posenc.encodings.common.signals import require_signal
-from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 

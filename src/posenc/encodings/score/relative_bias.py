@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Natural, checked
 from posenc.encoding import BucketedTerms, ScoreTerm
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.clipped_offsets import clipped_bucket
-from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 
 Placement = Literal["outside", "inside"]

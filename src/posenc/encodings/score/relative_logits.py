@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, QueryKeyTransform, ScoreTerm, TokenTableProduct
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import (
     BucketIndex,
     Features,
@@ -20,7 +21,6 @@ from posenc.encoding.tensors import (
 from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.signals import require_signal
-from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 

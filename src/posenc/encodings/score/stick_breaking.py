@@ -9,9 +9,9 @@ from torch.nn.functional import logsigmoid
 
 from posenc.arguments import checked
 from posenc.encoding import FusedScore, ScoreTerm, StickWeights
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.prefix_sums import KeyRanks
-from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 
 Remainder = Literal["self", "none"]

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, checked
 from posenc.encoding import BucketedTerms, ScoreTerm
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.special_tokens import has_special, zero_special_pairs
 from posenc.encodings.common.window import Window
-from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.reuse import constant, reused
 from posenc.encoding.tensors import Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.cosine import CosineLogits
 from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.common.special_tokens import has_special, zero_special_pairs
 from posenc.encodings.common.window import Window
-from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 
 Logits = Literal["cosine", "dot"]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import BucketedTerms, LowRank, ScoreTerm
+from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.reuse import is_plain_linear, reused
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.pieces import by_pieces
@@ -24,7 +25,6 @@ from posenc.encodings.common.precision import (
 from posenc.encodings.common.special_tokens import special_mask
 from posenc.encodings.common.table import read_rows, require_inside
 from posenc.encodings.score.t5 import T5
-from posenc.encoding.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import has_values, is_transformed

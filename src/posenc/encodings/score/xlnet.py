@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from posenc.arguments import Base, Count, Width, checked
+from posenc.encoding.entry import Entry
 from posenc.encodings.score.transformer_xl import ENTRY as TRANSFORMER_XL
 from posenc.encodings.score.transformer_xl import TransformerXL, transformer_xl
-from posenc.encoding.entry import Entry
 
 
 @checked

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from posenc import registration
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
-from posenc.lab.experiments.recipe import Positions, require_axes
 from posenc.grid import Grid
+from posenc.lab.experiments.recipe import Positions, require_axes
 from posenc.layout import Layout
 from posenc.registry import ENCODINGS, create
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from posenc import __version__
+from posenc.errors import PosencError
 from posenc.lab.cli.bench import bench
 from posenc.lab.cli.compare import compare
 from posenc.lab.cli.console import ERRORS, EXIT_CODES, exit_code, help_of, print_error
@@ -23,7 +24,6 @@ from posenc.lab.cli.listing import list_encodings
 from posenc.lab.cli.options import configurable, flag, options_of
 from posenc.lab.cli.show import show
 from posenc.lab.cli.tasks import list_tasks
-from posenc.errors import PosencError
 
 app = typer.Typer(
     name="posenc",

@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from posenc.errors import ArgumentError
 from posenc.lab.cli.compare_display import CompareDisplay
 from posenc.lab.cli.completion import complete_encodings, complete_task
 from posenc.lab.cli.console import (
@@ -25,7 +26,6 @@ from posenc.lab.cli.console import (
     print_report,
 )
 from posenc.lab.cli.options import Json, Quiet, flag, option, with_settings
-from posenc.errors import ArgumentError
 from posenc.lab.experiments.options import ComparisonOptions
 from posenc.registration import parse_option, parse_options
 

@@ -62,11 +62,11 @@ def doctor(
 
         posenc doctor Qwen/Qwen3-8B@main --seconds 0 --live
     """
-    from posenc.transformers.doctor.diagnosis import diagnose
     from posenc.lab.doctor.engines import Engines
-    from posenc.transformers.doctor.loading import check_source
     from posenc.lab.doctor.report import opening, write_diagnosis
     from posenc.storage import output_folder, require_unused
+    from posenc.transformers.doctor.diagnosis import diagnose
+    from posenc.transformers.doctor.loading import check_source
 
     require_engine(engine)
     if out is not None:
@@ -94,9 +94,9 @@ def doctor(
 
 
 def _print(diagnosis: Diagnosis) -> None:
-    from posenc.transformers.doctor.advice import config_lines
     from posenc.lab.doctor.report import cost_rows, length_sentences, setting_sentences
     from posenc.lab.doctor.words import descriptions, titles
+    from posenc.transformers.doctor.advice import config_lines
 
     reading = diagnosis.reading
     by = "read by running its code" if reading.by == "run" else "not run, read from its config"
@@ -135,8 +135,8 @@ def _print(diagnosis: Diagnosis) -> None:
 
 
 def _print_checked(checked: tuple[Checked, ...]) -> None:
-    from posenc.transformers.engines.rotation import differing_pairs
     from posenc.lab.reporting.numbers import counted
+    from posenc.transformers.engines.rotation import differing_pairs
 
     OUT.print()
     print_line("Loaded with its weights:", style="bold")

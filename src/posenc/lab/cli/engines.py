@@ -14,8 +14,8 @@ from posenc.lab.cli.console import OUT, new_table, print_line
 
 if TYPE_CHECKING:
     from posenc.lab.doctor.engines import Engines
-    from posenc.transformers.doctor.facts import LayerReading
     from posenc.lab.evaluation.extend import Extended
+    from posenc.transformers.doctor.facts import LayerReading
 
 
 def require_engine(engine: str | None) -> None:

@@ -51,8 +51,8 @@ def evaluate(
     from posenc.lab.evaluation.evaluate import evaluate as measure
     from posenc.lab.evaluation.progress import kept
     from posenc.lab.evaluation.report import write_study
-    from posenc.storage import output_folder, require_unused
     from posenc.lab.training.interrupt import interruptible
+    from posenc.storage import output_folder, require_unused
 
     require_unused(out)
     settings = EvaluationSettings(**fields)

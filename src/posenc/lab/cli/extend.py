@@ -82,8 +82,8 @@ def extend(
     from posenc.lab.evaluation.choosing import require_learned
     from posenc.lab.evaluation.demo_model import demo_checkpoint
     from posenc.lab.evaluation.extend import extend_checkpoint
-    from posenc.storage import require_unused
     from posenc.lab.training.interrupt import interruptible
+    from posenc.storage import require_unused
 
     require_unused(out)
     settings = ExtensionSettings(**fields)

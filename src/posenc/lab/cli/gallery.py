@@ -7,10 +7,10 @@ from typing import Annotated
 
 from rich.text import Text
 
+from posenc.errors import ArgumentError
 from posenc.lab.cli.completion import complete_encodings
 from posenc.lab.cli.console import ERRORS, OUT
 from posenc.lab.cli.options import option
-from posenc.errors import ArgumentError
 
 
 def gallery(

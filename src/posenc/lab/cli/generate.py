@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from posenc.arguments import Interval, check
+from posenc.errors import ArgumentError
 from posenc.lab.cli.console import OUT, print_json
 from posenc.lab.cli.options import Json, option
-from posenc.errors import ArgumentError
 
 
 def generate(

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from rich.table import Table
 from rich.text import Text
 
+from posenc.encoding.entry import Claims, Entry
 from posenc.lab.cli.console import OUT, new_table, print_json
 from posenc.lab.cli.options import Json, flag, option
-from posenc.encoding.entry import Claims, Entry
 from posenc.registry import ENCODINGS
 
 WIDE = 120

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, TimeElapsedColumn
 from rich.text import Text
 
-from posenc.lab.cli.console import OUT, Countdown, Display, PlainTextColumn, new_table, print_opening
+from posenc.lab.cli.console import (
+    OUT,
+    Countdown,
+    Display,
+    PlainTextColumn,
+    new_table,
+    print_opening,
+)
 
 if TYPE_CHECKING:
     from posenc.lab.evaluation.results import Study, StudyMetric

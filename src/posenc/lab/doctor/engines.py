@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from posenc.lab.reporting.sentences import sentence
+from posenc.transformers.checkpoints.fields import Fields
 from posenc.transformers.doctor.advice import REFUSED
 from posenc.transformers.doctor.config_values import ROTATION, readable
 from posenc.transformers.doctor.facts import LayerReading
@@ -26,8 +28,6 @@ from posenc.transformers.engines.config import ModelConfig, refusal
 from posenc.transformers.engines.rotation import differing_pairs
 from posenc.transformers.engines.transformers import TRANSFORMERS
 from posenc.transformers.hub import model_folder
-from posenc.transformers.checkpoints.fields import Fields
-from posenc.lab.reporting.sentences import sentence
 
 ALL = "all"
 ENGINE_COLUMNS = ("engine", "slowest pair", "gain", "longest text", "pairs that differ")

@@ -9,26 +9,34 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from posenc.transformers.doctor.advice import FACTOR, REFUSED, Advice, config_lines
-from posenc.transformers.doctor.costs import LayerCost
-from posenc.transformers.doctor.diagnosis import Diagnosis
 from posenc.lab.doctor.engines import Engines
-from posenc.transformers.doctor.facts import UNKNOWN, AttentionFacts
-from posenc.transformers.doctor.rotation import RotationFacts
 from posenc.lab.doctor.words import descriptions, short_titles, titles
-from posenc.transformers.engines.config import ModelConfig
-from posenc.transformers.engines.engine import NotServedError
-from posenc.transformers.engines.transformers import TRANSFORMERS
-from posenc.transformers.hub import model_folder
-from posenc.transformers.checkpoints.fields import Fields
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Across, Drawing, Point, Up, looks
 from posenc.lab.reporting.headlines import fitting, shortened
 from posenc.lab.reporting.intervals import Estimate
 from posenc.lab.reporting.numbers import size_in_words, time_in_words
 from posenc.lab.reporting.opening import Opening, Remedy, Verdict, Verdicts, meanings
-from posenc.lab.reporting.page import Cell, Column, Page, TableSection, Term, TextSection, write_files
+from posenc.lab.reporting.page import (
+    Cell,
+    Column,
+    Page,
+    TableSection,
+    Term,
+    TextSection,
+    write_files,
+)
 from posenc.lab.reporting.sentences import sentence
+from posenc.transformers.checkpoints.fields import Fields
+from posenc.transformers.doctor.advice import FACTOR, REFUSED, Advice, config_lines
+from posenc.transformers.doctor.costs import LayerCost
+from posenc.transformers.doctor.diagnosis import Diagnosis
+from posenc.transformers.doctor.facts import UNKNOWN, AttentionFacts
+from posenc.transformers.doctor.rotation import RotationFacts
+from posenc.transformers.engines.config import ModelConfig
+from posenc.transformers.engines.engine import NotServedError
+from posenc.transformers.engines.transformers import TRANSFORMERS
+from posenc.transformers.hub import model_folder
 
 NAME = 24
 """Characters of a name in a headline, at most."""

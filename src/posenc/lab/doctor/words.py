@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from posenc.lab.reporting.numbers import counted
 from posenc.transformers.doctor.facts import UNKNOWN, AttentionFacts, LayerReading
 from posenc.transformers.doctor.rotation import RotationFacts
 from posenc.transformers.engines.rotation import differing_pairs
-from posenc.lab.reporting.numbers import counted
 
 SHOWN = 6
 """Ranges of layers that are written out."""

@@ -13,10 +13,10 @@ from posenc.encoding import Encoding
 from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.errors import ArgumentError
-from posenc.transformers.live import LiveDecoder, LiveModel
-from posenc.lab.evaluation.results import Claimed, Findings
 from posenc.extension import EXTENSIONS, Extension, NotApplicable, advice, applicable, segments
+from posenc.lab.evaluation.results import Claimed, Findings
 from posenc.registration import parse_name
+from posenc.transformers.live import LiveDecoder, LiveModel
 
 ALL = "all"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from posenc.errors import CheckpointError
 from posenc.lab.evaluation.deadline import deadline
-from posenc.transformers.checkpoints.fields import SAVE_AGAIN, read_object
 from posenc.storage import MOST_JSON, read_bytes
+from posenc.transformers.checkpoints.fields import SAVE_AGAIN, read_object
 
 FILE = "chat_template.jinja"
 

@@ -12,21 +12,21 @@ import torch
 from torch import nn
 
 from posenc.errors import ArgumentError, CheckpointError
-from posenc.transformers.engines.remedy import for_engines
-from posenc.transformers.hub import HubName
 from posenc.lab.evaluation.images import ImageSource
-from posenc.transformers.kinds import open_live, require_transformers, require_unstretched
-from posenc.transformers.live import LiveDecoder, LiveModel, evaluation_copy
-from posenc.transformers.live_images import LiveImages
 from posenc.lab.evaluation.llama import as_llama
 from posenc.lab.evaluation.results import Study
 from posenc.lab.evaluation.sidecars import copy_sidecars, raise_limits
 from posenc.lab.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenizer
-from posenc.transformers.checkpoints.fields import Fields
+from posenc.lab.training.machine import require_device
 from posenc.models import Decoder
 from posenc.models import load as load_saved
 from posenc.storage import as_path, output_folder, write_json
-from posenc.lab.training.machine import require_device
+from posenc.transformers.checkpoints.fields import Fields
+from posenc.transformers.engines.remedy import for_engines
+from posenc.transformers.hub import HubName
+from posenc.transformers.kinds import open_live, require_transformers, require_unstretched
+from posenc.transformers.live import LiveDecoder, LiveModel, evaluation_copy
+from posenc.transformers.live_images import LiveImages
 
 OWN_FAMILY = "llama"
 """``model_type`` of models of ``posenc compare``, once transformers runs them."""

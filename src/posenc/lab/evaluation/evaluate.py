@@ -18,8 +18,6 @@ from posenc.lab.evaluation.examination import Examination
 from posenc.lab.evaluation.image_candidates import image_candidates
 from posenc.lab.evaluation.images import ImageSource
 from posenc.lab.evaluation.limits import affordable
-from posenc.transformers.live import LiveDecoder, LiveModel
-from posenc.transformers.live_images import LiveImages
 from posenc.lab.evaluation.progress import MeasuredFile, Progress, silent
 from posenc.lab.evaluation.questions import Unfit, task_names
 from posenc.lab.evaluation.results import Effective, Findings, Rise, Study, StudyReading
@@ -37,6 +35,8 @@ from posenc.lab.evaluation.suites.next_token import (
 )
 from posenc.lab.evaluation.texts import Text
 from posenc.lab.experiments.deadline import Deadline
+from posenc.transformers.live import LiveDecoder, LiveModel
+from posenc.transformers.live_images import LiveImages
 
 SHORTEST = 8
 """Tokens of the shortest context."""
@@ -57,8 +57,8 @@ def evaluate(
 ) -> Study:
     """Measure a model as it is.
 
-    A causal model is also asked the questions of ``posenc.lab.evaluation.questions``, and measured with
-    its attention limited to the trained length, as a control. Where its loss rises before the
+    A causal model is also asked the questions of ``posenc.lab.evaluation.questions``, and measured
+    with its attention limited to the trained length, as a control. Where its loss rises before the
     trained length, or the longest text is too long, lengths between are measured too.
 
     Inputs of an encoder are cut to the length of its table. A model of images has its table

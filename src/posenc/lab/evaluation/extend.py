@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 from posenc.errors import ArgumentError
 from posenc.lab.evaluation.candidates import Method, extended_by, methods_for
 from posenc.lab.evaluation.checkpoint import Checkpoint
-from posenc.transformers.engines import differences
-from posenc.transformers.engines.comparison import engine_named
-from posenc.transformers.engines.engine import Engine
-from posenc.lab.evaluation.served import served_methods
-from posenc.transformers.engines.serving import Serving, serving
-from posenc.transformers.live import LiveModel
 from posenc.lab.evaluation.progress import Progress, kept, silent
 from posenc.lab.evaluation.results import Study
 from posenc.lab.evaluation.searching import require_search, searched
+from posenc.lab.evaluation.served import served_methods
 from posenc.lab.evaluation.settings import ExtensionSettings, Tuning
 from posenc.lab.evaluation.study import measure_extensions
 from posenc.lab.evaluation.texts import Text
-from posenc.transformers.checkpoints.fields import Fields
 from posenc.storage import output_folder, require_unused
+from posenc.transformers.checkpoints.fields import Fields
+from posenc.transformers.engines import differences
+from posenc.transformers.engines.comparison import engine_named
+from posenc.transformers.engines.engine import Engine
+from posenc.transformers.engines.serving import Serving, serving
+from posenc.transformers.live import LiveModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.lab import training
 from posenc.errors import ArgumentError
+from posenc.lab import training
 from posenc.lab.evaluation.settings import Positions, Tuning
 from posenc.lab.evaluation.suites.needles import ByteNeedles
 from posenc.lab.evaluation.texts import Text
 from posenc.lab.experiments.tasks.common import needles
 from posenc.lab.experiments.tasks.common.byte_text import random_windows
-from posenc.layout import Layout
 from posenc.lab.training.seeding import generator
+from posenc.layout import Layout
 from posenc.layout.transforms import randomized, skipped
 
 TOKENS_A_STEP = 2048

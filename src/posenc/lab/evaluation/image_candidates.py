@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.errors import ArgumentError
+from posenc.extension import extend
 from posenc.lab.evaluation.candidates import SCALED, Candidate, Method, candidates_by
 from posenc.lab.evaluation.images import Size
-from posenc.transformers.live_images import LiveImages
 from posenc.lab.evaluation.suites.images import BySize
-from posenc.extension import extend
+from posenc.transformers.live_images import LiveImages
 
 
 def image_candidates(

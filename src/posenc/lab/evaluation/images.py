@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from posenc.errors import ArgumentError, CheckpointError, DataError
-from posenc.transformers.checkpoints.fields import SAVE_AGAIN, Fields, read_object
 from posenc.storage import read_bytes
+from posenc.transformers.checkpoints.fields import SAVE_AGAIN, Fields, read_object
 
 Size = tuple[int, int]
 """(height, width) in pixels."""

@@ -8,8 +8,8 @@ import torch
 
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
-from posenc.transformers.checkpoints.rope import parameters_of
 from posenc.models import Decoder
+from posenc.transformers.checkpoints.rope import parameters_of
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM

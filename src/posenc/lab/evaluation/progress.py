@@ -9,11 +9,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from posenc.lab.codec import from_plain, to_plain
 from posenc.errors import CheckpointError, Interrupted
+from posenc.lab.codec import from_plain, to_plain
 from posenc.lab.evaluation.results import Findings, StudyReading
-from posenc.storage import make_folder, read_json, write_json
 from posenc.lab.training.seeding import fingerprint
+from posenc.storage import make_folder, read_json, write_json
 
 Progress = Callable[[str, int, int], None]
 """Called with the current stage, the number of models done, and the number of all."""

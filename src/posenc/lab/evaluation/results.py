@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from posenc.lab.codec import to_plain
 from posenc.errors import CheckpointError
+from posenc.lab.codec import to_plain
 from posenc.lab.reporting.intervals import Bounds, Estimate
 
 TIMED = 0.2

@@ -12,11 +12,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.errors import ArgumentError
-from posenc.transformers.live import LiveDecoder
 from posenc.lab.evaluation.questions import Question
 from posenc.lab.experiments.sequences import stacked
 from posenc.lab.experiments.text_loss import rows_a_call
 from posenc.models import Greedy
+from posenc.transformers.live import LiveDecoder
 
 SPARE = 1.5
 """Tokens that may be generated, as a multiple of those of the expected answers."""

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from posenc.errors import ArgumentError, DataError, Interrupted
+from posenc.extension import Found, search_factors
 from posenc.lab.evaluation.candidates import Method
 from posenc.lab.evaluation.checkpoint import Checkpoint
-from posenc.transformers.live import LiveModel
 from posenc.lab.evaluation.progress import Progress, silent
 from posenc.lab.evaluation.texts import Text
 from posenc.lab.experiments.text_loss import Targets, at_device
-from posenc.extension import Found, search_factors
+from posenc.transformers.live import LiveModel
 
 SEARCHED = "longrope"
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from posenc.errors import ArgumentError
+from posenc.extension import EXTENSIONS, applicable
 from posenc.lab.evaluation.candidates import Method, extended_by
+from posenc.lab.reporting.sentences import listed
 from posenc.transformers.engines.comparison import differences
 from posenc.transformers.engines.config import ModelConfig
 from posenc.transformers.engines.engine import Engine
 from posenc.transformers.engines.remedy import for_engines
 from posenc.transformers.engines.transformers import TRANSFORMERS
 from posenc.transformers.live import LiveModel
-from posenc.extension import EXTENSIONS, applicable
-from posenc.lab.reporting.sentences import listed
 
 UNKNOWN = "is known to no engine"
 

@@ -63,7 +63,8 @@ class EvaluationSettings(MeasuringSettings):
         lengths: of contexts (of images, sides in pixels); None: half, once and twice the trained,
             and between the last that holds and the first that does not.
         margin: share of its value at the trained length by which a model may be worse.
-        tasks: names, comma-separated, or ``all`` or ``none``; see ``posenc.lab.evaluation.questions``.
+        tasks: names, comma-separated, or ``all`` or ``none``; see
+            ``posenc.lab.evaluation.questions``.
         questions: a task and length.
         style: ``base``: answers by log-probability; ``chat``: generated, by the chat template;
             ``auto``: ``chat`` where there is a template.

@@ -19,8 +19,6 @@ from posenc.lab.evaluation.choosing import choose, gate
 from posenc.lab.evaluation.finetuning import finetuned
 from posenc.lab.evaluation.image_candidates import goal_cells, image_candidates
 from posenc.lab.evaluation.images import Images, ImageSource
-from posenc.transformers.live import LiveEncoder, LiveMaskedLM, LiveModel
-from posenc.transformers.live_images import LiveImages
 from posenc.lab.evaluation.progress import MeasuredFile, Progress, silent
 from posenc.lab.evaluation.results import Findings, Study
 from posenc.lab.evaluation.settings import Tuning
@@ -30,6 +28,8 @@ from posenc.lab.evaluation.suites.next_token import NextTokenSuite, Suite, lengt
 from posenc.lab.evaluation.suites.retrieval import RetrievalSuite
 from posenc.lab.evaluation.texts import Text
 from posenc.lab.training.machine import describe_device, versions
+from posenc.transformers.live import LiveEncoder, LiveMaskedLM, LiveModel
+from posenc.transformers.live_images import LiveImages
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from statistics import fmean
 
+from posenc.extension import EXTENSIONS
 from posenc.lab.evaluation.candidates import CUT, SCALED, WINDOW
 from posenc.lab.evaluation.choosing import (
     QUANTILE,
@@ -21,7 +22,6 @@ from posenc.lab.evaluation.choosing import (
     readings_of,
 )
 from posenc.lab.evaluation.results import Study, StudyReading
-from posenc.extension import EXTENSIONS
 from posenc.lab.reporting.numbers import counted
 from posenc.lab.reporting.sentences import sentence
 from posenc.lab.reporting.verdicts import BREAKS

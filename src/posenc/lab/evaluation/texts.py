@@ -18,8 +18,8 @@ from posenc.lab.evaluation.chat import read_template, text_of
 from posenc.lab.evaluation.suites.needles import ByteNeedles, KeyNeedles, Needles, letters
 from posenc.lab.experiments.corpus import read_corpus
 from posenc.lab.experiments.pieces import Pieces
-from posenc.transformers.checkpoints.fields import SAVE_AGAIN, read_object
 from posenc.storage import panics_as_errors, read_bytes
+from posenc.transformers.checkpoints.fields import SAVE_AGAIN, read_object
 
 Encode = Callable[[str], Sequence[int]]
 """Text to ids, without special tokens."""

@@ -15,7 +15,15 @@ import torch
 
 from posenc.errors import ArgumentError, CheckpointError, PosencError
 from posenc.lab.experiments.deadline import Deadline
-from posenc.lab.experiments.jobs import OUTCOME, SAVING, Outcome, Pace, Prepare, TrainingJob, drop_state
+from posenc.lab.experiments.jobs import (
+    OUTCOME,
+    SAVING,
+    Outcome,
+    Pace,
+    Prepare,
+    TrainingJob,
+    drop_state,
+)
 from posenc.lab.experiments.locks import RunLocks, make_folders, with_idle_paths
 from posenc.lab.experiments.output import RUNS, open_folder, resume_command
 from posenc.lab.experiments.progress import (

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.lab.codec import restore, to_plain
 from posenc.errors import Interrupted, OutputError
+from posenc.lab.codec import restore, to_plain
 from posenc.lab.experiments.progress import Event, Measuring, RunStarted, Stepped
 from posenc.lab.experiments.results import Measurement, RefusedMeasurement, TrainedRun
 from posenc.lab.experiments.settings import ComparisonSettings
 from posenc.lab.experiments.tasks import Task
-from posenc.storage import read_json, unwritable, write_json
 from posenc.lab.training.checkpoint import CHECKPOINT, TrainingPlan
 from posenc.lab.training.loop import Trained, Watch, train
 from posenc.lab.training.machine import available_memory
+from posenc.storage import read_json, unwritable, write_json
 
 CURVE_POINTS = 60
 """Points of a training curve."""

@@ -7,10 +7,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.lab.experiments.recipe import Positions
-from posenc.layout import Layout
-from posenc.models import Decoder
 from posenc.lab.training.seeding import generator
+from posenc.layout import Layout
 from posenc.layout.transforms import randomized
+from posenc.models import Decoder
 
 
 class RandomlyPlacedDecoder(nn.Module):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 from posenc.arguments import EXACT, Interval, check, check_fields
-from posenc.lab.codec import restore, to_plain
 from posenc.errors import ArgumentError, CheckpointError, UnknownNameError
+from posenc.lab.codec import restore, to_plain
 from posenc.lab.experiments.options import OF_TASK
 from posenc.lab.experiments.recipe import Recipe, Variant
 from posenc.lab.experiments.tasks import TASKS, TaskEntry

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from posenc.errors import CheckpointError
-from posenc.storage import Shapes, load_tensors, save_tensors
 from posenc.lab.training.ranks import Strategy, TrainingRanks
 from posenc.lab.training.shards import load_shards, newest, save_shards
+from posenc.storage import Shapes, load_tensors, save_tensors
 
 CHECKPOINT = "checkpoint.safetensors"
 

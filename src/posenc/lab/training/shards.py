@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from posenc.errors import CheckpointError, OutputError, PosencError
-from posenc.storage import RESTORE, WRITTEN, Shapes, read_json, unwritable, write_json
 from posenc.lab.training.ranks import TrainingRanks
+from posenc.storage import RESTORE, WRITTEN, Shapes, read_json, unwritable, write_json
 
 PREFIX = "checkpoint-"
 META = "state.json"

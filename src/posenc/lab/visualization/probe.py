@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from posenc.encoding import BucketedTerms, Encoding, StructuredScore
 from posenc.grid import Grid
-from posenc.layout import Layout
 from posenc.lab.visualization.panels import Curves, Heat, Panel, Trail
+from posenc.layout import Layout
 
 SHOWN_HEADS = 2
 """Heads whose view of an image is shown."""

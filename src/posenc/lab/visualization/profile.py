@@ -20,10 +20,10 @@ from torch import nn
 
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, LengthError
-from posenc.layout import Layout
-from posenc.registry import ENCODINGS, create
 from posenc.lab.visualization.panels import Heat, Panel, Profile, Trail
 from posenc.lab.visualization.probe import EncodingProbe
+from posenc.layout import Layout
+from posenc.registry import ENCODINGS, create
 
 SIDES = (15, 8, 7, 4)
 """Cells a side of the image for methods on several axes: the first that they serve."""

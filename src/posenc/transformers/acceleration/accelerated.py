@@ -19,14 +19,9 @@ from posenc.attention.backends.common.base import Backend
 from posenc.encoding import StructuredScore
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
-from posenc.transformers.acceleration.signatures import (
-    CACHE,
-    bound,
-    cache_name,
-    names_of,
-)
-from posenc.transformers.acceleration.terms import encoding_of
 from posenc.runtime import is_exporting, is_scripted
+from posenc.transformers.acceleration.signatures import CACHE, bound, cache_name, names_of
+from posenc.transformers.acceleration.terms import encoding_of
 
 SETTINGS = "_posenc_settings"
 

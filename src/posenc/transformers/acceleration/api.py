@@ -25,19 +25,9 @@ from posenc.transformers.acceleration.checking import (
     is_sharded_around,
     without_values,
 )
-from posenc.transformers.acceleration.family import (
-    FAMILIES,
-    AcceleratedFamily,
-    family_of,
-)
+from posenc.transformers.acceleration.family import FAMILIES, AcceleratedFamily, family_of
 from posenc.transformers.acceleration.report import AccelerateReport, ReportedModule
-from posenc.transformers.acceleration.routing import (
-    MOVED,
-    ORIGINAL,
-    POSENC,
-    Record,
-    recorded,
-)
+from posenc.transformers.acceleration.routing import MOVED, ORIGINAL, POSENC, Record, recorded
 from posenc.transformers.acceleration.views import config_behind, with_posenc
 
 ALREADY = "It was accelerated before and stays as it is; restore(model) first for other settings."

@@ -9,8 +9,8 @@ from torch.nn.functional import dropout as drop
 
 from posenc.attention.backends.common.fused import fused_attention
 from posenc.attention.softmax import softmax_with_sinks
-from posenc.encoding.derivatives import with_definition
 from posenc.encoding import repeat_heads
+from posenc.encoding.derivatives import with_definition
 from posenc.runtime import is_exporting
 
 

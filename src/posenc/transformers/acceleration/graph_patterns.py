@@ -14,8 +14,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import masking_utils
 
-from posenc.transformers.acceleration.patterns import MaskFunction, Pattern, Place
 from posenc.runtime import is_exporting
+from posenc.transformers.acceleration.patterns import MaskFunction, Pattern, Place
 
 
 def pattern_in_graph(

@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
-from posenc.transformers.acceleration.signatures import caches_in
 from posenc.runtime import is_scripted, is_transformed
+from posenc.transformers.acceleration.signatures import caches_in
 
 Pair = tuple[Float[Tensor, "B G K D"], Float[Tensor, "B G K E"]]
 """Keys and values."""

@@ -20,6 +20,7 @@ from posenc.attention import attend
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore
 from posenc.errors import ArgumentError
 from posenc.grid import FARTHEST, Grid
+from posenc.runtime import is_scripted
 from posenc.transformers.acceleration import lazy_mask
 from posenc.transformers.acceleration.accelerated import settings_of, wants_weights
 from posenc.transformers.acceleration.dense import dense_attention
@@ -34,13 +35,7 @@ from posenc.transformers.acceleration.routing import (
     plain_attention,
 )
 from posenc.transformers.acceleration.terms import ComputedOnce, encoding_of
-from posenc.transformers.acceleration.views import (
-    CAUSAL_KEYS,
-    KEYS,
-    NAME,
-    takes_added_masks,
-)
-from posenc.runtime import is_scripted
+from posenc.transformers.acceleration.views import CAUSAL_KEYS, KEYS, NAME, takes_added_masks
 
 REFUSED_OPTIONS = frozenset({"block_indices", "cache", "indices", "sinks"})
 """Options that change attention and are not read. Models hand on all that they are called with,

@@ -13,8 +13,8 @@ from torch.jit import is_tracing  # type: ignore[attr-defined]
 from torch.utils._pytree import tree_map
 
 from posenc.grid import Grid
-from posenc.transformers.acceleration.terms import ComputedOnce
 from posenc.runtime import has_values
+from posenc.transformers.acceleration.terms import ComputedOnce
 
 CARRIED = "_posenc_pairs"
 

@@ -19,9 +19,9 @@ from transformers import masking_utils
 from transformers.masking_utils import prepare_padding_mask, sdpa_mask
 
 from posenc.grid import FARTHEST, Grid
-from posenc.transformers.versions import remap_positions_for_packed_sequence
 from posenc.layout import Layout
 from posenc.runtime import has_values
+from posenc.transformers.versions import remap_positions_for_packed_sequence
 
 MaskFunction = Callable[..., Any]
 """Function of batch row, head, query and key index; True if the query may attend to the key."""

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from transformers import Cache, PreTrainedModel
 
+from posenc.runtime import without_autocast
 from posenc.transformers.acceleration.family import AcceleratedFamily, family_of
 from posenc.transformers.acceleration.routing import recorded
 from posenc.transformers.acceleration.signatures import cache_name, is_cache, names_of
-from posenc.runtime import without_autocast
 
 ROWS, LENGTH, PADDING, STEPS = 2, 48, 7, 2
 

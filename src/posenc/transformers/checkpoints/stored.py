@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from posenc.errors import CheckpointError
-from posenc.transformers.checkpoints.fields import read_json
 from posenc.storage import open_tensors
+from posenc.transformers.checkpoints.fields import read_json
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 

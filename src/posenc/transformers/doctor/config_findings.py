@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.transformers.engines.config import head_dim
 from posenc.transformers.checkpoints.rope import TRAINED, parameters_in, scaling_of
+from posenc.transformers.engines.config import head_dim
 
 SCALED = ("linear", "dynamic", "llama3", "longrope", "yarn")
 """Values of ``rope_type`` that change frequencies."""

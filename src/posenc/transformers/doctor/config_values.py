@@ -10,9 +10,9 @@ from typing import Any
 
 from posenc.arguments import EXACT
 from posenc.errors import CheckpointError
+from posenc.transformers.checkpoints.fields import Fields
 from posenc.transformers.doctor.config_findings import Finding
 from posenc.transformers.engines.config import LAYERS, PARTS, WINDOWS, completed, is_known
-from posenc.transformers.checkpoints.fields import Fields
 
 Config = Mapping[str, Any]
 Wrong = tuple[tuple[str, ...], str, Any]

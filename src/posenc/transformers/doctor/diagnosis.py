@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from posenc.attention.backends.native.build import description
+from posenc.transformers.checkpoints.fields import Fields, read_object
 from posenc.transformers.doctor.advice import (
     REFUSED,
     SENTENCES,
@@ -26,7 +27,6 @@ from posenc.transformers.doctor.from_config import read_config, unknown_types
 from posenc.transformers.doctor.process import SECONDS, NotRunError, read_by_running
 from posenc.transformers.engines.config import completed, refusal, text_part
 from posenc.transformers.hub import model_folder
-from posenc.transformers.checkpoints.fields import Fields, read_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from posenc.transformers.checkpoints.rope import scaling_of
 from posenc.transformers.doctor.config_findings import Finding, has_rope, rope_dicts
 from posenc.transformers.doctor.facts import UNKNOWN, AttentionFacts, LayerReading, Layers, Maybe
 from posenc.transformers.doctor.rotation import RotationFacts
 from posenc.transformers.engines.config import LAYERS, WINDOWS, head_dim
-from posenc.transformers.checkpoints.rope import scaling_of
 
 Config = Mapping[str, Any]
 FULL = ("full_attention", "attention")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from posenc.errors import CheckpointError
+from posenc.transformers.checkpoints.fields import Fields
 from posenc.transformers.engines import Checked, check
 from posenc.transformers.hub import model_folder
 from posenc.transformers.kinds import kind_of
-from posenc.transformers.checkpoints.fields import Fields
 
 
 def check_source(source: Path | str) -> tuple[Checked, ...]:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from posenc.transformers.acceleration.signatures import CACHE, cache_name, names_of
 from posenc.transformers.doctor.expanded_weights import (
     INTERFACE,
     PRODUCTS,
     ExpandedProducts,
     is_expanded,
 )
-from posenc.transformers.acceleration.signatures import CACHE, cache_name, names_of
 from posenc.transformers.recording import RecordedCall, record_call, recorded_calls
 
 TOKENS, FAR = 9, 2**20
@@ -132,7 +132,7 @@ class Recorder(ExpandedProducts):
             self.tables[self._inside[-1]] = table.shape[0], int(rows[0])
 
 
-class FarCache(transformers.DynamicCache):  # type: ignore[misc]
+class FarCache(transformers.DynamicCache):
     """A cache that claims ``FAR`` tokens and keeps none."""
 
     def get_seq_length(self, *args: Any, **options: Any) -> int:

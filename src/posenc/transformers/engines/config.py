@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any
 
-from posenc.transformers.engines.rotation import RopeParameters
 from posenc.transformers.checkpoints.rope import TRAINED, parameters_in
+from posenc.transformers.engines.rotation import RopeParameters
 
 Fields = Mapping[str, Any]
 

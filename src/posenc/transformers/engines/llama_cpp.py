@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from posenc.transformers.checkpoints.rope import TRAINED
 from posenc.transformers.engines.config import FULL, HUNYUAN, ModelConfig, first
 from posenc.transformers.engines.engine import Engine, NotServedError
 from posenc.transformers.engines.rotation import (
@@ -16,7 +17,6 @@ from posenc.transformers.engines.rotation import (
     ntk_alpha,
 )
 from posenc.transformers.engines.transformers import TRANSFORMERS
-from posenc.transformers.checkpoints.rope import TRAINED
 
 BARE = frozenset({"gpt_neox", "phi", "gemma", "gemma2", "minicpm3", "stablelm", "falcon", "glm"})
 """Families of which neither base nor scaling is converted."""

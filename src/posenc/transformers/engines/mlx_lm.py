@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from posenc.transformers.checkpoints.rope import TRAINED
 from posenc.transformers.engines.config import FULL, Fields, ModelConfig
 from posenc.transformers.engines.engine import Engine, NotServedError, UnreadError
 from posenc.transformers.engines.mlx_models import (
@@ -33,7 +34,6 @@ from posenc.transformers.engines.rotation import (
     ntk_alpha,
     plain,
 )
-from posenc.transformers.checkpoints.rope import TRAINED
 
 YARNS = ("yarn", "deepseek_yarn", "telechat3-yarn")
 DEFAULT_LENGTHS = {"llama3": 8192, SU: 4096, SU_SCALED: 4096, **dict.fromkeys(YARNS, 4096)}

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from posenc.transformers.checkpoints.rope import TRAINED, parameters_in, yarn_gain
 from posenc.transformers.engines.comparison import differences, differs
 from posenc.transformers.engines.config import FULL, ModelConfig
 from posenc.transformers.engines.engine import NotServedError
 from posenc.transformers.engines.rotation import RopeParameters
 from posenc.transformers.engines.transformers import TRANSFORMERS
-from posenc.transformers.checkpoints.rope import TRAINED, parameters_in, yarn_gain
 
 GAINS = ("attention_factor", "attn_factor", "mscale", "mscale_all_dim")
 """Parameters that a gain can be written by."""

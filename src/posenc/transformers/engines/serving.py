@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posenc.transformers.checkpoints.rope import TRAINED
 from posenc.transformers.engines.config import ModelConfig
 from posenc.transformers.engines.engine import Engine
 from posenc.transformers.engines.llama_cpp import KEY, LLAMA_CPP, NAMES
-from posenc.transformers.checkpoints.rope import TRAINED
 
 KEYS = {
     "default": {},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from posenc.transformers.checkpoints.rope import TRAINED, parameters_in, scaling_of
 from posenc.transformers.engines.config import ModelConfig, first
 from posenc.transformers.engines.engine import Engine, NotServedError
 from posenc.transformers.engines.rotation import (
@@ -14,7 +15,6 @@ from posenc.transformers.engines.rotation import (
     ntk_alpha,
 )
 from posenc.transformers.engines.vllm import latent_ropes, require_unchunked_positions
-from posenc.transformers.checkpoints.rope import TRAINED, parameters_in, scaling_of
 
 STEP = "step3p5"
 """Family that reads base and rotated share of each layer, as they are written."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from posenc.transformers.checkpoints.rope import parameters_in
 from posenc.transformers.engines.config import HUNYUAN, ModelConfig
 from posenc.transformers.engines.engine import Engine
 from posenc.transformers.engines.rotation import (
@@ -14,7 +15,6 @@ from posenc.transformers.engines.rotation import (
     RopeParameters,
     ntk_alpha,
 )
-from posenc.transformers.checkpoints.rope import parameters_in
 
 
 def yarn(rope: RopeParameters, length: int) -> EngineRotation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from posenc.transformers.checkpoints.rope import TRAINED
 from posenc.transformers.engines.config import FULL, HUNYUAN, ModelConfig
 from posenc.transformers.engines.engine import Engine, NotServedError, UnreadError
 from posenc.transformers.engines.rotation import (
@@ -14,7 +15,6 @@ from posenc.transformers.engines.rotation import (
     ntk_alpha,
 )
 from posenc.transformers.engines.transformers import TRANSFORMERS, yarn
-from posenc.transformers.checkpoints.rope import TRAINED
 
 SCALED_ALREADY = ("longrope", "llama3", "yarn", "deepseek_yarn")
 """Scalings whose factor ``max_position_embeddings`` has already."""

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from posenc.encoding import Encoding, Pairing
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
+from posenc.layout import Layout
 from posenc.transformers.acceleration.checking import PRECISIONS
 from posenc.transformers.acceleration.interface import mask
 from posenc.transformers.acceleration.lazy_mask import written_out
@@ -33,16 +34,10 @@ from posenc.transformers.stretching.attention import (
 )
 from posenc.transformers.stretching.changes import Change, Undoable, undo
 from posenc.transformers.stretching.configs import configs_of
-from posenc.transformers.stretching.frequencies import (
-    INNER,
-    Frequencies,
-    SineTable,
-    rotates_itself,
-)
+from posenc.transformers.stretching.frequencies import INNER, Frequencies, SineTable, rotates_itself
 from posenc.transformers.stretching.positions import PLACED, Adoption, Switch
 from posenc.transformers.stretching.probing import quiet, run
 from posenc.transformers.stretching.rotary import Calls
-from posenc.layout import Layout
 
 PAIRINGS: tuple[Pairing, ...] = ("half", "adjacent")
 

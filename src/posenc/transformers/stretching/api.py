@@ -21,22 +21,12 @@ from posenc.transformers.stretching import configs, rotary
 from posenc.transformers.stretching.adopting import adopt
 from posenc.transformers.stretching.attention import StretchedLayer
 from posenc.transformers.stretching.biases import LinearBias, biases_in
-from posenc.transformers.stretching.changes import (
-    Change,
-    Undoable,
-    undo,
-    undone_on_error,
-)
+from posenc.transformers.stretching.changes import Change, Undoable, undo, undone_on_error
 from posenc.transformers.stretching.frequencies import Frequencies, Of, frequencies_in
 from posenc.transformers.stretching.probing import quiet, run, transformers_model
 from posenc.transformers.stretching.report import StretchedPart, StretchReport
 from posenc.transformers.stretching.request import Request
-from posenc.transformers.stretching.tables import (
-    RESAMPLE,
-    LearnedTable,
-    tables_in,
-    take_any_shape,
-)
+from posenc.transformers.stretching.tables import RESAMPLE, LearnedTable, tables_in, take_any_shape
 
 STRETCHED = "_posenc_stretched"
 """Attribute of a stretched model."""

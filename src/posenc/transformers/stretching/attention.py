@@ -17,6 +17,7 @@ from posenc.encoding import Encoding, repeat_heads
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
+from posenc.runtime import is_transformed
 from posenc.transformers.acceleration.accelerated import wants_weights
 from posenc.transformers.acceleration.dense import attend_by_logits, logits_of
 from posenc.transformers.acceleration.growing import Growing
@@ -27,7 +28,6 @@ from posenc.transformers.acceleration.views import STRETCHED
 from posenc.transformers.stretching.decoding import attend_last
 from posenc.transformers.stretching.frequencies import Frequencies, Of
 from posenc.transformers.stretching.positions import Adoption, Placement, placement_in
-from posenc.runtime import is_transformed
 
 LAYER = "_posenc_layer"
 """Attribute of attention modules: their ``StretchedLayer``."""

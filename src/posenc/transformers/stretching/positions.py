@@ -20,11 +20,11 @@ from transformers.cache_utils import (
 
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
+from posenc.layout import Layout
+from posenc.runtime import has_values, is_exporting
 from posenc.transformers.acceleration.signatures import bound, caches_in, is_cache
 from posenc.transformers.stretching.companions import add_companions, companions
 from posenc.transformers.stretching.probing import layer_type_of
-from posenc.layout import Layout
-from posenc.runtime import has_values, is_exporting
 
 PLACED = "_posenc_placement"
 """Attribute of rotary modules' outputs: the positions they are of."""

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posenc.errors import ArgumentError
+from posenc.runtime import without_autocast
 from posenc.transformers.acceleration.trials import device_of, evaluating, fitting_length
 from posenc.transformers.stretching.changes import undo
-from posenc.runtime import without_autocast
 
 TOKENS = 9
 

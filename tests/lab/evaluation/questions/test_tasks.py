@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from posenc.errors import UnknownNameError
-from posenc.lab.evaluation.questions import TASKS, Question, QuestionMaker, Unfit, documents, making, needles, task_names, tracking
+from posenc.lab.evaluation.questions import (
+    TASKS,
+    Question,
+    QuestionMaker,
+    Unfit,
+    documents,
+    making,
+    needles,
+    task_names,
+    tracking,
+)
 from posenc.lab.evaluation.questions.needles import FACTS, PEOPLE
 from posenc.lab.evaluation.questions.source import NAMES, Source, name, names
 

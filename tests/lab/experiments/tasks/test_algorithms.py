@@ -22,8 +22,8 @@ from posenc.lab.experiments.tasks.common.algorithm import (
     SYMBOLS,
     AlgorithmTask,
 )
-from posenc.models import Decoder
 from posenc.lab.training.loop import seeded_model
+from posenc.models import Decoder
 
 ALGORITHMS = ("addition", "copy", "dyck", "parity", "recall", "reverse", "scan", "sorting")
 

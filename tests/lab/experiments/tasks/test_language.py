@@ -14,8 +14,8 @@ from posenc.lab.experiments.results import Measurement, RefusedMeasurement
 from posenc.lab.experiments.settings import ComparisonSettings
 from posenc.lab.experiments.tasks.common import needles
 from posenc.lab.experiments.tasks.language import LanguageModelling
-from posenc.models import Decoder
 from posenc.lab.training.loop import seeded_model
+from posenc.models import Decoder
 
 ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw", "rope+alibi")
 

@@ -23,10 +23,10 @@ from posenc.lab.experiments.tasks.common.splitting import Split
 from posenc.lab.experiments.tasks.common.subwords import Subwords
 from posenc.lab.experiments.tasks.phonemes import _dictionary, distance
 from posenc.lab.experiments.tasks.translation import HELD_OUT
-from posenc.layout import Layout
-from posenc.models import MaskedLM, TextClassifier, Transformer
 from posenc.lab.training.checkpoint import TrainingPlan
 from posenc.lab.training.loop import Watch, seeded_model, train
+from posenc.layout import Layout
+from posenc.models import MaskedLM, TextClassifier, Transformer
 
 SMALL = {"train_length": 8, "width": 16, "layers": 1, "heads": 2, "batch": 8}
 

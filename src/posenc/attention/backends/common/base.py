@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.problem.problem import Problem
-from posenc.encoding.derivatives import differentiable_once
 from posenc.encoding import Rotation
+from posenc.encoding.derivatives import differentiable_once
 
 kernel_gradients = differentiable_once(
     "dropout by kernels, and of parts of the keys",

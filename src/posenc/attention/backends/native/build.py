@@ -33,8 +33,14 @@ from posenc.attention.backends.native.variants import (
     processor,
     sources_hash,
 )
+from posenc.attention.user_cache import (
+    cache_folder,
+    open_file,
+    opened_folder,
+    read_file,
+    write_file,
+)
 from posenc.errors import BackendRefusal
-from posenc.attention.user_cache import cache_folder, open_file, opened_folder, read_file, write_file
 
 COMMAND = "python -m posenc.attention.backends.native"
 

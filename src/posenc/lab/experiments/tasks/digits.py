@@ -26,10 +26,10 @@ from posenc.lab.experiments.tasks.common.task import (
     times,
     training_loss,
 )
-from posenc.layout import Layout
-from posenc.models import ImageConfig, VisionTransformer
 from posenc.lab.training.seeding import generator
+from posenc.layout import Layout
 from posenc.layout.transforms import fitted
+from posenc.models import ImageConfig, VisionTransformer
 
 SIDE, CLASSES, HELD_OUT = 8, 10, 450
 """Pixels a side and labels of the data, and images that are never trained on."""

@@ -22,9 +22,9 @@ from posenc.lab.experiments.tasks.common.byte_text import byte_losses, random_wi
 from posenc.lab.experiments.tasks.common.probe import Probe
 from posenc.lab.experiments.tasks.common.task import Defaults, Task, TaskEntry, TaskSettings, times
 from posenc.lab.experiments.text_loss import PositionProfile, Targets, predictions, rows_a_call
-from posenc.models import Decoder, DecoderConfig
 from posenc.lab.training.memory_estimate import decoder_bytes
 from posenc.lab.training.seeding import generator
+from posenc.models import Decoder, DecoderConfig
 
 VOCABULARY = 256
 SEGMENTS, NEEDLES = 256, 128

@@ -17,8 +17,8 @@ from posenc.lab.experiments.results import Metric
 from posenc.lab.experiments.tasks.common.byte_text import byte_losses, random_windows
 from posenc.lab.experiments.tasks.common.task import Defaults, Task, TaskEntry, TaskSettings, times
 from posenc.lab.experiments.text_loss import at_device, restored, rows_a_call
-from posenc.models import EncoderConfig, MaskedLM, mask_tokens, token_loss
 from posenc.lab.training.seeding import generator
+from posenc.models import EncoderConfig, MaskedLM, mask_tokens, token_loss
 
 MASK, VOCABULARY = 256, 257
 RATE = 0.15

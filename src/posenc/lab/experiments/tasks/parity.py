@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
-from posenc.lab.experiments.tasks.common.algorithm import SYMBOLS, Algorithm, Example, algorithm_entry
+from posenc.lab.experiments.tasks.common.algorithm import (
+    SYMBOLS,
+    Algorithm,
+    Example,
+    algorithm_entry,
+)
 from posenc.lab.experiments.tasks.common.task import TaskSettings
 
 EVEN, ODD = 0, 1

@@ -24,8 +24,8 @@ from posenc.lab.experiments.tasks.common.task import (
     times,
     training_loss,
 )
-from posenc.models.stack import StackConfig
 from posenc.lab.training.seeding import generator
+from posenc.models.stack import StackConfig
 
 HOURS = 3
 """Hours of a span for each reading in it: 32 readings of 96 hours."""

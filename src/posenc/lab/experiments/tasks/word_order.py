@@ -14,7 +14,13 @@ from posenc.lab.experiments.recipe import Recipe
 from posenc.lab.experiments.results import Corpus, Metric
 from posenc.lab.experiments.sequences import real, stacked
 from posenc.lab.experiments.tasks.common import grammar
-from posenc.lab.experiments.tasks.common.sentences import PADDING, WORDS, Sentence, Sentences, labelled
+from posenc.lab.experiments.tasks.common.sentences import (
+    PADDING,
+    WORDS,
+    Sentence,
+    Sentences,
+    labelled,
+)
 from posenc.lab.experiments.tasks.common.splitting import FEWEST
 from posenc.lab.experiments.tasks.common.task import (
     Defaults,
@@ -25,8 +31,8 @@ from posenc.lab.experiments.tasks.common.task import (
     times,
     training_loss,
 )
-from posenc.models import EncoderConfig, TextClassifier
 from posenc.lab.training.seeding import fingerprint
+from posenc.models import EncoderConfig, TextClassifier
 
 PAIRS, ROWS = 256, 128
 """Minimal pairs tested at a length, and sentences at a time."""

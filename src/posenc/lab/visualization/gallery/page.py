@@ -11,15 +11,15 @@ import vl_convert
 from markupsafe import Markup
 
 from posenc import __version__
-from posenc.registry import ENCODINGS
 from posenc.lab.reporting.page import environment, source, styles
 from posenc.lab.reporting.palette import LIGHT
-from posenc.storage import write_bytes
 from posenc.lab.visualization.catalogue import SITES, SIZES, Sheet, group, sheet
 from posenc.lab.visualization.formulas import is_formula, prose
 from posenc.lab.visualization.panels import Panel
 from posenc.lab.visualization.pictures import CONFIG, PARAMETERS, draw_panel
 from posenc.lab.visualization.profile import make_profile
+from posenc.registry import ENCODINGS
+from posenc.storage import write_bytes
 
 PADDING = {"left": 3, "top": 6, "right": 8, "bottom": 3}
 """Pixels around a picture, for what labels reach beyond what Vega measures."""

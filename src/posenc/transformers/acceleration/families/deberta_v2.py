@@ -15,12 +15,12 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import (
 
 from posenc.encoding.reuse import reused
 from posenc.encoding.tensors import BucketIndex, Offsets
+from posenc.runtime import has_values
 from posenc.transformers.acceleration.families.common.disentangled import (
     DisentangledAttention,
     DisentangledEncoder,
 )
 from posenc.transformers.acceleration.family import AcceleratedFamily
-from posenc.runtime import has_values
 
 
 class DebertaV2Attention(DisentangledAttention, DisentangledSelfAttention):

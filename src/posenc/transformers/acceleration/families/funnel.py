@@ -19,13 +19,13 @@ from transformers.models.funnel.modeling_funnel import (
 from posenc.encoding import LowRank, StructuredScore
 from posenc.encoding.reuse import is_plain
 from posenc.grid import Grid
+from posenc.layout import Layout
+from posenc.runtime import has_values, is_scripted, is_transformed, needs_dispatch
 from posenc.transformers.acceleration.accelerated import Accelerated
 from posenc.transformers.acceleration.family import AcceleratedFamily
 from posenc.transformers.acceleration.masks import MasksRead
 from posenc.transformers.acceleration.tables import FURTHEST, cached_projection
 from posenc.transformers.acceleration.terms import Movable, products_by_offset
-from posenc.layout import Layout
-from posenc.runtime import has_values, is_scripted, is_transformed, needs_dispatch
 
 MOST_TYPES = 16
 """Numbers of token types up to which posenc computes: each widens queries and keys by one."""

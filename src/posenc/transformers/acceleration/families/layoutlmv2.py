@@ -14,11 +14,7 @@ from transformers.models.layoutlmv2.modeling_layoutlmv2 import (
     relative_position_bucket,
 )
 
-from posenc.transformers.acceleration.families.common.page import (
-    PageAttention,
-    PageEncoder,
-    page,
-)
+from posenc.transformers.acceleration.families.common.page import PageAttention, PageEncoder, page
 from posenc.transformers.acceleration.family import AcceleratedFamily
 
 

@@ -13,11 +13,7 @@ from transformers.models.layoutlmv3.modeling_layoutlmv3 import (
     LayoutLMv3SelfAttention,
 )
 
-from posenc.transformers.acceleration.families.common.page import (
-    PageAttention,
-    PageEncoder,
-    page,
-)
+from posenc.transformers.acceleration.families.common.page import PageAttention, PageEncoder, page
 from posenc.transformers.acceleration.family import AcceleratedFamily
 
 

@@ -9,14 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.models.swin.modeling_swin import SwinAttention
 
-from posenc.transformers.acceleration.accelerated import (
-    Accelerated,
-    parameter_of,
-    wants_weights,
-)
+from posenc.runtime import has_values
+from posenc.transformers.acceleration.accelerated import Accelerated, parameter_of, wants_weights
 from posenc.transformers.acceleration.families.common.windows import attend_windows
 from posenc.transformers.acceleration.family import AcceleratedFamily
-from posenc.runtime import has_values
 
 FUSED_TO = 4
 """Multiple of ``shortest``, in cells of a window, from which on posenc computes without gradients

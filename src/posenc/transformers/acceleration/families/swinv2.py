@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers.models.swinv2.modeling_swinv2 import Swinv2SelfAttention
 
+from posenc.runtime import has_values
 from posenc.transformers.acceleration.accelerated import Accelerated
 from posenc.transformers.acceleration.families.common.windows import attend_windows
 from posenc.transformers.acceleration.family import AcceleratedFamily
-from posenc.runtime import has_values
 
 
 class AcceleratedSwinv2Attention(Accelerated, Swinv2SelfAttention):

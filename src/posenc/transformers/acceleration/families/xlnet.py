@@ -13,12 +13,12 @@ from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAt
 
 from posenc.encoding import LowRank, StructuredScore
 from posenc.encoding.reuse import reused
+from posenc.runtime import has_values
 from posenc.transformers.acceleration.accelerated import Accelerated, wants_weights
 from posenc.transformers.acceleration.family import AcceleratedFamily
 from posenc.transformers.acceleration.masks import fewest_attended, grid_of
 from posenc.transformers.acceleration.tables import FURTHEST, cached_projection
 from posenc.transformers.acceleration.terms import Movable, products_by_offset
-from posenc.runtime import has_values
 
 MOST_SEGMENTS = 16
 """Numbers of segments up to which posenc computes: each widens queries and keys by one."""

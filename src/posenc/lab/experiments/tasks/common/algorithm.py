@@ -31,9 +31,9 @@ from posenc.lab.experiments.tasks.common.task import (
     training_loss,
 )
 from posenc.lab.experiments.text_loss import rows_a_call
-from posenc.models import Decoder, DecoderConfig
 from posenc.lab.training.memory_estimate import decoder_bytes
 from posenc.lab.training.seeding import fingerprint, generator
+from posenc.models import Decoder, DecoderConfig
 
 SEPARATOR, END, SYMBOLS = 0, 1, 2
 """Tokens: the end of a question, the end of an answer, and the first of the symbols."""

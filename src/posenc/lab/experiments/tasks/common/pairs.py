@@ -21,8 +21,8 @@ from posenc.lab.experiments.results import Corpus, Metric
 from posenc.lab.experiments.sequences import BEGIN, END, padded, pair_loss, read_source
 from posenc.lab.experiments.tasks.common.splitting import FEWEST, Split
 from posenc.lab.experiments.tasks.common.task import Task, TaskSettings, seen, training_loss
-from posenc.models import Transformer, TransformerConfig, generate
 from posenc.lab.training.seeding import generator
+from posenc.models import Transformer, TransformerConfig, generate
 
 POOLED = 8
 """A batch is cut from so many drawn at once and sorted by length, so that little is padding."""

@@ -1,8 +1,9 @@
 """Interface of tasks, and how to add one.
 
-A task is one file in ``posenc.lab.experiments.tasks`` that ends in an ``ENTRY``, named as the file, or
-an entry given to ``posenc.register``; ``posenc compare --task NAME`` and ``posenc tasks`` then list
-it. Training, resuming, measuring and reporting are shared; the file holds a subclass of ``Task``:
+A task is one file in ``posenc.lab.experiments.tasks`` that ends in an ``ENTRY``, named as the file,
+or an entry given to ``posenc.register``; ``posenc compare --task NAME`` and ``posenc tasks`` then
+list it. Training, resuming, measuring and reporting are shared; the file holds a subclass of
+``Task``:
 
 1. ``make_model(recipe)``: a model of an encoding with its options, and of the ``positions`` that
    the class lists. Draw all weights from torch's global generator, and raise ArgumentError for an
@@ -41,10 +42,10 @@ from posenc.lab.experiments.options import OF_TASK, ComparisonOptions
 from posenc.lab.experiments.recipe import Positions, Recipe, Variant, describe
 from posenc.lab.experiments.results import Corpus, Measurement, Metric, RefusedMeasurement
 from posenc.lab.experiments.tasks.common.probe import Probe
-from posenc.models.checkpoint import SavedModel
-from posenc.models.stack import StackConfig
 from posenc.lab.training.memory_estimate import gigabytes, stack_bytes
 from posenc.lab.training.seeding import fingerprint
+from posenc.models.checkpoint import SavedModel
+from posenc.models.stack import StackConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from posenc.encoding import BucketedTerms, TokenTableProduct
 from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.grid import Grid
+from posenc.layout import Layout
 from posenc.transformers.acceleration.accelerated import Accelerated, wants_weights
 from posenc.transformers.acceleration.family import AcceleratedFamily
-from posenc.layout import Layout
 
 
 class DecomposedAttention(Accelerated):

@@ -16,15 +16,15 @@ from posenc.attention.api import attend_block, attend_block_backward
 from posenc.attention.backends.common.base import Backend
 from posenc.attention.call import Call
 from posenc.attention.problem.problem import GlobalSoftmax
-from posenc.encoding.derivatives import with_definition
 from posenc.encoding import BucketedTerms
+from posenc.encoding.derivatives import with_definition
 from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.grid import Grid
+from posenc.layout import Layout
+from posenc.runtime import differentiates_forward, differentiates_twice, without_autocast
 from posenc.transformers.acceleration.accelerated import Accelerated, settings_of
 from posenc.transformers.acceleration.dense import dense_attention
 from posenc.transformers.acceleration.terms import ComputedOnce, encoding_of
-from posenc.layout import Layout
-from posenc.runtime import differentiates_forward, differentiates_twice, without_autocast
 
 
 @dataclass(eq=False)

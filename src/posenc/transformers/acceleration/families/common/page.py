@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.runtime import has_values
 from posenc.transformers.acceleration.accelerated import Accelerated, wants_weights
 from posenc.transformers.acceleration.dense import dense_attention
 from posenc.transformers.acceleration.masks import added_mask
 from posenc.transformers.acceleration.trials import fitting_length, padded_mask
-from posenc.runtime import has_values
 
 BIASES = ("rel_pos", "rel_2d_pos", "position_bias")
 """Arguments that are biases: one of each kind, or their sum in LayoutLMv3 of newer versions."""

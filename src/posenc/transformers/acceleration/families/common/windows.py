@@ -11,10 +11,10 @@ from torch import Tensor
 from posenc.encoding import BucketedTerms
 from posenc.encoding.reuse import constant
 from posenc.grid import Grid
+from posenc.layout import Layout
 from posenc.transformers.acceleration.accelerated import Accelerated
 from posenc.transformers.acceleration.dense import dense_attention
 from posenc.transformers.acceleration.families.common.image_bias import cell_bucket
-from posenc.layout import Layout
 
 
 def attend_windows(
