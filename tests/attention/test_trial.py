@@ -87,7 +87,7 @@ def test_tile_sizes_are_measured_where_the_first_do_not_fit(
 ) -> None:
     backend, large = Partial(wrong=False), Damaged("failing")
     monkeypatch.setattr(backend, "untuned", lambda: large)
-    monkeypatch.setattr(trial, "WHOLE", trial.PARTS[:1])
+    monkeypatch.setattr(trial, "FULL_FORMULA", trial.PARTS[:1])
     grids = [Grid.of(Layout.sequence(9), causal=True)]
     assert trial.difference(backend, CPU, grids=grids) == ""
     assert backend.seen == large.runs == 2
@@ -96,7 +96,7 @@ def test_tile_sizes_are_measured_where_the_first_do_not_fit(
 @pytest.mark.parametrize("name", ["blockwise", "native"])
 def test_parts_of_the_formula(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = BACKENDS[name]
-    monkeypatch.setattr(trial, "WHOLE", trial.PARTS)
+    monkeypatch.setattr(trial, "FULL_FORMULA", trial.PARTS)
     if backend.unavailable(CPU) is None:
         assert trial.difference(backend, CPU, grids=trial.GRIDS[:1]) == ""
 
