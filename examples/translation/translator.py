@@ -71,7 +71,7 @@ class Translator:
             ArgumentError: as ``beam_search``.
         """
         if not drop_unknown:
-            self.subwords.require_known(lines, where)
+            self.subwords.require_characters(lines, where)
         sources = self.subwords.encode(lines)
         for number, source in enumerate(sources, start=1):
             if len(source) > self.longest:

@@ -45,7 +45,7 @@ def attend_windows(
     grid = Grid(cells, cells)
     bucket = partial(cell_bucket, size=size)
 
-    def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend_unmasked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         terms = BucketedTerms(bucket, table=table)
         return module.attend(q, k, v, grid, terms, dropout=dropout, scale=scale)
 
