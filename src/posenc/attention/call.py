@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -130,10 +129,3 @@ class Call:
             softcap=self.softcap,
             rotate=rotate,
         )
-
-
-def AttentionCall(  # noqa: N802
-    *operands: Any, keyed: CounterDropout | None = None, **options: Any
-) -> Call:
-    """``Call`` for ``distributed/tensor_parallel.py``, until that is removed."""
-    return replace(Call(*operands, **options), counter_dropout=keyed)

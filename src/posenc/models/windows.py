@@ -61,7 +61,11 @@ class Windows:
 
     @classmethod
     def swin(cls, extent: tuple[int, int], window: int, *, shifted: bool) -> Windows:
-        """Swin's windows, shifted by half a window along sides longer than a window."""
+        """Swin's windows, shifted by half a window along sides longer than a window.
+
+        So does the released code of Swin v2; that of v1 shifts along neither side where one window
+        spans one of them.
+        """
         sides = (min(window, extent[0]), min(window, extent[1]))
         by = [window // 2 if shifted and side > window else 0 for side in extent]
         return cls(extent=extent, window=sides, shift=(by[0], by[1]))

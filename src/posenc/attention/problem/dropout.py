@@ -76,6 +76,3 @@ def _shifted(x: Int[Tensor, "*dims"], bits: int) -> Int[Tensor, "*dims"]:
     """Logical right shift."""
     shifted: Tensor = (x >> bits) & (2 ** (64 - bits) - 1)
     return shifted
-
-
-KeyedDropout = CounterDropout  # for modules of distributed/ that are to be removed
