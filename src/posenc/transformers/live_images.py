@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.transformers.live import LiveModel
+from posenc.transformers.module_settings import settings_kept
 
 
 class LiveImages(LiveModel):
@@ -60,7 +61,8 @@ class LiveImages(LiveModel):
             options["interpolate_pos_encoding"] = True  # of other positions, if it has any
         hook = base.register_forward_hook(lambda module, inputs, output: outputs.append(output))
         try:
-            output = self.model(pixel_values=images, return_dict=True, **options)
+            with settings_kept(self.model):  # a picture says nothing of the next one
+                output = self.model(pixel_values=images, return_dict=True, **options)
         finally:
             hook.remove()
         hidden: Tensor = outputs[0][0]

@@ -16,7 +16,7 @@ from benchmarks.device_page import TITLES, page
 
 from tests.support.versions import require_interpreter
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.extension import segments
@@ -22,6 +22,7 @@ from posenc.lab.evaluation.settings import Tuning
 from posenc.layout import Layout
 from posenc.transformers import stretch
 from posenc.transformers.live import LiveDecoder
+from posenc.transformers.live_images import LiveImages
 from tests.support.tiny_models import tiny_model
 
 LENGTH = 16
@@ -217,6 +218,20 @@ def test_models_of_images(
     loaded = auto.from_pretrained(tmp_path / "out").eval()
     assert getattr(loaded.config, "vision_config", loaded.config).image_size == 16
     assert loaded(torch.zeros(1, 1, 16, 16))[0].shape[0] == 1
+
+
+@torch.no_grad()
+def test_a_picture_says_nothing_of_the_next() -> None:
+    """Layers of Swin change for good at a picture that one of their windows spans."""
+    torch.manual_seed(0)
+    sizes = SWIN | {"image_size": 16, "depths": [2], "window_size": 4}
+    model = LiveImages(AutoModel.from_config(AutoConfig.for_model("swin", **sizes)).eval())
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    large, small = torch.randn(1, 1, 32, 32), torch.randn(1, 1, 8, 8)
+    before = model(large)[0]
+    model(small)
+    assert torch.equal(model(large)[0], before)
 
 
 def test_half_precision_is_written_as_it_was_read(tmp_path: Path) -> None:

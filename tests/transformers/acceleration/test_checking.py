@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -195,6 +196,19 @@ def test_outputs_that_are_no_numbers_beside_good_ones_are_noticed() -> None:
     assert comparison.near(comparison.difference())
     model.pooler.register_forward_hook(lambda *given: torch.nan * given[-1])
     assert not comparison.near(comparison.difference())
+
+
+@torch.no_grad()
+def test_trials_leave_the_settings_of_layers() -> None:
+    """Swin's layers stop to shift their windows at a picture that one of them spans."""
+    sizes = SWIN | {"image_size": 32, "patch_size": 4, "window_size": 4, "depths": [2, 2]}
+    model = SwinModel(SwinConfig(**sizes | {"num_heads": [2, 2]})).eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    picture = torch.randn(1, model.config.num_channels, 64, 64)
+    fresh = copy.deepcopy(model)(picture).last_hidden_state
+    assert "image" in str(accelerate(model))
+    torch.testing.assert_close(model(picture).last_hidden_state, fresh, atol=1e-5, rtol=1e-5)
 
 
 def test_errors_of_accelerated_modules_are_not_blamed_on_inputs(

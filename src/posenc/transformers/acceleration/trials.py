@@ -18,6 +18,7 @@ from posenc.runtime import without_autocast
 from posenc.transformers.acceleration.family import AcceleratedFamily, family_of
 from posenc.transformers.acceleration.routing import recorded
 from posenc.transformers.acceleration.signatures import cache_name, is_cache, names_of
+from posenc.transformers.module_settings import settings_kept
 
 ROWS, LENGTH, PADDING, STEPS = 2, 48, 7, 2
 
@@ -231,11 +232,8 @@ def execution_device(model: nn.Module) -> torch.device | None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    try:
-        for module in training:
+    """Evaluation mode; afterwards the model is as it was, see ``settings_kept``."""
+    with settings_kept(model):
+        for module in model.modules():
             module.training = False
         yield
-    finally:
-        for module in training:
-            module.training = True

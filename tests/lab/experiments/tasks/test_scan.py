@@ -10,7 +10,7 @@ from posenc.errors import ArgumentError
 from posenc.lab.experiments.settings import ComparisonSettings
 from posenc.lab.experiments.tasks.common.scan_grammar import commands, meaning, split
 
-PUBLISHED = Path(__file__).parents[4] / "shared" / "data" / "scan"
+PUBLISHED = Path(__file__).parents[5] / "shared" / "data" / "scan"
 
 
 @pytest.mark.parametrize(
