@@ -19,7 +19,7 @@ from posenc.transformers.checkpoints.fields import Fields
 from posenc.transformers.live import LiveModel
 
 PACKAGE = Path(posenc.__file__).parent
-PROGRAM = {"cli", "evaluation", "experiments"}
+PROGRAM = ("lab/cli/", "lab/evaluation/", "lab/experiments/")
 MOST_CALLS, MOST_FILES = 25, 12
 
 
@@ -44,7 +44,7 @@ class Route:
         if event != "call" or not self._handed(frame):
             return
         caller, called = _caller(frame), _file(frame)
-        if called is None or caller is None or _file(caller).split("/")[0] not in PROGRAM:  # type: ignore[union-attr]
+        if called is None or caller is None or not str(_file(caller)).startswith(PROGRAM):
             return
         name = f"{called} {frame.f_code.co_qualname}"
         self.calls.setdefault((f"{_file(caller)}:{caller.f_lineno}", name, called), called)
