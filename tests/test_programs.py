@@ -1,10 +1,12 @@
-"""Modules that the Makefile, scripts, CI and documents run by ``python -m``."""
+"""Programs that the Makefile, scripts, CI and documents run, and a list that one reads."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
 from pathlib import Path
+
+from scripts.mutants import planted
 
 ROOT = Path(__file__).parent.parent
 FILES = [
@@ -32,3 +34,10 @@ def test_programs_that_are_run_exist() -> None:
     assert "tests.testing.call_fuzz" in named
     assert [name for name in sorted(named) if not is_program(name)] == []
     assert not is_program("posenc.lab.cli")
+
+
+def test_listed_mutants_can_be_planted() -> None:
+    """Each stands once in its file, as the list says."""
+    mutants = list(planted(ROOT / "scripts" / "kernel_mutants.toml"))
+    assert mutants
+    assert all(mutant.before != mutant.after for mutant in mutants)
