@@ -28,15 +28,15 @@ MODULES = (
     "posenc.attention.extra",
     "posenc.extension",
     "posenc.models",
-    "posenc.lab.training",
     "posenc.distributed",
+    "posenc.testing",
     "posenc.transformers",
     "posenc.transformers.acceleration",
     "posenc.transformers.stretching",
     "posenc.transformers.engines",
-    "posenc.lab.evaluation.questions",
+    "posenc.lab.training",
     "posenc.lab.experiments.tasks",
-    "posenc.testing",
+    "posenc.lab.evaluation.questions",
     "posenc.lab.visualization.gallery",
 )
 """Public modules that export names; a name is described in the first that has it."""
