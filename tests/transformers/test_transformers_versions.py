@@ -73,7 +73,7 @@ def test_folders_are_refused(tmp_path: Path) -> None:
             read()
 
 
-@pytest.mark.parametrize("part", ["accelerate", "stretching"])
+@pytest.mark.parametrize("part", ["acceleration", "stretching"])
 def test_imports_end_in_a_sentence_with_the_number(part: str, tmp_path: Path) -> None:
     """Whatever else the old version lacks."""
     (tmp_path / "transformers.py").write_text("raise AttributeError('imported')")
