@@ -132,6 +132,43 @@ def test_static_caches_give_the_first_query_as_a_tensor() -> None:
     assert torch.equal(made.dense, sdpa_mask(*call, allow_is_causal_skip=False))
 
 
+REACH = 3
+"""Size of the window of ``by_global``."""
+
+
+def by_default(size: int) -> Callable[..., Any]:
+    return lambda row, head, query, key, size=size: (key > query - size) & (key <= query)
+
+
+def by_keyword(size: int) -> Callable[..., Any]:
+    return lambda row, head, query, key, *, size=size: (key > query - size) & (key <= query)
+
+
+def by_global(size: int) -> Callable[..., Any]:
+    return lambda row, head, query, key: (key > query - REACH) & (key <= query)
+
+
+def by_inner_global(size: int) -> Callable[..., Any]:
+    return lambda *indices: (lambda row, head, query, key: by_global(0)(row, head, query, key))(
+        *indices
+    )
+
+
+@pytest.mark.parametrize("make", [by_default, by_keyword, by_global, by_inner_global])
+def test_functions_are_told_apart_by_all_that_they_read(
+    make: Callable[[int], Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept of one is not that of another with its code."""
+    lag = torch.arange(12).unsqueeze(1) - torch.arange(12)
+    for size in (3, 5):
+        monkeypatch.setitem(globals(), "REACH", size)
+        made = pairs_behind(mask(2, 12, 12, 0, 0, make(size)))
+        assert made is not None
+        assert made.grid is not None
+        expected = (lag >= 0) & (lag < size)
+        assert torch.equal(made.grid.visible.expand(2, 1, 12, 12), expected.expand(2, 1, -1, -1))
+
+
 def test_masks_that_no_layer_reads_cost_nothing() -> None:
     """A model makes a mask for each kind of layer that its config may have."""
     calls = []
