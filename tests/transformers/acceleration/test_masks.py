@@ -42,6 +42,9 @@ DOCUMENTS = torch.arange(12).ge(5).long().expand(2, -1)
 
 
 PACKED = packed_sequence_mask_function(DOCUMENTS)
+INTERRUPTED = packed_sequence_mask_function(
+    torch.tensor([0, 1, 0]).repeat_interleave(4).expand(2, -1)
+)
 
 
 def windows_of_packed() -> dict[str, Callable[..., Any]]:
@@ -51,10 +54,12 @@ def windows_of_packed() -> dict[str, Callable[..., Any]]:
         return {}
     window = sliding_window_causal_mask_function(3)
     steady, apart = (remapped(window, factor * STEADY) for factor in (1, 2))
+    again = torch.arange(4).repeat(3).expand(2, -1)
     return {
         "window of packed": and_masks(PACKED, steady),
         "window of packed, the other way": and_masks(steady, PACKED),
         "window of positions apart": and_masks(PACKED, apart),
+        "window of a document in pieces": and_masks(INTERRUPTED, remapped(window, again)),
     }
 
 
@@ -76,7 +81,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "every other": lambda b, h, q, k: (k % 2 == q % 2) & (k <= q),
 }
 UNSKIPPED = {"allow_is_causal_skip": False}
-UNKNOWN = {"image in pieces", "every other"}
+UNKNOWN = {"image in pieces", "every other", "window of a document in pieces"}
 PLACES = [(12, 12, 0, 0), (1, 12, 11, 0), (4, 12, 8, 0), (5, 12, 3, 0), (3, 8, 9, 4), (12, 7, 0, 0)]
 """Numbers of queries and of keys, and the first of each."""
 
