@@ -276,6 +276,28 @@ def test_masks_in_a_compiled_graph() -> None:
     torch.testing.assert_close(compiled(*tensors, PADDING), attended(*tensors, PADDING))
 
 
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_padding_in_the_windows_of_a_compiled_graph(softcap: float | None) -> None:
+    """Beside a cap, which would lift the lowest logit, padding is hidden after it."""
+    config = model_of("mistral", SERVED["mistral"], "eager").config
+    window = sliding_window_causal_mask_function(7)
+
+    def attended(q: Tensor, k: Tensor, v: Tensor, padding: Tensor) -> Tensor:
+        seen = mask(2, 12, 12, 0, 0, window, padding, config=config, local_size=7)
+        return attention(nn.Identity(), q, k, v, seen, softcap=softcap)[0].transpose(1, 2)
+
+    q, k, v = heads(12, 12)
+    logits = q @ k.mT / 8**0.5
+    if softcap is not None:
+        logits = softcap * (logits / softcap).tanh()
+    lag = torch.arange(12).unsqueeze(1) - torch.arange(12)
+    visible = ((lag >= 0) & (lag < 7)) & PADDING[:, None, None]
+    expected = logits.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num() @ v
+    torch.compiler.reset()
+    found = torch.compile(attended, fullgraph=True, backend="eager")(q, k, v, PADDING)
+    torch.testing.assert_close(found.where(visible.any(-1, keepdim=True), 0), expected)
+
+
 @pytest.mark.parametrize(("key", "reads"), [("wavlm-model", 1), ("funnel-blocks", 3)])
 def test_layers_read_their_mask_once(key: str, reads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Funnel's anew after each pooling; a layer that reads waits for all before it."""
