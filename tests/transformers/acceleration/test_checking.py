@@ -211,6 +211,24 @@ def test_trials_leave_the_settings_of_layers() -> None:
     torch.testing.assert_close(model(picture).last_hidden_state, fresh, atol=1e-5, rtol=1e-5)
 
 
+def test_trials_leave_unset_what_a_model_sets_at_its_first_text() -> None:
+    class Learning(MPNetModel):
+        """A model that keeps the length of the first text that it reads."""
+
+        first: int | None = None
+
+        def forward(self, *arguments: Any, **options: Any) -> Any:
+            if self.first is None:
+                self.first = options["input_ids"].shape[1]
+            return super().forward(*arguments, **options)
+
+    model = Learning(MPNetConfig(**MPNET)).eval()
+    model.first = None
+    assert accelerate(model).difference is not None
+    model(input_ids=torch.arange(2, 7).unsqueeze(0))
+    assert model.first == 5
+
+
 def test_errors_of_accelerated_modules_are_not_blamed_on_inputs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

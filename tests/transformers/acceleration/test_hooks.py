@@ -134,6 +134,19 @@ def test_offloaded_weights(key: str) -> None:
     require_near(case.outputs(model), outputs, case.relative)
 
 
+def test_offloaded_weights_under_other_hooks() -> None:
+    """accelerate makes one hook of several on a module, which moves inputs as one of them does."""
+    case = CASES["mpnet-model"]
+    model = case.model()
+    outputs = case.outputs(model)
+    for module in model.modules():
+        hooks.add_hook_to_module(module, hooks.ModelHook())
+    big_modeling.cpu_offload(model)
+    report = put_under(model)
+    assert report.difference is not None
+    require_near(case.outputs(model), outputs, case.relative)
+
+
 def wrapped(model: PreTrainedModel) -> PreTrainedModel:
     """The model as ``Accelerator.prepare`` leaves it under mixed precision."""
     function = type(model).forward

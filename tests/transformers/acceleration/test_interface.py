@@ -212,6 +212,16 @@ def test_options_that_are_not_read_are_refused_by_name(name: str) -> None:
         attention(nn.Identity(), *heads(5, 5), None, **{name: torch.ones(1)})
 
 
+@pytest.mark.parametrize("name", sorted(BOUNDARIES))
+def test_boundaries_of_documents_that_a_mask_does_not_show_are_refused(name: str) -> None:
+    """Those of one document say nothing that a mask would have to show."""
+    q, k, v = heads(5, 5)
+    whole = attention(nn.Identity(), q, k, v, mask(2, 5, 5), **{name: torch.tensor([0, 5])})[0]
+    assert torch.equal(whole, attention(nn.Identity(), q, k, v, mask(2, 5, 5))[0])
+    with pytest.raises(ArgumentError, match=rf"{name}: .*position_ids"):
+        attention(nn.Identity(), q, k, v, mask(2, 5, 5), **{name: torch.tensor([0, 2, 5])})
+
+
 def test_nothing_is_causal_without_a_mask() -> None:
     module = nn.Identity()
     module.is_causal = True

@@ -42,6 +42,9 @@ DOCUMENTS = torch.arange(12).ge(5).long().expand(2, -1)
 
 
 PACKED = packed_sequence_mask_function(DOCUMENTS)
+INTERRUPTED = packed_sequence_mask_function(
+    torch.tensor([0, 1, 0]).repeat_interleave(4).expand(2, -1)
+)
 
 
 def windows_of_packed() -> dict[str, Callable[..., Any]]:
@@ -51,10 +54,12 @@ def windows_of_packed() -> dict[str, Callable[..., Any]]:
         return {}
     window = sliding_window_causal_mask_function(3)
     steady, apart = (remapped(window, factor * STEADY) for factor in (1, 2))
+    again = torch.arange(4).repeat(3).expand(2, -1)
     return {
         "window of packed": and_masks(PACKED, steady),
         "window of packed, the other way": and_masks(steady, PACKED),
         "window of positions apart": and_masks(PACKED, apart),
+        "window of a document in pieces": and_masks(INTERRUPTED, remapped(window, again)),
     }
 
 
@@ -76,7 +81,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "every other": lambda b, h, q, k: (k % 2 == q % 2) & (k <= q),
 }
 UNSKIPPED = {"allow_is_causal_skip": False}
-UNKNOWN = {"image in pieces", "every other"}
+UNKNOWN = {"image in pieces", "every other", "window of a document in pieces"}
 PLACES = [(12, 12, 0, 0), (1, 12, 11, 0), (4, 12, 8, 0), (5, 12, 3, 0), (3, 8, 9, 4), (12, 7, 0, 0)]
 """Numbers of queries and of keys, and the first of each."""
 
@@ -130,6 +135,43 @@ def test_static_caches_give_the_first_query_as_a_tensor() -> None:
     assert made.grid is not None
     assert made.grid.shift == -6
     assert torch.equal(made.dense, sdpa_mask(*call, allow_is_causal_skip=False))
+
+
+REACH = 3
+"""Size of the window of ``by_global``."""
+
+
+def by_default(size: int) -> Callable[..., Any]:
+    return lambda row, head, query, key, size=size: (key > query - size) & (key <= query)
+
+
+def by_keyword(size: int) -> Callable[..., Any]:
+    return lambda row, head, query, key, *, size=size: (key > query - size) & (key <= query)
+
+
+def by_global(size: int) -> Callable[..., Any]:
+    return lambda row, head, query, key: (key > query - REACH) & (key <= query)
+
+
+def by_inner_global(size: int) -> Callable[..., Any]:
+    return lambda *indices: (lambda row, head, query, key: by_global(0)(row, head, query, key))(
+        *indices
+    )
+
+
+@pytest.mark.parametrize("make", [by_default, by_keyword, by_global, by_inner_global])
+def test_functions_are_told_apart_by_all_that_they_read(
+    make: Callable[[int], Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept of one is not that of another with its code."""
+    lag = torch.arange(12).unsqueeze(1) - torch.arange(12)
+    for size in (3, 5):
+        monkeypatch.setitem(globals(), "REACH", size)
+        made = pairs_behind(mask(2, 12, 12, 0, 0, make(size)))
+        assert made is not None
+        assert made.grid is not None
+        expected = (lag >= 0) & (lag < size)
+        assert torch.equal(made.grid.visible.expand(2, 1, 12, 12), expected.expand(2, 1, -1, -1))
 
 
 def test_masks_that_no_layer_reads_cost_nothing() -> None:
@@ -232,6 +274,28 @@ def test_masks_in_a_compiled_graph() -> None:
     compiled = torch.compile(attended, fullgraph=True, backend="eager")
     tensors = heads(12, 12)
     torch.testing.assert_close(compiled(*tensors, PADDING), attended(*tensors, PADDING))
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_padding_in_the_windows_of_a_compiled_graph(softcap: float | None) -> None:
+    """Beside a cap, which would lift the lowest logit, padding is hidden after it."""
+    config = model_of("mistral", SERVED["mistral"], "eager").config
+    window = sliding_window_causal_mask_function(7)
+
+    def attended(q: Tensor, k: Tensor, v: Tensor, padding: Tensor) -> Tensor:
+        seen = mask(2, 12, 12, 0, 0, window, padding, config=config, local_size=7)
+        return attention(nn.Identity(), q, k, v, seen, softcap=softcap)[0].transpose(1, 2)
+
+    q, k, v = heads(12, 12)
+    logits = q @ k.mT / 8**0.5
+    if softcap is not None:
+        logits = softcap * (logits / softcap).tanh()
+    lag = torch.arange(12).unsqueeze(1) - torch.arange(12)
+    visible = ((lag >= 0) & (lag < 7)) & PADDING[:, None, None]
+    expected = logits.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num() @ v
+    torch.compiler.reset()
+    found = torch.compile(attended, fullgraph=True, backend="eager")(q, k, v, PADDING)
+    torch.testing.assert_close(found.where(visible.any(-1, keepdim=True), 0), expected)
 
 
 @pytest.mark.parametrize(("key", "reads"), [("wavlm-model", 1), ("funnel-blocks", 3)])

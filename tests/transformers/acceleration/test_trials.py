@@ -172,3 +172,11 @@ def test_long_rows_are_computed_as_long_texts_are(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(api, "choose", noted)
     accelerate(mpt())
     assert set(rules) > {FEW_LOGITS}
+
+
+def test_random_numbers_of_the_caller_stay_as_they_were() -> None:
+    torch.manual_seed(5)
+    model = mpnet()
+    state = torch.get_rng_state()
+    assert accelerate(model).tried
+    assert torch.equal(torch.get_rng_state(), state)

@@ -337,20 +337,34 @@ def _evaluated(function: MaskFunction, place: Place, *, use_vmap: bool) -> Patte
     return _PATTERNS[kind]
 
 
-def _signature(function: Any) -> Hashable:
-    """The code of a function and all that it has from where it was made; None if that has no
-    value of its own, as tensors have none."""
-    if not isinstance(function, FunctionType):
+def _signature(function: Any, readers: tuple[FunctionType, ...] = ()) -> Hashable:
+    """The code of a function and all else that it reads; None if some of that has no value of its
+    own, as tensors have none.
+
+    Args:
+        readers: functions that read this one, each the next.
+    """
+    if not isinstance(function, FunctionType) or function in readers:
         return None
     parts: list[Hashable] = [function.__code__]
-    for value in (*_cells(function).values(), *(function.__defaults__ or ())):
+    found = function.__globals__
+    names = sorted(_names(function.__code__) & found.keys())
+    read = (*(function.__kwdefaults__ or {}).items(), *((name, found[name]) for name in names))
+    for value in (*_cells(function).values(), *(function.__defaults__ or ()), *read):
         several = value if isinstance(value, tuple) else (value,)
         for x in several:
-            part = x if isinstance(x, (bool, int, float, str)) else _signature(x)
+            known = isinstance(x, (bool, int, float, str)) or x is torch
+            part = x if known else _signature(x, (*readers, function))
             if part is None:
                 return None
             parts.append(part)
     return tuple(parts)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Names of global variables and attributes that code reads, in functions within it too."""
+    inner = (_names(x) for x in code.co_consts if isinstance(x, CodeType))
+    return set(code.co_names).union(*inner)
 
 
 def _intervals(function: MaskFunction, place: Place, *, use_vmap: bool) -> Pattern | None:
