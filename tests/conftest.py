@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from posenc.attention.backends.native.build import missing
+from posenc.encoding.prepared import Prepared
 from posenc.errors import BackendRefusal
 
 # Traces with symbolic sizes hardly ever repeat a call: looking for it takes a quarter of the time.
@@ -79,3 +80,10 @@ def _from_scratch(imported: set[str]) -> Iterator[None]:
     yield
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+
+
+@pytest.fixture
+def entered() -> Iterator[Prepared]:
+    """Calls share results."""
+    with Prepared() as prepared:
+        yield prepared

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from posenc.attention import Attention, Cache, attend, explain
 from posenc.encoding import EmbeddingEncoding, Encoding, QueryKeyTransform, ScoreTerm, ValueTerm
+from posenc.encoding.prepared import Prepared
 
 # Exported programs may call the operators of these two.
 from posenc.encodings.common import recurrence as _recurrence  # noqa: F401
@@ -31,6 +32,7 @@ __all__ = [
     "Encoding",
     "Grid",
     "Layout",
+    "Prepared",
     "QueryKeyTransform",
     "ScoreTerm",
     "ValueTerm",

@@ -254,7 +254,6 @@ def test_decoding_goes_on_from_a_stored_cache(name: str, way: str) -> None:
     for begin, end in ((0, 5), (5, 6), (6, 7)):
         step(cache, begin, end)
     copied = stored(cache, way)
-    assert copied.layers[0].shared is copied.layers[1].shared
     for begin in (7, 8):
         expected = step(cache, begin, begin + 1)
         torch.testing.assert_close(step(copied, begin, begin + 1), expected)

@@ -15,12 +15,15 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention.backends.native.build import missing
-from posenc.encoding.reuse import ModuleStates
+from posenc.encoding.prepared import Copies, are_known
 from posenc.errors import ArgumentError
 from posenc.registry import ENCODINGS
 from posenc.testing import Subject
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason="needs the compiled kernels")
+pytestmark = [
+    pytest.mark.skipif(missing() is not None, reason="needs the compiled kernels"),
+    pytest.mark.usefixtures("entered"),
+]
 
 LENGTH = 70
 
@@ -221,24 +224,24 @@ def test_invalid_calls_are_refused_each_time(wrong: str, after: int) -> None:
 
 @torch.no_grad()
 def test_bits_count_that_comparisons_of_numbers_do_not_see() -> None:
-    module = torch.nn.Linear(4, 3)
-    module.weight.zero_()
-    states = ModuleStates(module)
-    assert states.hold()
-    module.weight.data[1, 2] = -0.0
-    assert not states.hold()
-    module.weight.data[1, 2] = torch.nan
-    states = ModuleStates(module)
-    assert states.hold()
-    ctypes.memset(module.weight.data_ptr() + 4, 1, 1)
-    assert not states.hold()
+    weight = torch.zeros(3, 4)
+    copies = Copies([weight])
+    assert copies.hold([weight])
+    weight[1, 2] = -0.0
+    assert not copies.hold([weight])
+    weight[1, 2] = torch.nan
+    copies = Copies([weight])
+    assert copies.hold([weight])
+    ctypes.memset(weight.data_ptr() + 4, 1, 1)
+    assert not copies.hold([weight])
 
 
 @pytest.mark.parametrize("name", [name for name in ENCODINGS if name != "floater"])
 def test_states_of_encodings_can_be_compared(name: str) -> None:
     """Otherwise nothing would be kept of them."""
     encoding = Subject.of_entry(name, ENCODINGS[name]).make().eval()
-    assert ModuleStates(encoding).complete
+    modules = list(encoding.modules())
+    assert are_known(modules)
 
 
 @torch.no_grad()

@@ -9,6 +9,8 @@ import posenc
 from posenc import Grid, Layout, attend
 from posenc.lab.training.machine import PeakMemory
 
+pytestmark = pytest.mark.usefixtures("entered")
+
 KEPT = ("nope", "rope", "alibi", "t5", "shaw", "deberta", "tupe", "transformer_xl")
 """Encodings of which something is kept: prepared calls, projections, terms, rotations."""
 

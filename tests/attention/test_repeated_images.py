@@ -12,7 +12,10 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention.backends.native.build import missing
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason="needs the compiled kernels")
+pytestmark = [
+    pytest.mark.skipif(missing() is not None, reason="needs the compiled kernels"),
+    pytest.mark.usefixtures("entered"),
+]
 
 OF_CELLS: dict[str, dict[str, Any]] = {
     "swin": {"window": (9, 24)},

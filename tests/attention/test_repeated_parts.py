@@ -12,7 +12,10 @@ from posenc.attention.backends.native.build import missing
 from posenc.encoding import BucketedTerms, DistanceFunction, ScoreTerm
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason="needs the compiled kernels")
+pytestmark = [
+    pytest.mark.skipif(missing() is not None, reason="needs the compiled kernels"),
+    pytest.mark.usefixtures("entered"),
+]
 
 GRID = Grid.of(Layout.sequence(64), causal=True)
 

@@ -53,5 +53,6 @@ def test_all_buckets_in_their_order_need_no_copy_of_the_rows() -> None:
     assert not spans_of(MAPS["with gaps"]).consecutive
 
 
+@pytest.mark.usefixtures("entered")
 def test_spans_of_a_map_are_computed_once() -> None:
     assert spans_of(MAPS["in pairs"]) is spans_of(MAPS["in pairs"].clone())

@@ -129,6 +129,7 @@ def test_spacing_of_consecutive_tokens_is_not_read(
         assert "inside a compiled graph" in str(find_spacing(grid))
 
 
+@pytest.mark.usefixtures("entered")
 def test_spacing_is_found_once() -> None:
     layout = Layout.packed([4, 3])
     assert spacing(Grid.of(layout)) is spacing(Grid.of(layout, causal=True))
@@ -155,6 +156,7 @@ def test_devices_with_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(kernel_form(plain), KernelForm)
 
 
+@pytest.mark.usefixtures("entered")
 def test_segment_ids_hide_as_grids_do() -> None:
     packed, order = Layout.packed([4, 3]), torch.arange(7).unsqueeze(0)
     # Of 64 bits, in no order, and with padding.
@@ -169,6 +171,7 @@ def test_segment_ids_hide_as_grids_do() -> None:
         assert segment_ids_of(grid)[0] is query
 
 
+@pytest.mark.usefixtures("entered")
 def test_segment_ids_of_evaluation_serve_training() -> None:
     grid = Grid.of(Layout.packed([4, 3]))
     with torch.inference_mode():

@@ -13,6 +13,8 @@ import posenc
 from posenc import Grid, Layout, attend
 from posenc.errors import ArgumentError, BackendRefusal
 
+pytestmark = pytest.mark.usefixtures("entered")
+
 LENGTH = 96
 FIELDS = ("positions", "order", "document", "valid", "special")
 

@@ -16,7 +16,7 @@ from posenc.attention.call import Call
 from posenc.attention.decoding import refusal_of_last
 from posenc.attention.differentiation import differentiable_twice
 from posenc.attention.dispatch import choose, describe_repeats, prepare, refusals
-from posenc.attention.repeats import CallKind
+from posenc.attention.repeats import kind_of, prepare_repeated, prepared_attention
 from posenc.attention.validation import require_layouts, require_softmax, validate
 from posenc.encoding import Encoding
 from posenc.grid import Grid
@@ -152,8 +152,8 @@ def attend_block(
 
     Raises: as ``attend``.
     """
-    kind = CallKind.of(call) if isinstance(backend, str) and backend == "auto" else None
-    prepared = None if kind is None else kind.prepared()
+    kind = kind_of(call) if isinstance(backend, str) and backend == "auto" else None
+    prepared = None if kind is None else prepared_attention(call, kind)
     if prepared is None:
         validate(call)
     else:
@@ -161,7 +161,7 @@ def attend_block(
     if return_lse:
         require_softmax("return_lse", "False", call.encoding)
     if kind is not None and prepared is None:
-        prepared = kind.prepare_if_repeated(call, prepare)
+        prepared = prepare_repeated(call, kind, prepare)
     if prepared is not None:
         result = prepared(call.q, call.k, call.v)
         return result if return_lse else Result(result.output, None)
@@ -254,7 +254,7 @@ def explain(
         by_name = not isinstance(backend, str) or backend != "auto"
         reason = "a backend was asked for by name" if by_name else None
         reason = "weights are dropped" if dropout else reason
-        reason = reason or refusal_of_last(call, cache)
+        reason = reason or refusal_of_last(call)
         cached = f"The cache keeps keys {form}"
         if reason is None:
             how = "one fused query over the cached keys, terms by offset read once for many tokens"

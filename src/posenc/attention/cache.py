@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -10,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, cat
 
-from posenc.attention.past_terms import PastTerms
 from posenc.encoding import Encoding
+from posenc.encoding.prepared import reused_of_layouts
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.layout.checks import require_rows, require_whole
@@ -24,37 +23,6 @@ Pair = tuple[Float[Tensor, "B G K D"], Float[Tensor, "B G K E"]]
 """Keys and values."""
 
 
-class SharedResults:
-    """Results shared by all layers of a model, each reused until its inputs change."""
-
-    def __init__(self) -> None:
-        self._latest: dict[str, tuple[tuple[object, ...], object]] = {}
-
-    def get(self, name: str, inputs: tuple[object, ...], compute: Callable[[], T]) -> T:
-        """``compute()``, or its last result under this name if the inputs were the same objects."""
-        if torch.compiler.is_compiling():
-            return compute()
-        last_inputs, result = self._latest.get(name, ((), None))
-        if len(last_inputs) != len(inputs) or any(
-            a is not b for a, b in zip(last_inputs, inputs, strict=True)
-        ):
-            result = compute()
-            self._latest[name] = inputs, result
-        return result  # type: ignore[return-value]
-
-    def renewed(self, name: str, holds: Callable[[T], bool], compute: Callable[[], T]) -> T:
-        """The last result under this name while ``holds(result)``, otherwise a new one."""
-        _, result = self._latest.get(name, ((), None))
-        if result is None or not holds(result):  # type: ignore[arg-type]
-            result = compute()
-            self._latest[name] = (), result
-        return result  # type: ignore[return-value]
-
-    def __reduce__(self) -> tuple[type[SharedResults], tuple[()]]:
-        """Copy and unpickle as an empty store."""
-        return SharedResults, ()
-
-
 class LayerCache:
     """The past of one attention layer.
 
@@ -64,21 +32,15 @@ class LayerCache:
     alone, it gives them transformed. Where gradients are disabled, tokens are written behind the
     past, in memory that doubles when it is full.
 
-    Args:
-        shared: results that the layers of a model have in common.
-
     Attributes:
         transformed: whether ``keys`` have been transformed by the encoding.
-        terms: the encoding's terms at all offsets so far, for one more token.
     """
 
-    def __init__(self, shared: SharedResults | None = None) -> None:
-        self.shared = SharedResults() if shared is None else shared
+    def __init__(self) -> None:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.layout: Layout | None = None
         self.transformed = False
-        self.terms: PastTerms | None = None
         self._rest: Encoding | None = None
         self._storage: tuple[Pair, Pair] | None = None
         """Preallocated keys and values, and the views of them that were returned last."""
@@ -126,8 +88,7 @@ class LayerCache:
         if self.keys is None or self.values is None or self.layout is None:
             self.keys, self.values, self.layout = keys, values, layout
         else:
-            past = self.layout
-            self.layout = self.shared.get("layout", (past, layout), lambda: past.concat(layout))
+            self.layout = _joined(self.layout, layout)
             self.keys, self.values = self._extended(self.keys, self.values, keys, values)
         return self.keys, self.values, self.layout
 
@@ -193,13 +154,12 @@ class LayerCache:
     def __copy__(self) -> LayerCache:
         """A cache with the same past; tokens appended to either do not affect the other."""
         copied = LayerCache()
-        fresh = {"_storage": None, "shared": copied.shared}  # its layouts may be written, too
-        copied.__dict__ |= self.__dict__ | fresh
+        copied.__dict__ |= self.__dict__ | {"_storage": None}
         return copied
 
     def __getstate__(self) -> dict[str, object]:
         """The past alone, to be copied or pickled, without what was computed for later tokens."""
-        return self.__dict__ | dict.fromkeys(("_rest", "_storage", "terms"))
+        return self.__dict__ | dict.fromkeys(("_rest", "_storage"))
 
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep these batch rows, in this order; a row may come more than once (beam search).
@@ -273,8 +233,7 @@ class Cache:
 
     def __init__(self, layers: int) -> None:
         layers = require_whole("layers", layers, 0, most=2**16, remedy="Use the model's layers.")
-        shared = SharedResults()
-        self.layers = [LayerCache(shared) for _ in range(layers)]
+        self.layers = [LayerCache() for _ in range(layers)]
 
     def __getitem__(self, layer: int) -> LayerCache:
         count = len(self.layers)
@@ -296,6 +255,13 @@ class Cache:
         """Forget all but the last ``length`` tokens in every layer."""
         for layer in self.layers:
             layer.truncate(length)
+
+
+def _joined(past: Layout, layout: Layout) -> Layout:
+    """The layout of new tokens behind the past, one for all layers of a model."""
+    if past.signal is not None or layout.signal is not None:
+        return past.concat(layout)
+    return reused_of_layouts(lambda: past.concat(layout), "past", layouts=(past, layout))
 
 
 def _is_frozen(x: Tensor) -> bool:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from posenc.attention.problem.dropout import CounterDropout
 from posenc.attention.problem.lowering import lower, reads_tokens
-from posenc.attention.problem.once import cached_for_part
 from posenc.attention.problem.problem import GlobalSoftmax, Problem, Rotate, transformed
 from posenc.encoding import Encoding, Rotation, repeat_heads
+from posenc.encoding.prepared import reused_of_grid
 from posenc.grid import Grid, usable_signals
 from posenc.layout.padding import zero_invalid
 from posenc.runtime import autocast_dtype
@@ -94,7 +94,7 @@ class Call:
         return self._problem
 
     def _lower(self, rotate: Rotate) -> Problem:
-        rotation = self._rotation()
+        rotation = self.rotation()
         if rotation is None:
             q, k = transformed(self.q, self.k, self.encoding, self.grid)
             v = repeat_heads(self.v, k.shape[1])  # keys may have come back with one a query head
@@ -105,7 +105,7 @@ class Call:
         rotated = problem.rotated
         return replace(self._with(rotated.q, rotated.k, self.v, rotate), source=(self.q, self.k))
 
-    def _rotation(self) -> Rotation | None:
+    def rotation(self) -> Rotation | None:
         """The query_key part's rotation; None without one, or where its angles have gradients."""
         transform = self.encoding.query_key
         if transform is None:
@@ -115,7 +115,7 @@ class Call:
             return None
         kind = (self.q.dtype, self.q.device, self.q.shape, self.k.shape)
         lower = partial(transform.lower, self.q.detach(), self.k.detach())
-        rotation = cached_for_part(transform, self.grid, lower, kind)
+        rotation = reused_of_grid(lower, "rotation", *kind, grid=self.grid, layers=(transform,))
         return None if rotation is None or (graded and rotation.has_gradient) else rotation
 
     def _with(self, q: Tensor, k: Tensor, v: Tensor, rotate: Rotate) -> Problem:

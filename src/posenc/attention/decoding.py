@@ -2,52 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.common.fused import fused_attention
-from posenc.attention.cache import LayerCache
 from posenc.attention.call import Call
 from posenc.attention.dispatch import query_kernel
 from posenc.attention.past_terms import PastTerms, read_terms
 from posenc.attention.softmax import softmax_with_sinks
-from posenc.encoding import BucketedTerms, QueryKeyTransform, Rotation
-from posenc.encoding.reuse import ModuleStates
+from posenc.encoding import BucketedTerms, Rotation
+from posenc.encoding.prepared import active, are_known, reused, tensors_of
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.runtime import has_values, is_transformed, needs_dispatch
+from posenc.runtime import is_transformed
 
 LEAST = 256
-"""Offsets read at first, doubled whenever the past is longer."""
+"""Offsets read at least."""
 
 
 AHEAD = 64
 """Tokens whose rotations are computed at once where they come one by one."""
 
 
-@dataclass(frozen=True, eq=False)
-class RotationsAhead:
-    """The rotations of ``AHEAD`` tokens of a plain sequence.
-
-    Args:
-        start: position of the first, which is exact in float32 like all of them.
-        states: of the query_key part.
-        rotation: of queries and keys alike; None if the part has none, or may change unnoticed.
-    """
-
-    start: int
-    states: ModuleStates
-    rotation: Rotation | None
-
-    def serves(self, transform: QueryKeyTransform, start: int) -> bool:
-        """True if the rotations are valid for the part at this position."""
-        return self.start == start and self.states.root() is transform and self.states.hold()
-
-
-def rotation_of(call: Call, cache: LayerCache) -> Rotation | None:
+def rotation_of(call: Call) -> Rotation | None:
     """The rotation of new tokens, each by its position alone; None if the part has none.
 
     That of one token of a plain sequence is a row of those of ``AHEAD`` tokens.
@@ -55,31 +35,26 @@ def rotation_of(call: Call, cache: LayerCache) -> Rotation | None:
     transform, layout, grid = call.encoding.query_key, call.grid.query, call.grid
     assert transform is not None
     alone = layout.length == 1 and grid.key is layout and _ends_with(layout, layout)
-    alone = alone and layout.positions.dtype == torch.float32
-    if not alone or not has_values(call.q) or is_transformed() or needs_dispatch(call.q, call.k):
-        return transform.lower(call.q, call.k, grid)
+    if active() is None or not alone or layout.positions.dtype != torch.float32:
+        return call.rotation()
     index = layout.start % AHEAD  # type: ignore[operator]
     start = layout.start - index  # type: ignore[operator]
 
-    def read() -> RotationsAhead:
-        states, rotation = ModuleStates(transform), None
+    def read() -> Rotation | None:
         q, k = (x.expand(-1, -1, AHEAD, -1) for x in (call.q, call.k))
         ahead = Layout.sequence(AHEAD, start, device=call.q.device)
-        if states.complete:
-            with torch.inference_mode(False), torch.no_grad():
-                rotation = transform.lower(q, k, Grid(ahead, ahead, grid.causal))
-        return RotationsAhead(start, states, rotation)
+        return transform.lower(q, k, Grid(ahead, ahead, grid.causal))
 
-    ahead = cache.shared.renewed("rotations", lambda x: x.serves(transform, start), read)
-    rotation = ahead.rotation
+    kind = (start, grid.causal, call.q.dtype, call.q.device, call.q.shape, call.k.shape)
+    rotation = reused(read, "rotations ahead", *kind, layers=(transform,))
     if rotation is None or rotation.query is not rotation.key:
-        return transform.lower(call.q, call.k, grid)
+        return call.rotation()
     cosine, sine = (factor[:, :, index : index + 1] for factor in rotation.query)
     factors = (cosine, sine)
     return Rotation(factors, factors, rotation.pairing)
 
 
-def attend_last(call: Call, cache: LayerCache) -> Float[Tensor, "B H 1 E"] | None:
+def attend_last(call: Call) -> Float[Tensor, "B H 1 E"] | None:
     """``attend`` for the last token of a plain sequence; None where it is not served here.
 
     Served are calls without gradients on the CPU, of encodings without a query_key part whose
@@ -88,11 +63,10 @@ def attend_last(call: Call, cache: LayerCache) -> Float[Tensor, "B H 1 E"] | Non
     """
     q, k, v, sinks, softcap = call.q, call.k, call.v, call.sinks, call.softcap
     plain, scale = sinks is None and softcap is None, call.logit_scale()
-    terms = _served(call, cache)
+    terms = _served(call)
     if isinstance(terms, str):
         return None
-    keys = k.shape[2]
-    begin = terms.size - keys
+    begin = _size(call) - k.shape[2]
     bias = None if terms.bias is None else terms.bias[:, begin:].unsqueeze(1)  # [h, 1, K]
     if terms.buckets:
         read = _read_query(terms, call, begin)
@@ -120,21 +94,21 @@ def attend_last(call: Call, cache: LayerCache) -> Float[Tensor, "B H 1 E"] | Non
     return output
 
 
-def refusal_of_last(call: Call, cache: LayerCache) -> str | None:
+def refusal_of_last(call: Call) -> str | None:
     """Reason for which ``attend_last`` returns None, to end a sentence; None if it serves."""
-    terms, dtype = _served(call, cache), call.q.dtype
+    terms, dtype = _served(call), call.q.dtype
     if isinstance(terms, str):
         return terms
     plain = call.sinks is None and call.softcap is None
     by_products = terms.values or query_kernel(call.q, call.k, call.v, plain=plain) is None
     if dtype.itemsize == 2 and not plain and by_products:
         return f"logits would be rounded to {dtype} before the cap or beside the sinks"
-    if terms.buckets and _read_query(terms, call, terms.size - call.k.shape[2]) is None:
+    if terms.buckets and _read_query(terms, call, _size(call) - call.k.shape[2]) is None:
         return "the encoding numbers its buckets anew in every call"
     return None
 
 
-def _served(call: Call, cache: LayerCache) -> PastTerms | str:
+def _served(call: Call) -> PastTerms | str:
     """The terms of a call that ``attend_last`` serves, or the reason why it does not."""
     q, grid, encoding, keys = call.q, call.grid, call.encoding, call.k.shape[2]
     if q.shape[2] != 1 or keys == 1:
@@ -149,17 +123,22 @@ def _served(call: Call, cache: LayerCache) -> PastTerms | str:
         return "the cached keys have yet to be transformed"
     if 1 - grid.band[0] < keys:
         return "a window hides some of the past"
-    sides = (grid.query, grid.key)
-    if not cache.shared.get("last", sides, lambda: _ends_with(grid.key, grid.query)):
+    if not _ends_with(grid.key, grid.query):
         return "the past and the token are not one plain sequence"
-    if encoding.score is None and encoding.value is None:
-        return PastTerms(encoding, keys, None, None)
-    scale = call.logit_scale()
-    if cache.terms is None or not cache.terms.holds(encoding, keys, (scale, q.dtype)):
-        cache.terms = read_terms(encoding, q, call.v, max(LEAST, 2 * keys), scale)
-    if not cache.terms.served:
-        return "the encoding has terms that are not by offset alone"
-    return cache.terms
+    parts = [part for part in (encoding.score, encoding.value) if part is not None]
+    modules = [module for part in parts for module in part.modules()]
+    if not are_known(modules) or any(x.device.type != "cpu" for x in tensors_of(modules)):
+        return "the encoding may change unnoticed"
+    size, scale = _size(call), call.logit_scale()
+    kind = (size, scale, q.dtype, q.shape, call.v.shape[3])
+    read = partial(read_terms, encoding, q, call.v, size, scale)
+    terms = reused(read, "past terms", *kind, layers=parts)
+    return "the encoding has terms that are not by offset alone" if terms is None else terms
+
+
+def _size(call: Call) -> int:
+    """Offsets that terms are read at: a power of two, so that few tokens read them."""
+    return max(LEAST, 1 << (call.k.shape[2] - 1).bit_length())
 
 
 def _ends_with(past: Layout, last: Layout) -> bool:
@@ -177,7 +156,7 @@ def _ends_with(past: Layout, last: Layout) -> bool:
 
 def _read_query(terms: PastTerms, call: Call, begin: int) -> Float[Tensor, "B H 1 K"] | None:
     """The terms that read the query; None where their buckets are numbered by the call."""
-    score, q = terms.encoding.score, call.q
+    score, q = call.encoding.score, call.q
     assert score is not None  # it has terms
     lowered = score.lower(q, call.k, call.grid, scale=call.logit_scale())
     if lowered is None or len(lowered) != len(terms.buckets):

@@ -19,6 +19,7 @@ from posenc.attention.decoding import attend_last, rotation_of
 from posenc.attention.dispatch import named, rotate
 from posenc.attention.validation import require_fit
 from posenc.encoding import Encoding
+from posenc.encoding.prepared import Prepared, entering
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -73,6 +74,7 @@ class Attention(nn.Module):
     Attributes:
         attend: computes attention in every call; ``posenc.attend``, or what takes its place, such
             as ``posenc.distributed.ContextParallel``.
+        prepared: results that its calls share, perhaps with those of a model's other layers.
 
     Raises:
         ArgumentError: when the heads do not divide, or the encoding is made for others, for another
@@ -152,6 +154,7 @@ class Attention(nn.Module):
         output_bias = bias if output_bias is None else output_bias
         self.output = nn.Linear(heads * head_dim, dim, bias=output_bias)
         self.encoding = encoding
+        self.prepared = Prepared()
         self.lend_projections()
 
     def refer_to(self, encoding: Encoding) -> None:
@@ -241,10 +244,27 @@ class Attention(nn.Module):
             k, v, key_layout = context.keys, context.values, context.layout
         if self.queries != self.heads:
             q = q.repeat_interleave(self.heads // self.queries, dim=1)
+        with entering(self.prepared):
+            output = self._attended(q, k, v, layout, key_layout, cache, is_self=is_self)
+        merged: Tensor = self.output(output.transpose(1, 2).flatten(2))
+        return merged
+
+    def _attended(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B G K D"],
+        v: Float[Tensor, "B G K D"],
+        layout: Layout,
+        key_layout: Layout,
+        cache: LayerCache | None,
+        *,
+        is_self: bool,
+    ) -> Float[Tensor, "B H Q D"]:
+        """Attention to these keys and those in the cache, which is extended by them."""
         encoding, scale = self.encoding, self.scale
         if cache is not None:
             if is_self and self._may_keep_transformed(cache):
-                rotated, keys = self._transformed(q, k, v, layout, key_layout, cache)
+                rotated, keys = self._transformed(q, k, v, layout, key_layout)
                 if keys.shape == k.shape:
                     scale = encoding.default_scale(self.head_dim) if scale is None else scale
                     q, k, cache.transformed = rotated, keys, True
@@ -257,12 +277,11 @@ class Attention(nn.Module):
         output = None
         if cache is not None and self.backend == "auto" and not dropout:
             call = Call(q, k, v, grid, encoding, scale=scale, **softmax)
-            output = attend_last(call, cache)
+            output = attend_last(call)
         if output is None:
             softmax |= {"backend": self.backend, "dropout": dropout, "scale": scale}
             output = self.attend(q, k, v, grid, encoding, **softmax)
-        merged: Tensor = self.output(output.transpose(1, 2).flatten(2))
-        return merged
+        return output
 
     def _transformed(
         self,
@@ -271,15 +290,13 @@ class Attention(nn.Module):
         v: Float[Tensor, "B G Q D"],
         layout: Layout,
         key_layout: Layout,
-        cache: LayerCache,
     ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "b g Q D"]]:
         """New queries and keys after the query_key part, their rotation computed once a model."""
         grid = Grid(layout, key_layout, self.causal, self.window)
         call, transform = Call(q, k, v, grid, self.encoding), self.encoding.query_key
         if transform is None or torch.is_autocast_enabled(q.device.type):
             return transformed(call)
-        inputs = (transform, layout, key_layout)
-        rotation = cache.shared.get("rotation", inputs, lambda: rotation_of(call, cache))
+        rotation = rotation_of(call)
         if rotation is None or rotation.has_gradient:
             return transformed(call)
         return rotate(rotation, q, k)

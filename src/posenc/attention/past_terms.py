@@ -11,7 +11,6 @@ from torch import Tensor
 
 from posenc.attention.problem.lowering import lower
 from posenc.encoding import BucketedTerms, Encoding
-from posenc.encoding.reuse import ModuleStates
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -22,38 +21,22 @@ class PastTerms:
     """The terms of an encoding at the offsets ``1 - N … 0``.
 
     Args:
-        encoding: that they were read of.
-        size: N.
-        kind: scale of the logits, and dtype of the queries.
-        states: of it when they were read; None for one without terms.
         bias: ``[H|1, N]``, the sum of the tables.
         buckets: of each term that reads the query, with the function that numbered them.
         values: rows of the value part ``[H|1, M, E]``, and the bucket of each offset.
-        served: whether the encoding has nothing but such terms.
     """
 
-    encoding: Encoding
-    size: int
-    kind: tuple[float, torch.dtype] | None
-    states: ModuleStates | None
     bias: Float[Tensor, "h N"] | None = None
     buckets: tuple[tuple[Callable[..., Tensor], Int[Tensor, " N"]], ...] = ()
     values: tuple[tuple[Float[Tensor, "h M E"], Int[Tensor, " N"]], ...] = ()
-    served: bool = True
-
-    def holds(self, encoding: Encoding, keys: int, kind: tuple[float, torch.dtype]) -> bool:
-        """True if the terms are still those of the encoding, for so many keys."""
-        if self.encoding is not encoding or keys > self.size or self.kind != kind:
-            return False
-        return self.states is None or self.states.hold()
 
 
-def read_terms(encoding: Encoding, q: Tensor, v: Tensor, size: int, scale: float) -> PastTerms:
-    """The terms for ``size`` keys."""
-    states, kind = ModuleStates(encoding), (scale, q.dtype)
-    none = PastTerms(encoding, size, kind, states, served=False)
-    if not states.complete:  # they might change unnoticed
-        return none
+def read_terms(
+    encoding: Encoding, q: Tensor, v: Tensor, size: int, scale: float
+) -> PastTerms | None:
+    """The terms for ``size`` keys; None where some are not by offset alone."""
+    if encoding.score is None and encoding.value is None:
+        return PastTerms()
     device = q.device
     grid = Grid(
         Layout.sequence(1, size - 1, device=device), Layout.sequence(size, device=device), True
@@ -62,15 +45,15 @@ def read_terms(encoding: Encoding, q: Tensor, v: Tensor, size: int, scale: float
     try:
         terms = lower(encoding, q, k, grid, scale=scale, value_dim=v.shape[3])
     except ArgumentError:  # a table that ends before
-        return none
+        return None
     score = encoding.score
     if terms is None or (score is not None and score.reads_layout):
-        return none
+        return None
     wide = torch.promote_types(q.dtype, torch.float32)
     biases, buckets, values = [], [], []
     for term in terms:
         if not isinstance(term, BucketedTerms) or term.right is not None or term.column is not None:
-            return none
+            return None
         bucket = term.bucket(grid.float_offsets(device=device).unsqueeze(-1))
         if term.table is not None:
             biases.append(term.table.to(wide)[:, bucket])
@@ -79,6 +62,6 @@ def read_terms(encoding: Encoding, q: Tensor, v: Tensor, size: int, scale: float
         if term.value is not None:
             values.append((term.value, bucket))
     if biases and (buckets or not getattr(score, "by_position", False)):
-        return none  # a table beside what the query reads may depend on it
+        return None  # a table beside what the query reads may depend on it
     bias = torch.stack(biases).sum(0) if biases else None
-    return PastTerms(encoding, size, kind, states, bias, tuple(buckets), tuple(values))
+    return PastTerms(bias, tuple(buckets), tuple(values))

@@ -1,107 +1,65 @@
-"""Reuse of the plan of an earlier call that differs in queries, keys and values only."""
+"""Calls that differ from earlier ones in queries, keys and values only: planned once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Hashable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Attend
 from posenc.attention.call import Call
-from posenc.attention.problem.problem import Problem
-from posenc.encoding import DistanceFunction, Encoding, LowRank, StructuredScore, TokenTableProduct
-from posenc.encoding.reuse import ModuleStates, wants_gradients
+from posenc.encoding import DistanceFunction, Encoding
+from posenc.encoding.prepared import (
+    active,
+    are_known,
+    reused_later,
+    stored,
+    tensors_of,
+    wants_gradients,
+)
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import is_exporting, is_transformed, needs_dispatch
 
-MOST = 8
-"""Largest number of kinds of calls stored per encoding."""
+
+def kind_of(call: Call) -> Hashable | None:
+    """Shapes, strides and dtypes, layouts by value, and options of a call; None if not repeatable.
+
+    Calls with gradients, dropout or sinks, in graphs or dispatch modes, and on other devices than
+    CPUs are not. The call may be invalid; no tensor is read.
+    """
+    return None if active() is None else _key(call)
 
 
-@dataclass(eq=False)
-class _CallKinds:
-    """Kinds of calls of an encoding, the last used last.
+def prepared_attention(call: Call, kind: Hashable) -> Attend | None:
+    """Attention that an earlier call of a kind prepared, or None.
+
+    Such calls are valid but for their layouts.
+    """
+    attend: Attend | None = stored("attend", kind, layers=(call.encoding,))
+    return attend
+
+
+def prepare_repeated(
+    call: Call, kind: Hashable, prepare: Callable[[Call], Attend | None]
+) -> Attend | None:
+    """Attention of a valid call's kind, prepared at its second call; None if it is to be planned.
 
     Args:
-        states: the encoding's state when the kinds were recorded.
-        kinds: by key, the prepared attention, None for a kind that cannot be prepared, and
-            ``SEEN_ONCE`` for a kind that was called once.
+        prepare: attention of a kind, from a call of it; None where that is of no use.
     """
-
-    states: ModuleStates
-    kinds: dict[Hashable, Attend | Literal["seen once"] | None] = field(default_factory=dict)
-
-
-SEEN_ONCE: Literal["seen once"] = "seen once"
-
-_CALL_KINDS: WeakKeyDictionary[Encoding, _CallKinds] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True, eq=False)
-class CallKind:
-    """A kind of calls of an encoding whose settings and weights are unchanged, to the last bit.
-
-    The key holds shapes, strides and dtypes, regular layouts or whole images, scale and softcap. A
-    kind is prepared at its second call.
-    """
-
-    record: _CallKinds
-    key: Hashable
-
-    @classmethod
-    def of(cls, call: Call) -> CallKind | None:
-        """The kind of a call, which may be invalid; None if it has none.
-
-        Calls with gradients, dropout or sinks, in graphs or dispatch modes, and on other devices
-        than CPUs are of no kind.
-        """
-        key = _key(call)
-        if key is None:
-            return None
-        record = _CALL_KINDS.get(call.encoding)
-        if record is None or not record.states.hold():
-            record = _CALL_KINDS[call.encoding] = _CallKinds(ModuleStates(call.encoding))
-        return cls(record, key)
-
-    def prepared(self) -> Attend | None:
-        """Prepared attention of the kind, or None; its calls are valid except for their layouts."""
-        kinds = self.record.kinds
-        attend = kinds.get(self.key)
-        if not callable(attend):
-            return None
-        kinds.pop(self.key, None)
-        kinds[self.key] = attend  # the last used is the last to go
-        return attend
-
-    def prepare_if_repeated(
-        self, call: Call, prepare: Callable[[Call], Attend | None]
-    ) -> Attend | None:
-        """Attention of the kind, prepared at its second call; None if the call has to be planned.
-
-        Args:
-            call: a valid one of the kind.
-            prepare: attention of a kind, from a call of it; None where that is of no use.
-        """
-        kinds = self.record.kinds
-        seen_before, attend = self.key in kinds, kinds.pop(self.key, SEEN_ONCE)
-        if seen_before and attend == SEEN_ONCE:
-            attend = _prepared(call, self.record.states, prepare)
-        while len(kinds) >= MOST:
-            kinds.pop(next(iter(kinds)), None)
-        kinds[self.key] = attend
-        return attend if callable(attend) else None
+    compute = partial(_prepared, call, prepare)
+    return reused_later(compute, "attend", kind, layers=(call.encoding,))
 
 
 def repeatable(call: Call, prepare: Callable[[Call], Attend | None]) -> bool:
-    """True if calls like this valid one are prepared from the second on."""
-    if _key(call) is None:
+    """True if calls like this valid one are prepared from the second on, where something may be."""
+    modules = list(call.encoding.modules())
+    if not are_known(modules) or wants_gradients(tensors_of(modules)):
         return False
-    return _prepared(call, ModuleStates(call.encoding), prepare) is not None
+    return _key(call) is not None and _prepared(call, prepare) is not None
 
 
 def _key(call: Call) -> Hashable | None:
@@ -117,7 +75,7 @@ def _key(call: Call) -> Hashable | None:
         return None
     if torch.is_autocast_enabled("cpu") or is_exporting():
         return None
-    if wants_gradients((q, k, v, *encoding.parameters(), *encoding.buffers())):
+    if wants_gradients((q, k, v)):
         return None
     side = _image if grid.query.start is None and grid.dense else _sequence
     query = side(grid.query)
@@ -163,53 +121,14 @@ def _is_plain(layout: Layout) -> bool:
     return all(x is None for x in others) and not layout.positions.requires_grad
 
 
-def _prepared(
-    call: Call, states: ModuleStates, prepare: Callable[[Call], Attend | None]
-) -> Attend | None:
-    if not (states.complete and call.q.numel() and call.k.numel() and call.v.numel()):
+def _prepared(call: Call, prepare: Callable[[Call], Attend | None]) -> Attend | None:
+    if not (call.q.numel() and call.k.numel() and call.v.numel()):
+        return None
+    score = call.encoding.score
+    if score is not None and not (score.by_position or score.rows_by_position):
         return None
     problem = call.problem()
     untransformed = problem.q is call.q and problem.k is call.k and problem.v is call.v
-    useful = untransformed and call.without_hidden() is call and _reads_rows_alone(call)
+    structured = problem.lowered is not None or isinstance(problem.fused(), DistanceFunction)
+    useful = untransformed and structured and call.without_hidden() is call
     return prepare(call) if useful else None
-
-
-def _reads_rows_alone(call: Call) -> bool:
-    """True if terms depend on queries and keys in nothing but their products with rows.
-
-    Those of queries and keys that are no numbers are then the same, factors of positions alone
-    included.
-    """
-    q, k = (torch.full_like(x, torch.nan) for x in (call.q, call.k))
-    terms, others = (_terms(x.problem()) for x in (call, replace(call, q=q, k=k)))
-    if terms is None or others is None or len(terms) != len(others):
-        return False
-    return all(map(_same_rows, terms, others))
-
-
-Term = StructuredScore | DistanceFunction
-
-
-def _terms(problem: Problem) -> Sequence[Term] | None:
-    """The score in structured form or as a function of the distance; None in others."""
-    if problem.lowered is not None:
-        return problem.lowered
-    fused = problem.fused()
-    return (fused,) if isinstance(fused, DistanceFunction) else None
-
-
-def _same_rows(term: Term, other: Term) -> bool:
-    if type(term) is not type(other):
-        return False
-    pairs = zip(_rows(term), _rows(other), strict=True)
-    return all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
-
-
-def _rows(term: Term) -> list[Tensor | None]:
-    if isinstance(term, LowRank):
-        return [term.query, term.key]
-    if isinstance(term, DistanceFunction):
-        return [term.factor, term.knots, term.slope, term.intercept]
-    products: list[TokenTableProduct | None] = [term.left, term.right]
-    rows = [None if product is None else product.rows for product in products]
-    return [*rows, term.table, term.value, term.row, term.column]

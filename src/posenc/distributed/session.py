@@ -13,7 +13,7 @@ from torch import Tensor
 from posenc.distributed.group import Group
 from posenc.distributed.shards import FIELDS, KEPT, Layouts, Shards
 from posenc.encoding import Encoding
-from posenc.encoding.reuse import Copies
+from posenc.encoding.prepared import Copies
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 

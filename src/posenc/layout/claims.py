@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -50,18 +49,11 @@ def require_unwritten(layout: Any) -> None:
     if not _are_readable(positions) or needs_dispatch(positions, order):
         return
     if start is not None:  # most often in one row, which is compared in a tenth of the time
-        expected = _regular(start, order.shape[1], positions.dtype)
-        if torch.equal(order, expected[0]) and torch.equal(positions, expected[1]):
+        expected = torch.arange(start, start + order.shape[1], device="cpu").unsqueeze(0)
+        same = torch.equal(order, expected)
+        if same and torch.equal(positions, expected.to(positions.dtype).unsqueeze(-1)):
             return
     _require_values(start, layout.extent, layout)
-
-
-@lru_cache(maxsize=4)
-def _regular(start: int, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Orders and positions of a row."""
-    with torch.inference_mode(False):
-        order = torch.arange(start, start + length, device="cpu").unsqueeze(0)
-        return order, order.to(dtype).unsqueeze(-1)
 
 
 def _are_readable(positions: Tensor) -> bool:

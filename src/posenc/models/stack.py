@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from posenc.arguments import Count, Length, Probability, Rate, Width, check, check_fields
 from posenc.attention import Attention, LayerCache
 from posenc.encoding import Encoding
+from posenc.encoding.prepared import Prepared
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
@@ -202,8 +203,10 @@ def make_blocks(
             remedy="Use None for a layer without a window.",
         )
 
+    prepared = Prepared()
+
     def attention(encoding: Encoding, *, causal: bool, window: int | None) -> Attention:
-        return Attention(
+        layer = Attention(
             dim=config.dim,
             heads=config.heads,
             kv_heads=config.kv_heads,
@@ -219,6 +222,8 @@ def make_blocks(
             sinks=config.sinks,
             softcap=config.softcap,
         )
+        layer.prepared = prepared
+        return layer
 
     def block(index: int) -> Block:
         return Block(

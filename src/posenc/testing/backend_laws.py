@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.attention import BACKENDS, attend, explain
-from posenc.encoding import BucketedTerms, Encoding, StructuredScore
+from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, StructuredScore
+from posenc.encoding.prepared import Prepared
 from posenc.errors import ArgumentError, BackendRefusal
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -91,6 +92,7 @@ def lowered_is_forward(subject: Subject) -> None:
             terms = score.lower(q, k, grid, scale=0.3)
             if terms is not None:
                 dense = _sum(terms, grid)
+                _require_rows_alone(score, terms, score.lower(-q, k + 1, grid, scale=0.3) or ())
                 _match(score(q, k, grid, scale=0.3), dense, [q, k, *score.parameters()], "score")
         if value is not None:
             weights = heads_of(HEADS, 7, seed=6)[..., :1].expand(-1, -1, -1, 9).softmax(-1)
@@ -100,6 +102,27 @@ def lowered_is_forward(subject: Subject) -> None:
                 rows = term.value[:, term.bucket(grid.offset)].double().transpose(0, 1)
                 dense = torch.einsum("bhqk,bhqkd->bhqd", weights, rows.expand(2, HEADS, -1, -1, -1))
                 _match(value(weights, grid), dense, [weights, *value.parameters()], "value")
+
+
+def _require_rows_alone(
+    score: ScoreTerm, terms: Sequence[StructuredScore], others: Sequence[StructuredScore]
+) -> None:
+    """Require terms of other queries and keys to be the same but for tokens, if that is claimed."""
+    if not (score.by_position or score.rows_by_position):
+        return
+    for term, other in zip(terms, others, strict=True):
+        for x, y in zip(_rows(term), _rows(other), strict=True):
+            if x is not None:
+                agree("rows for other queries and keys", x, y)
+
+
+def _rows(term: StructuredScore) -> list[Tensor | None]:
+    """All tensors of a term but the tokens of its products."""
+    if not isinstance(term, BucketedTerms):
+        return [term.query, term.key]
+    products = (term.left, term.right)
+    rows = [None if product is None else product.rows for product in products]
+    return [*rows, term.table, term.value, term.row, term.column]
 
 
 def _sum(terms: Iterable[StructuredScore], grid: Grid) -> Tensor:
@@ -356,14 +379,17 @@ def weights_that_change_are_followed(subject: Subject) -> None:
     parts = [partial(edit, encoding, name) for name in names for edit in EDITS]
     changes: list[Callable[[], None]] = [in_place, behind_autograd, replaced, *parts]
     changes.append(partial(_load, encoding, other))
+    prepared = Prepared()
     with torch.no_grad():
         for backend in ("auto", *serving(q, k, v, grid, encoding)):
             for change in changes:
-                for _ in range(2):  # results are kept from the second call on
-                    attend(q, k, v, grid, encoding, backend=backend)
-                change()
+                with prepared:
+                    for _ in range(2):  # results are kept from the second call on
+                        attend(q, k, v, grid, encoding, backend=backend)
+                    change()
+                    output = attend(q, k, v, grid, encoding, backend=backend)
                 expected = attend(q, k, v, grid, copy.deepcopy(encoding), backend="reference")
-                agree(backend, attend(q, k, v, grid, encoding, backend=backend), expected)
+                agree(backend, output, expected)
 
 
 def _edit_number(encoding: Encoding, name: str) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -21,11 +20,11 @@ from torch import Tensor
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result, refuse_rare
 from posenc.attention.backends.common.sinks import add_sinks
 from posenc.attention.problem.lowering import add_rows, has_rows
-from posenc.attention.problem.once import GridCache, cached_for_grid
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.spacing import find_spacing, lower_on_sequences
 from posenc.attention.problem.terms import reads_offsets
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
+from posenc.encoding.prepared import reused_of_grid
 from posenc.grid import Grid
 from posenc.layout.integers import exact_dtype
 from posenc.runtime import is_transformed
@@ -352,9 +351,6 @@ def _kernels() -> tuple[Callable[..., Any], Callable[..., BlockMask]]:
     return compiled, torch.compile(create_block_mask)
 
 
-_MASKS_CACHE: GridCache = WeakKeyDictionary()
-
-
 def _block_mask(grid: Grid, *, flash: bool = False) -> BlockMask:
     """Mask of the blocks with visible pairs, computed once for each pair of layouts.
 
@@ -369,7 +365,7 @@ def _block_mask(grid: Grid, *, flash: bool = False) -> BlockMask:
         sizes = (rows, None, grid.query.length, grid.key.length)
         return _kernels()[1](grid.mask_mod(), *sizes, device=device, BLOCK_SIZE=(queries, 128))
 
-    return cached_for_grid(grid, _MASKS_CACHE, compute, queries, masked=True)
+    return reused_of_grid(compute, "block mask", queries, grid=grid)
 
 
 ENTRY = Flex()

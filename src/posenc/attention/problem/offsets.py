@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from posenc.attention.problem.intervals import run_intervals
-from posenc.attention.problem.once import GridCache, cached_for_grid
 from posenc.attention.problem.record import Geometry
 from posenc.attention.problem.spacing import nearest_origin
+from posenc.encoding.prepared import reused_of_grid
 from posenc.grid import Grid
 
 MOST = 2**16
 """Offsets between the tokens of documents that are always tabulated; more if there are as many
 tokens."""
-
-
-_OFFSETS_CACHE: GridCache = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +51,7 @@ class Offsets:
             if grid.shift is None or any(mark is not None for mark in marks):
                 return "inside a compiled graph it takes regular layouts only"
             return cls._in_intervals(grid)
-        return cached_for_grid(grid, _OFFSETS_CACHE, cls._of_documents, masked=True)
+        return reused_of_grid(cls._of_documents, "offsets", grid=grid)
 
     @classmethod
     def _in_intervals(cls, grid: Grid) -> Offsets:

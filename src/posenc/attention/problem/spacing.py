@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from posenc.attention.problem.lowering import lower
-from posenc.attention.problem.once import GridCache, cached_for_grid
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import StructuredScore
+from posenc.encoding.prepared import reused_of_grid
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.layout.padding import documents_of
@@ -77,15 +76,12 @@ def lower_on_sequences(problem: Problem, shift: int) -> tuple[StructuredScore, .
     return lower(problem.encoding, problem.q, problem.k, grid, scale=problem.scale)
 
 
-_SPACINGS_CACHE: GridCache = WeakKeyDictionary()
-
-
 def spacing(grid: Grid) -> Spacing | None:
     """Spacing of a grid's documents; None where not all tokens of one are one step apart.
 
     Reads the layouts' values, which waits for the device, once for each pair of layouts.
     """
-    return cached_for_grid(grid, _SPACINGS_CACHE, _spacing)
+    return reused_of_grid(_spacing, "spacing", grid=grid, masked=False)
 
 
 def _spacing(grid: Grid) -> Spacing | None:

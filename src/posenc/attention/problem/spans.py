@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from posenc.encoding.prepared import reused
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,17 +51,17 @@ class Spans:
 
 
 def spans_of(bucket: Int[Tensor, "W"], columns: int | None = None) -> Spans:
-    """Spans of the buckets of W consecutive offsets; kept for the maps met last.
+    """Spans of the buckets of W consecutive offsets.
 
     Args:
         columns: of images, offsets along an image row.
     """
     bucket = bucket.detach().to("cpu", torch.int64).contiguous()
     content = ctypes.string_at(bucket.data_ptr(), 8 * len(bucket))
-    return _spans(content, columns or len(bucket))
+    columns = columns or len(bucket)
+    return reused(lambda: _spans(content, columns), "spans", content, columns)
 
 
-@lru_cache(maxsize=64)
 def _spans(content: bytes, columns: int) -> Spans:
     bucket = torch.frombuffer(bytearray(content), dtype=torch.int64).view(-1, columns)
     rows, row_of = torch.unique(bucket, dim=0, return_inverse=True)

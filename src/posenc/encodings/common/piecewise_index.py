@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding.reuse import constant
+from posenc.encoding.prepared import constant
 from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.errors import ArgumentError
 

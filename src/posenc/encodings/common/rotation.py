@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posenc.arguments import Factor, Width, checked
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation, apply_rotation
-from posenc.encoding.reuse import reused
+from posenc.encoding.prepared import reused
 from posenc.encoding.rotation import Factors
 from posenc.encoding.tensors import Keys, Queries, repeat_heads
 from posenc.encodings.common.special_tokens import zero_special
@@ -36,8 +36,9 @@ def kept_of_positions(
         numbers: how many it has; of more than ``KEPT``, nothing is kept.
     """
     tensors = [layout.positions] if layout.special is None else [layout.positions, layout.special]
-    result = reused((part,), tensors, compute, *kind) if numbers <= KEPT else None
-    return compute() if result is None else result
+    if numbers > KEPT:
+        return compute()
+    return reused(compute, "positions", *kind, layers=(part,), tensors=tensors)
 
 
 def rotate(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.arguments import Count, Magnitude, Natural, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
-from posenc.encoding.reuse import constant
+from posenc.encoding.prepared import constant
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_tokens
 from posenc.encodings.common.fusion import fuse

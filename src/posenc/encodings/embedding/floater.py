@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from posenc.arguments import Interval, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding, Encoding
 from posenc.encoding.entry import Claims, Entry
-from posenc.encoding.reuse import Copies, wants_gradients
+from posenc.encoding.prepared import Copies, wants_gradients
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.frequencies import geometric_frequencies
 from posenc.encodings.common.fusion import fuse

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.arguments import Base, EvenWidth, checked
 from posenc.encoding import Rotation
 from posenc.encoding.entry import Claims, Entry
-from posenc.encoding.reuse import reused
+from posenc.encoding.prepared import reused
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import at_least_single, wider
@@ -80,8 +80,7 @@ class GrapeMultiplicative(Rotary):
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         wide = at_least_single(q)
         compute = partial(self.planes, like=wide)
-        reused_planes = reused((self,), (), compute, "planes", wide.dtype)
-        planes = compute() if reused_planes is None else reused_planes
+        planes = reused(compute, "planes", wide.dtype, layers=(self,))
         rotated = super().forward(wide @ planes, k.to(wide.dtype) @ planes, grid)
         return rotated[0].to(q.dtype), rotated[1].to(k.dtype)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.arguments import Base, Factor, Fraction, Width, checked
 from posenc.encoding import Pairing
 from posenc.encoding.entry import Claims, Entry
-from posenc.encoding.reuse import constant
+from posenc.encoding.prepared import constant
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.rotation import Rotary

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, checked
 from posenc.encoding.entry import Claims, Entry
-from posenc.encoding.reuse import constant
+from posenc.encoding.prepared import constant
 from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.errors import ArgumentError
 

@@ -52,6 +52,8 @@ def contextual(*, head_dim: Width, max_distance: Natural = 16) -> Encoding:
 class ContextualScores(ScoreTerm):
     """Score part of ``contextual``: the logit without ``scale · q_i · k_j``."""
 
+    rows_by_position = True
+
     @checked
     def __init__(self, *, head_dim: Width, max_distance: Natural = 16) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import FusedScore, HeadMixing, ScoreTerm
 from posenc.encoding.entry import Claims, Entry
-from posenc.encoding.reuse import is_plain_linear
+from posenc.encoding.prepared import is_plain_linear
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.encodings.common.precision import WideLinear

@@ -14,7 +14,7 @@ from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.parts import Projection
-from posenc.encoding.reuse import constant, reused
+from posenc.encoding.prepared import constant, reused_later
 from posenc.encoding.tensors import (
     BucketIndex,
     Keys,
@@ -232,6 +232,7 @@ class Deberta(ScoreTerm):
     head_dim: int
 
     terms = 3
+    rows_by_position = True
 
     @checked
     def __init__(
@@ -305,8 +306,8 @@ class Deberta(ScoreTerm):
             return [(scale * table).contiguous() for table in self._tables(falling)]
 
         last, layers = 2 * self.relative.span, (*self._projections(), self.relative)
-        settings = (self.lookup, self.heads, self.head_dim)
-        stored = reused(layers, (), lambda: tables(0, last), scale, *settings)
+        kind = (scale, self.lookup, self.heads, self.head_dim)
+        stored = reused_later(lambda: tables(0, last), "tables", *kind, layers=layers)
         if stored is None:
             from_query, from_key = tables(low, high)
         else:

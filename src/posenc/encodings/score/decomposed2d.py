@@ -50,6 +50,7 @@ class Decomposed2d(ScoreTerm):
     """
 
     axes = (2,)
+    rows_by_position = True
 
     @checked
     def __init__(self, *, head_dim: Width, size: tuple[Count, Count] = (14, 14)) -> None:

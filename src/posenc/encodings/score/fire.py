@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import DistanceFunction, FusedScore, ScoreTerm
 from posenc.encoding.entry import Claims, Entry
-from posenc.encoding.reuse import is_plain_linear
+from posenc.encoding.prepared import is_plain_linear
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.precision import WideLinear
 from posenc.grid import Grid

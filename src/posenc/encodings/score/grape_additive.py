@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from posenc.arguments import Count, EvenWidth, Width, checked
 from posenc.encoding import FusedScore, LogGateSums, ScoreTerm
 from posenc.encoding.entry import Claims, Entry
-from posenc.encoding.reuse import constant
+from posenc.encoding.prepared import constant
 from posenc.encoding.tensors import Features, Keys, Queries, Scores
 from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import KeyRanks

@@ -110,6 +110,7 @@ class IrpeScore(ScoreTerm):
     """
 
     axes = (2,)
+    rows_by_position = True
 
     def __init__(
         self, buckets: tuple[Buckets, ...], on: str, tables: int, width: int | None

@@ -46,6 +46,8 @@ class RelativeBias(ScoreTerm):
     [0, 1, 2, 4, 4]
     """
 
+    rows_by_position = True
+
     @checked
     def __init__(
         self, *, heads: Count, max_distance: Natural = 16, placement: Placement = "outside"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -11,6 +11,7 @@ from torch import Tensor
 from posenc.arguments import Base, Count, EvenWidth, checked
 from posenc.encoding import BucketedTerms
 from posenc.encoding.entry import Claims, Entry
+from posenc.encoding.prepared import reused
 from posenc.encoding.tensors import Keys, Queries, StructuredTerms
 from posenc.encodings.common.buckets import offset_index
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
@@ -88,13 +89,13 @@ def _similarity(offset: Float[Tensor, "*dims"], width: int, base: float) -> Floa
     return similarity
 
 
-@lru_cache(maxsize=4)
 def _kept_similarity(
     count: int, width: int, base: float, dtype: torch.dtype
 ) -> Float[Tensor, " N"]:
     """The sums at the distances 0 … ``count`` - 1, on the CPU."""
-    with torch.inference_mode(False), torch.no_grad():
-        return _similarity(torch.arange(count, dtype=dtype, device="cpu"), width, base)
+    distances = torch.arange(count, dtype=dtype, device="cpu")
+    compute = partial(_similarity, distances, width, base)
+    return reused(compute, "similarity", count, width, base, dtype)
 
 
 ENTRY = Entry(

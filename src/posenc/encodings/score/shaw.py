@@ -49,6 +49,8 @@ def shaw(*, head_dim: Width, max_distance: Natural = 16) -> Encoding:
 class ShawKeys(ScoreTerm):
     """Score part of ``shaw``: ``s_ij += scale · q_i · a^K[n]``."""
 
+    rows_by_position = True
+
     @checked
     def __init__(self, *, head_dim: Width, max_distance: Natural = 16) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm
 from posenc.encoding.entry import Claims, Entry
-from posenc.encoding.reuse import constant, reused
+from posenc.encoding.prepared import constant, reused
 from posenc.encoding.tensors import Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.cosine import CosineLogits
 from posenc.encodings.common.precision import WideLinear
@@ -123,8 +123,8 @@ class SwinV2Bias(ScoreTerm):
             return None
         like = grid.key.positions
         compute = partial(self._table, window, like)
-        table = reused((self,), (), compute, self.window, window, like.dtype)
-        return (BucketedTerms(window.index, table=compute() if table is None else table),)
+        table = reused(compute, "table", self.window, window, like.dtype, layers=(self,))
+        return (BucketedTerms(window.index, table=table),)
 
     def _table(self, window: Window, like: Tensor) -> Float[Tensor, "H N"]:
         return self.bias(window.offsets(device=like.device, dtype=like.dtype))

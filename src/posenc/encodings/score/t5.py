@@ -10,7 +10,7 @@ from torch import nn
 from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import BucketedTerms, ScoreTerm
 from posenc.encoding.entry import Claims, Entry
-from posenc.encoding.reuse import constant
+from posenc.encoding.prepared import constant
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores
 from posenc.errors import ArgumentError
 from posenc.grid import Grid

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from posenc.arguments import Base, Count, EvenWidth, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, LowRank, ScoreTerm, TokenTableProduct
 from posenc.encoding.entry import Claims, Entry
-from posenc.encoding.reuse import reused
+from posenc.encoding.prepared import reused, reused_later
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows, offset_index
 from posenc.encodings.common.frequencies import geometric_angles
@@ -221,7 +220,8 @@ class TransformerXL(ScoreTerm):
             rows = _mirrored(waves, factor * self.weight[heads].to(like), 1 - count, count - 1)
             return rows, _column(self.biases()[1][heads], rows)
 
-        stored = reused((self,), (), compute, count, like.dtype, factor, heads.start, heads.stop)
+        kind = (count, like.dtype, factor, heads.start, heads.stop)
+        stored = reused_later(compute, "rows", *kind, layers=(self,))
         part = slice(first + count - 1, last + count)
         return None if stored is None else (stored[0][:, part], stored[1][:, part])
 
@@ -254,12 +254,14 @@ def _waves(x: Float[Tensor, "*dims"], dim: int, base: float) -> tuple[Tensor, Te
     return angles.sin(), angles.cos()
 
 
-@lru_cache(maxsize=2)
 def _kept_waves(count: int, dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The waves of 0 … ``count`` - 1, on the CPU."""
-    with torch.inference_mode(False), torch.no_grad():
+
+    def compute() -> tuple[Tensor, Tensor]:
         sine, cosine = _waves(torch.arange(float(count)), dim, base)
         return sine.to(dtype), cosine.to(dtype)
+
+    return reused(compute, "waves", count, dim, base, dtype)
 
 
 def _projected(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import BucketedTerms, LowRank, ScoreTerm
 from posenc.encoding.entry import Claims, Entry
-from posenc.encoding.reuse import is_plain_linear, reused
+from posenc.encoding.prepared import is_plain_linear, reused_later
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.pieces import by_pieces
 from posenc.encodings.common.precision import (
@@ -216,7 +216,9 @@ class Tupe(ScoreTerm):
 
         layers = (self.query, self.key, self.norm)
         kind = (count, scale, heads.start, heads.stop, self.head_dim)
-        factor_pair = reused(layers, (self.positions,), factors, *kind)
+        factor_pair = reused_later(
+            factors, "factors", *kind, layers=layers, tensors=(self.positions,)
+        )
         if factor_pair is None:
             return None
         query, key = (x[:, :, part] for x, part in zip(factor_pair, parts, strict=True))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -17,6 +18,7 @@ from transformers.utils.output_capturing import _active_collector
 from posenc.attention import attend
 from posenc.attention.backends.common.base import Backend
 from posenc.encoding import StructuredScore
+from posenc.encoding.prepared import Prepared, entering
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.runtime import is_exporting, is_scripted
@@ -33,10 +35,12 @@ class AccelerateSettings:
     Args:
         backend: of ``posenc.attend``.
         shortest: number of keys below which the module's own attention runs.
+        prepared: results that the calls of a model share.
     """
 
     backend: str | Backend = "auto"
     shortest: int = 0
+    prepared: Prepared | nullcontext[None] = field(default_factory=nullcontext, compare=False)
 
 
 SHORTEST = 256
@@ -99,6 +103,11 @@ class Accelerated(nn.Module):
         """Number of keys below which the module's own attention runs."""
         return settings_of(self).shortest
 
+    @property
+    def prepared(self) -> AbstractContextManager[object]:
+        """A context in which calls share results with others of the model."""
+        return entering(settings_of(self).prepared)
+
     @staticmethod
     def in_heads(
         x: Float[Tensor, "B L C"], heads: int, *projections: nn.Module
@@ -127,7 +136,8 @@ def _by_name(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(forward)
     def called(self: Accelerated, *arguments: Any, **options: Any) -> Any:
-        return forward(self, **bound(self.parameters_of_forward, arguments, options))
+        with self.prepared:
+            return forward(self, **bound(self.parameters_of_forward, arguments, options))
 
     return called
 
@@ -142,7 +152,7 @@ def settings_of(module: nn.Module) -> AccelerateSettings:
     if is_scripted():
         return AS_IT_WAS
     settings = cast(AccelerateSettings, module.__dict__.get(SETTINGS, DEFAULT))
-    return AccelerateSettings(settings.backend) if is_exporting() else settings
+    return replace(settings, shortest=0) if is_exporting() else settings
 
 
 def wants_weights(module: nn.Module, options: Mapping[str, Any]) -> bool:

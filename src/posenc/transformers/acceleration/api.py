@@ -9,6 +9,7 @@ from torch import nn
 
 from posenc.attention.backends.common.base import Backend
 from posenc.attention.dispatch import BACKENDS
+from posenc.encoding.prepared import Prepared
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.transformers.acceleration import switching
 from posenc.transformers.acceleration.accelerated import (
@@ -181,7 +182,8 @@ def _change(
     model: nn.Module, modules: Sequence[FamilyModule], backend: str | Backend, shortest: int | None
 ) -> None:
     """Have posenc compute calls of so many keys and more; None: as measured for each family."""
-    settings = AccelerateSettings(backend, SHORTEST if shortest is None else shortest)
+    least, prepared = SHORTEST if shortest is None else shortest, Prepared()
+    settings = AccelerateSettings(backend, least, prepared)
     if switching.is_switched(model):
         switching.switch_settings(model, settings)
     else:
@@ -192,7 +194,7 @@ def _change(
         least = family.shortest if shortest is None else shortest
         kind = type(module) if isinstance(module, Accelerated) else family.classes.get(type(module))
         if kind is not None:
-            take_over(module, kind, AccelerateSettings(backend, least))
+            take_over(module, kind, AccelerateSettings(backend, least, prepared))
         if family.configured and "config" in module.__dict__:
             config = config_behind(module.__dict__["config"])
             module.__dict__["config"] = with_posenc(config, family.masks)

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 
 from posenc.attention import attend
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore
+from posenc.encoding.prepared import entering
 from posenc.errors import ArgumentError
 from posenc.grid import FARTHEST, Grid
 from posenc.runtime import is_scripted
@@ -128,7 +129,8 @@ def attention(
             if torch.compiler.is_compiling() and softcap is None and grid.band[0] > -FARTHEST:
                 grid, terms = _padding_as_term(grid, terms, query)
             options_of_call |= {"backend": settings.backend, "sinks": s_aux, "softcap": softcap}
-            output = attend(query, key, value, grid, encoding_of(*terms), **options_of_call)
+            with entering(settings.prepared):
+                output = attend(query, key, value, grid, encoding_of(*terms), **options_of_call)
         return output.transpose(1, 2).contiguous(), None
     note(module, ORIGINAL, "weights are asked for" if with_weights else "a mask of all pairs")
     bias = position_bias.dense if isinstance(position_bias, PositionBias) else position_bias

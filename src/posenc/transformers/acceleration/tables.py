@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding.reuse import HasModules, reused
+from posenc.encoding.prepared import HasModules, reused_later
 from posenc.runtime import has_values
 
 FURTHEST = 1024
@@ -22,7 +22,7 @@ def cached_projection(
     layers: Sequence[HasModules] = (),
     weights: Sequence[Tensor] = (),
 ) -> Float[Tensor, "H N D"] | None:
-    """``project(rows)``, a part of what is kept of a table; None where ``reused`` has nothing.
+    """``project(rows)``, a part of what is kept of a table; None where ``reused_later`` has nothing.
 
     Rows around the middle of the table, a power of two on either side, are projected at once, since
     few such ranges serve all lengths.
@@ -51,5 +51,7 @@ def cached_projection(
     def compute() -> Tensor:
         return project(table.view(size, width)[start:end]).contiguous()
 
-    cached = reused(layers, (*weights, table), compute, start, end)
+    name = ("projection", *map(id, weights))  # layers of a model have weights of their own
+    tensors = (*weights, table)
+    cached = reused_later(compute, name, start, end, layers=layers, tensors=tensors)
     return None if cached is None else cached[:, first - start : first - start + count]

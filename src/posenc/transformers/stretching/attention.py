@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers.cache_utils import DynamicLayer
 
 from posenc.attention import attend
 from posenc.encoding import Encoding, repeat_heads
+from posenc.encoding.prepared import entering
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -152,11 +154,12 @@ def attention(
     if plain and grid is not None and placed is not None:
         options_of_call: dict[str, Any] = {"scale": scale, "sinks": s_aux, "softcap": softcap}
         note(module, POSENC, MOVED)
-        output = None
-        if past is not None and not dropout:
-            output = attend_last(query, key, value, placed, encoding, past, **options_of_call)
-        if output is None:
-            output = attend(query, key, value, placed, encoding, dropout=dropout, **options_of_call)
+        output, operands = None, (query, key, value, placed, encoding)
+        with nullcontext() if layer is None else entering(layer.adoption.prepared):
+            if past is not None and not dropout:
+                output = attend_last(*operands, past, **options_of_call)
+            if output is None:
+                output = attend(*operands, dropout=dropout, **options_of_call)
         return output.transpose(1, 2).contiguous(), None
     visible = written_out(attention_mask)
     if visible is None and queries > 1:

@@ -11,9 +11,9 @@ from transformers.cache_utils import DynamicLayer
 
 from posenc.attention import attend
 from posenc.attention.backends.common.fused import fold_heads
-from posenc.attention.problem.once import cached_for_part
 from posenc.attention.softmax import softmax_with_sinks
 from posenc.encoding import Encoding, apply_rotation
+from posenc.encoding.prepared import reused_of_grid
 from posenc.extension.banded import BandedRope
 from posenc.extension.methods.log_n import LogN
 from posenc.grid import Grid
@@ -108,8 +108,8 @@ def attend_last(
                 *(query, rotated, value, grid, PLAIN), scale=scale, sinks=sinks, softcap=softcap
             )
     assert isinstance(score, BandedRope)
-    rotations, bands = cached_for_part(
-        score, grid, lambda grid: score.of_last(grid, begin), ("last", begin)
+    rotations, bands = reused_of_grid(
+        lambda grid: score.of_last(grid, begin), "of last", begin, grid=grid, layers=(score,)
     )
     before = before or _begin(past, len(rotations))
     pairing = score.rope.pairing
@@ -125,7 +125,7 @@ def attend_last(
     logits = logits.view(*query.shape[:3], keys)
     if softcap is not None:
         logits = softcap * (logits / softcap).tanh()
-    visible = cached_for_part(score, grid, lambda grid: grid.visible, ("visible",))
+    visible = reused_of_grid(lambda grid: grid.visible, "visible", grid=grid)
     weights = softmax_with_sinks(logits, visible, sinks)
     return (fold_heads(weights, value)[0] @ value).view(*query.shape[:3], -1)
 

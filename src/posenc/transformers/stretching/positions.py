@@ -18,6 +18,7 @@ from transformers.cache_utils import (
     StaticSlidingWindowLayer,
 )
 
+from posenc.encoding.prepared import Prepared
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -226,6 +227,7 @@ class Adoption:
         switch: off once the model is restored.
         attention: name of the attention implementation that the model has to have.
         factors: of rotary modules' outputs by module and type of layers, for probing.
+        prepared: results that the calls of the model share.
     """
 
     switch: Switch
@@ -233,6 +235,7 @@ class Adoption:
     factors: dict[tuple[nn.Module, str], float] = field(default_factory=dict)
     cache: Cache | None = None
     latest: Placement | None = None
+    prepared: Prepared = field(default_factory=Prepared)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"cache": None, "latest": None}

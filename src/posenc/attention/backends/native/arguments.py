@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from jaxtyping import Float
@@ -21,6 +20,7 @@ from posenc.attention.backends.native.pairs import KINDS
 from posenc.attention.problem.record import Geometry, KernelProblem
 from posenc.attention.problem.spans import Spans, spans_of
 from posenc.attention.problem.terms import AXES, Terms, of_tokens
+from posenc.encoding.prepared import reused
 
 PARTS, ITEMS = 32, 8
 """Sums of gradients over the batch and over blocks of queries at most, so that many threads have
@@ -87,7 +87,8 @@ class Arguments:
     def _geometry(self, geometry: Geometry) -> None:
         x, intervals = self.struct, geometry.intervals
         if intervals is None:
-            intervals = _regular_intervals(x.queries, x.keys, *_numbers(geometry))
+            sizes = x.queries, x.keys, *_numbers(geometry)
+            intervals = reused(lambda: _regular_intervals(*sizes), "regular intervals", *sizes)
         x.low, x.high, x.base = (interval.data_ptr() for interval in self.keep(intervals))
         x.rows_batch = 0 if intervals.shape[1] == 1 else x.queries
         if geometry.bands is not None:
@@ -100,7 +101,7 @@ class Arguments:
         if terms.bucket is not None:
             self.spans = spans = spans_of(terms.bucket, x.period + x.jump or None)
             x.map = CBucketMap(
-                _padded(spans).data_ptr() + 4 * PAD,
+                self.keep(_padded(spans)).data_ptr() + 4 * PAD,
                 spans.span_of.data_ptr(),
                 spans.spans.data_ptr(),
                 terms.first,
@@ -195,13 +196,11 @@ def _numbers(geometry: Geometry) -> tuple[int, ...]:
     return (geometry.shift, geometry.lowest, geometry.highest, geometry.period, geometry.jump)
 
 
-@lru_cache(maxsize=64)
 def _padded(spans: Spans) -> Tensor:
     number = spans.number
     return torch.cat([number[:1].expand(PAD), number, number[-1:].expand(PAD)])
 
 
-@lru_cache(maxsize=64)
 def _regular_intervals(queries: int, keys: int, *numbers: int) -> Tensor:
     """Intervals of a regular grid, or of whole images that see each other (``period`` > 0)."""
     shift, lowest, highest, period, jump = numbers

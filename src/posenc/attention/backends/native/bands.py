@@ -10,9 +10,9 @@ import torch
 from posenc.attention.backends.common.base import Result
 from posenc.attention.backends.native.rotation import rotate_one
 from posenc.attention.problem.offsets import Offsets
-from posenc.attention.problem.once import cached_for_part
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import Encoding, RotatedBand, Rotation
+from posenc.encoding.prepared import reused_of_grid
 
 PLAIN = Encoding()
 
@@ -28,7 +28,7 @@ def problems_by_band(problem: Problem) -> list[BandProblem] | str:
     graded = grid.query.positions.requires_grad or grid.key.positions.requires_grad
     if score is None or problem.encoding.value is not None or graded:
         return "its score or value part has no form that the kernels take"
-    bands = cached_for_part(score, grid, score.bands, ("bands",))
+    bands = reused_of_grid(score.bands, "bands", grid=grid, layers=(score,))
     if not bands:
         return "its score or value part has no form that the kernels take"
     if any(x.requires_grad for band in bands for x in band.query):

@@ -23,7 +23,6 @@ from posenc.attention.problem.images import (
 )
 from posenc.attention.problem.lowering import is_constant_table, lower, sinks_without_rows
 from posenc.attention.problem.offsets import Offsets
-from posenc.attention.problem.once import cached_for_part
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import (
     Geometry,
@@ -46,6 +45,7 @@ from posenc.encoding import (
     TokenTableProduct,
     repeat_heads,
 )
+from posenc.encoding.prepared import reused_of_grid
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -90,7 +90,8 @@ class LoweredProblem:
         def read(_: Grid) -> Terms:
             return read_visible_terms(self.terms, x, self.offsets)
 
-        return cached_for_part(score, x.grid, read, ("terms", x.q.dtype, x.heads, x.scale))
+        kind = (x.q.dtype, x.heads, x.scale)
+        return reused_of_grid(read, "terms", *kind, grid=x.grid, layers=(score,))
 
 
 def structured_terms(

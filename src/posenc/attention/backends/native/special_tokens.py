@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -13,7 +12,6 @@ from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.backends.native.bands import join_keys
 from posenc.attention.problem.images import serves_images
 from posenc.attention.problem.lowering import lower
-from posenc.attention.problem.once import GridCache, cached_for_grid
 from posenc.attention.problem.problem import Problem
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -47,7 +45,7 @@ def problem_of_cells(problem: Problem) -> Problem | None:
         return None
     if problem.global_softmax is not None or problem.sinks is not None:
         return None
-    grids, x = cached_for_grid(grid, _GRIDS_CACHE, _grids, signals=True), problem.rotated
+    grids, x = _grids(grid), problem.rotated
     queries, keys = slice(before[0], None), slice(before[1], None)
     cells = _subproblem(x, grids.cells, queries, keys)
     width = x.v.shape[3]
@@ -57,10 +55,7 @@ def problem_of_cells(problem: Problem) -> Problem | None:
 
 def attend_with_special_tokens(problem: Problem, attend_cells: Compute, *, lse: bool) -> Result:
     """Attention of special tokens and cells, given the computation among the cells."""
-    before, grids = (
-        _specials(problem.grid),
-        cached_for_grid(problem.grid, _GRIDS_CACHE, _grids, signals=True),
-    )
+    before, grids = _specials(problem.grid), _grids(problem.grid)
     assert before is not None
     x, (queries, keys) = problem.rotated, before
     of_cells = attend_cells(lse=lse or keys > 0)
@@ -91,17 +86,13 @@ def _specials(grid: Grid) -> tuple[int, int] | None:
     return query.length - rows * columns, key.length - key_rows * key_columns
 
 
-_GRIDS_CACHE: GridCache = WeakKeyDictionary()
-
-
 def _grids(grid: Grid) -> Grids:
     before, query, key = _specials(grid), grid.query, grid.key
     assert before is not None
     queries, keys = before
     cells = Grid(_cells(query, queries), _cells(key, keys))
     special_keys = Grid(query.slice(queries, query.length), key.slice(0, keys))
-    # Slices alone: what is kept must not hold the layouts that it lives as long as.
-    return Grids(cells, special_keys, Grid(query.slice(0, queries), key.slice(0, key.length)))
+    return Grids(cells, special_keys, Grid(query.slice(0, queries), key))
 
 
 def _cells(layout: Layout, before: int) -> Layout:

@@ -6,7 +6,6 @@ Segments (documents and padding) and order are read token by token.
 from __future__ import annotations
 
 from dataclasses import replace
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -16,7 +15,6 @@ from posenc.attention.backends.triton.form import FAR, KernelForm
 from posenc.attention.problem.dropout import draw_seed
 from posenc.attention.problem.lowering import sinks_without_rows
 from posenc.attention.problem.offsets import Offsets
-from posenc.attention.problem.once import GridCache, cached_for_grid, in_graph
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import (
     Geometry,
@@ -28,6 +26,7 @@ from posenc.attention.problem.record import (
 from posenc.attention.problem.spacing import find_spacing
 from posenc.attention.problem.terms import AXES, Terms, max_distance_of, of_tokens, read_terms
 from posenc.encoding import BucketedTerms, DistanceFunction, GateCounts, Rotation, StickWeights
+from posenc.encoding.prepared import reused_of_grid
 from posenc.grid import Grid
 from posenc.layout.integers import exact_dtype
 from posenc.layout.padding import documents_of
@@ -40,9 +39,6 @@ NUMBERS, KNOTS, SLOPES, INTERCEPTS, RATES = (f"pairs.tensors.{at}" for at in ran
 """Paths of the tensors of a function of the distance."""
 
 CURVE = (NUMBERS, SLOPES, INTERCEPTS)
-
-_IDS_CACHE: GridCache = WeakKeyDictionary()
-_SEGMENTS_CACHES: tuple[GridCache, GridCache] = (WeakKeyDictionary(), WeakKeyDictionary())
 
 
 def record(problem: Problem, form: KernelForm, *, tuned: bool) -> KernelProblem:
@@ -173,7 +169,7 @@ def _segments(grid: Grid, *, ordered: bool) -> SegmentMask:
     segments = (
         compute(grid)
         if in_graph(grid)
-        else cached_for_grid(grid, _SEGMENTS_CACHES[ordered], compute)
+        else reused_of_grid(compute, "segments", ordered, grid=grid, masked=False)
     )
     if ordered:
         return segments
@@ -190,7 +186,14 @@ def segment_ids_of(grid: Grid) -> tuple[Tensor, Tensor]:
     """
     if in_graph(grid):
         return _segment_ids(grid, *map(documents_of, (grid.query, grid.key)))
-    return cached_for_grid(grid, _IDS_CACHE, _number_segments)
+    return reused_of_grid(_number_segments, "segment ids", grid=grid, masked=False)
+
+
+def in_graph(grid: Grid) -> bool:
+    """True while a graph is traced or captured, each of whose replays writes its tensors anew."""
+    if torch.compiler.is_compiling():
+        return True
+    return grid.query.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _number_segments(grid: Grid) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import (
     make_log_bucket_position,
 )
 
-from posenc.encoding.reuse import reused
+from posenc.encoding.prepared import reused
 from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.runtime import has_values
 from posenc.transformers.acceleration.families.common.disentangled import (
@@ -77,8 +77,9 @@ class DebertaV2Encoding(DisentangledEncoder, DebertaV2Encoder):
         if not self.relative_attention or "layer_norm" not in self.norm_rel_ebd:
             return super().get_rel_embedding()
         compute = super().get_rel_embedding
-        embedding: Tensor | None = reused((self.rel_embeddings, self.LayerNorm), (), compute)
-        return compute() if embedding is None else embedding
+        layers = (self.rel_embeddings, self.LayerNorm)
+        embedding: Tensor | None = reused(compute, "relative embedding", layers=layers)
+        return embedding
 
 
 ENTRY = AcceleratedFamily(

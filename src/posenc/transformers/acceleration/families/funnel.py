@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,7 +16,7 @@ from transformers.models.funnel.modeling_funnel import (
 )
 
 from posenc.encoding import LowRank, StructuredScore
-from posenc.encoding.reuse import is_plain
+from posenc.encoding.prepared import is_plain, reused_later
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import has_values, is_scripted, is_transformed, needs_dispatch
@@ -31,9 +30,6 @@ MOST_TYPES = 16
 """Numbers of token types up to which posenc computes: each widens queries and keys by one."""
 
 CLASS_TYPE = FunnelAttentionStructure.cls_token_type_id
-
-_TABLES: WeakKeyDictionary[nn.Module, dict[Hashable, Any]] = WeakKeyDictionary()
-"""Rows for the longest sequence, by the module that makes them and its settings, the last ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,14 +99,15 @@ class FunnelStructure(Accelerated, FunnelAttentionStructure):
             return compute(seq_len, dtype, device)
         pooling = config.separate_cls, config.truncate_seq, config.num_blocks
         kind = (dtype, device, config.d_model, *pooling)
-        tables = _TABLES.setdefault(self, {})
-        if kind not in tables:
-            tables.clear()
-            with torch.inference_mode(False):
-                tables[kind] = compute(FURTHEST, dtype, device)
+        with self.prepared:
+            longest = reused_later(
+                lambda: compute(FURTHEST, dtype, device), "Funnel positions", *kind
+            )
+        if longest is None:
+            return compute(seq_len, dtype, device)
         lengths = zip(self._lengths(seq_len), self._lengths(FURTHEST), strict=True)
         rows, keys = [], seq_len
-        for (alike, pooled), (queries, most) in zip(tables[kind], lengths, strict=True):
+        for (alike, pooled), (queries, most) in zip(longest, lengths, strict=True):
             skipped = most - queries  # tables begin as many strides ahead as there are queries
             between = pooled if pooled is None else pooled[2 * skipped :][: 2 * queries + keys]
             rows.append([alike[skipped:][: 2 * queries], between])

@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot, pad
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
 from posenc.encoding import LowRank, StructuredScore
-from posenc.encoding.reuse import reused
+from posenc.encoding.prepared import reused_later
 from posenc.runtime import has_values
 from posenc.transformers.acceleration.accelerated import Accelerated, wants_weights
 from posenc.transformers.acceleration.family import AcceleratedFamily
@@ -213,11 +213,10 @@ class XLNetStreams(Accelerated, XLNetModel):
     ) -> Float[Tensor, "P B C"]:
         compute, table = super().relative_positional_encoding, None
         if not self.bi_data and has_values(self.mask_emb) and klen <= FURTHEST:
-            table = reused(  # beside a weight of the model, to be kept for as long
-                (self.dropout,),
-                (self.mask_emb,),
+            table = reused_later(
                 lambda: compute(FURTHEST, FURTHEST, device=device),
-                *(self.attn_type, self.clamp_len, self.d_model, device),
+                *("XLNet positions", self.attn_type, self.clamp_len, self.d_model, device),
+                layers=(self.dropout,),
             )
         if table is None:
             return compute(qlen, klen, bsz, device)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from posenc.encoding import BucketedTerms, TokenTableProduct
-from posenc.encoding.reuse import reused
+from posenc.encoding.prepared import reused_later
 from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.transformers.acceleration.accelerated import Accelerated
 from posenc.transformers.acceleration.masks import all_attended, grid_of
@@ -93,7 +93,9 @@ class DisentangledAttention(Accelerated):
 
         layers = [layer for layer in projections if layer is not None]
         kind = (self.num_attention_heads, *(layer is None for layer in projections))
-        projected = reused(layers, (embeddings,), lambda: tables(0, end), *kind)
+        projected = reused_later(
+            lambda: tables(0, end), "tables", *kind, layers=layers, tensors=(embeddings,)
+        )
         if projected is None:
             projected = tables(first, last)
         else:

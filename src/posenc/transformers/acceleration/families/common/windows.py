@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding import BucketedTerms
-from posenc.encoding.reuse import constant
+from posenc.encoding.prepared import constant
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.transformers.acceleration.accelerated import Accelerated

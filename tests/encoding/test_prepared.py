@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +21,21 @@ from torch.utils.hooks import RemovableHandle
 
 import posenc
 from posenc import Grid, Layout, attend
-from posenc.encoding.reuse import Copies, ModuleStates, constant, is_plain_linear, reused
+from posenc.encoding.prepared import (
+    MOST,
+    Copies,
+    Prepared,
+    States,
+    are_known,
+    constant,
+    is_plain_linear,
+    reused,
+    reused_later,
+    tensors_of,
+)
 from posenc.encodings.common import rotation
+
+pytestmark = pytest.mark.usefixtures("entered")
 
 
 class Doubled(nn.Module):
@@ -48,7 +63,7 @@ def times(layer: nn.Module, calls: int, *kind: int) -> int:
 
     with torch.no_grad():
         for _ in range(calls):
-            reused((layer,), (), compute, *kind)
+            reused_later(compute, "result", *kind, layers=(layer,))
     return count
 
 
@@ -107,6 +122,16 @@ def test_dtypes_and_shapes_are_compared_beside_bits() -> None:
     assert not copies.hold([zeros.view(3, 4)])
 
 
+def states(module: nn.Module) -> States:
+    modules = list(module.modules())
+    return States(modules, tensors_of(modules))
+
+
+def hold(recorded: States) -> bool:
+    weights = recorded.weights()
+    return weights is not None and recorded.copies.hold(weights)
+
+
 @dataclass(frozen=True)
 class Frozen:
     """A setting that cannot be changed, but for what is in it."""
@@ -128,20 +153,20 @@ def test_layers_with_settings_in_which_something_can_change_are_computed(setting
 def test_states_end_where_layers_begin_to_drop() -> None:
     """Whether they are known is asked once."""
     module = nn.Sequential(nn.Linear(4, 3), nn.Dropout()).eval()
-    states = ModuleStates(module)
-    assert states.hold()
-    assert not ModuleStates(module.train()).complete
-    assert not states.hold()
+    recorded = states(module)
+    assert hold(recorded)
+    assert not are_known(list(module.train().modules()))
+    assert not hold(recorded)
 
 
 def test_tensors_are_told_apart_by_their_names() -> None:
     module = nn.Linear(4, 3)
     module.register_buffer("first", torch.ones(2))
     module.register_buffer("second", None)
-    states = ModuleStates(module)
-    assert states.hold()
+    recorded = states(module)
+    assert hold(recorded)
     module.first, module.second = None, module.first
-    assert not states.hold()
+    assert not hold(recorded)
 
 
 def observed_layer() -> nn.Module:
@@ -202,9 +227,9 @@ def test_layers_are_computed_while_operations_are_watched() -> None:
     layer = nn.Linear(4, 3).eval()
     times(layer, 2)
     with torch.no_grad():
-        assert reused((layer,), (), lambda: 1) is not None
+        assert reused_later(lambda: 1, "result", layers=(layer,)) is not None
         with Watching():
-            assert reused((layer,), (), lambda: 1) is None
+            assert reused_later(lambda: 1, "result", layers=(layer,)) is None
 
 
 @pytest.mark.parametrize(
@@ -228,9 +253,10 @@ def test_gradients_of_linear_layers_are_observed(register: Register) -> None:
 
 def test_nothing_is_kept_where_gradients_are_wanted() -> None:
     layer = nn.Linear(4, 3).eval()
-    assert all(reused((layer,), (), lambda: 1) is None for _ in range(3))
+    assert all(reused_later(lambda: 1, "result", layers=(layer,)) is None for _ in range(3))
     layer.requires_grad_(False)
-    assert [reused((layer,), (), lambda: 1) for _ in range(3)] == [None, 1, 1]
+    again = [reused_later(lambda: 1, "result", layers=(layer,)) for _ in range(3)]
+    assert again == [None, 1, 1]
 
 
 def test_results_of_autocast_are_kept_apart() -> None:
@@ -240,7 +266,7 @@ def test_results_of_autocast_are_kept_apart() -> None:
         for dtype in dtypes:
             for _ in range(2):
                 with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-                    found = reused((layer,), (), lambda: layer(x))
+                    found = reused(lambda: layer(x), "result", layers=(layer,))
             assert found is not None
             assert found.dtype == dtype
 
@@ -249,21 +275,61 @@ def test_results_of_inference_can_be_saved_for_gradients() -> None:
     layer = nn.Linear(4, 3).eval().requires_grad_(False)
     with torch.inference_mode():
         for _ in range(2):
-            result = reused((layer,), (), lambda: layer.weight * 2)
+            result = reused(lambda: layer.weight * 2, "result", layers=(layer,))
     assert result is not None
     assert not result.is_inference()
 
 
-def test_results_do_not_outlive_their_weights() -> None:
-    layer = nn.Linear(4, 3).eval()
+def test_results_end_with_their_layers_once_others_are_stored() -> None:
+    layer, other = nn.Linear(4, 3).eval(), nn.Linear(4, 3).eval()
     with torch.no_grad():
-        for _ in range(2):
-            result = reused((layer,), (), lambda: torch.zeros(1))
-    assert result is not None
-    dead = weakref.ref(result)
-    del result, layer
+        dead = weakref.ref(reused(lambda: torch.zeros(1), "result", layers=(layer,)))
+        assert dead() is not None
+        del layer
+        gc.collect()
+        reused(lambda: torch.zeros(1), "result", layers=(other,))
+    assert dead() is None
+
+
+def test_results_end_with_what_owns_them(entered: Prepared) -> None:
+    entered.__exit__()
+    layer, prepared = nn.Linear(4, 3).eval(), Prepared()
+    with torch.no_grad(), prepared:
+        dead = weakref.ref(reused(lambda: torch.zeros(1), "result", layers=(layer,)))
+        for copied in (copy.deepcopy(prepared), pickle.loads(pickle.dumps(prepared))):
+            assert not copied._slots
+    del prepared
     gc.collect()
     assert dead() is None
+
+
+def test_the_first_that_was_entered_is_used(entered: Prepared) -> None:
+    """So that layers share what their model has."""
+    entered.__exit__()
+    layer, outer, inner = nn.Linear(4, 3).eval(), Prepared(), Prepared()
+
+    def result() -> object:
+        return reused(object, "result", layers=(layer,))
+
+    with torch.no_grad():
+        with outer:
+            first = result()
+            with inner:
+                assert result() is first
+            assert result() is first
+        with inner:
+            assert result() is not first
+
+
+def test_nothing_is_stored_outside() -> None:
+    layer = nn.Linear(4, 3).eval()
+    with torch.no_grad(), ThreadPoolExecutor(1) as pool:  # whose threads have entered nothing
+        first, second = (
+            pool.submit(reused, object, "result", layers=(layer,)).result() for _ in range(2)
+        )
+        assert first is not second
+        later = [pool.submit(reused_later, object, "x", layers=(layer,)) for _ in range(3)]
+        assert [x.result() for x in later] == [None] * 3
 
 
 def test_layers_that_share_a_tensor_keep_results_of_their_own() -> None:
@@ -271,8 +337,8 @@ def test_layers_that_share_a_tensor_keep_results_of_their_own() -> None:
     layers = [nn.Linear(4, 3).eval() for _ in range(5)]
     with torch.no_grad():
         for _ in range(3):
-            found = [reused((layer,), (shared,), lambda: object()) for layer in layers]
-        again = [reused((layer,), (shared,), lambda: object()) for layer in layers]
+            found = [reused(object, "x", layers=(layer,), tensors=(shared,)) for layer in layers]
+        again = [reused(object, "x", layers=(layer,), tensors=(shared,)) for layer in layers]
     assert None not in found
     assert len(set(found)) == len(layers)
     assert again == found
@@ -281,14 +347,12 @@ def test_layers_that_share_a_tensor_keep_results_of_their_own() -> None:
 def test_few_kinds_are_kept() -> None:
     layer, kept = nn.Linear(4, 3).eval(), []
     with torch.no_grad():
-        for kind in range(9):
-            for _ in range(2):
-                result = reused((layer,), (), lambda: torch.zeros(1), kind)
-            assert result is not None
+        for kind in range(20):
+            result = reused(lambda: torch.zeros(1), "result", kind, layers=(layer,))
             kept.append(weakref.ref(result))
     del result
     gc.collect()
-    assert sum(x() is not None for x in kept) == 2
+    assert sum(x() is not None for x in kept) == MOST
 
 
 @pytest.mark.parametrize("name", ["deberta", "tupe", "transformer_xl", "xlnet"])

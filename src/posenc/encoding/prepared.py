@@ -1,0 +1,472 @@
+"""Results of calls that later calls reuse, while all that they were made from is unchanged."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Protocol, Self, TypeGuard, TypeVar, cast
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from posenc.grid import Grid
+from posenc.layout import Layout
+from posenc.runtime import has_values, is_transformed, needs_dispatch
+
+T = TypeVar("T")
+
+MOST = 8
+"""Largest number of results stored of one name and one sequence of modules."""
+
+PLAIN = ("torch.nn.modules.", "posenc.")
+"""Modules of Python whose layers compute with their own parameters alone. Those of PEFT and of
+quantizers have switches that leave no trace in parameters."""
+
+_compare = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)).memcmp
+_compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+class HasModules(Protocol):
+    """An object that names the modules it reads: a module, or a function of modules."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """All modules that it reads."""
+
+
+@dataclass(eq=False)
+class _Result:
+    """A stored result, and the states that it is valid for.
+
+    Args:
+        computed: False before the result is there.
+        pinned: True if a CUDA graph may read its tensors.
+    """
+
+    states: States
+    value: object = None
+    computed: bool = False
+    pinned: bool = False
+
+
+class Prepared:
+    """Results that calls share: repeated calls, tables, rotations, masks, facts of layouts.
+
+    Inside ``with prepared:`` each call of posenc stores what later ones can reuse, and reuses what
+    is there while weights, settings and layouts have the same bits as when it was computed.
+    Outside of it nothing is stored. Layers and models have one each; of several that are entered,
+    the first one is used. Threads may share one. Copies and pickles are empty. Results live as long
+    as this does; of one kind with the same modules at most 8 are stored, the last used.
+
+    Example:
+        >>> encoding, prepared = posenc.create("alibi", heads=4), posenc.Prepared()
+        >>> q, k, v = torch.randn(3, 1, 4, 16, 8).unbind()
+        >>> grid = Grid.of(Layout.sequence(16), causal=True)
+        >>> with torch.no_grad(), prepared:
+        ...     outputs = [attend(q, k, v, grid, encoding) for _ in range(3)]
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[Hashable, dict[Hashable, _Result]] = {}
+
+    def __enter__(self) -> Self:
+        if not torch.compiler.is_compiling():
+            _ENTERED.set((*_ENTERED.get(), self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not torch.compiler.is_compiling():
+            entered = _ENTERED.get()
+            if entered and entered[-1] is self:
+                _ENTERED.set(entered[:-1])
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()
+
+    def slot(self, name: Hashable, layers: Sequence[HasModules]) -> dict[Hashable, _Result]:
+        """Stored results of a name and layers, by kind, the last used last."""
+        key: tuple[Hashable, ...] = (name, *map(id, layers))
+        if not all(isinstance(layer, nn.Module) for layer in layers):  # functions of modules
+            key = name, *map(id, modules_of(layers))
+        slot = self._slots.get(key)
+        if slot is None:
+            for other, results in list(self._slots.items()):
+                if not all(result.states.alive() for result in list(results.values())):
+                    self._slots.pop(other, None)
+            slot = self._slots[key] = {}
+        return slot
+
+
+_ENTERED: ContextVar[tuple[Prepared, ...]] = ContextVar("_ENTERED", default=())
+
+
+def entering(prepared: AbstractContextManager[object]) -> AbstractContextManager[object]:
+    """The context itself, or nothing in code that is traced, which may leave the graph in it."""
+    return nullcontext() if torch.compiler.is_compiling() else prepared
+
+
+def active() -> Prepared | None:
+    """The first ``Prepared`` that was entered and not left; None in code that is traced."""
+    if torch.compiler.is_compiling():
+        return None
+    entered = _ENTERED.get()
+    return entered[0] if entered else None
+
+
+def reused(
+    compute: Callable[[], T],
+    name: Hashable,
+    *kind: Hashable,
+    layers: Sequence[HasModules] = (),
+    tensors: Sequence[Tensor | None] = (),
+) -> T:
+    """``compute()``, or its stored result while layers and tensors are unchanged.
+
+    They are compared to the last bit at each call: edits through ``.data`` or an array that shares
+    memory leave no other trace. A layer changes when it is another module, or its settings or the
+    modules in it are others. Computed without an active ``Prepared``; where a gradient is wanted;
+    while PyTorch watches or transforms what is computed; and with layers that drop, that are not on
+    a CPU, that have settings which cannot be compared, or that others observe or replace.
+
+    Its tensors can be saved for gradients, also when they were computed in inference mode. While a
+    CUDA graph is captured, whose replays compare nothing, a result is taken where the tensors are
+    the same objects.
+
+    Args:
+        compute: calls ``layers`` and reads ``tensors``.
+        name: of what is computed; results of each name and layers are counted for themselves.
+        kind: further values that the result depends on.
+    """
+    result = _result(name, kind, layers, tensors)
+    return compute() if result is None else _computed(result, compute)
+
+
+def reused_later(
+    compute: Callable[[], T],
+    name: Hashable,
+    *kind: Hashable,
+    layers: Sequence[HasModules] = (),
+    tensors: Sequence[Tensor | None] = (),
+) -> T | None:
+    """The result of ``compute`` as by ``reused``, from the second call on; None before.
+
+    For results of which one call needs a part only. None also where nothing can be stored.
+    """
+    result = _result(name, kind, layers, tensors)
+    if result is None or not (result.computed or result.value == _MET):
+        if result is not None:
+            result.value = _MET
+        return None
+    return _computed(result, compute)
+
+
+def stored(name: Hashable, *kind: Hashable, layers: Sequence[HasModules]) -> Any:
+    """The result that ``reused`` or ``reused_later`` stored of layers; None where there is none."""
+    prepared = active()
+    if prepared is None or is_transformed():
+        return None
+    slot, key = prepared.slot(name, layers), (kind, _autocast())
+    result = slot.get(key)
+    if result is None or not (result.computed and _holds(result, ())):
+        return None
+    slot[key] = slot.pop(key, result)  # the last used is the last to go
+    return result.value
+
+
+def reused_of_grid(
+    compute: Callable[[Grid], T],
+    name: Hashable,
+    *kind: Hashable,
+    grid: Grid,
+    layers: Sequence[HasModules] = (),
+    masked: bool = True,
+) -> T:
+    """``compute(grid)`` as by ``reused``, for layouts with the same numbers.
+
+    Without layers it must not depend on signals; with them, it is computed where there are any.
+
+    Args:
+        masked: True if the result depends on causality, window and intervals of the grid.
+    """
+    sides = (grid.query,) if grid.key is grid.query else (grid.query, grid.key)
+    if layers and any(side.signal is not None for side in sides):
+        return compute(grid)
+    tensors = ()
+    if masked:
+        kind, tensors = (*kind, grid.band), (grid.intervals,)
+    computed = partial(compute, grid)
+    return reused_of_layouts(computed, name, *kind, layouts=sides, layers=layers, tensors=tensors)
+
+
+def reused_of_layouts(
+    compute: Callable[[], T],
+    name: Hashable,
+    *kind: Hashable,
+    layouts: Sequence[Layout],
+    layers: Sequence[HasModules] = (),
+    tensors: Sequence[Tensor | None] = (),
+) -> T:
+    """``compute()`` as by ``reused``, from layouts with the same numbers but for signals."""
+    if active() is None:
+        return compute()
+    positions = [layout.positions for layout in layouts]
+    if wants_gradients(positions) or needs_dispatch(*positions):
+        return compute()
+    if not all(map(has_values, positions)):
+        return compute()
+    numbers = [x for layout in layouts for x in _numbers(layout)]
+    regular = map(_regular, layouts)
+    return reused(compute, name, *kind, *regular, layers=layers, tensors=[*numbers, *tensors])
+
+
+def _regular(layout: Layout) -> Hashable:
+    """The numbers of a layout that its tensors follow from where it is regular, and their kind."""
+    positions, order = layout.positions, layout.order
+    kind = positions.shape, positions.dtype, positions.device, order.shape
+    return layout.start, layout.extent, *kind
+
+
+def _numbers(layout: Layout) -> list[Tensor | None]:
+    """Tensors of a layout that say more than ``_regular``, but for signals."""
+    places = (None, None) if layout.start is not None else (layout.positions, layout.order)
+    return [*places, layout.document, layout.valid, layout.special]
+
+
+_MET = "met once"
+
+
+def _computed(result: _Result, compute: Callable[[], T]) -> T:
+    if not result.computed:
+        with torch.inference_mode(False), torch.no_grad():
+            result.value = compute()
+        result.computed = True
+    return cast(T, result.value)
+
+
+def _result(
+    name: Hashable,
+    kind: tuple[Hashable, ...],
+    layers: Sequence[HasModules],
+    tensors: Sequence[Tensor | None],
+) -> _Result | None:
+    """The entry of a result, which may be yet to be computed; None where nothing can be stored."""
+    prepared = active()
+    if prepared is None or is_transformed():
+        return None
+    slot, key = prepared.slot(name, layers), (kind, _autocast())
+    result = slot.get(key)
+    if _is_capturing():
+        if result is None or not result.states.met(tensors):
+            return None
+        result.pinned = True
+    elif result is None or not _holds(result, tensors):
+        modules = modules_of(layers)
+        weights = tensors_of(modules)
+        if not (_are_comparable([*weights, *tensors]) and all(map(_is_readable, weights))):
+            return None
+        if not are_known(modules):
+            return None
+        result = _Result(States(modules, [*weights, *tensors]))
+        unread = [key for key, x in list(slot.items()) if not x.pinned]
+        for old in unread[: max(0, len(slot) + 1 - MOST)]:
+            slot.pop(old, None)
+    slot.pop(key, None)
+    slot[key] = result  # the last used is the last to go
+    return result
+
+
+def _holds(result: _Result, tensors: Sequence[Tensor | None]) -> bool:
+    """True if a result's layers and tensors are as they were."""
+    weights = result.states.weights()
+    if weights is None or not _are_comparable(compared := [*weights, *tensors]):
+        return False
+    return result.states.copies.hold(compared)
+
+
+def _are_comparable(tensors: Sequence[Tensor | None]) -> bool:
+    """True if the tensors have values to compare, and no gradient or operation is recorded."""
+    if needs_dispatch(*tensors):
+        return False
+    recording = torch.is_grad_enabled()
+    return all(
+        x is None or (has_values(x) and not (recording and x.requires_grad)) for x in tensors
+    )
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def wants_gradients(tensors: Sequence[Tensor]) -> bool:
+    """True if autograd is to record what is computed with one of them."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def constant(values: Sequence[float], *, like: Tensor) -> Tensor:
+    """Numbers as a tensor of the dtype and device of another, made once.
+
+    On a CUDA device a new one waits for all that the device has yet to do.
+    """
+    if active() is None or needs_dispatch(like) or not has_values(like):
+        return like.new_tensor(values)
+    name = ("constant", *values)
+    return reused(lambda: like.new_tensor(values), name, like.dtype, like.device)
+
+
+class Copies:
+    """Copies of tensors, compared bit by bit.
+
+    Args:
+        tensors: that are copied; None stays None.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor | None]) -> None:
+        self.copies = [
+            None if x is None else x.detach().clone(memory_format=torch.contiguous_format)
+            for x in tensors
+        ]
+
+    def hold(self, tensors: Sequence[Tensor | None]) -> bool:
+        """True if these tensors have the bits of those, and their shapes, dtypes and devices.
+
+        Waits for devices other than the CPU. False under ``torch.func``, whose tensors have none.
+        """
+        if is_transformed():
+            return False
+        return len(tensors) == len(self.copies) and all(map(_same_bits, tensors, self.copies))
+
+
+def _same_bits(x: Tensor | None, copy: Tensor | None) -> bool:
+    if x is None or copy is None:
+        return x is copy
+    if (x.dtype, x.shape, x.device) != (copy.dtype, copy.shape, copy.device):
+        return False
+    x = x.detach().contiguous()
+    if x.is_cpu:
+        return not _compare(x.data_ptr(), copy.data_ptr(), copy.nbytes)
+    return torch.equal(*(side.flatten().view(torch.uint8) for side in (x, copy)))
+
+
+class States:
+    """Recorded states of modules and tensors: classes, settings, submodules, and all bits.
+
+    Args:
+        modules: whose settings can be compared, see ``are_known``.
+        tensors: theirs, and others after them.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], tensors: Sequence[Tensor | None]) -> None:
+        self._modules = [(ref(x), _parts(x), _settings(x).items()) for x in modules]
+        self._others = [None if x is None else ref(x) for x in tensors[len(tensors_of(modules)) :]]
+        self.copies = Copies(tensors)
+
+    def alive(self) -> bool:
+        """True if none of the modules is gone."""
+        return all(was() is not None for was, *_ in self._modules)
+
+    def met(self, others: Sequence[Tensor | None]) -> bool:
+        """True if there are no modules, and these are the very tensors that were recorded."""
+        same = (x is (was and was()) for x, was in zip(others, self._others, strict=True))
+        return not self._modules and all(same)
+
+    def weights(self) -> list[Tensor] | None:
+        """The tensors that the modules have now; None if a module changed or is observed."""
+        if self._modules and _observes_all():
+            return None
+        weights: list[Tensor] = []
+        for was, parts, settings in self._modules:
+            module = was()
+            if module is None or _parts(module) != parts or _hooks(module):
+                return None
+            if not settings <= vars(module).items():
+                return None
+            weights += tensors_of([module])
+        return weights
+
+
+SETTINGS = (bool, int, float, str, type(None), torch.dtype)
+
+OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
+
+
+def _settings(module: nn.Module) -> dict[str, object]:
+    """Attributes of the module that ``nn.Module`` does not have, without constructor arguments."""
+    return {n: x for n, x in vars(module).items() if n not in OF_MODULES and n != "given"}
+
+
+def are_known(modules: Sequence[nn.Module]) -> bool:
+    """True if all compute by their parameters, buffers and settings, and these can be compared."""
+    return all(map(is_plain, modules)) and all(
+        _is_setting(x) for module in modules for x in _settings(module).values()
+    )
+
+
+def _is_setting(x: object) -> bool:
+    """True for plain values, and for frozen dataclasses and tuples of plain values."""
+    if isinstance(x, tuple):
+        return all(map(_is_setting, x))
+    if isinstance(x, SETTINGS):
+        return True
+    parameters = getattr(type(x), "__dataclass_params__", None)
+    frozen = parameters is not None and parameters.frozen and parameters.eq
+    return frozen and all(_is_setting(getattr(x, field.name)) for field in fields(x))  # type: ignore[arg-type]
+
+
+def _parts(module: nn.Module) -> tuple[Hashable, ...]:
+    """The class of a module, how many attributes it has, its modules, and which tensors it has."""
+    tables = (module._parameters, module._buffers)
+    tensors = (name for table in tables for name, x in table.items() if x is not None)
+    return type(module), len(vars(module)), *map(id, module._modules.values()), *tensors
+
+
+def modules_of(layers: Sequence[HasModules]) -> list[nn.Module]:
+    """All modules that the layers read."""
+    return [module for layer in layers for module in layer.modules()]
+
+
+def tensors_of(modules: Sequence[nn.Module]) -> list[Tensor]:
+    """Parameters and buffers of the modules themselves."""
+    tensors: list[Tensor] = []
+    for module in modules:
+        for table in (module._parameters, module._buffers):
+            tensors += [x for x in table.values() if x is not None]
+    return tensors
+
+
+def _hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _observes_all() -> bool:
+    """True while hooks observe each call of any module."""
+    every = nn.modules.module
+    return bool(every._global_forward_hooks or every._global_forward_pre_hooks)
+
+
+def is_plain(module: nn.Module) -> bool:
+    """True of a layer of PyTorch or posenc that computes by its parameters, unobserved."""
+    observed = _hooks(module) or "forward" in vars(module) or _observes_all()
+    drops = module.training and isinstance(module, nn.modules.dropout._DropoutNd)
+    return type(module).__module__.startswith(PLAIN) and not (observed or drops)
+
+
+def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """True of an unobserved ``nn.Linear`` with a bias, whose backward has no hooks either."""
+    every = nn.modules.module
+    backward = module._backward_hooks or module._backward_pre_hooks
+    backward = backward or every._global_backward_hooks or every._global_backward_pre_hooks
+    linear = isinstance(module, nn.Linear) and module.bias is not None
+    return linear and is_plain(module) and not backward
+
+
+def _is_readable(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.is_contiguous() and x.numel() > 0
+
+
+def _autocast() -> torch.dtype | None:
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
