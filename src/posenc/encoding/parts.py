@@ -223,8 +223,10 @@ class ScoreTerm(Part, ABC):
     """True if ``forward`` depends on positions only, not on queries, keys or signals."""
 
     rows_by_position: ClassVar[bool] = False
-    """True if queries and keys enter what ``lower`` returns by products with its rows alone: tables,
-    rows and factors depend on positions and weights. So does a ``DistanceFunction`` of ``fuse``."""
+    """True if queries and keys enter what ``lower`` returns by products with its rows alone.
+
+    Tables, rows and factors depend on positions and weights. So does a ``DistanceFunction``.
+    """
 
     reads_layout: ClassVar[bool] = False
     """True if ``lower`` reads positions or counts of tokens, not only offsets, queries and keys."""

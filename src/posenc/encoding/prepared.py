@@ -64,11 +64,12 @@ class Prepared:
     as this does; of one kind with the same modules at most 8 are stored, the last used.
 
     Example:
+        >>> import posenc, torch
         >>> encoding, prepared = posenc.create("alibi", heads=4), posenc.Prepared()
+        >>> grid = posenc.Grid.of(posenc.Layout.sequence(16), causal=True)
         >>> q, k, v = torch.randn(3, 1, 4, 16, 8).unbind()
-        >>> grid = Grid.of(Layout.sequence(16), causal=True)
         >>> with torch.no_grad(), prepared:
-        ...     outputs = [attend(q, k, v, grid, encoding) for _ in range(3)]
+        ...     outputs = [posenc.attend(q, k, v, grid, encoding) for _ in range(3)]
     """
 
     def __init__(self) -> None:
@@ -293,9 +294,8 @@ def _are_comparable(tensors: Sequence[Tensor | None]) -> bool:
     if needs_dispatch(*tensors):
         return False
     recording = torch.is_grad_enabled()
-    return all(
-        x is None or (has_values(x) and not (recording and x.requires_grad)) for x in tensors
-    )
+    present = (x for x in tensors if x is not None)
+    return all(has_values(x) and not (recording and x.requires_grad) for x in present)
 
 
 def _is_capturing() -> bool:

@@ -22,7 +22,7 @@ def cached_projection(
     layers: Sequence[HasModules] = (),
     weights: Sequence[Tensor] = (),
 ) -> Float[Tensor, "H N D"] | None:
-    """``project(rows)``, a part of what is kept of a table; None where ``reused_later`` has nothing.
+    """``project(rows)``, a part of a table's; None where ``reused_later`` has nothing.
 
     Rows around the middle of the table, a power of two on either side, are projected at once, since
     few such ranges serve all lengths.
