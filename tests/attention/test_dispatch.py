@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from posenc import Encoding, Grid, Layout
-from posenc.attention import dispatch
+from posenc.attention import rules
 from posenc.attention.backends import native
-from posenc.attention.dispatch import FEW, SMALL, preference
+from posenc.attention.dispatch import preference
 from posenc.attention.problem.problem import Problem
+from posenc.attention.rules import FEW, SMALL
 from posenc.encoding import BucketedTerms, LowRank, Rotation, StructuredScore, TokenTableProduct
 
 CPU = torch.device("cpu")
@@ -167,8 +168,8 @@ def test_rules_on_the_cpu(name: str) -> None:
     case_problem, expected = CASES[name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "slow_mkl", lambda: False)
-        reason, order = preference(CPU, lambda: case_problem)
-    assert reason.startswith(expected.partition(",")[0])
+        rule, order = preference(CPU, lambda: case_problem)
+    assert rule.name.startswith(expected.partition(",")[0])
     assert order == ORDER.get(expected, ["native", "sdpa", "blockwise", "reference"])
 
 
@@ -179,7 +180,7 @@ def test_kernels_come_first_without_terms_where_they_are_faster(
     queries: int, keys: int, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "slow_mkl", lambda: True)
-    monkeypatch.setattr(dispatch, "FEW", 0)
+    monkeypatch.setattr(rules, "FEW", 0)
     case_problem = problem(queries, keys, causal=False)
     assert preference(CPU, lambda: case_problem)[1][0] == first
 
@@ -195,7 +196,7 @@ def test_what_is_only_rotated_goes_by_the_vectors(
     rotation = Rotation((queries, 0 * queries), (keys, 0 * keys), "half")
     case_problem = replace(problem(SIDE, SIDE + 1, causal=False), rotation=rotation)
     rule, order = preference(CPU, lambda: case_problem)
-    assert (rule == "nothing but a rotation", order[0] == "native") == (wide, wide)
+    assert (rule.name == "nothing but a rotation", order[0] == "native") == (wide, wide)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,8 @@ def test_few_logits_under_a_transform_go_by_definition() -> None:
     found: list[tuple[str, list[str]]] = []
 
     def ask(x: torch.Tensor) -> torch.Tensor:
-        found.append(preference(CPU, lambda: problem(3, 3)))
+        rule, order = preference(CPU, lambda: problem(3, 3))
+        found.append((rule.name, order))
         return x
 
     torch.func.vmap(ask)(torch.zeros(2))
@@ -232,10 +234,10 @@ def test_constant_tables_on_accelerators_go_to_flex(device: str) -> None:
     learned = replace(TABLE, table=torch.zeros(1, 1, requires_grad=True))
     for lowered, first in (((TABLE,), "flex"), ((learned,), "fla"), ((), "fla"), (None, "fla")):
         case_problem = problem(600, 600, lowered=lowered)
-        reason, order = preference(
+        rule, order = preference(
             torch.device(device), lambda case_problem=case_problem: case_problem
         )  # type: ignore[misc]
-        assert reason.startswith("on an accelerator")
+        assert rule.name.startswith("on an accelerator")
         assert order[:2] == ["sdpa", first]
         assert order[-2:] == ["blockwise", "reference"]
         assert "triton" in order

@@ -213,7 +213,6 @@ def test_one_query_goes_to_the_kernel_where_that_is_faster(
     q, k = (one.expand(1, n, length, 32) for n, length in ((heads, 1), (groups, keys)))
     v = k.double() if "mixed" in change else k
     assert (query_kernel(q, k, v, plain=change.get("plain", True)) is not None) == serves
-    assert BACKENDS["blockwise"].query_kernel(q, k, v, plain=True) is None
 
 
 @needs_kernels
@@ -226,14 +225,14 @@ def test_the_last_token_of_a_layer(name: str, monkeypatch: pytest.MonkeyPatch) -
         seen.append(operands[3])
         return native.attend_query(*operands, **options)
 
-    monkeypatch.setattr(BACKENDS["native"], "query_kernel", lambda *_, **__: watching)
+    monkeypatch.setattr(BACKENDS["native"].kernels, "query_kernel", lambda *_, **__: watching)
     encoding = make(name, width=16).float()
     q, k, v = (x.bfloat16() for x in tensors(1, 300, 2))
     layout, cache = Layout.sequence(300), LayerCache()
     cache.append(k, v, layout)
     grid = Grid(layout.slice(299, 300), layout, causal=True)
     with torch.no_grad():
-        found = attend_last(Call(q, k, v, grid, encoding), cache)
+        found = attend_last(Call(q, k, v, grid, encoding))
         expected = attend(q, k, v, grid, encoding, backend="reference")
     assert found is not None
     assert len(seen) == 1

@@ -15,7 +15,7 @@ import posenc
 from posenc import Encoding, Grid, Layout, Prepared, attend
 from posenc.attention import dispatch
 from posenc.attention.backends import native
-from posenc.attention.backends.common.base import Attend, Backend
+from posenc.attention.backends.common.base import Attend, Backend, Plan, Refusal
 from posenc.attention.backends.native.build import missing
 from posenc.attention.problem.problem import Problem
 from posenc.errors import ArgumentError
@@ -96,14 +96,21 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
 
     def watch(backend: Backend) -> None:
-        prepare = backend.prepare
+        make_plan = backend.plan
 
-        def naming(problem: Problem) -> Attend | None:
-            attend = prepare(problem)
-            found.extend([backend.name] * (attend is not None))
-            return attend
+        def planning(problem: Problem) -> Plan | Refusal:
+            plan = make_plan(problem)
+            if isinstance(plan, Refusal):
+                return plan
 
-        monkeypatch.setattr(backend, "prepare", naming)
+            def naming() -> Attend | None:
+                attend = plan.prepare()
+                found.extend([backend.name] * (attend is not None))
+                return attend
+
+            return replace(plan, prepare=naming)
+
+        monkeypatch.setattr(backend, "plan", planning)
 
     for backend in (dispatch.BACKENDS["native"], dispatch.BACKENDS["sdpa"]):
         watch(backend)

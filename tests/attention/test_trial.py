@@ -122,7 +122,9 @@ def test_auto_goes_on_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Damaged("output")
     monkeypatch.setitem(BACKENDS._read, backend.name, backend)
     monkeypatch.setattr(
-        dispatch, "preference", lambda device, make_problem: ("a rule", [backend.name, "reference"])
+        dispatch,
+        "preference",
+        lambda device, make_problem: (dispatch.NAMED, [backend.name, "reference"]),
     )
     q = torch.randn(1, 2, 5, 8)
     call = Call(q, q, q, Grid.of(Layout.sequence(5)), Encoding())

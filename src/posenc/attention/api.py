@@ -15,7 +15,7 @@ from posenc.attention.cache import LayerCache
 from posenc.attention.call import Call
 from posenc.attention.decoding import refusal_of_last
 from posenc.attention.differentiation import differentiable_twice
-from posenc.attention.dispatch import choose, describe_repeats, prepare, refusals
+from posenc.attention.dispatch import NAMED, choose, describe_repeats, prepare, refusals
 from posenc.attention.repeats import kind_of, prepare_repeated, prepared_attention
 from posenc.attention.validation import require_layouts, require_softmax, validate
 from posenc.encoding import Encoding
@@ -264,12 +264,12 @@ def explain(
     with without_autocast(q.device):
         call = call.without_hidden().without_padding()
         choice = choose(call, backend)
-        refused = choice.refusals | (refusals(call) if choice.rule != "named" else {})
+        refused = choice.refusals | (refusals(call) if choice.rule is not NAMED else {})
         how = choice.plan.describe()
-        kernels = choice.backend.kernels()
-        how += f"; kernels: {kernels}" if kernels else ""
-        how += describe_repeats(call) if choice.rule != "named" else ""
-        return Explanation(choice.backend.name, how, choice.rule, refused, cached)
+        kernels = choice.backend.kernels
+        how += "" if kernels is None else f"; kernels: {kernels.description()}"
+        how += describe_repeats(call) if choice.rule is not NAMED else ""
+        return Explanation(choice.backend.name, how, choice.rule.name, refused, cached)
 
 
 def _empty_result(call: Call) -> tuple[Tensor, Tensor]:

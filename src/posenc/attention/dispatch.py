@@ -1,14 +1,9 @@
-"""The choice of a backend for a call: by name, as an instance, or by measured rules.
-
-Measured on CPU cores with heads of 64 by ``benchmarks.dispatch``, whose tables are
-``benchmarks/results/dispatch.json`` and, of few queries, ``few_queries.json`` beside it.
-"""
+"""The choice of a backend for a call: by name, as an instance, or by ``rules``."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -17,15 +12,14 @@ from torch import Tensor
 
 from posenc.attention import trial
 from posenc.attention.backends.common.base import RARE, Attend, Backend, Plan, QueryKernel, Refusal
-from posenc.attention.backends.common.fused import are_few, shares_few
 from posenc.attention.call import Call
-from posenc.attention.problem.lowering import is_constant_table
 from posenc.attention.problem.problem import Problem
 from posenc.attention.repeats import repeatable
-from posenc.encoding import LowRank, Rotation
+from posenc.attention.rules import Facts, Rule, rule_of
+from posenc.encoding import Rotation
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.registration import Registry
-from posenc.runtime import is_exporting, is_transformed, needs_dispatch
+from posenc.runtime import is_transformed, needs_dispatch
 
 BACKENDS: Registry[Backend] = Registry(
     Backend, "backend", "posenc.attention.backends", group="posenc.backends"
@@ -37,21 +31,8 @@ BACKENDS.load()  # compiled code can import nothing
 
 LOG = logging.getLogger("posenc")
 
-FEW = 2**16
-"""Logits in all up to which a call of the compiled kernels costs more than the definition."""
-
-SMALL = 2**20
-"""Logits in all up to which the definition computes without blocks; 4 MiB in float32."""
-
-MASKED, MASKED_HEAD = 2**18, 2**15
-"""Logits in all, and of one head, from which on kernels that skip masked blocks are faster."""
-
-FEW_UNSTRUCTURED = 2**14
-"""``FEW`` for score parts without structured form, whose definition costs more."""
-
-
-FEW_LOGITS = "few logits"
-"""Name of the rule for calls with at most ``FEW`` logits."""
+NAMED = Rule("named", lambda call: True, ())
+"""Rule of a backend that was asked for."""
 
 
 class Choice(NamedTuple):
@@ -60,14 +41,13 @@ class Choice(NamedTuple):
     Args:
         backend: the backend.
         plan: its plan for the call.
-        rule: the rule that gave the order in which backends were tried; ``"named"`` for a backend
-            that was asked for.
+        rule: that gave the order in which backends were tried, or ``NAMED``.
         refusals: reasons of the backends that were tried before it, by name.
     """
 
     backend: Backend
     plan: Plan
-    rule: str
+    rule: Rule
     refusals: dict[str, str]
 
 
@@ -94,40 +74,38 @@ def choose(call: Call, backend: str | Backend) -> Choice:
             got=f"{chosen.name!r}, which cannot, because {plan.reason}",
             remedy="Use backend='auto', and posenc.explain(...) to see what it takes.",
         )
-    return Choice(chosen, plan, "named", {})
+    return Choice(chosen, plan, NAMED, {})
 
 
 def describe_repeats(call: Call) -> str:
     """Text for ``explain`` on repeated calls; empty if they run like the first."""
     if not repeatable(call, prepare):
         return ""
-    backends = _preparing(call)
-    by = next(x for x in backends if x.prepare(call.problem()) is not None)
-    if by is _choose(call).backend:
+    choice = _choose(call)
+    by = next(backend for backend, plan in _preparing(call, choice) if plan.prepare() is not None)
+    if by is choice.backend:
         return ""
     return "; from the second such call on by compiled kernels, prepared once"
 
 
 def prepare(call: Call) -> Attend | None:
     """Attention of calls like this one, planned once."""
-    problem = replace(call.problem(), rotate=rotate)
-    prepared = (backend.prepare(problem) for backend in _preparing(call))
+    prepared = (plan.prepare() for _, plan in _preparing(call, _choose(call)))
     return next(filter(None, prepared), None)
 
 
-def _preparing(call: Call) -> list[Backend]:
-    """Backends by which calls like this one may be prepared, the fastest first.
+def _preparing(call: Call, choice: Choice) -> Iterator[tuple[Backend, Plan]]:
+    """Backends by which calls like this one may be prepared, the fastest first, and their plans.
 
     Prepared, the compiled kernels are faster for few logits too.
     """
-    choice, native = _choose(call), BACKENDS["native"]
-    if native.unavailable(call.q.device):
-        return [choice.backend]
-    problem = call.problem()
-    once = native.reads_keys_once(problem, prepared=True)
-    if once or native.outpaces_sdpa(problem, prepared=True):
-        return [native, choice.backend]
-    return [choice.backend, native] if choice.rule == FEW_LOGITS else [choice.backend]
+    native = BACKENDS["native"]
+    faster = [native] if native.advantage(call.problem(rotate), prepared=True) else []
+    others = (BACKENDS[name] for name in choice.rule.prepares)
+    for backend in dict.fromkeys([*faster, choice.backend, *others]):
+        plan = choice.plan if backend is choice.backend else _plan(backend, call)
+        if isinstance(plan, Plan):
+            yield backend, plan
 
 
 def refusals(call: Call) -> dict[str, str]:
@@ -187,11 +165,12 @@ def named(backend: str | Backend) -> Backend:
 
 def rotate(rotation: Rotation, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Queries and keys rotated, by the compiled kernel of CPUs where it serves."""
-    return BACKENDS["native"].rotate(rotation, q, k)
+    kernels = BACKENDS["native"].kernels
+    return rotation.apply(q, k) if kernels is None else kernels.rotate(rotation, q, k)
 
 
 def query_kernel(q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel | None:
-    """Attention of one query a head to all keys on the CPU, see ``Backend.query_kernel``.
+    """Attention of one query a head to all keys on the CPU, see ``Kernels``.
 
     None where PyTorch's own operations serve, for gradients, and where calls are traced, watched or
     transformed.
@@ -200,7 +179,8 @@ def query_kernel(q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel
         return None
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return None
-    return BACKENDS["native"].query_kernel(q, k, v, plain=plain)
+    kernels = BACKENDS["native"].kernels
+    return None if kernels is None else kernels.query_kernel(q, k, v, plain=plain)
 
 
 def _plan(backend: Backend, call: Call) -> Plan | Refusal:
@@ -208,53 +188,6 @@ def _plan(backend: Backend, call: Call) -> Plan | Refusal:
     return backend.unavailable(call.q.device) or backend.plan(call.problem(rotate))
 
 
-def preference(device: torch.device, make_problem: Callable[[], Problem]) -> tuple[str, list[str]]:
-    """The rule that applies, and the names of the backends in the order to be tried.
-
-    Args:
-        device: where the tensors are.
-        pose: makes the problem with queries and keys transformed; called only where a rule needs
-            it.
-    """
-    if device.type != "cpu":
-        lowered = make_problem().lowered
-        if lowered and all(map(is_constant_table, lowered)):
-            rest = ["flex", "triton", "blockwise", "reference"]
-            return "on an accelerator, constant tables", ["sdpa", *rest]
-        return "on an accelerator", ["sdpa", "fla", "triton", "flex", "blockwise", "reference"]
-    if is_exporting():
-        # A rule that reads sizes would fix them; other runtimes know no operators of ours.
-        return "exporting", ["sdpa", "reference"]
-    problem = make_problem()
-    batch, heads, queries, _ = problem.q.shape
-    keys = problem.k.shape[2]
-    logits = batch * heads * queries * keys
-    if logits <= SMALL and is_transformed():
-        # vmap would call the fused kernel in a loop, with a warning
-        return "few logits, under a transform of torch.func", ["reference"]
-    last = ["blockwise", "reference"] if logits > SMALL else ["reference"]
-    kernels = ["native", "sdpa", *last]
-    if problem.lowered is not None and BACKENDS["native"].reads_keys_once(problem):
-        return "few queries, for which keys are read once", kernels
-    few = FEW_UNSTRUCTURED if problem.lowered is None else FEW
-    if logits <= few:
-        # The definition repeats keys that heads share.
-        shared = ["native"] if shares_few(problem.q, problem.k) else []
-        return FEW_LOGITS, ["sdpa", *shared, "reference"]
-    if problem.lowered is None:
-        return "a score part without structured form", kernels
-    if problem.sinks is not None or problem.softcap is not None:
-        return "sinks or a cap of the logits", kernels
-    if problem.grid.segmented:
-        return "documents or padding", kernels
-    ranks = sum(x.query.shape[-1] for x in problem.lowered if isinstance(x, LowRank))
-    if ranks > problem.q.shape[-1]:
-        return "more extra columns than features", kernels
-    if any(not isinstance(term, LowRank) for term in problem.lowered):
-        return "terms by offset", kernels
-    narrow = problem.q.dtype.itemsize < 4 and problem.q.requires_grad and torch.is_grad_enabled()
-    masked = logits > SMALL or (logits > MASKED and queries * keys > MASKED_HEAD)
-    if narrow or (masked and not are_few(problem.q) and not problem.grid.dense):
-        return "masked pairs, or gradients in half precision", kernels
-    reason = BACKENDS["native"].outpaces_sdpa(problem)
-    return (reason, kernels) if reason else ("no terms by offset", ["sdpa", "native", *last])
+def preference(device: torch.device, make_problem: Callable[[], Problem]) -> tuple[Rule, list[str]]:
+    """The rule that applies, and the names of the backends in the order to be tried."""
+    return rule_of(Facts(device, make_problem, BACKENDS["native"]))

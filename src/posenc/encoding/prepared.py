@@ -197,7 +197,7 @@ def reused_of_grid(
     sides = (grid.query,) if grid.key is grid.query else (grid.query, grid.key)
     if layers and any(side.signal is not None for side in sides):
         return compute(grid)
-    tensors = ()
+    tensors: tuple[Tensor | None, ...] = ()
     if masked:
         kind, tensors = (*kind, grid.band), (grid.intervals,)
     computed = partial(compute, grid)

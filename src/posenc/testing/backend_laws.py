@@ -112,7 +112,7 @@ def _require_rows_alone(
         return
     for term, other in zip(terms, others, strict=True):
         for x, y in zip(_rows(term), _rows(other), strict=True):
-            if x is not None:
+            if x is not None and y is not None:
                 agree("rows for other queries and keys", x, y)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 from transformers import PreTrainedModel
 
-from posenc.attention import api, dispatch
+from posenc.attention import api
 from posenc.errors import ArgumentError
 from posenc.transformers.acceleration import FAMILIES, AccelerateReport, accelerate, restore
 from posenc.transformers.acceleration.accelerated import Accelerated, take_over
@@ -73,7 +73,7 @@ def test_outputs_and_gradients_stay(case: Case, monkeypatch: pytest.MonkeyPatch)
     assert report.difference < 1e-4
     _require_results(case, model, expected, "auto")
     with monkeypatch.context() as patch:  # as for long inputs
-        patch.setattr(dispatch, "SMALL", 0)
+        patch.setattr(rules, "SMALL", 0)
         _require_results(case, model, expected, "auto for long inputs")
     restore(model)
     put_under(model, check=False, backend="reference")

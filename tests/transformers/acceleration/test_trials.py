@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from posenc.attention import api
-from posenc.attention.dispatch import FEW_LOGITS
+from posenc.attention.rules import FEW_LOGITS
 from posenc.errors import ArgumentError
 from posenc.transformers.acceleration import accelerate
 from posenc.transformers.acceleration.families.mpnet import MPNetAttention
@@ -166,7 +166,7 @@ def test_long_rows_are_computed_as_long_texts_are(monkeypatch: pytest.MonkeyPatc
 
     def noted(*arguments: Any, **options: Any) -> Any:
         choice = choose(*arguments, **options)
-        rules.append(choice.rule)
+        rules.append(choice.rule.name)
         return choice
 
     monkeypatch.setattr(api, "choose", noted)

@@ -60,21 +60,23 @@ class Sdpa(Backend):
 
     def plan(self, problem: Problem) -> Plan | Refusal:
         refusal = refuse_rare(problem, "sinks") or _unsupported(problem)
-        return refusal or Plan(_description(problem), partial(_run, problem))
+        if refusal is not None:
+            return refusal
+        compute, prepare = partial(_run, problem), partial(_prepare, problem)
+        return Plan(_description(problem), compute, prepare=prepare)
 
-    def prepare(self, problem: Problem) -> Attend | None:
-        if isinstance(self.plan(problem), Refusal) or problem.sinks is not None:
+
+def _prepare(problem: Problem) -> Attend | None:
+    if problem.sinks is not None or problem.rotation is not None or _loses_nan(problem):
+        return None  # other kernels rotate as they read
+    mask, causal = None, not problem.lowered and _plainly_causal(problem.grid)
+    if problem.lowered or not (problem.grid.dense or causal):
+        mask = _mask_of_few(problem)
+        if mask is None:
             return None
-        if problem.rotation is not None or _loses_nan(problem):
-            return None  # other kernels rotate as they read
-        mask, causal = None, not problem.lowered and _plainly_causal(problem.grid)
-        if problem.lowered or not (problem.grid.dense or causal):
-            mask = _mask_of_few(problem)
-            if mask is None:
-                return None
-        operands = (problem.q, problem.k, problem.v)
-        flash = prepare_flash(*operands, mask, causal=causal, scale=problem.scale)
-        return flash and (lambda q, k, v: Result(*flash(q, k, v)))
+    operands = (problem.q, problem.k, problem.v)
+    flash = prepare_flash(*operands, mask, causal=causal, scale=problem.scale)
+    return flash and (lambda q, k, v: Result(*flash(q, k, v)))
 
 
 def _unsupported(problem: Problem) -> Refusal | None:

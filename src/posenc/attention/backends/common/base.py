@@ -66,12 +66,15 @@ class Plan:
             in ``trial.KERNELS``, or "" for those of the formula. None: none.
         by_definition: whether plain operations of PyTorch compute it, so that the LSE has gradients
             and gradients have gradients; where not, those of the definition are computed.
+        prepare: makes attention of other queries, keys and values like the problem's, of the same
+            terms and geometry; its result is None where more than a call's own would be computed.
     """
 
     description: str
     compute: Compute
     trial: str | None = None
     by_definition: bool = False
+    prepare: Callable[[], Attend | None] = lambda: None
 
     def describe(self) -> str:
         """Description of the computation, in a sentence without a full stop."""
@@ -100,6 +103,16 @@ class Refusal:
     avoidable: bool = False
 
 
+KEYS_ONCE = "few queries, for which keys are read once"
+
+FASTER = (
+    "no terms by offset, on a processor that MKL is slow on",
+    "nothing but a rotation",
+    "no terms by offset, in bfloat16",
+)
+"""Further advantages of compiled kernels, see ``Backend.advantage``."""
+
+
 class QueryKernel(Protocol):
     """Attention of one query a head to all keys."""
 
@@ -118,6 +131,27 @@ class QueryKernel(Protocol):
         """Bias is added to the logits before the cap; sinks and softcap as of ``attend``."""
 
 
+class Kernels(Protocol):
+    """Kernels of a machine that serve calls without a plan."""
+
+    def description(self) -> str:
+        """The build that this machine runs."""
+
+    def rotate(self, rotation: Rotation, q: Tensor, k: Tensor, /) -> tuple[Tensor, Tensor]:
+        """Queries and keys rotated."""
+
+    def query_kernel(
+        self, q: Tensor, k: Tensor, v: Tensor, /, *, plain: bool
+    ) -> QueryKernel | None:
+        """Attention of one query a head to all keys, without gradients.
+
+        None where PyTorch's operations are as fast.
+
+        Args:
+            plain: without sinks and without a cap of the logits.
+        """
+
+
 class Backend(ABC):
     """A way to compute attention. It never falls back: it supports a problem or gives a reason.
 
@@ -126,23 +160,16 @@ class Backend(ABC):
 
     name: str
 
-    def rotate(self, rotation: Rotation, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys rotated, by a kernel of its own where it has one."""
-        return rotation.apply(q, k)
+    kernels: Kernels | None = None
+    """Kernels that calls use without a plan; None where it has none."""
 
-    def outpaces_sdpa(self, problem: Problem, *, prepared: bool = False) -> str:
+    def advantage(self, problem: Problem, *, prepared: bool = False) -> str:
         """Reason for which it is faster than PyTorch's fused attention without terms by offset.
 
-        As measured on machines like this, planned anew or ``prepared``; "" where it is not.
+        ``KEYS_ONCE`` or one of ``FASTER``, as measured on machines like this, planned anew or
+        ``prepared``; "" where it is not.
         """
         return ""
-
-    def reads_keys_once(self, problem: Problem, *, prepared: bool = False) -> bool:
-        """True for few queries, if it reads keys once for the heads that share them.
-
-        Where that is faster than PyTorch's fused attention, planned anew or ``prepared``.
-        """
-        return False
 
     def untuned(self) -> Backend:
         """The backend without autotuning before the first call, for use in a trial."""
@@ -152,27 +179,6 @@ class Backend(ABC):
         """The reason why this machine cannot run it on ``device``; None if it can.
 
         Only facts of the machine and its installation; those of the problem belong to ``plan``.
-        """
-        return None
-
-    def kernels(self) -> str:
-        """The build of its kernels on this machine, where there are several; else ""."""
-        return ""
-
-    def prepare(self, problem: Problem) -> Attend | None:
-        """Attention of queries, keys and values like a problem's, of the same terms and geometry.
-
-        Only what a call has anew is computed. None where the problem has none such.
-        """
-        return None
-
-    def query_kernel(self, q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel | None:
-        """Attention of one query a head to all keys, without a plan and without gradients.
-
-        None where it has nothing faster than PyTorch's operations.
-
-        Args:
-            plain: without sinks and without a cap of the logits.
         """
         return None
 

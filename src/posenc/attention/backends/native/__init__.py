@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from posenc.attention.backends.common.base import (
+    FASTER,
+    KEYS_ONCE,
     Attend,
     Backend,
     Plan,
@@ -69,6 +71,23 @@ AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 ON_CPU = Refusal("its kernels run on CPUs alone")
 
 
+class NativeKernels:
+    """The compiled kernels that calls use without a plan."""
+
+    def description(self) -> str:
+        return description()
+
+    def rotate(self, rotation: Rotation, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return rotate(rotation, q, k)
+
+    def query_kernel(self, q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel | None:
+        worth = not plain or q.dtype.itemsize < 4 or k.numel() + v.numel() >= 2 * READ
+        alike = q.dtype == k.dtype == v.dtype and q.dtype in DTYPES
+        if not (worth and alike and q.shape[1] // k.shape[1] <= ROWS):
+            return None
+        return attend_query if q.is_cpu and missing() is None else None
+
+
 class Native(Backend):
     """Online softmax over tiles, in C++, with terms read by spans of the offset.
 
@@ -78,65 +97,33 @@ class Native(Backend):
 
     name = "native"
 
-    def rotate(self, rotation: Rotation, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return rotate(rotation, q, k)
+    kernels = NativeKernels()
 
-    def outpaces_sdpa(self, problem: Problem, *, prepared: bool = False) -> str:
+    def advantage(self, problem: Problem, *, prepared: bool = False) -> str:
         batch, heads, queries, _ = problem.q.shape
-        pairs = queries * problem.k.shape[2]
-        if queries >= 16 and pairs >= ONE_HEAD and slow_mkl():
-            return "no terms by offset, on a processor that MKL is slow on"
-        rotation = problem.rotation
+        keys = problem.k.shape[2]
+        pairs, rotation = queries * keys, problem.rotation
+        if 16 * queries <= keys and are_few_rows(problem):
+            read = (problem.k.numel() + problem.v.numel()) * queries
+            least = READ if problem.lowered or rotation else 2 * READ
+            if prepared or problem.q.dtype.itemsize < 4 or read >= least:
+                return KEYS_ONCE
+        of_slow_mkl, of_rotations, of_bfloat16 = FASTER
+        many = queries >= 16 and pairs >= ONE_HEAD
+        if many and slow_mkl():
+            return of_slow_mkl
         if not (AVX512 if batch * heads * pairs > MANY else prepared):
             return ""
         if rotation and serves_inside(rotation, problem.q, problem.k):
-            return "nothing but a rotation"
+            return of_rotations
         narrow = problem.q.dtype == torch.bfloat16 and AVX512 and rotation is None
-        if narrow and queries >= 16 and pairs >= ONE_HEAD:
-            return "no terms by offset, in bfloat16"
-        return ""
-
-    def reads_keys_once(self, problem: Problem, *, prepared: bool = False) -> bool:
-        queries, keys = problem.q.shape[2], problem.k.shape[2]
-        if 16 * queries > keys or not are_few_rows(problem):
-            return False
-        read = (problem.k.numel() + problem.v.numel()) * queries
-        least = READ if problem.lowered or problem.rotation else 2 * READ
-        return prepared or problem.q.dtype.itemsize < 4 or read >= least
+        return of_bfloat16 if narrow and many else ""
 
     def unavailable(self, device: torch.device) -> Refusal | None:
         if device.type != "cpu":
             return ON_CPU
         reason = missing()
         return None if reason is None else Refusal(reason, avoidable=reason != SWITCHED_OFF)
-
-    def kernels(self) -> str:
-        return description()
-
-    def prepare(self, problem: Problem) -> Attend | None:
-        plan, rotation = self.plan(problem), problem.rotation
-        compute = plan.compute if isinstance(plan, Plan) else None
-        if not isinstance(compute, partial):
-            return None
-        if rotation is not None and not fits_inside(rotation, problem.q, problem.k):
-            return None
-        if compute.func is _attend_images:
-            servable = rotation is None and not has_rows(problem.lowered or ())
-            return prepare(image_record(problem)) if servable else None
-        if compute.func is not _attend:
-            return None
-        lowered: LoweredProblem = compute.args[0]
-        if not isinstance(lowered.pairs, DistanceFunction | None) or has_rows(lowered.terms):
-            return None
-        record = lowered.record(rotated=False)
-        return prepare(record) if narrowed(record) is record else None
-
-    def query_kernel(self, q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel | None:
-        worth = not plain or q.dtype.itemsize < 4 or k.numel() + v.numel() >= 2 * READ
-        alike = q.dtype == k.dtype == v.dtype and q.dtype in DTYPES
-        if not (worth and alike and q.shape[1] // k.shape[1] <= ROWS) or self.unavailable(q.device):
-            return None
-        return attend_query
 
     def plan(self, problem: Problem) -> Plan | Refusal:
         refusal = refuse_rare(problem, "global_softmax", "sinks", "softcap")
@@ -152,7 +139,8 @@ class Native(Backend):
             return Refusal(f"its kernels do not take {problem.q.dtype}")
         grid = problem.grid
         if serves_images(grid, problem.lowered):
-            return Plan(OF_IMAGES, partial(_attend_images, problem))
+            prepare = partial(_prepare_images, problem)
+            return Plan(OF_IMAGES, partial(_attend_images, problem), prepare=prepare)
         cells = problem_of_cells(problem)
         if cells is not None:
             how = f"{OF_IMAGES}; special tokens apart"
@@ -174,7 +162,7 @@ def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
         return Plan(how, partial(_attend_rows, problem, offsets))
     if terms is not None:
         how = "compiled tiles, terms read by spans of the offset (memory linear in the length)"
-        return Plan(how, partial(_attend, LoweredProblem(problem, offsets, terms)))
+        return _plan_of(LoweredProblem(problem, offsets, terms), how)
     bands = problems_by_band(problem)
     if not isinstance(bands, str):
         how = "compiled tiles, each band of pairs by its rotation (memory linear in the length)"
@@ -185,7 +173,26 @@ def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
     if isinstance(pairs, BlockTransforms) and not offsets.shows_offset_zero:
         return Refusal("its products begin with the own keys of queries, of which some are hidden")
     how = f"compiled tiles with {DESCRIPTIONS[type(pairs)]} (memory linear in the length)"
-    return Plan(how, partial(_attend, LoweredProblem(problem, offsets, terms, pairs)))
+    return _plan_of(LoweredProblem(problem, offsets, terms, pairs), how)
+
+
+def _plan_of(lowered: LoweredProblem, how: str) -> Plan:
+    return Plan(how, partial(_attend, lowered), prepare=partial(_prepare, lowered))
+
+
+def _prepare(lowered: LoweredProblem) -> Attend | None:
+    problem, rotation = lowered.problem, lowered.problem.rotation
+    if rotation is not None and not fits_inside(rotation, problem.q, problem.k):
+        return None
+    if not isinstance(lowered.pairs, DistanceFunction | None) or has_rows(lowered.terms):
+        return None
+    record = lowered.record(rotated=False)
+    return prepare(record) if narrowed(record) is record else None
+
+
+def _prepare_images(problem: Problem) -> Attend | None:
+    servable = problem.rotation is None and not has_rows(problem.lowered or ())
+    return prepare(image_record(problem)) if servable else None
 
 
 def _attend(lowered: LoweredProblem, *, lse: bool) -> Result:
