@@ -30,10 +30,11 @@ from benchmarks.measuring import table, write_results
 from torch import Tensor
 
 import posenc
-from posenc.attention import Attention, Plan, api, call, repeats
+from posenc.attention import Attention, Plan, api, call, dispatch
 from posenc.attention.backends import native
 from posenc.attention.backends.common import flash_cpu, fused
 from posenc.attention.backends.native import arguments, library, posing
+from posenc.encoding import prepared
 from posenc.lab.bench.case import Case
 from posenc.transformers import accelerate
 
@@ -57,13 +58,13 @@ EVERY = tuple(
 """Calls of all encodings of text or images that attention reads."""
 
 STAGES: dict[str, tuple[tuple[Any, str], ...]] = {
-    "checks": ((api, "validate"), (repeats, "_key"), (repeats.ModuleStates, "hold")),
-    "plan": ((api, "choose"), (native.Native, "prepare")),
+    "checks": ((api, "validate"), (dispatch, "_key"), (prepared.States, "weights")),
+    "plan": ((api, "choose"), (dispatch, "prepare")),
     "operands": (
         (call.Call, "_lower"),
         (posing.LoweredProblem, "record"),
         (arguments.Arguments, "__init__"),
-        (native, "prepare"),
+        (native, "_prepare"),
     ),
     "kernel": (
         (Plan, "run"),

@@ -17,7 +17,6 @@ from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention.backends.blockwise import definition, offsets
 from posenc.attention.backends.blockwise.offsets import hidden_pairs, seen_keys, skew, unskew
 from posenc.attention.backends.native.build import missing
-from posenc.attention.problem.flat import flatten
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.record import (
     SCHEMA,
@@ -26,6 +25,7 @@ from posenc.attention.problem.record import (
     PairTerm,
     RotaryFactors,
     SegmentMask,
+    flatten,
 )
 from posenc.attention.problem.terms import Terms
 from posenc.testing.subject import agree

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import posenc
 from posenc.attention import attend, explain
 from posenc.attention.backends.native import build as building
-from posenc.attention.backends.native import heads
+from posenc.attention.backends.native import splitting
 from posenc.attention.backends.native.posing import read_visible_terms
 from posenc.attention.call import Call
 from posenc.attention.problem.offsets import Offsets
@@ -133,7 +133,7 @@ def test_rows_of_few_heads_at_a_time(
     size: tuple[int, int], threads: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in long sequences; TUPE's positions in pieces too."""
-    for module in (heads, tupe):
+    for module in (splitting, tupe):
         monkeypatch.setattr(module, "LARGE", 1)
     monkeypatch.setattr(pieces, "ROWS", 24)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)

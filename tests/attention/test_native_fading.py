@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend, create
-from posenc.attention.backends.native import fading
+from posenc.attention.backends.native import posing
 from posenc.attention.backends.native.build import missing
 from posenc.attention.backends.native.posing import LoweredProblem
 from posenc.attention.problem.lowering import lower
@@ -40,13 +40,13 @@ def bands(grid: Grid, encoding: Encoding, *tensors: Tensor, **options: Any) -> l
     assert lowered is not None
     problem = Problem(*tensors, grid, encoding, scale, 0.0, lowered, **options)  # type: ignore[arg-type]
     record = LoweredProblem(problem, Offsets.regular(grid), lowered).record()
-    found = fading.narrowed(record).geometry.bands
+    found = posing.narrowed(record).geometry.bands
     return [] if found is None else found.tolist()
 
 
 @pytest.mark.parametrize("where", GRIDS)
 def test_nothing_changes_beyond_rounding(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fading, "LONG", 100)
+    monkeypatch.setattr(posing, "LONG", 100)
     grid, encoding = Grid.of(Layout.sequence(LENGTH), **GRIDS[where]), create("alibi", heads=6)
     wanted = [x.requires_grad_() for x in draw()]
     weight = torch.linspace(-1, 1, 6 * LENGTH * 8).view(1, 6, LENGTH, 8)
@@ -68,7 +68,7 @@ def test_nothing_changes_beyond_rounding(where: str, monkeypatch: pytest.MonkeyP
 
 
 def test_the_bands_hold_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fading, "LONG", 100)
+    monkeypatch.setattr(posing, "LONG", 100)
     grid, encoding, (q, k, v) = (
         Grid.of(Layout.sequence(LENGTH), causal=True),
         create("alibi", heads=6),
@@ -87,7 +87,7 @@ def test_the_bands_hold_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_keys_outside_the_bands_are_not_read(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fading, "LONG", 100)
+    monkeypatch.setattr(posing, "LONG", 100)
     grid, encoding = Grid.of(Layout.sequence(LENGTH), causal=causal), create("alibi", heads=6)
     q, k, v = draw()
     v[:, :, [0, -1]] = torch.nan
@@ -97,7 +97,7 @@ def test_keys_outside_the_bands_are_not_read(causal: bool, monkeypatch: pytest.M
 
 
 def test_few_queries_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fading, "LONG", 100)
+    monkeypatch.setattr(posing, "LONG", 100)
     (q, k, v), encoding = draw(), create("alibi", heads=6)
     for queries, found in ((16, False), (17, True)):
         whole = Layout.sequence(LENGTH)
@@ -106,7 +106,7 @@ def test_few_queries_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_only_constant_tables_that_reach_far_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fading, "LONG", 100)
+    monkeypatch.setattr(posing, "LONG", 100)
     tensors = draw()
     grid, encoding = Grid.of(Layout.sequence(LENGTH), causal=True), create("alibi", heads=6)
     learned = create("kerple", heads=6)
@@ -116,7 +116,7 @@ def test_only_constant_tables_that_reach_far_are_looked_at(monkeypatch: pytest.M
     assert bands(later, encoding, *tensors) == []  # the first query does not see its own position
     shorter = Grid(Layout.sequence(LENGTH), Layout.sequence(LENGTH - 1), causal=True)
     assert bands(shorter, encoding, *draw(keys=LENGTH - 1)) == []  # nor does the last one here
-    monkeypatch.setattr(fading, "LONG", LENGTH + 1)
+    monkeypatch.setattr(posing, "LONG", LENGTH + 1)
     assert bands(grid, encoding, *tensors) == []
 
 
@@ -139,7 +139,7 @@ def test_far_keys_that_outweigh_near_ones_are_read(
     groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By as much as norms of queries and of the keys of their own heads allow, in any row."""
-    monkeypatch.setattr(fading, "LONG", 100)
+    monkeypatch.setattr(posing, "LONG", 100)
     grid, encoding = Grid.of(Layout.sequence(LENGTH), causal=True), Encoding(score=Steep())
     q, k, v = (torch.cat([0.1 * x, x]) for x in far_outweighs_own(groups))
     expected = attend(*(x.double() for x in (q, k, v)), grid, encoding, backend="reference")
@@ -148,7 +148,7 @@ def test_far_keys_that_outweigh_near_ones_are_read(
 
 
 def test_a_gain_makes_norms_greater(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fading, "LONG", 100)
+    monkeypatch.setattr(posing, "LONG", 100)
     rope = Rope(head_dim=8, gain=4.0, divisors=(1e6,) * 4)  # which rotates by nothing
     grid = Grid.of(Layout.sequence(LENGTH), causal=True)
     q, k, v = far_outweighs_own(6)
@@ -161,7 +161,7 @@ def test_a_gain_makes_norms_greater(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_queries_that_do_not_see_their_own_key_read_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """However little these would weigh beside it."""
-    monkeypatch.setattr(fading, "LONG", 100)
+    monkeypatch.setattr(posing, "LONG", 100)
     ends = (torch.arange(LENGTH) - 100).clamp(min=0)
     shown = torch.stack([torch.zeros_like(ends), ends], dim=-1).unsqueeze(0)
     grid = replace(Grid.of(Layout.sequence(LENGTH), causal=True), intervals=shown)
@@ -199,7 +199,7 @@ def test_pairs_are_left_out_that_weigh_an_eighth_of_the_rounding(
     beyond: float, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All keys of a query together: ``eps / (8 K)`` each."""
-    monkeypatch.setattr(fading, "LONG", 100)
+    monkeypatch.setattr(posing, "LONG", 100)
     limit = math.log(torch.finfo(torch.float32).eps / 8 / LENGTH)
     grid = Grid.of(Layout.sequence(LENGTH), causal=True)
     for dtype in (torch.float32, torch.bfloat16):  # sums are float32 in both

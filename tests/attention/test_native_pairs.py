@@ -8,7 +8,7 @@ from torch import Tensor
 
 import posenc
 from posenc.attention import attend, explain
-from posenc.attention.backends.native import heads
+from posenc.attention.backends.native import splitting
 from posenc.encoding import Encoding
 from posenc.errors import BackendRefusal
 from posenc.grid import Grid
@@ -161,7 +161,7 @@ def test_path_where_own_keys_are_hidden(layout: Layout, window: tuple[int, int])
 @pytest.mark.parametrize("grid", PATH_GRIDS)
 def test_path_by_heads(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands of some heads and blocks at a time, as in long sequences."""
-    monkeypatch.setattr(heads, "MANY", 1)
+    monkeypatch.setattr(splitting, "MANY", 1)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         tolerance = {torch.float64: 1e-9, torch.bfloat16: 0.04}.get(dtype, 3e-5)
         _check("path", grid, dtype=dtype, tolerance=tolerance)
@@ -169,7 +169,7 @@ def test_path_by_heads(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @built
 def test_path_by_heads_differentiates_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "MANY", 1)
+    monkeypatch.setattr(splitting, "MANY", 1)
     encoding, grid = (
         _encoding("path").requires_grad_(False),
         Grid.of(Layout.sequence(70), causal=True),
@@ -286,7 +286,7 @@ def test_networks_of_any_number_of_heads(count: int) -> None:
 def test_the_mask_of_dropout_is_that_of_the_backward_pass(
     name: str, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heads, "MANY", 1 if apart else 2**30)
+    monkeypatch.setattr(splitting, "MANY", 1 if apart else 2**30)
     encoding, layout = _encoding(name).double(), Layout.sequence(65)
     grid = _observed(encoding, Grid.of(layout, causal=True), torch.randn(2, 65, 32).double())
     inputs = [x.detach().double() for x in _inputs(65, 65, groups=4)]
@@ -308,7 +308,7 @@ def test_the_mask_of_dropout_is_that_of_the_backward_pass(
 
 @built
 def test_heads_that_are_computed_apart_drop_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "MANY", 1)
+    monkeypatch.setattr(splitting, "MANY", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # a head at a time
     encoding, grid = _encoding("path"), Grid.of(Layout.sequence(65), causal=True)
     grid = _observed(encoding, grid, torch.randn(2, 65, 32))

@@ -9,8 +9,8 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention.backends.native import build as building
-from posenc.attention.backends.native import heads
-from posenc.attention.problem.given_terms import GivenTerms, GivenValues
+from posenc.attention.backends.native import splitting
+from posenc.attention.problem.lowering import GivenTerms, GivenValues
 from posenc.encoding import BucketedTerms, LowRank, TokenTableProduct
 
 pytestmark = pytest.mark.skipif(
@@ -179,7 +179,7 @@ def test_masks_of_dropout_are_independent(
 ) -> None:
     """Of all rows and columns, also where a few heads are computed at a time."""
     for size in ("LARGE", "MANY"):
-        monkeypatch.setattr(heads, size, 1 if apart else 2**40)
+        monkeypatch.setattr(splitting, size, 1 if apart else 2**40)
     torch.manual_seed(4)
     options = {"dim": 24, "heads": 3, "head_dim": 8} if apart else {}
     encoding = posenc.create(name, **options)

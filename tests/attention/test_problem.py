@@ -19,17 +19,21 @@ from posenc.attention.backends.native import build, posing
 from posenc.attention.backends.native.arguments import Arguments
 from posenc.attention.call import Call
 from posenc.attention.problem import offsets
-from posenc.attention.problem.flat import Flat, RecordField, Schema, flatten, paths_of, restore
-from posenc.attention.problem.given_terms import given_encoding
-from posenc.attention.problem.intervals import run_intervals
-from posenc.attention.problem.offsets import Offsets
+from posenc.attention.problem.lowering import given_encoding
+from posenc.attention.problem.offsets import Offsets, run_intervals
 from posenc.attention.problem.record import (
     SCHEMA,
+    Flat,
     Geometry,
     KernelProblem,
     PairTerm,
+    RecordField,
     RotaryFactors,
+    Schema,
     SegmentMask,
+    flatten,
+    paths_of,
+    restore,
 )
 from posenc.attention.problem.terms import AXES, Terms, read_terms
 from posenc.encoding import BucketedTerms, Rotation, prepared

@@ -15,7 +15,7 @@ from posenc import Attention, Encoding, Grid, Layout, attend, create, explain
 from posenc.attention import LayerCache
 from posenc.attention.backends.blockwise import definition, offsets
 from posenc.attention.backends.common.base import Plan, Refusal, Result
-from posenc.attention.backends.native import heads as native_heads
+from posenc.attention.backends.native import splitting
 from posenc.attention.backends.native.build import missing
 from posenc.attention.call import Call
 from posenc.attention.decoding import attend_last
@@ -144,7 +144,7 @@ def test_values_and_gradients(name: str, where: str, extras: str) -> None:
 def test_operands_of_few_heads_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in long sequences."""
     for size in ("LARGE", "MANY"):
-        monkeypatch.setattr(native_heads, size, 1)
+        monkeypatch.setattr(splitting, size, 1)
     options = {"dim": 20, "heads": HEADS, "head_dim": WIDTH}
     options |= {"max_length": 20, "causal": True} if name == "tupe" else {}
     encoding = create(name, **options).double()
@@ -430,7 +430,7 @@ def test_last_token_by_one_query(
     """The fused query of decoding is explained, and is the definition's."""
     by_kernel = by_kernel and missing() is None
     if not by_kernel:
-        native = BACKENDS["native"]
+        native = BACKENDS["native"].kernels
         monkeypatch.setattr(native, "query_kernel", lambda *_, **__: None)
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, n, 9, 8).to(dtype) for n in (HEADS, 2, 2))
@@ -441,7 +441,7 @@ def test_last_token_by_one_query(
     given = (q[:, :, 8:], k, v, grid, create(name, **{"shaw": {"head_dim": 8}}.get(name, {})))
     with torch.no_grad():
         said = explain(*given, cache=cache, **extras)
-        found = attend_last(Call(*given, scale=0.4, **extras), cache)
+        found = attend_last(Call(*given, scale=0.4, **extras))
         expected = attend(*given, scale=0.4, **extras, backend="reference")
     if (by_kernel and name == "nope") or dtype == torch.float32:
         assert said.backend == "decoding"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc.attention.problem.spans import spans_of
+from posenc.attention.problem.terms import spans_of
 
 OFFSETS = torch.arange(-30, 31)
 

@@ -11,7 +11,6 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention.backends.triton import split_k
-from posenc.attention.problem.flat import flatten
 from posenc.attention.problem.record import (
     SCHEMA,
     Geometry,
@@ -19,6 +18,7 @@ from posenc.attention.problem.record import (
     PairTerm,
     RotaryFactors,
     SegmentMask,
+    flatten,
 )
 from posenc.attention.problem.terms import Terms
 from posenc.encoding import ScoreTerm

@@ -19,7 +19,6 @@ from posenc import Encoding, Grid, Layout, ScoreTerm, ValueTerm, attend
 from posenc.attention.backends.triton import launch
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
-from posenc.attention.problem.flat import flatten
 from posenc.attention.problem.record import (
     SCHEMA,
     Geometry,
@@ -27,6 +26,7 @@ from posenc.attention.problem.record import (
     PairTerm,
     RotaryFactors,
     SegmentMask,
+    flatten,
 )
 from posenc.attention.problem.terms import Terms
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore, TokenTableProduct

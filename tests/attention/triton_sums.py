@@ -16,7 +16,6 @@ from posenc.attention.backends.triton.kernels.sums_forward import (
 from posenc.attention.backends.triton.kernels.sums_keys import sums_keys_kernel
 from posenc.attention.backends.triton.kernels.sums_queries import sums_queries_kernel
 from posenc.attention.dispatch import BACKENDS
-from posenc.attention.problem.flat import flatten
 from posenc.attention.problem.record import (
     SCHEMA,
     Geometry,
@@ -24,6 +23,7 @@ from posenc.attention.problem.record import (
     PairTerm,
     RotaryFactors,
     SegmentMask,
+    flatten,
 )
 from posenc.attention.problem.terms import Terms
 from posenc.errors import BackendRefusal

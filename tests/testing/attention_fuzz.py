@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from posenc.attention import BACKENDS, attend
-from posenc.attention.backends.native import heads as native_heads
+from posenc.attention.backends.native import splitting
 from posenc.attention.backends.triton.form import INTERPRETED as HAS_INTERPRETER
 from posenc.encoding import Encoding
 from posenc.encoding.entry import CONTEXT
@@ -95,8 +95,8 @@ def _pieces(case: AttentionCase) -> Iterator[None]:
     """The native kernels take operands of a few heads at a time in a case's call, if it says so."""
     with pytest.MonkeyPatch.context() as patch:
         if case.apart:
-            patch.setattr(native_heads, "MANY", 0)
-            patch.setattr(native_heads, "LARGE", 0)
+            patch.setattr(splitting, "MANY", 0)
+            patch.setattr(splitting, "LARGE", 0)
         yield
 
 

@@ -11,11 +11,12 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.attention import LayerCache, repeats
+from posenc.attention import LayerCache
 from posenc.attention.backends import native, sdpa
 from posenc.attention.backends.common import fused
 from posenc.attention.backends.common.base import Backend, Refusal
 from posenc.encoding import Rotation
+from posenc.encoding.prepared import Copies, Prepared
 from posenc.encodings.common.rotation import Rotary
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
 from posenc.encodings.query_key import rope as rope_file
@@ -24,6 +25,7 @@ from posenc.encodings.score import alibi as alibi_file
 from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.shaw import ShawKeys
 from posenc.encodings.score.t5 import T5
+from posenc.encodings.score.transformer_xl import TransformerXL
 from posenc.registry import ENCODINGS
 from posenc.testing import LAWS, LawBroken, Subject
 from posenc.testing.oracles import (
@@ -204,6 +206,8 @@ def _keys_backwards(found: Rotation) -> Rotation:
     return replace(found, key=(cosine, -sine))
 
 
+FOREVER: dict[object, object] = {}
+
 BUGS = [
     Bug("alibi rewards distance", _wrap(Alibi, "bias", lambda f, s, o: -f(s, o)), alibi_oracle),
     Bug(
@@ -259,8 +263,18 @@ BUGS = [
     ),
     Bug(
         "prepared calls are kept for good",
-        lambda patch: patch.setattr(repeats, "_CALL_KINDS", {}),
-        law("nothing_kept_outlives_weights", "alibi"),
+        _wrap(Prepared, "__init__", lambda _, self: vars(self).update(_slots=FOREVER)),
+        law("nothing_kept_outlives_weights", "shaw"),
+    ),
+    Bug(
+        "weights that changed are not noticed",
+        _wrap(Copies, "hold", lambda f, *given: True),
+        law("weights_that_change_are_followed", "t5"),
+    ),
+    Bug(
+        "rows are claimed that depend on keys",
+        lambda patch: patch.setattr(TransformerXL, "rows_by_position", True),
+        law("lowered_is_forward", "transformer_xl"),
     ),
     Bug("documents ignored", _visible_without("document"), law("packed_is_separate", "rope")),
     Bug("padding ignored", _visible_without("valid"), law("padded_is_unpadded", "shaw")),

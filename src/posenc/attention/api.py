@@ -15,8 +15,16 @@ from posenc.attention.cache import LayerCache
 from posenc.attention.call import Call
 from posenc.attention.decoding import refusal_of_last
 from posenc.attention.differentiation import differentiable_twice
-from posenc.attention.dispatch import NAMED, choose, describe_repeats, prepare, refusals
-from posenc.attention.repeats import kind_of, prepare_repeated, prepared_attention
+from posenc.attention.dispatch import (
+    NAMED,
+    choose,
+    describe_repeats,
+    kind_of,
+    prepare,
+    prepare_repeated,
+    prepared_attention,
+    refusals,
+)
 from posenc.attention.validation import require_layouts, require_softmax, validate
 from posenc.encoding import Encoding
 from posenc.grid import Grid

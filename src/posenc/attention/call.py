@@ -9,9 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.problem.dropout import CounterDropout
 from posenc.attention.problem.lowering import lower, reads_tokens
-from posenc.attention.problem.problem import GlobalSoftmax, Problem, Rotate, transformed
+from posenc.attention.problem.problem import (
+    CounterDropout,
+    GlobalSoftmax,
+    Problem,
+    Rotate,
+    transformed,
+)
 from posenc.encoding import Encoding, Rotation, repeat_heads
 from posenc.encoding.prepared import reused_of_grid
 from posenc.grid import Grid, usable_signals

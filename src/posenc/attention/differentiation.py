@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from posenc.attention.backends.common.base import Result
 from posenc.attention.backends.common.definition import attend_by_definition
-from posenc.attention.problem.given_terms import given_encoding, map_term
+from posenc.attention.problem.lowering import given_encoding, map_term
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import Encoding
 from posenc.encoding.derivatives import Definition, records, with_definition

@@ -7,6 +7,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from posenc.attention.backends.common.base import Result
+
 
 def masked_softmax(
     logits: Float[Tensor, "*dims Q K"], visible: Bool[Tensor, "*masks Q K"]
@@ -51,3 +53,15 @@ def log_add_exp(a: Float[Tensor, "*dims"], b: Float[Tensor, "*#dims"]) -> Float[
     nothing = a.isneginf() & b.isneginf()
     both = torch.stack([a.masked_fill(nothing, 0.0), b.expand_as(a)])
     return both.logsumexp(0).masked_fill(nothing, -torch.inf)
+
+
+def add_sinks(result: Result, sinks: Float[Tensor, " H"] | None, *, lse: bool) -> Result:
+    """Attention with sinks, from output and LSE without them; returns the LSE if ``lse``."""
+    if sinks is None:
+        return result if lse else result._replace(lse=None)
+    assert result.lse is not None
+    sinks = sinks.to(result.lse.dtype).unsqueeze(-1)
+    of_keys = result.lse.clamp(min=torch.finfo(result.lse.dtype).min)  # no -inf - -inf
+    weight = (of_keys - sinks).sigmoid().unsqueeze(-1)  # of all keys together
+    output = (result.output * weight).to(result.output.dtype)
+    return Result(output, log_add_exp(result.lse, sinks) if lse else None)

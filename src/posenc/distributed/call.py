@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend
-from posenc.attention.problem.dropout import CounterDropout, token_numbers
+from posenc.attention.problem.problem import CounterDropout, token_numbers
 from posenc.distributed.session import Session
 from posenc.distributed.shards import Shards
 from posenc.encoding import Encoding

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from posenc.attention.api import attend_block, attend_block_backward
 from posenc.attention.backends.common.base import Result
-from posenc.attention.backends.common.sinks import add_sinks
 from posenc.attention.call import Call
 from posenc.attention.problem.problem import GlobalSoftmax
+from posenc.attention.softmax import add_sinks
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.collectives import first_derivative
 from posenc.distributed.gathered import attend_gathered

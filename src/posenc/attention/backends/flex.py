@@ -18,11 +18,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result, refuse_rare
-from posenc.attention.backends.common.sinks import add_sinks
 from posenc.attention.problem.lowering import add_rows, has_rows
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.spacing import find_spacing, lower_on_sequences
 from posenc.attention.problem.terms import reads_offsets
+from posenc.attention.softmax import add_sinks
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
 from posenc.encoding.prepared import reused_of_grid
 from posenc.grid import Grid

@@ -27,9 +27,9 @@ from posenc.attention.backends.common.base import (
 from posenc.attention.backends.common.definition import lse_by_definition
 from posenc.attention.backends.common.flash_cpu import flash_forward, prepare_flash
 from posenc.attention.backends.common.fused import are_few, fold_heads, fused_attention
-from posenc.attention.backends.common.sinks import add_sinks
 from posenc.attention.problem.lowering import bias_by_offset, is_constant_table
 from posenc.attention.problem.problem import Problem
+from posenc.attention.softmax import add_sinks
 from posenc.encoding import BucketedTerms, LowRank, repeat_heads
 from posenc.grid import FARTHEST, Grid
 from posenc.runtime import (

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.problem.given_terms import GivenTerms
+from posenc.attention.problem.lowering import GivenTerms
 from posenc.encoding import BucketedTerms, Encoding, StructuredScore, TokenTableProduct
 from posenc.encoding.tensors import BucketIndex, Offsets
 

@@ -13,10 +13,9 @@ from torch import Tensor
 from posenc.attention.backends.blockwise.definition import CPU, attend_blockwise, block_transforms
 from posenc.attention.backends.blockwise.offsets import BLOCKWISE
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result
-from posenc.attention.problem.dropout import draw_seed
 from posenc.attention.problem.lowering import add_rows, rows_of, sinks_without_rows, without_rows
 from posenc.attention.problem.offsets import Offsets
-from posenc.attention.problem.problem import Problem
+from posenc.attention.problem.problem import Problem, draw_seed
 from posenc.attention.problem.record import (
     Geometry,
     KernelProblem,

@@ -15,12 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from posenc.attention.backends.blockwise.offsets import seen_keys
 from posenc.attention.backends.common.base import Result, join_queries
 from posenc.attention.backends.common.definition import attend_by_definition
-from posenc.attention.problem.dropout import CounterDropout, draw_seed
-from posenc.attention.problem.given_terms import given_encoding
-from posenc.attention.problem.intervals import run_intervals
-from posenc.attention.problem.lowering import part_of
-from posenc.attention.problem.offsets import Offsets
-from posenc.attention.problem.problem import GlobalSoftmax, Problem
+from posenc.attention.problem.lowering import given_encoding, part_of
+from posenc.attention.problem.offsets import Offsets, run_intervals
+from posenc.attention.problem.problem import CounterDropout, GlobalSoftmax, Problem, draw_seed
 from posenc.encoding import (
     BlockTransforms,
     Encoding,

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.attention.backends.common.operator import Gradients, Operator
-from posenc.attention.problem.dropout import CounterDropout
+from posenc.attention.problem.problem import CounterDropout
 from posenc.attention.problem.record import Geometry, KernelProblem
 from posenc.attention.problem.terms import AXES, of_tokens
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
 from posenc.attention.backends.common.base import kernel_gradients
-from posenc.attention.problem.flat import Flat, flatten, paths_of, restore
-from posenc.attention.problem.record import SCHEMA, KernelProblem
+from posenc.attention.problem.record import SCHEMA, Flat, KernelProblem, flatten, paths_of, restore
 from posenc.runtime import needs_dispatch
 
 Gradients = dict[str, Tensor]

@@ -20,25 +20,28 @@ from posenc.attention.backends.common.base import (
     Result,
     refuse_rare,
 )
-from posenc.attention.backends.native.bands import BandProblem, join_keys, problems_by_band
+from posenc.attention.backends.native.arguments import prepare
 from posenc.attention.backends.native.build import description, missing, slow_mkl
-from posenc.attention.backends.native.decoding import attend_query
-from posenc.attention.backends.native.fading import narrowed
-from posenc.attention.backends.native.few_rows import ROWS, are_few_rows
-from posenc.attention.backends.native.heads import attend_heads, chunks_blocks, chunks_rows
+from posenc.attention.backends.native.few_queries import ROWS, are_few_rows, attend_query
 from posenc.attention.backends.native.op import NATIVE
 from posenc.attention.backends.native.pairs import DESCRIPTIONS
 from posenc.attention.backends.native.posing import (
     LoweredProblem,
     fused_form,
     image_record,
+    narrowed,
     structured_terms,
 )
-from posenc.attention.backends.native.prepared import prepare
 from posenc.attention.backends.native.rotation import fits_inside, rotate, serves_inside
-from posenc.attention.backends.native.special_tokens import (
+from posenc.attention.backends.native.splitting import (
+    BandProblem,
+    attend_heads,
     attend_with_special_tokens,
+    chunks_blocks,
+    chunks_rows,
+    join_keys,
     problem_of_cells,
+    problems_by_band,
 )
 from posenc.attention.backends.native.variants import SWITCHED_OFF
 from posenc.attention.problem.images import serves_images

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.attention.backends.common.base import Attend, Result
+from posenc.attention.backends.native.build import library
 from posenc.attention.backends.native.library import (
     PAD,
     CBucketMap,
@@ -18,8 +20,7 @@ from posenc.attention.backends.native.library import (
 )
 from posenc.attention.backends.native.pairs import KINDS
 from posenc.attention.problem.record import Geometry, KernelProblem
-from posenc.attention.problem.spans import Spans, spans_of
-from posenc.attention.problem.terms import AXES, Terms, of_tokens
+from posenc.attention.problem.terms import AXES, Spans, Terms, of_tokens, spans_of
 from posenc.encoding.prepared import reused
 
 PARTS, ITEMS = 32, 8
@@ -214,3 +215,33 @@ def _regular_intervals(queries: int, keys: int, *numbers: int) -> Tensor:
         base = shift - i
         low, high = (lowest - base).clamp(0, keys), (highest + 1 - base).clamp(0, keys)
     return torch.stack([low, high, base]).unsqueeze(1).to(torch.int32)
+
+
+def prepare(record: KernelProblem) -> Attend | None:
+    """Attention of other tokens than the record's; None if it would have to copy or transform them.
+
+    Factors and columns of the record have to be the same for all tokens.
+    """
+    if record.terms.left is not None or record.terms.right is not None:
+        return None
+    if any(contiguous_rows(x) is not x for x in (record.q, record.k, record.v)):
+        return None
+    call = Arguments(record)
+    shape = (*record.q.shape[:3], record.v.shape[3])
+    call.struct.out = CTokens.of(empty_like_tokens(record.v, shape))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Result:
+        struct = CProblem.from_buffer_copy(call.struct)  # threads may call at the same time
+        out, lse = empty_like_tokens(v, shape), q.new_empty(shape[:3], dtype=torch.float64)
+        struct.q.data, struct.k.data, struct.v.data = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        for rows, tokens, operand in (
+            (struct.terms.left_rows, struct.terms.left, struct.q),
+            (struct.terms.right_rows, struct.terms.right, struct.k),
+        ):
+            if rows.rows:
+                tokens.value.data = operand.data
+        struct.out.data, struct.lse = out.data_ptr(), lse.data_ptr()
+        library().call("forward", struct, call.dtype)
+        return Result(out, lse)
+
+    return attend

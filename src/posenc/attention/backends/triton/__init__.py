@@ -15,7 +15,6 @@ from posenc.attention.backends.common.base import (
     Result,
     refuse_rare,
 )
-from posenc.attention.backends.common.sinks import add_sinks
 from posenc.attention.backends.triton.form import (
     KernelForm,
     SumsForm,
@@ -28,9 +27,9 @@ from posenc.attention.backends.triton.form import (
 )
 from posenc.attention.backends.triton.op import TRITON
 from posenc.attention.backends.triton.posing import record, single_query_record, sums_record
-from posenc.attention.problem.given_terms import given_encoding, map_term
-from posenc.attention.problem.lowering import add_rows
+from posenc.attention.problem.lowering import add_rows, given_encoding, map_term
 from posenc.attention.problem.problem import Problem
+from posenc.attention.softmax import add_sinks
 from posenc.encoding import GateCounts, repeat_heads
 
 __all__ = ["Triton"]

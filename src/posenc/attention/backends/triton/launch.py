@@ -31,8 +31,7 @@ from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
 from posenc.attention.backends.triton.kernels.products import delta_kernel, ends_kernel
 from posenc.attention.backends.triton.posing import RATES, SUMMARY_BLOCK, empty_as
-from posenc.attention.problem.flat import flatten, paths_of
-from posenc.attention.problem.record import SCHEMA, KernelProblem
+from posenc.attention.problem.record import SCHEMA, KernelProblem, flatten, paths_of
 
 PRODUCTS_BLOCK = 64
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from posenc.attention.backends.common.operator import Gradients, Operator
 from posenc.attention.backends.triton.posing import CURVE, KNOTS, empty_as, features_together
-from posenc.attention.problem.flat import flatten, paths_of, restore
-from posenc.attention.problem.record import SCHEMA, KernelProblem
+from posenc.attention.problem.record import SCHEMA, KernelProblem, flatten, paths_of, restore
 from posenc.attention.problem.terms import of_tokens
 
 CARRIED = ("counts", "sticks", "sticks_self")

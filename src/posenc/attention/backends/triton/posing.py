@@ -12,10 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.triton.form import FAR, KernelForm
-from posenc.attention.problem.dropout import draw_seed
 from posenc.attention.problem.lowering import sinks_without_rows
 from posenc.attention.problem.offsets import Offsets
-from posenc.attention.problem.problem import Problem
+from posenc.attention.problem.problem import Problem, draw_seed
 from posenc.attention.problem.record import (
     Geometry,
     KernelProblem,
