@@ -168,7 +168,7 @@ def test_rules_on_the_cpu(name: str) -> None:
     case_problem, expected = CASES[name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "slow_mkl", lambda: False)
-        rule, order = preference(CPU, lambda: case_problem)
+        rule, order = preference(CPU, case_problem)
     assert rule.name.startswith(expected.partition(",")[0])
     assert order == ORDER.get(expected, ["native", "sdpa", "blockwise", "reference"])
 
@@ -182,7 +182,7 @@ def test_kernels_come_first_without_terms_where_they_are_faster(
     monkeypatch.setattr(native, "slow_mkl", lambda: True)
     monkeypatch.setattr(rules, "FEW", 0)
     case_problem = problem(queries, keys, causal=False)
-    assert preference(CPU, lambda: case_problem)[1][0] == first
+    assert preference(CPU, case_problem)[1][0] == first
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -195,7 +195,7 @@ def test_what_is_only_rotated_goes_by_the_vectors(
     queries, keys = (torch.ones(1, 1, SIDE + more, 4) for more in (0, 1))
     rotation = Rotation((queries, 0 * queries), (keys, 0 * keys), "half")
     case_problem = replace(problem(SIDE, SIDE + 1, causal=False), rotation=rotation)
-    rule, order = preference(CPU, lambda: case_problem)
+    rule, order = preference(CPU, case_problem)
     assert (rule.name == "nothing but a rotation", order[0] == "native") == (wide, wide)
 
 
@@ -214,14 +214,14 @@ def test_bfloat16_goes_by_the_vectors(
     monkeypatch.setattr(native, "slow_mkl", lambda: False)
     plain = problem(queries, SMALL // queries, causal=False)
     case_problem = replace(plain, q=plain.q.to(dtype))
-    assert preference(CPU, lambda: case_problem)[1][0] == first
+    assert preference(CPU, case_problem)[1][0] == first
 
 
 def test_few_logits_under_a_transform_go_by_definition() -> None:
     found: list[tuple[str, list[str]]] = []
 
     def ask(x: torch.Tensor) -> torch.Tensor:
-        rule, order = preference(CPU, lambda: problem(3, 3))
+        rule, order = preference(CPU, problem(3, 3))
         found.append((rule.name, order))
         return x
 
@@ -234,13 +234,11 @@ def test_constant_tables_on_accelerators_go_to_flex(device: str) -> None:
     learned = replace(TABLE, table=torch.zeros(1, 1, requires_grad=True))
     for lowered, first in (((TABLE,), "flex"), ((learned,), "fla"), ((), "fla"), (None, "fla")):
         case_problem = problem(600, 600, lowered=lowered)
-        rule, order = preference(
-            torch.device(device), lambda case_problem=case_problem: case_problem
-        )  # type: ignore[misc]
+        rule, order = preference(torch.device(device), case_problem)
         assert rule.name.startswith("on an accelerator")
         assert order[:2] == ["sdpa", first]
         assert order[-2:] == ["blockwise", "reference"]
         assert "triton" in order
     with torch.no_grad():
-        _, order = preference(torch.device(device), lambda: problem(9, 9, lowered=(learned,)))
+        _, order = preference(torch.device(device), problem(9, 9, lowered=(learned,)))
     assert order[1] == "flex"

@@ -235,7 +235,7 @@ def refusals(call: Call) -> dict[str, str]:
 
 
 def _choose(call: Call) -> Choice:
-    rule, order = preference(call.q.device, partial(call.problem, rotate))
+    rule, order = preference(call.q.device, call.problem(rotate))
     refused: dict[str, str] = {}
     for name in order:
         plan = _plan(BACKENDS[name], call)
@@ -308,6 +308,6 @@ def _plan(backend: Backend, call: Call) -> Plan | Refusal:
     return backend.unavailable(call.q.device) or backend.plan(call.problem(rotate))
 
 
-def preference(device: torch.device, make_problem: Callable[[], Problem]) -> tuple[Rule, list[str]]:
+def preference(device: torch.device, problem: Problem) -> tuple[Rule, list[str]]:
     """The rule that applies, and the names of the backends in the order to be tried."""
-    return rule_of(Facts(device, make_problem, BACKENDS["native"]))
+    return rule_of(Facts(device, problem, BACKENDS["native"]))

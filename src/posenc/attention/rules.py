@@ -35,27 +35,21 @@ FEW_LOGITS = "few logits"
 
 
 class Facts:
-    """Facts of a call that rules read, each when a rule asks for it.
+    """Facts of a call that rules read; those that compare sizes when a rule asks for them.
 
     Args:
         device: where the tensors are.
-        make_problem: makes the problem, with queries and keys transformed.
+        problem: queries and keys may have yet to be rotated.
         kernels: the backend of compiled kernels, whose advantage was measured.
     """
 
-    def __init__(
-        self, device: torch.device, make_problem: Callable[[], Problem], kernels: Backend
-    ) -> None:
+    def __init__(self, device: torch.device, problem: Problem, kernels: Backend) -> None:
+        batch, heads, queries, _ = problem.q.shape
+        self.problem, self._kernels = problem, kernels
         self.on_cpu = device.type == "cpu"
-        self._make_problem, self._kernels = make_problem, kernels
-        self._problem: Problem | None = None
+        self.structured = problem.lowered is not None
+        self.logits = batch * heads * queries * problem.k.shape[2]
         self._advantage: str | None = None
-
-    @property
-    def problem(self) -> Problem:
-        if self._problem is None:
-            self._problem = self._make_problem()
-        return self._problem
 
     @property
     def advantage(self) -> str:
@@ -63,15 +57,6 @@ class Facts:
         if self._advantage is None:
             self._advantage = self._kernels.advantage(self.problem)
         return self._advantage
-
-    @property
-    def structured(self) -> bool:
-        return self.problem.lowered is not None
-
-    @property
-    def logits(self) -> int:
-        batch, heads, queries, _ = self.problem.q.shape
-        return batch * heads * queries * self.problem.k.shape[2]
 
     @property
     def few(self) -> bool:
