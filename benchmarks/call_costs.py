@@ -142,7 +142,13 @@ def subject(name: str, batch: int, length: int, dtype: torch.dtype) -> Callable[
         return lambda: layer(case.x, case.layout)
     with torch.no_grad():  # signals are not the call's to compute
         grid = case.grid
-    return lambda: posenc.attend(case.q, case.k, case.v, grid, encoding)
+    results = posenc.Prepared()
+
+    def attend() -> Tensor:
+        with results:
+            return posenc.attend(case.q, case.k, case.v, grid, encoding)
+
+    return attend
 
 
 def measure(run: Callable[[], Tensor], *, training: bool, rounds: int) -> dict[str, float]:

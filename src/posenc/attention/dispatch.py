@@ -124,8 +124,8 @@ def _kind_of(layout: Layout) -> tuple[Hashable, ...]:
 
 
 def _is_plain(layout: Layout) -> bool:
-    others = (layout.document, layout.valid, layout.signal)
-    return all(x is None for x in others) and not layout.positions.requires_grad
+    plain = layout.document is None and layout.valid is None and layout.signal is None
+    return plain and not layout.positions.requires_grad
 
 
 def _prepared(call: Call, prepare: Callable[[Call], Attend | None]) -> Attend | None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.runtime import has_values, is_transformed, needs_dispatch
+from posenc.runtime import has_values, is_scripted, is_transformed, needs_dispatch
 
 T = TypeVar("T")
 
@@ -92,8 +92,10 @@ class Prepared:
     def slot(self, name: Hashable, layers: Sequence[HasModules]) -> dict[Hashable, _Result]:
         """Stored results of a name and layers, by kind, the last used last."""
         key: tuple[Hashable, ...] = (name, *map(id, layers))
-        if not all(isinstance(layer, nn.Module) for layer in layers):  # functions of modules
-            key = name, *map(id, modules_of(layers))
+        for layer in layers:
+            if not isinstance(layer, nn.Module):  # a function of modules
+                key = name, *map(id, modules_of(layers))
+                break
         slot = self._slots.get(key)
         if slot is None:
             for other, results in list(self._slots.items()):
@@ -291,11 +293,13 @@ def _holds(result: _Result, tensors: Sequence[Tensor | None]) -> bool:
 
 def _are_comparable(tensors: Sequence[Tensor | None]) -> bool:
     """True if the tensors have values to compare, and no gradient or operation is recorded."""
-    if needs_dispatch(*tensors):
+    if needs_dispatch(*tensors) or is_scripted():
         return False
     recording = torch.is_grad_enabled()
-    present = (x for x in tensors if x is not None)
-    return all(has_values(x) and not (recording and x.requires_grad) for x in present)
+    for x in tensors:  # no generator: this is asked at each call
+        if x is not None and (x.is_meta or (recording and x.requires_grad)):
+            return False
+    return True
 
 
 def _is_capturing() -> bool:
@@ -361,7 +365,7 @@ class States:
     """
 
     def __init__(self, modules: Sequence[nn.Module], tensors: Sequence[Tensor | None]) -> None:
-        self._modules = [(ref(x), _parts(x), _settings(x).items()) for x in modules]
+        self._modules = [(ref(x), _parts(x, []), _settings(x).items()) for x in modules]
         self._others = [None if x is None else ref(x) for x in tensors[len(tensors_of(modules)) :]]
         self.copies = Copies(tensors)
 
@@ -381,11 +385,10 @@ class States:
         weights: list[Tensor] = []
         for was, parts, settings in self._modules:
             module = was()
-            if module is None or _parts(module) != parts or _hooks(module):
+            if module is None or module._forward_hooks or module._forward_pre_hooks:
                 return None
-            if not settings <= vars(module).items():
+            if _parts(module, weights) != parts or not settings <= vars(module).items():
                 return None
-            weights += tensors_of([module])
         return weights
 
 
@@ -417,11 +420,18 @@ def _is_setting(x: object) -> bool:
     return frozen and all(_is_setting(getattr(x, field.name)) for field in fields(x))  # type: ignore[arg-type]
 
 
-def _parts(module: nn.Module) -> tuple[Hashable, ...]:
-    """The class of a module, how many attributes it has, its modules, and which tensors it has."""
-    tables = (module._parameters, module._buffers)
-    tensors = (name for table in tables for name, x in table.items() if x is not None)
-    return type(module), len(vars(module)), *map(id, module._modules.values()), *tensors
+def _parts(module: nn.Module, tensors: list[Tensor]) -> tuple[Hashable, ...]:
+    """The class of a module, how many attributes it has, its modules, and which tensors it has.
+
+    Appends them to ``tensors``.
+    """
+    names = []
+    for table in (module._parameters, module._buffers):
+        for name, x in table.items():
+            if x is not None:
+                names.append(name)
+                tensors.append(x)
+    return type(module), len(vars(module)), *map(id, module._modules.values()), *names
 
 
 def modules_of(layers: Sequence[HasModules]) -> list[nn.Module]:
@@ -433,8 +443,7 @@ def tensors_of(modules: Sequence[nn.Module]) -> list[Tensor]:
     """Parameters and buffers of the modules themselves."""
     tensors: list[Tensor] = []
     for module in modules:
-        for table in (module._parameters, module._buffers):
-            tensors += [x for x in table.values() if x is not None]
+        _parts(module, tensors)
     return tensors
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.attention import Backend, attend, explain
+from posenc.encoding.prepared import Prepared
 from posenc.lab.bench.case import TimedCall
 from posenc.lab.reporting.intervals import Bounds, Estimate, estimate
 
@@ -63,11 +64,13 @@ def plain(call: TimedCall) -> Pass:
 
 
 def attending(call: TimedCall, backend: str | Backend) -> Pass:
-    """``posenc.attend``; BackendRefusal if the backend does not support the call."""
+    """``posenc.attend`` as layers call it; BackendRefusal if the backend does not support it."""
     served_by = explain(*call.inputs, call.grid, call.encoding, backend=backend).backend
+    prepared = Prepared()
 
     def run() -> Tensor:
-        return attend(*call.inputs, call.grid, call.encoding, backend=backend)
+        with prepared:
+            return attend(*call.inputs, call.grid, call.encoding, backend=backend)
 
     return Pass(run, call.wanted, call.weight, served_by)
 
