@@ -16,10 +16,10 @@ from posenc.encoding import Encoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
-from posenc.layout.dense import require_dense
+from posenc.layout.checks import require_dense
 from posenc.layout.features import require_token_ids
 from posenc.models.block import GATED, Activation, Block, FeedForward
-from posenc.models.norm import Norm, make_norm
+from posenc.models.layers import Norm, make_norm
 from posenc.registry import create_layers
 
 AttentionBias = Literal["all", "inputs", "none"]

@@ -19,9 +19,9 @@ from posenc.encoding.tensors import (
     Scores,
     StructuredTerms,
 )
+from posenc.encodings.common.checks import require_signal
 from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import KeyRanks
-from posenc.encodings.common.signals import require_signal
 from posenc.grid import Grid
 from posenc.layout import Layout
 
