@@ -23,7 +23,7 @@ from posenc.transformers.doctor.facts import (
     Layers,
     PositionTable,
 )
-from posenc.transformers.doctor.rotation import RotationFacts
+from posenc.transformers.doctor.from_values import RotationFacts
 from posenc.transformers.engines import ConfigRemedy, Served
 
 FOLDER = Path("folder")

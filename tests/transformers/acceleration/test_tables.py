@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-from posenc.transformers.acceleration import tables
+from posenc.transformers.acceleration import terms
 from tests.transformers.acceleration.case import whole_sounds, whole_texts
 from tests.transformers.acceleration.cases import funnel, seamless_m4t, wav2vec2_conformer, xlnet
 from tests.transformers.acceleration.test_laws import put_under
@@ -213,7 +213,7 @@ def test_autocast_has_projections_of_its_own(
 def test_nothing_outlives_the_model(
     make: Callable[..., PreTrainedModel], inputs: Inputs, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results, read, reused = [], [], tables.reused
+    results, read, reused = [], [], terms.reused
 
     def seen(layers: Any, tensors: Any, compute: Callable[[], Tensor], *kind: Any) -> Tensor | None:
         result = reused(layers, tensors, compute, *kind)
@@ -222,7 +222,7 @@ def test_nothing_outlives_the_model(
             read.append(weakref.ref(tensors[-1]))
         return result
 
-    monkeypatch.setattr(tables, "reused", seen)
+    monkeypatch.setattr(terms, "reused", seen)
     model = perturbed(make)
     put_under(model, check=False)
     with torch.no_grad():
@@ -259,7 +259,7 @@ def test_rows_are_those_of_the_table() -> None:
 
         with torch.no_grad():
             for _ in range(2):
-                found = tables.cached_projection(project, rows, 0, weights=(other,))
+                found = terms.cached_projection(project, rows, 0, weights=(other,))
         assert (found is not None) == expected, label
         if found is not None:
             torch.testing.assert_close(found, project(rows))

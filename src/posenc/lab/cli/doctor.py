@@ -65,8 +65,7 @@ def doctor(
     from posenc.lab.doctor.engines import Engines
     from posenc.lab.doctor.report import opening, write_diagnosis
     from posenc.storage import output_folder, require_unused
-    from posenc.transformers.doctor.diagnosis import diagnose
-    from posenc.transformers.doctor.loading import check_source
+    from posenc.transformers.doctor.diagnosis import check_source, diagnose
 
     require_engine(engine)
     if out is not None:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from posenc.lab.reporting.sentences import sentence
-from posenc.transformers.checkpoints.fields import Fields
+from posenc.transformers.checkpoints.folder import Fields
 from posenc.transformers.doctor.advice import REFUSED
 from posenc.transformers.doctor.config_values import ROTATION, readable
 from posenc.transformers.doctor.facts import LayerReading
-from posenc.transformers.doctor.rotation import RotationFacts
+from posenc.transformers.doctor.from_values import RotationFacts
 from posenc.transformers.engines import (
     ENGINES,
     ConfigRemedy,

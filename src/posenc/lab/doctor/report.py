@@ -27,12 +27,12 @@ from posenc.lab.reporting.page import (
     write_files,
 )
 from posenc.lab.reporting.sentences import sentence
-from posenc.transformers.checkpoints.fields import Fields
+from posenc.transformers.checkpoints.folder import Fields
 from posenc.transformers.doctor.advice import FACTOR, REFUSED, Advice, config_lines
 from posenc.transformers.doctor.costs import LayerCost
 from posenc.transformers.doctor.diagnosis import Diagnosis
 from posenc.transformers.doctor.facts import UNKNOWN, AttentionFacts
-from posenc.transformers.doctor.rotation import RotationFacts
+from posenc.transformers.doctor.from_values import RotationFacts
 from posenc.transformers.engines.config import ModelConfig
 from posenc.transformers.engines.engine import NotServedError
 from posenc.transformers.engines.transformers import TRANSFORMERS

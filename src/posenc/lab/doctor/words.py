@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from posenc.lab.reporting.numbers import counted
 from posenc.transformers.doctor.facts import UNKNOWN, AttentionFacts, LayerReading
-from posenc.transformers.doctor.rotation import RotationFacts
+from posenc.transformers.doctor.from_values import RotationFacts
 from posenc.transformers.engines.rotation import differing_pairs
 
 SHOWN = 6

@@ -8,7 +8,7 @@ from pathlib import Path
 from posenc.errors import CheckpointError
 from posenc.lab.evaluation.deadline import deadline
 from posenc.storage import MOST_JSON, read_bytes
-from posenc.transformers.checkpoints.fields import SAVE_AGAIN, read_object
+from posenc.transformers.checkpoints.folder import SAVE_AGAIN, read_object
 
 FILE = "chat_template.jinja"
 

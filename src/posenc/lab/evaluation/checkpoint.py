@@ -21,12 +21,11 @@ from posenc.lab.training.machine import require_device
 from posenc.models import Decoder
 from posenc.models import load as load_saved
 from posenc.storage import as_path, output_folder, write_json
-from posenc.transformers.checkpoints.fields import Fields
+from posenc.transformers.checkpoints.folder import Fields
 from posenc.transformers.engines.remedy import for_engines
 from posenc.transformers.hub import HubName
 from posenc.transformers.kinds import open_live, require_transformers, require_unstretched
-from posenc.transformers.live import LiveDecoder, LiveModel, evaluation_copy
-from posenc.transformers.live_images import LiveImages
+from posenc.transformers.live import LiveDecoder, LiveImages, LiveModel, evaluation_copy
 
 OWN_FAMILY = "llama"
 """``model_type`` of models of ``posenc compare``, once transformers runs them."""

@@ -35,8 +35,7 @@ from posenc.lab.evaluation.suites.next_token import (
 )
 from posenc.lab.evaluation.texts import Text
 from posenc.lab.experiments.deadline import Deadline
-from posenc.transformers.live import LiveDecoder, LiveModel
-from posenc.transformers.live_images import LiveImages
+from posenc.transformers.live import LiveDecoder, LiveImages, LiveModel
 
 SHORTEST = 8
 """Tokens of the shortest context."""

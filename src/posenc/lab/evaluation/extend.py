@@ -18,7 +18,7 @@ from posenc.lab.evaluation.settings import ExtensionSettings, Tuning
 from posenc.lab.evaluation.study import measure_extensions
 from posenc.lab.evaluation.texts import Text
 from posenc.storage import output_folder, require_unused
-from posenc.transformers.checkpoints.fields import Fields
+from posenc.transformers.checkpoints.folder import Fields
 from posenc.transformers.engines import differences
 from posenc.transformers.engines.comparison import engine_named
 from posenc.transformers.engines.engine import Engine

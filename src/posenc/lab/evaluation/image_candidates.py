@@ -10,7 +10,7 @@ from posenc.extension import extend
 from posenc.lab.evaluation.candidates import SCALED, Candidate, Method, candidates_by
 from posenc.lab.evaluation.images import Size
 from posenc.lab.evaluation.suites.images import BySize
-from posenc.transformers.live_images import LiveImages
+from posenc.transformers.live import LiveImages
 
 
 def image_candidates(

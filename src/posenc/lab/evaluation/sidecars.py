@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from posenc.storage import write_bytes, write_json
-from posenc.transformers.checkpoints.fields import read_object
+from posenc.transformers.checkpoints.folder import read_object
 from posenc.transformers.hub import MODULES, SIDECARS
 
 LIMITS = {"tokenizer_config.json": "model_max_length", "sentence_*_config.json": "max_seq_length"}

@@ -28,8 +28,7 @@ from posenc.lab.evaluation.suites.next_token import NextTokenSuite, Suite, lengt
 from posenc.lab.evaluation.suites.retrieval import RetrievalSuite
 from posenc.lab.evaluation.texts import Text
 from posenc.lab.training.machine import describe_device, versions
-from posenc.transformers.live import LiveEncoder, LiveMaskedLM, LiveModel
-from posenc.transformers.live_images import LiveImages
+from posenc.transformers.live import LiveEncoder, LiveImages, LiveMaskedLM, LiveModel
 
 
 @dataclass(frozen=True, eq=False)

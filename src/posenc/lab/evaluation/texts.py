@@ -19,7 +19,7 @@ from posenc.lab.evaluation.suites.needles import ByteNeedles, KeyNeedles, Needle
 from posenc.lab.experiments.corpus import read_corpus
 from posenc.lab.experiments.pieces import Pieces
 from posenc.storage import panics_as_errors, read_bytes
-from posenc.transformers.checkpoints.fields import SAVE_AGAIN, read_object
+from posenc.transformers.checkpoints.folder import SAVE_AGAIN, read_object
 
 Encode = Callable[[str], Sequence[int]]
 """Text to ids, without special tokens."""

@@ -1,14 +1,23 @@
-"""Diagnosis of a folder with ``config.json``, or of a loaded model."""
+"""Diagnosis of a folder with ``config.json``, by a process of its own, or of a loaded model."""
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from posenc.attention.backends.native.build import description
-from posenc.transformers.checkpoints.fields import Fields, read_object
+from posenc.errors import CheckpointError
+from posenc.transformers.checkpoints.folder import Fields, read_object
 from posenc.transformers.doctor.advice import (
     REFUSED,
     SENTENCES,
@@ -18,18 +27,93 @@ from posenc.transformers.doctor.advice import (
     limits,
     no_advice,
 )
-from posenc.transformers.doctor.config_findings import Finding, findings, refused
+from posenc.transformers.doctor.config_findings import Finding, disagreements, findings, refused
 from posenc.transformers.doctor.config_values import readable
 from posenc.transformers.doctor.costs import LayerCost, costs
-from posenc.transformers.doctor.disagreements import disagreements
 from posenc.transformers.doctor.facts import LayerReading
 from posenc.transformers.doctor.from_config import read_config, unknown_types
-from posenc.transformers.doctor.process import SECONDS, NotRunError, read_by_running
+from posenc.transformers.engines import Checked, check
 from posenc.transformers.engines.config import completed, refusal, text_part
 from posenc.transformers.hub import model_folder
+from posenc.transformers.kinds import kind_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+SECONDS, BYTES = 120.0, 12 * 2**30
+"""Limits of the process."""
+
+
+class NotRunError(Exception):
+    """The model could not be run; the message is the reason."""
+
+
+def read_by_running(folder: Path, *, seconds: float = SECONDS, memory: int = BYTES) -> LayerReading:
+    """The layers of a model folder, whose code is run in another process.
+
+    Args:
+        folder: with ``config.json``.
+        seconds: after which the process is ended.
+        memory: bytes that the process may allocate (on Linux).
+
+    Raises:
+        NotRunError: if it could not be run, with the reason.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment |= {"HF_HUB_OFFLINE": "1"}
+    # Without stored weights all products are small: more threads wait for one another.
+    environment |= {"OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", f"import {__name__} as p; p.serve()", str(folder), str(memory)],
+            env=environment,
+            capture_output=True,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        raise NotRunError(f"it took more than {seconds:.0f} s") from None
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise NotRunError(f"its process ended with {done.returncode}: {last[:200]}")
+    answer: LayerReading | str = pickle.loads(done.stdout)
+    if isinstance(answer, str):
+        raise NotRunError(answer)
+    return answer
+
+
+def serve() -> None:
+    """Inspect the folder in ``sys.argv``; answer with the reading, or the reason for none."""
+    folder, memory = sys.argv[1:]
+    _limit(int(memory))
+    warnings.simplefilter("ignore")
+    with redirect_stdout(sys.stderr):  # of code that prints
+        answer = _inspected(Path(folder))
+    sys.stdout.buffer.write(pickle.dumps(answer))
+
+
+def _inspected(folder: Path) -> LayerReading | str:
+    if find_spec("transformers") is None:
+        return "transformers is not installed"
+    import transformers
+
+    from posenc.transformers.doctor.inspection import inspect
+
+    transformers.logging.set_verbosity_error()
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return inspect(config)
+    except Exception as error:  # whatever transformers raises
+        return shorten(str(error), 240, placeholder=" …")
+
+
+def _limit(memory: int) -> None:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+
 
 UNMEASURED = "Costs were not measured."
 CUSTOM_CODE = (
@@ -124,3 +208,25 @@ def _diagnose(folder: Path, named: Path, budget: float, run_seconds: float) -> D
         acceleration,
         description(),
     )
+
+
+def check_source(source: Path | str) -> tuple[Checked, ...]:
+    """``check`` of a model as transformers loads it, in the dtype of its weights.
+
+    Args:
+        source: a folder with ``config.json`` and safetensors, or a name on the hub.
+
+    Raises:
+        CheckpointError: if transformers cannot load it; or as ``HubName.folder``.
+    """
+    folder = model_folder(source, weights=True)
+    config = Fields.read(folder)
+    kind = kind_of(config)
+    if kind is None:
+        raise CheckpointError(
+            f"model_type in {config.path}",
+            expected="a model of text or images that transformers loads",
+            got=repr(config.values.get("model_type", "none")),
+            remedy="Read its config alone: leave out --live.",
+        )
+    return check(kind.open(config, device="cpu", dtype="auto").model)

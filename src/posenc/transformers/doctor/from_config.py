@@ -9,7 +9,7 @@ from typing import Any
 from posenc.transformers.checkpoints.rope import scaling_of
 from posenc.transformers.doctor.config_findings import Finding, has_rope, rope_dicts
 from posenc.transformers.doctor.facts import UNKNOWN, AttentionFacts, LayerReading, Layers, Maybe
-from posenc.transformers.doctor.rotation import RotationFacts
+from posenc.transformers.doctor.from_values import RotationFacts
 from posenc.transformers.engines.config import LAYERS, WINDOWS, head_dim
 
 Config = Mapping[str, Any]

@@ -16,7 +16,7 @@ from posenc.lab.evaluation.images import Images, ImageSource, Size
 from posenc.lab.evaluation.results import StudyReading
 from posenc.lab.evaluation.suites.next_token import BUDGET, cost, rounded
 from posenc.lab.evaluation.suites.words import words
-from posenc.transformers.live_images import LiveImages
+from posenc.transformers.live import LiveImages
 
 TOKENS_A_CALL = 4096
 

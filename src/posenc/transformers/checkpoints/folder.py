@@ -1,14 +1,16 @@
-"""Validated reading of a transformers ``config.json``."""
+"""Validated reading of a checkpoint folder: ``config.json``, posenc's extensions in it, tensors."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from posenc import storage
 from posenc.errors import CheckpointError
+from posenc.storage import open_tensors
 
 SAVE_AGAIN = "Save it again; nothing was loaded."
 
@@ -129,3 +131,99 @@ def read_object(path: Path) -> dict[str, Any]:
             str(path), expected="a JSON object", got=type(fields).__name__, remedy=SAVE_AGAIN
         )
     return fields
+
+
+FIELD = "posenc_extension"
+"""Field of ``config.json`` with method, factor, length and options, if transformers has none."""
+
+
+def require_extension(fields: Fields) -> None:
+    """Require method, factor, length and options of an extension.
+
+    Raises:
+        CheckpointError: for any other value.
+    """
+    extension = fields.values.get(FIELD)
+    if (
+        not isinstance(extension, Mapping)
+        or set(extension) != {"method", "factor", "length", "options"}
+        or not isinstance(extension["options"], Mapping)
+    ):
+        raise fields.wrong(FIELD, "method, factor, length and options", extension)
+
+
+@contextmanager
+def fitting(fields: Fields) -> Iterator[None]:
+    """Turn errors of the extension of an arbitrary file into a ``CheckpointError``."""
+    try:
+        yield
+    except Exception as error:
+        raise fields.wrong(FIELD, "an extension that fits the model", error) from error
+
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def stored_shapes(folder: Path) -> Shapes:
+    """Shapes of all tensors by name, read without executing code.
+
+    Raises:
+        CheckpointError: if there are no safetensors, or a shard is missing, damaged or lacks a
+            tensor of the index.
+    """
+    if (folder / INDEX).exists():
+        return _of_shards(folder)
+    if (folder / WHOLE).exists():
+        return _of_file(folder / WHOLE)
+    pickled = sorted(p.name for kind in ("*.bin", "*.pt", "*.pth") for p in folder.glob(kind))
+    raise CheckpointError(
+        str(folder),
+        expected=f"{WHOLE}, or {INDEX} with its shards",
+        got=f"{pickled[0]}, which is pickle" if pickled else "none",
+        remedy="Save with save_pretrained of a recent transformers."
+        if pickled
+        else "Download or save the weights into the folder; nothing was loaded.",
+    )
+
+
+def _of_shards(folder: Path) -> Shapes:
+    path = folder / INDEX
+    index = read_json(path)
+    weights = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weights, dict) or not all(
+        isinstance(file, str) and 0 < len(file.encode()) < 256 and Path(file).name == file
+        for file in weights.values()
+    ):
+        raise CheckpointError(
+            str(path),
+            expected="a weight_map from tensors to files in this folder",
+            got="another value",
+            remedy="Download or write the checkpoint again.",
+        )
+    files = sorted(set(weights.values()))
+    missing = [file for file in files if not (folder / file).exists()]
+    if missing:
+        raise CheckpointError(
+            str(folder),
+            expected=f"all {len(files)} shards of {INDEX}",
+            got=f"no {', '.join(missing)}",
+            remedy="Download the missing shards; nothing was loaded.",
+        )
+    stored = {file: _of_file(folder / file) for file in files}
+    for name, file in weights.items():
+        if name not in stored[file]:
+            raise CheckpointError(
+                str(folder / file),
+                expected=f"{name} according to {INDEX}",
+                got="none",
+                remedy="Download this shard again; nothing was loaded.",
+            )
+    return {name: stored[file][name] for name, file in weights.items()}
+
+
+def _of_file(path: Path) -> Shapes:
+    remedy = "Download or write it again; nothing was loaded."
+    with open_tensors(path, expected="a complete safetensors file", remedy=remedy) as opened:
+        return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from posenc.transformers.doctor.diagnosis import diagnose
+from posenc.transformers.doctor.diagnosis import NotRunError, diagnose, read_by_running
 from posenc.transformers.doctor.facts import UNKNOWN, LayerReading
+from posenc.transformers.doctor.from_values import RotationFacts
 from posenc.transformers.doctor.inspection import inspect
-from posenc.transformers.doctor.process import NotRunError, read_by_running
-from posenc.transformers.doctor.rotation import RotationFacts
 
 
 def write(folder: Path, **config: Any) -> Path:

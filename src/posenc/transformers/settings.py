@@ -1,11 +1,29 @@
-"""Settings of a model's modules, which a pass may change."""
+"""Contexts that put settings back: of a model's modules, and of what transformers prints."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers from printing bars and warnings."""
+    from transformers.utils import logging as library
+
+    logger, bars = logging.getLogger("transformers"), library.is_progress_bar_enabled()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if bars:
+            library.enable_progress_bar()
 
 
 @contextmanager
