@@ -366,7 +366,7 @@ def test_stopped_it_goes_on(
     arguments = ("extend", base, "--factor", "2", "--text", text, "--out", tmp_path / "out")
     with monkeypatch.context() as patched:
         patched.setattr(
-            "posenc.lab.training.interrupt.interruptible", lambda: nullcontext(lambda: True)
+            "posenc.lab.training.stopping.interruptible", lambda: nullcontext(lambda: True)
         )
         code, _, said = posenc(*arguments)
     assert code == 130

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from posenc.lab.doctor.engines import Engines
 from posenc.lab.doctor.report import diagnosis_page, opening
-from posenc.lab.reporting.headlines import LONGEST
+from posenc.lab.doctor.words import Engines
+from posenc.lab.reporting.opening import LONGEST
 from posenc.lab.reporting.sentences import sentence
 from posenc.transformers.doctor.advice import Advice, Limit
 from posenc.transformers.doctor.config_findings import Finding

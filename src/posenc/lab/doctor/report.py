@@ -9,14 +9,19 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from posenc.lab.doctor.engines import Engines
-from posenc.lab.doctor.words import descriptions, short_titles, titles
+from posenc.lab.doctor.words import Engines, descriptions, short_titles, titles
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Across, Drawing, Point, Up, looks
-from posenc.lab.reporting.headlines import fitting, shortened
-from posenc.lab.reporting.intervals import Estimate
-from posenc.lab.reporting.numbers import size_in_words, time_in_words
-from posenc.lab.reporting.opening import Opening, Remedy, Verdict, Verdicts, meanings
+from posenc.lab.reporting.numbers import Estimate, size_in_words, time_in_words
+from posenc.lab.reporting.opening import (
+    Opening,
+    Remedy,
+    Verdict,
+    Verdicts,
+    fitting,
+    meanings,
+    shortened,
+)
 from posenc.lab.reporting.page import (
     Cell,
     Column,

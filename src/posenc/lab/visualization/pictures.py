@@ -13,9 +13,8 @@ import vl_convert
 
 from posenc.errors import ArgumentError
 from posenc.lab.reporting.palette import COLOURS, LIGHT
-from posenc.lab.visualization.colours import RISE, Scale, is_narrow
+from posenc.lab.visualization.colours import RISE, Scale, data_uri, is_narrow
 from posenc.lab.visualization.panels import Curves, Heat, Panel, Profile, Trail
-from posenc.lab.visualization.raster import data_uri
 from posenc.storage import write_bytes
 
 FORMATS = (".png", ".svg", ".html")

@@ -13,15 +13,14 @@ import torch
 
 from posenc.errors import ArgumentError, DataError, Interrupted
 from posenc.lab.experiments.results import Measurement, RefusedMeasurement
-from posenc.lab.experiments.sequences import SYMBOLS, drawn
+from posenc.lab.experiments.sequences import SYMBOLS, Split, drawn
 from posenc.lab.experiments.settings import ComparisonSettings
 from posenc.lab.experiments.tasks import TASKS, Task
 from posenc.lab.experiments.tasks.common import grammar
-from posenc.lab.experiments.tasks.common.interpolator import Interpolator, Timed
 from posenc.lab.experiments.tasks.common.pairs import Pair, PairTask
-from posenc.lab.experiments.tasks.common.splitting import Split
 from posenc.lab.experiments.tasks.common.subwords import Subwords
 from posenc.lab.experiments.tasks.phonemes import _dictionary, distance
+from posenc.lab.experiments.tasks.temperature import Interpolator, Timed
 from posenc.lab.experiments.tasks.translation import HELD_OUT
 from posenc.lab.training.checkpoint import TrainingPlan
 from posenc.lab.training.loop import Watch, seeded_model, train

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posenc.lab.experiments.recipe import Recipe
 from posenc.lab.experiments.results import Corpus, Metric
-from posenc.lab.experiments.sequences import real, stacked
+from posenc.lab.experiments.sequences import FEWEST, real, stacked
 from posenc.lab.experiments.tasks.common import grammar
 from posenc.lab.experiments.tasks.common.sentences import (
     PADDING,
@@ -21,7 +21,6 @@ from posenc.lab.experiments.tasks.common.sentences import (
     Sentences,
     labelled,
 )
-from posenc.lab.experiments.tasks.common.splitting import FEWEST
 from posenc.lab.experiments.tasks.common.task import (
     Defaults,
     Task,

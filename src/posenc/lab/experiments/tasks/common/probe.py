@@ -9,7 +9,7 @@ from torch import nn
 
 from posenc.errors import ArgumentError, LengthError
 from posenc.lab.experiments.results import Measurement, RefusedMeasurement
-from posenc.lab.training.memory_estimate import gigabytes
+from posenc.lab.training.machine import gigabytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from random import Random
 
 from posenc.errors import DataError
 from posenc.lab.experiments.results import Corpus
+from posenc.lab.experiments.sequences import Split
 from posenc.lab.experiments.tasks.common.parallel import read_columns
-from posenc.lab.experiments.tasks.common.splitting import Split
 from posenc.lab.experiments.tasks.common.task import TaskSettings
 
 PADDING, UNKNOWN, WORDS = 0, 1, 2

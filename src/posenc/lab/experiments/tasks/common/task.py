@@ -37,12 +37,18 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count
 from posenc.errors import ArgumentError
-from posenc.lab.experiments.fitting import fit_note, fitted_options
 from posenc.lab.experiments.options import OF_TASK, ComparisonOptions
-from posenc.lab.experiments.recipe import Positions, Recipe, Variant, describe
+from posenc.lab.experiments.recipe import (
+    Positions,
+    Recipe,
+    Variant,
+    describe,
+    fit_note,
+    fitted_options,
+)
 from posenc.lab.experiments.results import Corpus, Measurement, Metric, RefusedMeasurement
 from posenc.lab.experiments.tasks.common.probe import Probe
-from posenc.lab.training.memory_estimate import gigabytes, stack_bytes
+from posenc.lab.training.machine import gigabytes, stack_bytes
 from posenc.lab.training.seeding import fingerprint
 from posenc.models.checkpoint import SavedModel
 from posenc.models.stack import StackConfig

@@ -9,7 +9,7 @@ import pytest
 
 from posenc.extension import EXTENSIONS
 from posenc.lab.visualization.catalogue import DocstringSections
-from posenc.lab.visualization.mathml import SIGNS, is_mathematics, mathml
+from posenc.lab.visualization.formulas import SIGNS, is_mathematics, mathml
 from posenc.registry import ENCODINGS
 
 METHODS = {

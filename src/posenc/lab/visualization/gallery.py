@@ -1,4 +1,4 @@
-"""The page: one self-contained HTML file."""
+"""The gallery: every method on one page, with its formulas, pictures and claims."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from posenc.lab.visualization.pictures import CONFIG, PARAMETERS, draw_panel
 from posenc.lab.visualization.profile import make_profile
 from posenc.registry import ENCODINGS
 from posenc.storage import write_bytes
+
+__all__ = ["render_gallery", "write_gallery"]
 
 PADDING = {"left": 3, "top": 6, "right": 8, "bottom": 3}
 """Pixels around a picture, for what labels reach beyond what Vega measures."""
@@ -89,7 +91,7 @@ def render_gallery(
     for name in chosen:
         progress(name)
         exhibits[name] = _exhibit(name)
-    templates = environment("posenc.lab.visualization.gallery")
+    templates = environment("posenc.lab.visualization")
     templates.filters["prose"], templates.tests["formula"] = prose, is_formula
     sites = group(chosen)
     usual = [exhibits[name] for name in USUAL if name in exhibits]

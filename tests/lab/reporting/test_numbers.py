@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from posenc.lab.reporting.intervals import estimate, paired_difference
+from posenc.lab.reporting.numbers import estimate, paired_difference
 
 
 def test_interval_by_hand() -> None:

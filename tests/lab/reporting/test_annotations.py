@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from posenc.lab.reporting.line_names import LONGEST, broken, distinct, spaced
+from posenc.lab.reporting.annotations import LONGEST, broken, distinct, spaced
 
 
 def test_what_is_far_apart_stays() -> None:
