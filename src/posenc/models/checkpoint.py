@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from posenc import storage
 from posenc.errors import ArgumentError, CheckpointError
-from posenc.models.sharing import state_by_layer
+from posenc.models.stack import state_by_layer
 from posenc.registration import Registry
 
 TENSORS, CONFIG = "model.safetensors", "config.json"

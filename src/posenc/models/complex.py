@@ -33,8 +33,7 @@ from posenc.models.complex_layers import (
     on_parts,
 )
 from posenc.models.layers import make_norm, normalize
-from posenc.models.sharing import share_encodings
-from posenc.models.stack import StackConfig
+from posenc.models.stack import StackConfig, share_encodings
 from posenc.models.vision import mean_of_real
 
 Numbers = Literal["complex", "real"]

@@ -19,8 +19,7 @@ from posenc.models import stack
 from posenc.models.block import Block
 from posenc.models.checkpoint import SavedModel
 from posenc.models.layers import TokenEmbedding, normalize, tied_logits
-from posenc.models.sharing import share_encodings
-from posenc.models.stack import LayersConfig
+from posenc.models.stack import LayersConfig, share_encodings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,7 @@ from posenc.models import stack
 from posenc.models.block import Activation
 from posenc.models.checkpoint import SavedModel
 from posenc.models.layers import Norm, TokenEmbedding, normalize, tied_logits
-from posenc.models.sharing import share_encodings
-from posenc.models.stack import LayersConfig, token_layout
+from posenc.models.stack import LayersConfig, share_encodings, token_layout
 from posenc.models.vision import mean_of_real
 
 

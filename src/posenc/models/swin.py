@@ -18,8 +18,14 @@ from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.checkpoint import SavedModel
 from posenc.models.patches import Patches
-from posenc.models.sharing import share_encodings
-from posenc.models.stack import StackConfig, draw_blocks, embed, make_blocks, make_encodings
+from posenc.models.stack import (
+    StackConfig,
+    draw_blocks,
+    embed,
+    make_blocks,
+    make_encodings,
+    share_encodings,
+)
 from posenc.models.vision import fit_image, mean_of_real
 
 

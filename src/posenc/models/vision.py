@@ -27,8 +27,7 @@ from posenc.models.block import Activation
 from posenc.models.checkpoint import SavedModel
 from posenc.models.layers import Norm, normalize
 from posenc.models.patches import Patches
-from posenc.models.sharing import share_encodings
-from posenc.models.stack import LayersConfig
+from posenc.models.stack import LayersConfig, share_encodings
 from posenc.registration import parse_name
 from posenc.registry import ENCODINGS
 

@@ -113,7 +113,7 @@ class LiveModel(nn.Module):
     @cached_property
     def biases(self) -> list[Any]:
         """Biases by distance of its layers (``stretching.biases.LinearBias``)."""
-        from posenc.transformers.stretching.biases import biases_in
+        from posenc.transformers.stretching.tables import biases_in
 
         return [] if self.model.main_input_name == "pixel_values" else biases_in(self.model)
 

@@ -23,9 +23,9 @@ from transformers.masking_utils import (
 )
 
 from posenc.transformers.acceleration import accelerate, interface, masks
-from posenc.transformers.acceleration.dense import dense_attention
 from posenc.transformers.acceleration.interface import attention, keys_mask, mask
 from posenc.transformers.acceleration.masks import LazyMask, pairs_behind, written_out
+from posenc.transformers.acceleration.routing import dense_attention
 from tests.transformers.acceleration.cases import CASES
 from tests.transformers.acceleration.test_interface import SERVED, heads, model_of
 

@@ -21,7 +21,7 @@ from posenc.models import Decoder
 from posenc.models import load as load_saved
 from posenc.storage import as_path, output_folder, write_bytes, write_json
 from posenc.transformers.checkpoints.folder import Fields, read_object
-from posenc.transformers.engines.remedy import for_engines
+from posenc.transformers.engines.comparison import for_engines
 from posenc.transformers.hub import MODULES, SIDECARS, HubName
 from posenc.transformers.kinds import open_live, require_transformers, require_unstretched
 from posenc.transformers.live import LiveDecoder, LiveImages, LiveModel, evaluation_copy

@@ -29,7 +29,6 @@ from posenc.transformers.acceleration.accelerated import (
     takes_added_masks,
     wants_weights,
 )
-from posenc.transformers.acceleration.dense import dense_attention
 from posenc.transformers.acceleration.masks import (
     VisiblePairs,
     carrying,
@@ -47,6 +46,7 @@ from posenc.transformers.acceleration.patterns import (
 )
 from posenc.transformers.acceleration.routing import (
     ORIGINAL,
+    dense_attention,
     describe,
     note,
     note_kernel,

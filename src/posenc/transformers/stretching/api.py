@@ -21,7 +21,6 @@ from posenc.transformers.stretching import configs
 from posenc.transformers.stretching import frequencies as rotary
 from posenc.transformers.stretching.adopting import adopt
 from posenc.transformers.stretching.attention import StretchedLayer
-from posenc.transformers.stretching.biases import LinearBias, biases_in
 from posenc.transformers.stretching.changes import (
     Change,
     StretchedPart,
@@ -33,7 +32,14 @@ from posenc.transformers.stretching.changes import (
 from posenc.transformers.stretching.configs import Request
 from posenc.transformers.stretching.frequencies import Frequencies, Of, frequencies_in
 from posenc.transformers.stretching.probing import quiet, run, transformers_model
-from posenc.transformers.stretching.tables import RESAMPLE, LearnedTable, tables_in, take_any_shape
+from posenc.transformers.stretching.tables import (
+    RESAMPLE,
+    LearnedTable,
+    LinearBias,
+    biases_in,
+    tables_in,
+    take_any_shape,
+)
 
 STRETCHED = "_posenc_stretched"
 """Attribute of a stretched model."""

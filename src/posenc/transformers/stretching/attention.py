@@ -24,11 +24,16 @@ from posenc.extension.methods.log_n import LogN
 from posenc.grid import Grid
 from posenc.runtime import is_transformed
 from posenc.transformers.acceleration.accelerated import STRETCHED, wants_weights
-from posenc.transformers.acceleration.dense import attend_by_logits, logits_of
 from posenc.transformers.acceleration.growing import Growing
 from posenc.transformers.acceleration.interface import mask
 from posenc.transformers.acceleration.masks import grid_behind, written_out
-from posenc.transformers.acceleration.routing import MOVED, POSENC, note
+from posenc.transformers.acceleration.routing import (
+    MOVED,
+    POSENC,
+    attend_by_logits,
+    logits_of,
+    note,
+)
 from posenc.transformers.stretching.frequencies import Frequencies, Of
 from posenc.transformers.stretching.positions import (
     Adoption,

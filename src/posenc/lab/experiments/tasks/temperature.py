@@ -29,8 +29,14 @@ from posenc.layout import Layout
 from posenc.models.block import Block
 from posenc.models.checkpoint import SavedModel
 from posenc.models.layers import make_norm, normalize
-from posenc.models.sharing import share_encodings
-from posenc.models.stack import StackConfig, draw_blocks, embed, make_blocks, make_encodings
+from posenc.models.stack import (
+    StackConfig,
+    draw_blocks,
+    embed,
+    make_blocks,
+    make_encodings,
+    share_encodings,
+)
 
 
 class Interpolator(SavedModel):

@@ -24,8 +24,8 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import differentiates_forward, differentiates_twice, without_autocast
 from posenc.transformers.acceleration.accelerated import Accelerated, settings_of, wants_weights
-from posenc.transformers.acceleration.dense import dense_attention
 from posenc.transformers.acceleration.family import AcceleratedFamily
+from posenc.transformers.acceleration.routing import dense_attention
 from posenc.transformers.acceleration.terms import ComputedOnce, encoding_of
 
 
