@@ -12,8 +12,7 @@ from torch import Tensor
 from posenc.attention.api import attend_block
 from posenc.attention.call import Call
 from posenc.distributed.call import ShardedCall
-from posenc.distributed.collectives import beginnings, exchange, gather
-from posenc.distributed.group import Group
+from posenc.distributed.group import Group, beginnings, exchange, gather
 from posenc.distributed.shards import Piece, Shards, pieces
 from posenc.encoding import repeat_heads
 from posenc.grid import Grid

@@ -13,8 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from posenc.attention import Attention
 from posenc.distributed.api import ContextParallel
 from posenc.distributed.call import Session
-from posenc.distributed.collectives import gather
-from posenc.distributed.group import Group
+from posenc.distributed.group import Group, gather
 from posenc.distributed.shards import Shards
 from posenc.encoding import EmbeddingEncoding
 from posenc.errors import ArgumentError

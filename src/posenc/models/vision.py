@@ -87,7 +87,7 @@ class AtAttention(QueryKeyTransform):
         return heads + split.transpose(1, 2)
 
 
-def at_attention(encoding: Encoding) -> Encoding:
+def _at_attention(encoding: Encoding) -> Encoding:
     """The encoding with its embedding part moved into attention; itself if it has none.
 
     Raises:
@@ -198,7 +198,7 @@ class ImageEncoder(nn.Module):
             causal=False,
         )
         if config.positions == "attention":
-            encodings = [at_attention(encoding) for encoding in encodings]
+            encodings = [_at_attention(encoding) for encoding in encodings]
         self.patches = Patches(
             channels=config.channels, dim=config.dim, patch=config.patch, overlap=config.overlap
         )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from posenc.transformers.engines import Checked
 
 
-def require_engine(engine: str | None) -> None:
+def _require_engine(engine: str | None) -> None:
     """Require ``all`` or the name of an engine.
 
     Raises:
@@ -44,7 +44,7 @@ def require_engine(engine: str | None) -> None:
         engine_named(engine, also=(ALL,))
 
 
-def print_engines(engines: Engines, reading: LayerReading) -> None:
+def _print_engines(engines: Engines, reading: LayerReading) -> None:
     """The rotations of a config in engines, and the lines that are right in all."""
     from posenc.lab.reporting.sentences import sentence
 
@@ -147,7 +147,7 @@ def doctor(
     from posenc.storage import output_folder, require_unused
     from posenc.transformers.doctor.diagnosis import check_source, diagnose
 
-    require_engine(engine)
+    _require_engine(engine)
     if out is not None:
         require_unused(out)
     checked = check_source(model) if live else ()
@@ -164,7 +164,7 @@ def doctor(
         return
     _print(diagnosis)
     if engines is not None:
-        print_engines(engines, diagnosis.reading)
+        _print_engines(engines, diagnosis.reading)
     if live:
         _print_checked(checked)
     print_opening(opened)

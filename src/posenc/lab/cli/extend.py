@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from posenc.lab.evaluation.results import Study, StudyMetric
 
 
-def print_study(study: Study) -> None:
+def _print_study(study: Study) -> None:
     """The verdict and a table, the best at the longest context first."""
     from posenc.lab.evaluation.headline import opening
     from posenc.lab.evaluation.summary import answer, findings
@@ -87,7 +87,7 @@ def _print_answers(study: Study) -> None:
     OUT.print(table)
 
 
-def study_json(study: Study) -> dict[str, Any]:
+def _study_json(study: Study) -> dict[str, Any]:
     """The numbers of a study, with its findings in words."""
     from posenc.lab.evaluation.headline import opening
     from posenc.lab.evaluation.summary import answer
@@ -189,9 +189,9 @@ def evaluate(
         write_study(study, partial)
     state.unlink(missing_ok=True)
     if json:
-        print_json(study_json(study))
+        print_json(_study_json(study))
     else:
-        print_study(study)
+        _print_study(study)
         print_report(out / "index.html")
     require_learned(study)
 
@@ -284,7 +284,7 @@ def extend(
             stop=stop,
         )
     if json:
-        study = {} if extended.study is None else study_json(extended.study)
+        study = {} if extended.study is None else _study_json(extended.study)
         served = {"transformers": extended.native, "engines": extended.engines}
         served |= engine_json(extended)
         print_json(study | {"out": str(out)} | served)
@@ -296,7 +296,7 @@ def extend(
 
 def _print(extended: Extended, out: Path) -> None:
     if extended.study is not None:
-        print_study(extended.study)
+        _print_study(extended.study)
     if extended.method is None:
         OUT.print("\nNo checkpoint was written (--always writes the best of them).")
     else:

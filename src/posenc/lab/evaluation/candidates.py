@@ -190,7 +190,7 @@ def text_candidates(
         grown = (round(length * factor) - prefix) / (length - prefix)
         return extended_by(model, method, factor=grown, length=length)
 
-    yield from candidates_by(methods, make, trained=model.trained_encoding, strict=strict)
+    yield from _candidates_by(methods, make, trained=model.trained_encoding, strict=strict)
 
 
 def cut(model: LiveModel, length: int) -> Candidate:
@@ -201,7 +201,7 @@ def cut(model: LiveModel, length: int) -> Candidate:
     return Candidate(CUT, model, limit=length, advice=(note,))
 
 
-def candidates_by(
+def _candidates_by(
     methods: Sequence[Method],
     make: Callable[[Method], Candidate],
     *,
@@ -292,7 +292,7 @@ def image_candidates(
         }
         return Candidate(method.spec, BySize(models), method)
 
-    yield from candidates_by(methods, make, trained=model.trained_encoding, strict=True)
+    yield from _candidates_by(methods, make, trained=model.trained_encoding, strict=True)
 
 
 def goal_cells(model: LiveImages, methods: Sequence[Method], *, factor: float) -> Size:

@@ -30,7 +30,7 @@ LIMITS = {"tokenizer_config.json": "model_max_length", "sentence_*_config.json":
 """Names of lengths at which longer texts are cut, by the files that hold them."""
 
 
-def copy_sidecars(folder: Path, out: Path) -> None:
+def _copy_sidecars(folder: Path, out: Path) -> None:
     """Copy the files that go with a model, and the modules of sentence-transformers after it."""
     sentences = (folder / "modules.json").is_file()
     for pattern in (*SIDECARS, *([MODULES] if sentences else ())):
@@ -41,7 +41,7 @@ def copy_sidecars(folder: Path, out: Path) -> None:
                 write_bytes(copy, path.read_bytes())
 
 
-def raise_limits(folder: Path, longest: int) -> None:
+def _raise_limits(folder: Path, longest: int) -> None:
     """Raise the lengths at which tokenizers and sentence-transformers cut texts."""
     for pattern, name in LIMITS.items():
         for path in folder.glob(pattern):
@@ -293,10 +293,10 @@ class Checkpoint:
             if model.served:
                 _name_for_engines(partial)
             if self.folder is not None:
-                copy_sidecars(self.folder, partial)
+                _copy_sidecars(self.folder, partial)
             # of a method that transformers lacks, the model is stretched once it is loaded
             if model.served and not isinstance(model, LiveImages):
-                raise_limits(partial, longest)
+                _raise_limits(partial, longest)
             if study is not None:
                 from posenc.lab.evaluation.report import write_study
 

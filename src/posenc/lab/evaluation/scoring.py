@@ -78,7 +78,7 @@ class ByProbability:
             tokens = stacked([ids for ids, _ in batch], 0)
             longest = tokens.shape[1]
             last = longest - min(bounds[0] for _, bounds in batch) + 1
-            guessed = last_logits(model, tokens.to(device), last).argmax(-1).cpu()
+            guessed = _last_logits(model, tokens.to(device), last).argmax(-1).cpu()
             first = longest - last
             for (ids, bounds), guess in zip(batch, guessed, strict=True):
                 right = [
@@ -143,7 +143,7 @@ class ByGeneration:
         return [scores[number] for number in range(len(questions))]
 
 
-def last_logits(
+def _last_logits(
     model: nn.Module, tokens: Int[Tensor, "B L"], last: int
 ) -> Float[Tensor, "B last V"]:
     """Logits after the last tokens; a model of transformers computes no others."""

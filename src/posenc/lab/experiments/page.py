@@ -37,7 +37,7 @@ WIDE = 2
 """Lengths that are farther apart, as a ratio, are drawn on a log scale."""
 
 
-def subject_looks(comparison: Comparison) -> dict[str, Look]:
+def _subject_looks(comparison: Comparison) -> dict[str, Look]:
     """Looks of the subjects by their labels."""
     return looks({subject.label: subject.role for subject in comparison.subjects})
 
@@ -45,7 +45,7 @@ def subject_looks(comparison: Comparison) -> dict[str, Look]:
 def draw_charts(comparison: Comparison, summary: Summary) -> list[Chart]:
     """All charts that the comparison has the measurements for, the deciding one first."""
     names = [row.subject.label for row in summary.rows]
-    drawing = Drawing(names, subject_looks(comparison), "encoding")
+    drawing = Drawing(names, _subject_looks(comparison), "encoding")
     deciding = comparison.headline
     measured = {m.metric for m in comparison.measurements}
     metrics = {m.key: m for m in comparison.metrics if m.key in measured and m.key != "seen"}
@@ -184,7 +184,7 @@ def comparison_page(comparison: Comparison, summary: Summary) -> Page:
         facts=tuple(_facts(comparison)),
         opening=opening(comparison, summary),
         charts=draw_charts(comparison, summary),
-        looks=subject_looks(comparison),
+        looks=_subject_looks(comparison),
         sections=(
             _table(comparison, summary),
             TextSection(key="findings", title="In words", lists=tuple(lists)),

@@ -81,7 +81,7 @@ def save_shards(
         raise unwritable(final, error) from error
 
 
-def require_shared(folder: Path, ranks: TrainingRanks) -> None:
+def _require_shared(folder: Path, ranks: TrainingRanks) -> None:
     """Check that all ranks see what the first writes in a folder.
 
     Raises:
@@ -115,13 +115,13 @@ def newest(folder: Path, ranks: TrainingRanks) -> Path | None:
     Raises:
         OutputError: if the ranks do not share the folder.
     """
-    require_shared(folder, ranks)
+    _require_shared(folder, ranks)
     latest: list[str | None] = [max((p.name for p in folder.glob(f"{PREFIX}*")), default=None)]
     dist.broadcast_object_list(latest, group=ranks.group, group_src=0)
     return None if latest[0] is None else folder / latest[0]
 
 
-def load_shards(
+def _load_shards(
     path: Path,
     fits: Callable[[Shapes, dict[str, Any]], None],
     shaped: Callable[[str], Tensor],
@@ -297,7 +297,7 @@ class TrainingState:
         if alone:
             tensors, meta = load_tensors(source, fits=fits, remedy=TRAIN_ANEW)
         else:
-            tensors, meta = load_shards(source, fits, self._shaped, self._ranks)
+            tensors, meta = _load_shards(source, fits, self._shaped, self._ranks)
         try:
             self._take(tensors)
         except (KeyError, RuntimeError, TypeError) as error:

@@ -282,7 +282,7 @@ def pairs_of(
     pattern = None
     if not (is_scripted() or isinstance(q_offset, Tensor)):  # a tensor in static caches
         place = Place(*sizes, q_offset, kv_offset, torch.device(device))
-        pattern = pattern_in_graph(mask_function, place, config, attention_mask, options)
+        pattern = _pattern_in_graph(mask_function, place, config, attention_mask, options)
     if pattern is None:
         return _written(visible())
     graph_grid = padded(pattern, place, attention_mask).grid(place)
@@ -329,7 +329,7 @@ def register() -> None:
 register()
 
 
-def pattern_in_graph(
+def _pattern_in_graph(
     function: MaskFunction,
     place: Place,
     config: Any,

@@ -46,7 +46,7 @@ def dense_attention(
     exported = is_exporting() and bias is not None and bias.requires_grad
     if with_weights or exported or softcap is not None or sinks is not None:
         if causal:
-            mask = mask_of_causality(query, key)
+            mask = _mask_of_causality(query, key)
         logits = logits_of(query, key, bias, scale)
         output, weights = attend_by_logits(
             logits, value, mask, dropout=dropout, softcap=softcap, sinks=sinks
@@ -63,14 +63,14 @@ def dense_attention(
         return output, None
 
     def definition(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
-        visible = masks[0] if masks else mask_of_causality(q, k) if causal else None
+        visible = masks[0] if masks else _mask_of_causality(q, k) if causal else None
         return attend_by_logits(logits_of(q, k, None, scale), v, visible, dropout=0.0)[0]
 
     tensors = (query, key, value) if mask is None else (query, key, value, mask)
     return with_definition((output,), definition, tensors)[0], None
 
 
-def mask_of_causality(query: Tensor, key: Tensor) -> Tensor:
+def _mask_of_causality(query: Tensor, key: Tensor) -> Tensor:
     """True where the key's index is not above the query's, ``[1, 1, Q, K]``."""
     pairs = query.shape[2], key.shape[2]
     return torch.ones(pairs, dtype=torch.bool, device=query.device).tril()[None, None]

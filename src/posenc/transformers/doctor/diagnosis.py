@@ -72,7 +72,7 @@ NO_ATTENTION = frozenset({"linear_attention", "conv", "mamba", "mamba2", "recurr
 """Types of layers without softmax attention."""
 
 
-def read_config(config: Config, reason: str) -> LayerReading:
+def _read_config(config: Config, reason: str) -> LayerReading:
     """The layers that a config describes, and why there is no better source.
 
     Args:
@@ -97,7 +97,7 @@ def _layer_types(config: Config) -> list[str]:
     return [*types[:count], *[""] * (count - len(types))] if count else types
 
 
-def unknown_types(config: Config, reading: LayerReading) -> list[Finding]:
+def _unknown_types(config: Config, reading: LayerReading) -> list[Finding]:
     """A finding on unknown types of layers, if only the config was read."""
     types = _layer_types(config) if reading.by == "config" else []
     counts = Counter(kind for kind in types if kind and kind not in (*ATTENTION, *NO_ATTENTION))
@@ -320,12 +320,12 @@ def _diagnose(folder: Path, named: Path, budget: float, run_seconds: float) -> D
             raise NotRunError(CUSTOM_CODE)
         reading = read_by_running(folder, seconds=run_seconds)
     except NotRunError as error:
-        reading = read_config(config, str(error))
+        reading = _read_config(config, str(error))
     cut = read_object(folder / SENTENCES).get("max_seq_length")
     bounds = limits(config, reading, cut if type(cut) is int and cut > 0 else None)
     longest = min((bound.tokens for bound in bounds if bound.beyond == "breaks"), default=None)
     config_findings = findings(text_part(values), tokenizer, longest, switched=config)
-    config_findings += [*refused(why, config_findings), *unread, *unknown_types(config, reading)]
+    config_findings += [*refused(why, config_findings), *unread, *_unknown_types(config, reading)]
     rows, acceleration = costs(folder, budget=budget) if budget else ([], UNMEASURED)
     return Diagnosis(
         str(fields.values.get("model_type", "")),

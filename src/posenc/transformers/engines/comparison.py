@@ -230,7 +230,7 @@ class ConfigRemedy:
     left: Mapping[str, str]
 
 
-def under_all_names(fields: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _under_all_names(fields: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """RoPE's parameters under every name that programs read them from.
 
     mlx-lm reads base and rotated share beside them, llama.cpp the trained length, versions of
@@ -269,14 +269,14 @@ def right_in_all(fields: Mapping[str, Any]) -> ConfigRemedy | None:
     for changes in _candidates(config):
         new = {k: v for k, v in changes.items() if v != config.written.get(k, ABSENT)}
         for lines in ({k: v for k, v in new.items() if v is not None or k in config.written}, new):
-            other = ModelConfig.of(with_lines(fields, lines, config.nested))
+            other = ModelConfig.of(_with_lines(fields, lines, config.nested))
             after = differences(other, length=length)
             if after and len(_unlike(after)) < len(most) and _same(config, other, length):
                 best, most = (ConfigRemedy(lines, config.nested, _unlike(after)), _unlike(after))
     return best
 
 
-def with_lines(fields: Mapping[str, Any], lines: Mapping[str, Any], nested: str) -> dict[str, Any]:
+def _with_lines(fields: Mapping[str, Any], lines: Mapping[str, Any], nested: str) -> dict[str, Any]:
     """A ``config.json`` with other lines, in a part of it unless ``nested`` is ""."""
     return {**fields, nested: {**fields[nested], **lines}} if nested else {**fields, **lines}
 
@@ -285,9 +285,9 @@ def for_engines(fields: Mapping[str, Any]) -> dict[str, Any]:
     """A ``config.json`` with its rotation under the names that other programs read too."""
     parameters = parameters_in(fields)
     if {"rope_type", "rope_theta"} <= set(parameters):
-        return {**fields, **under_all_names(fields, parameters)}
+        return {**fields, **_under_all_names(fields, parameters)}
     remedy = right_in_all(fields)  # of layers of several types, or of a part
-    return {**fields} if remedy is None else with_lines(fields, remedy.changes, remedy.nested)
+    return {**fields} if remedy is None else _with_lines(fields, remedy.changes, remedy.nested)
 
 
 def _unlike(by_engine: Mapping[str, str]) -> dict[str, str]:
@@ -313,7 +313,7 @@ def _candidates(config: ModelConfig) -> Iterator[dict[str, Any]]:
     if rope is not None:
         standard = {"rope_type": rope.kind, "rope_theta": rope.base, **rope.parameters}
         for parameters in _gains(rope, standard, config):
-            yield under_all_names(config.written, parameters)
+            yield _under_all_names(config.written, parameters)
     elif FULL in ropes:
         full, others = ropes[FULL], [r for kind, r in ropes.items() if kind != FULL]
         for parameters in _gains(full, full.parameters, config):

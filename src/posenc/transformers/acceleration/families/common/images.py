@@ -128,7 +128,7 @@ def attend_images(
 def _written(table: Float[Tensor, "H N"], size: tuple[int, int]) -> Float[Tensor, "1 H L L"]:
     """The bias of all pairs."""
     cells = Layout.image(*size, device=table.device)
-    index = cell_bucket(Grid(cells, cells).offset, size=size)  # [1, P, P]
+    index = _cell_bucket(Grid(cells, cells).offset, size=size)  # [1, P, P]
     index = pad(index, (1, 0, 1, 0))
     index[:, 0], index[:, :, 0] = table.shape[1] - 3, table.shape[1] - 2
     index[:, 0, 0] = table.shape[1] - 1
@@ -151,7 +151,7 @@ def _attend_from_patches(
     """
     cells = Layout.image(*size, device=q.device)
     grid = Grid(cells, cells)
-    encoding = encoding_of(BucketedTerms(partial(cell_bucket, size=size), table=table[:, :-3]))
+    encoding = encoding_of(BucketedTerms(partial(_cell_bucket, size=size), table=table[:, :-3]))
     image = Call(q, k[:, :, 1:], v[:, :, 1:], grid, encoding, scale=scale)
     with without_autocast(q.device):
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -174,7 +174,7 @@ def _attend_from_patches(
         return global_softmax.output + (through - through.detach())
 
 
-def cell_bucket(offset: Offsets, *, size: tuple[int, int]) -> BucketIndex:
+def _cell_bucket(offset: Offsets, *, size: tuple[int, int]) -> BucketIndex:
     """The row of each offset between cells, as transformers computes it."""
     (rows, columns), (down, across) = size, offset.long().unbind(-1)
     span = 2 * columns - 1
@@ -207,7 +207,7 @@ def attend_windows(
     table = table.to(q.dtype)
     cells = Layout.image(*size, device=q.device)
     grid = Grid(cells, cells)
-    bucket = partial(cell_bucket, size=size)
+    bucket = partial(_cell_bucket, size=size)
 
     def attend_unmasked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         terms = BucketedTerms(bucket, table=table)
