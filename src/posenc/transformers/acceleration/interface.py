@@ -256,7 +256,7 @@ def pairs_of(
     """The pairs that a mask of transformers lets through.
 
     Their grid follows from the mask's function, since layers and options say otherwise in some
-    models. While a graph is made, what a function holds cannot be read: see ``graph_patterns``.
+    models. While a graph is made, what a function holds cannot be read: see ``_pattern_in_graph``.
     """
 
     sizes = batch_size, q_length, kv_length
