@@ -26,31 +26,6 @@ from posenc.transformers.hub import MODULES, SIDECARS, HubName
 from posenc.transformers.kinds import open_live, require_transformers, require_unstretched
 from posenc.transformers.live import LiveDecoder, LiveImages, LiveModel, evaluation_copy
 
-LIMITS = {"tokenizer_config.json": "model_max_length", "sentence_*_config.json": "max_seq_length"}
-"""Names of lengths at which longer texts are cut, by the files that hold them."""
-
-
-def _copy_sidecars(folder: Path, out: Path) -> None:
-    """Copy the files that go with a model, and the modules of sentence-transformers after it."""
-    sentences = (folder / "modules.json").is_file()
-    for pattern in (*SIDECARS, *([MODULES] if sentences else ())):
-        for path in folder.glob(pattern):
-            copy = out / path.relative_to(folder)
-            if path.is_file():
-                copy.parent.mkdir(exist_ok=True)
-                write_bytes(copy, path.read_bytes())
-
-
-def _raise_limits(folder: Path, longest: int) -> None:
-    """Raise the lengths at which tokenizers and sentence-transformers cut texts."""
-    for pattern, name in LIMITS.items():
-        for path in folder.glob(pattern):
-            fields = read_object(path)
-            limit = fields.get(name)
-            if isinstance(limit, int) and limit < longest:
-                write_json(path, fields | {name: longest})
-
-
 OWN_FAMILY = "llama"
 """``model_type`` of models of ``posenc compare``, once transformers runs them."""
 
@@ -339,3 +314,28 @@ def _trained_length(model: nn.Module, stated: int | None, given: int | None) -> 
             remedy="Give it in tokens.",
         )
     return length
+
+
+LIMITS = {"tokenizer_config.json": "model_max_length", "sentence_*_config.json": "max_seq_length"}
+"""Names of lengths at which longer texts are cut, by the files that hold them."""
+
+
+def _copy_sidecars(folder: Path, out: Path) -> None:
+    """Copy the files that go with a model, and the modules of sentence-transformers after it."""
+    sentences = (folder / "modules.json").is_file()
+    for pattern in (*SIDECARS, *([MODULES] if sentences else ())):
+        for path in folder.glob(pattern):
+            copy = out / path.relative_to(folder)
+            if path.is_file():
+                copy.parent.mkdir(exist_ok=True)
+                write_bytes(copy, path.read_bytes())
+
+
+def _raise_limits(folder: Path, longest: int) -> None:
+    """Raise the lengths at which tokenizers and sentence-transformers cut texts."""
+    for pattern, name in LIMITS.items():
+        for path in folder.glob(pattern):
+            fields = read_object(path)
+            limit = fields.get(name)
+            if isinstance(limit, int) and limit < longest:
+                write_json(path, fields | {name: longest})

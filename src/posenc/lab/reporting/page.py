@@ -24,14 +24,6 @@ from posenc.lab.reporting.opening import TONES, Opening
 from posenc.lab.reporting.palette import DARK, LIGHT, OUTLINES
 from posenc.storage import write_bytes
 
-
-def bundled() -> str:
-    """The scripts, from the user's cache after the first time: to bundle them takes seconds."""
-    make: Callable[[], str] = vl_convert.javascript_bundle  # type: ignore[assignment]  # a wrong stub
-    name = f"vega-{version('vl-convert-python')}.js"
-    return kept("scripts", name, make, read=bytes.decode, write=str.encode)
-
-
 DENSE = 10
 """More verdicts than these are set tight."""
 
@@ -263,3 +255,10 @@ def _breakable(name: str) -> Markup:
 def _inline_json(value: Any) -> Markup:
     """JSON that no HTML parser mistakes for markup."""
     return Markup(json.dumps(value).replace("<", "\\u003c"))
+
+
+def bundled() -> str:
+    """The scripts, from the user's cache after the first time: to bundle them takes seconds."""
+    make: Callable[[], str] = vl_convert.javascript_bundle  # type: ignore[assignment]  # a wrong stub
+    name = f"vega-{version('vl-convert-python')}.js"
+    return kept("scripts", name, make, read=bytes.decode, write=str.encode)

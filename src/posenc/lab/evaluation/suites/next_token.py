@@ -32,18 +32,6 @@ from posenc.lab.experiments.text_loss import (
 from posenc.lab.training.machine import PeakMemory
 from posenc.lab.training.seeding import generator
 
-
-def words(suite: str, **values: object) -> dict[str, Any]:
-    """The fields ``guide`` and ``metrics`` of a ``Study``, with placeholders filled in."""
-    table = tomllib.loads((files(__package__) / "metrics.toml").read_text(encoding="utf-8"))[suite]
-
-    def filled(fields: dict[str, Any]) -> dict[str, Any]:
-        return {n: v.format(**values) if isinstance(v, str) else v for n, v in fields.items()}
-
-    metrics = tuple(from_plain(StudyMetric, filled(metric)) for metric in table["metrics"])
-    return {"guide": table["guide"].format(**values), "metrics": metrics}
-
-
 BUDGET = 1 << 16
 """Tokens read for one number."""
 
@@ -291,3 +279,14 @@ def lengths_to(length: int, factor: float) -> tuple[int, ...]:
     while doubles[-1] * 2 < goal:
         doubles.append(doubles[-1] * 2)
     return tuple(dict.fromkeys([length // 2, *doubles, goal]))
+
+
+def words(suite: str, **values: object) -> dict[str, Any]:
+    """The fields ``guide`` and ``metrics`` of a ``Study``, with placeholders filled in."""
+    table = tomllib.loads((files(__package__) / "metrics.toml").read_text(encoding="utf-8"))[suite]
+
+    def filled(fields: dict[str, Any]) -> dict[str, Any]:
+        return {n: v.format(**values) if isinstance(v, str) else v for n, v in fields.items()}
+
+    metrics = tuple(from_plain(StudyMetric, filled(metric)) for metric in table["metrics"])
+    return {"guide": table["guide"].format(**values), "metrics": metrics}
