@@ -18,8 +18,14 @@ from posenc.lab.experiments.recipe import Recipe, Variant
 from posenc.lab.experiments.results import Measurement, Metric, RefusedMeasurement
 from posenc.lab.experiments.tasks.common import needles
 from posenc.lab.experiments.tasks.common.byte_text import byte_losses, random_windows
-from posenc.lab.experiments.tasks.common.probe import Probe
-from posenc.lab.experiments.tasks.common.task import Defaults, Task, TaskEntry, TaskSettings, times
+from posenc.lab.experiments.tasks.common.task import (
+    Defaults,
+    Probe,
+    Task,
+    TaskEntry,
+    TaskSettings,
+    times,
+)
 from posenc.lab.experiments.text_loss import PositionProfile, Targets, predictions, rows_a_call
 from posenc.lab.training.machine import decoder_bytes
 from posenc.lab.training.seeding import generator
