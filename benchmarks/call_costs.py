@@ -35,7 +35,7 @@ from posenc.attention.backends import native
 from posenc.attention.backends.common import flash_cpu, fused
 from posenc.attention.backends.native import arguments, library, posing
 from posenc.encoding import prepared
-from posenc.lab.bench.case import Case
+from posenc.lab.bench.passes import Case
 from posenc.transformers import accelerate
 
 HEADS, HEAD_DIM = 12, 64

@@ -29,8 +29,7 @@ from torch import Tensor
 from posenc.attention import BACKENDS, trial
 from posenc.attention.problem.lowering import lower
 from posenc.grid import Grid
-from posenc.lab.bench.case import Case, TimedCall
-from posenc.lab.bench.passes import Pass
+from posenc.lab.bench.passes import Case, Pass, TimedCall
 from posenc.lab.training.machine import cores, describe_device, platform_name
 from posenc.layout import Layout
 

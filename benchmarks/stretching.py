@@ -37,13 +37,12 @@ from posenc.lab.evaluation.images import ImageSource
 from posenc.lab.evaluation.settings import Tuning
 from posenc.lab.evaluation.study import measure_extensions
 from posenc.lab.evaluation.texts import SpecialTokens, read_ids
-from posenc.lab.experiments.corpus import read_corpus
-from posenc.lab.experiments.pieces import Pieces
+from posenc.lab.experiments.corpus import Pieces, read_corpus
 from posenc.lab.experiments.settings import ComparisonSettings
 from posenc.lab.experiments.tasks.digits import Digits
 from posenc.lab.experiments.tasks.masked import MASK, MaskedBytes
 from posenc.lab.experiments.text_loss import Targets
-from posenc.lab.reporting.intervals import estimate
+from posenc.lab.reporting.numbers import estimate
 from posenc.lab.training.checkpoint import TrainingPlan
 from posenc.lab.training.loop import train
 from posenc.models import Decoder

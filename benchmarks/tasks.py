@@ -24,7 +24,7 @@ from benchmarks.number_words import write_numbers
 
 from posenc.lab.experiments.results import Comparison
 from posenc.lab.experiments.statistics import HIGHEST
-from posenc.lab.reporting.intervals import Bounds, Estimate, estimate
+from posenc.lab.reporting.numbers import Bounds, Estimate, estimate
 
 ROOT = Path(__file__).parent
 KEPT = ROOT / "results" / "tasks"

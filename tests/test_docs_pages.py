@@ -20,8 +20,7 @@ from posenc.extension import EXTENSIONS
 from posenc.lab.cli.app import COMMANDS, app
 from posenc.lab.experiments.settings import ComparisonSettings
 from posenc.lab.reporting.palette import LIGHT
-from posenc.lab.visualization.colours import RISE
-from posenc.lab.visualization.pictures import PARAMETERS
+from posenc.lab.visualization.pictures import PARAMETERS, RISE
 from posenc.models import Decoder, DecoderConfig, Sample
 from posenc.registry import ENCODINGS
 from posenc.testing import LAWS

@@ -13,8 +13,7 @@ from torch import Tensor
 from posenc.attention import attend
 from posenc.encoding import Encoding
 from posenc.grid import Grid
-from posenc.lab.bench.case import TimedCall, parse_name
-from posenc.lab.bench.passes import Pass
+from posenc.lab.bench.passes import Pass, TimedCall, parse_name
 from posenc.registry import ENCODINGS
 
 ROWS = 64

@@ -19,8 +19,7 @@ from posenc.attention.problem.terms import read_terms
 from posenc.encoding import StructuredScore
 from posenc.errors import BackendRefusal
 from posenc.grid import Grid
-from posenc.lab.bench.case import TimedCall
-from posenc.lab.bench.passes import Pass, attending, plain
+from posenc.lab.bench.passes import Pass, TimedCall, attending, plain
 from posenc.lab.bench.run import PLAIN, contender_name
 from posenc.lab.training.machine import available_memory
 

@@ -12,8 +12,7 @@ from benchmarks.attention.contenders import Contender
 from torch import Tensor
 
 from posenc.attention import Cache
-from posenc.lab.bench.case import TimedCall, parse_name
-from posenc.lab.bench.passes import Pass
+from posenc.lab.bench.passes import Pass, TimedCall, parse_name
 from posenc.layout import Layout
 from posenc.models import Decoder, DecoderConfig, generate
 

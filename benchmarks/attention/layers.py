@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.attention import Attention
-from posenc.lab.bench.case import TimedCall, parse_name
-from posenc.lab.bench.passes import Pass
+from posenc.lab.bench.passes import Pass, TimedCall, parse_name
 
 VOCABULARY = 8
 """Vocabulary of the models that modules are taken from: what their special tokens need."""

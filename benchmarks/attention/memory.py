@@ -16,7 +16,7 @@ from multiprocessing import get_context
 import torch
 from benchmarks.attention.contenders import Contender
 
-from posenc.lab.bench.case import Case
+from posenc.lab.bench.passes import Case
 from posenc.lab.training.machine import PeakMemory
 
 WARM_LENGTH = 512

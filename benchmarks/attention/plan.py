@@ -12,8 +12,8 @@ from benchmarks.attention.decoding import LlamaDecoder, PosencDecoder
 from benchmarks.attention.layers import LAYERS, PlainLayer, PosencLayer, Transformers, XTransformers
 from benchmarks.attention.limits import CONTEXTS, DECODED, LIMITS, LONG, SHORT_ROWS, Limit
 
-from posenc.lab.bench.case import Case, axes_of, parse_name, past_only
 from posenc.lab.bench.options import METHODS
+from posenc.lab.bench.passes import Case, axes_of, parse_name, past_only
 from posenc.lab.bench.run import MIDDLE
 
 Part = Literal["calls", "rows", "layers", "decoding", "memory"]

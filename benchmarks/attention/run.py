@@ -12,8 +12,7 @@ from benchmarks.attention.contenders import Contender
 from benchmarks.attention.memory import MemoryMeter
 from benchmarks.attention.plan import Job
 
-from posenc.lab.bench.case import TimedCall
-from posenc.lab.bench.passes import Pass, Times, timed
+from posenc.lab.bench.passes import Pass, TimedCall, Times, timed
 
 NO_ROOM = "the device has not enough memory"
 

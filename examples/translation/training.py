@@ -26,8 +26,7 @@ from posenc.errors import (
 )
 from posenc.lab.experiments.sequences import pair_loss
 from posenc.lab.experiments.tasks.common.parallel import read_parallel
-from posenc.lab.experiments.tasks.common.scoring import bleu, chrf
-from posenc.lab.experiments.tasks.common.subwords import Subwords
+from posenc.lab.experiments.tasks.common.subwords import Subwords, bleu, chrf
 from posenc.lab.training import TrainingPlan, Watch, fit, interruptible
 from posenc.lab.training.checkpoint import CHECKPOINT
 from posenc.storage import make_folder, read_json, write_json

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from posenc.lab.visualization.formulas import is_mathematics, mathml
 from posenc.lab.visualization.formulas import prose as words
-from posenc.lab.visualization.mathml import is_mathematics, mathml
 
 MADE = "<!-- made by `make docs` from the registry: edit the docstring and the entry instead -->"
 

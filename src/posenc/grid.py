@@ -15,9 +15,9 @@ from posenc.layout import Layout
 from posenc.layout.checks import require_fields, require_tensor, require_truth, require_whole
 from posenc.layout.display import grid_html, grid_line
 from posenc.layout.features import require_layout
+from posenc.layout.fields import register
 from posenc.layout.integers import exact_dtype
 from posenc.layout.padding import documents_of, zero_invalid
-from posenc.layout.pytree import register
 
 Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Visibility of a pair, from its batch row, head, query and key indices."""

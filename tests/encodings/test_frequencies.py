@@ -7,8 +7,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from posenc.encodings.common.frequencies import TURN, angles_at, geometric_frequencies
-from posenc.encodings.common.precision import wider
+from posenc.encodings.common.precision import TURN, angles_at, geometric_frequencies, wider
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.registry import create

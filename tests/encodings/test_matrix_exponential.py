@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc.encodings.common import matrix_exponential
-from posenc.encodings.common.matrix_exponential import exponentials
+from posenc.encodings.common import matrix_rotation
+from posenc.encodings.common.matrix_rotation import exponentials
 
 DOUBLE = torch.float64
 ROUNDING = 2**-52
@@ -18,13 +18,13 @@ ROUNDING = 2**-52
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fast form for few matrices too, and never the definition."""
-    monkeypatch.setattr(matrix_exponential, "FEWEST", 1)
-    monkeypatch.setattr(matrix_exponential, "FEWEST_MATRICES", 1)
+    monkeypatch.setattr(matrix_rotation, "FEWEST", 1)
+    monkeypatch.setattr(matrix_rotation, "FEWEST_MATRICES", 1)
 
     def refuse(*_: object) -> Tensor:
         raise AssertionError("computed by the definition")
 
-    monkeypatch.setattr(matrix_exponential, "_by_definition", refuse)
+    monkeypatch.setattr(matrix_rotation, "_by_definition", refuse)
 
 
 def matrices(block: int, *, heads: int = 2, blocks: int = 3) -> Tensor:
@@ -97,7 +97,7 @@ def test_a_position_depends_on_no_other(outlier: float) -> None:
 def test_equal_positions_are_computed_once() -> None:
     row = places(12)
     positions, skew = torch.cat([row, row.flip(1), row]), matrices(4)
-    assert len(matrix_exponential._Exponents.of(positions, skew).scaled) == 12
+    assert len(matrix_rotation._Exponents.of(positions, skew).scaled) == 12
     got = exponentials(positions, skew, dtype=DOUBLE)
     assert torch.equal(got[0], got[1].flip(1))
     torch.testing.assert_close(got, definition(positions, skew), rtol=0.0, atol=1e-13)
@@ -115,7 +115,7 @@ def gradients(positions: Tensor, skew: Tensor, weights: Tensor, *, exact: bool) 
 def test_gradients_are_those_of_matrix_exp(
     monkeypatch: pytest.MonkeyPatch, scale: float, chunk: int
 ) -> None:
-    monkeypatch.setattr(matrix_exponential, "CHUNK", chunk)
+    monkeypatch.setattr(matrix_rotation, "CHUNK", chunk)
     positions, skew = places(6, rows=2, scale=scale), matrices(4)
     weights = torch.randn(2, 2, 6, 3, 4, 4, dtype=DOUBLE)
     expected = gradients(positions, skew, weights, exact=True)
@@ -146,8 +146,8 @@ def test_numerical_gradients() -> None:
 
 
 def test_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix_exponential, "FEWEST", 1)
-    monkeypatch.setattr(matrix_exponential, "FEWEST_MATRICES", 1)
+    monkeypatch.setattr(matrix_rotation, "FEWEST", 1)
+    monkeypatch.setattr(matrix_rotation, "FEWEST_MATRICES", 1)
     inputs = places(2).requires_grad_(), matrices(3, heads=1, blocks=1).requires_grad_()
     torch.autograd.gradgradcheck(lambda p, a: exponentials(p, a, dtype=DOUBLE), inputs)
 

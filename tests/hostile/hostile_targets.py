@@ -32,9 +32,7 @@ from posenc.lab.training.checkpoint import TrainingPlan, TrainingState
 from posenc.models import Decoder, DecoderConfig, Swin, SwinConfig, Transformer, TransformerConfig
 from posenc.storage import write_json
 from posenc.transformers import stretch
-from posenc.transformers.checkpoints.extended import FIELD, require_extension
-from posenc.transformers.checkpoints.fields import Fields
-from posenc.transformers.checkpoints.stored import stored_shapes
+from posenc.transformers.checkpoints.folder import FIELD, Fields, require_extension, stored_shapes
 from tests.hostile.hostile_files import Target
 
 

@@ -14,8 +14,7 @@ from torch import nn
 
 from posenc.errors import ArgumentError, CheckpointError, OutputError
 from posenc.models import Decoder, DecoderConfig
-from posenc.models.checkpoint import stored_tensors
-from posenc.models.meta_init import meta_init
+from posenc.models.checkpoint import meta_init, stored_tensors
 from posenc.storage import save_tensors
 from tests.models.text_encodings import TEXT_ENCODINGS
 

@@ -13,7 +13,7 @@ from posenc import Layout
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.models import ClassifierConfig, SequenceClassifier
 from posenc.models.complex_layers import ComplexAttention, ComplexConv, ComplexLinear, folded
-from posenc.models.norm import ComplexNorm
+from posenc.models.layers import ComplexNorm
 
 BODIES = ["fasttext", "lstm", "cnn", "transformer"]
 NUMBERS = ["complex", "real"]

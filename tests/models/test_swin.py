@@ -14,8 +14,7 @@ from posenc import Layout
 from posenc.errors import ArgumentError
 from posenc.models import Swin, SwinConfig, pad_images
 from posenc.models.stack import StackConfig
-from posenc.models.swin import SwinStage
-from posenc.models.windows import Windows
+from posenc.models.swin import SwinStage, Windows
 from posenc.registry import ENCODINGS
 from tests.models.image_encodings import IMAGE_ENCODINGS
 

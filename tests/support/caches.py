@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from transformers import Cache
 
-from posenc.transformers.acceleration.signatures import CACHES, cache_name, names_of
+from posenc.transformers.calls import CACHES, cache_name, names_of
 
 
 def given(model: nn.Module, cache: Cache | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 from posenc.lab.cli import main
 from posenc.lab.cli.console import ERRORS, OUT
 from posenc.lab.experiments import workers
-from posenc.transformers.doctor import diagnosis, process
+from posenc.transformers.doctor import diagnosis
 from posenc.transformers.doctor.facts import LayerReading
 from tests.support.processes import forking
 
@@ -49,13 +49,13 @@ def forked_workers() -> Iterator[None]:
 def inspect_here(patch: pytest.MonkeyPatch) -> None:
     """Let ``doctor`` run models in this process.
 
-    Another one imports transformers for seconds; ``test_process.py`` starts it.
+    Another one imports transformers for seconds; ``test_diagnosis_process.py`` starts it.
     """
 
     def read(folder: Path, *, seconds: float) -> LayerReading:
-        answer = process._inspected(folder)
+        answer = diagnosis._inspected(folder)
         if isinstance(answer, str):
-            raise process.NotRunError(answer)
+            raise diagnosis.NotRunError(answer)
         return answer
 
     patch.setattr(diagnosis, "read_by_running", read)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch.nn import functional as F
 
-from posenc.lab.evaluation.questions.lexicon import NOUNS
+from posenc.lab.evaluation.questions.question import NOUNS
 from posenc.models import Decoder, DecoderConfig
 
 TRAINED = 64

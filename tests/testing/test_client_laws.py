@@ -7,12 +7,12 @@ import pytest
 from posenc.models import Decoder, DecoderConfig
 from posenc.registry import ENCODINGS
 from posenc.testing import Subject
-from posenc.testing.client_laws import (
+from posenc.testing.model_laws import (
     adapters_merge,
+    broken_in_parallel,
     offloading_changes_nothing,
     quantisation_is_near,
 )
-from posenc.testing.parallel_laws import broken_in_parallel
 from tests.support.exhaustive import kept_in_suite
 from tests.support.processes import forking
 

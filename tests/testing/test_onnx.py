@@ -14,7 +14,7 @@ import posenc
 from posenc import Grid, Layout, attend
 from posenc.registry import ENCODINGS
 from posenc.testing import Subject
-from posenc.testing.tracing_laws import exports_to_onnx
+from posenc.testing.transform_laws import exports_to_onnx
 from tests.support.exhaustive import kept_in_suite
 
 INEXPRESSIBLE = {

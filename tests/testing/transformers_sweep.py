@@ -28,8 +28,8 @@ from transformers import PreTrainedModel
 from posenc.errors import ArgumentError
 from posenc.transformers.acceleration import accelerate
 from posenc.transformers.acceleration.routing import Record, recorded
-from posenc.transformers.acceleration.signatures import cache_name, names_of
 from posenc.transformers.acceleration.trials import tensors_in
+from posenc.transformers.calls import cache_name, names_of
 from tests.support.caches import cache_of, given
 from tests.testing.tiny_models import Unbuilt, first_line, inputs_of, kinds, tiny_model
 

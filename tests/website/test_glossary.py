@@ -10,7 +10,7 @@ import pytest
 
 from posenc.attention import BACKENDS
 from posenc.lab.experiments.verdicts import GATES
-from posenc.lab.reporting.verdicts import SEVERITY, TONES
+from posenc.lab.reporting.opening import SEVERITY, TONES
 from posenc.registry import ENCODINGS
 from posenc.transformers.engines import ENGINES
 from tests.website.built import pages

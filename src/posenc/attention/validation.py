@@ -14,8 +14,8 @@ from posenc.encoding import Encoding
 from posenc.encoding.parts import require_causal
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
+from posenc.layout.checks import require_dense
 from posenc.layout.claims import require_unwritten
-from posenc.layout.dense import require_dense
 from posenc.runtime import autocast_dtype
 
 LARGEST = sys.float_info.max

@@ -15,12 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from posenc.attention.backends.common.base import Backend
 from posenc.attention.call import Call
 from posenc.attention.validation import validate
-from posenc.distributed.call import ShardedCall
-from posenc.distributed.gathered import attend_gathered
+from posenc.distributed.call import Session, ShardedCall
+from posenc.distributed.gathered import attend_by_heads, attend_gathered, heads_refusal
 from posenc.distributed.group import Group
-from posenc.distributed.heads import attend_by_heads, heads_refusal
 from posenc.distributed.ring import attend_in_ring, refusal
-from posenc.distributed.session import Session
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.grid import Grid

@@ -1,7 +1,8 @@
-"""The all-gather form: every rank attends from its own queries to the keys of all ranks."""
+"""Forms in which a rank sees all tokens: all-gather of keys, and some heads of all (Ulysses)."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 from posenc.attention.api import attend_block
 from posenc.attention.call import Call
 from posenc.distributed.call import ShardedCall
-from posenc.distributed.collectives import beginnings, gather
-from posenc.distributed.shards import Piece, pieces
+from posenc.distributed.group import Group, beginnings, exchange, gather
+from posenc.distributed.shards import Piece, Shards, pieces
+from posenc.encoding import repeat_heads
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -56,3 +58,75 @@ def _visible(call: ShardedCall, query_pieces: list[Piece], key: Layout) -> list[
         return [key.length] * len(query_pieces)
     last = torch.tensor([piece.orders[1] for piece in query_pieces[:-1]], device=key.device)
     return [*torch.searchsorted(key.order[0], last, right=True).tolist(), key.length]
+
+
+def heads_refusal(call: ShardedCall) -> str | None:
+    """The reason why the heads of the call cannot be shared out."""
+    heads, ranks = call.q.shape[1], call.session.group.size
+    if heads % ranks:
+        return f"{ranks} ranks do not divide its {heads} heads"
+    for part in call.encoding.parts():
+        views = getattr(part, "views", 1)
+        if part.mixes_heads and ranks > 1:
+            return f"{type(part).__name__} mixes heads"
+        if heads // ranks % views:
+            return f"{type(part).__name__} has {views} heads a query, of which a rank would get one"
+    return None
+
+
+def attend_by_heads(call: ShardedCall) -> Float[Tensor, "B H L E"]:
+    """Attention of this rank's queries; other heads' and tokens' gradients go back alike."""
+    group, grid = call.session.group, call.grid
+    heads, groups = call.q.shape[1], call.k.shape[1]
+    groups = math.lcm(groups, group.size)
+    k, v = (repeat_heads(x, groups) for x in (call.k, call.v))
+    of_keys = call.shards
+    of_queries = call.session.shards(grid.query)
+    q = _to_heads(group, of_queries, call.q)
+    k, v = (_to_heads(group, of_keys, x) for x in (k, v))
+    query, key = (
+        _full_layout(group, *side) for side in ((of_queries, grid.query), (of_keys, grid.key))
+    )
+    gathered_grid = replace(grid, query=query, key=key)
+    first = group.rank * heads // group.size
+    head_range = slice(first, first + heads // group.size)
+    encoding = call.encoding.heads(head_range.start, head_range.stop)
+    dropout = call.counter_dropout(query, key)
+    of_heads = Call(
+        *(q, k, v, gathered_grid, encoding),
+        scale=call.logit_scale(),
+        counter_dropout=None if dropout is None else replace(dropout, first_head=first),
+        sinks=None if call.sinks is None else call.sinks[head_range],
+        softcap=call.softcap,
+    )
+    output, _ = attend_block(of_heads, call.backend)
+    return _to_tokens(group, of_queries, output)
+
+
+def _to_heads(group: Group, shards: Shards, x: Float[Tensor, "B H L D"]) -> Tensor:
+    """This rank's heads of all tokens, ``[B, H / ranks, K, D]``, tokens sorted."""
+    tokens = x.shape[2]
+    batch, heads, _, width = x.shape
+    parts = x.view(batch, group.size, heads // group.size, tokens, width)
+    rows = parts.permute(1, 3, 0, 2, 4).flatten(0, 1)
+    received = exchange(group, rows, [tokens] * group.size, shards.lengths)
+    return shards.arrange(received).permute(1, 2, 0, 3)
+
+
+def _to_tokens(group: Group, shards: Shards, x: Float[Tensor, "B H K D"]) -> Tensor:
+    """All heads of this rank's tokens, ``[B, H · ranks, L, D]``."""
+    count = shards.lengths[group.rank]
+    rows = shards.restore(x.permute(2, 0, 1, 3))
+    received = exchange(group, rows, shards.lengths, [count] * group.size)
+    return (
+        received.view(group.size, count, *received.shape[1:]).permute(2, 0, 3, 1, 4).flatten(1, 2)
+    )
+
+
+def _full_layout(group: Group, shards: Shards, layout: Layout) -> Layout:
+    """The layout of all tokens, sorted, with their signals."""
+    if layout.signal is None:
+        return shards.sorted
+    signals = [layout.signal.transpose(0, 1)]
+    (signal,) = gather(group, shards.lengths, signals, shards.arrangement)
+    return replace(shards.sorted, signal=signal.transpose(0, 1))

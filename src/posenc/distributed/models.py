@@ -12,15 +12,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from posenc.attention import Attention
 from posenc.distributed.api import ContextParallel
-from posenc.distributed.collectives import gather
-from posenc.distributed.group import Group
-from posenc.distributed.session import Session
+from posenc.distributed.call import Session
+from posenc.distributed.group import Group, gather
 from posenc.distributed.shards import Shards
 from posenc.encoding import EmbeddingEncoding
 from posenc.errors import ArgumentError
 from posenc.models import ImageEncoder, SavedModel, SequenceClassifier, Swin, TextClassifier
 from posenc.models.complex_layers import ComplexAttention
-from posenc.models.norm import BatchNorm
+from posenc.models.layers import BatchNorm
 
 UNSUPPORTED: dict[type[nn.Module], str] = {
     ComplexAttention: "attention of complex numbers, which knows one rank only",

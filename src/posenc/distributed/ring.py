@@ -20,9 +20,8 @@ from posenc.attention.call import Call
 from posenc.attention.problem.problem import GlobalSoftmax
 from posenc.attention.softmax import add_sinks
 from posenc.distributed.call import ShardedCall
-from posenc.distributed.collectives import first_derivative
 from posenc.distributed.gathered import attend_gathered
-from posenc.distributed.group import Group
+from posenc.distributed.group import Group, first_derivative
 from posenc.distributed.shards import Piece, Shards, pieces
 from posenc.distributed.sums import crosses_ties, running_sums
 from posenc.encoding import Encoding

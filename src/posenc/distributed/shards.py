@@ -12,8 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.arguments import Count, check
-from posenc.distributed.collectives import gather
-from posenc.distributed.group import Group
+from posenc.distributed.group import Group, gather
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posenc.distributed.collectives import total
-from posenc.distributed.group import Group
+from posenc.distributed.group import Group, total
 from posenc.distributed.shards import KEPT, Shards
 from posenc.errors import ArgumentError
 from posenc.layout import Layout

@@ -14,8 +14,7 @@ from torch import Tensor
 from posenc.encoding import RotatedBand, ScoreTerm, apply_rotation
 from posenc.encoding.rotation import Factors
 from posenc.encoding.tensors import Keys, Queries, Scores
-from posenc.encodings.common.frequencies import angles_at
-from posenc.encodings.common.precision import wider
+from posenc.encodings.common.precision import angles_at, wider
 from posenc.encodings.common.rotation import cos_sin, require_width
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.query_key.rope import Rope

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from posenc.arguments import EXACT, Interval, check, memory
 from posenc.errors import ArgumentError
-from posenc.layout.dense import require_dense
 from posenc.layout.integers import LARGEST_SINGLE, exact_floats
 from posenc.runtime import has_values
 
@@ -319,4 +318,25 @@ def require_signal(signal: Tensor, length: int) -> None:
             expected=f"real numbers of shape [B, {length}, S]",
             got=f"{signal.dtype} of shape {list(signal.shape)}",
             remedy="encoding.observe computes it.",
+        )
+
+
+def require_dense(name: str, x: Tensor) -> None:
+    """Require a tensor that is neither nested nor sparse.
+
+    Raises:
+        ArgumentError: for nested tensors, naming the layouts for rows of different lengths.
+    """
+    if x.is_nested:
+        raise ArgumentError(
+            name,
+            expected="rows of one length",
+            got="a nested tensor",
+            remedy="Pad its rows, torch.nested.to_padded_tensor(x, 0), with "
+            "Layout.padded(lengths), or join them into one, torch.cat(x.unbind()), with "
+            "Layout.packed(lengths).",
+        )
+    if x.layout is not torch.strided:
+        raise ArgumentError(
+            name, expected="a dense tensor", got=f"one in {x.layout}", remedy="Use .to_dense()."
         )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc.errors import ArgumentError
-from posenc.layout.dense import require_dense
+from posenc.layout.checks import require_dense
 from posenc.layout.layout import Layout
 
 SHAPE = "Its shape is [B, L, C], L being the layout's tokens."

@@ -30,9 +30,8 @@ from posenc.layout.checks import (
 )
 from posenc.layout.claims import require_claims
 from posenc.layout.display import layout_html, layout_line
-from posenc.layout.fields import join, join_field, require_joinable
+from posenc.layout.fields import join, join_field, register, require_joinable
 from posenc.layout.integers import DOUBLE, LARGEST, exact_dtype, successors
-from posenc.layout.pytree import register
 
 TENSORS = ("positions", "order", "document", "valid", "special", "signal")
 

@@ -1,18 +1,14 @@
 """Reference models for language, images, translation and classification."""
 
-from posenc.models.beam import Beams, beam_search
 from posenc.models.checkpoint import MODELS, SavedModel, load
-from posenc.models.classifier import TextClassifier
 from posenc.models.complex import ClassifierConfig, SequenceClassifier
 from posenc.models.deberta import Deberta, DebertaConfig
-from posenc.models.decoder import Decoder, DecoderConfig
-from posenc.models.encoder import Encoder, EncoderConfig, MaskedLM
-from posenc.models.generation import Greedy, Sample, generate
-from posenc.models.loss import token_loss
-from posenc.models.masking import Masked, mask_tokens
+from posenc.models.decoder import Decoder, DecoderConfig, in_segments
+from posenc.models.encoder import Encoder, EncoderConfig, MaskedLM, TextClassifier
+from posenc.models.generation import Beams, Greedy, Sample, beam_search, generate
+from posenc.models.objectives import Masked, mask_tokens, token_loss
 from posenc.models.patches import pad_images
 from posenc.models.probe import ConvFeatures, Recovered, probe_positions
-from posenc.models.recurrence import in_segments
 from posenc.models.swin import Swin, SwinConfig
 from posenc.models.transformer import Transformer, TransformerConfig
 from posenc.models.vision import DetrConfig, ImageConfig, ImageEncoder, VisionTransformer

@@ -17,7 +17,7 @@ from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.layout.padding import zero_invalid
 from posenc.models.complex_layers import ComplexAttention, ComplexFeedForward
-from posenc.models.norm import Norm, make_norm, normalize
+from posenc.models.layers import Norm, make_norm, normalize
 
 Activation = Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu"]
 

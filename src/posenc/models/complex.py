@@ -32,9 +32,8 @@ from posenc.models.complex_layers import (
     folded,
     on_parts,
 )
-from posenc.models.norm import make_norm, normalize
-from posenc.models.sharing import share_encodings
-from posenc.models.stack import StackConfig
+from posenc.models.layers import make_norm, normalize
+from posenc.models.stack import StackConfig, share_encodings
 from posenc.models.vision import mean_of_real
 
 Numbers = Literal["complex", "real"]

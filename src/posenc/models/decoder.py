@@ -1,8 +1,8 @@
-"""Decoder language model with any positional encoding."""
+"""Decoder language model with any positional encoding, and Transformer-XL's segment recurrence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Length, check
+from posenc.arguments import Count, Length, Natural, check
 from posenc.attention import Cache
 from posenc.encoding import Encoding
 from posenc.encoding.tensors import TokenIds
@@ -18,10 +18,8 @@ from posenc.layout import Layout
 from posenc.models import stack
 from posenc.models.block import Block
 from posenc.models.checkpoint import SavedModel
-from posenc.models.norm import normalize
-from posenc.models.sharing import share_encodings
-from posenc.models.stack import LayersConfig
-from posenc.models.token_embedding import TokenEmbedding, tied_logits
+from posenc.models.layers import TokenEmbedding, normalize, tied_logits
+from posenc.models.stack import LayersConfig, share_encodings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,3 +136,55 @@ class Decoder(SavedModel):
     def require_position(self, position: int, *, device: torch.device | None = None) -> None:
         """Require that the encoding can represent a position; see ``stack.require_position``."""
         stack.require_position(self.encodings[0], self.embedding, position, device=device)
+
+
+def in_segments(
+    model: Decoder,
+    tokens: TokenIds,
+    *,
+    segment: int,
+    memory: int,
+    layout: Layout | None = None,
+    cache: Cache | None = None,
+) -> Iterator[Float[Tensor, "B S V"]]:
+    """Logits of each segment in turn, with attention to ``memory`` tokens before it.
+
+    The memory of a layer is its keys and values of the last ``memory`` tokens, with their layout:
+    positions continue across segments. It receives no gradient.
+
+    In evaluation, compared with one pass over the whole text:
+
+    - a memory as long as the past gives equal results;
+    - with a shorter memory M, a token attends in every layer to its segment so far and the M tokens
+      before the segment, so layer n reaches ``n · M`` back. With segments of one token this is
+      ``window=M + 1``;
+    - a causal convolution (``conv``, ``path``) keeps the tokens it needs from before the memory;
+    - absolute positions continue, up to the length of a learned table.
+
+    In training, gradients end at the memory, and its keys come from earlier weights. The paper
+    caches the layer's input and projects it again, with gradients to W_K and W_V.
+
+    Args:
+        model: any ``Decoder``.
+        tokens: ``[B, L]`` ids.
+        segment: tokens per segment; the last may be shorter.
+        memory: tokens cached by each layer; 0: none.
+        layout: of the tokens; by default they continue ``cache``.
+        cache: from an earlier call; changed in place.
+
+    Raises:
+        ArgumentError: if ``segment`` is below 1 or ``memory`` below 0.
+    """
+    check("segment", Length, segment)
+    check("memory", Natural, memory)
+    state = cache or model.new_cache()
+
+    def segments() -> Iterator[Tensor]:
+        for begin in range(0, tokens.shape[1], segment):
+            end = begin + segment
+            part = None if layout is None else layout.slice(begin, end)
+            logits = model(tokens[:, begin:end], part, cache=state)
+            state.truncate(memory)
+            yield logits
+
+    return segments()

@@ -1,15 +1,16 @@
-"""BERT-style encoder and masked language model."""
+"""BERT-style encoder, masked language model and text classifier."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Any, Self
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Length, Natural
+from posenc.arguments import Interval, Length, Natural, check
 from posenc.encoding import Encoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.errors import ArgumentError
@@ -17,10 +18,9 @@ from posenc.layout import Layout
 from posenc.models import stack
 from posenc.models.block import Activation
 from posenc.models.checkpoint import SavedModel
-from posenc.models.norm import Norm, normalize
-from posenc.models.sharing import share_encodings
-from posenc.models.stack import LayersConfig
-from posenc.models.token_embedding import TokenEmbedding, tied_logits
+from posenc.models.layers import Norm, TokenEmbedding, normalize, tied_logits
+from posenc.models.stack import LayersConfig, share_encodings, token_layout
+from posenc.models.vision import mean_of_real
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,3 +200,45 @@ class MaskedLM(SavedModel):
         x = self.encoder(tokens, layout, types=types)
         logits: Tensor = self.head(x, self.encoder.embedding)
         return logits
+
+
+class TextClassifier(SavedModel):
+    """``W · mean(encoder(tokens)) + b``, the mean over valid tokens.
+
+    Args:
+        config: of the encoder.
+        classes: number of labels.
+
+    Raises:
+        ArgumentError: for fewer than two classes, or as ``Encoder``.
+
+    >>> import torch
+    >>> from posenc.models import EncoderConfig, TextClassifier
+    >>> config = EncoderConfig(vocabulary=99, dim=32, layers=2, heads=4, encoding="rope")
+    >>> TextClassifier(config, classes=3)(torch.randint(99, (2, 10))).shape
+    torch.Size([2, 3])
+    """
+
+    kind = "text_classifier"
+
+    def __init__(self, config: EncoderConfig, *, classes: int) -> None:
+        super().__init__()
+        self.classes = check("classes", Annotated[int, Interval(2, 2**16)], classes)
+        self.encoder = Encoder(config)
+        self.output = nn.Linear(config.dim, classes)
+        nn.init.normal_(self.output.weight, std=config.dim**-0.5)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, tokens: TokenIds, layout: Layout | None = None) -> Float[Tensor, "B classes"]:
+        """Logits of the classes, ``[B, classes]``; as ``Encoder``."""
+        layout = token_layout("tokens", tokens, layout)
+        logits: Tensor = self.output(mean_of_real(self.encoder(tokens, layout), layout))
+        return logits
+
+    def _fields(self) -> dict[str, Any]:
+        return {**self.encoder.config.to_json(), "classes": self.classes}
+
+    @classmethod
+    def _of_fields(cls, fields: Mapping[str, Any]) -> Self:
+        shape = {key: value for key, value in fields.items() if key != "classes"}
+        return cls(EncoderConfig(**shape), classes=fields["classes"])

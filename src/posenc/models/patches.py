@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.arguments import Length, check
 from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError
-from posenc.layout.dense import require_dense
+from posenc.layout.checks import require_dense
 
 
 class Patches(nn.Module):

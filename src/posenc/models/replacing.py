@@ -15,7 +15,7 @@ from posenc.errors import ArgumentError
 from posenc.models.block import Block
 from posenc.models.decoder import Decoder
 from posenc.models.encoder import Encoder
-from posenc.models.sharing import share_encodings
+from posenc.models.stack import share_encodings
 from posenc.models.vision import ImageEncoder
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -18,10 +18,8 @@ from posenc.layout import Layout
 from posenc.models import stack
 from posenc.models.block import Activation, SourceContext
 from posenc.models.checkpoint import SavedModel
-from posenc.models.norm import Norm, normalize
-from posenc.models.sharing import share_encodings
-from posenc.models.stack import StackConfig
-from posenc.models.token_embedding import TokenEmbedding, tied_logits
+from posenc.models.layers import Norm, TokenEmbedding, normalize, tied_logits
+from posenc.models.stack import StackConfig, share_encodings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from posenc.attention import LayerCache, attend
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.testing import backend_laws, derivative_laws, padding_laws, position_laws, tracing_laws
+from posenc.testing import backend_laws, input_laws, transform_laws
 from posenc.testing.subject import (
     LENGTH,
     REGISTERED,
@@ -33,7 +33,7 @@ from posenc.testing.subject import (
     tokens_of,
 )
 
-MODULES = (backend_laws, derivative_laws, padding_laws, position_laws, tracing_laws)
+MODULES = (backend_laws, input_laws, transform_laws)
 """Modules with further laws."""
 
 

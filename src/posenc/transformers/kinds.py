@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from posenc.errors import CheckpointError
-from posenc.transformers.checkpoints.extended import FIELD
-from posenc.transformers.checkpoints.fields import Fields
+from posenc.transformers.checkpoints.folder import FIELD, Fields
 from posenc.transformers.doctor.config_values import readable
-from posenc.transformers.live import LiveDecoder, LiveEncoder, LiveMaskedLM, LiveModel
-from posenc.transformers.live_images import LiveImages
+from posenc.transformers.live import LiveDecoder, LiveEncoder, LiveImages, LiveMaskedLM, LiveModel
 
 LIVE = (LiveDecoder, LiveMaskedLM, LiveImages, LiveEncoder)
 

@@ -1,4 +1,4 @@
-"""Models that transformers runs, stretched in place."""
+"""Models of text and of images that transformers runs, stretched in place."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.layout import Layout
 from posenc.models import Greedy, Sample
-from posenc.transformers.checkpoints.extended import FIELD, fitting, require_extension
-from posenc.transformers.checkpoints.fields import Fields
-from posenc.transformers.checkpoints.stored import stored_shapes
+from posenc.transformers.checkpoints.folder import (
+    FIELD,
+    Fields,
+    fitting,
+    require_extension,
+    stored_shapes,
+)
 from posenc.transformers.engines.config import WINDOWS, ModelConfig
 from posenc.transformers.engines.transformers import TRANSFORMERS
-from posenc.transformers.quiet import quiet_transformers
+from posenc.transformers.settings import quiet_transformers, settings_kept
 
 POOLER = "pooler."
 """Start of the names of weights that no measurement needs."""
@@ -109,7 +113,7 @@ class LiveModel(nn.Module):
     @cached_property
     def biases(self) -> list[Any]:
         """Biases by distance of its layers (``stretching.biases.LinearBias``)."""
-        from posenc.transformers.stretching.biases import biases_in
+        from posenc.transformers.stretching.tables import biases_in
 
         return [] if self.model.main_input_name == "pixel_values" else biases_in(self.model)
 
@@ -145,8 +149,7 @@ class LiveModel(nn.Module):
         Raises:
             ArgumentError: for a model with neither.
         """
-        from posenc.transformers.stretching.frequencies import frequencies_in
-        from posenc.transformers.stretching.rotary import windowed
+        from posenc.transformers.stretching.frequencies import frequencies_in, windowed
 
         if self.rotates:
             for frequencies in frequencies_in(self.model):
@@ -340,3 +343,61 @@ def _misfit(auto: str, folder: Path) -> str:
         if shape != tuple(tensor.shape):
             return f"{name} of shape {list(shape)}, where config.json gives {list(tensor.shape)}"
     return ""
+
+
+class LiveImages(LiveModel):
+    """A model of images of transformers."""
+
+    auto = "AutoModelForImageClassification"
+    architectures = "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"
+    words = "a model of images"
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of an image."""
+        return int(getattr(self.config, "num_channels", 3))
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes; None: it answers features alone."""
+        named = "ForImageClassification" in type(self.model).__name__
+        return int(self.model.config.num_labels) if named else None
+
+    @property
+    def patch(self) -> int:
+        """Side of a patch in pixels."""
+        side = self.config.patch_size
+        return int(side if isinstance(side, int) else max(side))
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """Height and width of a trained image in patches."""
+        size = self.config.image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        return height // self.patch, width // self.patch
+
+    @property
+    def config(self) -> Any:
+        """The part of its config that describes images."""
+        return getattr(self.model.config, "vision_config", self.model.config)
+
+    def forward(
+        self, images: Float[Tensor, "B P Y X"]
+    ) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B K"] | None]:
+        """Features, and logits of a classifier.
+
+        Features are those of the class token, or the mean over cells.
+        """
+        outputs: list[Any] = []
+        base, options = self.model.base_model, {}
+        if self.table is None and "interpolate_pos_encoding" in signature(base.forward).parameters:
+            options["interpolate_pos_encoding"] = True  # of other positions, if it has any
+        hook = base.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+        try:
+            with settings_kept(self.model):  # a picture says nothing of the next one
+                output = self.model(pixel_values=images, return_dict=True, **options)
+        finally:
+            hook.remove()
+        hidden: Tensor = outputs[0][0]
+        tokens = hidden.flatten(2).mT if hidden.dim() == 4 else hidden
+        return tokens[:, 0] if self._first else tokens.mean(1), getattr(output, "logits", None)

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from posenc.attention import attend
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.lab.bench.case import Case, parse_name, past_only
 from posenc.lab.bench.options import METHODS
-from posenc.lab.bench.passes import Pass
+from posenc.lab.bench.passes import Case, Pass, parse_name, past_only
 
 
 def case(encoding: str, length: int = 40, **options: object) -> Case:

@@ -13,8 +13,7 @@ from posenc.lab.bench.passes import Times, ratio
 from posenc.lab.bench.report import bench_page, opening
 from posenc.lab.bench.run import PLAIN, BenchReading, BenchReport, BenchSettings
 from posenc.lab.cli.app import app
-from posenc.lab.reporting.headlines import LONGEST
-from posenc.lab.reporting.opening import Opening
+from posenc.lab.reporting.opening import LONGEST, Opening
 
 Both = float | tuple[float, float] | None
 """Ratio in training, alone or with half its interval; None: refused."""

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from posenc.lab.cli.engines import engine_table
-from posenc.lab.doctor.engines import Engines
+from posenc.lab.cli.doctor import engine_table
+from posenc.lab.doctor.words import Engines
 from posenc.lab.evaluation.llama import as_llama
 from tests.support.commands import run_command
 from tests.support.samples import next_token_model

@@ -15,7 +15,7 @@ import torch
 from posenc import storage
 from posenc.lab.evaluation.llama import as_llama
 from posenc.models import Decoder, DecoderConfig
-from posenc.transformers.checkpoints.fields import Fields
+from posenc.transformers.checkpoints.folder import Fields
 from posenc.transformers.live import LiveDecoder
 from tests.support.samples import next_token_model
 
@@ -366,7 +366,7 @@ def test_stopped_it_goes_on(
     arguments = ("extend", base, "--factor", "2", "--text", text, "--out", tmp_path / "out")
     with monkeypatch.context() as patched:
         patched.setattr(
-            "posenc.lab.training.interrupt.interruptible", lambda: nullcontext(lambda: True)
+            "posenc.lab.training.stopping.interruptible", lambda: nullcontext(lambda: True)
         )
         code, _, said = posenc(*arguments)
     assert code == 130

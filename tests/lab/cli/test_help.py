@@ -12,7 +12,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from posenc.lab.cli.app import app
-from posenc.lab.cli.compare_display import CompareDisplay
+from posenc.lab.cli.compare import CompareDisplay
 from posenc.lab.cli.console import Countdown
 from posenc.lab.experiments import progress
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from posenc.lab.evaluation.llama import as_llama
-from posenc.lab.reporting.headlines import LONGEST
+from posenc.lab.reporting.opening import LONGEST
 from tests.support.commands import run_command
 from tests.support.samples import next_token_model, sample
 

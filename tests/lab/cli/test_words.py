@@ -16,13 +16,13 @@ from transformers import BertConfig, BertModel
 import posenc
 from posenc.errors import CheckpointError, Interrupted, OutputError
 from posenc.lab.cli import main
-from posenc.lab.cli.completion import (
+from posenc.lab.cli.console import Terminal, command_line, print_error
+from posenc.lab.cli.options import (
     complete_encoding,
     complete_encodings,
     complete_methods,
     complete_task,
 )
-from posenc.lab.cli.console import Terminal, command_line, print_error
 from posenc.lab.evaluation.llama import as_llama
 from posenc.lab.evaluation.progress import kept
 from posenc.models import Decoder, EncoderConfig, MaskedLM

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from posenc.lab.doctor.engines import Engines
 from posenc.lab.doctor.report import diagnosis_page, opening
-from posenc.lab.reporting.headlines import LONGEST
+from posenc.lab.doctor.words import Engines
+from posenc.lab.reporting.opening import LONGEST
 from posenc.lab.reporting.sentences import sentence
 from posenc.transformers.doctor.advice import Advice, Limit
 from posenc.transformers.doctor.config_findings import Finding
@@ -23,7 +23,7 @@ from posenc.transformers.doctor.facts import (
     Layers,
     PositionTable,
 )
-from posenc.transformers.doctor.rotation import RotationFacts
+from posenc.transformers.doctor.from_values import RotationFacts
 from posenc.transformers.engines import ConfigRemedy, Served
 
 FOLDER = Path("folder")

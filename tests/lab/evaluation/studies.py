@@ -7,7 +7,7 @@ import torch
 from posenc.lab.evaluation.results import Findings, Study, StudyReading
 from posenc.lab.evaluation.suites.needles import ByteNeedles, letters
 from posenc.lab.evaluation.suites.next_token import NextTokenSuite
-from posenc.lab.experiments.pieces import Pieces
+from posenc.lab.experiments.corpus import Pieces
 
 STRETCHES = 64
 RULER = NextTokenSuite(

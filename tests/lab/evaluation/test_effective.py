@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from posenc.lab.evaluation.effective import Series, effective_length, next_length, rise
+from posenc.lab.evaluation.lengths import Series, effective_length, next_length, rise
 
 LENGTHS = (16, 32, 64, 128, 256)
 NOISE = [0.02 * ((7 * n) % 5 - 2) for n in range(60)]

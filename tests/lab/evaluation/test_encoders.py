@@ -25,7 +25,7 @@ from posenc.lab.evaluation.suites.masked import MaskedSuite
 from posenc.lab.evaluation.suites.retrieval import RetrievalSuite
 from posenc.lab.evaluation.summary import answer, findings, setting
 from posenc.lab.evaluation.texts import SpecialTokens, Text, read_ids
-from posenc.lab.experiments.pieces import Pieces
+from posenc.lab.experiments.corpus import Pieces
 from posenc.lab.experiments.text_loss import restored
 from posenc.transformers.live import LiveEncoder, LiveMaskedLM, LiveModel
 

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from posenc.errors import ArgumentError, Interrupted
 from posenc.lab.evaluation.checkpoint import Checkpoint
-from posenc.lab.evaluation.effective import Series
 from posenc.lab.evaluation.evaluate import evaluate
-from posenc.lab.evaluation.examination import Examination
-from posenc.lab.evaluation.limits import affordable
+from posenc.lab.evaluation.lengths import Series, affordable
 from posenc.lab.evaluation.report import study_page, write_study
 from posenc.lab.evaluation.results import Study
+from posenc.lab.evaluation.scoring import Examination
 from posenc.lab.evaluation.suites.next_token import NextTokenSuite
 from posenc.lab.evaluation.summary import answer
 from posenc.lab.evaluation.texts import Text, read_ids
@@ -174,8 +173,8 @@ def test_lengths_beyond_a_limit_are_left_out(
         def forward(self, tokens: Tensor) -> Tensor:
             return forward(tokens)
 
-    monkeypatch.setattr("posenc.lab.evaluation.limits.PeakMemory", Memory)
-    monkeypatch.setattr("posenc.lab.evaluation.limits.rows_a_call", lambda length: 1)
+    monkeypatch.setattr("posenc.lab.evaluation.lengths.PeakMemory", Memory)
+    monkeypatch.setattr("posenc.lab.evaluation.lengths.rows_a_call", lambda length: 1)
     Memory.used_by = iter(n * n * 2**20 for n in (16, 32, 64))
     lengths, few = (16, 32, 64, 128), {"needed": 32, "passes": 1}
     kept, left = affordable(Model(1, 1), text.measured, lengths, memory=2.0, minutes=None, **few)
@@ -204,8 +203,8 @@ def test_the_time_of_all_passes_is_foreseen(text: Text, monkeypatch: pytest.Monk
             return tokens
 
     clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr("posenc.lab.evaluation.limits.time.perf_counter", lambda: next(clock))
-    monkeypatch.setattr("posenc.lab.evaluation.limits.rows_a_call", lambda length: 2)
+    monkeypatch.setattr("posenc.lab.evaluation.lengths.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("posenc.lab.evaluation.lengths.rows_a_call", lambda length: 2)
     lengths, few = (16, 32, 64, 128), {"needed": 32, "passes": 6}
     kept, left = affordable(Model(1, 1), text.measured, lengths, memory=None, minutes=1.2, **few)
     assert kept == (16, 32)

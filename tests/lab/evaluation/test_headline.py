@@ -10,7 +10,7 @@ from posenc.lab.evaluation.choosing import missing_gain
 from posenc.lab.evaluation.headline import headline, opening, remedies, verdicts
 from posenc.lab.evaluation.report import study_page
 from posenc.lab.evaluation.results import Effective, Study
-from posenc.lab.reporting.headlines import LONGEST
+from posenc.lab.reporting.opening import LONGEST
 from tests.lab.evaluation.studies import BASE, reading, study
 
 

@@ -13,8 +13,7 @@ from huggingface_hub import constants
 from posenc.errors import CheckpointError
 from posenc.lab.evaluation.checkpoint import Checkpoint
 from posenc.lab.evaluation.extend import extend_checkpoint
-from posenc.transformers.doctor.diagnosis import diagnose
-from posenc.transformers.doctor.loading import check_source
+from posenc.transformers.doctor.diagnosis import check_source, diagnose
 from posenc.transformers.hub import CONFIGS, HubName, model_folder
 from tests.support.commands import inspect_here, run_command
 from tests.support.hub import COMMIT, REFUSED, cached, served

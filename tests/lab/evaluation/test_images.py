@@ -21,7 +21,7 @@ from posenc.lab.evaluation.settings import Tuning
 from posenc.lab.evaluation.study import ExtensionResult, measure_extensions
 from posenc.lab.evaluation.suites.images import images_for, sides
 from posenc.lab.evaluation.summary import answer, findings, setting
-from posenc.transformers.live_images import LiveImages
+from posenc.transformers.live import LiveImages
 
 SIDE, PATCH = 8, 4
 TUNING = Tuning(steps=0)

@@ -21,8 +21,7 @@ from posenc.lab.evaluation.extend import extend_checkpoint
 from posenc.lab.evaluation.settings import Tuning
 from posenc.layout import Layout
 from posenc.transformers import stretch
-from posenc.transformers.live import LiveDecoder
-from posenc.transformers.live_images import LiveImages
+from posenc.transformers.live import LiveDecoder, LiveImages
 from tests.support.tiny_models import tiny_model
 
 LENGTH = 16

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import ArgumentError, CheckpointError
-from posenc.lab.evaluation.chat import read_template
-from posenc.lab.evaluation.examination import Examination
 from posenc.lab.evaluation.questions import Question
-from posenc.lab.evaluation.scoring import ByGeneration, ByProbability
+from posenc.lab.evaluation.scoring import ByGeneration, ByProbability, Examination
 from posenc.lab.evaluation.settings import EvaluationSettings
-from posenc.lab.evaluation.texts import SpecialTokens, TokenizerFile, read_ids
+from posenc.lab.evaluation.texts import SpecialTokens, TokenizerFile, read_ids, read_template
 from posenc.transformers.live import LiveDecoder
 
 
@@ -169,7 +167,7 @@ def test_a_template_that_fails_is_named(tmp_path: Path) -> None:
 def test_a_template_that_runs_for_long_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("posenc.lab.evaluation.chat.SECONDS", 0.2)
+    monkeypatch.setattr("posenc.lab.evaluation.texts.SECONDS", 0.2)
     loops = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc")
     (tmp_path / "chat_template.jinja").write_text(loops + 3 * "{% endfor %}")
     rendered = read_template(tmp_path)

@@ -11,7 +11,7 @@ from posenc.lab.evaluation.candidates import Method
 from posenc.lab.evaluation.choosing import choose
 from posenc.lab.evaluation.headline import headline, verdicts
 from posenc.lab.evaluation.results import Study, StudyReading
-from posenc.lab.evaluation.suites.words import words
+from posenc.lab.evaluation.suites.next_token import words
 from posenc.lab.evaluation.summary import SLOWER, answer, expectation, findings
 from tests.lab.evaluation.studies import BASE, reading, study
 

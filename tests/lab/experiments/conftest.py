@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.lab.experiments.charts import draw_charts
+from posenc.lab.experiments.page import draw_charts
 from posenc.lab.experiments.report import write_report
 from posenc.lab.experiments.summary import summarise
 from posenc.lab.reporting.charts import Chart

@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 import vl_convert
 
-from posenc.lab.experiments.charts import draw_charts
+from posenc.lab.experiments.page import draw_charts
 from posenc.lab.experiments.statistics import bounds_of
 from posenc.lab.experiments.summary import summarise
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Up
-from posenc.lab.reporting.intervals import Bounds, Estimate, estimate
+from posenc.lab.reporting.numbers import Bounds, Estimate, estimate
 from tests.support.samples import ACCURACY, LOSS, sample
 
 RANGES = {

@@ -16,8 +16,7 @@ import torch
 
 from posenc.errors import DataError
 from posenc.lab.experiments import corpus
-from posenc.lab.experiments.corpus import TextCorpus, read_corpus, read_text, shipped_text
-from posenc.lab.experiments.pieces import Pieces
+from posenc.lab.experiments.corpus import Pieces, TextCorpus, read_corpus, read_text, shipped_text
 from posenc.lab.experiments.text_loss import pair_entropy
 
 PINNED = "500b181695c61d4b579255f42b8598dae0908eccaf315a2cdea12f4e442517e7"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.lab.experiments.json_summary import numbers
+from posenc.lab.experiments.report import numbers
 from posenc.lab.experiments.results import Comparison, Measurement
 from posenc.lab.experiments.settings import ComparisonSettings
 from posenc.lab.experiments.summary import Summary, summarise

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from posenc.lab.experiments.headline import OPEN, headline
 from posenc.lab.experiments.results import ComparedEncoding, Comparison, Measurement
+from posenc.lab.experiments.summary import OPEN, headline
 from posenc.lab.experiments.verdicts import Row, judged
-from posenc.lab.reporting.headlines import LONGEST
-from posenc.lab.reporting.intervals import paired_difference
+from posenc.lab.reporting.numbers import paired_difference
+from posenc.lab.reporting.opening import LONGEST
 from tests.support.samples import ACCURACY, LOSS, RECALL, sample
 
 

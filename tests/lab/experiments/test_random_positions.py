@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from posenc.lab.experiments.random_positions import random_layout
+from posenc.lab.experiments.tasks.common.algorithm import random_layout
 
 
 def test_plain_positions_count() -> None:

@@ -16,7 +16,7 @@ from posenc.lab.experiments.results import Comparison, Measurement
 from posenc.lab.experiments.settings import NOT_ABOUT_RESULTS, ComparisonSettings
 from posenc.lab.experiments.settling import MOST_SEEDS, remedies, seeds_needed
 from posenc.lab.experiments.verdicts import judged
-from posenc.lab.reporting.intervals import estimate
+from posenc.lab.reporting.numbers import estimate
 from tests.support.commands import run_command
 from tests.support.samples import LOSS, sample
 

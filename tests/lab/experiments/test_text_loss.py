@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.lab.experiments import text_loss as measure
-from posenc.lab.experiments.pieces import Pieces
+from posenc.lab.experiments.corpus import Pieces
 from posenc.lab.experiments.text_loss import (
     PositionProfile,
     Targets,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from posenc.lab.experiments import gates, statistics, verdicts
+from posenc.lab.experiments import statistics, verdicts
 from posenc.lab.experiments import summary as answer
 from posenc.lab.experiments.results import (
     ComparedEncoding,
@@ -211,6 +211,6 @@ def test_only_what_has_learned_is_ranked_and_told() -> None:
     told = " ".join(answer.summarise(found).answer)
     assert "Best at 256 tokens: alibi" in told
     assert "Not learned, so no verdict: t5 4.2" in told
-    assert "in words" not in gates.reason(found, rows["alibi"])
-    assert gates.reason(found, rows["alibi"]) == ""
-    assert "--steps 600; these had 10" in gates.reason(found, rows["t5"])
+    assert "in words" not in verdicts.reason(found, rows["alibi"])
+    assert verdicts.reason(found, rows["alibi"]) == ""
+    assert "--steps 600; these had 10" in verdicts.reason(found, rows["t5"])

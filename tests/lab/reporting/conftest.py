@@ -12,8 +12,8 @@ import pytest
 
 from posenc.lab.bench.options import METHODS
 from posenc.lab.bench.report import write_bench
-from posenc.lab.doctor.engines import Engines
 from posenc.lab.doctor.report import write_diagnosis
+from posenc.lab.doctor.words import Engines
 from posenc.lab.evaluation.report import write_study
 from posenc.lab.experiments.report import write_report
 from posenc.transformers.doctor.costs import LayerCost

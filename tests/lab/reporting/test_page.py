@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 
 from posenc.lab.reporting.drawing import Look
-from posenc.lab.reporting.libraries import bundled
 from posenc.lab.reporting.opening import Opening, Remedy, Verdict, Verdicts
-from posenc.lab.reporting.page import Cell, Column, MapSection, Page, TableSection, TextSection
+from posenc.lab.reporting.page import (
+    Cell,
+    Column,
+    MapSection,
+    Page,
+    TableSection,
+    TextSection,
+    bundled,
+)
 
 
 def page(remedies: tuple[Remedy, ...] = (), **changes: object) -> Page:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from posenc.lab.reporting.palette import COLOURS, CONTROL, DARK, LIGHT, SERIES, SHAPES
-from posenc.lab.visualization.colours import FALL, RISE
+from posenc.lab.visualization.pictures import FALL, RISE
 
 Colour = np.ndarray
 

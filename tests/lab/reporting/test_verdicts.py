@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from posenc.lab.reporting.intervals import Estimate
-from posenc.lab.reporting.numbers import count_in_words, setting_in_words, size_in_words
-from posenc.lab.reporting.verdicts import deterioration, word
+from posenc.lab.reporting.numbers import Estimate, count_in_words, setting_in_words, size_in_words
+from posenc.lab.reporting.opening import deterioration, word
 
 
 @pytest.mark.parametrize(

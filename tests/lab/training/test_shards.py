@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from posenc.lab.training import shards
+from posenc.lab.training import checkpoint
 from posenc.lab.training.ranks import TrainingRanks
 
 WRITES = 8
@@ -44,23 +44,23 @@ def test_killed_while_saving(
         return run
 
     alone = TrainingRanks(None)
-    monkeypatch.setattr(shards, "save", killed_before(save))
-    monkeypatch.setattr(shards, "write_json", killed_before(shards.write_json))
+    monkeypatch.setattr(checkpoint, "save", killed_before(save))
+    monkeypatch.setattr(checkpoint, "write_json", killed_before(checkpoint.write_json))
     monkeypatch.setattr(shutil, "rmtree", killed_before(shutil.rmtree))
     monkeypatch.setattr(Path, "rename", killed_before(Path.rename))
-    shards.save_shards(tmp_path, {}, {"step": 1}, alone)
+    checkpoint.save_shards(tmp_path, {}, {"step": 1}, alone)
     left, done = killed_at, False
     try:
-        shards.save_shards(tmp_path, {}, {"step": 2}, alone)
+        checkpoint.save_shards(tmp_path, {}, {"step": 2}, alone)
         done = True
     except Killed:
         pass
-    monkeypatch.setattr(shards.dist, "broadcast_object_list", lambda *_, **options: None)
-    newest = shards.newest(tmp_path, alone)
-    assert newest == max(tmp_path.glob(f"{shards.PREFIX}*"))
-    assert {path.name for path in newest.iterdir()} == {"tensors", shards.META}
+    monkeypatch.setattr(checkpoint.dist, "broadcast_object_list", lambda *_, **options: None)
+    newest = checkpoint.newest(tmp_path, alone)
+    assert newest == max(tmp_path.glob(f"{checkpoint.PREFIX}*"))
+    assert {path.name for path in newest.iterdir()} == {"tensors", checkpoint.META}
     assert not done or newest.name.endswith("2")
     assert done or killed_at < WRITES - 1
     left = WRITES
-    shards.save_shards(tmp_path, {}, {"step": 3}, alone)
-    assert [path.name for path in tmp_path.iterdir()] == [f"{shards.PREFIX}000000003"]
+    checkpoint.save_shards(tmp_path, {}, {"step": 3}, alone)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{checkpoint.PREFIX}000000003"]

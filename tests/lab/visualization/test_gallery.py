@@ -9,9 +9,8 @@ import pytest
 
 from posenc.errors import OutputError, UnknownNameError
 from posenc.lab.visualization.catalogue import SITES, DocstringSections, group, sheet
-from posenc.lab.visualization.formulas import is_formula, prose
+from posenc.lab.visualization.formulas import is_formula, mathml, prose
 from posenc.lab.visualization.gallery import render_gallery, write_gallery
-from posenc.lab.visualization.mathml import mathml
 from posenc.registry import ENCODINGS
 
 

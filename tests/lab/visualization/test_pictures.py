@@ -13,11 +13,19 @@ import torch
 from PIL import Image
 
 from posenc.errors import ArgumentError, OutputError
-from posenc.lab.visualization.colours import FALL, RISE, Scale, is_narrow
 from posenc.lab.visualization.panels import Trail
-from posenc.lab.visualization.pictures import _gradient, draw, draw_panel, save_picture
+from posenc.lab.visualization.pictures import (
+    FALL,
+    RISE,
+    Scale,
+    _gradient,
+    data_uri,
+    draw,
+    draw_panel,
+    is_narrow,
+    save_picture,
+)
 from posenc.lab.visualization.profile import make_profile
-from posenc.lab.visualization.raster import data_uri
 
 
 def decode(uri: str) -> torch.Tensor:

@@ -26,10 +26,14 @@ from transformers import (
 
 from posenc.errors import ArgumentError
 from posenc.transformers.acceleration import accelerate
-from posenc.transformers.acceleration.accelerated import SETTINGS, AccelerateSettings
+from posenc.transformers.acceleration.accelerated import (
+    SETTINGS,
+    AccelerateSettings,
+    _traits,
+    is_on_interface,
+)
 from posenc.transformers.acceleration.interface import BOUNDARIES, REFUSED_OPTIONS, attention, mask
 from posenc.transformers.acceleration.masks import attended_keys
-from posenc.transformers.acceleration.views import _traits, is_on_interface
 from tests.support.versions import needs_model_type
 from tests.transformers.acceleration.case import VOCABULARY, texts
 from tests.transformers.acceleration.cases.bloom import SIZES as BLOOM

@@ -22,10 +22,10 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from posenc.transformers.acceleration import accelerate, interface, lazy_mask, masks
-from posenc.transformers.acceleration.dense import dense_attention
+from posenc.transformers.acceleration import accelerate, interface, masks
 from posenc.transformers.acceleration.interface import attention, keys_mask, mask
-from posenc.transformers.acceleration.lazy_mask import LazyMask, pairs_behind, written_out
+from posenc.transformers.acceleration.masks import LazyMask, pairs_behind, written_out
+from posenc.transformers.acceleration.routing import dense_attention
 from tests.transformers.acceleration.cases import CASES
 from tests.transformers.acceleration.test_interface import SERVED, heads, model_of
 
@@ -243,7 +243,7 @@ def test_masks_are_what_a_model_reads(dtype: torch.dtype) -> None:
 
     def made() -> Tensor:
         pairs = interface.pairs_of(2, 6, 6, attention_mask=PADDING[:, :6])
-        return lazy_mask.carrying(pairs, (2, 1, 6, 6), dtype, torch.device("cpu"))
+        return masks.carrying(pairs, (2, 1, 6, 6), dtype, torch.device("cpu"))
 
     carried = made()
     assert isinstance(carried, LazyMask)

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from posenc import Grid, Layout
 from posenc.attention.dispatch import BACKENDS
-from posenc.transformers.acceleration.dense import dense_attention
-from posenc.transformers.acceleration.routing import plain_attention
+from posenc.transformers.acceleration.routing import dense_attention, plain_attention
 from tests.attention.test_native import built
 
 KEYS = 40

@@ -15,14 +15,7 @@ from transformers import Cache, DynamicCache
 from posenc.transformers.acceleration import FAMILIES
 from posenc.transformers.acceleration.accelerated import Accelerated
 from posenc.transformers.acceleration.families.common.page import BIASES, PageAttention
-from posenc.transformers.acceleration.signatures import (
-    CACHE,
-    CACHES,
-    bound,
-    cache_name,
-    caches_in,
-    names_of,
-)
+from posenc.transformers.calls import CACHE, CACHES, bound, cache_name, caches_in, names_of
 from tests.support.caches import given
 from tests.transformers.acceleration.cases import CASES
 from tests.transformers.acceleration.test_laws import accelerated, put_under

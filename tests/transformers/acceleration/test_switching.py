@@ -22,9 +22,8 @@ from transformers.cache_utils import Cache, QuantizedLayer
 
 from posenc.errors import ArgumentError, BackendRefusal
 from posenc.transformers.acceleration import accelerate, interface, restore
-from posenc.transformers.acceleration.accelerated import SHORTEST, settings_of
+from posenc.transformers.acceleration.accelerated import SHORTEST, settings_of, with_posenc
 from posenc.transformers.acceleration.routing import recorded
-from posenc.transformers.acceleration.views import with_posenc
 from tests.support.caches import given
 from tests.support.versions import fault_before
 from tests.testing.tiny_models import LENGTH, WINDOW, inputs_of, tiny_config

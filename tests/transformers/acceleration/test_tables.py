@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from posenc.encoding.prepared import MOST
-from posenc.transformers.acceleration import tables
+from posenc.transformers.acceleration import terms
 from tests.transformers.acceleration.case import whole_sounds, whole_texts
 from tests.transformers.acceleration.cases import funnel, seamless_m4t, wav2vec2_conformer, xlnet
 from tests.transformers.acceleration.test_laws import put_under
@@ -214,7 +214,7 @@ def test_autocast_has_projections_of_its_own(
 def test_nothing_outlives_the_model(
     make: Callable[..., PreTrainedModel], inputs: Inputs, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results, read, reused = [], [], tables.reused_later
+    results, read, reused = [], [], terms.reused_later
 
     def seen(compute: Callable[[], Tensor], *kind: Any, **options: Any) -> Tensor | None:
         result = reused(compute, *kind, **options)
@@ -223,7 +223,7 @@ def test_nothing_outlives_the_model(
             read.append(weakref.ref(options["tensors"][-1]))
         return result
 
-    monkeypatch.setattr(tables, "reused_later", seen)
+    monkeypatch.setattr(terms, "reused_later", seen)
     model = perturbed(make)
     put_under(model, check=False)
     with torch.no_grad():
@@ -261,7 +261,7 @@ def test_rows_are_those_of_the_table() -> None:
 
         with torch.no_grad():
             for _ in range(2):
-                found = tables.cached_projection(project, rows, 0, weights=(other,))
+                found = terms.cached_projection(project, rows, 0, weights=(other,))
         assert (found is not None) == expected, label
         if found is not None:
             torch.testing.assert_close(found, project(rows))

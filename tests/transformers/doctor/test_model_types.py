@@ -9,13 +9,13 @@ import pytest
 from transformers import AutoConfig
 
 from posenc.lab.doctor.words import descriptions, titles
-from posenc.transformers.checkpoints.fields import Fields
+from posenc.transformers.checkpoints.folder import Fields
 from posenc.transformers.doctor.advice import advise, limits
-from posenc.transformers.doctor.disagreements import disagreements
+from posenc.transformers.doctor.config_findings import disagreements
 from posenc.transformers.doctor.expanded_weights import LARGE
 from posenc.transformers.doctor.facts import LayerReading
+from posenc.transformers.doctor.from_values import RotationFacts
 from posenc.transformers.doctor.inspection import inspect
-from posenc.transformers.doctor.rotation import RotationFacts
 from posenc.transformers.engines.config import completed
 from tests.support.tiny_models import tiny_config
 from tests.support.versions import needs_model_type

@@ -10,7 +10,7 @@ import torch
 
 from posenc.errors import CheckpointError
 from posenc.lab.evaluation.extend import extend_checkpoint
-from posenc.transformers.doctor.loading import check_source
+from posenc.transformers.doctor.diagnosis import check_source
 from posenc.transformers.engines import check
 from tests.transformers.engines.released import TRAINED
 

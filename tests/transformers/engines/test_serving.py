@@ -13,9 +13,8 @@ import pytest
 from posenc.errors import ArgumentError
 from posenc.extension import EXTENSIONS, applicable
 from posenc.lab.evaluation.candidates import Method
-from posenc.lab.evaluation.extend import Extended, extend_checkpoint
-from posenc.lab.evaluation.served import served_methods
-from posenc.transformers.checkpoints.fields import Fields
+from posenc.lab.evaluation.extend import Extended, extend_checkpoint, served_methods
+from posenc.transformers.checkpoints.folder import Fields
 from posenc.transformers.engines import ENGINES, ModelConfig, differences
 from posenc.transformers.engines.comparison import engine_named
 from posenc.transformers.engines.serving import gguf_keys, overrides

@@ -17,8 +17,8 @@ from posenc import Encoding, Grid, Layout, attend, create
 from posenc.extension import extend
 from posenc.transformers import stretch
 from posenc.transformers.acceleration.growing import grow, settle
-from posenc.transformers.stretching import decoding
-from posenc.transformers.stretching.decoding import RotatedKeys, rotated_keys
+from posenc.transformers.stretching import attention
+from posenc.transformers.stretching.attention import RotatedKeys, rotated_keys
 from tests.support.caches import cache_of, given
 from tests.transformers.stretching.cases import model_of, near, texts
 
@@ -147,7 +147,7 @@ def test_padding_and_holes(method: str, monkeypatch: pytest.MonkeyPatch) -> None
         return torch.cat(parts, 1)[:, 32:]
 
     found = decoded()
-    monkeypatch.setattr(decoding, "served", lambda *_: False)
+    monkeypatch.setattr(attention, "served", lambda *_: False)
     assert near(decoded(), found)
 
 
@@ -213,9 +213,9 @@ def test_rotated_keys_follow_the_cache(
 
     found = changed()
     if change is not trained:
-        monkeypatch.setattr(decoding, "served", lambda *_: False)
+        monkeypatch.setattr(attention, "served", lambda *_: False)
     else:
-        monkeypatch.setattr(decoding.RotatedKeys, "get_seq_length", lambda self: 0)
+        monkeypatch.setattr(attention.RotatedKeys, "get_seq_length", lambda self: 0)
     assert near(changed(), found)
 
 
@@ -228,7 +228,7 @@ def test_layers_of_one_pass_may_have_kept_other_numbers_of_keys(method: str) -> 
 
     def last(length: int, past: DynamicLayer) -> Tensor | None:
         given = q[:, :, length - 1 : length], k[:, :, :length], v[:, :, :length]
-        return decoding.attend_last(*given, grids[length], encoding, past, scale=0.3)
+        return attention.attend_last(*given, grids[length], encoding, past, scale=0.3)
 
     grids = {n: Grid(whole.slice(n - 1, n), whole.slice(0, n), causal=True) for n in (29, 30)}
     last(29, pasts[0])
@@ -251,13 +251,13 @@ def test_what_is_served() -> None:
     layouts = Layout.sequence(1, start=9), Layout.sequence(10)
     causal, open_ended = Grid(*layouts, causal=True), Grid(*layouts)
     both = extend(rope, "rerope+log_n", length=4)
-    assert decoding.served(both, causal)
-    assert decoding.served(extend(rope, "rerope", length=4), open_ended)
+    assert attention.served(both, causal)
+    assert attention.served(extend(rope, "rerope", length=4), open_ended)
     # its factor counts all keys that a query sees where attention is not causal
-    assert not decoding.served(both, open_ended)
+    assert not attention.served(both, open_ended)
     # keys that nothing rotates need no copy, and those of trained frequencies would be stale
-    assert not decoding.served(extend(Encoding(), "log_n", length=4), causal)
-    assert not decoding.served(create("rope", head_dim=8, learned=True), causal)
+    assert not attention.served(extend(Encoding(), "log_n", length=4), causal)
+    assert not attention.served(create("rope", head_dim=8, learned=True), causal)
 
 
 def test_half_precision_is_left_to_attend() -> None:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
 from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation, apply_rotation
+from posenc.encoding.derivatives import with_definition
 from posenc.encoding.rotation import Factors
 from posenc.encoding.tensors import Keys, Queries
-from posenc.encodings.common.frequencies import angles_at
-from posenc.encodings.common.matrix_exponential import exponentials
-from posenc.encodings.common.precision import wider
+from posenc.encodings.common.precision import angles_at, wider
 from posenc.encodings.common.rotation import cos_sin, kept_of_positions, repeat_keys, require_width
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.runtime import without_autocast
+from posenc.runtime import has_values, is_transformed, needs_dispatch, without_autocast
 
 T = TypeVar("T")
 
@@ -135,3 +138,212 @@ def _apply(
         products = (rows.flatten(3, 4) @ rotation[0]).view(rows.shape)
         turned = products.movedim(4, 0).unbind(4)
     return [rotated.flatten(3).to(x.dtype) for rotated, x in zip(turned, tokens, strict=True)]
+
+
+DEGREE = 16
+"""Degree of the Taylor polynomial."""
+
+MOST_RADIANS = 0.8
+"""Norm up to which the polynomial is exact to 2^-53: ``norm^16 / 17!`` is less."""
+
+FEWEST, FEWEST_MATRICES = 64, 1024
+"""Positions and matrices below which ``torch.matrix_exp`` is as fast."""
+
+CHUNK = 2**18
+"""Numbers of matrices that are multiplied at a time, to stay in a core's cache."""
+
+
+def exponentials(
+    positions: Float[Tensor, "b L 2"], skew: Float[Tensor, "2 H N B B"], *, dtype: torch.dtype
+) -> Float[Tensor, "b H L N B B"]:
+    """``exp(p_0 A_0 + p_1 A_1)`` of every position p, head and block, as ``dtype``.
+
+    By scaling and squaring: ``exp(X) = exp(X / 2^s)^(2^s)``. The Taylor polynomial of a scaled
+    exponent is one product of the position's monomials ``p_0^i p_1^j / 2^(s(i+j))`` with matrices
+    that all positions share, ``S_ij = (A_0 S_(i-1)j + A_1 S_i(j-1)) / (i + j)``. s is that of the
+    position alone; equal positions are computed once.
+
+    On CPUs; ``torch.matrix_exp`` elsewhere, for few matrices, under ``torch.func``, in compiled or
+    exported programs, and for second derivatives.
+
+    Args:
+        positions: float64.
+        skew: the skew-symmetric matrices A, of all heads H and blocks N of width B; float64.
+    """
+    operands = positions, skew
+    if not _is_served(*operands):
+        return _by_definition(*operands, dtype)
+    exponents = _Exponents.of(*operands)
+    monomials = _monomials(exponents.scaled)
+    flat = _Exponentials.apply(monomials, _coefficients(skew.flatten(1, 2)), exponents, dtype)
+    rows, length, _ = positions.shape
+    shaped: Tensor = flat.view(rows, length, *skew.shape[1:]).transpose(1, 2)
+    return with_definition((shaped,), lambda p, a: _by_definition(p, a, dtype), operands)[0]
+
+
+def _is_served(positions: Tensor, skew: Tensor) -> bool:
+    if is_transformed() or needs_dispatch(positions, skew) or not has_values(positions):
+        return False
+    count = positions.shape[0] * positions.shape[1]
+    if count < FEWEST or count * math.prod(skew.shape[1:3]) < FEWEST_MATRICES:
+        return False
+    return skew.device.type == "cpu" and has_values(skew)
+
+
+def _by_definition(positions: Tensor, skew: Tensor, dtype: torch.dtype) -> Tensor:
+    exponents = torch.einsum("bla,ahnij->bhlnij", positions, skew).contiguous()
+    return torch.matrix_exp(exponents).to(dtype)
+
+
+@dataclass(frozen=True)
+class _Exponents:
+    """Distinct positions, divided by powers of two; those that are squared most come first.
+
+    Attributes:
+        scaled: ``[P, 2]``.
+        index: that of each given position, in order of rows.
+        squared: how many are squared at least once, at least twice …
+    """
+
+    scaled: Float[Tensor, "P 2"]
+    index: Int[Tensor, " L"]
+    squared: list[int]
+
+    @classmethod
+    def of(cls, positions: Tensor, skew: Tensor) -> _Exponents:
+        distinct = positions.flatten(0, 1)
+        index = torch.arange(len(distinct))
+        if len(positions) > 1 and not distinct.requires_grad:
+            distinct, index = torch.unique(distinct, dim=0, return_inverse=True)
+        with torch.no_grad():
+            largest = (distinct.abs() @ _norms(skew)) / MOST_RADIANS
+            fraction, exponent = largest.frexp()
+            squarings = exponent.clamp(min=0).masked_fill(~largest.isfinite(), 0)
+            factor = (fraction / largest).masked_fill(squarings == 0, 1.0)  # 2^-s, exactly
+            squarings, order = squarings.sort(descending=True, stable=True)
+            steps = torch.arange(int(squarings[0])).unsqueeze(1)
+            squared: list[int] = (squarings > steps).sum(1).tolist()
+            place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+        return cls((distinct * factor.unsqueeze(-1))[order], place[index], squared)
+
+
+def _norms(skew: Float[Tensor, "2 H N B B"]) -> Float[Tensor, " 2"]:
+    """An upper bound of the spectral norms of each axis.
+
+    Singular values of skew-symmetric matrices come in pairs, so their squares sum to twice the
+    largest at least.
+    """
+    frobenius = skew.square().sum((-1, -2)).div(2).sqrt()
+    return torch.minimum(frobenius, skew.abs().sum(-1).amax(-1)).flatten(1).amax(1)
+
+
+def _monomials(positions: Float[Tensor, "P 2"]) -> Float[Tensor, "P T"]:
+    """``p_0^(n-j) p_1^j`` for degrees n of 0 … ``DEGREE`` and j of 0 … n."""
+    first, second = positions[:, :1], positions[:, 1:]
+    degrees = [torch.ones_like(first)]
+    for _ in range(DEGREE):
+        last = degrees[-1]
+        degrees.append(torch.cat([last * first, last[:, -1:] * second], 1))
+    return torch.cat(degrees, 1)
+
+
+def _coefficients(skew: Float[Tensor, "2 K B B"]) -> Float[Tensor, "T K B B"]:
+    """The matrices that the monomials are multiplied with."""
+    _, count, width, _ = skew.shape
+    both = torch.cat(list(skew), 1)  # [K, 2 B, B]
+    last = torch.eye(width, dtype=skew.dtype).expand(count, width, width)
+    degrees = [last]
+    for n in range(1, DEGREE + 1):
+        products = both @ last / n  # [K, 2 B, n B], side by side
+        last = pad(products[:, :width], (0, width)) + pad(products[:, width:], (width, 0))
+        degrees.append(last)
+    side_by_side = torch.cat(degrees, 2).view(count, width, -1, width)
+    return side_by_side.permute(2, 0, 1, 3).contiguous()
+
+
+class _Exponentials(torch.autograd.Function):
+    """Polynomials and squares, computed again in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        monomials: Float[Tensor, "P T"],
+        coefficients: Float[Tensor, "T K B B"],
+        exponents: _Exponents,
+        dtype: torch.dtype,
+    ) -> Float[Tensor, "L K B B"]:
+        ctx.save_for_backward(monomials, coefficients)
+        ctx.exponents = exponents
+        index, (_, *shape) = exponents.index, coefficients.shape
+        output = monomials.new_empty(len(index), *shape, dtype=dtype)
+        for blocks in _parts(shape[0], len(monomials) * math.prod(shape[1:])):
+            block_coefficients = coefficients[:, blocks].flatten(1)
+            parts = _parts(len(monomials), block_coefficients.shape[1])
+            powers = [
+                _powers(monomials, block_coefficients, part, exponents.squared, shape)
+                for part in parts
+            ]
+            output[:, blocks] = torch.cat(powers).to(dtype)[index]
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        monomials, coefficients = ctx.saved_tensors
+        exponents, (_, *shape), needed = ctx.exponents, coefficients.shape, ctx.needs_input_grad[:2]
+        of_both = torch.zeros_like(monomials), torch.empty_like(coefficients)
+        for blocks in _parts(shape[0], len(monomials) * math.prod(shape[1:])):
+            block_coefficients = coefficients[:, blocks].flatten(1)
+            wide = gradient[:, blocks].to(monomials.dtype)
+            d_powers = wide.new_zeros(len(monomials), *wide.shape[1:])
+            d_powers.index_add_(0, exponents.index, wide)
+            d_powers = d_powers.flatten(1)
+            for part in _parts(len(monomials), block_coefficients.shape[1]):
+                squares: list[Tensor] = []
+                _powers(monomials, block_coefficients, part, exponents.squared, shape, into=squares)
+                _unsquare(d_powers[part].view(-1, *shape[1:]), squares)
+            if needed[0]:
+                of_both[0].addmm_(d_powers, block_coefficients.mT)
+            if needed[1]:
+                of_both[1][:, blocks] = (monomials.mT @ d_powers).view(-1, *wide.shape[1:])
+        return *(x if need else None for x, need in zip(of_both, needed, strict=True)), None, None
+
+
+def _parts(count: int, size: int) -> Iterator[slice]:
+    """Slices of things with ``size`` numbers each, ``CHUNK`` numbers at a time."""
+    step = max(1, CHUNK // size)
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+
+
+def _powers(
+    monomials: Float[Tensor, "P T"],
+    coefficients: Float[Tensor, "T C"],
+    part: slice,
+    squared: Sequence[int],
+    shape: Sequence[int],
+    into: list[Tensor] | None = None,
+) -> Float[Tensor, "p K B B"]:
+    """The polynomials of some positions, squared as often as each needs; ``into`` gets bases."""
+    values = monomials[part] @ coefficients
+    power = values.view(-1, *shape[1:])
+    each = len(power) // len(values)
+    ready: list[Tensor] = []
+    for count in squared:
+        count = (count - part.start) * each
+        if count <= 0:
+            break
+        base = power[:count]
+        if into is not None:
+            into.append(base)
+        if len(base) < len(power):
+            ready.append(power[count:])
+        power = torch.bmm(base, base)
+    in_order = torch.cat([power, *reversed(ready)]) if ready else power
+    return in_order.view(len(values), -1, *shape[1:])
+
+
+def _unsquare(gradient: Float[Tensor, "M B B"], bases: Sequence[Tensor]) -> None:
+    """Turn the gradient of powers into that of their first bases, in place."""
+    for base in reversed(bases):
+        part = gradient[: len(base)]
+        part.copy_(torch.bmm(base.mT, part).baddbmm_(part, base.mT))

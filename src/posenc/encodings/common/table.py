@@ -1,11 +1,16 @@
-"""Initialising tables and reading their rows at positions."""
+"""Tables of position vectors: initial values, rows at positions, fusion with token vectors."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.encoding.tensors import Features
+from posenc.encodings.common.checks import require_dim
+from posenc.encodings.common.precision import at_least_single
 from posenc.errors import LengthError
 from posenc.layout import Layout
 from posenc.layout.padding import hidden_tokens
@@ -84,3 +89,17 @@ def neighbours(
     below = positions.floor().clamp(0, count - 1)
     index = below.long()
     return index, (index + 1).clamp(max=count - 1), positions - below
+
+
+Fusion = Literal["add", "multiply"]
+
+
+def fuse(x: Features, vectors: Float[Tensor, "b L C"], fusion: Fusion) -> Features:
+    """``x + vectors`` or ``x · vectors``, computed in float32 or better, in ``x``'s dtype.
+
+    Raises:
+        ArgumentError: when the widths differ.
+    """
+    require_dim(x, vectors.shape[-1])
+    wide = at_least_single(x)
+    return (wide + vectors if fusion == "add" else wide * vectors).to(x.dtype)

@@ -14,7 +14,7 @@ from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.prepared import constant
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_tokens
-from posenc.encodings.common.fusion import fuse
+from posenc.encodings.common.table import fuse
 from posenc.errors import ArgumentError, LengthError
 from posenc.layout import Layout
 from posenc.layout.padding import hidden_tokens

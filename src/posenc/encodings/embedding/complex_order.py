@@ -13,8 +13,7 @@ from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_tokens
-from posenc.encodings.common.frequencies import angles_at
-from posenc.encodings.common.precision import at_least_single, wider
+from posenc.encodings.common.precision import angles_at, at_least_single, wider
 from posenc.encodings.common.table import real_positions
 from posenc.errors import ArgumentError
 from posenc.layout import Layout

@@ -20,10 +20,9 @@ from posenc.encoding import EmbeddingEncoding, Encoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.prepared import Copies, wants_gradients
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.encodings.common.frequencies import geometric_frequencies
-from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.opaque import opaque
-from posenc.encodings.common.table import real_positions
+from posenc.encodings.common.precision import geometric_frequencies
+from posenc.encodings.common.table import fuse, real_positions
 from posenc.errors import ArgumentError, LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values, is_transformed, widest, without_autocast

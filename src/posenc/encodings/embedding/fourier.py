@@ -11,10 +11,9 @@ from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
-from posenc.encodings.common.frequencies import angles_at
-from posenc.encodings.common.fusion import fuse
-from posenc.encodings.common.precision import WideLinear
+from posenc.encodings.common.precision import WideLinear, angles_at
 from posenc.encodings.common.special_tokens import zero_special
+from posenc.encodings.common.table import fuse
 from posenc.layout import Layout
 
 

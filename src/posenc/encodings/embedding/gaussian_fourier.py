@@ -11,9 +11,9 @@ from posenc.arguments import Count, EvenWidth, Length, Positive, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.special_tokens import zero_special
+from posenc.encodings.common.table import fuse
 from posenc.encodings.embedding.fourier import waves
 from posenc.layout import Layout
 

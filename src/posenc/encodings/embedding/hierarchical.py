@@ -10,8 +10,7 @@ from posenc.arguments import Length, Magnitude, Share, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.encodings.common.fusion import fuse
-from posenc.encodings.common.table import draw_rows, read_rows, require_inside
+from posenc.encodings.common.table import draw_rows, fuse, read_rows, require_inside
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 

@@ -11,9 +11,8 @@ from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
-from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import at_least_single, with_zero_gradient
-from posenc.encodings.common.table import neighbours, real_positions, require_inside
+from posenc.encodings.common.table import fuse, neighbours, real_positions, require_inside
 from posenc.errors import LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values

@@ -10,9 +10,8 @@ from posenc.arguments import Fraction, Length, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import at_least_single
-from posenc.encodings.common.table import read_rows, require_inside
+from posenc.encodings.common.table import fuse, read_rows, require_inside
 from posenc.layout import Layout
 
 

@@ -9,8 +9,8 @@ from posenc.arguments import Base, Fraction, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.encodings.common.frequencies import geometric_angles
-from posenc.encodings.common.fusion import fuse
+from posenc.encodings.common.precision import geometric_angles
+from posenc.encodings.common.table import fuse
 from posenc.encodings.embedding.multiplicative import bounded_gain
 from posenc.layout import Layout
 

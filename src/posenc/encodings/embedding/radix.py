@@ -13,8 +13,7 @@ from posenc.arguments import EXACT, Count, Interval, Length, Magnitude, Width, c
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.encodings.common.fusion import fuse
-from posenc.encodings.common.table import draw_rows, real_positions, require_inside
+from posenc.encodings.common.table import draw_rows, fuse, real_positions, require_inside
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 

@@ -15,10 +15,9 @@ from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.parts import Hooked
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.encodings.common.frequencies import geometric_frequencies
-from posenc.encodings.common.fusion import fuse
+from posenc.encodings.common.precision import geometric_frequencies
 from posenc.encodings.common.recurrence import gated_at, gated_orbit, linear_at, linear_orbit
-from posenc.encodings.common.table import real_positions
+from posenc.encodings.common.table import fuse, real_positions
 from posenc.errors import LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values, widest, without_autocast

@@ -9,9 +9,8 @@ from posenc.arguments import Count, EvenWidth, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.special_tokens import zero_special
-from posenc.encodings.common.table import read_rows
+from posenc.encodings.common.table import fuse, read_rows
 from posenc.encodings.embedding.learned2d import require_grid
 from posenc.layout import Layout
 

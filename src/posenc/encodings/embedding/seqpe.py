@@ -14,9 +14,8 @@ from posenc.encoding.derivatives import with_definition
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
-from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.special_tokens import zero_special
-from posenc.encodings.common.table import real_positions, require_inside
+from posenc.encodings.common.table import fuse, real_positions, require_inside
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.runtime import is_transformed

@@ -13,9 +13,9 @@ from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
-from posenc.encodings.common.frequencies import geometric_angles
-from posenc.encodings.common.fusion import fuse
+from posenc.encodings.common.precision import geometric_angles
 from posenc.encodings.common.special_tokens import zero_special
+from posenc.encodings.common.table import fuse
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 

@@ -12,8 +12,8 @@ from posenc.arguments import Base, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.encodings.common.frequencies import geometric_angles
-from posenc.encodings.common.fusion import Fusion, fuse
+from posenc.encodings.common.precision import geometric_angles
+from posenc.encodings.common.table import Fusion, fuse
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from posenc.arguments import EXACT, Base, Count, EvenWidth, Interval, Magnitude, checked
 from posenc.encoding import Pairing
 from posenc.encoding.entry import Claims, Entry
-from posenc.encodings.common.frequencies import geometric_angles
-from posenc.encodings.common.precision import wide_product
+from posenc.encodings.common.precision import geometric_angles, wide_product
 from posenc.encodings.common.rotation import PairProducts
 from posenc.layout import Layout
 

@@ -12,11 +12,10 @@ from posenc.arguments import Base, EvenWidth, Positive, Width, checked
 from posenc.encoding import QueryKeyTransform, Rotation, apply_rotation
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, Keys, Queries
-from posenc.encodings.common.frequencies import geometric_frequencies
-from posenc.encodings.common.precision import WideLinear, at_least_single
+from posenc.encodings.common.checks import require_signal
+from posenc.encodings.common.precision import WideLinear, at_least_single, geometric_frequencies
 from posenc.encodings.common.prefix_sums import KeyRanks
 from posenc.encodings.common.rotation import cos_sin, require_width
-from posenc.encodings.common.signals import require_signal
 from posenc.grid import Grid
 from posenc.layout import Layout
 

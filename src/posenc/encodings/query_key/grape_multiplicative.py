@@ -13,8 +13,12 @@ from posenc.encoding import Rotation
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.prepared import reused
 from posenc.encoding.tensors import Keys, Queries
-from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.common.precision import at_least_single, wider
+from posenc.encodings.common.precision import (
+    angles_at,
+    at_least_single,
+    geometric_frequencies,
+    wider,
+)
 from posenc.encodings.common.rotation import Rotary
 from posenc.grid import Grid
 from posenc.layout import Layout

@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.arguments import Base, Count, Interval, checked
 from posenc.encoding import Pairing
 from posenc.encoding.entry import Claims, Entry
-from posenc.encodings.common.frequencies import geometric_angles
+from posenc.encodings.common.precision import geometric_angles
 from posenc.encodings.common.rotation import Rotary
 from posenc.errors import ArgumentError
 from posenc.layout import Layout

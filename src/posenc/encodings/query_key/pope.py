@@ -13,7 +13,7 @@ from posenc.arguments import Base, Count, Width, checked
 from posenc.encoding import QueryKeyTransform
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Keys, Queries
-from posenc.encodings.common.frequencies import geometric_angles
+from posenc.encodings.common.precision import geometric_angles
 from posenc.encodings.common.rotation import kept_of_positions, repeat_keys, require_width
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.grid import Grid

@@ -12,8 +12,7 @@ from posenc.arguments import Base, Factor, Fraction, Width, checked
 from posenc.encoding import Pairing
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.prepared import constant
-from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.common.precision import wider
+from posenc.encodings.common.precision import angles_at, geometric_frequencies, wider
 from posenc.encodings.common.rotation import Rotary
 from posenc.errors import ArgumentError
 from posenc.layout import Layout

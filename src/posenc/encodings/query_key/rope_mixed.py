@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.arguments import Base, Count, QuarterWidth, checked
 from posenc.encoding import Pairing
 from posenc.encoding.entry import Claims, Entry
-from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.common.precision import angles_at, geometric_frequencies
 from posenc.encodings.common.rotation import Rotary
 from posenc.layout import Layout
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding.entry import Claims, Entry
-from posenc.encodings.common.gated_decay import GatedDecay
+from posenc.encodings.common.prefix_sums import GatedDecay
 
 
 class Cable(GatedDecay):

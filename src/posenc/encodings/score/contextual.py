@@ -8,8 +8,7 @@ from posenc.arguments import Natural, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms, repeat_heads
-from posenc.encodings.common.buckets import gather_rows
-from posenc.encodings.common.clipped_offsets import ClippedTable
+from posenc.encodings.common.buckets import ClippedTable, gather_rows
 from posenc.encodings.score.shaw import ShawValues
 from posenc.grid import Grid
 

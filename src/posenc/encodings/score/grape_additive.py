@@ -11,10 +11,10 @@ from posenc.encoding import FusedScore, LogGateSums, ScoreTerm
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.prepared import constant
 from posenc.encoding.tensors import Features, Keys, Queries, Scores
+from posenc.encodings.common.checks import require_signal
 from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import KeyRanks
 from posenc.encodings.common.rotation import rotate
-from posenc.encodings.common.signals import require_signal
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.score.alibi import geometric_slopes
 from posenc.grid import Grid

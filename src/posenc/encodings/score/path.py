@@ -12,9 +12,9 @@ from posenc.arguments import Count, Width, checked
 from posenc.encoding import BlockTransforms, FusedScore, ScoreTerm
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, Keys, Queries, Scores, repeat_heads
+from posenc.encodings.common.checks import require_signal
 from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import KeyRanks
-from posenc.encodings.common.signals import require_signal
 from posenc.grid import Grid
 from posenc.layout import Layout
 

@@ -12,7 +12,7 @@ from posenc.arguments import Count, Natural, checked
 from posenc.encoding import BucketedTerms, ScoreTerm
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
-from posenc.encodings.common.clipped_offsets import clipped_bucket
+from posenc.encodings.common.buckets import clipped_bucket
 from posenc.grid import Grid
 
 Placement = Literal["outside", "inside"]

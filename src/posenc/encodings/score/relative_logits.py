@@ -19,8 +19,8 @@ from posenc.encoding.tensors import (
     StructuredTerms,
 )
 from posenc.encodings.common.buckets import gather_rows
+from posenc.encodings.common.checks import require_signal
 from posenc.encodings.common.precision import WideLinear, at_least_single
-from posenc.encodings.common.signals import require_signal
 from posenc.grid import Grid
 from posenc.layout import Layout
 

@@ -14,9 +14,8 @@ from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.prepared import reused
 from posenc.encoding.tensors import Keys, Queries, StructuredTerms
 from posenc.encodings.common.buckets import offset_index
-from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.offset_bias import OffsetBias
-from posenc.encodings.common.precision import wider
+from posenc.encodings.common.precision import angles_at, geometric_frequencies, wider
 from posenc.grid import Grid
 from posenc.runtime import has_values
 

@@ -9,8 +9,7 @@ from posenc.arguments import Natural, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct, ValueTerm
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
-from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
-from posenc.encodings.common.clipped_offsets import ClippedTable
+from posenc.encodings.common.buckets import ClippedTable, gather_rows, sum_by_bucket
 from posenc.grid import Grid
 
 

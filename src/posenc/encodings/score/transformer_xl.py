@@ -15,8 +15,7 @@ from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.prepared import reused, reused_later
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows, offset_index
-from posenc.encodings.common.frequencies import geometric_angles
-from posenc.encodings.common.precision import wider
+from posenc.encodings.common.precision import geometric_angles, wider
 from posenc.grid import Grid
 from posenc.runtime import has_values, is_exporting
 

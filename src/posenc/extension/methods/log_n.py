@@ -24,7 +24,7 @@ from posenc.encoding.tensors import Features, Keys, Queries, Scores, StructuredT
 from posenc.extension.banded import BandedRope
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import NotApplicable, require_length
-from posenc.extension.lengths import seen_lengths
+from posenc.extension.varying import seen_lengths
 from posenc.grid import Grid
 from posenc.layout import Layout
 

@@ -14,13 +14,19 @@ from posenc.lab.bench.options import BenchOptions
 from posenc.lab.bench.run import PLAIN, BenchReading, BenchReport, BenchSettings
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Across, Drawing, Point, Up, looks
-from posenc.lab.reporting.headlines import fitting, shortened
-from posenc.lab.reporting.intervals import Bounds, Estimate
-from posenc.lab.reporting.numbers import counted
-from posenc.lab.reporting.opening import Opening, Remedy, Verdict, Verdicts, meanings
+from posenc.lab.reporting.numbers import Bounds, Estimate, counted
+from posenc.lab.reporting.opening import (
+    Opening,
+    Remedy,
+    Verdict,
+    Verdicts,
+    fitting,
+    meanings,
+    shortened,
+    word,
+)
 from posenc.lab.reporting.page import Cell, Column, Page, TableSection, TextSection, write_files
 from posenc.lab.reporting.sentences import sentence
-from posenc.lab.reporting.verdicts import word
 from posenc.lab.training.machine import cores
 
 FAST, SLOW = 0.1, 1.0

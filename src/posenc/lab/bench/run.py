@@ -17,11 +17,10 @@ from posenc.arguments import check_fields
 from posenc.attention import BACKENDS
 from posenc.attention.backends.native.build import description
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
-from posenc.lab.bench.case import Case, past_only
 from posenc.lab.bench.options import BenchOptions
-from posenc.lab.bench.passes import Pass, Times, attending, plain, timed
+from posenc.lab.bench.passes import Case, Pass, Times, attending, past_only, plain, timed
 from posenc.lab.codec import to_plain
-from posenc.lab.reporting.intervals import Bounds, Estimate
+from posenc.lab.reporting.numbers import Bounds, Estimate
 from posenc.lab.training.machine import (
     available_memory,
     cores,

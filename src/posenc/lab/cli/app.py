@@ -16,14 +16,11 @@ from posenc.lab.cli.bench import bench
 from posenc.lab.cli.compare import compare
 from posenc.lab.cli.console import ERRORS, EXIT_CODES, exit_code, help_of, print_error
 from posenc.lab.cli.doctor import doctor
-from posenc.lab.cli.evaluate import evaluate
-from posenc.lab.cli.extend import extend
-from posenc.lab.cli.gallery import gallery
+from posenc.lab.cli.extend import evaluate, extend
 from posenc.lab.cli.generate import generate
-from posenc.lab.cli.listing import list_encodings
+from posenc.lab.cli.listing import list_encodings, list_tasks
 from posenc.lab.cli.options import configurable, flag, options_of
-from posenc.lab.cli.show import show
-from posenc.lab.cli.tasks import list_tasks
+from posenc.lab.cli.show import gallery, show
 
 app = typer.Typer(
     name="posenc",

@@ -9,7 +9,6 @@ from rich.progress import BarColumn, TimeElapsedColumn
 from rich.text import Text
 
 from posenc.lab.bench.options import BenchOptions
-from posenc.lab.cli.completion import complete_encodings
 from posenc.lab.cli.console import (
     OUT,
     Display,
@@ -20,7 +19,7 @@ from posenc.lab.cli.console import (
     print_opening,
     print_report,
 )
-from posenc.lab.cli.options import Json, Quiet, flag, option, with_settings
+from posenc.lab.cli.options import Json, Quiet, complete_encodings, flag, option, with_settings
 
 if TYPE_CHECKING:
     from posenc.lab.bench.run import BenchReading, BenchReport

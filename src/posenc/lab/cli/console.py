@@ -125,7 +125,7 @@ def print_report(page: Path, *, gap: str = "\n") -> None:
 
 def print_opening(opening: Opening) -> None:
     """Print the verdicts in a table, the finding in a line, and ways to settle what is open."""
-    from posenc.lab.reporting.verdicts import TONES
+    from posenc.lab.reporting.opening import TONES
 
     verdicts = opening.verdicts
     if verdicts.rows:

@@ -1,12 +1,16 @@
-"""``posenc doctor``: layers, limits, costs and silent settings of a transformers model."""
+"""``posenc doctor``: layers, limits, costs and silent settings of a model, and its engines."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from posenc.lab.cli.console import (
     OUT,
@@ -17,11 +21,13 @@ from posenc.lab.cli.console import (
     print_opening,
     print_report,
 )
-from posenc.lab.cli.engines import print_engines, require_engine
 from posenc.lab.cli.options import Json, flag, option
 
 if TYPE_CHECKING:
+    from posenc.lab.doctor.words import Engines
+    from posenc.lab.evaluation.extend import Extended
     from posenc.transformers.doctor.diagnosis import Diagnosis
+    from posenc.transformers.doctor.facts import LayerReading
     from posenc.transformers.engines import Checked
 
 
@@ -62,13 +68,12 @@ def doctor(
 
         posenc doctor Qwen/Qwen3-8B@main --seconds 0 --live
     """
-    from posenc.lab.doctor.engines import Engines
     from posenc.lab.doctor.report import opening, write_diagnosis
+    from posenc.lab.doctor.words import Engines
     from posenc.storage import output_folder, require_unused
-    from posenc.transformers.doctor.diagnosis import diagnose
-    from posenc.transformers.doctor.loading import check_source
+    from posenc.transformers.doctor.diagnosis import check_source, diagnose
 
-    require_engine(engine)
+    _require_engine(engine)
     if out is not None:
         require_unused(out)
     checked = check_source(model) if live else ()
@@ -85,7 +90,7 @@ def doctor(
         return
     _print(diagnosis)
     if engines is not None:
-        print_engines(engines, diagnosis.reading)
+        _print_engines(engines, diagnosis.reading)
     if live:
         _print_checked(checked)
     print_opening(opened)
@@ -156,3 +161,77 @@ def _print_checked(checked: tuple[Checked, ...]) -> None:
         )
     if not checked:
         print_line("No rotary frequencies were found.", indent=2)
+
+
+def _require_engine(engine: str | None) -> None:
+    """Require ``all`` or the name of an engine.
+
+    Raises:
+        UnknownNameError: for another.
+    """
+    from posenc.lab.doctor.words import ALL
+    from posenc.transformers.engines.comparison import engine_named
+
+    if engine not in (None, ALL):
+        engine_named(engine, also=(ALL,))
+
+
+def _print_engines(engines: Engines, reading: LayerReading) -> None:
+    """The rotations of a config in engines, and the lines that are right in all."""
+    from posenc.lab.reporting.sentences import sentence
+
+    OUT.print()
+    if engines.served:
+        print_line(
+            f"By the rules of the engines, as read in {engines.served[0].read}:", style="bold"
+        )
+        OUT.print(Padding(engine_table(engines), (0, 0, 0, 2)))
+    for text in engines.sentences(reading):
+        print_line(text)
+    if engines.remedy is not None:
+        print_line(sentence("right_in", remedy=engines.remedy))
+        for line in json.dumps(engines.remedy.changes, indent=2).splitlines()[1:-1]:
+            print_line(line, indent=2)
+        if engines.remedy.left:
+            print_line(sentence("still_left", remedy=engines.remedy))
+
+
+def engine_table(engines: Engines) -> Table:
+    """A row for each rotation; names are wrapped where the terminal is narrow."""
+    columns, rows = engines.table()
+    table = new_table(*columns, wrapped=(columns[0], columns[-1]))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def print_serving(extended: Extended) -> None:
+    """Print the commands and settings of the engines that were asked for."""
+    if extended.left_out:
+        OUT.print()
+    for spec, why in extended.left_out.items():
+        print_line(f"Left out: {spec} {why}.", style="dim")
+    for serving in extended.serving:
+        OUT.print(Text(f"\nFor {serving.engine}:"))
+        _command(serving.command)
+        if serving.original:
+            print_line("or, from the folder of the model as it was:")
+            _command(serving.original)
+        if serving.keys:
+            print_line("or, in a GGUF file of the model as it was:")
+            for key, (value, kind) in serving.keys.items():
+                shown = f"{value:.10g}" if isinstance(value, float) else value
+                print_line(f"{key} = {shown} ({kind})", indent=2)
+
+
+def engine_json(extended: Extended) -> dict[str, Any]:
+    """Commands and keys of each engine as JSON values; empty without engines."""
+    if not extended.serving:
+        return {}
+    serving = [asdict(one) for one in extended.serving]
+    return {"serving": serving, "left_out": extended.left_out}
+
+
+def _command(text: str) -> None:
+    """Print a command in one line, whatever the width of the terminal."""
+    OUT.print(Text(f"  {text}", style="bold"), soft_wrap=True)

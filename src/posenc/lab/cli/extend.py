@@ -1,4 +1,4 @@
-"""``posenc extend``: extend a checkpoint to longer contexts and measure it."""
+"""``posenc extend`` and ``posenc evaluate``: checkpoints measured, as they are or extended."""
 
 from __future__ import annotations
 
@@ -7,16 +7,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.progress import BarColumn, TimeElapsedColumn
+from rich.text import Text
 
-from posenc.lab.cli.completion import complete_methods
-from posenc.lab.cli.console import OUT, command_line, print_json, print_report
-from posenc.lab.cli.engines import engine_json, print_serving
-from posenc.lab.cli.options import Json, Quiet, option, with_settings
-from posenc.lab.cli.studies import StudyDisplay, print_study, study_json
-from posenc.lab.evaluation.settings import ExtensionSettings, Tuning
+from posenc.lab.cli.console import (
+    OUT,
+    Countdown,
+    Display,
+    PlainTextColumn,
+    command_line,
+    new_table,
+    print_json,
+    print_opening,
+    print_report,
+)
+from posenc.lab.cli.doctor import engine_json, print_serving
+from posenc.lab.cli.options import Json, Quiet, complete_methods, option, with_settings
+from posenc.lab.evaluation.settings import EvaluationSettings, ExtensionSettings, Tuning
 
 if TYPE_CHECKING:
     from posenc.lab.evaluation.extend import Extended
+    from posenc.lab.evaluation.results import Study, StudyMetric
 
 
 @with_settings(ExtensionSettings, complete={"methods": complete_methods})
@@ -82,7 +93,7 @@ def extend(
     from posenc.lab.evaluation.choosing import require_learned
     from posenc.lab.evaluation.demo_model import demo_checkpoint
     from posenc.lab.evaluation.extend import extend_checkpoint
-    from posenc.lab.training.interrupt import interruptible
+    from posenc.lab.training.stopping import interruptible
     from posenc.storage import require_unused
 
     require_unused(out)
@@ -107,7 +118,7 @@ def extend(
             stop=stop,
         )
     if json:
-        study = {} if extended.study is None else study_json(extended.study)
+        study = {} if extended.study is None else _study_json(extended.study)
         served = {"transformers": extended.native, "engines": extended.engines}
         served |= engine_json(extended)
         print_json(study | {"out": str(out)} | served)
@@ -119,7 +130,7 @@ def extend(
 
 def _print(extended: Extended, out: Path) -> None:
     if extended.study is not None:
-        print_study(extended.study)
+        _print_study(extended.study)
     if extended.method is None:
         OUT.print("\nNo checkpoint was written (--always writes the best of them).")
     else:
@@ -148,3 +159,169 @@ def _engines(differences: dict[str, str]) -> str:
     if alike:
         clauses.insert(0, f"{listed(alike)} {'does' if len(alike) == 1 else 'do'} too")
     return f" By their published rules {'; '.join(clauses)}." if clauses else ""
+
+
+@with_settings(EvaluationSettings)
+def evaluate(
+    *,
+    fields: dict[str, Any],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="Folder with config.json and safetensors, or org/name@revision.")
+    ],
+    out: Annotated[Path, option("Output folder for the report.")] = Path("posenc-evaluate"),
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a checkpoint as it is, and say how far it reads.
+
+    The effective length is the longest up to which loss, needles and answers (RULER's tasks and
+    more, made for the tokenizer) are within --margin of their own values at the trained length,
+    or at the length up to which the model really was trained, if config.json overstates it. After
+    Ctrl-C the same command continues.
+
+    Longer inputs of text encoders (BERT) are cut to the length of their position table; for larger
+    images the table of a ViT is interpolated. A model that does not beat the frequencies of bytes
+    or tokens has its figures reported, but fails.
+
+    Examples:
+
+        posenc evaluate llama-folder --text book.txt
+
+        posenc evaluate longer --lengths 512,1024,2048,4096
+
+        posenc evaluate qwen3 --device cuda --dtype bfloat16 --minutes 30
+
+        posenc evaluate vit-folder --images photos
+    """
+    from posenc.lab.evaluation.checkpoint import Checkpoint
+    from posenc.lab.evaluation.choosing import require_learned
+    from posenc.lab.evaluation.evaluate import evaluate as measure
+    from posenc.lab.evaluation.progress import kept
+    from posenc.lab.evaluation.report import write_study
+    from posenc.lab.training.stopping import interruptible
+    from posenc.storage import output_folder, require_unused
+
+    require_unused(out)
+    settings = EvaluationSettings(**fields)
+    state = out.with_name(f"{out.name}-measured.json")
+    with (
+        StudyDisplay(shown=not quiet and not json) as display,
+        interruptible() as stop,
+        kept(state, command_line()),
+    ):
+        opened = Checkpoint.open(
+            checkpoint,
+            trained_length=settings.trained_length,
+            device=settings.device,
+            dtype=settings.dtype,
+        )
+        data = opened.data(text=settings.text, images=settings.images)
+        study = measure(opened, data, settings, progress=display, state=state, stop=stop)
+    study = replace(study, command=command_line())
+    with output_folder(out) as partial:
+        write_study(study, partial)
+    state.unlink(missing_ok=True)
+    if json:
+        print_json(_study_json(study))
+    else:
+        _print_study(study)
+        print_report(out / "index.html")
+    require_learned(study)
+
+
+def _print_study(study: Study) -> None:
+    """The verdict and a table, the best at the longest context first."""
+    from posenc.lab.evaluation.headline import opening
+    from posenc.lab.evaluation.summary import answer, findings
+
+    OUT.print()
+    for sentence in answer(study):
+        OUT.print(Text(sentence))
+    for title, sentences in findings(study):
+        OUT.print(Text(f"\n{title}", "dim"))
+        for sentence in sentences:
+            OUT.print(Text(sentence))
+    for tuned in reversed(study.whens):
+        table = new_table()
+        table.add_column("method", style="bold", no_wrap=True)
+        for metric in study.metrics:
+            for length in _shown(study, metric):
+                deciding = metric == study.deciding
+                name = f"at {study.called(length)}" if deciding else metric.name
+                table.add_column(name, justify="right")
+        table.add_column(f"{study.counted}/s", justify="right")
+        for method, reading in study.ranked(tuned=tuned):
+            values = [
+                metric.shown(reading.of(metric)[length])
+                for metric in study.metrics
+                for length in _shown(study, metric)
+            ]
+            table.add_row(method.key, *values, reading.speed)
+        when = ", after fine-tuning" if tuned else ", without training" if study.tuned else ""
+        title = f"\n{study.deciding.name.capitalize()}, {study.deciding.axis}{when}"
+        if len(study.metrics) > 1:
+            title += f"; the others at {study.called(study.goal)}"
+        OUT.print(Text(title, "dim"))
+        OUT.print(table)
+    _print_answers(study)
+    for method in study.findings:
+        if method.refusal:
+            OUT.print(Text(f"{method.key} does not go: {method.refusal}.", "dim"))
+    print_opening(opening(study))
+
+
+def _print_answers(study: Study) -> None:
+    """The share of right answers by task and length, of a model measured as it is."""
+    tasks = study.answers
+    if not tasks:
+        return
+    table = new_table()
+    table.add_column("task", style="bold", no_wrap=True)
+    for length in study.asked_at:
+        table.add_column(f"at {study.called(length)}", justify="right")
+    for name, shares in tasks.items():
+        cells = [f"{shares[n]:.0%}" if n in shares else "" for n in study.asked_at]
+        table.add_row(name, *cells)
+    OUT.print(Text("\nQuestions answered right", "dim"))
+    OUT.print(table)
+
+
+def _study_json(study: Study) -> dict[str, Any]:
+    """The numbers of a study, with its findings in words."""
+    from posenc.lab.evaluation.headline import opening
+    from posenc.lab.evaluation.summary import answer
+
+    return opening(study).to_json() | {"answer": answer(study)} | study.to_json()
+
+
+def _shown(study: Study, metric: StudyMetric) -> tuple[int, ...]:
+    """Lengths in the table: all for the deciding metric, the last for others."""
+    return study.lengths if metric == study.deciding else study.lengths[-1:]
+
+
+class StudyDisplay(Display):
+    """A bar on a terminal, elsewhere a line for each model."""
+
+    def __init__(self, *, shown: bool) -> None:
+        super().__init__(
+            PlainTextColumn("{task.percentage:>3.0f}%"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            PlainTextColumn("{task.fields[left]}"),
+            PlainTextColumn("{task.description}", style="dim"),
+            shown=shown,
+        )
+        self.shown_stage = ""
+        self.task = self.bars.add_task("", total=1.0, left="")
+        self.countdown = Countdown()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Show the current stage, and how much of all is done."""
+        left = self.countdown.left(done / total, 1.0)
+        if self.live:
+            self.bars.update(self.task, completed=done / total, description=stage, left=left)
+            return
+        brief = stage.partition(", step")[0]
+        if brief != self.shown_stage:
+            self.shown_stage = brief
+            self.emit(f"[{done}/{total}] {brief}" + (f", {left}" if left else ""))

@@ -1,11 +1,11 @@
-"""``posenc list``: all encodings."""
+"""``posenc list`` and ``posenc tasks``: all encodings, and all tasks of ``posenc compare``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +14,9 @@ from posenc.encoding.entry import Claims, Entry
 from posenc.lab.cli.console import OUT, new_table, print_json
 from posenc.lab.cli.options import Json, flag, option
 from posenc.registry import ENCODINGS
+
+if TYPE_CHECKING:
+    from posenc.lab.experiments.tasks import TaskEntry
 
 WIDE = 120
 """Terminal width from which each field has its own column."""
@@ -133,3 +136,61 @@ def _entries(chosen: Mapping[str, Entry]) -> Table:
 def _cited(entry: Entry) -> str:
     citation = entry.citation
     return "—" if citation is None else f"{citation.authors} {citation.year}"
+
+
+def list_tasks(json: Json = False) -> None:
+    """List all tasks with their data, metric, expected result and default size.
+
+    Examples:
+
+        posenc tasks
+
+        posenc compare --task copy --encodings rope,t5
+    """
+    from posenc.lab.experiments.tasks import TASKS
+
+    listed = [_describe(name, entry) for name, entry in TASKS.items()]
+    if json:
+        print_json(listed)
+        return
+    for task in listed:
+        OUT.print(Text.assemble((task["name"], "bold cyan"), "  ", task["summary"]))
+        facts = new_table(header=False)
+        facts.add_column(style="dim", no_wrap=True)
+        facts.add_column(overflow="fold")
+        for label in ("data", "metric", "expected"):
+            facts.add_row(f"  {label}", Text(task[label]))
+        defaults = task["defaults"]
+        facts.add_row("  encodings", ", ".join(defaults["encodings"] + defaults["references"]))
+        tested = ", ".join(map(str, defaults["test_lengths"]))
+        facts.add_row(
+            "  size",
+            f"{defaults['steps']} steps of {defaults['batch']} at {defaults['train_length']} "
+            f"{task['length_unit']}, tested at {tested}; width {defaults['width']}, "
+            f"{defaults['layers']} layers, {defaults['heads']} heads",
+        )
+        for name, value in task["options"].items():
+            facts.add_row("  option", f"{name} = {value!r}")
+        OUT.print(facts)
+        OUT.print()
+    OUT.print(f"{len(listed)} tasks. Run posenc compare --task NAME.", style="dim")
+
+
+def _describe(name: str, entry: TaskEntry) -> dict[str, Any]:
+    """A task entry as JSON values."""
+    defaults = entry.defaults
+    return {
+        "name": name,
+        "summary": entry.summary,
+        "data": entry.data,
+        "metric": entry.metric,
+        "expected": entry.expectation,
+        "length_unit": entry.length_unit,
+        "options": dict(entry.options),
+        "defaults": vars(defaults)
+        | {
+            "encodings": list(defaults.encodings),
+            "references": list(defaults.references),
+            "test_lengths": list(defaults.test_lengths(defaults.train_length)),
+        },
+    }

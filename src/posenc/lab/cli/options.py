@@ -1,7 +1,7 @@
-"""Options of commands: declared by the fields of settings, read from the command line or a file.
+"""Options of commands: declared by fields of settings, read from a command line or a file.
 
 ``with_settings`` gives a command an option for each field, and the values read to its body, which
-makes the settings of a run from them.
+makes the settings of a run from them. Shells complete them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -184,3 +184,38 @@ def options_of(command: Any, arguments: list[str]) -> dict[str, str]:
             negated = parameter.secondary_opts if parameter.default is True else []
             options[parameter.name] = max(negated or parameter.opts, key=len)
     return options
+
+
+def complete_encoding(incomplete: str) -> list[str]:
+    """Encodings that start with ``incomplete``."""
+    from posenc.registry import ENCODINGS
+
+    return _last(incomplete, ENCODINGS, between="+")
+
+
+def complete_encodings(incomplete: str) -> list[str]:
+    """Completions of the last of several comma-separated encodings."""
+    done, comma, last = incomplete.rpartition(",")
+    return [f"{done}{comma}{name}" for name in complete_encoding(last)]
+
+
+def complete_methods(incomplete: str) -> list[str]:
+    """Completions of the last of several comma-separated methods of ``posenc extend``."""
+    from posenc.extension import EXTENSIONS
+
+    done, comma, last = incomplete.rpartition(",")
+    names = [*EXTENSIONS, *(() if comma else ("all",))]
+    return [f"{done}{comma}{name}" for name in _last(last, names, between="+")]
+
+
+def complete_task(incomplete: str) -> list[str]:
+    """Tasks of ``posenc compare`` that start with ``incomplete``."""
+    from posenc.lab.experiments.tasks import TASKS
+
+    return [name for name in TASKS if name.startswith(incomplete)]
+
+
+def _last(incomplete: str, names: Iterable[str], *, between: str) -> list[str]:
+    """Completions of the last of several names separated by ``between``."""
+    done, joint, last = incomplete.rpartition(between)
+    return [f"{done}{joint}{name}" for name in names if name.startswith(last)]

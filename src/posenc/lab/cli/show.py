@@ -1,4 +1,4 @@
-"""``posenc show``: details of one encoding, or of several joined."""
+"""``posenc show`` and ``posenc gallery``: encodings in detail, one or several, or all on a page."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from posenc.lab.cli.completion import complete_encoding
-from posenc.lab.cli.console import OUT, new_table, print_json
+from posenc.errors import ArgumentError
+from posenc.lab.cli.console import ERRORS, OUT, new_table, print_json
 from posenc.lab.cli.listing import describe
-from posenc.lab.cli.options import Json, flag, option
+from posenc.lab.cli.options import Json, complete_encoding, complete_encodings, flag, option
 from posenc.registration import parse_name, parse_options
 from posenc.registry import ENCODINGS
 
 if TYPE_CHECKING:
     from posenc.lab.visualization.panels import Curves, Heat, Profile
-
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -193,3 +192,44 @@ def _colour(share: float) -> str:
     weight = min(1.0, abs(share))
     red, green, blue = (round(247 + (end - 247) * weight) for end in full)
     return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def gallery(
+    out: Annotated[Path, option("Output file (.html).")] = Path("posenc-gallery.html"),
+    encodings: Annotated[
+        str | None,
+        option("Encodings to draw, comma-separated.", "all", autocompletion=complete_encodings),
+    ] = None,
+) -> None:
+    """Write an HTML page with the formula, plots, claims and source of every encoding.
+
+    Examples:
+
+        posenc gallery
+
+        posenc gallery --encodings rope,alibi,t5 --out three.html
+    """
+    chosen = None
+    if encodings is not None:
+        chosen = [name.strip() for name in encodings.split(",") if name.strip()]
+    if chosen == []:
+        raise ArgumentError(
+            "--encodings",
+            expected="at least one name",
+            got=repr(encodings),
+            remedy="Run posenc list to see all names.",
+        )
+    if out.suffix not in (".html", ".htm"):
+        raise ArgumentError(
+            "--out",
+            expected="a file ending in .html",
+            got=out.name,
+            remedy=f"Write {out.with_suffix('.html').name}, for example.",
+        )
+    from posenc.lab.visualization.gallery import write_gallery
+
+    with ERRORS.status(Text("Drawing …")) as status:
+        write_gallery(
+            out, names=chosen, progress=lambda name: status.update(Text(f"Drawing {name} …"))
+        )
+    OUT.print(f"Gallery: {out}", soft_wrap=True)

@@ -9,14 +9,19 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from posenc.lab.doctor.engines import Engines
-from posenc.lab.doctor.words import descriptions, short_titles, titles
+from posenc.lab.doctor.words import Engines, descriptions, short_titles, titles
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Across, Drawing, Point, Up, looks
-from posenc.lab.reporting.headlines import fitting, shortened
-from posenc.lab.reporting.intervals import Estimate
-from posenc.lab.reporting.numbers import size_in_words, time_in_words
-from posenc.lab.reporting.opening import Opening, Remedy, Verdict, Verdicts, meanings
+from posenc.lab.reporting.numbers import Estimate, size_in_words, time_in_words
+from posenc.lab.reporting.opening import (
+    Opening,
+    Remedy,
+    Verdict,
+    Verdicts,
+    fitting,
+    meanings,
+    shortened,
+)
 from posenc.lab.reporting.page import (
     Cell,
     Column,
@@ -27,12 +32,12 @@ from posenc.lab.reporting.page import (
     write_files,
 )
 from posenc.lab.reporting.sentences import sentence
-from posenc.transformers.checkpoints.fields import Fields
+from posenc.transformers.checkpoints.folder import Fields
 from posenc.transformers.doctor.advice import FACTOR, REFUSED, Advice, config_lines
 from posenc.transformers.doctor.costs import LayerCost
 from posenc.transformers.doctor.diagnosis import Diagnosis
 from posenc.transformers.doctor.facts import UNKNOWN, AttentionFacts
-from posenc.transformers.doctor.rotation import RotationFacts
+from posenc.transformers.doctor.from_values import RotationFacts
 from posenc.transformers.engines.config import ModelConfig
 from posenc.transformers.engines.engine import NotServedError
 from posenc.transformers.engines.transformers import TRANSFORMERS

@@ -15,18 +15,16 @@ from posenc.errors import ArgumentError, CheckpointError
 from posenc.lab.evaluation.images import ImageSource
 from posenc.lab.evaluation.llama import as_llama
 from posenc.lab.evaluation.results import Study
-from posenc.lab.evaluation.sidecars import copy_sidecars, raise_limits
 from posenc.lab.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenizer
 from posenc.lab.training.machine import require_device
 from posenc.models import Decoder
 from posenc.models import load as load_saved
-from posenc.storage import as_path, output_folder, write_json
-from posenc.transformers.checkpoints.fields import Fields
-from posenc.transformers.engines.remedy import for_engines
-from posenc.transformers.hub import HubName
+from posenc.storage import as_path, output_folder, write_bytes, write_json
+from posenc.transformers.checkpoints.folder import Fields, read_object
+from posenc.transformers.engines.comparison import for_engines
+from posenc.transformers.hub import MODULES, SIDECARS, HubName
 from posenc.transformers.kinds import open_live, require_transformers, require_unstretched
-from posenc.transformers.live import LiveDecoder, LiveModel, evaluation_copy
-from posenc.transformers.live_images import LiveImages
+from posenc.transformers.live import LiveDecoder, LiveImages, LiveModel, evaluation_copy
 
 OWN_FAMILY = "llama"
 """``model_type`` of models of ``posenc compare``, once transformers runs them."""
@@ -270,10 +268,10 @@ class Checkpoint:
             if model.served:
                 _name_for_engines(partial)
             if self.folder is not None:
-                copy_sidecars(self.folder, partial)
+                _copy_sidecars(self.folder, partial)
             # of a method that transformers lacks, the model is stretched once it is loaded
             if model.served and not isinstance(model, LiveImages):
-                raise_limits(partial, longest)
+                _raise_limits(partial, longest)
             if study is not None:
                 from posenc.lab.evaluation.report import write_study
 
@@ -316,3 +314,28 @@ def _trained_length(model: nn.Module, stated: int | None, given: int | None) -> 
             remedy="Give it in tokens.",
         )
     return length
+
+
+LIMITS = {"tokenizer_config.json": "model_max_length", "sentence_*_config.json": "max_seq_length"}
+"""Names of lengths at which longer texts are cut, by the files that hold them."""
+
+
+def _copy_sidecars(folder: Path, out: Path) -> None:
+    """Copy the files that go with a model, and the modules of sentence-transformers after it."""
+    sentences = (folder / "modules.json").is_file()
+    for pattern in (*SIDECARS, *([MODULES] if sentences else ())):
+        for path in folder.glob(pattern):
+            copy = out / path.relative_to(folder)
+            if path.is_file():
+                copy.parent.mkdir(exist_ok=True)
+                write_bytes(copy, path.read_bytes())
+
+
+def _raise_limits(folder: Path, longest: int) -> None:
+    """Raise the lengths at which tokenizers and sentence-transformers cut texts."""
+    for pattern, name in LIMITS.items():
+        for path in folder.glob(pattern):
+            fields = read_object(path)
+            limit = fields.get(name)
+            if isinstance(limit, int) and limit < longest:
+                write_json(path, fields | {name: longest})

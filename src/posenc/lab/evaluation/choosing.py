@@ -7,9 +7,9 @@ import math
 from posenc.errors import CheckpointError
 from posenc.lab.evaluation.candidates import CUT, SCALED, WINDOW
 from posenc.lab.evaluation.results import Findings, Study, StudyReading
-from posenc.lab.reporting.intervals import Estimate, estimate
+from posenc.lab.reporting.numbers import Estimate, estimate
+from posenc.lab.reporting.opening import HOLDS, Word, deterioration, word
 from posenc.lab.reporting.sentences import listed, sentence
-from posenc.lab.reporting.verdicts import HOLDS, Word, deterioration, word
 
 CLOSE = 0.05
 """Largest deficit in needles, as a share, of a method that is chosen for its loss."""

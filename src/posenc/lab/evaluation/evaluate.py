@@ -11,16 +11,14 @@ from typing import Any
 from torch import nn
 
 from posenc.errors import Interrupted
-from posenc.lab.evaluation.candidates import CUT, WINDOW, Method, cut
+from posenc.lab.evaluation.candidates import CUT, WINDOW, Method, cut, image_candidates
 from posenc.lab.evaluation.checkpoint import CAUSAL, Checkpoint
-from posenc.lab.evaluation.effective import Series, effective_length, next_length, rise
-from posenc.lab.evaluation.examination import Examination
-from posenc.lab.evaluation.image_candidates import image_candidates
 from posenc.lab.evaluation.images import ImageSource
-from posenc.lab.evaluation.limits import affordable
+from posenc.lab.evaluation.lengths import Series, affordable, effective_length, next_length, rise
 from posenc.lab.evaluation.progress import MeasuredFile, Progress, silent
 from posenc.lab.evaluation.questions import Unfit, task_names
 from posenc.lab.evaluation.results import Effective, Findings, Rise, Study, StudyReading
+from posenc.lab.evaluation.scoring import Examination
 from posenc.lab.evaluation.settings import EvaluationSettings
 from posenc.lab.evaluation.study import images_of, study_of, text_suite
 from posenc.lab.evaluation.suites.images import ImageSuite, cells_of
@@ -34,9 +32,8 @@ from posenc.lab.evaluation.suites.next_token import (
     lengths_to,
 )
 from posenc.lab.evaluation.texts import Text
-from posenc.lab.experiments.deadline import Deadline
-from posenc.transformers.live import LiveDecoder, LiveModel
-from posenc.transformers.live_images import LiveImages
+from posenc.lab.training.stopping import Deadline
+from posenc.transformers.live import LiveDecoder, LiveImages, LiveModel
 
 SHORTEST = 8
 """Tokens of the shortest context."""

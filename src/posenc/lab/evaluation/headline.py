@@ -18,11 +18,22 @@ from posenc.lab.evaluation.choosing import (
     readings_of,
 )
 from posenc.lab.evaluation.results import Findings, Study, StudyReading
-from posenc.lab.reporting.headlines import at_times, fitting, of_one, shortened
-from posenc.lab.reporting.intervals import Estimate
-from posenc.lab.reporting.opening import Opening, Remedy, Verdict, Verdicts, meanings
+from posenc.lab.reporting.numbers import Estimate
+from posenc.lab.reporting.opening import (
+    BREAKS,
+    HOLDS,
+    Opening,
+    Remedy,
+    Verdict,
+    Verdicts,
+    at_times,
+    fitting,
+    meanings,
+    of_one,
+    shortened,
+    word,
+)
 from posenc.lab.reporting.sentences import sentence
-from posenc.lab.reporting.verdicts import BREAKS, HOLDS, word
 
 NAME = 32
 """Characters of a name in a headline, at most."""

@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate
 
 from posenc.errors import ArgumentError, CheckpointError, DataError
 from posenc.storage import read_bytes
-from posenc.transformers.checkpoints.fields import SAVE_AGAIN, Fields, read_object
+from posenc.transformers.checkpoints.folder import SAVE_AGAIN, Fields, read_object
 
 Size = tuple[int, int]
 """(height, width) in pixels."""

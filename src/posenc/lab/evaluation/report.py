@@ -16,8 +16,7 @@ from posenc.lab.evaluation.results import Findings, Study, StudyMetric, StudyRea
 from posenc.lab.evaluation.summary import answer, findings, setting
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Across, Drawing, Point, Up, looks
-from posenc.lab.reporting.intervals import SHARES, Bounds, Estimate
-from posenc.lab.reporting.numbers import counted, size_in_words
+from posenc.lab.reporting.numbers import SHARES, Bounds, Estimate, counted, size_in_words
 from posenc.lab.reporting.page import (
     Cell,
     Column,

@@ -10,7 +10,7 @@ from typing import Any
 
 from posenc.errors import CheckpointError
 from posenc.lab.codec import to_plain
-from posenc.lab.reporting.intervals import Bounds, Estimate
+from posenc.lab.reporting.numbers import Bounds, Estimate
 
 TIMED = 0.2
 """Largest ``time_error`` of times that are compared."""

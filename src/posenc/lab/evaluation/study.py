@@ -13,11 +13,16 @@ import torch
 from torch import nn
 
 from posenc.errors import ArgumentError, Interrupted
-from posenc.lab.evaluation.candidates import Candidate, Method, text_candidates
+from posenc.lab.evaluation.candidates import (
+    Candidate,
+    Method,
+    goal_cells,
+    image_candidates,
+    text_candidates,
+)
 from posenc.lab.evaluation.checkpoint import CAUSAL, Checkpoint
 from posenc.lab.evaluation.choosing import choose, gate
 from posenc.lab.evaluation.finetuning import finetuned
-from posenc.lab.evaluation.image_candidates import goal_cells, image_candidates
 from posenc.lab.evaluation.images import Images, ImageSource
 from posenc.lab.evaluation.progress import MeasuredFile, Progress, silent
 from posenc.lab.evaluation.results import Findings, Study
@@ -28,8 +33,7 @@ from posenc.lab.evaluation.suites.next_token import NextTokenSuite, Suite, lengt
 from posenc.lab.evaluation.suites.retrieval import RetrievalSuite
 from posenc.lab.evaluation.texts import Text
 from posenc.lab.training.machine import describe_device, versions
-from posenc.transformers.live import LiveEncoder, LiveMaskedLM, LiveModel
-from posenc.transformers.live_images import LiveImages
+from posenc.transformers.live import LiveEncoder, LiveImages, LiveMaskedLM, LiveModel
 
 
 @dataclass(frozen=True, eq=False)

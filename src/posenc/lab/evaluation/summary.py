@@ -23,8 +23,8 @@ from posenc.lab.evaluation.choosing import (
 )
 from posenc.lab.evaluation.results import Study, StudyReading
 from posenc.lab.reporting.numbers import counted
+from posenc.lab.reporting.opening import BREAKS
 from posenc.lab.reporting.sentences import sentence
-from posenc.lab.reporting.verdicts import BREAKS
 
 SAME = 0.02
 """Largest deterioration at short contexts that is not reported (of losses, relative)."""

@@ -1,12 +1,16 @@
-"""A text as ids of a tokenizer, or as bytes."""
+"""Texts as ids of a tokenizer or as bytes, in the chat template of a checkpoint if it has one."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -14,12 +18,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from posenc.errors import ArgumentError, CheckpointError
-from posenc.lab.evaluation.chat import read_template, text_of
 from posenc.lab.evaluation.suites.needles import ByteNeedles, KeyNeedles, Needles, letters
-from posenc.lab.experiments.corpus import read_corpus
-from posenc.lab.experiments.pieces import Pieces
-from posenc.storage import panics_as_errors, read_bytes
-from posenc.transformers.checkpoints.fields import SAVE_AGAIN, read_object
+from posenc.lab.experiments.corpus import Pieces, read_corpus
+from posenc.storage import MOST_JSON, panics_as_errors, read_bytes
+from posenc.transformers.checkpoints.folder import SAVE_AGAIN, read_object
 
 Encode = Callable[[str], Sequence[int]]
 """Text to ids, without special tokens."""
@@ -270,3 +272,94 @@ def _pool(ids: Int[Tensor, " T"]) -> Int[Tensor, " P"]:
     """The most frequent ids."""
     counts = torch.bincount(ids)
     return counts.argsort(descending=True)[: min(POOL, int((counts > 0).sum()))]
+
+
+FILE = "chat_template.jinja"
+
+SECONDS = 5.0
+"""Longest time of a template."""
+
+
+def read_template(folder: Path) -> Callable[[str], str] | None:
+    """A user's message to the text up to the model's answer; None: the folder has no template.
+
+    The template runs in the sandbox of transformers, for ``SECONDS`` at most.
+
+    Raises:
+        CheckpointError: if its file is not text.
+    """
+    fields = read_object(folder / "tokenizer_config.json")
+    template, path = fields.get("chat_template"), folder / FILE
+    if path.exists():
+        template = _text_in(path)
+    if isinstance(template, list):  # by name
+        named = (item for item in template if isinstance(item, dict))
+        template = next((i.get("template") for i in named if i.get("name") == "default"), None)
+    if not isinstance(template, str):
+        return None
+    tokens = {
+        name: text_of(fields.get(name)) or ""
+        for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+    }
+
+    def rendered(message: str) -> str:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            with deadline(SECONDS):
+                texts, _ = render_jinja_template(
+                    conversations=[[{"role": "user", "content": message}]],
+                    chat_template=template,
+                    add_generation_prompt=True,
+                    **tokens,
+                )
+        except Exception as error:  # a template is a program
+            raise CheckpointError(
+                str(folder),
+                expected="a chat template for a message of a user",
+                got=f"{type(error).__name__}: {error}",
+                remedy="Mend it, or use --style base.",
+            ) from error
+        return str(texts[0])
+
+    return rendered
+
+
+def _text_in(path: Path) -> str:
+    try:
+        return read_bytes(path, most=MOST_JSON).decode()
+    except (OSError, ValueError) as error:
+        got = error.strerror if isinstance(error, OSError) else "bytes that are not UTF-8"
+        raise CheckpointError(
+            str(path), expected="a chat template", got=got, remedy=SAVE_AGAIN
+        ) from error
+
+
+def text_of(token: object) -> str | None:
+    """A special token as ``tokenizer_config.json`` has it, as text."""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raise an error in the code of a context when it takes longer.
+
+    Lines of Python are watched, so that a loop ends on any system and in any thread; one operation
+    in C is not cut short.
+
+    Raises:
+        TimeoutError: after ``seconds``.
+    """
+    end, before = time.monotonic() + seconds, sys.gettrace()
+
+    def watch(frame: FrameType, event: str, argument: Any) -> Any:
+        if time.monotonic() > end:
+            raise TimeoutError(f"it took more than {seconds:g} s")
+        return watch
+
+    sys.settrace(watch)
+    try:
+        yield
+    finally:
+        sys.settrace(before)

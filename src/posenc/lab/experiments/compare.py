@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from posenc.errors import ArgumentError, CheckpointError, PosencError
-from posenc.lab.experiments.deadline import Deadline
 from posenc.lab.experiments.jobs import (
     OUTCOME,
     SAVING,
@@ -38,8 +37,8 @@ from posenc.lab.experiments.results import Comparison, Provenance
 from posenc.lab.experiments.settings import NOT_ABOUT_RESULTS, ComparisonSettings
 from posenc.lab.experiments.tasks import Task
 from posenc.lab.experiments.workers import Done, WorkerPool
-from posenc.lab.training.interrupt import interruptible
 from posenc.lab.training.machine import available_memory, cores, describe_device, versions
+from posenc.lab.training.stopping import Deadline, interruptible
 
 RESERVE = 1.25
 """Budgeted time is divided by this: measured speed varies, and the budget ends the training."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 from posenc.lab.experiments.results import Metric
-from posenc.lab.reporting.intervals import SHARES, Bounds, Estimate, estimate, paired_difference
-from posenc.lab.reporting.verdicts import HOLDS, deterioration
+from posenc.lab.reporting.numbers import SHARES, Bounds, Estimate, estimate, paired_difference
+from posenc.lab.reporting.opening import HOLDS, deterioration
 
 MARGIN = 0.02
 """With one seed, values that differ by at most this share of the larger count as the same."""

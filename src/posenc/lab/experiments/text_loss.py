@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.lab.experiments.pieces import Pieces
+from posenc.lab.experiments.corpus import Pieces
 
 Model = Callable[[Tensor], Tensor]
 """Tokens ``[B, L]`` to logits ``[B, L, V]`` of the token after each (``restored``: of each)."""

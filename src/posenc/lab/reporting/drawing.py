@@ -11,10 +11,17 @@ from typing import Any, cast
 import altair as alt
 import pandas as pd
 
-from posenc.lab.reporting.axes import of_field, rule, shade
+from posenc.lab.reporting.annotations import (
+    LINE_HEIGHT,
+    MANY,
+    TIGHT,
+    line_names,
+    of_field,
+    rule,
+    shade,
+)
 from posenc.lab.reporting.charts import PICTURE_WIDTH, Chart, text_of
-from posenc.lab.reporting.intervals import UNBOUNDED, Bounds, Estimate
-from posenc.lab.reporting.line_names import LINE_HEIGHT, MANY, TIGHT, line_names
+from posenc.lab.reporting.numbers import UNBOUNDED, Bounds, Estimate
 from posenc.lab.reporting.palette import CONTROL, SERIES, SHAPES
 
 FEW = 90

@@ -1,8 +1,12 @@
-"""Sizes, counts and values of settings as they are written."""
+"""Numbers as reports write them: sizes, counts, settings, and means with 95 % intervals."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy import special
 
 
 def size_in_words(size: float | None) -> str:
@@ -46,3 +50,126 @@ def setting_in_words(value: object) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(map(str, value))
     return str(value)
+
+
+CONFIDENCE = 0.95
+
+MOST_PLACES = 6
+"""Decimal places that are shown at most."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Range of possible values."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    def clip(self, value: float) -> float:
+        """The nearest possible value."""
+        return min(max(value, self.low), self.high)
+
+
+UNBOUNDED, SHARES = Bounds(), Bounds(0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds with its 95 % interval, which ends where possible values do.
+
+    Args:
+        mean: of the seeds.
+        half_width: of the Student-t interval; None with one seed, which says nothing of spread.
+        n: seeds.
+        bounds: possible values.
+    """
+
+    mean: float
+    half_width: float | None
+    n: int
+    bounds: Bounds = UNBOUNDED
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval (the mean itself with one seed)."""
+        return self.bounds.clip(self.mean - (self.half_width or 0.0))
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval (the mean itself with one seed)."""
+        return self.bounds.clip(self.mean + (self.half_width or 0.0))
+
+    @property
+    def sure(self) -> bool:
+        """True if the interval is known and excludes zero."""
+        return self.half_width is not None and not self.low <= 0.0 <= self.high
+
+    def scaled(self, factor: float) -> Estimate:
+        """The estimate of ``factor`` times the quantity."""
+        low, high = sorted((factor * self.bounds.low, factor * self.bounds.high))
+        half = None if self.half_width is None else abs(factor) * self.half_width
+        return Estimate(factor * self.mean, half, self.n, Bounds(low, high))
+
+    def shown(self, form: str | None = None, between: str = " ") -> str:
+        """``2.06 (2.02 to 2.10)``, ``65% (0 to 100)``; the mean alone with one seed.
+
+        Args:
+            form: format of the three numbers, whose per cent sign follows the mean alone; by
+                default three digits of the mean, but at most two of the half width.
+            between: what separates the numbers.
+        """
+        mean = f"{self.mean:{form or self._form()}}"
+        return between.join(filter(None, (mean, self.interval(form, between))))
+
+    def interval(self, form: str | None = None, between: str = " ") -> str:
+        """The interval as in ``shown``; empty with one seed."""
+        if self.half_width is None:
+            return ""
+        form = form or self._form()
+        low, high = (f"{end:{form}}".removesuffix("%") for end in (self.low, self.high))
+        return f"({low}{between}to {high})"
+
+    def _form(self) -> str:
+        places = [_places(self.mean, 3)]
+        if self.half_width:
+            places.append(_places(self.half_width, 2))
+        return f".{min(places)}f"
+
+    def to_json(self) -> dict[str, float | int | None]:
+        """Mean, ends of the interval (null with one seed) and number of seeds."""
+        low, high = (None, None) if self.half_width is None else (self.low, self.high)
+        return {"mean": self.mean, "low": low, "high": high, "n": self.n}
+
+
+def estimate(values: Iterable[float], bounds: Bounds = UNBOUNDED) -> Estimate | None:
+    """Mean and 95 % Student-t interval of ``values`` within ``bounds``; None if there are none."""
+    numbers = list(values)
+    count = len(numbers)
+    if not count:
+        return None
+    mean = math.fsum(numbers) / count
+    if count == 1:
+        return Estimate(mean, None, 1, bounds)
+    variance = math.fsum((value - mean) ** 2 for value in numbers) / (count - 1)
+    return Estimate(mean, quantile(count) * math.sqrt(variance / count), count, bounds)
+
+
+def quantile(count: int) -> float:
+    """Half the interval of a mean of ``count`` values, in standard errors (Student's t)."""
+    return float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2))
+
+
+def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Estimate | None:
+    """Mean and interval of ``a - b`` over common seeds.
+
+    A seed fixes initial weights and data order of all subjects, so that their common effect
+    cancels.
+    """
+    return estimate(a[seed] - b[seed] for seed in sorted(a.keys() & b.keys()))
+
+
+def _places(value: float, digits: int) -> int:
+    """Decimal places that show so many digits of a value."""
+    if not value or not math.isfinite(value):
+        return digits - 1
+    return min(MOST_PLACES, max(0, digits - 1 - math.floor(math.log10(abs(value)))))

@@ -1,10 +1,96 @@
-"""The opening of a report: the same words on its page, on a terminal and as JSON."""
+"""The opening of a report: its verdict, headline and words, on page, terminal and as JSON.
+
+``word`` decides whether a value holds, degrades or breaks; the sentences that say so are in
+``templates/sentences.jinja``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from posenc.lab.reporting.numbers import Estimate
+from posenc.lab.reporting.sentences import sentence
+
+LONGEST = 90
+"""Characters of a headline, at most."""
+
+
+def shortened(name: str, most: int) -> str:
+    """A name of at most ``most`` characters, its end replaced by an ellipsis."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def at_times(length: int, trained: int, *, size: bool) -> str:
+    """A length (``size``: of images) in times of the trained one: ``at 4 × the trained length``."""
+    times = "" if length == trained else f"{length / trained:.3g} × "
+    return f"at {times}the trained {'size' if size else 'length'}"
+
+
+def fitting(texts: Iterable[str]) -> str:
+    """The first that fits a line; the most detailed comes first."""
+    return next(text for text in texts if len(text) <= LONGEST)
+
+
+def of_one(label: str, verdict: str, at: str, changes: Sequence[tuple[str, ...]]) -> str:
+    """The verdict on a model alone, with as many of its changes as fit.
+
+    Args:
+        label: of the model.
+        verdict: in a word.
+        at: the length of the verdict, in words.
+        changes: metric, value at the trained length and value there, the deciding one first.
+    """
+    facts = {"label": label, "verdict": verdict, "at": at}
+    return fitting(sentence("alone", changes=c, **facts) for c in (changes, changes[:1], ()))
+
+
+HOLDS, BREAKS = 0.05, 0.25
+"""Deteriorations from the training length, as shares, up to which a value holds, and beyond which
+it breaks; in between it degrades."""
+
+Word = Literal["holds", "unsure", "degrades", "breaks"]
+"""Unsure where the interval of the change reaches from ``HOLDS`` to beyond ``BREAKS``."""
+
+TONES = {
+    **dict.fromkeys(("holds", "learned", "fast", "same"), "good"),
+    **dict.fromkeys(("degrades", "unsure", "tied", "slower"), "fair"),
+    **dict.fromkeys(("breaks", "unlearned", "overfitted", "slow", "differs", "refuses"), "bad"),
+    **dict.fromkeys(("untestable", "unfinished", "unknown"), "none"),
+}
+"""Word → colour on pages and terminals."""
+
+SEVERITY: tuple[Word, ...] = ("holds", "unsure", "degrades", "breaks")
+
+
+def deterioration(value: float, base: float, *, lower: bool) -> float:
+    """Change from ``base`` to a worse ``value``, as a share of ``base``; negative if better.
+
+    Args:
+        value, base: before and after.
+        lower: lower values are better.
+    """
+    difference = value - base if lower else base - value
+    if not difference:
+        return 0.0
+    return difference / abs(base) if base else math.copysign(math.inf, difference)
+
+
+def word(change: Estimate, limits: tuple[float, float] = (HOLDS, BREAKS)) -> Word:
+    """The verdict on a deterioration.
+
+    Args:
+        change: for the worse, positive.
+        limits: up to which a value holds, and beyond which it breaks.
+    """
+    holds, breaks = limits
+    if change.low <= holds and change.high > breaks:
+        return "unsure"
+    if change.mean <= holds:
+        return "holds"
+    return "breaks" if change.mean > breaks else "degrades"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import vl_convert
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from posenc.attention.user_cache import kept
 from posenc.lab.reporting.charts import THEME, Chart, picture_files
 from posenc.lab.reporting.drawing import Look
-from posenc.lab.reporting.intervals import Estimate
-from posenc.lab.reporting.libraries import bundled
-from posenc.lab.reporting.numbers import setting_in_words
-from posenc.lab.reporting.opening import Opening
+from posenc.lab.reporting.numbers import Estimate, setting_in_words
+from posenc.lab.reporting.opening import TONES, Opening
 from posenc.lab.reporting.palette import DARK, LIGHT, OUTLINES
-from posenc.lab.reporting.verdicts import TONES
 from posenc.storage import write_bytes
 
 DENSE = 10
@@ -255,3 +255,10 @@ def _breakable(name: str) -> Markup:
 def _inline_json(value: Any) -> Markup:
     """JSON that no HTML parser mistakes for markup."""
     return Markup(json.dumps(value).replace("<", "\\u003c"))
+
+
+def bundled() -> str:
+    """The scripts, from the user's cache after the first time: to bundle them takes seconds."""
+    make: Callable[[], str] = vl_convert.javascript_bundle  # type: ignore[assignment]  # a wrong stub
+    name = f"vega-{version('vl-convert-python')}.js"
+    return kept("scripts", name, make, read=bytes.decode, write=str.encode)

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from posenc.lab.reporting.intervals import Estimate
-from posenc.lab.reporting.numbers import size_in_words
+from posenc.lab.reporting.numbers import Estimate, size_in_words
 
 TEMPLATES = ("sentences.jinja", "study.jinja", "bench.jinja", "doctor.jinja")
 """Files of ``posenc.lab.reporting.templates`` that have the sentences."""

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from posenc.lab.training.checkpoint import TrainingPlan
-    from posenc.lab.training.interrupt import interruptible
-    from posenc.lab.training.loop import Trained, Watch, fit, train
+    from posenc.lab.training.loop import Objective, Trained, TrainingTask, Watch, fit, train
     from posenc.lab.training.ranks import full_weights
-    from posenc.lab.training.task import Objective, TrainingTask
+    from posenc.lab.training.stopping import interruptible
 
 __all__ = [
     "Objective",
@@ -32,10 +31,9 @@ __all__ = [
 
 _MODULES = {
     "TrainingPlan": "checkpoint",
-    "interruptible": "interrupt",
-    **dict.fromkeys(("Trained", "Watch", "fit", "train"), "loop"),
+    "interruptible": "stopping",
     "full_weights": "ranks",
-    **dict.fromkeys(("Objective", "TrainingTask"), "task"),
+    **dict.fromkeys(("Objective", "Trained", "TrainingTask", "Watch", "fit", "train"), "loop"),
 }
 
 

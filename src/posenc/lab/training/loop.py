@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, Protocol, cast
 
 import torch
 from lightning_fabric import Fabric
@@ -19,7 +19,41 @@ from posenc.lab.training.checkpoint import TrainingPlan, TrainingState
 from posenc.lab.training.machine import PeakMemory
 from posenc.lab.training.ranks import TrainingRanks
 from posenc.lab.training.seeding import generator
-from posenc.lab.training.task import Objective, TrainingTask
+
+
+class Objective(Protocol):
+    """Batches and loss of a training.
+
+    All random draws come from generators seeded by the arguments, so that a run can be repeated,
+    and resumed, to the bit. If the loss is a mean over other things than rows, a method
+    ``weight(batch)`` returns their number, by which the losses of parts of a batch are averaged.
+    """
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of everything that decides a training step besides encoding, seed and step."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in a batch."""
+
+    def batch(self, seed: int, step: int) -> Mapping[str, Any]:
+        """Tensors and layouts of a training step, a pure function of its arguments."""
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+        """The scalar to minimise."""
+
+
+class TrainingTask(Objective, Protocol):
+    """An objective with a model for every encoding."""
+
+    def build(self, encoding: str) -> nn.Module:
+        """A new model with ``encoding``, its weights drawn from torch's global generator.
+
+        Raises:
+            ArgumentError: when the encoding does not suit this task.
+        """
+
 
 SAVE_SECONDS = 5.0
 """Time between checkpoints."""

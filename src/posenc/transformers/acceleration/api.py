@@ -1,9 +1,10 @@
-"""``accelerate`` and ``restore``."""
+"""``accelerate`` and ``restore``, and the report of what they did with a model."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -16,10 +17,12 @@ from posenc.transformers.acceleration.accelerated import (
     SHORTEST,
     Accelerated,
     AccelerateSettings,
+    config_behind,
     put_back,
     require_untouched,
     settings_of,
     take_over,
+    with_posenc,
 )
 from posenc.transformers.acceleration.checking import (
     OutputComparison,
@@ -27,9 +30,7 @@ from posenc.transformers.acceleration.checking import (
     without_values,
 )
 from posenc.transformers.acceleration.family import FAMILIES, AcceleratedFamily, family_of
-from posenc.transformers.acceleration.report import AccelerateReport, ReportedModule
 from posenc.transformers.acceleration.routing import MOVED, ORIGINAL, POSENC, Record, recorded
-from posenc.transformers.acceleration.views import config_behind, with_posenc
 
 ALREADY = "It was accelerated before and stays as it is; restore(model) first for other settings."
 
@@ -235,3 +236,61 @@ def _unknown(model: nn.Module) -> ArgumentError:
         got=type(model).__name__,
         remedy="Its attention is its own code, which is left alone.",
     )
+
+
+@dataclass(frozen=True)
+class ReportedModule:
+    """One module of a report, with the attention that runs in it.
+
+    Args:
+        path: name in the model.
+        kind: its class in transformers.
+        attention: what runs now: ``"posenc"``, or the module's own.
+        reason: why.
+    """
+
+    path: str
+    kind: str
+    attention: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class AccelerateReport:
+    """Modules of a model, with what computes their attention and why.
+
+    Args:
+        model: its class.
+        modules: those with attention that posenc knows.
+        difference: largest difference from the original's output on random inputs, as a share of
+            its largest value; None if not checked.
+        tried: the inputs that outputs were compared on, in words; "" if they were not.
+        note: in a sentence, why nothing was changed or compared; "" if it was.
+    """
+
+    model: str
+    modules: tuple[ReportedModule, ...]
+    difference: float | None = None
+    tried: str = ""
+    note: str = ""
+
+    @property
+    def accelerated(self) -> int:
+        """Number of modules whose attention posenc computes."""
+        return sum(module.attention == "posenc" for module in self.modules)
+
+    def __str__(self) -> str:
+        lines = [f"{self.model}: {self.accelerated} of {len(self.modules)} modules accelerated."]
+        if not self.modules:
+            lines = [f"{self.model}: {self.note}"]
+        counts = Counter((m.kind, m.attention, m.reason) for m in self.modules)
+        lines += [
+            f"  {count} × {kind}: {attention}, {reason}."
+            for (kind, attention, reason), count in counts.items()
+        ]
+        if self.difference is not None:
+            lines.append(f"  Largest difference on random inputs: {self.difference:.1e}.")
+            lines.append(f"  Tried: {self.tried}.")
+        elif self.modules and self.note:
+            lines.append(f"  {self.note}")
+        return "\n".join(lines)

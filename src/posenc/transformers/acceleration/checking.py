@@ -16,13 +16,13 @@ from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
 from posenc.errors import ArgumentError
-from posenc.transformers.acceleration.signatures import is_cache
 from posenc.transformers.acceleration.trials import (
     Trial,
     execution_device,
     family_behind,
     trials_of,
 )
+from posenc.transformers.calls import is_cache
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from posenc.registration import Registry
-from posenc.transformers.acceleration.accelerated import Accelerated
-from posenc.transformers.acceleration.views import NAME
+from posenc.transformers.acceleration.accelerated import NAME, Accelerated
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from posenc.runtime import is_scripted, is_transformed
-from posenc.transformers.acceleration.signatures import caches_in
+from posenc.transformers.calls import caches_in
 
 Pair = tuple[Float[Tensor, "B G K D"], Float[Tensor, "B G K E"]]
 """Keys and values."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, masking_utils
 
@@ -21,22 +21,39 @@ from posenc.encoding import BucketedTerms, LowRank, StructuredScore
 from posenc.encoding.prepared import entering
 from posenc.errors import ArgumentError
 from posenc.grid import FARTHEST, Grid
-from posenc.runtime import is_scripted
-from posenc.transformers.acceleration import lazy_mask
-from posenc.transformers.acceleration.accelerated import settings_of, wants_weights
-from posenc.transformers.acceleration.dense import dense_attention
-from posenc.transformers.acceleration.graph_patterns import pattern_in_graph
-from posenc.transformers.acceleration.masks import grid_of
-from posenc.transformers.acceleration.patterns import Place, grid_of_function, padded
+from posenc.runtime import is_exporting, is_scripted
+from posenc.transformers.acceleration.accelerated import (
+    CAUSAL_KEYS,
+    KEYS,
+    NAME,
+    settings_of,
+    takes_added_masks,
+    wants_weights,
+)
+from posenc.transformers.acceleration.masks import (
+    VisiblePairs,
+    carrying,
+    grid_behind,
+    grid_of,
+    pairs_behind,
+    written_out,
+)
+from posenc.transformers.acceleration.patterns import (
+    MaskFunction,
+    Pattern,
+    Place,
+    grid_of_function,
+    padded,
+)
 from posenc.transformers.acceleration.routing import (
     ORIGINAL,
+    dense_attention,
     describe,
     note,
     note_kernel,
     plain_attention,
 )
 from posenc.transformers.acceleration.terms import ComputedOnce, encoding_of
-from posenc.transformers.acceleration.views import CAUSAL_KEYS, KEYS, NAME, takes_added_masks
 
 REFUSED_OPTIONS = frozenset({"block_indices", "cache", "indices", "sinks"})
 """Options that change attention and are not read. Models hand on all that they are called with,
@@ -98,7 +115,7 @@ def attention(
     # Norms of queries and keys leave them wider than values under autocast.
     query, key = query.to(value.dtype), key.to(value.dtype)
     queries, keys = query.shape[2], key.shape[2]
-    grid = lazy_mask.grid_behind(attention_mask, queries, keys)
+    grid = grid_behind(attention_mask, queries, keys)
     _require_read(options, grid)
     if is_causal and attention_mask is None and queries > 1:
         raise ArgumentError(
@@ -183,10 +200,10 @@ def _says_packed(grid: Grid | None, options: Mapping[str, Any]) -> bool:
 
 def _all_pairs(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """A mask of all pairs, bool or added to logits of this dtype; None if it hides nothing."""
-    pairs = lazy_mask.pairs_behind(mask)
+    pairs = pairs_behind(mask)
     if pairs is not None and pairs.hide_nothing:
         return None
-    written = lazy_mask.written_out(mask)
+    written = written_out(mask)
     if written is not None and written.dim() == 2:
         return written[:, None, None]
     if written is not None and written.is_floating_point():
@@ -222,7 +239,7 @@ def mask(
     if q_length == 1 and not (crossing or options.get("allow_is_causal_skip", True)):
         return pairs.written(dtype)
     shape = batch_size, 1, q_length, kv_length
-    return lazy_mask.carrying(pairs, shape, dtype, torch.device(device))
+    return carrying(pairs, shape, dtype, torch.device(device))
 
 
 def pairs_of(
@@ -237,11 +254,11 @@ def pairs_of(
     config: PreTrainedConfig | None = None,
     device: torch.device | str = "cpu",
     **options: Any,
-) -> lazy_mask.VisiblePairs:
+) -> VisiblePairs:
     """The pairs that a mask of transformers lets through.
 
     Their grid follows from the mask's function, since layers and options say otherwise in some
-    models. While a graph is made, what a function holds cannot be read: see ``graph_patterns``.
+    models. While a graph is made, what a function holds cannot be read: see ``_pattern_in_graph``.
     """
 
     sizes = batch_size, q_length, kv_length
@@ -257,25 +274,25 @@ def pairs_of(
         use_vmap = bool(options.get("use_vmap"))
         find = partial(grid_of_function, mask_function, place, attention_mask, use_vmap=use_vmap)
         if not use_vmap:
-            return lazy_mask.VisiblePairs(find, visible)
+            return VisiblePairs(find, visible)
         # PyTorch maps no function while an operator reads a mask.
         grid = find()
         if grid is None:
             return _written(visible())
         known_grid, shape = grid, (batch_size, 1, q_length, kv_length)
-        return lazy_mask.VisiblePairs(lambda: known_grid, lambda: known_grid.visible.expand(shape))
+        return VisiblePairs(lambda: known_grid, lambda: known_grid.visible.expand(shape))
     pattern = None
     if not (is_scripted() or isinstance(q_offset, Tensor)):  # a tensor in static caches
         place = Place(*sizes, q_offset, kv_offset, torch.device(device))
-        pattern = pattern_in_graph(mask_function, place, config, attention_mask, options)
+        pattern = _pattern_in_graph(mask_function, place, config, attention_mask, options)
     if pattern is None:
         return _written(visible())
     graph_grid = padded(pattern, place, attention_mask).grid(place)
-    return lazy_mask.VisiblePairs(lambda: graph_grid, visible)
+    return VisiblePairs(lambda: graph_grid, visible)
 
 
-def _written(pairs: Bool[Tensor, "B 1 Q K"]) -> lazy_mask.VisiblePairs:
-    return lazy_mask.VisiblePairs(lambda: None, lambda: pairs)
+def _written(pairs: Bool[Tensor, "B 1 Q K"]) -> VisiblePairs:
+    return VisiblePairs(lambda: None, lambda: pairs)
 
 
 def keys_mask(causal: bool) -> Callable[..., Bool[Tensor, "B *pairs"] | None]:
@@ -312,3 +329,62 @@ def register() -> None:
 
 
 register()
+
+
+def _pattern_in_graph(
+    function: MaskFunction,
+    place: Place,
+    config: Any,
+    attended: Bool[Tensor, "B L"] | None,
+    options: Mapping[str, Any],
+) -> Pattern | None:
+    """The pattern of a causal function or a window, also of packed documents; None of others.
+
+    While a graph is made of a model, what a function holds cannot be read, nor the numbers in a
+    tensor. Its code and the shape of its result tell functions apart; the options and the config
+    that a mask is made with say the window.
+
+    Args:
+        config: of the model; None if it is not known.
+        attended: False for padding, beside which transformers packs no documents.
+        options: further ones of the mask.
+    """
+    if function is masking_utils.causal_mask_function:
+        return Pattern(high=0)
+    if function is masking_utils.bidirectional_mask_function:
+        return Pattern()
+    if is_exporting():  # other runtimes have no kernels that skip pairs
+        return None
+    if options.get("use_vmap") or getattr(function, "__code__", None) is not OF_SEVERAL:
+        return None
+    window, plain = options.get("local_size"), not _reads_tensors(function, place)
+    if window is not None and window != getattr(config, "sliding_window", None):
+        return None
+    if "allow_is_bidirectional_skip" in options:
+        return Pattern(-window, window) if plain and window is not None else None
+    band = Pattern(high=0) if window is None else Pattern(1 - window, 0)
+    if plain:
+        return None if window is None else band
+    alike = (place.queries, place.first) == (place.keys, place.start)
+    if attended is not None or not alike or getattr(config, "attention_chunk_size", None):
+        return None
+    return band & Pattern(intervals=_documents(function, place))
+
+
+def _reads_tensors(function: MaskFunction, place: Place) -> bool:
+    """True if a mask function reads tensors by the batch row: no row leaves all in the result."""
+    one = torch.zeros(1, dtype=torch.int64, device=place.device)
+    return bool(function(None, None, one, one).dim() > 1)
+
+
+def _documents(function: MaskFunction, place: Place) -> Int[Tensor, "B Q 2"]:
+    """Intervals from a query's document on; one begins where a token is not seen by the next."""
+    index = place.index
+    row = torch.arange(place.batch, device=place.device)[:, None]
+    same = function(row, None, index[:, 1:], index[:, :-1]).expand(place.batch, -1)
+    begins = torch.nn.functional.pad(index[:, 1:].where(~same, 0), (1, 0)).cummax(-1).values
+    return torch.stack([begins, (index + 1).expand_as(begins)], dim=-1)
+
+
+OF_SEVERAL = masking_utils.and_masks().__code__
+"""Code of functions that hold where several do."""

@@ -9,10 +9,17 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from posenc.transformers.acceleration.accelerated import SETTINGS, Accelerated, AccelerateSettings
+from posenc.transformers.acceleration.accelerated import (
+    NAME,
+    SETTINGS,
+    STRETCHED,
+    Accelerated,
+    AccelerateSettings,
+    config_behind,
+    is_on_interface,
+)
 from posenc.transformers.acceleration.family import family_of
 from posenc.transformers.acceleration.growing import grow, settle
-from posenc.transformers.acceleration.views import NAME, STRETCHED, config_behind, is_on_interface
 
 BEFORE = "_posenc_before"
 """Attribute of a model: the implementations that its config and those in it named before, by the

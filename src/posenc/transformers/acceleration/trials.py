@@ -17,8 +17,8 @@ from transformers import Cache, PreTrainedModel
 from posenc.runtime import without_autocast
 from posenc.transformers.acceleration.family import AcceleratedFamily, family_of
 from posenc.transformers.acceleration.routing import recorded
-from posenc.transformers.acceleration.signatures import cache_name, is_cache, names_of
-from posenc.transformers.module_settings import settings_kept
+from posenc.transformers.calls import cache_name, is_cache, names_of
+from posenc.transformers.settings import settings_kept
 
 ROWS, LENGTH, PADDING, STEPS = 2, 48, 7, 2
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.transformers.doctor.biases import Bias, bias_of, factor_of
+from posenc.transformers.calls import RecordedCall
 from posenc.transformers.doctor.expanded_weights import build, without_feed_forward
 from posenc.transformers.doctor.facts import (
     UNKNOWN,
@@ -23,10 +23,17 @@ from posenc.transformers.doctor.facts import (
     Maybe,
     PositionTable,
 )
+from posenc.transformers.doctor.from_values import (
+    Bias,
+    RotationFacts,
+    Visible,
+    bias_of,
+    factor_of,
+    rotation,
+    visible,
+    visible_of,
+)
 from posenc.transformers.doctor.recording import FAR, TOKENS, Recorder, record
-from posenc.transformers.doctor.rotation import RotationFacts, rotation
-from posenc.transformers.doctor.visibility import Visible, visible, visible_of
-from posenc.transformers.recording import RecordedCall
 
 IGNORED = {
     *("scaling", "scale", "is_causal", "dropout", "dropout_p", "position_ids", "use_cache"),

@@ -14,14 +14,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from posenc.transformers.acceleration.signatures import CACHE, cache_name, names_of
+from posenc.transformers.calls import (
+    CACHE,
+    RecordedCall,
+    cache_name,
+    names_of,
+    record_call,
+    recorded_calls,
+)
 from posenc.transformers.doctor.expanded_weights import (
     INTERFACE,
     PRODUCTS,
     ExpandedProducts,
     is_expanded,
 )
-from posenc.transformers.recording import RecordedCall, record_call, recorded_calls
 
 TOKENS, FAR = 9, 2**20
 """Tokens of a pass, and the position where the far one begins."""

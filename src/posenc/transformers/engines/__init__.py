@@ -3,11 +3,17 @@
 Each engine is a module with its rules as a table, their source and date.
 """
 
-from posenc.transformers.engines.comparison import ENGINES, Served, compare, differences
+from posenc.transformers.engines.comparison import (
+    ENGINES,
+    ConfigRemedy,
+    Served,
+    compare,
+    differences,
+    right_in_all,
+)
 from posenc.transformers.engines.config import ModelConfig
-from posenc.transformers.engines.loaded import Checked, check
-from posenc.transformers.engines.remedy import ConfigRemedy, right_in_all
 from posenc.transformers.engines.rotation import EngineRotation
+from posenc.transformers.engines.transformers import Checked, check
 
 __all__ = [
     "ENGINES",

@@ -2,6 +2,6 @@
 
 from posenc.transformers import versions  # noqa: F401 - first: it may refuse
 from posenc.transformers.stretching.api import restore, stretch
-from posenc.transformers.stretching.report import StretchedPart, StretchReport
+from posenc.transformers.stretching.changes import StretchedPart, StretchReport
 
 __all__ = ["StretchReport", "StretchedPart", "restore", "stretch"]

@@ -18,14 +18,13 @@ from posenc.encoding import Encoding, Pairing
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.transformers.acceleration.accelerated import STRETCHED, is_on_interface
 from posenc.transformers.acceleration.checking import PRECISIONS
 from posenc.transformers.acceleration.interface import mask
-from posenc.transformers.acceleration.lazy_mask import written_out
-from posenc.transformers.acceleration.signatures import is_cache, names_of
+from posenc.transformers.acceleration.masks import written_out
 from posenc.transformers.acceleration.switching import INTERNAL
 from posenc.transformers.acceleration.trials import tensors_in
-from posenc.transformers.acceleration.views import STRETCHED, is_on_interface
-from posenc.transformers.recording import RecordedCall, record_call, recorded_calls
+from posenc.transformers.calls import RecordedCall, is_cache, names_of, record_call, recorded_calls
 from posenc.transformers.stretching.attention import (
     LAYER,
     StretchedLayer,
@@ -34,10 +33,15 @@ from posenc.transformers.stretching.attention import (
 )
 from posenc.transformers.stretching.changes import Change, Undoable, undo
 from posenc.transformers.stretching.configs import configs_of
-from posenc.transformers.stretching.frequencies import INNER, Frequencies, SineTable, rotates_itself
+from posenc.transformers.stretching.frequencies import (
+    INNER,
+    Calls,
+    Frequencies,
+    SineTable,
+    rotates_itself,
+)
 from posenc.transformers.stretching.positions import PLACED, Adoption, Switch
 from posenc.transformers.stretching.probing import quiet, run
-from posenc.transformers.stretching.rotary import Calls
 
 PAIRINGS: tuple[Pairing, ...] = ("half", "adjacent")
 

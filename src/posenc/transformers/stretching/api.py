@@ -16,17 +16,30 @@ from posenc.transformers.acceleration.api import require_restorable
 from posenc.transformers.acceleration.api import restore as unaccelerate
 from posenc.transformers.acceleration.checking import without_values
 from posenc.transformers.acceleration.switching import INTERNAL, implementations_before
-from posenc.transformers.checkpoints.extended import FIELD
-from posenc.transformers.stretching import configs, rotary
+from posenc.transformers.checkpoints.folder import FIELD
+from posenc.transformers.stretching import configs
+from posenc.transformers.stretching import frequencies as rotary
 from posenc.transformers.stretching.adopting import adopt
 from posenc.transformers.stretching.attention import StretchedLayer
-from posenc.transformers.stretching.biases import LinearBias, biases_in
-from posenc.transformers.stretching.changes import Change, Undoable, undo, undone_on_error
+from posenc.transformers.stretching.changes import (
+    Change,
+    StretchedPart,
+    StretchReport,
+    Undoable,
+    undo,
+    undone_on_error,
+)
+from posenc.transformers.stretching.configs import Request
 from posenc.transformers.stretching.frequencies import Frequencies, Of, frequencies_in
 from posenc.transformers.stretching.probing import quiet, run, transformers_model
-from posenc.transformers.stretching.report import StretchedPart, StretchReport
-from posenc.transformers.stretching.request import Request
-from posenc.transformers.stretching.tables import RESAMPLE, LearnedTable, tables_in, take_any_shape
+from posenc.transformers.stretching.tables import (
+    RESAMPLE,
+    LearnedTable,
+    LinearBias,
+    biases_in,
+    tables_in,
+    take_any_shape,
+)
 
 STRETCHED = "_posenc_stretched"
 """Attribute of a stretched model."""

@@ -1,9 +1,10 @@
-"""Configs of a model, and an extension written into them."""
+"""Arguments of ``stretch``, and the configs of a model that the extension is written into."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,12 +14,63 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
+from posenc.extension import NotApplicable, extend
 from posenc.transformers.checkpoints import rope
-from posenc.transformers.checkpoints.extended import FIELD
-from posenc.transformers.quiet import quiet_transformers
+from posenc.transformers.checkpoints.folder import FIELD
+from posenc.transformers.settings import quiet_transformers
 from posenc.transformers.stretching.changes import Change, undo
-from posenc.transformers.stretching.frequencies import Frequencies, made_of
-from posenc.transformers.stretching.request import Request
+from posenc.transformers.stretching.frequencies import Frequencies, Of, made_of
+
+
+@dataclass(frozen=True)
+class Request:
+    """Arguments of ``stretch``."""
+
+    method: str
+    factor: float | None
+    length: int | None
+    of: Of
+    windows: bool
+    options: dict[str, Any]
+
+    @property
+    def longest(self) -> int | None:
+        """The new length, if it is known."""
+        if self.factor is None or self.length is None:
+            return None
+        return round(self.factor * self.length)
+
+    def extend(self, encoding: Encoding, length: int | None = None, **defaults: int) -> Encoding:
+        """The encoding as the method stretches it.
+
+        Args:
+            length: of training, if none was given.
+            defaults: of options.
+
+        Raises:
+            ArgumentError: as ``posenc.extension.extend``.
+        """
+        length = length if self.length is None else self.length
+        options = {**defaults, **self.options}
+        try:
+            return extend(encoding, self.method, factor=self.factor, length=length, **options)
+        except NotApplicable as error:
+            if self.of == "theta" or "already" not in error.got:
+                raise
+            raise ArgumentError(
+                "model",
+                expected=error.expected,
+                got=error.got,
+                remedy="of='theta' begins from the frequencies before that extension.",
+            ) from error
+
+    def saved(self) -> dict[str, Any]:
+        """The arguments for the config."""
+        extra: dict[str, Any] = {"windows": True} if self.windows else {}
+        extra |= {} if self.of == "frequencies" else {"of": self.of}
+        context = {"method": self.method, "factor": self.factor, "length": self.length}
+        return {**context, "options": self.options | extra}
+
 
 SCALED = frozenset(
     {"rope_type", "type", "factor", "attention_factor", "attn_factor", rope.TRAINED}

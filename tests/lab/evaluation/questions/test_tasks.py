@@ -16,14 +16,12 @@ from posenc.lab.evaluation.questions import (
     Question,
     QuestionMaker,
     Unfit,
-    documents,
     making,
-    needles,
     task_names,
-    tracking,
+    tasks,
 )
-from posenc.lab.evaluation.questions.needles import FACTS, PEOPLE
-from posenc.lab.evaluation.questions.source import NAMES, Source, name, names
+from posenc.lab.evaluation.questions.question import NAMES, Source, name, names
+from posenc.lab.evaluation.questions.tasks import FACTS, PEOPLE
 
 RULER = {
     *("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2"),
@@ -194,8 +192,7 @@ def numbered(draw: random.Random, count: int) -> list[str]:
 def test_names_that_are_drawn_again_are_not_used_twice(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (needles, tracking, documents):
-        monkeypatch.setattr(module, "names", numbered)
+    monkeypatch.setattr(tasks, "names", numbered)
     maker = QuestionMaker(Source(TEXT), cost, seed)
     (needle,) = maker.questions("niah_multikey_2", length=1500, count=1)
     keys = re.findall(r"The secret number of ([\w-]+) is", needle.head)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import ArgumentError
-from posenc.lab.experiments.random_positions import RandomlyPlacedDecoder
 from posenc.lab.experiments.results import Measurement, RefusedMeasurement
 from posenc.lab.experiments.settings import ComparisonSettings
 from posenc.lab.experiments.tasks import TASKS, dyck, parity
@@ -21,6 +20,7 @@ from posenc.lab.experiments.tasks.common.algorithm import (
     SEPARATOR,
     SYMBOLS,
     AlgorithmTask,
+    RandomlyPlacedDecoder,
 )
 from posenc.lab.training.loop import seeded_model
 from posenc.models import Decoder

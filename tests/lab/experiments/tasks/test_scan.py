@@ -8,7 +8,7 @@ import pytest
 
 from posenc.errors import ArgumentError
 from posenc.lab.experiments.settings import ComparisonSettings
-from posenc.lab.experiments.tasks.common.scan_grammar import commands, meaning, split
+from posenc.lab.experiments.tasks.scan import commands, meaning, split
 
 PUBLISHED = Path(__file__).parents[5] / "shared" / "data" / "scan"
 

@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from posenc.attention.user_cache import kept
 from posenc.errors import UnknownNameError
 from posenc.lab.codec import from_plain, to_plain
-from posenc.lab.evaluation.questions.documents import DOCUMENT_TASKS
-from posenc.lab.evaluation.questions.needles import NEEDLE_TASKS
-from posenc.lab.evaluation.questions.question import Question, QuestionTask, Unfit
-from posenc.lab.evaluation.questions.source import Source
-from posenc.lab.evaluation.questions.tracking import TRACKING_TASKS
+from posenc.lab.evaluation.questions.question import Question, QuestionTask, Source, Unfit
+from posenc.lab.evaluation.questions.tasks import DOCUMENT_TASKS, NEEDLE_TASKS, TRACKING_TASKS
 from posenc.lab.training.seeding import fingerprint
 
 TASKS = {task.name: task for task in (*NEEDLE_TASKS, *TRACKING_TASKS, *DOCUMENT_TASKS)}

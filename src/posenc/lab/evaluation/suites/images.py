@@ -14,9 +14,8 @@ from torch.nn.functional import cosine_similarity
 from posenc.errors import ArgumentError
 from posenc.lab.evaluation.images import Images, ImageSource, Size
 from posenc.lab.evaluation.results import StudyReading
-from posenc.lab.evaluation.suites.next_token import BUDGET, cost, rounded
-from posenc.lab.evaluation.suites.words import words
-from posenc.transformers.live_images import LiveImages
+from posenc.lab.evaluation.suites.next_token import BUDGET, cost, rounded, words
+from posenc.transformers.live import LiveImages
 
 TOKENS_A_CALL = 4096
 

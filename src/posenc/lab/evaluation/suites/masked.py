@@ -19,10 +19,10 @@ from posenc.lab.evaluation.suites.next_token import (
     profile_of,
     require_text,
     rounded,
+    words,
 )
-from posenc.lab.evaluation.suites.words import words
 from posenc.lab.evaluation.texts import SpecialTokens, Text
-from posenc.lab.experiments.pieces import Pieces
+from posenc.lab.experiments.corpus import Pieces
 from posenc.lab.experiments.text_loss import at_device, restored, unigram_entropy
 from posenc.lab.training.seeding import generator
 

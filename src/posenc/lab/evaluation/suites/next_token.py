@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
@@ -14,11 +16,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.errors import DataError
-from posenc.lab.evaluation.results import StudyReading
+from posenc.lab.codec import from_plain
+from posenc.lab.evaluation.results import StudyMetric, StudyReading
 from posenc.lab.evaluation.suites.needles import DEPTHS, Needles, copying, shares_right
-from posenc.lab.evaluation.suites.words import words
 from posenc.lab.evaluation.texts import Text
-from posenc.lab.experiments.pieces import Pieces
+from posenc.lab.experiments.corpus import Pieces
 from posenc.lab.experiments.text_loss import (
     Model,
     PositionProfile,
@@ -277,3 +279,14 @@ def lengths_to(length: int, factor: float) -> tuple[int, ...]:
     while doubles[-1] * 2 < goal:
         doubles.append(doubles[-1] * 2)
     return tuple(dict.fromkeys([length // 2, *doubles, goal]))
+
+
+def words(suite: str, **values: object) -> dict[str, Any]:
+    """The fields ``guide`` and ``metrics`` of a ``Study``, with placeholders filled in."""
+    table = tomllib.loads((files(__package__) / "metrics.toml").read_text(encoding="utf-8"))[suite]
+
+    def filled(fields: dict[str, Any]) -> dict[str, Any]:
+        return {n: v.format(**values) if isinstance(v, str) else v for n, v in fields.items()}
+
+    metrics = tuple(from_plain(StudyMetric, filled(metric)) for metric in table["metrics"])
+    return {"guide": table["guide"].format(**values), "metrics": metrics}

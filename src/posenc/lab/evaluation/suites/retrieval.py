@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from posenc.errors import DataError
 from posenc.lab.evaluation.results import StudyReading
-from posenc.lab.evaluation.suites.next_token import BUDGET, cost
-from posenc.lab.evaluation.suites.words import words
+from posenc.lab.evaluation.suites.next_token import BUDGET, cost, words
 from posenc.lab.evaluation.texts import SpecialTokens, Text
 from posenc.lab.experiments.text_loss import at_device, rows_a_call
 

@@ -13,16 +13,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import Share, check
-from posenc.lab.experiments.corpus import read_corpus
-from posenc.lab.experiments.pieces import Pieces
+from posenc.lab.experiments.corpus import Pieces, read_corpus
 from posenc.lab.experiments.recipe import Recipe, Variant
 from posenc.lab.experiments.results import Measurement, Metric, RefusedMeasurement
 from posenc.lab.experiments.tasks.common import needles
 from posenc.lab.experiments.tasks.common.byte_text import byte_losses, random_windows
-from posenc.lab.experiments.tasks.common.probe import Probe
-from posenc.lab.experiments.tasks.common.task import Defaults, Task, TaskEntry, TaskSettings, times
+from posenc.lab.experiments.tasks.common.task import (
+    Defaults,
+    Probe,
+    Task,
+    TaskEntry,
+    TaskSettings,
+    times,
+)
 from posenc.lab.experiments.text_loss import PositionProfile, Targets, predictions, rows_a_call
-from posenc.lab.training.memory_estimate import decoder_bytes
+from posenc.lab.training.machine import decoder_bytes
 from posenc.lab.training.seeding import generator
 from posenc.models import Decoder, DecoderConfig
 

@@ -10,8 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from posenc.lab.experiments.corpus import read_corpus
-from posenc.lab.experiments.pieces import Pieces
+from posenc.lab.experiments.corpus import Pieces, read_corpus
 from posenc.lab.experiments.recipe import Recipe
 from posenc.lab.experiments.results import Metric
 from posenc.lab.experiments.tasks.common.byte_text import byte_losses, random_windows

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from functools import cache, partial
 
 from posenc.lab.experiments.results import Metric
-from posenc.lab.experiments.sequences import SYMBOLS
+from posenc.lab.experiments.sequences import SYMBOLS, Split
 from posenc.lab.experiments.tasks.common.pairs import Pair, PairTask
-from posenc.lab.experiments.tasks.common.splitting import Split
 from posenc.lab.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, times
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz'"

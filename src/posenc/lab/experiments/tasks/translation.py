@@ -8,12 +8,10 @@ from pathlib import Path
 
 from posenc.errors import DataError
 from posenc.lab.experiments.results import Metric
-from posenc.lab.experiments.sequences import drawn
+from posenc.lab.experiments.sequences import Split, drawn
 from posenc.lab.experiments.tasks.common.pairs import Pair, PairTask
 from posenc.lab.experiments.tasks.common.parallel import read_parallel
-from posenc.lab.experiments.tasks.common.scoring import bleu, chrf
-from posenc.lab.experiments.tasks.common.splitting import Split
-from posenc.lab.experiments.tasks.common.subwords import Subwords
+from posenc.lab.experiments.tasks.common.subwords import Subwords, bleu, chrf
 from posenc.lab.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, times
 from posenc.lab.training.seeding import fingerprint
 

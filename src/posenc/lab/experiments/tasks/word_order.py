@@ -12,16 +12,17 @@ from torch import Tensor, nn
 
 from posenc.lab.experiments.recipe import Recipe
 from posenc.lab.experiments.results import Corpus, Metric
-from posenc.lab.experiments.sequences import real, stacked
-from posenc.lab.experiments.tasks.common import grammar
+from posenc.lab.experiments.sequences import FEWEST, real, stacked
 from posenc.lab.experiments.tasks.common.sentences import (
+    FIRST_WORD,
     PADDING,
+    SHORTEST,
     WORDS,
     Sentence,
     Sentences,
+    draw_scene,
     labelled,
 )
-from posenc.lab.experiments.tasks.common.splitting import FEWEST
 from posenc.lab.experiments.tasks.common.task import (
     Defaults,
     Task,
@@ -137,10 +138,10 @@ def _metrics(sentences: Sentences) -> list[Metric]:
 
 def _generated(settings: TaskSettings) -> Sentences:
     """Sentences of the grammar; at each length all of exactly that many words."""
-    ids = {word: WORDS + index for index, word in enumerate(grammar.WORDS)}
+    ids = {word: FIRST_WORD + index for index, word in enumerate(WORDS)}
 
     def pair(length: int, random: Random) -> list[Sentence]:
-        scene = grammar.draw_scene(length, random)
+        scene = draw_scene(length, random)
         return [
             ([ids[word] for word in version.words()], int(version.person_acts))
             for version in (scene, scene.turned())
@@ -149,7 +150,7 @@ def _generated(settings: TaskSettings) -> Sentences:
     def draw(rows: int, random: Random) -> Sequence[Sentence]:
         sentences: list[Sentence] = []
         while len(sentences) < rows:
-            sentences += pair(random.randint(grammar.SHORTEST, settings.train_length), random)
+            sentences += pair(random.randint(SHORTEST, settings.train_length), random)
         return sentences[:rows]
 
     tests = {}
@@ -158,14 +159,14 @@ def _generated(settings: TaskSettings) -> Sentences:
         tests[length] = [sentence for _ in range(PAIRS) for sentence in pair(length, source)]
     longest = settings.train_length
     corpus = Corpus(
-        name=f"a grammar of {len(ids)} words, {grammar.SHORTEST} to {longest} of them in training",
-        sha256=fingerprint("word_order", grammar.WORDS, settings.lengths),
+        name=f"a grammar of {len(ids)} words, {SHORTEST} to {longest} of them in training",
+        sha256=fingerprint("word_order", WORDS, settings.lengths),
         held_out_bytes=2 * PAIRS * len(tests),
         unit="sentences",
     )
     return Sentences(
         corpus=corpus,
-        vocabulary=WORDS + len(ids),
+        vocabulary=FIRST_WORD + len(ids),
         classes=2,
         most_frequent=0.5,
         draw=draw,

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.models.beit.modeling_beit import BeitAttention, BeitRelativePositionBias
 
 from posenc.transformers.acceleration.accelerated import Accelerated, wants_weights
-from posenc.transformers.acceleration.families.common.image_bias import (
+from posenc.transformers.acceleration.families.common.images import (
     ImageBias,
     ImageBiasTable,
     attend_images,

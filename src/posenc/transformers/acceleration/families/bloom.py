@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel
 
-from posenc.transformers.acceleration.accelerated import Accelerated, wants_weights
-from posenc.transformers.acceleration.families.common.alibi import attend_alibi
+from posenc.transformers.acceleration.accelerated import CAUSAL_KEYS, Accelerated, wants_weights
+from posenc.transformers.acceleration.families.common.text_bias import attend_alibi
 from posenc.transformers.acceleration.family import AcceleratedFamily
 from posenc.transformers.acceleration.masks import added_causal_mask
-from posenc.transformers.acceleration.views import CAUSAL_KEYS
 
 
 class BloomAlibi(Accelerated, BloomAttention):

@@ -13,7 +13,7 @@ from transformers.models.data2vec.modeling_data2vec_vision import (
 )
 
 from posenc.transformers.acceleration.accelerated import Accelerated, wants_weights
-from posenc.transformers.acceleration.families.common.image_bias import (
+from posenc.transformers.acceleration.families.common.images import (
     ImageBias,
     ImageBiasTable,
     attend_images,

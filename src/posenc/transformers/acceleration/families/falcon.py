@@ -9,11 +9,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.models.falcon.modeling_falcon import FalconAttention, FalconModel
 
-from posenc.transformers.acceleration.accelerated import Accelerated, wants_weights
-from posenc.transformers.acceleration.families.common.alibi import attend_alibi
+from posenc.transformers.acceleration.accelerated import (
+    CAUSAL_KEYS,
+    Accelerated,
+    config_behind,
+    wants_weights,
+)
+from posenc.transformers.acceleration.families.common.text_bias import attend_alibi
 from posenc.transformers.acceleration.family import AcceleratedFamily
 from posenc.transformers.acceleration.masks import added_causal_mask
-from posenc.transformers.acceleration.views import CAUSAL_KEYS, config_behind
 
 
 class FalconAlibi(Accelerated, FalconAttention):

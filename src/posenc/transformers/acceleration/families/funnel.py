@@ -23,8 +23,12 @@ from posenc.runtime import has_values, is_scripted, is_transformed, needs_dispat
 from posenc.transformers.acceleration.accelerated import Accelerated
 from posenc.transformers.acceleration.family import AcceleratedFamily
 from posenc.transformers.acceleration.masks import MasksRead
-from posenc.transformers.acceleration.tables import FURTHEST, cached_projection
-from posenc.transformers.acceleration.terms import Movable, products_by_offset
+from posenc.transformers.acceleration.terms import (
+    FURTHEST,
+    Movable,
+    cached_projection,
+    products_by_offset,
+)
 
 MOST_TYPES = 16
 """Numbers of token types up to which posenc computes: each widens queries and keys by one."""

@@ -7,7 +7,7 @@ from transformers.models.longt5.modeling_longt5 import (
     LongT5TransientGlobalAttention,
 )
 
-from posenc.transformers.acceleration.families.common.t5_bias import T5Bias
+from posenc.transformers.acceleration.families.common.text_bias import T5Bias
 from posenc.transformers.acceleration.family import AcceleratedFamily
 
 ENTRY = AcceleratedFamily(

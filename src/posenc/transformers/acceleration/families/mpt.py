@@ -11,7 +11,7 @@ from transformers import AttentionMaskInterface
 from transformers.models.mpt.modeling_mpt import MptAttention, MptBlock, MptModel
 
 from posenc.transformers.acceleration.accelerated import Accelerated, wants_weights
-from posenc.transformers.acceleration.families.common.alibi import attend_alibi
+from posenc.transformers.acceleration.families.common.text_bias import attend_alibi
 from posenc.transformers.acceleration.family import AcceleratedFamily
 from posenc.transformers.acceleration.interface import keys_mask
 from posenc.transformers.acceleration.masks import grid_of

@@ -2,6 +2,6 @@
 
 from transformers.models.sam.modeling_sam import SamVisionAttention, SamVisionSdpaAttention
 
-from posenc.transformers.acceleration.families.common.decomposed import sam_family
+from posenc.transformers.acceleration.families.common.images import sam_family
 
 ENTRY = sam_family("SAM", SamVisionAttention, SamVisionSdpaAttention)

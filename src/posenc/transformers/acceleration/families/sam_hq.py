@@ -5,6 +5,6 @@ from transformers.models.sam_hq.modeling_sam_hq import (
     SamHQVisionSdpaAttention,
 )
 
-from posenc.transformers.acceleration.families.common.decomposed import sam_family
+from posenc.transformers.acceleration.families.common.images import sam_family
 
 ENTRY = sam_family("SAM-HQ", SamHQVisionAttention, SamHQVisionSdpaAttention)

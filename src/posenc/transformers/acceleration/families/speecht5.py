@@ -18,13 +18,12 @@ from transformers.models.speecht5.modeling_speecht5 import (
     SpeechT5RelativePositionalEncoding,
 )
 
-from posenc.transformers.acceleration.accelerated import Accelerated, wants_weights
+from posenc.transformers.acceleration.accelerated import KEYS, Accelerated, wants_weights
 from posenc.transformers.acceleration.family import AcceleratedFamily
 from posenc.transformers.acceleration.interface import PositionBias, attention
 from posenc.transformers.acceleration.masks import added_mask
 from posenc.transformers.acceleration.terms import ComputedOnce, products_by_offset
 from posenc.transformers.acceleration.trials import random_ids
-from posenc.transformers.acceleration.views import KEYS
 
 
 @dataclass(eq=False)

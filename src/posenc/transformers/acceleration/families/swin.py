@@ -11,7 +11,7 @@ from transformers.models.swin.modeling_swin import SwinAttention
 
 from posenc.runtime import has_values
 from posenc.transformers.acceleration.accelerated import Accelerated, parameter_of, wants_weights
-from posenc.transformers.acceleration.families.common.windows import attend_windows
+from posenc.transformers.acceleration.families.common.images import attend_windows
 from posenc.transformers.acceleration.family import AcceleratedFamily
 
 FUSED_TO = 4

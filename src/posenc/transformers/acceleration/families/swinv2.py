@@ -13,7 +13,7 @@ from transformers.models.swinv2.modeling_swinv2 import Swinv2SelfAttention
 
 from posenc.runtime import has_values
 from posenc.transformers.acceleration.accelerated import Accelerated
-from posenc.transformers.acceleration.families.common.windows import attend_windows
+from posenc.transformers.acceleration.families.common.images import attend_windows
 from posenc.transformers.acceleration.family import AcceleratedFamily
 
 

@@ -5,7 +5,7 @@ from transformers.models.switch_transformers.modeling_switch_transformers import
     SwitchTransformersStack,
 )
 
-from posenc.transformers.acceleration.families.common.t5_bias import T5Bias
+from posenc.transformers.acceleration.families.common.text_bias import T5Bias
 from posenc.transformers.acceleration.family import AcceleratedFamily
 
 ENTRY = AcceleratedFamily(

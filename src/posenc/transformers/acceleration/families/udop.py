@@ -18,7 +18,7 @@ from transformers.models.udop.modeling_udop import (
 
 from posenc.transformers.acceleration.accelerated import Accelerated
 from posenc.transformers.acceleration.families.common.page import read_by_distance
-from posenc.transformers.acceleration.families.common.t5_bias import T5Bias
+from posenc.transformers.acceleration.families.common.text_bias import T5Bias
 from posenc.transformers.acceleration.family import AcceleratedFamily
 from posenc.transformers.acceleration.trials import padded_mask, random_ids
 

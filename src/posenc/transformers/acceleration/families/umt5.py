@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers.models.umt5.modeling_umt5 import UMT5Attention, UMT5Stack
 
 from posenc.encoding.tensors import BucketIndex
-from posenc.transformers.acceleration.families.common.t5_bias import T5Bias
+from posenc.transformers.acceleration.families.common.text_bias import T5Bias
 from posenc.transformers.acceleration.family import AcceleratedFamily
 
 

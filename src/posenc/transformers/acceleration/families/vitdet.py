@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.models.vitdet.modeling_vitdet import VitDetAttention, get_rel_pos
 
-from posenc.transformers.acceleration.families.common.decomposed import DecomposedAttention
+from posenc.transformers.acceleration.families.common.images import DecomposedAttention
 from posenc.transformers.acceleration.family import AcceleratedFamily
 
 

@@ -17,8 +17,12 @@ from posenc.runtime import has_values
 from posenc.transformers.acceleration.accelerated import Accelerated, wants_weights
 from posenc.transformers.acceleration.family import AcceleratedFamily
 from posenc.transformers.acceleration.masks import fewest_attended, grid_of
-from posenc.transformers.acceleration.tables import FURTHEST, cached_projection
-from posenc.transformers.acceleration.terms import Movable, products_by_offset
+from posenc.transformers.acceleration.terms import (
+    FURTHEST,
+    Movable,
+    cached_projection,
+    products_by_offset,
+)
 
 MOST_SEGMENTS = 16
 """Numbers of segments up to which posenc computes: each widens queries and keys by one."""

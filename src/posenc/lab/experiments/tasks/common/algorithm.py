@@ -1,9 +1,4 @@
-"""Algorithmic tasks: a decoder that learns a rule from random examples.
-
-The model is trained on short examples and tested on longer ones. An answer counts as right as a
-whole if every token of it is; since each token is predicted after the right ones before it, that is
-so exactly if greedy decoding gives the answer.
-"""
+"""Algorithmic tasks: a decoder that learns a rule from random examples, at random positions too."""
 
 from __future__ import annotations
 
@@ -14,13 +9,12 @@ from random import Random
 from typing import Any, cast, get_args
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.errors import ArgumentError
-from posenc.lab.experiments.fitting import fitted_options
-from posenc.lab.experiments.random_positions import RandomlyPlacedDecoder
-from posenc.lab.experiments.recipe import Positions, Recipe
+from posenc.lab.experiments.recipe import Positions, Recipe, fitted_options
 from posenc.lab.experiments.results import Corpus, Metric
 from posenc.lab.experiments.tasks.common.task import (
     Defaults,
@@ -31,8 +25,10 @@ from posenc.lab.experiments.tasks.common.task import (
     training_loss,
 )
 from posenc.lab.experiments.text_loss import rows_a_call
-from posenc.lab.training.memory_estimate import decoder_bytes
+from posenc.lab.training.machine import decoder_bytes
 from posenc.lab.training.seeding import fingerprint, generator
+from posenc.layout import Layout
+from posenc.layout.transforms import randomized
 from posenc.models import Decoder, DecoderConfig
 
 SEPARATOR, END, SYMBOLS = 0, 1, 2
@@ -306,3 +302,37 @@ def rewriting(
         options={"symbols": symbols, "distinct": False},
         length_unit="symbols",
     )
+
+
+class RandomlyPlacedDecoder(nn.Module):
+    """A decoder with tokens at 0, 1, 2, …, or at random positions in a range of ``max_length``."""
+
+    def __init__(self, decoder: Decoder, *, positions: Positions, max_length: int) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.positions: Positions = positions
+        self.max_length = max_length
+
+    def forward(self, tokens: Int[Tensor, "B L"], draw: Int[Tensor, ""]) -> Float[Tensor, "B L V"]:
+        """Logits after each token; ``draw`` seeds the positions."""
+        layout = None
+        if self.positions != "plain":
+            drawn = random_layout(
+                tokens.shape[1], self.positions, max_length=self.max_length, seed=int(draw)
+            )
+            layout = drawn.to(tokens.device)
+        logits: Tensor = self.decoder(tokens, layout)
+        return logits
+
+
+def random_layout(length: int, positions: Positions, *, max_length: int, seed: int) -> Layout:
+    """Layout of ``length`` tokens, at positions in a range of ``max_length`` (or ``length``)."""
+    layout = Layout.sequence(length)
+    if positions in ("plain", "index"):
+        return layout
+    source = generator(seed, length)
+    layout = randomized(layout, max_length=max(max_length, length), generator=source)
+    if positions == "randomized":
+        return layout
+    shuffled = torch.randperm(length, generator=source)
+    return layout.with_positions(layout.positions[:, shuffled])

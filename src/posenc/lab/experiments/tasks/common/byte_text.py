@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from posenc.lab.experiments.pieces import Pieces
+from posenc.lab.experiments.corpus import Pieces
 from posenc.lab.experiments.results import Metric
 from posenc.lab.experiments.tasks.common.task import seen, training_loss
 from posenc.lab.experiments.text_loss import byte_entropy, pair_entropy

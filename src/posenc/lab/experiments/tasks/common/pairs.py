@@ -15,11 +15,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from posenc.lab.experiments.fitting import fitted_options
-from posenc.lab.experiments.recipe import Recipe
+from posenc.lab.experiments.recipe import Recipe, fitted_options
 from posenc.lab.experiments.results import Corpus, Metric
-from posenc.lab.experiments.sequences import BEGIN, END, padded, pair_loss, read_source
-from posenc.lab.experiments.tasks.common.splitting import FEWEST, Split
+from posenc.lab.experiments.sequences import (
+    BEGIN,
+    END,
+    FEWEST,
+    Split,
+    padded,
+    pair_loss,
+    read_source,
+)
 from posenc.lab.experiments.tasks.common.task import Task, TaskSettings, seen, training_loss
 from posenc.lab.training.seeding import generator
 from posenc.models import Transformer, TransformerConfig, generate

@@ -1,4 +1,4 @@
-"""A subword vocabulary, learned from text and written back as text."""
+"""A subword vocabulary, learned from text and written back as text, and scores of translations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from posenc.storage import panics_as_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
 
 RESERVED = 2
 """Ids below this are the model's: what begins a sentence, and what ends it."""
@@ -110,3 +109,19 @@ class Subwords:
 
 def _cleaned(line: str) -> str:
     return " ".join(unicodedata.normalize("NFC", line).split())
+
+
+def bleu(written: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+    """BLEU from 0 to 100 as sacrebleu computes it (Post 2018), and what was computed."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU()
+    score = metric.corpus_score(list(written), [list(references)]).score
+    return float(score), str(metric.get_signature())
+
+
+def chrf(written: Sequence[str], references: Sequence[str]) -> float:
+    """chrF from 0 to 100 (Popović 2015), which unlike BLEU distinguishes short sentences."""
+    from sacrebleu.metrics.chrf import CHRF
+
+    return float(CHRF().corpus_score(list(written), [list(references)]).score)

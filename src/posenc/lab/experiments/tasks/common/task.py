@@ -36,13 +36,18 @@ from typing import Any, Literal, cast
 from torch import Tensor, nn
 
 from posenc.arguments import Count
-from posenc.errors import ArgumentError
-from posenc.lab.experiments.fitting import fit_note, fitted_options
+from posenc.errors import ArgumentError, LengthError
 from posenc.lab.experiments.options import OF_TASK, ComparisonOptions
-from posenc.lab.experiments.recipe import Positions, Recipe, Variant, describe
+from posenc.lab.experiments.recipe import (
+    Positions,
+    Recipe,
+    Variant,
+    describe,
+    fit_note,
+    fitted_options,
+)
 from posenc.lab.experiments.results import Corpus, Measurement, Metric, RefusedMeasurement
-from posenc.lab.experiments.tasks.common.probe import Probe
-from posenc.lab.training.memory_estimate import gigabytes, stack_bytes
+from posenc.lab.training.machine import gigabytes, stack_bytes
 from posenc.lab.training.seeding import fingerprint
 from posenc.models.checkpoint import SavedModel
 from posenc.models.stack import StackConfig
@@ -367,3 +372,50 @@ def seen(metric: Metric, *, trivial: float | None = None, learned: float | None 
 def times(*factors: float) -> Callable[[int], tuple[int, ...]]:
     """``Defaults.test_lengths`` as multiples of the training length."""
     return lambda length: tuple(round(factor * length) for factor in factors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """One measurement: the values of some metrics at one point of their axis.
+
+    Args:
+        metrics: keys of the metrics.
+        x: the point.
+        run: the values, from the trained model; ArgumentError if it cannot take the input.
+        needs: bytes of memory, from the model.
+    """
+
+    metrics: tuple[str, ...]
+    x: float
+    run: Callable[[nn.Module], Sequence[float]]
+    needs: Callable[[nn.Module], int]
+
+    def attempt(self, model: nn.Module, available: int | None) -> Sequence[float] | str:
+        """The values, or the reason why the model cannot be measured."""
+        needed = self.needs(model)
+        if available is not None and needed > available:
+            return (
+                f"it would take about {gigabytes(needed)} of memory, of which "
+                f"{gigabytes(available)} are free"
+            )
+        try:
+            return self.run(model)
+        except LengthError as error:
+            return f"it needs positions outside {error.expected}"
+        except ArgumentError as error:
+            return f"it needs {error.expected}"
+
+    def measure(
+        self, model: nn.Module, *, subject: str, seed: int, available: int | None
+    ) -> list[Measurement | RefusedMeasurement]:
+        """Measurements of a subject, or refusals with the reason."""
+        values = self.attempt(model, available)
+        if isinstance(values, str):
+            return [
+                RefusedMeasurement(subject=subject, metric=metric, x=self.x, reason=values)
+                for metric in self.metrics
+            ]
+        return [
+            Measurement(subject=subject, seed=seed, metric=metric, x=self.x, value=value)
+            for metric, value in zip(self.metrics, values, strict=True)
+        ]

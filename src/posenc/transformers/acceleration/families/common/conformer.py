@@ -8,13 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.transformers.acceleration.accelerated import Accelerated, wants_weights
+from posenc.transformers.acceleration.accelerated import KEYS, Accelerated, wants_weights
 from posenc.transformers.acceleration.family import AcceleratedFamily
 from posenc.transformers.acceleration.interface import PositionBias, attention
-from posenc.transformers.acceleration.tables import cached_projection
-from posenc.transformers.acceleration.terms import products_by_offset
+from posenc.transformers.acceleration.terms import cached_projection, products_by_offset
 from posenc.transformers.acceleration.trials import random_ids
-from posenc.transformers.acceleration.views import KEYS
 
 
 class ConformerAttention(Accelerated):

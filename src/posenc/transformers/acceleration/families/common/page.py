@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from posenc.runtime import has_values
 from posenc.transformers.acceleration.accelerated import Accelerated, wants_weights
-from posenc.transformers.acceleration.dense import dense_attention
 from posenc.transformers.acceleration.masks import added_mask
+from posenc.transformers.acceleration.routing import dense_attention
 from posenc.transformers.acceleration.trials import fitting_length, padded_mask
 
 BIASES = ("rel_pos", "rel_2d_pos", "position_bias")
