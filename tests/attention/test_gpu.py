@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import Encoding, Grid, Layout, attend, explain
+from posenc import Encoding, Grid, Layout, Prepared, attend, explain
 from posenc.attention import BACKENDS, Backend
 from posenc.attention.backends.triton import Triton
 from posenc.encodings.query_key.rope import Rope
@@ -346,9 +346,12 @@ def test_later_calls_wait_for_nothing(name: str, layout: str) -> None:
     learned = [p for p in encoding.parameters() if p.requires_grad]
     given = inputs(Grid.of(where), dtype=torch.bfloat16)
 
+    prepared = Prepared()
+
     def call() -> None:
         grid = Grid.of(encoding.observe(x, where), causal=True)
-        output = attend(*given, grid, encoding, backend="triton")
+        with prepared:
+            output = attend(*given, grid, encoding, backend="triton")
         torch.autograd.grad(output.sum(), [*given, *learned], allow_unused=True)
 
     call()
@@ -365,7 +368,7 @@ def test_later_calls_wait_for_nothing(name: str, layout: str) -> None:
 def test_captured_in_a_graph(name: str) -> None:
     grid, encoding = Grid.of(LAYOUTS["packed"].to(DEVICE), causal=True), created(name)
     given, graph = [x.detach() for x in inputs(grid)], torch.cuda.CUDAGraph()
-    with torch.no_grad():
+    with torch.no_grad(), Prepared():
         attend(*given, grid, encoding, backend="triton")
         with torch.cuda.graph(graph):
             got = attend(*given, grid, encoding, backend="triton")

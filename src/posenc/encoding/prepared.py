@@ -303,7 +303,7 @@ def _are_comparable(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def _is_capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def wants_gradients(tensors: Sequence[Tensor]) -> bool:
