@@ -14,7 +14,7 @@ from torch import Tensor
 from posenc import Layout
 from posenc.encodings.embedding.complex_order import ENTRY, ComplexOrder, Shared
 from posenc.encodings.query_key.rope import Rope
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.testing import LAWS, Subject
 
@@ -200,26 +200,6 @@ def test_compiled_equals_eager() -> None:
     torch._dynamo.reset()
     x = torch.randn(1, 5, 6, dtype=torch.float64)
     torch.testing.assert_close(torch.compile(run, backend="eager", fullgraph=True)(x), run(x))
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"dim": 5}, "dim"),
-        ({"dim": 0}, "dim"),
-        ({"base": 1.0}, "base"),
-        ({"shared": "dimensions"}, "vocabulary"),
-        ({"shared": "none", "vocabulary": 0}, "vocabulary"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], name: str) -> None:
-    with pytest.raises(ArgumentError, match=name):
-        ComplexOrder(**({"dim": 4} | options))
-
-
-def test_unknown_sharing() -> None:
-    with pytest.raises(UnknownNameError, match="dimensions"):
-        ComplexOrder(dim=4, shared="word")  # type: ignore[arg-type]
 
 
 def test_bad_inputs() -> None:

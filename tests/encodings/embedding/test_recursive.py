@@ -22,7 +22,7 @@ from posenc.encodings.embedding.recursive import (
     StepKind,
 )
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
-from posenc.errors import ArgumentError, LengthError, UnknownNameError
+from posenc.errors import LengthError
 from posenc.testing import LAWS, Subject
 from tests.support.exhaustive import kept_in_suite
 
@@ -303,10 +303,3 @@ def test_positions_below_0_are_refused() -> None:
     for layout in (Layout.sequence(2, start=-1), Layout.at(torch.tensor([0.0, -0.5]))):
         with pytest.raises(LengthError, match="0 or more"):
             Recursive(dim=6)(x, layout)
-
-
-def test_bad_options() -> None:
-    with pytest.raises(ArgumentError, match="dim"):
-        Recursive(dim=0)
-    with pytest.raises(UnknownNameError, match="linear"):
-        Recursive(dim=4, step="lineal")  # type: ignore[arg-type]

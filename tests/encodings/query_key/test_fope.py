@@ -13,7 +13,6 @@ from torch import Tensor
 from posenc import Encoding, Grid, Layout, attend, create_layers
 from posenc.encodings.query_key.fope import Fope
 from posenc.encodings.query_key.p_rope import PRope
-from posenc.errors import ArgumentError, UnknownNameError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
 
@@ -143,25 +142,6 @@ def test_autocast_keeps_the_series() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         turned = fope(x, x, grid)
     torch.testing.assert_close(turned, fope(x, x, grid))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"heads": 0}, "heads"),
-        ({"head_dim": 7}, "even"),
-        ({"head_dim": 0}, "2 or more"),
-        ({"max_length": 6}, "7 or more"),
-        ({"base": 1.0}, "base"),
-        ({"gain": -0.1}, "gain"),
-        ({"gain": math.inf}, "gain"),
-    ],
-)
-def test_bad_options(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Fope(**({"heads": 2, "head_dim": 8} | options))  # type: ignore[arg-type]
-    with pytest.raises(UnknownNameError, match="adjacent"):
-        Fope(heads=2, head_dim=8, pairing="adjacnt")  # type: ignore[arg-type]
 
 
 def double_data(part: Fope) -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.grape_multiplicative import GrapeMultiplicative
-from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
 
@@ -123,9 +122,3 @@ def test_logits_depend_on_the_offset_only() -> None:
         return turned @ other.mT
 
     torch.testing.assert_close(logit(7.5, 3.0), logit(104.5, 100.0), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("options", [{"head_dim": 7}, {"head_dim": 0}, {"base": 1.0}], ids=str)
-def test_bad_options(options: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        GrapeMultiplicative(**({"head_dim": 8} | options))  # type: ignore[arg-type]

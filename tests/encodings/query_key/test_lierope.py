@@ -12,7 +12,6 @@ from torch import Tensor
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.lierope import LieRope
 from posenc.encodings.query_key.rope_mixed import RopeMixed
-from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import inputs
 from tests.encodings.image_grids import IMAGES
@@ -101,20 +100,6 @@ def test_autocast_keeps_the_angles() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         turned = lie(x, x, grid)
     torch.testing.assert_close(turned, lie(x, x, grid))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"heads": 0}, "heads"),
-        ({"block": 3}, "divisor of head_dim"),
-        ({"block": 1}, "divisor of head_dim"),
-        ({"span": 0.0}, "span"),
-    ],
-)
-def test_bad_options(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        LieRope(**({"heads": 2, "head_dim": 8} | options))  # type: ignore[arg-type]
 
 
 def test_rotations_are_kept_while_the_matrices_stay() -> None:

@@ -11,7 +11,6 @@ from torch.nn.functional import softplus
 
 from posenc import Encoding, Grid, Layout, attend, create_layers
 from posenc.encodings.query_key.pope import Pope
-from posenc.errors import ArgumentError, UnknownNameError
 from tests.encodings.grids import GRIDS, inputs
 
 
@@ -101,14 +100,3 @@ def test_initial_phases() -> None:
 
 def test_the_scale_is_that_of_the_head() -> None:
     assert Encoding(query_key=Pope(heads=1, head_dim=16)).default_scale(16) == 0.25
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"heads": 0}, "heads"), ({"head_dim": 0}, "head_dim"), ({"base": 1.0}, "base")],
-)
-def test_bad_options(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Pope(**({"heads": 2, "head_dim": 8} | options))  # type: ignore[arg-type]
-    with pytest.raises(UnknownNameError, match="uniform"):
-        Pope(heads=2, head_dim=8, initial="unifrm")  # type: ignore[arg-type]

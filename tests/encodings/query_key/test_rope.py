@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as lla
 
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.rope import Rope
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops, rotate_by_loops
 from tests.encodings.grids import GRIDS, inputs
 
@@ -168,23 +168,6 @@ def test_one_head() -> None:
     """Liger #342: a single head."""
     x = torch.randn(1, 1, 3, 8)
     assert Rope(head_dim=8)(x, x, Grid.of(Layout.sequence(3)))[0].shape == x.shape
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"head_dim": 7}, "even number"),
-        ({"head_dim": 0}, "head_dim"),
-        ({"fraction": 0.0}, "fraction"),
-        ({"fraction": 0.3}, "even number"),
-        ({"base": 1.0}, "base"),
-    ],
-)
-def test_bad_options(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Rope(**({"head_dim": 8} | options))  # type: ignore[arg-type]
-    with pytest.raises(UnknownNameError, match="adjacent"):
-        Rope(head_dim=8, pairing="adjacnt")  # type: ignore[arg-type]
 
 
 def test_another_head_width_is_refused() -> None:

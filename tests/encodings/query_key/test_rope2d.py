@@ -18,7 +18,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import (
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.rope2d import Rope2d
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import inputs
 from tests.encodings.image_grids import IMAGES, rotate_axes_by_loops
@@ -134,17 +134,6 @@ def test_masked_cells_do_not_matter() -> None:
     q, k, v = (torch.randn(1, 2, 6, 8) for _ in range(3))
     got = attend(q, k, v, masked, rope)[:, :, kept]
     torch.testing.assert_close(got, attend(*(x[:, :, kept] for x in (q, k, v)), whole, rope))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"head_dim": 6}, "multiple of 4"), ({"head_dim": 0}, "4 or more"), ({"base": 1}, "base")],
-)
-def test_bad_options(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Rope2d(**({"head_dim": 8} | options))  # type: ignore[arg-type]
-    with pytest.raises(UnknownNameError, match="adjacent"):
-        Rope2d(head_dim=8, pairing="adjacnt")  # type: ignore[arg-type]
 
 
 def test_texts_are_refused() -> None:

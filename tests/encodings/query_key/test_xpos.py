@@ -13,7 +13,7 @@ from posenc import Attention, Encoding, Grid, Layout, attend
 from posenc.attention import LayerCache
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.xpos import Xpos
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from tests.encodings.grids import GRIDS, inputs
 from tests.support.exhaustive import in_turn
 
@@ -183,20 +183,3 @@ def test_bidirectional_is_refused() -> None:
     x = torch.randn(1, 1, 3, 8)
     with pytest.raises(ArgumentError, match="causal"):
         attend(x, x, x, Grid.of(Layout.sequence(3)), Encoding(query_key=Xpos(head_dim=8)))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"head_dim": 7}, "even number"),
-        ({"base": 1.0}, "base"),
-        ({"gamma": 0.0}, "gamma"),
-        ({"scale_base": 0.0}, "scale_base"),
-        ({"scale_base": math.nan}, "scale_base"),
-    ],
-)
-def test_bad_options(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Xpos(**({"head_dim": 8} | options))  # type: ignore[arg-type]
-    with pytest.raises(UnknownNameError, match="adjacent"):
-        Xpos(head_dim=8, pairing="adjacnt")  # type: ignore[arg-type]

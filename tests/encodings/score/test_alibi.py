@@ -10,7 +10,6 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 import posenc
 from posenc import Grid, Layout, attend
 from posenc.encodings.score.alibi import Alibi, geometric_slopes
-from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
 
@@ -88,10 +87,3 @@ def test_learned_slopes_train_and_stay_positive() -> None:
         alibi.log_slopes[1] += 1.0
     past, _, ahead = alibi.requires_grad_(False).bias(offsets)[0].tolist()
     assert ahead == pytest.approx(past * 2.718281828, rel=1e-5)
-
-
-def test_bad_options() -> None:
-    with pytest.raises(ArgumentError, match="heads"):
-        Alibi(heads=0)
-    with pytest.raises(ArgumentError, match="asymmetric"):
-        Alibi(heads=2, asymmetric=True)

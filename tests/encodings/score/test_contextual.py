@@ -8,12 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.attention import LayerCache
 from posenc.encodings.score.contextual import ContextualScores, contextual
 from posenc.encodings.score.shaw import ShawKeys
-from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
 
@@ -110,34 +107,3 @@ def test_without_query_vectors_it_is_shaw() -> None:
     q, k, v = inputs(grid)
     expected = attend(q, k, v, grid, Encoding(score=shaw, value=encoding.value))
     torch.testing.assert_close(attend(q, k, v, grid, encoding), expected)
-
-
-def test_each_cached_token_of_a_chunk_has_its_own_row() -> None:
-    """transformers #19045: cached multi-token chunks all got the last query's positions."""
-    encoding, *_ = make()
-    layer = posenc.Attention(dim=16, heads=2, encoding=encoding, causal=True).double().eval()
-    x = torch.randn(1, 9, 16, dtype=torch.float64)
-    cache = LayerCache()
-    first = layer(x[:, :4], Layout.sequence(4), cache=cache)
-    second = layer(x[:, 4:], Layout.sequence(5, start=4), cache=cache)
-    whole = layer(x, Layout.sequence(9))
-    torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
-
-
-def test_offsets_beyond_every_row_are_clipped() -> None:
-    """transformers #17026: an index error beyond the maximum."""
-    encoding, *_ = make()
-    grid = Grid(Layout.sequence(1, start=10**6), Layout.sequence(1))
-    q, k, v = inputs(grid)
-    assert attend(q, k, v, grid, encoding).isfinite().all()
-
-
-def test_each_layer_has_its_own_tables() -> None:
-    first, second = posenc.create_layers("contextual", layers=2, head_dim=8)
-    assert first.score is not second.score
-
-
-@pytest.mark.parametrize("options", [{"head_dim": 0}, {"max_distance": -1}])
-def test_bad_options(options: dict[str, int]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        contextual(**({"head_dim": 8} | options))

@@ -12,7 +12,6 @@ from torch import nn
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.score.dynamic_bias import DynamicBias
-from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
 from tests.support.exhaustive import in_turn
@@ -108,9 +107,3 @@ def test_drawn_anew() -> None:
     made.reset_parameters()
     assert not made.output.weight.equal(before)
     assert made.layers[0].norm.weight.equal(torch.ones(12).double())
-
-
-@pytest.mark.parametrize("options", [{"heads": 0}, {"hidden": 0}, {"depth": 0}])
-def test_bad_options(options: dict[str, int]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        DynamicBias(**({"heads": 2} | options))

@@ -15,7 +15,6 @@ from posenc import Encoding, Grid, Layout, attend
 from posenc.encoding import BucketedTerms
 from posenc.encodings.common.piecewise_index import METHODS, Method, Piecewise, buckets_of
 from posenc.encodings.score.irpe import irpe
-from posenc.errors import ArgumentError, UnknownNameError
 from tests.support.exhaustive import in_turn
 
 PAPER = (1.9, 3.8, 15.2)
@@ -270,29 +269,3 @@ def test_each_layer_has_its_own_tables() -> None:
     first, second = posenc.create_layers("irpe", layers=2, heads=2, head_dim=8)
     assert first.score is not second.score
     assert first.score.keys[0].shape == (1, 50, 8)
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"heads": 0}, "heads"),
-        ({"head_dim": 0}, "head_dim"),
-        ({"on": ""}, "letters"),
-        ({"on": "kk"}, "letters"),
-        ({"on": "x"}, "letters"),
-        ({"on": "v", "mode": "bias"}, "contextual"),
-        ({"alpha": 0.0}, "alpha"),
-        ({"beta": 1.0}, "beta"),
-        ({"gamma": 1.5}, "gamma"),
-        ({"gamma": math.inf}, "gamma"),
-    ],
-)
-def test_bad_options(options: dict[str, object], match: str) -> None:
-    with pytest.raises(ArgumentError, match=match):
-        irpe(**({"heads": 2, "head_dim": 4} | options))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("option", ["method", "mode"])
-def test_unknown_names(option: str) -> None:
-    with pytest.raises(UnknownNameError, match=option):
-        irpe(heads=2, head_dim=4, **{option: "prodct"})  # type: ignore[arg-type]

@@ -9,9 +9,8 @@ import torch
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from posenc import Encoding, Grid, Layout, attend, create_layers
+from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.score.t5 import T5, log_boundaries
-from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops, t5_bucket_by_loops
 from tests.encodings.grids import GRIDS, inputs
 
@@ -77,11 +76,6 @@ def test_equals_transformers(decoder: bool) -> None:
     torch.testing.assert_close(ours(q, k, grid, scale=1.0), expected)
 
 
-def test_one_table_serves_all_layers_of_a_model() -> None:
-    layers = create_layers("t5", layers=3, heads=4)
-    assert len({id(layer.score) for layer in layers}) == 1
-
-
 def test_initial_values_are_t5s() -> None:
     assert T5(heads=64, dim=256).table.std().item() == pytest.approx(256**-0.5, rel=0.1)
 
@@ -96,11 +90,3 @@ def test_a_learned_bias_gets_the_gradient_of_all_its_pairs() -> None:
     assert t5.table.grad is not None
     assert t5.table.grad[0].tolist()[:2] == [4.0, 3.0]
     assert t5.table.grad.sum().item() == 10.0
-
-
-@pytest.mark.parametrize(
-    "options", [{"heads": 0}, {"buckets": 30}, {"buckets": 0}, {"max_distance": 8}]
-)
-def test_bad_options(options: dict[str, int]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        T5(**({"heads": 2} | options))
