@@ -67,25 +67,6 @@ def test_equals_loops(shared: Shared, phase: bool, dim: int) -> None:
 
 
 @pytest.mark.parametrize("shared", SHARED)
-def test_gradients_equal_autograd_through_complex_exponentials(shared: Shared) -> None:
-    encoding = make(shared, phase=True)
-    tokens = torch.tensor([[0, 6, 3]])
-    layout = Layout.at(torch.tensor([[1.0, 2.5, 9.0]], dtype=torch.float64))
-    x = torch.randn(1, 3, 3, dtype=torch.complex128, requires_grad=True)
-    words = torch.zeros_like(tokens) if shared == "words" else tokens
-    assert encoding.phase is not None
-    rates = encoding.initial(words, like=layout.positions) + encoding.departure[words]
-    by_hand = x * torch.exp(1j * (rates * layout.positions + encoding.phase[words]))
-    inputs = [x, encoding.departure, encoding.phase]
-    got = encoding(x, layout, tokens=tokens)
-    pairs = [
-        torch.autograd.grad(side.abs().sin().sum() + side.real.sum(), inputs)
-        for side in (got, by_hand)
-    ]
-    torch.testing.assert_close(*pairs)
-
-
-@pytest.mark.parametrize("shared", SHARED)
 @pytest.mark.parametrize("steps", [1.0, -4.0, 250.0, 0.5])
 def test_moving_on_by_n_multiplies_by_a_turn(shared: Shared, steps: float) -> None:
     """``f(p + n) = f(p) exp(iωn)``: the law the paper derives the form from."""

@@ -80,20 +80,6 @@ def test_initial_values_and_parameters() -> None:
     assert 0.9 < linear.matrix.std() < 1.1
 
 
-def test_gradients() -> None:
-    rope = ComRope(heads=1, head_dim=4, block=2, span=3.0).double()
-    layout = Layout.image(2, 2)
-    grid = Grid.of(layout.with_positions(layout.positions.double()))
-    q = torch.randn(1, 1, 4, 4, dtype=torch.float64, requires_grad=True)
-
-    def products(q: Tensor, matrix: Tensor, factor: Tensor) -> Tensor:
-        given = {"matrix": matrix, "factor": factor}
-        turned, other = torch.func.functional_call(rope, given, (q, q, grid))
-        return turned @ other.mT
-
-    torch.autograd.gradcheck(products, (q, rope.matrix, rope.factor))
-
-
 @pytest.mark.parametrize("block", [2, 4])
 def test_blocks_of_two_rotate_by_an_angle(block: int) -> None:
     """Blocks of two have the fused form, whose angles are those of the exponentials."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -124,15 +123,6 @@ def test_the_official_size_and_spread() -> None:
 def test_layers_draw_their_own() -> None:
     first, second = create_layers("fope", layers=2, dim=16, heads=2)
     assert not torch.equal(first.query_key.coefficients, second.query_key.coefficients)  # type: ignore[union-attr,arg-type]
-
-
-def test_special_tokens_stay_as_they_are() -> None:
-    layout = Layout.sequence(4)
-    marked = replace(layout, special=torch.tensor([[True, False, False, False]]))
-    x, fope = torch.randn(1, 1, 4, 8), Fope(heads=1, head_dim=8, gain=2.0)
-    turned, _ = fope(x, x, Grid.of(marked))
-    torch.testing.assert_close(turned[:, :, 0], x[:, :, 0])
-    torch.testing.assert_close(turned[:, :, 1:], fope(x, x, Grid.of(layout))[0][:, :, 1:])
 
 
 def test_autocast_keeps_the_series() -> None:

@@ -81,19 +81,6 @@ def test_initial_entries() -> None:
     assert 5.5 < upper.max() <= 2 * math.pi
 
 
-def test_gradients() -> None:
-    lie = LieRope(heads=1, head_dim=4, block=4, span=3.0).double()
-    layout = Layout.image(2, 2)
-    grid = Grid.of(layout.with_positions(layout.positions.double()))
-    q = torch.randn(1, 1, 4, 4, dtype=torch.float64, requires_grad=True)
-
-    def products(q: Tensor, upper: Tensor) -> Tensor:
-        turned, other = torch.func.functional_call(lie, {"upper": upper}, (q, q, grid))
-        return turned @ other.mT
-
-    torch.autograd.gradcheck(products, (q, lie.upper))
-
-
 def test_autocast_keeps_the_angles() -> None:
     lie = LieRope(heads=1, head_dim=8, span=1.0)
     x, grid = torch.randn(1, 1, 9, 8), Grid.of(Layout.image(3, 3))

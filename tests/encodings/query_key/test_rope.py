@@ -84,18 +84,6 @@ def test_equals_gptj() -> None:
     assert not torch.allclose(half, expected, atol=0.1)
 
 
-def test_products_depend_on_the_difference_only() -> None:
-    rope = Rope(head_dim=16)
-    q, k = torch.randn(1, 1, 1, 16).double(), torch.randn(1, 1, 1, 16).double()
-
-    def product(at: int, to: int) -> float:
-        turned, other = rope(q, k, Grid(Layout.sequence(1, at), Layout.sequence(1, to)))
-        return (turned * other).sum().item()
-
-    assert product(7, 3) == pytest.approx(product(107, 103), rel=1e-4)
-    assert product(7, 3) != pytest.approx(product(3, 7), rel=1e-2)
-
-
 def test_products_of_like_tokens_fade_with_distance() -> None:
     rope = Rope(head_dim=64)
     one = torch.ones(1, 1, 1, 64)
@@ -150,18 +138,6 @@ def test_learned_frequencies_start_at_the_fixed_ones() -> None:
     learned(x, x, grid)[0].sum().backward()
     assert learned.log_frequencies is not None
     assert learned.log_frequencies.grad is not None
-
-
-def test_special_tokens_are_not_turned() -> None:
-    layout = Layout(
-        torch.full((1, 2, 1), 9.0),
-        torch.arange(2).unsqueeze(0),
-        special=torch.tensor([[True, False]]),
-    )
-    x = torch.randn(1, 1, 2, 8)
-    turned, _ = Rope(head_dim=8)(x, x, Grid.of(layout))
-    torch.testing.assert_close(turned[:, :, 0], x[:, :, 0])
-    assert not torch.allclose(turned[:, :, 1], x[:, :, 1])
 
 
 def test_one_head() -> None:

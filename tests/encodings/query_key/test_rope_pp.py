@@ -48,21 +48,6 @@ def test_equals_loops(grid: Grid, pairing: str) -> None:
     torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
 
 
-def test_gradients_equal_those_of_the_complex_product() -> None:
-    grid = Grid.of(Layout.at(torch.tensor([0.0, 0.5, 7.0]).double()))
-    q, k = (torch.randn(1, 1, 3, 4).double().requires_grad_() for _ in range(2))
-    turned, others = RopePp(head_dim=4)(q.repeat_interleave(2, dim=1), k, grid)
-    theta = torch.tensor([1.0, 0.01]).double()
-    angles = grid.query.positions * theta
-    one, other = (
-        torch.complex(*x.chunk(2, -1)) * torch.polar(angles * 0 + 1, angles) for x in (q, k)
-    )
-    product = one @ other.mH
-    both = (turned @ others.mT, torch.cat([product.real, product.imag], dim=1))
-    torch.testing.assert_close(*both)
-    torch.testing.assert_close(*(torch.autograd.grad(x.sin().sum(), (q, k)) for x in both))
-
-
 def test_a_product_by_hand() -> None:
     # One pair, θ = 1, two tokens apart: Re exp(2i) = cos 2 = -0.416147, Im = sin 2 = 0.909297.
     one = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)

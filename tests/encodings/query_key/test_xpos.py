@@ -67,29 +67,6 @@ def test_equals_loops(grid: Grid, pairing: str) -> None:
     torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
 
 
-def test_gradients_equal_those_of_the_loops() -> None:
-    q = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
-    k = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
-    times = torch.tensor([0.0, 3.5, 40.0, 700.0], dtype=torch.float64)
-    turned, other = Xpos(head_dim=8)(
-        q[None, None], k[None, None], Grid.of(Layout.at(times), causal=True)
-    )
-    products = (turned @ other.mT)[0, 0].tril()
-    expected = torch.stack(
-        [
-            torch.stack(
-                [fading_product(q[i], k[j], times[i].item(), times[j].item()) for j in range(4)]
-            )
-            for i in range(4)
-        ]
-    ).tril()
-    torch.testing.assert_close(products, expected)
-    gradients = [
-        torch.autograd.grad(x.sin().sum(), (q, k), retain_graph=True) for x in (products, expected)
-    ]
-    torch.testing.assert_close(*gradients)
-
-
 def test_a_pair_by_hand() -> None:
     # Width 2 has one pair with ζ = 0.4 / 1.4 = 2/7 and θ = 1. A whole number of turns and 512
     # tokens later, a product of ones (1·1 + 1·1) is 2 · 2/7.

@@ -48,30 +48,6 @@ def test_equals_loops(grid: Grid, max_distance: int) -> None:
     torch.testing.assert_close(attend(q, k, v, grid, encoding), expected)
 
 
-def test_gradients_equal_those_of_vectors_for_every_pair() -> None:
-    """The same with whole tensors p_ij ``[Q, K, D]``, differentiated by autograd."""
-    grid = GRIDS["more keys"]
-    q, k, v = (x.requires_grad_() for x in inputs(grid))
-    encoding, queries, keys, values = make()
-    index = grid.offset[0, ..., 0].clamp(-2, 2).long() + 2
-    every_k, every_v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
-    moved_q = q.unsqueeze(3) + queries[index]
-    moved_k = every_k.unsqueeze(2) + keys[index]
-    logits = (moved_q * moved_k).sum(-1) / math.sqrt(8)
-    weights = logits.masked_fill(~grid.visible, -torch.inf).softmax(-1)
-    expected = (weights.unsqueeze(-1) * (every_v.unsqueeze(2) + values[index])).sum(3)
-    got = attend(q, k, v, grid, encoding)
-    torch.testing.assert_close(got, expected)
-    leaves = [q, k, v, queries, keys, values]
-    weight = torch.linspace(-1, 1, got.numel(), dtype=torch.float64).view(got.shape)
-    for ours, theirs in zip(
-        torch.autograd.grad((got * weight).sum(), leaves),
-        torch.autograd.grad((expected * weight).sum(), leaves),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs)
-
-
 def test_a_number_by_hand() -> None:
     # Width 1, scale 1, q = 2, k = 3; p^Q = 5 and p^K = 7 at offset 0: (2 + 5)(3 + 7) - 6 = 64.
     encoding = contextual(head_dim=1, max_distance=1)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import posenc
-from posenc import Encoding, Grid, Layout, attend
+from posenc import Encoding, Grid, attend
 from posenc.encodings.score.dynamic_bias import DynamicBias
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
@@ -51,24 +51,6 @@ def test_equals_loops(grid: Grid, kind: dict[str, object]) -> None:
     found = attend(q, k, v, grid, Encoding.of(made))
     expected = attention_by_loops(q, k, v, grid, bias=bias)
     torch.testing.assert_close(found, expected)
-
-
-def test_gradients_equal_those_of_a_table_of_all_offsets() -> None:
-    """x-transformers' way: the network reads -n+1 … n-1, and pairs look up i - j + n - 1."""
-    made, network = make()
-    n = 7
-    read = network(torch.arange(1 - n, n, dtype=torch.float64).unsqueeze(-1))
-    steps = torch.arange(n)
-    theirs = read[steps.unsqueeze(1) - steps + n - 1].permute(2, 0, 1)
-    q = torch.zeros(1, 6, n, 4)
-    ours = made(q, q, Grid.of(Layout.sequence(n)), scale=1.0)[0]
-    torch.testing.assert_close(ours, theirs, check_dtype=False, rtol=1e-5, atol=1e-6)
-    found, expected = (
-        torch.autograd.grad(bias.double().sin().sum(), list(made.parameters()))
-        for bias in (ours, theirs)
-    )
-    for got, want in zip(found, expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("log", "offset", "expected"), [(False, -2.0, 2.0), (True, 1.0, -1.0)])

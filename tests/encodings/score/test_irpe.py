@@ -142,21 +142,6 @@ def test_equals_loops(grid: Grid, method: Method, mode: str, on: str, shared: bo
     torch.testing.assert_close(found.detach(), expected)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_gradients_equal_those_of_loops(method: Method) -> None:
-    grid = Grid.of(Layout.image(2, 3, prefix=1))
-    encoding = make(method, on="qkv", shared_heads=False)
-    inputs = [each.requires_grad_() for each in draw(grid)]
-    learned = [*inputs, *encoding.parameters()]
-    outputs = (
-        attend(*inputs, grid, encoding),
-        attention_by_loops(*inputs, grid, encoding, method, "contextual"),
-    )
-    found, expected = (torch.autograd.grad(each.sin().sum(), learned) for each in outputs)
-    for got, want in zip(found, expected, strict=True):
-        torch.testing.assert_close(got, want)
-
-
 @pytest.mark.parametrize("on", ["k", "q", "qk"])
 @pytest.mark.parametrize("mode", ["contextual", "bias"])
 @pytest.mark.parametrize("method", METHODS)
