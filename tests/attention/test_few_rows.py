@@ -15,8 +15,8 @@ from posenc.attention.backends import native
 from posenc.attention.call import Call
 from posenc.attention.decoding import attend_last
 from posenc.attention.dispatch import BACKENDS, query_kernel
-
-needs_kernels = pytest.mark.skipif(native.missing() is not None, reason="kernels are not built")
+from tests.attention.comparing import built
+from tests.support.exhaustive import in_turn
 
 NAMES = ("nope", "rope", "xpos", "alibi", "t5", "shaw", "shaw_keys")
 PRECISION = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -53,18 +53,21 @@ def close(
         torch.testing.assert_close(mine.double(), theirs.double(), atol=wanted, rtol=wanted)
 
 
-@pytest.mark.parametrize("dtype", PRECISION)
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("queries", "keys", "groups", "width"),
-    [
-        (1, 1030, 8, 16),  # three chunks of keys, whole vectors of features
-        (1, 70, 2, 20),
-        (2, 513, 1, 16),  # packed
-        (3, 64, 8, 12),
-        (5, 5, 4, 16),
-        (16, 90, 2, 16),
-    ],
+    ("queries", "keys", "groups", "width", "name", "dtype"),
+    in_turn(
+        4,
+        [
+            (1, 1030, 8, 16),  # three chunks of keys, whole vectors of features
+            (1, 70, 2, 20),
+            (2, 513, 1, 16),  # packed
+            (3, 64, 8, 12),
+            (5, 5, 4, 16),
+            (16, 90, 2, 16),
+        ],
+        NAMES,
+        list(PRECISION),
+    ),
 )
 def test_it_is_the_definition(
     queries: int, keys: int, groups: int, width: int, name: str, dtype: torch.dtype
@@ -164,7 +167,7 @@ def test_results_do_not_depend_on_the_threads() -> None:
     assert torch.equal(*found)
 
 
-@needs_kernels
+@built
 @pytest.mark.parametrize("dtype", PRECISION)
 @pytest.mark.parametrize("bias", [None, (1, 1), (1, 8), (2, 8)])
 @pytest.mark.parametrize("extra", [{}, {"softcap": 0.7}, {"sinks": True}])
@@ -192,7 +195,7 @@ def test_one_query_with_a_bias_written_out(
     torch.testing.assert_close(found.double(), expected, atol=wanted, rtol=wanted)
 
 
-@needs_kernels
+@built
 @pytest.mark.parametrize(
     ("change", "serves"),
     [
@@ -216,7 +219,7 @@ def test_one_query_goes_to_the_kernel_where_that_is_faster(
     assert BACKENDS["blockwise"].query_kernel(q, k, v, plain=True) is None
 
 
-@needs_kernels
+@built
 @pytest.mark.parametrize("name", ["nope", "alibi", "t5", "shaw_keys"])
 def test_the_last_token_of_a_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Terms that a cache keeps are the kernel's bias, in half precision too."""

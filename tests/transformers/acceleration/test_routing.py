@@ -12,7 +12,7 @@ from posenc import Grid, Layout
 from posenc.attention.dispatch import BACKENDS
 from posenc.transformers.acceleration.dense import dense_attention
 from posenc.transformers.acceleration.routing import plain_attention
-from tests.attention.test_native import built
+from tests.attention.comparing import built
 
 KEYS = 40
 
