@@ -13,6 +13,7 @@ from posenc.extension import EXTENSIONS, extend
 from posenc.registry import ENCODINGS
 from posenc.testing.laws import LAWS
 from posenc.testing.subject import DIM, HEADS, MAX_LENGTH, Subject
+from tests.testing.test_laws import OF_ATTENTION
 
 TRAINED = 6
 """Less than half of the 13 tokens that most laws are tried on."""
@@ -148,6 +149,7 @@ def cases() -> list[object]:
             * (
                 (law in TRACED and each in TRACED_AS)
                 or (law in COMPUTED and computed_as_another(*each))
+                or (law in OF_ATTENTION and claims(*each).sites == ("embedding",))
             ),
         )
         for each in SUBJECTS

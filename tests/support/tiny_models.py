@@ -43,7 +43,8 @@ COUNTS = {
     **dict.fromkeys(("n_input_layers", "n_layers_per_attn_res_block", "loop_layer_index_start"), 1),
     **dict.fromkeys(("num_nextn_predict_layers", "num_kv_shared_layers", "pad_token_id"), 0),
     "n_output_layers": 0,
-    **{"sliding_window": 7, "intermediate_size_mlp": 48},
+    "sliding_window": 7,
+    "intermediate_size_mlp": 48,
 }
 """Sizes by the names that configs have for them."""
 

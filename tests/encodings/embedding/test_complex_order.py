@@ -17,6 +17,7 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.testing import LAWS, Subject
+from tests.testing.test_laws import OF_ATTENTION
 
 VOCABULARY = 7
 SHARED: tuple[Shared, ...] = ("words", "dimensions", "none")
@@ -155,6 +156,7 @@ OF_TABLES = ("cached_is_full", "gradients_are_right", "single_precision_is_doubl
         )
         for shared in ("dimensions", "none")
         for law in LAWS
+        if law not in OF_ATTENTION
     ],
 )
 def test_laws_with_tables_a_word(shared: Shared, law: str) -> None:

@@ -25,6 +25,7 @@ from posenc.encodings.embedding.sinusoidal import Sinusoidal
 from posenc.errors import LengthError
 from posenc.testing import LAWS, Subject
 from tests.support.exhaustive import kept_in_suite
+from tests.testing.test_laws import OF_ATTENTION
 
 KINDS: tuple[StepKind, ...] = ("linear", "free", "gru")
 
@@ -269,7 +270,7 @@ def test_compiled_equals_eager_gradients_too(kind: StepKind, backend: str) -> No
         )
         for kind in ("free", "gru")
         for law in LAWS
-        if law != "backends_agree"
+        if law not in OF_ATTENTION
     ],
 )
 def test_laws_of_the_other_steps(kind: StepKind, law: str) -> None:
