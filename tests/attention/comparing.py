@@ -76,7 +76,9 @@ def results(
     loss = (output * weight).sum()
     if of_lse:
         loss = loss + sums[0].masked_fill(sums[0].isneginf(), 0.0).sin().sum()
-    return [output, *sums, *torch.autograd.grad(loss, leaves, materialize_grads=True)]
+    # The graph is kept, as backends share that of the signals.
+    gradients = torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True)
+    return [output, *sums, *gradients]
 
 
 def agree(got: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float = 2e-5) -> None:

@@ -67,13 +67,6 @@ def test_rows_are_dropped_apart() -> None:
     assert (output[0] - output[1]).abs().max() > 0.1
 
 
-def test_transposed_keys() -> None:
-    q, k, v = draw(8)
-    grid = Grid.of(Layout.sequence(8))
-    got = attend(q, k.mT.contiguous().mT, v, grid, Encoding(), backend="blockwise")
-    close(got, attend(q, k, v, grid, Encoding(), backend="reference"))
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_forward_derivatives() -> None:
     q, k, v = draw(20)

@@ -206,7 +206,9 @@ def test_threads_add_to_gradients_of_their_own(
     found = []
     for threads in (1, 3):  # of the kernels alone
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        grid = Grid.of(encoding.observe(torch.ones(rows, 600, 16), layout), encoding.causal_only)
+        grid = Grid.of(
+            encoding.observe(torch.ones(rows, 600, 16), layout), causal=encoding.causal_only
+        )
         found.append(results(inputs, grid, encoding, "native"))
     assert all(torch.equal(one, many) for one, many in zip(*found, strict=True))
 

@@ -22,9 +22,8 @@ def test_equals_loops(grid: Grid) -> None:
     expected = attention_by_loops(
         q, k, v, grid, bias=lambda h, b, at, to: -slopes[h] * abs(to - at)
     )
-    for backend in ("auto", "reference"):
-        got = attend(q, k, v, grid, posenc.create("alibi", heads=6), backend=backend)
-        torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
+    got = attend(q, k, v, grid, posenc.create("alibi", heads=6), backend="reference")
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 20])

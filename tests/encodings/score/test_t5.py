@@ -32,9 +32,8 @@ def test_equals_loops(grid: Grid, causal: bool) -> None:
         return t5.table[h, t5_bucket_by_loops(distance, causal=causal)].item()
 
     expected = attention_by_loops(q, k, v, grid, bias=bias)
-    for backend in ("auto", "reference"):
-        got = attend(q, k, v, grid, Encoding(score=t5), backend=backend)
-        torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
+    got = attend(q, k, v, grid, Encoding(score=t5), backend="reference")
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
 
 
 def test_published_buckets() -> None:
