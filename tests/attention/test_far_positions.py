@@ -14,6 +14,7 @@ from posenc.attention.problem.offsets import Offsets
 from posenc.errors import BackendRefusal
 from posenc.testing.backend_laws import serving
 from tests.attention.comparing import agree, built, draw_for, results
+from tests.support.exhaustive import in_turn
 
 FAR = [2**31 - 10, 2**32, 2**40]
 
@@ -58,8 +59,7 @@ def _check(grid: Grid, encoding: Encoding, tolerance: float = 1e-9) -> None:
     agree([output], expected[:1], tolerance)
 
 
-@pytest.mark.parametrize("far", FAR)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("name", "far"), in_turn(2, list(METHODS), FAR))
 def test_one_side_is_far_from_the_other(name: str, far: int) -> None:
     encoding = _encoding(name)
     for query, key in ((far, 0), (0, far)):

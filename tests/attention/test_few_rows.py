@@ -53,6 +53,17 @@ def close(
         torch.testing.assert_close(mine.double(), theirs.double(), atol=wanted, rtol=wanted)
 
 
+def check(
+    given: list[Tensor], grid: Grid, name: str, stored: list[Tensor] | None = None, **options: Any
+) -> None:
+    """Compare the kernel, with the operands as they are ``stored``, with the definition."""
+    encoding, options = make(name, width=16), {**options, "return_lse": True}
+    with torch.no_grad():
+        expected = attend(*given, grid, encoding, backend="reference", **options)
+        found = attend(*(stored or given), grid, encoding, backend="native", **options)
+    close(found, expected, torch.float64)
+
+
 @pytest.mark.parametrize(
     ("queries", "keys", "groups", "width", "name", "dtype"),
     in_turn(
@@ -98,13 +109,7 @@ def test_sinks_and_a_cap(extra: str, name: str, groups: int) -> None:
         options["softcap"] = 0.7
     layout = Layout.sequence(600)
     grid = Grid(layout.slice(597, 600), layout, causal=True)
-    given, encoding = tensors(3, 600, groups), make(name, width=16)
-    with torch.no_grad():
-        expected, found = (
-            attend(*given, grid, encoding, backend=x, return_lse=True, **options)
-            for x in ("reference", "native")
-        )
-    close(found, expected, torch.float64)
+    check(tensors(3, 600, groups), grid, name, **options)
 
 
 @pytest.mark.parametrize("name", ["nope", "rope", "alibi", "shaw"])
@@ -113,13 +118,9 @@ def test_hidden_keys_are_not_read(window: tuple[int, int | None], name: str) -> 
     """Whole chunks may be hidden, from all queries or from some, which may see nothing."""
     layout = Layout.sequence(1030)
     grid = Grid(layout.slice(1020, 1025), layout, window=window)
-    given, encoding = tensors(5, 1030, 2), make(name, width=16)
-    with torch.no_grad():
-        expected = attend(*given, grid, encoding, backend="reference", return_lse=True)
-        hidden = ~grid.visible[0, 0].any(0)
-        holes = [x.masked_fill(hidden[:, None], float("nan")) for x in given[1:]]
-        found = attend(given[0], *holes, grid, encoding, backend="native", return_lse=True)
-    close(found, expected, torch.float64)
+    given, hidden = tensors(5, 1030, 2), ~grid.visible[0, 0].any(0)
+    holes = [x.masked_fill(hidden[:, None], float("nan")) for x in given[1:]]
+    check(given, grid, name, [given[0], *holes])
 
 
 def test_rows_of_a_batch_see_different_keys() -> None:
@@ -127,13 +128,7 @@ def test_rows_of_a_batch_see_different_keys() -> None:
     layout = Layout.sequence(600)
     grid = Grid(layout.slice(597, 600), replace(layout, valid=valid), causal=True)
     for name in ("nope", "alibi", "shaw"):
-        given, encoding = tensors(3, 600, 2), make(name, width=16)
-        with torch.no_grad():
-            expected, found = (
-                attend(*given, grid, encoding, backend=x, return_lse=True)
-                for x in ("reference", "native")
-            )
-        close(found, expected, torch.float64)
+        check(tensors(3, 600, 2), grid, name)
 
 
 def test_values_of_another_width_and_operands_as_models_have_them() -> None:
@@ -145,11 +140,7 @@ def test_values_of_another_width_and_operands_as_models_have_them() -> None:
     for place, x in zip(room, (k, v), strict=True):
         place[:, :, :70] = x
     apart = q.transpose(1, 2).contiguous().transpose(1, 2)
-    with torch.no_grad():
-        expected = attend(q, k, v, grid, Encoding(), backend="reference", return_lse=True)
-        views = (x[:, :, :70] for x in room)
-        found = attend(apart, *views, grid, Encoding(), backend="native", return_lse=True)
-    close(found, expected, torch.float64)
+    check([q, k, v], grid, "nope", [apart, *(x[:, :, :70] for x in room)])
 
 
 def test_results_do_not_depend_on_the_threads() -> None:

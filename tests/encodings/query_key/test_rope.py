@@ -19,11 +19,13 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops, rotate_by_loops
 from tests.encodings.grids import GRIDS, inputs
+from tests.support.exhaustive import in_turn
 
 
-@pytest.mark.parametrize("pairing", ["half", "adjacent"])
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
-@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize(
+    ("grid", "pairing", "fraction"),
+    in_turn(2, GRIDS, [("half", 1.0), ("adjacent", 0.5), ("half", 0.5), ("adjacent", 1.0)]),
+)
 def test_equals_loops(grid: Grid, pairing: str, fraction: float) -> None:
     q, k, v = inputs(grid)
     rope = Rope(head_dim=8, pairing=pairing, fraction=fraction)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from posenc.encodings.score.contextual import ContextualScores, contextual
 from posenc.encodings.score.shaw import ShawKeys
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
+from tests.support.exhaustive import in_turn
 
 
 def make(max_distance: int = 2) -> tuple[Encoding, Tensor, Tensor, Tensor]:
@@ -28,8 +29,7 @@ def make(max_distance: int = 2) -> tuple[Encoding, Tensor, Tensor, Tensor]:
     )
 
 
-@pytest.mark.parametrize("max_distance", [0, 2, 100])
-@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize(("grid", "max_distance"), in_turn(2, GRIDS, [0, 2, 100]))
 def test_equals_loops(grid: Grid, max_distance: int) -> None:
     q, k, v = inputs(grid)
     encoding, queries, keys, values = make(max_distance)

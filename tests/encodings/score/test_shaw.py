@@ -12,6 +12,7 @@ from posenc.attention import LayerCache
 from posenc.encodings.score.shaw import shaw
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
+from tests.support.exhaustive import in_turn
 
 
 def make(max_distance: int = 2) -> tuple[Encoding, Tensor, Tensor]:
@@ -21,8 +22,7 @@ def make(max_distance: int = 2) -> tuple[Encoding, Tensor, Tensor]:
     return encoding, encoding.score.table.rows, encoding.value.table.rows
 
 
-@pytest.mark.parametrize("max_distance", [0, 2, 100])
-@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize(("grid", "max_distance"), in_turn(2, GRIDS, [0, 2, 100]))
 def test_equals_loops(grid: Grid, max_distance: int) -> None:
     q, k, v = inputs(grid)
     encoding, keys, values = make(max_distance)
