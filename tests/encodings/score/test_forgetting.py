@@ -11,7 +11,6 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.attention import LayerCache
 from posenc.encodings.score.alibi import geometric_slopes
 from posenc.encodings.score.forgetting import Forgetting
 from posenc.errors import ArgumentError
@@ -92,23 +91,6 @@ def test_constant_gates_are_alibi() -> None:
         rtol=1e-6,
         atol=1e-6,
     )
-
-
-def test_gates_survive_the_cache() -> None:
-    layer = posenc.Attention(
-        dim=DIM, heads=HEADS, encoding=Encoding(score=make()), causal=True
-    ).double()
-    x = torch.randn(2, 9, DIM, dtype=torch.float64)
-    cache = LayerCache()
-    parts = [
-        layer(x[:, begin:end], Layout.sequence(end - begin, begin), cache=cache)
-        for begin, end in ((0, 4), (4, 5), (5, 9))
-    ]
-    torch.testing.assert_close(torch.cat(parts, dim=1), layer(x, Layout.sequence(9)))
-    cache.select(torch.tensor([1, 1, 0]))
-    assert cache.layout is not None
-    assert cache.layout.signal is not None
-    assert cache.layout.signal.shape == (3, 9, HEADS)
 
 
 def test_dropping_the_oldest_tokens_changes_no_difference() -> None:
