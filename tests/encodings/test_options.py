@@ -130,7 +130,7 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
     yield from TOGETHER
 
 
-@pytest.mark.parametrize(("name", "option", "given"), cases())
+@pytest.mark.parametrize(("name", "option", "given"), list(cases()))
 def test_wrong_options_are_named(name: str, option: str, given: dict[str, Any]) -> None:
     entry = ENCODINGS[name]
     sizes = {size: SIZES[size] for size in SIZES.keys() & entry.parameters().keys()}
