@@ -15,7 +15,8 @@ from posenc.attention.call import Call
 from posenc.attention.problem.problem import GlobalSoftmax
 from posenc.errors import BackendRefusal
 from posenc.extension import extend
-from tests.attention.test_native import built
+from tests.attention.comparing import agree, built, compare, draw_for
+from tests.support.exhaustive import in_turn
 
 LENGTH = 70
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -47,70 +48,39 @@ def encoding_of(method: str, **rope: Any) -> Encoding:
 
 
 def draw(grid: Grid) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    sizes = ((4, grid.query.length), (2, grid.key.length), (2, grid.key.length))
-    return [torch.randn(2, *size, 16, generator=generator).requires_grad_() for size in sizes]
+    return draw_for(grid, width=16)
 
 
-def both(
-    backend: str, inputs: list[Tensor], grid: Grid, encoding: Encoding, **options: Any
-) -> list[Tensor]:
-    """Output, LSE and gradients of both."""
-    output, lse = attend(*inputs[:3], grid, encoding, backend=backend, return_lse=True, **options)
-    of_rows = torch.linspace(-1, 1, lse.numel()).view_as(lse)
-    of_all = torch.linspace(-1, 1, output.numel()).view_as(output)
-    total = (output * of_all).sum() + (lse.clamp(min=-1e4) * of_rows).sum()
-    return [output, lse, *torch.autograd.grad(total, inputs)]
-
-
-def agree(got: list[Tensor], expected: list[Tensor]) -> None:
-    for one, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
-
-
-@pytest.mark.parametrize("kind", GRIDS)
-@pytest.mark.parametrize("method", OPTIONS)
+@pytest.mark.parametrize(("method", "kind"), in_turn(3, list(OPTIONS), list(GRIDS)))
 def test_values_and_gradients(method: str, kind: str) -> None:
     grid, encoding = GRIDS[kind], encoding_of(method, fraction=0.5, gain=1.1)
-    inputs = draw(grid)
-    agree(both("native", inputs, grid, encoding), both("reference", inputs, grid, encoding))
+    compare(draw(grid), grid, encoding, of_lse=True)
 
 
 @pytest.mark.parametrize("method", TWO_SIDED)
 def test_keys_ahead(method: str) -> None:
     for grid in (replace(WHOLE, causal=False), replace(WHOLE, causal=False, window=(-25, 17))):
-        encoding, inputs = encoding_of(method, pairing="adjacent"), draw(grid)
-        agree(both("native", inputs, grid, encoding), both("reference", inputs, grid, encoding))
+        compare(draw(grid), grid, encoding_of(method, pairing="adjacent"), of_lse=True)
 
 
 @pytest.mark.parametrize("method", OPTIONS)
 def test_sinks_and_caps(method: str) -> None:
-    encoding, inputs = encoding_of(method), draw(WHOLE)
     sinks = torch.linspace(-1, 3, 4).requires_grad_()
-    found = [
-        both(backend, [*inputs, sinks], WHOLE, encoding, sinks=sinks, softcap=2.0)
-        for backend in ("native", "reference")
-    ]
-    agree(*found)
+    extras: dict[str, Any] = {"sinks": sinks, "softcap": 2.0, "wanted": [sinks], "of_lse": True}
+    compare(draw(WHOLE), WHOLE, encoding_of(method), **extras)
 
 
 def test_queries_that_see_no_key_but_a_sink() -> None:
     grid = Grid(Layout.sequence(LENGTH), Layout.sequence(LENGTH, start=LENGTH), causal=True)
-    encoding, inputs = encoding_of("rerope"), draw(grid)
     sinks = torch.ones(4).requires_grad_()
-    for options in ({}, {"sinks": sinks}):
-        found = [
-            both(backend, [*inputs, *options.values()], grid, encoding, **options)
-            for backend in ("native", "reference")
-        ]
-        agree(*found)
+    compare(draw(grid), grid, encoding_of("rerope"), of_lse=True)
+    compare(draw(grid), grid, encoding_of("rerope"), sinks=sinks, wanted=[sinks], of_lse=True)
 
 
 def test_a_temperature_beside_them() -> None:
     encoding = extend(encoding_of("rerope"), "log_n", length=20)
-    inputs = draw(WHOLE)
-    assert "each band" in explain(*inputs, WHOLE, encoding, backend="native").how
-    agree(both("native", inputs, WHOLE, encoding), both("reference", inputs, WHOLE, encoding))
+    assert "each band" in explain(*draw(WHOLE), WHOLE, encoding, backend="native").how
+    compare(draw(WHOLE), WHOLE, encoding, of_lse=True)
 
 
 def test_gradients_of_parts_of_the_keys() -> None:
@@ -140,7 +110,7 @@ def test_other_positions_are_left_to_the_definition(method: str) -> None:
     encoding, inputs = encoding_of(method), draw(grid)
     with pytest.raises(BackendRefusal, match="consecutive positions"):
         attend(*inputs, grid, encoding, backend="native")
-    agree(both("auto", inputs, grid, encoding), both("reference", inputs, grid, encoding))
+    compare(inputs, grid, encoding, "auto", of_lse=True)
 
 
 @built

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import posenc
@@ -28,8 +28,9 @@ from posenc.attention.problem.record import (
     flatten,
 )
 from posenc.attention.problem.terms import Terms
-from posenc.testing.subject import agree
+from tests.attention.comparing import compare, draw_for, results
 from tests.support.exhaustive import in_turn
+from tests.support.watching import LargestTensor
 
 METHODS = (
     "nope",
@@ -88,33 +89,13 @@ def make(name: str, *, causal: bool) -> Encoding:
 
 
 def inputs(grid: Grid, *, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((6, grid.query.length), (3, grid.key.length), (3, grid.key.length))
-    return [
-        torch.randn(2, heads, length, 8, generator=generator, dtype=dtype).requires_grad_()
-        for heads, length in shapes
-    ]
-
-
-def run(
-    encoding: Encoding, grid: Grid, tensors: list[Tensor], backend: str, **options: float
-) -> list[Tensor]:
-    """The output, and the gradients of everything (zero where there is none)."""
-    output = attend(*tensors[:3], grid, encoding, backend=backend, **options)  # type: ignore[arg-type]
-    wanted = [*tensors, *(p for p in encoding.parameters() if p.requires_grad)]
-    weight = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
-    found = torch.autograd.grad((output * weight).sum(), wanted, allow_unused=True)
-    return [
-        output,
-        *(torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)),
-    ]
+    return draw_for(grid, heads=6, groups=3, width=8, dtype=dtype)
 
 
 def check(encoding: Encoding, grid: Grid, tensors: Sequence[Tensor], tolerance: float) -> None:
-    """Output and all gradients beside the definition's."""
-    got, expected = (run(encoding, grid, tensors, way) for way in ("blockwise", "reference"))
-    for mine, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)
+    """Compare with the definition's output and all gradients, also of tensors behind q, k and v."""
+    options: dict[str, Any] = {"wanted": tensors[3:], "lse": False, "tolerance": tolerance}
+    compare(tensors[:3], grid, encoding, "blockwise", **options)
 
 
 @pytest.mark.usefixtures("_blocks")
@@ -196,10 +177,7 @@ def test_tables_between_images(
             parameter.add_(0.3 * torch.randn(parameter.shape, dtype=parameter.dtype))
     encoding.requires_grad_(not frozen)
     grid = Grid.of(Layout.image(*sides))
-    tensors = inputs(grid)
-    got, expected = (run(encoding, grid, tensors, way) for way in ("blockwise", "reference"))
-    for mine, theirs in zip(got, expected, strict=True):
-        agree(name, mine, theirs)  # the network of swin_v2 reads offsets in float32
+    check(encoding, grid, inputs(grid), 1e-6)  # the network of swin_v2 reads offsets in float32
 
 
 def test_frozen_tables_too() -> None:
@@ -254,21 +232,6 @@ def test_dropout_drops_its_share() -> None:
     assert output.std().item() == pytest.approx(math.sqrt(0.3 / 0.7 / 300), rel=0.2)
 
 
-class LargestTensor(TorchDispatchMode):
-    """Remembers the most numbers any new tensor held."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.most = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        made = function(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, list | tuple) else (made,):
-            if isinstance(tensor, Tensor):
-                self.most = max(self.most, tensor.untyped_storage().nbytes() // tensor.itemsize)
-        return made
-
-
 @pytest.mark.parametrize("name", ["t5", "shaw", "deberta", "cope", "path"])
 def test_memory_does_not_grow_with_the_square(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     length = 1500
@@ -287,23 +250,11 @@ def test_memory_does_not_grow_with_the_square(name: str, monkeypatch: pytest.Mon
 def test_the_same_twice() -> None:
     for name in ("t5", "shaw", "transformer_xl"):
         encoding, tensors = make(name, causal=True), inputs(GRIDS["causal"])
-        first, second = (run(encoding, GRIDS["causal"], tensors, "blockwise") for _ in range(2))
+        first, second = (
+            results(tensors, GRIDS["causal"], encoding, "blockwise", lse=False) for _ in range(2)
+        )
         for one, other in zip(first, second, strict=True):
             assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["t5", "shaw", "deberta"])
-def test_narrow_dtypes_err_no_more_than_reference(name: str, dtype: torch.dtype) -> None:
-    grid = GRIDS["causal"]
-    encoding = make(name, causal=True).float()
-    tensors = [x.detach().to(dtype) for x in inputs(grid)]
-    exact = attend(*(x.double() for x in tensors), grid, encoding, backend="reference")
-    error = {
-        way: (attend(*tensors, grid, encoding, backend=way).double() - exact).abs().max()
-        for way in ("blockwise", "reference")
-    }
-    assert error["blockwise"] <= 4 * error["reference"] + 4 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize(

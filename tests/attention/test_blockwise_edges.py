@@ -12,6 +12,7 @@ import posenc
 from posenc import Encoding, Grid, Layout, ScoreTerm, attend
 from posenc.encoding import BucketedTerms, StructuredScore
 from posenc.errors import BackendRefusal
+from tests.attention.comparing import compare, results
 
 
 class OfKeys(ScoreTerm):
@@ -31,15 +32,6 @@ class OfKeys(ScoreTerm):
         return (BucketedTerms(bucket=lambda offset: offset[..., 0].long(), column=k @ self.weight),)
 
 
-def gradients(
-    grid: Grid, encoding: Encoding, tensors: list[Tensor], backend: str
-) -> tuple[Tensor, ...]:
-    """The output, and the gradients of queries, keys, values and parameters."""
-    output = attend(*tensors, grid, encoding, backend=backend)  # type: ignore[arg-type]
-    wanted = [*tensors, *encoding.parameters()]
-    return (output, *torch.autograd.grad(output.sin().sum(), wanted))
-
-
 def draw(queries: int, keys: int, width: int = 8, *, values: int = 8) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     shapes = ((queries, width), (keys, width), (keys, values))
@@ -54,9 +46,7 @@ def draw(queries: int, keys: int, width: int = 8, *, values: int = 8) -> list[Te
 @pytest.mark.parametrize("encoding", [Encoding(), Encoding(score=OfKeys(8))], ids=["none", "keys"])
 def test_without_terms_of_the_offset(encoding: Encoding, causal: bool, values: int) -> None:
     grid = Grid.of(Layout.sequence(600), causal=causal)
-    tensors = draw(600, 600, values=values)
-    got, expected = (gradients(grid, encoding, tensors, way) for way in ("blockwise", "reference"))
-    torch.testing.assert_close(got, expected, atol=1e-9, rtol=1e-9)
+    compare(draw(600, 600, values=values), grid, encoding, "blockwise", lse=False, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("name", ["nope", "t5", "shaw", "kerple", "deberta", "cope"])
@@ -66,7 +56,7 @@ def test_padding_alone_stays_in_the_graph(name: str) -> None:
     encoding = posenc.create(name, dim=16, heads=2, head_dim=8, max_length=9, causal=True).double()
     tensors = draw(7, 7)
     assert attend(*tensors, grid, encoding, backend="blockwise").requires_grad  # type: ignore[arg-type]
-    for found in gradients(grid, encoding, tensors, "blockwise"):
+    for found in results(tensors, grid, encoding, "blockwise", lse=False):
         assert torch.equal(found, torch.zeros_like(found))
 
 
@@ -88,9 +78,8 @@ def test_factors_beside_rows_of_values() -> None:
     factors = posenc.create("tupe", dim=16, heads=2, head_dim=8, max_length=80)
     values = posenc.create("shaw", head_dim=8, max_distance=3)
     encoding = Encoding(score=factors.score, value=values.value).double()
-    grid, tensors = Grid.of(Layout.sequence(80)), draw(80, 80)
-    got, expected = (gradients(grid, encoding, tensors, way) for way in ("blockwise", "reference"))
-    torch.testing.assert_close(got, expected, atol=1e-9, rtol=1e-9)
+    grid = Grid.of(Layout.sequence(80))
+    compare(draw(80, 80), grid, encoding, "blockwise", lse=False, tolerance=1e-9)
 
 
 def test_sums_over_many_tokens_are_not_rounded() -> None:

@@ -13,9 +13,9 @@ from posenc.encoding import BucketedTerms, Encoding, ScoreTerm
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores
 from posenc.grid import Grid
 from posenc.layout import Layout
-from tests.attention.test_native import _agree, _both, _inputs, built
+from tests.attention.comparing import built, compare, draw, results
 
-pytestmark = pytest.mark.usefixtures("poisoned")
+pytestmark = [built, pytest.mark.usefixtures("poisoned")]
 
 
 class ByKey(ScoreTerm):
@@ -45,7 +45,6 @@ GRIDS = {
 }
 
 
-@built
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("lowest", [-1e4, -1e10, torch.finfo(torch.float32).min, -math.inf])
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
@@ -55,22 +54,18 @@ def test_keys_far_below_the_others(grid: Grid, lowest: float, dtype: torch.dtype
     numbers = torch.randn(600, dtype=dtype)
     numbers[300:312], numbers[-3:] = lowest, lowest
     encoding = Encoding(score=ByKey(numbers))
-    inputs = [x.detach().to(dtype).requires_grad_() for x in _inputs(600, 600, rows=1)]
-    given = (inputs[0], inputs[1], inputs[2])
-    got, expected = (_both(given, grid, encoding, b) for b in ("native", "reference"))
-    _agree(got, expected, 2e-5 if dtype == torch.float32 else 1e-11)
+    inputs = draw(600, 600, rows=1, dtype=dtype)
+    compare(inputs, grid, encoding, tolerance=2e-5 if dtype == torch.float32 else 1e-11)
 
 
-@built
 @pytest.mark.parametrize("backend", ["native", "blockwise", "reference"])
 def test_rows_of_hidden_keys_alone(backend: str) -> None:
     """Nothing comes of keys of -inf, in values, LSE and gradients."""
     numbers = torch.zeros(600).double()
     numbers[200:207] = -math.inf
     encoding = Encoding(score=ByKey(numbers))
-    inputs = [x.detach().double().requires_grad_() for x in _inputs(600, 600, rows=1)]
-    given = (inputs[0], inputs[1], inputs[2])
-    output, lse, *gradients = _both(given, GRIDS["packed"], encoding, backend)
+    inputs = draw(600, 600, rows=1, dtype=torch.float64)
+    output, lse, *gradients = results(inputs, GRIDS["packed"], encoding, backend)
     assert output[:, :, 200:207].eq(0).all()
     assert lse[:, :, 200:207].isneginf().all()
     assert lse[:, :, :200].isfinite().all()
@@ -78,11 +73,10 @@ def test_rows_of_hidden_keys_alone(backend: str) -> None:
     assert all(x.isfinite().all() for x in gradients)
 
 
-@built
 def test_long_sums_are_exact_near_the_greatest() -> None:
     """Sums of gates over a million tokens: logits are right where keys have weight."""
     numbers = torch.linspace(-1e6, 0, 600).double() - 3e7
-    encoding, inputs = Encoding(score=ByKey(numbers)), _inputs(600, 600, rows=1)
+    encoding, inputs = Encoding(score=ByKey(numbers)), draw(600, 600, rows=1)
     outputs = []
     for dtype, backend in ((torch.float32, "native"), (torch.float64, "reference")):
         q, k, v = (x.detach().to(dtype) for x in inputs)

@@ -8,14 +8,13 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention.backends.native.build import missing
 from posenc.attention.backends.native.posing import LoweredProblem
 from posenc.attention.call import Call
 from posenc.attention.problem.offsets import Offsets
 from posenc.errors import BackendRefusal
 from posenc.testing.backend_laws import serving
-
-built = pytest.mark.skipif(missing() is not None, reason="kernels are not built")
+from tests.attention.comparing import agree, built, draw_for, results
+from tests.support.exhaustive import in_turn
 
 FAR = [2**31 - 10, 2**32, 2**40]
 
@@ -36,11 +35,8 @@ def _encoding(name: str) -> Encoding:
     return posenc.create(name, **METHODS[name]).double()
 
 
-def _inputs(grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
-    torch.manual_seed(5)
-    sizes = (4, grid.query.length), (2, grid.key.length), (2, grid.key.length)
-    q, k, v = (torch.randn(1, *size, 8, dtype=torch.float64) for size in sizes)
-    return q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+def _inputs(grid: Grid) -> list[Tensor]:
+    return draw_for(grid, rows=1, width=8, dtype=torch.float64)
 
 
 def _packed(start: int) -> Layout:
@@ -50,31 +46,20 @@ def _packed(start: int) -> Layout:
 
 
 def _results(grid: Grid, encoding: Encoding, backend: str) -> list[Tensor]:
-    inputs = _inputs(grid)
-    output = attend(*inputs, grid, encoding, backend=backend)
-    wanted = [*inputs, *encoding.parameters()]
-    found = torch.autograd.grad(output.sin().sum(), wanted, materialize_grads=True)
-    return [output, *found]
-
-
-def _agree(got: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
-    for one, other in zip(got, expected, strict=True):
-        bound = tolerance * max(1.0, float(other.detach().abs().max()))
-        torch.testing.assert_close(one, other, rtol=0, atol=bound)
+    return results(_inputs(grid), grid, encoding, backend, lse=False)
 
 
 def _check(grid: Grid, encoding: Encoding, tolerance: float = 1e-9) -> None:
     """Compare all backends that serve a call with the reference, with and without gradients."""
     expected = _results(grid, encoding, "reference")
     for backend in ("auto", *serving(*_inputs(grid), grid, encoding)):
-        _agree(_results(grid, encoding, backend), expected, tolerance)
+        agree(_results(grid, encoding, backend), expected, tolerance)
     with torch.no_grad():
         output = attend(*_inputs(grid), grid, encoding)
-    _agree([output], expected[:1], tolerance)
+    agree([output], expected[:1], tolerance)
 
 
-@pytest.mark.parametrize("far", FAR)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("name", "far"), in_turn(2, list(METHODS), FAR))
 def test_one_side_is_far_from_the_other(name: str, far: int) -> None:
     encoding = _encoding(name)
     for query, key in ((far, 0), (0, far)):
@@ -141,4 +126,4 @@ def test_windows_that_hide_nothing(window: int) -> None:
             for encoding in (Encoding(), _encoding("alibi"), _encoding("shaw"), _encoding("fire")):
                 expected = _results(whole, encoding, "reference")
                 for backend in serving(*_inputs(grid), grid, encoding):
-                    _agree(_results(grid, encoding, backend), expected, 1e-5)
+                    agree(_results(grid, encoding, backend), expected, 1e-5)

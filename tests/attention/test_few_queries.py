@@ -16,6 +16,8 @@ from posenc.attention.backends.common import fused
 from posenc.encoding import BucketedTerms, ScoreTerm
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.extension import extend
+from tests.attention.comparing import compare
+from tests.support.exhaustive import in_turn
 
 KEYS = 90
 
@@ -33,24 +35,24 @@ def last(queries: int, *, window: int | tuple[int, int] | None = None) -> Grid:
     return Grid(Layout.sequence(queries, KEYS - queries), Layout.sequence(KEYS), True, window)
 
 
-@pytest.mark.parametrize("queries", [1, 5])
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("backend", ["auto", "sdpa", "native", "blockwise"])
-@pytest.mark.parametrize("window", [None, 7, (-40, -3)])
-def test_grouped_heads(
-    window: int | tuple[int, int] | None, backend: str, padded: bool, queries: int
-) -> None:
-    tensors, grid = operands(queries), last(queries, window=window)
+WINDOWS = {
+    "all keys": last,
+    "window": partial(last, window=30),
+    "behind": partial(last, window=(-40, -3)),
+    "ahead": lambda queries: replace(last(queries, window=(3, 9)), causal=False),
+}
+
+
+@pytest.mark.parametrize(
+    ("backend", "where", "padded", "queries"),
+    in_turn(4, ["auto", "sdpa", "native", "blockwise"], list(WINDOWS)[:3], [False, True], [1, 5]),
+)
+def test_grouped_heads(backend: str, where: str, padded: bool, queries: int) -> None:
+    grid = WINDOWS[where](queries)
     if padded:
         valid = torch.arange(KEYS).expand(2, -1) >= torch.tensor([[0], [70]])
         grid = replace(grid, key=replace(grid.key, valid=valid))
-    expected = attend(*tensors, grid, Encoding(), backend="reference", return_lse=True)
-    got = attend(*tensors, grid, Encoding(), backend=backend, return_lse=True)
-    for mine, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(mine, theirs)
-    gradients = [torch.autograd.grad(x.sin().sum(), tensors) for x in (got[0], expected[0])]
-    for mine, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(mine, theirs)
+    compare(operands(queries), grid, Encoding(), backend, tolerance=1e-7)
 
 
 def called(
@@ -79,19 +81,14 @@ def test_heads_that_share_keys_are_queries_of_one_call(monkeypatch: pytest.Monke
     assert shapes == [*folded, (2, 6, 22, 16), (2, 6, 22, 16), (2, 6, KEYS, 16)]
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("window", [None, 30, (-40, -3), (3, 9)])
-@pytest.mark.parametrize("queries", [1, 3, 16, 17])
-@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "t5"])
-def test_calls_of_the_same_few_queries(
-    name: str, queries: int, window: int | tuple[int, int] | None, grouped: bool
-) -> None:
-    """Planned, prepared, and by what was prepared; of (3, 9) some queries see no key."""
-    encoding = create(name, heads=6, head_dim=16, causal=True)
-    causal = window != (3, 9)
-    grid = replace(last(queries, window=window), causal=causal)
-    if name == "t5" and not causal:
-        encoding = create(name, heads=6, causal=False)
+@pytest.mark.parametrize(
+    ("name", "queries", "where", "grouped"),
+    in_turn(6, ["nope", "rope", "alibi", "t5"], [1, 3, 16, 17], list(WINDOWS), [False, True]),
+)
+def test_calls_of_the_same_few_queries(name: str, queries: int, where: str, grouped: bool) -> None:
+    """Planned, prepared, and by what was prepared; ahead some queries see no key."""
+    grid = WINDOWS[where](queries)
+    encoding = create(name, heads=6, head_dim=16, causal=grid.causal)
     with torch.no_grad():
         for seed in range(3):
             torch.manual_seed(seed)

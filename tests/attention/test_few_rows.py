@@ -15,8 +15,8 @@ from posenc.attention.backends import native
 from posenc.attention.call import Call
 from posenc.attention.decoding import attend_last
 from posenc.attention.dispatch import BACKENDS, query_kernel
-
-needs_kernels = pytest.mark.skipif(native.missing() is not None, reason="kernels are not built")
+from tests.attention.comparing import built
+from tests.support.exhaustive import in_turn
 
 NAMES = ("nope", "rope", "xpos", "alibi", "t5", "shaw", "shaw_keys")
 PRECISION = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -53,18 +53,32 @@ def close(
         torch.testing.assert_close(mine.double(), theirs.double(), atol=wanted, rtol=wanted)
 
 
-@pytest.mark.parametrize("dtype", PRECISION)
-@pytest.mark.parametrize("name", NAMES)
+def check(
+    given: list[Tensor], grid: Grid, name: str, stored: list[Tensor] | None = None, **options: Any
+) -> None:
+    """Compare the kernel, with the operands as they are ``stored``, with the definition."""
+    encoding, options = make(name, width=16), {**options, "return_lse": True}
+    with torch.no_grad():
+        expected = attend(*given, grid, encoding, backend="reference", **options)
+        found = attend(*(stored or given), grid, encoding, backend="native", **options)
+    close(found, expected, torch.float64)
+
+
 @pytest.mark.parametrize(
-    ("queries", "keys", "groups", "width"),
-    [
-        (1, 1030, 8, 16),  # three chunks of keys, whole vectors of features
-        (1, 70, 2, 20),
-        (2, 513, 1, 16),  # packed
-        (3, 64, 8, 12),
-        (5, 5, 4, 16),
-        (16, 90, 2, 16),
-    ],
+    ("queries", "keys", "groups", "width", "name", "dtype"),
+    in_turn(
+        4,
+        [
+            (1, 1030, 8, 16),  # three chunks of keys, whole vectors of features
+            (1, 70, 2, 20),
+            (2, 513, 1, 16),  # packed
+            (3, 64, 8, 12),
+            (5, 5, 4, 16),
+            (16, 90, 2, 16),
+        ],
+        NAMES,
+        list(PRECISION),
+    ),
 )
 def test_it_is_the_definition(
     queries: int, keys: int, groups: int, width: int, name: str, dtype: torch.dtype
@@ -95,13 +109,7 @@ def test_sinks_and_a_cap(extra: str, name: str, groups: int) -> None:
         options["softcap"] = 0.7
     layout = Layout.sequence(600)
     grid = Grid(layout.slice(597, 600), layout, causal=True)
-    given, encoding = tensors(3, 600, groups), make(name, width=16)
-    with torch.no_grad():
-        expected, found = (
-            attend(*given, grid, encoding, backend=x, return_lse=True, **options)
-            for x in ("reference", "native")
-        )
-    close(found, expected, torch.float64)
+    check(tensors(3, 600, groups), grid, name, **options)
 
 
 @pytest.mark.parametrize("name", ["nope", "rope", "alibi", "shaw"])
@@ -110,13 +118,9 @@ def test_hidden_keys_are_not_read(window: tuple[int, int | None], name: str) -> 
     """Whole chunks may be hidden, from all queries or from some, which may see nothing."""
     layout = Layout.sequence(1030)
     grid = Grid(layout.slice(1020, 1025), layout, window=window)
-    given, encoding = tensors(5, 1030, 2), make(name, width=16)
-    with torch.no_grad():
-        expected = attend(*given, grid, encoding, backend="reference", return_lse=True)
-        hidden = ~grid.visible[0, 0].any(0)
-        holes = [x.masked_fill(hidden[:, None], float("nan")) for x in given[1:]]
-        found = attend(given[0], *holes, grid, encoding, backend="native", return_lse=True)
-    close(found, expected, torch.float64)
+    given, hidden = tensors(5, 1030, 2), ~grid.visible[0, 0].any(0)
+    holes = [x.masked_fill(hidden[:, None], float("nan")) for x in given[1:]]
+    check(given, grid, name, [given[0], *holes])
 
 
 def test_rows_of_a_batch_see_different_keys() -> None:
@@ -124,13 +128,7 @@ def test_rows_of_a_batch_see_different_keys() -> None:
     layout = Layout.sequence(600)
     grid = Grid(layout.slice(597, 600), replace(layout, valid=valid), causal=True)
     for name in ("nope", "alibi", "shaw"):
-        given, encoding = tensors(3, 600, 2), make(name, width=16)
-        with torch.no_grad():
-            expected, found = (
-                attend(*given, grid, encoding, backend=x, return_lse=True)
-                for x in ("reference", "native")
-            )
-        close(found, expected, torch.float64)
+        check(tensors(3, 600, 2), grid, name)
 
 
 def test_values_of_another_width_and_operands_as_models_have_them() -> None:
@@ -142,11 +140,7 @@ def test_values_of_another_width_and_operands_as_models_have_them() -> None:
     for place, x in zip(room, (k, v), strict=True):
         place[:, :, :70] = x
     apart = q.transpose(1, 2).contiguous().transpose(1, 2)
-    with torch.no_grad():
-        expected = attend(q, k, v, grid, Encoding(), backend="reference", return_lse=True)
-        views = (x[:, :, :70] for x in room)
-        found = attend(apart, *views, grid, Encoding(), backend="native", return_lse=True)
-    close(found, expected, torch.float64)
+    check([q, k, v], grid, "nope", [apart, *(x[:, :, :70] for x in room)])
 
 
 def test_results_do_not_depend_on_the_threads() -> None:
@@ -164,7 +158,7 @@ def test_results_do_not_depend_on_the_threads() -> None:
     assert torch.equal(*found)
 
 
-@needs_kernels
+@built
 @pytest.mark.parametrize("dtype", PRECISION)
 @pytest.mark.parametrize("bias", [None, (1, 1), (1, 8), (2, 8)])
 @pytest.mark.parametrize("extra", [{}, {"softcap": 0.7}, {"sinks": True}])
@@ -192,7 +186,7 @@ def test_one_query_with_a_bias_written_out(
     torch.testing.assert_close(found.double(), expected, atol=wanted, rtol=wanted)
 
 
-@needs_kernels
+@built
 @pytest.mark.parametrize(
     ("change", "serves"),
     [
@@ -215,7 +209,7 @@ def test_one_query_goes_to_the_kernel_where_that_is_faster(
     assert (query_kernel(q, k, v, plain=change.get("plain", True)) is not None) == serves
 
 
-@needs_kernels
+@built
 @pytest.mark.parametrize("name", ["nope", "alibi", "t5", "shaw_keys"])
 def test_the_last_token_of_a_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Terms that a cache keeps are the kernel's bias, in half precision too."""

@@ -7,6 +7,7 @@ import torch
 
 import posenc
 from posenc import Grid, Layout, attend
+from tests.support.exhaustive import in_turn
 
 SIGNALLED = (
     *("cable", "forgetting", "grape_additive", "grape_contextual", "path", "relative_logits"),
@@ -14,9 +15,10 @@ SIGNALLED = (
 """Encodings that compute a number for each token."""
 
 
-@pytest.mark.parametrize("inside", ["made", "used"])
-@pytest.mark.parametrize("backend", ["auto", "reference", "blockwise", "native"])
-@pytest.mark.parametrize("name", SIGNALLED)
+@pytest.mark.parametrize(
+    ("name", "backend", "inside"),
+    in_turn(4, SIGNALLED, ["auto", "reference", "blockwise", "native"], ["made", "used"]),
+)
 def test_gradients_by_layouts_of_inference_mode(name: str, backend: str, inside: str) -> None:
     encoding = posenc.create(name, dim=16, heads=2, head_dim=8, max_length=8, causal=True)
     x, q = torch.randn(1, 6, 16), torch.randn(1, 2, 6, 8, requires_grad=True)

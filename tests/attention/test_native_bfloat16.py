@@ -10,14 +10,10 @@ from torch import Tensor
 
 import posenc
 from posenc.attention import attend
-from posenc.attention.backends.native import build as building
 from posenc.encoding import Encoding
 from posenc.grid import Grid
 from posenc.layout import Layout
-
-built = pytest.mark.skipif(
-    building.missing() is not None, reason=f"kernels are not built; {building.COMMAND}"
-)
+from tests.attention.comparing import built
 
 pytestmark = [built, pytest.mark.usefixtures("poisoned")]
 

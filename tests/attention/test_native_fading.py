@@ -12,17 +12,24 @@ from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend, create
 from posenc.attention.backends.native import posing
-from posenc.attention.backends.native.build import missing
 from posenc.attention.backends.native.posing import LoweredProblem
 from posenc.attention.problem.lowering import lower
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
 from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.encodings.query_key.rope import Rope
+from tests.attention.comparing import built, results
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason="no kernels here")
+pytestmark = built
 
 LENGTH = 400
+
+
+@pytest.fixture(autouse=True)
+def _of_short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bands are looked for in texts of 100 tokens already."""
+    monkeypatch.setattr(posing, "LONG", 100)
+
 
 GRIDS = {"causal": {"causal": True}, "both sides": {}, "window": {"causal": True, "window": 250}}
 
@@ -45,20 +52,15 @@ def bands(grid: Grid, encoding: Encoding, *tensors: Tensor, **options: Any) -> l
 
 
 @pytest.mark.parametrize("where", GRIDS)
-def test_nothing_changes_beyond_rounding(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posing, "LONG", 100)
+def test_nothing_changes_beyond_rounding(where: str) -> None:
     grid, encoding = Grid.of(Layout.sequence(LENGTH), **GRIDS[where]), create("alibi", heads=6)
     wanted = [x.requires_grad_() for x in draw()]
-    weight = torch.linspace(-1, 1, 6 * LENGTH * 8).view(1, 6, LENGTH, 8)
     assert bands(grid, encoding, *wanted)
 
     def found(backend: str, *tensors: Tensor) -> list[Tensor]:
         sinks = torch.linspace(-1, 2, 6, dtype=tensors[0].dtype).requires_grad_()
-        output, lse = attend(
-            *tensors, grid, encoding, backend=backend, sinks=sinks, return_lse=True
-        )
-        loss = (output * weight).sum() + lse.sin().sum()
-        return [output, lse, *torch.autograd.grad(loss, (*tensors, sinks))]
+        given: dict[str, Any] = {"sinks": sinks, "wanted": [sinks], "of_lse": True}
+        return results(tensors, grid, encoding, backend, **given)
 
     exact = found("reference", *(x.detach().double().requires_grad_() for x in wanted))
     plain, got = found("reference", *wanted), found("native", *wanted)
@@ -67,8 +69,7 @@ def test_nothing_changes_beyond_rounding(where: str, monkeypatch: pytest.MonkeyP
         assert error <= 2 * usual + 1e-6
 
 
-def test_the_bands_hold_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posing, "LONG", 100)
+def test_the_bands_hold_what_matters() -> None:
     grid, encoding, (q, k, v) = (
         Grid.of(Layout.sequence(LENGTH), causal=True),
         create("alibi", heads=6),
@@ -86,8 +87,7 @@ def test_the_bands_hold_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_keys_outside_the_bands_are_not_read(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posing, "LONG", 100)
+def test_keys_outside_the_bands_are_not_read(causal: bool) -> None:
     grid, encoding = Grid.of(Layout.sequence(LENGTH), causal=causal), create("alibi", heads=6)
     q, k, v = draw()
     v[:, :, [0, -1]] = torch.nan
@@ -96,8 +96,7 @@ def test_keys_outside_the_bands_are_not_read(causal: bool, monkeypatch: pytest.M
     assert output[0, narrow, 200:256].isfinite().all()
 
 
-def test_few_queries_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posing, "LONG", 100)
+def test_few_queries_are_left_as_they_are() -> None:
     (q, k, v), encoding = draw(), create("alibi", heads=6)
     for queries, found in ((16, False), (17, True)):
         whole = Layout.sequence(LENGTH)
@@ -106,7 +105,6 @@ def test_few_queries_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_only_constant_tables_that_reach_far_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posing, "LONG", 100)
     tensors = draw()
     grid, encoding = Grid.of(Layout.sequence(LENGTH), causal=True), create("alibi", heads=6)
     learned = create("kerple", heads=6)
@@ -135,11 +133,8 @@ def far_outweighs_own(groups: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])
-def test_far_keys_that_outweigh_near_ones_are_read(
-    groups: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_far_keys_that_outweigh_near_ones_are_read(groups: int) -> None:
     """By as much as norms of queries and of the keys of their own heads allow, in any row."""
-    monkeypatch.setattr(posing, "LONG", 100)
     grid, encoding = Grid.of(Layout.sequence(LENGTH), causal=True), Encoding(score=Steep())
     q, k, v = (torch.cat([0.1 * x, x]) for x in far_outweighs_own(groups))
     expected = attend(*(x.double() for x in (q, k, v)), grid, encoding, backend="reference")
@@ -147,8 +142,7 @@ def test_far_keys_that_outweigh_near_ones_are_read(
     torch.testing.assert_close(output.double(), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_a_gain_makes_norms_greater(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posing, "LONG", 100)
+def test_a_gain_makes_norms_greater() -> None:
     rope = Rope(head_dim=8, gain=4.0, divisors=(1e6,) * 4)  # which rotates by nothing
     grid = Grid.of(Layout.sequence(LENGTH), causal=True)
     q, k, v = far_outweighs_own(6)
@@ -159,9 +153,8 @@ def test_a_gain_makes_norms_greater(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_queries_that_do_not_see_their_own_key_read_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_that_do_not_see_their_own_key_read_others() -> None:
     """However little these would weigh beside it."""
-    monkeypatch.setattr(posing, "LONG", 100)
     ends = (torch.arange(LENGTH) - 100).clamp(min=0)
     shown = torch.stack([torch.zeros_like(ends), ends], dim=-1).unsqueeze(0)
     grid = replace(Grid.of(Layout.sequence(LENGTH), causal=True), intervals=shown)
@@ -195,11 +188,8 @@ class Step(OffsetBias):
 
 
 @pytest.mark.parametrize(("beyond", "least"), [(0.01, 1 - LENGTH), (-0.01, -50)])
-def test_pairs_are_left_out_that_weigh_an_eighth_of_the_rounding(
-    beyond: float, least: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pairs_are_left_out_that_weigh_an_eighth_of_the_rounding(beyond: float, least: int) -> None:
     """All keys of a query together: ``eps / (8 K)`` each."""
-    monkeypatch.setattr(posing, "LONG", 100)
     limit = math.log(torch.finfo(torch.float32).eps / 8 / LENGTH)
     grid = Grid.of(Layout.sequence(LENGTH), causal=True)
     for dtype in (torch.float32, torch.bfloat16):  # sums are float32 in both

@@ -8,8 +8,6 @@ from weakref import ref
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import posenc
 from posenc.attention import attend, explain
@@ -18,10 +16,11 @@ from posenc.encodings.common.buckets import gather_rows
 from posenc.errors import BackendRefusal
 from posenc.grid import Grid
 from posenc.layout import Layout
-from tests.attention.test_native import _agree, _both, _inputs, built
+from tests.attention.comparing import agree, built, cast, compare, draw, results
 from tests.support.exhaustive import in_turn
+from tests.support.watching import LargestTensor
 
-pytestmark = pytest.mark.usefixtures("poisoned")
+pytestmark = [built, pytest.mark.usefixtures("poisoned")]
 
 PAIRS = [
     ((5, 7), (5, 7)),
@@ -34,20 +33,22 @@ PAIRS = [
 """Blocks of queries that are parts of image rows and several of them; more than a tile of keys."""
 
 
-@built
+def narrow_agrees(grid: Grid, encoding: Encoding, dtype: torch.dtype, tolerance: float) -> None:
+    """Compare with the definition in float64 of the same numbers."""
+    given = draw(grid.query.length, grid.key.length, dtype=dtype)
+    expected = results(cast(given, torch.float64), grid, encoding, "reference")
+    agree(results(given, grid, encoding.float(), "native"), expected, tolerance)
+
+
 @pytest.mark.parametrize("cells", [(5, 7), (16, 16)])
 def test_tables_of_images(cells: tuple[int, int]) -> None:
     torch.manual_seed(0)
     encoding = posenc.create("swin", heads=4, window=cells)
     torch.nn.init.normal_(next(encoding.parameters()))
     grid = Grid.of(Layout.image(*cells))
-    inputs = _inputs(grid.query.length, grid.key.length)
-    _agree(
-        _both(inputs, grid, encoding, "native"), _both(inputs, grid, encoding, "reference"), 1e-4
-    )
+    compare(draw(grid.query.length, grid.key.length), grid, encoding, tolerance=1e-4)
 
 
-@built
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("queries", "keys"), PAIRS)
 def test_rows_by_axis_of_images(
@@ -58,31 +59,16 @@ def test_rows_by_axis_of_images(
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     grid = Grid(Layout.image(*queries), Layout.image(*keys))
-    given = [x.detach().to(dtype) for x in _inputs(grid.query.length, grid.key.length)]
-    wide, narrow = ([x.to(to).requires_grad_() for x in given] for to in (torch.float64, dtype))
-    expected = _both((wide[0], wide[1], wide[2]), grid, encoding, "reference")
-    got = _both((narrow[0], narrow[1], narrow[2]), grid, encoding.float(), "native")
-    _agree([x.double() for x in got], expected, 1e-4 if dtype == torch.float32 else 0.04)
+    narrow_agrees(grid, encoding, dtype, 1e-4 if dtype == torch.float32 else 0.04)
 
 
-@built
 def test_rows_by_axis_take_no_memory_for_each_query() -> None:
-    largest = 0
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            nonlocal largest
-            found = func(*args, **(kwargs or {}))
-            sizes = [x.numel() for x in tree_leaves(found) if isinstance(x, Tensor)]
-            largest = max([largest, *sizes])
-            return found
-
     encoding = posenc.create("decomposed2d", head_dim=2, size=(16, 16))
-    inputs = _inputs(256, 256, width=2)
-    with Sizes():
+    inputs = draw(256, 256, width=2)
+    with LargestTensor() as memory:
         output = attend(*inputs, Grid.of(Layout.image(16, 16)), encoding, backend="native")
         output.sum().backward()
-    assert largest == inputs[0].numel()
+    assert memory.most == inputs[0].numel()
 
 
 def _irpe(**options: object) -> Encoding:
@@ -93,7 +79,6 @@ def _irpe(**options: object) -> Encoding:
     return encoding
 
 
-@built
 @pytest.mark.parametrize(
     ("queries", "keys", "method", "on", "shared"),
     in_turn(
@@ -106,24 +91,17 @@ def test_rows_by_bucket_of_images(
     """iRPE: rows by a bucket of both axes for queries, keys and values, in any combination."""
     encoding = _irpe(method=method, on=on, shared_heads=shared)
     grid = Grid(Layout.image(*queries), Layout.image(*keys))
-    inputs = _inputs(grid.query.length, grid.key.length)
-    q, k, v = (x.detach().double().requires_grad_() for x in inputs)
-    got, expected = (_both((q, k, v), grid, encoding, b) for b in ("native", "reference"))
-    _agree(got, expected, 1e-11)
+    inputs = draw(grid.query.length, grid.key.length, dtype=torch.float64)
+    compare(inputs, grid, encoding, tolerance=1e-11)
 
 
-@built
 @pytest.mark.parametrize(("queries", "keys"), PAIRS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_by_bucket_in_narrow_numbers(
     queries: tuple[int, int], keys: tuple[int, int], dtype: torch.dtype
 ) -> None:
     encoding, grid = _irpe(on="qkv"), Grid(Layout.image(*queries), Layout.image(*keys))
-    given = [x.detach().to(dtype) for x in _inputs(grid.query.length, grid.key.length)]
-    wide, narrow = ([x.to(to).requires_grad_() for x in given] for to in (torch.float64, dtype))
-    expected = _both((wide[0], wide[1], wide[2]), grid, encoding, "reference")
-    got = _both((narrow[0], narrow[1], narrow[2]), grid, encoding.float(), "native")
-    _agree([x.double() for x in got], expected, 1e-4 if dtype == torch.float32 else 0.06)
+    narrow_agrees(grid, encoding, dtype, 1e-4 if dtype == torch.float32 else 0.06)
 
 
 class Scattered(ScoreTerm):
@@ -150,24 +128,20 @@ class Scattered(ScoreTerm):
         return (BucketedTerms(self.bucket, table=self.table, left=left),)
 
 
-@built
 @pytest.mark.parametrize("buckets", [90, 2000])
 @pytest.mark.parametrize(("rows", "columns"), [(6, 19), (1, 150)])
 def test_buckets_in_any_order(buckets: int, rows: int, columns: int) -> None:
     torch.manual_seed(0)
     encoding = Encoding(score=Scattered(buckets))
     grid = Grid(Layout.image(rows, columns), Layout.image(9, 61))
-    inputs = _inputs(grid.query.length, grid.key.length)
-    got, expected = (_both(inputs, grid, encoding, b) for b in ("native", "reference"))
-    _agree(got, expected, 1e-4)
+    compare(draw(grid.query.length, grid.key.length), grid, encoding, tolerance=1e-4)
 
 
-@built
 def test_dropout_of_rows_by_bucket_of_images() -> None:
     """A mask hides the same weights in both passes: the gradient is that of the output."""
     encoding = _irpe(on="qkv")
     grid = Grid.of(Layout.image(5, 6))
-    q, k, v = (x.detach().double() for x in _inputs(30, 30))
+    q, k, v = (x.detach().double() for x in draw(30, 30))
     rows = next(encoding.parameters())
 
     def loss() -> Tensor:
@@ -187,16 +161,14 @@ def test_dropout_of_rows_by_bucket_of_images() -> None:
     )
 
 
-@built
 def test_auto_takes_the_kernels_for_irpe() -> None:
-    q, k, v = _inputs(256, 256)
+    q, k, v = draw(256, 256)
     encoding = posenc.create("irpe", heads=4, head_dim=24)
     assert "image offset" in str(explain(q, k, v, Grid.of(Layout.image(16, 16)), encoding))
     masked = Layout.image(16, 16, valid=torch.arange(256).view(1, 16, 16) < 250)
     assert explain(q, k, v, Grid.of(masked), encoding).backend != "native"
 
 
-@built
 @pytest.mark.parametrize(("before", "keys_before"), [(1, 1), (2, 3), (0, 2), (3, 0)])
 @pytest.mark.parametrize("name", ["irpe", "swin", "decomposed2d", "rope2d+irpe"])
 def test_special_tokens_before_images(name: str, before: int, keys_before: int) -> None:
@@ -212,17 +184,14 @@ def test_special_tokens_before_images(name: str, before: int, keys_before: int) 
     for parameter in encoding.parameters():
         nn.init.normal_(parameter, std=0.3)
     query, key = Layout.image(6, 8, prefix=before), Layout.image(9, 7, prefix=keys_before)
-    grid, inputs = Grid(query, key), _inputs(query.length, key.length)
-    q, k, v = (x.detach().double().requires_grad_() for x in inputs)
-    assert "special tokens apart" in str(explain(q, k, v, grid, encoding, backend="native"))
-    got, expected = (_both((q, k, v), grid, encoding, b) for b in ("native", "reference"))
-    _agree(got, expected, 1e-10)
+    grid, inputs = Grid(query, key), draw(query.length, key.length, dtype=torch.float64)
+    assert "special tokens apart" in str(explain(*inputs, grid, encoding, backend="native"))
+    compare(inputs, grid, encoding, tolerance=1e-10)
 
 
-@built
 def test_what_is_kept_of_special_tokens_goes_with_their_layout() -> None:
     encoding, layout = posenc.create("irpe", heads=4, head_dim=24), Layout.image(6, 8, prefix=1)
-    q, k, v = _inputs(49, 49)
+    q, k, v = draw(49, 49)
     attend(q, k, v, Grid.of(layout), encoding, backend="native")
     alive = ref(layout)
     del layout
@@ -259,10 +228,9 @@ class Signalled(ScoreTerm):
         return grid.query.signal.mT.unsqueeze(-1)
 
 
-@built
 def test_signals_of_cells_behind_special_tokens_are_those_of_the_call() -> None:
     encoding, layout = Encoding(score=Signalled()), Layout.image(6, 8, prefix=1)
-    q, k, v = (x.detach() for x in _inputs(49, 49))
+    q, k, v = (x.detach() for x in draw(49, 49))
     for signal in torch.randn(2, 1, 49, 4):
         grid = Grid.of(layout.with_signal(signal))
         assert "special tokens apart" in str(explain(q, k, v, grid, encoding, backend="native"))
@@ -272,11 +240,10 @@ def test_signals_of_cells_behind_special_tokens_are_those_of_the_call() -> None:
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
 
 
-@built
 def test_many_special_tokens_and_masks_are_left_alone() -> None:
     encoding = posenc.create("irpe", heads=4, head_dim=24)
     seen = torch.arange(48).view(1, 6, 8) < 40
     for layout in (Layout.image(6, 8, prefix=40), Layout.image(6, 8, prefix=1, valid=seen)):
-        q, k, v = _inputs(layout.length, layout.length)
+        q, k, v = draw(layout.length, layout.length)
         with pytest.raises(BackendRefusal, match="whole stretches"):
             attend(q, k, v, Grid.of(layout), encoding, backend="native")

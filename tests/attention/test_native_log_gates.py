@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc.attention import attend
 from posenc.encoding import Encoding, LogGateSums, ScoreTerm
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.prefix_sums import KeyRanks
 from posenc.grid import Grid
 from posenc.layout import Layout
-from tests.attention.test_native import _agree, built
+from tests.attention.comparing import agree, built, cast, results
 from tests.testing.tolerances import distance, tolerance
 
 pytestmark = [built, pytest.mark.usefixtures("poisoned")]
@@ -61,16 +60,13 @@ def _results(
     **options: Any,
 ) -> list[Tensor]:
     """Output, LSE and the gradients of all inputs and of sinks."""
-    given = [x.to(dtype).requires_grad_() for x in inputs]
+    given = cast(inputs, dtype)
     encoding = Encoding(score=Gated(*given[3:], torch.tensor(slopes, dtype=dtype)))
     if "sinks" in options:
         options["sinks"] = options["sinks"].to(dtype).requires_grad_()
         given.append(options["sinks"])
-    q, k, v = given[:3]
-    output, lse = attend(q, k, v, grid, encoding, backend=backend, return_lse=True, **options)
-    weight = torch.linspace(-1, 1, output.numel(), dtype=dtype).view(output.shape)
-    loss = (output * weight).sum() + lse.where(lse.isfinite(), 0.0).sin().sum()
-    return [output, lse, *torch.autograd.grad(loss, given)]
+    options |= {"wanted": given[3:], "of_lse": True}
+    return results(given[:3], grid, encoding, backend, **options)
 
 
 @pytest.mark.parametrize("size", [0.1, 1.0, 30.0])
@@ -80,9 +76,9 @@ def test_gates_of_any_size_at_the_edges_of_tiles(length: int, size: float) -> No
     inputs = _inputs(length, length, slopes)
     inputs[3] *= size
     expected = _results(inputs, grid, slopes, "reference")
-    _agree(_results(inputs, grid, slopes, "native"), expected, 1e-9)
+    agree(_results(inputs, grid, slopes, "native"), expected, 1e-9)
     single = _results(inputs, grid, slopes, "native", torch.float32)
-    _agree([x.double() for x in single], expected, 1e-4)
+    agree(single, expected, 1e-4)
 
 
 @pytest.mark.parametrize("slope", [0.0, 2**-8, 0.5])
@@ -115,20 +111,7 @@ def test_sinks_and_softcap(softcap: float | None, sinks: bool) -> None:
     ):
         inputs = _inputs(grid.query.length, grid.key.length, slopes, rows=2)
         expected = _results(inputs, grid, slopes, "reference", **options)
-        _agree(_results(inputs, grid, slopes, "native", **options), expected, 1e-9)
-
-
-def test_results_are_the_same_for_any_number_of_threads() -> None:
-    slopes, grid = [0.5, 2**-6], Grid.of(Layout.sequence(600), causal=True)
-    inputs, found, before = _inputs(600, 600, slopes), [], torch.get_num_threads()
-    try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            found.append(_results(inputs, grid, slopes, "native", torch.float32))
-    finally:
-        torch.set_num_threads(before)
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
+        agree(_results(inputs, grid, slopes, "native", **options), expected, 1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -145,4 +128,4 @@ def test_keys_without_weight_and_far_ones_that_outweigh_their_sums(
     expected = _results(inputs, grid, slopes, "reference")
     got = _results(inputs, grid, slopes, "native", dtype)
     bound = {torch.float64: 1e-9, torch.float32: 3e-5, torch.bfloat16: 0.04}[dtype]
-    _agree([x.double() for x in got], expected, bound)
+    agree(got, expected, bound)

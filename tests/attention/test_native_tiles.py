@@ -8,14 +8,12 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.attention.backends.native import build as building
 from posenc.attention.backends.native import splitting
 from posenc.attention.problem.lowering import GivenTerms, GivenValues
 from posenc.encoding import BucketedTerms, LowRank, TokenTableProduct
+from tests.attention.comparing import built, results
 
-pytestmark = pytest.mark.skipif(
-    building.missing() is not None, reason=f"no compiled kernels; run {building.COMMAND}"
-)
+pytestmark = built
 
 WIDTH = 5
 
@@ -68,14 +66,10 @@ def compare(
     rows, count, groups = sizes
     q = draw(rows, count, grid.query.length, width)
     k, v = (draw(rows, groups, grid.key.length, width) for _ in range(2))
-    wanted, found = [q, k, v, *tensors, *encoding.parameters()], []
-    for backend in ("native", "reference"):
-        output = attend(q, k, v, grid, encoding, backend=backend)
-        weight = torch.linspace(-1, 1, output.numel()).view(output.shape)
-        gradients = torch.autograd.grad(
-            output, wanted, weight, retain_graph=True, materialize_grads=True
-        )
-        found.append([output, *gradients])
+    found = (
+        results((q, k, v), grid, encoding, backend, wanted=tensors, lse=False)
+        for backend in ("native", "reference")
+    )
     for got, expected in zip(*found, strict=True):
         size = expected.abs().max().item() + 1e-3
         torch.testing.assert_close(got, expected, atol=4e-3 * size, rtol=0)
@@ -198,21 +192,24 @@ def test_dropout_of_what_is_left_of_sticks() -> None:
     assert 0.45 < (mask[:, 0] != 0).float().mean() < 0.55
 
 
-@pytest.mark.parametrize(("name", "rows"), [("t5", 1), ("fire", 1), ("shaw", 1), ("dape", 4)])
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [*((name, 1) for name in ("t5", "fire", "shaw", "grape_additive")), ("dape", 4)],
+)
 def test_threads_add_to_gradients_of_their_own(
     name: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit: sums that two threads shared would depend on their order."""
     torch.manual_seed(7)
-    options = {"head_dim": 8, "max_distance": 30} if name == "shaw" else {"heads": 2}
-    encoding = posenc.create(name, **options)
-    q, k, v = (draw(rows, 2, 600, 8) for _ in range(3))
-    wanted, weight = [q, k, v, *encoding.parameters()], torch.randn(rows, 2, 600, 8)
+    encoding = posenc.create(name, dim=16, heads=2, head_dim=8)
+    inputs, layout = [draw(rows, 2, 600, 8) for _ in range(3)], Layout.sequence(600)
     found = []
     for threads in (1, 3):  # of the kernels alone
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        output = attend(q, k, v, Grid.of(Layout.sequence(600)), encoding, backend="native")
-        found.append([output, *torch.autograd.grad(output, wanted, weight)])
+        grid = Grid.of(
+            encoding.observe(torch.ones(rows, 600, 16), layout), causal=encoding.causal_only
+        )
+        found.append(results(inputs, grid, encoding, "native"))
     assert all(torch.equal(one, many) for one, many in zip(*found, strict=True))
 
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import Tensor
 
 import posenc
-from posenc import Grid, Layout, attend
-from posenc.attention import BACKENDS
+from posenc import Grid, Layout
+from posenc.errors import BackendRefusal
+from tests.attention.comparing import compare
+from tests.support.exhaustive import in_turn
 
 LENGTH = 150
 
 RAMP = torch.arange(LENGTH)
 
-NATIVE = pytest.mark.skipif(
-    BACKENDS["native"].unavailable(torch.device("cpu")) is not None, reason="no compiled kernels"
-)
-ENGINES = [pytest.param("native", marks=NATIVE), "blockwise", "auto"]
+ENGINES = ["native", "blockwise", "auto"]
 
 
 def layout(
@@ -51,25 +52,17 @@ GRIDS = {
 }
 
 
-@pytest.mark.parametrize("backend", ENGINES)
-@pytest.mark.parametrize("name", ["shaw", "fire", "alibi"])
-@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize(
+    ("grid", "name", "backend"), in_turn(3, list(GRIDS), ["shaw", "fire", "alibi"], ENGINES)
+)
 def test_orders_that_are_not_positions(grid: str, name: str, backend: str) -> None:
     torch.manual_seed(0)
     encoding = posenc.create(name, heads=2, head_dim=8)
     q, k, v = (torch.randn(2, 2, LENGTH, 8).requires_grad_() for _ in range(3))
-    wanted = [q, k, v, *encoding.parameters()]
     for causal, window in ((True, None), (False, 9), (True, 9)):
-        pairs, results = Grid(*GRIDS[grid], causal=causal, window=window), []
-        for engine in (backend, "reference"):
-            try:
-                output = attend(q, k, v, pairs, encoding, backend=engine)
-            except posenc.errors.BackendRefusal:
-                break
-            gradients = torch.autograd.grad(output.sin().sum(), wanted, materialize_grads=True)
-            results.append([output, *gradients])
-        if len(results) == 2:
-            torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
+        pairs = Grid(*GRIDS[grid], causal=causal, window=window)
+        with suppress(BackendRefusal):
+            compare((q, k, v), pairs, encoding, backend, lse=False, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("backend", ["native", "sdpa", "auto"])
@@ -81,8 +74,4 @@ def test_rotations_of_one_side_in_float64(far: str, backend: str) -> None:
     grid = Grid(apart, near) if far == "query" else Grid(near, apart)
     encoding = posenc.create("rope", head_dim=16)
     q, k, v = (torch.randn(1, 2, 600, 16).requires_grad_() for _ in range(3))
-    results = []
-    for engine in (backend, "reference"):
-        output = attend(q, k, v, grid, encoding, backend=engine)
-        results.append([output, *torch.autograd.grad(output.sin().sum(), [q, k, v])])
-    torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
+    compare((q, k, v), grid, encoding, backend, lse=False, tolerance=1e-4)

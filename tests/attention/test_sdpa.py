@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
 from posenc import Encoding, Grid, Layout, ScoreTerm, attend, explain
@@ -15,6 +16,9 @@ from posenc.attention.backends.sdpa import _drop_negligible
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import LowRank, StructuredScore
 from posenc.errors import BackendRefusal
+from tests.attention.comparing import compare
+from tests.support.exhaustive import in_turn
+from tests.support.watching import LargestTensor
 
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
@@ -122,8 +126,7 @@ def made_for(name: str, grid: Grid) -> Encoding:
     return T5[grid.causal] if name == "frozen t5" else ENCODINGS[name]
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize(("name", "grid"), in_turn(2, list(ENCODINGS), list(GRIDS)))
 def test_equals_reference(name: str, grid: str) -> None:
     where = GRIDS[grid]
     encoding = made_for(name, where)
@@ -133,19 +136,19 @@ def test_equals_reference(name: str, grid: str) -> None:
         assert name not in ("nope", "rope", "low rank")
         return
     assert explain(q, k, v, where, encoding).backend in ("native", "sdpa")
-    outputs, gradients = [], []
-    for backend in ("sdpa", "reference"):
-        output = attend(q, k, v, where, encoding, backend=backend)
-        outputs.append(output)
-        gradients.append(torch.autograd.grad(output.sin().sum(), (q, k, v)))
-    torch.testing.assert_close(outputs[0], outputs[1], atol=1e-6, rtol=1e-6)
-    for got, expected in zip(*gradients, strict=True):
-        torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
+    encoding = copy.deepcopy(encoding).requires_grad_(False)
+    compare((q, k, v), where, encoding, "sdpa", lse=False, tolerance=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("grid", ["dense", "causal", "chunk", "causal window", "padded left"])
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize(
+    ("name", "grid", "dtype"),
+    in_turn(
+        3,
+        list(ENCODINGS),
+        ["dense", "causal", "chunk", "causal window", "padded left"],
+        [torch.float32, torch.bfloat16, torch.float16],
+    ),
+)
 def test_narrow_dtypes_err_no_more_than_reference(name: str, grid: str, dtype: torch.dtype) -> None:
     where = GRIDS[grid]
     encoding = made_for(name, where)
@@ -161,9 +164,15 @@ def test_narrow_dtypes_err_no_more_than_reference(name: str, grid: str, dtype: t
     assert error["sdpa"] <= allowed
 
 
-@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "frozen t5", "low rank"])
-@pytest.mark.parametrize("grid", ["dense", "causal", "chunk", "causal window"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "grid", "dtype"),
+    in_turn(
+        3,
+        ["nope", "rope", "alibi", "frozen t5", "low rank"],
+        ["dense", "causal", "chunk", "causal window"],
+        [torch.float32, torch.float64, torch.bfloat16],
+    ),
+)
 def test_the_fused_kernel_runs(name: str, grid: str, dtype: torch.dtype) -> None:
     where = GRIDS[grid]
     q, k, v = inputs(where, dtype=dtype)
@@ -176,21 +185,6 @@ def test_the_fused_kernel_runs(name: str, grid: str, dtype: torch.dtype) -> None
     names = {event.name for event in seen.events()}
     assert FLASH in names
     assert "aten::softmax" not in names
-
-
-class LargestTensor(TorchDispatchMode):
-    """Remembers the most numbers any operator's new tensor held."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.most = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        made = function(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, tuple) else (made,):
-            if isinstance(tensor, Tensor):
-                self.most = max(self.most, tensor.untyped_storage().nbytes() // tensor.itemsize)
-        return made
 
 
 @pytest.mark.parametrize("name", ["alibi", "frozen t5"])
@@ -297,15 +291,6 @@ def test_values_of_another_width() -> None:
     got = attend(q, k, v, GRIDS["causal"], ENCODINGS["alibi"], backend="sdpa")
     expected = attend(q, k, v, GRIDS["causal"], ENCODINGS["alibi"], backend="reference")
     torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
-
-
-def test_strided_inputs() -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, 65, 4, 16, generator=generator).transpose(1, 2) for _ in range(3))
-    for name in ("rope", "alibi"):
-        got = attend(q, k, v, GRIDS["causal"], ENCODINGS[name], backend="sdpa")
-        whole = [x.contiguous() for x in (q, k, v)]
-        torch.testing.assert_close(got, attend(*whole, GRIDS["causal"], ENCODINGS[name]))
 
 
 @pytest.mark.parametrize(

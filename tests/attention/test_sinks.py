@@ -24,6 +24,7 @@ from posenc.attention.dispatch import BACKENDS
 from posenc.attention.problem.lowering import lower
 from posenc.attention.problem.problem import GlobalSoftmax, Problem
 from posenc.errors import ArgumentError, BackendRefusal
+from tests.attention.comparing import cast, compare
 from tests.support.exhaustive import in_turn
 
 HEADS, WIDTH, LENGTH = 4, 5, 11
@@ -153,21 +154,8 @@ def test_operands_of_few_heads_at_a_time(name: str, monkeypatch: pytest.MonkeyPa
     sinks = torch.linspace(-1, 2, HEADS, dtype=torch.float64)
     layout = encoding.observe(torch.ones(2, LENGTH, 20).double(), Layout.sequence(LENGTH))
     given = [x.requires_grad_() for x in (q, k, v, sinks)]
-    found = []
-    for backend in ("reference", "native"):
-        output, lse = attend(
-            *(q, k, v, Grid.of(layout, causal=True), encoding),
-            backend=backend,
-            sinks=sinks,
-            softcap=0.7,
-            return_lse=True,
-        )
-        tensors = [*given, *(p for p in encoding.parameters() if p.requires_grad)]
-        loss = output.sin().sum() + lse.sin().sum()
-        gradients = torch.autograd.grad(loss, tensors, None, True, materialize_grads=True)
-        found.append([output, lse, *gradients])
-    for mine, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=2e-6, rtol=2e-6)
+    extras: dict[str, Any] = {"sinks": sinks, "softcap": 0.7, "wanted": [sinks], "of_lse": True}
+    compare(given[:3], Grid.of(layout, causal=True), encoding, tolerance=2e-6, **extras)
 
 
 @pytest.mark.parametrize("name", ["t5", "cope"])
@@ -252,14 +240,9 @@ def test_images(name: str) -> None:
         torch.nn.init.normal_(parameter)
     grid, generator = Grid.of(Layout.image(3, 4)), torch.Generator().manual_seed(0)
     given = [torch.randn(1, n, 12, WIDTH, generator=generator).double() for n in (HEADS, 2, 2)]
-    tensors = [x.requires_grad_() for x in (*given, torch.linspace(-1, 2, HEADS).double())]
-    found = []
-    for backend in ("reference", "native"):
-        output = attend(*given, grid, encoding, sinks=tensors[3], softcap=0.7, backend=backend)
-        wanted = [*tensors, *encoding.parameters()]
-        found.append([output, *torch.autograd.grad(output.sin().sum(), wanted)])
-    for mine, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=2e-6, rtol=2e-6)
+    sinks, *given = cast([torch.linspace(-1, 2, HEADS), *given], torch.float64)
+    extras: dict[str, Any] = {"sinks": sinks, "softcap": 0.7, "wanted": [sinks], "lse": False}
+    compare(given, grid, encoding, tolerance=2e-6, **extras)
 
 
 def test_gradients_through_parts_of_the_keys() -> None:
@@ -459,12 +442,6 @@ def test_one_query_of_heads_that_share_keys(dtype: torch.dtype) -> None:
     grid = Grid(Layout.sequence(1, 8999), Layout.sequence(9000), causal=True)
     chosen = explain(*inputs[:3], grid, Encoding(), sinks=inputs[3]).backend
     assert chosen == ("sdpa" if missing() else "native")
-    found = []
-    for backend in ("auto", "reference"):
-        output, lse = attend(
-            *inputs[:3], grid, Encoding(), sinks=inputs[3], backend=backend, return_lse=True
-        )
-        loss = (output.sin().sum() + lse.sum()).sum()
-        found.append([output, lse, *torch.autograd.grad(loss, inputs)])
-    for mine, expected in zip(*found, strict=True):
-        torch.testing.assert_close(mine, expected)
+    extras: dict[str, Any] = {"sinks": inputs[3], "wanted": inputs[3:], "of_lse": True}
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-7
+    compare(inputs[:3], grid, Encoding(), "auto", tolerance=tolerance, **extras)

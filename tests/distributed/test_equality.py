@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc.registry import ENCODINGS
-from tests.attention.test_native import built
+from tests.attention.comparing import built
 from tests.distributed.equality import LAYOUTS, SPLITS, Case
 from tests.distributed.pool import Pool
 

@@ -16,9 +16,8 @@ from tests.encodings.grids import GRIDS, inputs
 def test_equals_loops(grid: Grid) -> None:
     q, k, v = inputs(grid)
     expected = attention_by_loops(q, k, v, grid)
-    for backend in ("reference", "sdpa"):
-        got = attend(q, k, v, grid, posenc.create("nope"), backend=backend)
-        torch.testing.assert_close(got, expected)
+    got = attend(q, k, v, grid, posenc.create("nope"), backend="reference")
+    torch.testing.assert_close(got, expected)
 
 
 def test_products_by_hand() -> None:

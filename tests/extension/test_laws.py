@@ -13,6 +13,7 @@ from posenc.extension import EXTENSIONS, extend
 from posenc.registry import ENCODINGS
 from posenc.testing.laws import LAWS
 from posenc.testing.subject import DIM, HEADS, MAX_LENGTH, Subject
+from tests.testing.test_laws import OF_ATTENTION
 
 TRAINED = 6
 """Less than half of the 13 tokens that most laws are tried on."""
@@ -62,16 +63,14 @@ other scales of queries, or of bands of rotations.
 """
 
 COMPUTED = (
-    "backends_agree",
-    "double_is_double",
-    "double_positions_serve_any_features",
-    "invalid_tokens_hold_anything",
-    "lse_is_of_all_logits",
-    "second_derivatives_are_right",
-    "sinks_and_caps_agree",
+    *("backends_agree", "double_is_double", "double_positions_serve_any_features"),
+    *("gradients_are_right", "gradients_of_rows_are_separate", "grouped_heads_are_repeated"),
+    *("half_precision_is_as_exact_as_the_definition", "heads_are_slices"),
+    *("invalid_tokens_hold_anything", "lse_is_of_all_logits", "nan_stays_nan"),
+    *("nothing_kept_outlives_weights", "second_derivatives_are_right", "sinks_and_caps_agree"),
     "weights_that_change_are_followed",
 )
-"""Laws about backends, exhaustive where only numbers differ from a subject of the suite.
+"""Laws about backends and derivatives, exhaustive where only numbers differ from others.
 
 Numbers, and scales of queries by ``log_n``, which is tried on one encoding.
 """
@@ -150,6 +149,7 @@ def cases() -> list[object]:
             * (
                 (law in TRACED and each in TRACED_AS)
                 or (law in COMPUTED and computed_as_another(*each))
+                or (law in OF_ATTENTION and claims(*each).sites == ("embedding",))
             ),
         )
         for each in SUBJECTS

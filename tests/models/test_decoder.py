@@ -11,10 +11,11 @@ from posenc import Layout
 from posenc.attention import Cache
 from posenc.errors import ArgumentError, LengthError, UnknownNameError
 from posenc.models import Decoder, DecoderConfig
-from tests.models.text_encodings import TEXT_ENCODINGS
-from tests.support.exhaustive import in_turn
+from tests.models.text_encodings import TEXT_ENCODINGS, one_of_each_kind
 
-NAMES = [*TEXT_ENCODINGS, "rope+alibi", "t5+sinusoidal"]
+COMBINED = ["rope+alibi", "t5+sinusoidal"]
+NAMES = [*TEXT_ENCODINGS, *COMBINED]
+IN_STACKS = [*one_of_each_kind(TEXT_ENCODINGS), *COMBINED]
 LENGTH, VOCABULARY = 24, 29
 
 
@@ -33,18 +34,22 @@ def close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("encoding", "chunks"), in_turn(1, NAMES, {"one by one": [1] * 4 + [20], "chunks": [10, 1, 13]})
-)
-def test_cached_equals_whole(encoding: str, chunks: list[int]) -> None:
+@pytest.mark.parametrize("encoding", IN_STACKS)
+def test_cached_equals_whole(encoding: str) -> None:
     model, text = make(encoding), tokens()
+    whole, layout = model(text), Layout.sequence(LENGTH)
+    for chunks in ([1] * 4 + [20], [10, 1, 13]):
+        cache = model.new_cache()
+        parts = [model(part, cache=cache) for part in text.split(chunks, dim=1)]
+        close(torch.cat(parts, dim=1), whole)
+        assert cache.length == LENGTH
     cache = model.new_cache()
-    parts = [model(part, cache=cache) for part in text.split(chunks, dim=1)]
-    close(torch.cat(parts, dim=1), model(text))
-    assert cache.length == LENGTH
+    first = model(text[:, :11], layout.slice(0, 11), cache=cache)
+    second = model(text[:, 11:], layout.slice(11, LENGTH), cache=cache)
+    close(torch.cat([first, second], dim=1), whole)
 
 
-@pytest.mark.parametrize("encoding", NAMES)
+@pytest.mark.parametrize("encoding", IN_STACKS)
 def test_packed_equals_separate(encoding: str) -> None:
     model, text = make(encoding), tokens(1)
     packed = model(text, Layout.packed([9, 15]))
@@ -52,27 +57,16 @@ def test_packed_equals_separate(encoding: str) -> None:
     close(packed[:, 9:], model(text[:, 9:]))
 
 
-@pytest.mark.parametrize(("encoding", "side"), in_turn(1, NAMES, ["left", "right"]))
-def test_padded_equals_unpadded(encoding: str, side: str) -> None:
+@pytest.mark.parametrize("encoding", IN_STACKS)
+def test_padded_equals_unpadded(encoding: str) -> None:
     model, text = make(encoding), tokens()
-    layout = Layout.padded([LENGTH, 15], side=side)
-    real = slice(LENGTH - 15, None) if side == "left" else slice(0, 15)
-    logits = model(text, layout)
-    close(logits[:1], model(text[:1]))
-    close(logits[1:, real], model(text[1:, real]))
+    for side, real in (("left", slice(LENGTH - 15, None)), ("right", slice(0, 15))):
+        logits = model(text, Layout.padded([LENGTH, 15], side=side))
+        close(logits[:1], model(text[:1]))
+        close(logits[1:, real], model(text[1:, real]))
 
 
-@pytest.mark.parametrize("encoding", NAMES)
-def test_second_shard_sees_the_first(encoding: str) -> None:
-    model, text = make(encoding), tokens()
-    whole, layout = model(text), Layout.sequence(LENGTH)
-    cache = model.new_cache()
-    first = model(text[:, :11], layout.slice(0, 11), cache=cache)
-    second = model(text[:, 11:], layout.slice(11, LENGTH), cache=cache)
-    close(torch.cat([first, second], dim=1), whole)
-
-
-@pytest.mark.parametrize("encoding", NAMES)
+@pytest.mark.parametrize("encoding", IN_STACKS)
 def test_future_tokens_change_nothing(encoding: str) -> None:
     model, text = make(encoding), tokens()
     changed = text.clone()
@@ -105,15 +99,13 @@ def test_other_weights_do_not_depend_on_the_encoding(encoding: str) -> None:
         assert torch.equal(weight, other[name]), name
 
 
-@pytest.mark.parametrize(("encoding", "dtype"), in_turn(1, NAMES, [torch.bfloat16, torch.float64]))
-def test_other_dtypes(encoding: str, dtype: torch.dtype) -> None:
-    model, text = make(encoding), tokens()
-    expected = model(text)
-    got = model.to(dtype)(text)
-    assert got.dtype == dtype
-    tolerance = 1e-4 if dtype == torch.float64 else 0.1
-    scale = expected.abs().max()
-    assert (got.float() - expected).abs().max() <= tolerance * scale
+@pytest.mark.parametrize("encoding", IN_STACKS)
+def test_other_dtypes(encoding: str) -> None:
+    expected = make(encoding)(tokens())
+    for dtype, tolerance in ((torch.bfloat16, 0.1), (torch.float64, 1e-4)):
+        got = make(encoding).to(dtype)(tokens())
+        assert got.dtype == dtype
+        assert (got.float() - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 @pytest.mark.parametrize("encoding", ["floater", "t5"])

@@ -37,7 +37,6 @@ assert set(KINDS) <= set(TEXT_ENCODINGS)
 def one_of_each_kind(names: Iterable[str]) -> list[object]:
     """``names`` for tests of what models add; others than ``KINDS`` run when all do.
 
-    What a layer computes in chunks, padded or ahead of others is a law of every encoding, and
-    tests of the decoder and of the encoder hold it in stacks.
+    What a layer computes in chunks, padded or ahead of others is a law of every encoding.
     """
     return kept_in_suite(names, KINDS)

@@ -1,4 +1,4 @@
-"""Records whose readers are watched."""
+"""Records whose readers are watched, and calls whose tensors are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from dataclasses import is_dataclass
 from functools import partial
 from inspect import isfunction
 from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 class Watched:
@@ -31,3 +35,20 @@ class Watched:
             return Watched(value, f"{path}.", self.read)
         self.read.add(path)
         return value
+
+
+class LargestTensor(TorchDispatchMode):
+    """A mode that remembers the most numbers any operator's new tensor held, with its memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for x in tree_leaves(made):
+            if isinstance(x, Tensor):
+                self.most = max(self.most, x.untyped_storage().nbytes() // x.itemsize)
+        return made

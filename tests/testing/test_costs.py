@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.lab.visualization.catalogue import DEVICES, sheet
 from posenc.registry import ENCODINGS, create, create_layers
 from posenc.testing.subject import LENGTH, Subject, heads_of, inputs, observed, spread
+from tests.support.watching import LargestTensor
 
 SMALL, LARGE = (3, 4), (5, 6)
 """Images whose cells are compared."""
@@ -76,23 +74,6 @@ def test_what_depends_on_the_length_says_so(name: str) -> None:
     assert same != ENCODINGS[name].claims.length_dependent
 
 
-class Largest(TorchDispatchMode):
-    """Notes the bytes of the largest tensor that is made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        made = function(*args, **(kwargs or {}))
-        for x in tree_leaves(made):
-            if isinstance(x, Tensor):
-                self.bytes = max(self.bytes, x.untyped_storage().nbytes())
-        return made
-
-
 @pytest.mark.parametrize(
     "name", [name for name, entry in ENCODINGS.items() if "score" in entry.claims.sites]
 )
@@ -113,9 +94,9 @@ def test_memory_is_as_explained(name: str) -> None:
             heads_of(heads, length, seed=heads, rows=1)
             for heads, length in ((6, 2), (3, keys), (3, keys))
         )
-        with Largest() as largest:
+        with LargestTensor() as memory:
             attend(q, k, v, grid, encoding, backend="reference")
-        sizes.append(largest.bytes)
+        sizes.append(memory.most)
         told = str(explain(q, k, v, grid, encoding, backend="reference"))
     assert (sizes[1] > 5 * sizes[0]) == ("K×K" in told)
 

@@ -14,6 +14,17 @@ from posenc.testing import LAWS, PARTIAL, Subject
 TESTS = Path(__file__).parent.parent / "encodings"
 
 
+OF_EACH_LAYER = (
+    *("cable", "comrope", "contextual", "cope", "dape", "decomposed2d", "forgetting"),
+    *("grape_additive", "grape_contextual", "grape_multiplicative", "irpe", "lierope", "path"),
+    *("pope", "relative_bias", "relative_logits", "rope_mixed", "shaw", "swin", "swin_v2", "xlnet"),
+)
+"""Trained methods of which layers share nothing."""
+
+IN_PART = ("deberta", "floater", "transformer_xl")
+"""Those of which layers share some parameters; of all others they share all."""
+
+
 def test_sorted() -> None:
     assert list(ENCODINGS) == sorted(ENCODINGS)
 
@@ -43,3 +54,14 @@ def test_claims_are_what_it_is_made_of(name: str) -> None:
         assert parameter.kind is parameter.KEYWORD_ONLY, "constructors are keyword-only"
     for exception in entry.claims.exceptions:
         assert exception in LAWS or exception in PARTIAL
+
+
+@pytest.mark.parametrize("name", [name for name, e in ENCODINGS.items() if e.claims.trainable])
+def test_layers_share_what_is_one_for_all(name: str) -> None:
+    first, second = Subject.of_entry(name, ENCODINGS[name]).layers(2)
+    parameters = list(first.parameters())
+    shared = sum(any(x is y for y in second.parameters()) for x in parameters)
+    if name in IN_PART:
+        assert 0 < shared < len(parameters)
+    else:
+        assert shared == (0 if name in OF_EACH_LAYER else len(parameters))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from posenc.attention.extra.linear import Features, LinearAttention, attend_line
 from posenc.attention.prefix_sums import LinearState
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.testing.oracles import rotate_by_loops
+from tests.support.exhaustive import in_turn
 
 FEATURES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "elu": (lambda q: torch.nn.functional.elu(q) + 1, lambda k: torch.nn.functional.elu(k) + 1),
@@ -79,10 +81,10 @@ def _rotate(x: Tensor, layout: Layout) -> Tensor:
     return torch.cat([turned.real, turned.imag], dim=-1)
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 64])
-@pytest.mark.parametrize("features", FEATURES)
-@pytest.mark.parametrize("name", ["rope", "nope"])
-@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize(
+    ("grid", "name", "features", "chunk"),
+    in_turn(4, GRIDS, list(product(("rope", "nope"), FEATURES)), [1, 4, 64]),
+)
 def test_equals_its_quadratic_form(grid: Grid, name: str, features: str, chunk: int) -> None:
     operands = tuple(x.requires_grad_() for x in inputs(grid))
     encoding = create(name, head_dim=8)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -121,11 +119,3 @@ def test_a_longer_number_is_refused() -> None:
 def test_needs_tokens() -> None:
     with pytest.raises(ArgumentError, match="tokens"):
         Abacus(dim=1)(torch.zeros(1, 2, 1), Layout.sequence(2))
-
-
-@pytest.mark.parametrize(
-    "options", [{"dim": 0}, {"places": 0}, {"digits": ()}, {"digits": (-1,)}, {"offset": -1}]
-)
-def test_bad_options(options: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        Abacus(**({"dim": 4} | options))

@@ -14,9 +14,10 @@ from torch import Tensor
 from posenc import Layout
 from posenc.encodings.embedding.complex_order import ENTRY, ComplexOrder, Shared
 from posenc.encodings.query_key.rope import Rope
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.testing import LAWS, Subject
+from tests.testing.test_laws import OF_ATTENTION
 
 VOCABULARY = 7
 SHARED: tuple[Shared, ...] = ("words", "dimensions", "none")
@@ -64,25 +65,6 @@ def test_equals_loops(shared: Shared, phase: bool, dim: int) -> None:
                 assert got[b, i, t].item() == pytest.approx(expected, abs=1e-9)
                 assert real[b, i, t].item() == pytest.approx(expected.real, abs=1e-9)
                 assert real[b, i, dim // 2 + t].item() == pytest.approx(expected.imag, abs=1e-9)
-
-
-@pytest.mark.parametrize("shared", SHARED)
-def test_gradients_equal_autograd_through_complex_exponentials(shared: Shared) -> None:
-    encoding = make(shared, phase=True)
-    tokens = torch.tensor([[0, 6, 3]])
-    layout = Layout.at(torch.tensor([[1.0, 2.5, 9.0]], dtype=torch.float64))
-    x = torch.randn(1, 3, 3, dtype=torch.complex128, requires_grad=True)
-    words = torch.zeros_like(tokens) if shared == "words" else tokens
-    assert encoding.phase is not None
-    rates = encoding.initial(words, like=layout.positions) + encoding.departure[words]
-    by_hand = x * torch.exp(1j * (rates * layout.positions + encoding.phase[words]))
-    inputs = [x, encoding.departure, encoding.phase]
-    got = encoding(x, layout, tokens=tokens)
-    pairs = [
-        torch.autograd.grad(side.abs().sin().sum() + side.real.sum(), inputs)
-        for side in (got, by_hand)
-    ]
-    torch.testing.assert_close(*pairs)
 
 
 @pytest.mark.parametrize("shared", SHARED)
@@ -174,6 +156,7 @@ OF_TABLES = ("cached_is_full", "gradients_are_right", "single_precision_is_doubl
         )
         for shared in ("dimensions", "none")
         for law in LAWS
+        if law not in OF_ATTENTION
     ],
 )
 def test_laws_with_tables_a_word(shared: Shared, law: str) -> None:
@@ -200,26 +183,6 @@ def test_compiled_equals_eager() -> None:
     torch._dynamo.reset()
     x = torch.randn(1, 5, 6, dtype=torch.float64)
     torch.testing.assert_close(torch.compile(run, backend="eager", fullgraph=True)(x), run(x))
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"dim": 5}, "dim"),
-        ({"dim": 0}, "dim"),
-        ({"base": 1.0}, "base"),
-        ({"shared": "dimensions"}, "vocabulary"),
-        ({"shared": "none", "vocabulary": 0}, "vocabulary"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], name: str) -> None:
-    with pytest.raises(ArgumentError, match=name):
-        ComplexOrder(**({"dim": 4} | options))
-
-
-def test_unknown_sharing() -> None:
-    with pytest.raises(UnknownNameError, match="dimensions"):
-        ComplexOrder(dim=4, shared="word")  # type: ignore[arg-type]
 
 
 def test_bad_inputs() -> None:

@@ -13,7 +13,7 @@ from posenc import Layout
 from posenc.attention import LayerCache
 from posenc.encoding import Encoding
 from posenc.encodings.embedding.conv import Conv
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 
 
 def made(**options: Any) -> Conv:
@@ -236,24 +236,3 @@ def test_needs_a_sequence_or_a_whole_image(encoding: Conv, layout: Layout) -> No
 def test_refuses_another_width() -> None:
     with pytest.raises(ArgumentError, match="width 4"):
         Conv(dim=4)(torch.zeros(1, 3, 5), Layout.sequence(3))
-
-
-@pytest.mark.parametrize(
-    ("named", "options"),
-    [
-        ("dim", {"dim": 0}),
-        ("kernel", {"kernel": 4}),
-        ("kernel", {"kernel": 0, "causal": True}),
-        ("axes", {"axes": 3}),
-        ("causal", {"axes": 2, "causal": True}),
-        ("padding", {"padding": "circular", "causal": True}),
-    ],
-)
-def test_bad_options(named: str, options: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError, match=named):
-        Conv(**({"dim": 4} | options))  # type: ignore[arg-type]
-
-
-def test_unknown_padding() -> None:
-    with pytest.raises(UnknownNameError, match="circular"):
-        Conv(dim=4, padding="circlar")  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from posenc import Layout
 from posenc.encodings.embedding import floater
 from posenc.encodings.embedding.floater import ENTRY, Floater, Method
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
-from posenc.errors import ArgumentError, LengthError, UnknownNameError
+from posenc.errors import ArgumentError, LengthError
 from posenc.models import Decoder, DecoderConfig
 from posenc.registry import create_layers
 from posenc.testing import LAWS, Subject
@@ -288,20 +288,6 @@ def test_without_torchdiffeq_the_error_names_the_extra(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
     with pytest.raises(ArgumentError, match=r"pip install 'posenc\[ode\]'"):
         Floater(dim=4)
-
-
-@pytest.mark.parametrize(
-    "options", [{"dim": 0}, {"hidden": 0}, {"step": 0.0}, {"tolerance": -1.0}, {"unit": math.inf}]
-)
-def test_bad_options(options: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        Floater(**({"dim": 4} | options))
-
-
-@pytest.mark.parametrize("option", ["start", "activation", "method", "gradient"])
-def test_unknown_names(option: str) -> None:
-    with pytest.raises(UnknownNameError, match=option):
-        Floater(**{"dim": 4, option: "nothing"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", ["euler", "midpoint", "rk4"])

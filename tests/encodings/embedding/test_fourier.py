@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -99,11 +98,3 @@ def test_special_tokens_pass_unchanged() -> None:
 def test_another_number_of_axes() -> None:
     with pytest.raises(ArgumentError, match="axes=2"):
         Fourier(dim=4)(torch.zeros(1, 6, 4), Layout.image(2, 3))
-
-
-@pytest.mark.parametrize(
-    "options", [{"dim": 0}, {"axes": 0}, {"features": 3}, {"hidden": 0}, {"gamma": 0.0}]
-)
-def test_bad_options(options: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        Fourier(**({"dim": 4} | options))

@@ -7,7 +7,7 @@ import torch
 
 from posenc import Layout
 from posenc.encodings.embedding.hierarchical import Hierarchical
-from posenc.errors import ArgumentError, LengthError
+from posenc.errors import LengthError
 
 
 @pytest.mark.parametrize("alpha", [0.4, 0.2, 0.9])
@@ -46,12 +46,3 @@ def test_all_positions_differ_unless_alpha_is_a_half() -> None:
 def test_ends_at_the_square() -> None:
     with pytest.raises(LengthError, match="0 to 35"):
         Hierarchical(dim=4, max_length=6)(torch.zeros(1, 37, 4), Layout.sequence(37))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"dim": 0}, {"max_length": 0}, {"alpha": 0.5}, {"alpha": 1.0}, {"alpha": 0.0}, {"std": -1.0}],
-)
-def test_bad_options(options: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        Hierarchical(**({"dim": 4, "max_length": 4} | options))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from transformers.models.bert.modeling_bert import BertEmbeddings
 
 from posenc import Layout
 from posenc.encodings.embedding.learned import Learned
-from posenc.errors import ArgumentError, LengthError
+from posenc.errors import LengthError
 
 
 def test_equals_bert() -> None:
@@ -69,9 +69,3 @@ def test_padding_may_stand_anywhere() -> None:
     layout = Layout.padded([10, 2], side="left")
     out = Learned(dim=4, max_length=10)(torch.zeros(2, 10, 4), layout)
     torch.testing.assert_close(out[1, 8:], out[0, :2])
-
-
-@pytest.mark.parametrize("options", [{"dim": 0}, {"max_length": 0}, {"std": -1.0}])
-def test_bad_options(options: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        Learned(**({"dim": 4, "max_length": 4} | options))  # type: ignore[arg-type]

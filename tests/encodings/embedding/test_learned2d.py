@@ -134,11 +134,3 @@ def test_starts_as_vit_does() -> None:
 def test_needs_two_axes() -> None:
     with pytest.raises(ArgumentError, match="2 axes"):
         table(made(), Layout.sequence(4))
-
-
-@pytest.mark.parametrize(
-    "options", [{"dim": 0}, {"size": (0, 4)}, {"size": (4,)}, {"special": -1}, {"std": -1.0}]
-)
-def test_bad_options(options: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        made(**options)

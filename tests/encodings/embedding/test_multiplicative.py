@@ -9,7 +9,7 @@ import torch
 
 from posenc import Layout
 from posenc.encodings.embedding.multiplicative import Multiplicative
-from posenc.errors import ArgumentError, LengthError
+from posenc.errors import LengthError
 
 
 @pytest.mark.parametrize("bound", [None, 1.0, 0.25])
@@ -51,9 +51,3 @@ def test_magnitude_stays_bounded_through_any_stack() -> None:
 def test_beyond_the_table_it_refuses() -> None:
     with pytest.raises(LengthError, match="0 to 4"):
         Multiplicative(dim=4, max_length=5)(torch.ones(1, 6, 4), Layout.sequence(6))
-
-
-@pytest.mark.parametrize("options", [{"dim": 0}, {"max_length": 0}, {"bound": 0.0}, {"bound": 2.0}])
-def test_bad_options(options: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        Multiplicative(**({"dim": 4, "max_length": 4} | options))  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import torch
 
 from posenc import Layout
 from posenc.encodings.embedding.radix import Radix, places
-from posenc.errors import ArgumentError, LengthError, UnknownNameError
+from posenc.errors import LengthError
 
 
 @pytest.mark.parametrize("join", ["sum", "concatenate"])
@@ -53,15 +53,3 @@ def test_as_many_digits_as_max_length_needs() -> None:
 def test_beyond_the_digits_it_refuses() -> None:
     with pytest.raises(LengthError, match="0 to 99"):
         Radix(dim=4, digits=2)(torch.zeros(1, 101, 4), Layout.sequence(101))
-
-
-@pytest.mark.parametrize("options", [{"dim": 0}, {"base": 1}, {"digits": 0}, {"std": -1.0}])
-def test_bad_options(options: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        Radix(**({"dim": 4} | options))  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="multiple of the 3 digits"):
-        Radix(dim=4, digits=3, join="concatenate")
-    with pytest.raises(ArgumentError, match="enough for max_length"):
-        Radix(dim=4, digits=2, max_length=101)
-    with pytest.raises(UnknownNameError, match="concatenate"):
-        Radix(dim=4, join="sums")  # type: ignore[arg-type]

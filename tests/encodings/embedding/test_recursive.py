@@ -22,9 +22,10 @@ from posenc.encodings.embedding.recursive import (
     StepKind,
 )
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
-from posenc.errors import ArgumentError, LengthError, UnknownNameError
+from posenc.errors import LengthError
 from posenc.testing import LAWS, Subject
 from tests.support.exhaustive import kept_in_suite
+from tests.testing.test_laws import OF_ATTENTION
 
 KINDS: tuple[StepKind, ...] = ("linear", "free", "gru")
 
@@ -269,7 +270,7 @@ def test_compiled_equals_eager_gradients_too(kind: StepKind, backend: str) -> No
         )
         for kind in ("free", "gru")
         for law in LAWS
-        if law != "backends_agree"
+        if law not in OF_ATTENTION
     ],
 )
 def test_laws_of_the_other_steps(kind: StepKind, law: str) -> None:
@@ -303,10 +304,3 @@ def test_positions_below_0_are_refused() -> None:
     for layout in (Layout.sequence(2, start=-1), Layout.at(torch.tensor([0.0, -0.5]))):
         with pytest.raises(LengthError, match="0 or more"):
             Recursive(dim=6)(x, layout)
-
-
-def test_bad_options() -> None:
-    with pytest.raises(ArgumentError, match="dim"):
-        Recursive(dim=0)
-    with pytest.raises(UnknownNameError, match="linear"):
-        Recursive(dim=4, step="lineal")  # type: ignore[arg-type]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -76,9 +74,3 @@ def test_starts_as_detr_does() -> None:
 def test_needs_two_axes() -> None:
     with pytest.raises(ArgumentError, match="2 axes"):
         table(RowColumn(dim=2), Layout.sequence(4))
-
-
-@pytest.mark.parametrize("options", [{"dim": 3}, {"dim": 0}, {"size": (4, 0)}])
-def test_bad_options(options: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        RowColumn(**({"dim": 4} | options))

@@ -143,20 +143,3 @@ def test_starts_as_gpt2_does() -> None:
     weights = [p for n, p in encoding.named_parameters() if n.endswith("projection.weight")]
     assert all(w.std().item() == pytest.approx(0.02, rel=0.05) for w in weights)
     assert encoding.output.bias.abs().max() == 0
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"dim": 0},
-        {"heads": 5},
-        {"axes": 0},
-        {"digits": 0},
-        {"depth": 0},
-        {"dropout": 1.0},
-        {"std": -1.0},
-    ],
-)
-def test_bad_options(options: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        made(**options)

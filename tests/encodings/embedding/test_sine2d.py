@@ -125,11 +125,3 @@ def test_single_cells_are_counted_from_their_positions() -> None:
 def test_a_share_of_nothing_is_refused(layout: Layout) -> None:
     with pytest.raises(ArgumentError, match="layout"):
         table(Sine2d(dim=8), layout)
-
-
-@pytest.mark.parametrize(
-    "options", [{"dim": 10}, {"dim": 0}, {"temperature": 1.0}, {"scale": 0.0}, {"scale": math.inf}]
-)
-def test_bad_options(options: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        Sine2d(**({"dim": 8} | options))  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from transformers.models.whisper.modeling_whisper import sinusoids
 
 from posenc import Layout
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.testing.oracles import sinusoid_by_loops
 
 POSITIONS = [0.0, 1.0, 0.5, 63.0, 5000.0, -3.25]
@@ -72,27 +72,6 @@ def test_positions_stay_apart_in_bfloat16() -> None:
     assert out.dtype == torch.bfloat16
     exact = Sinusoidal(dim=64).table(torch.arange(4000.0, 4003.0))
     assert (out[0].float() - exact).abs().max().item() < 0.01
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"dim": 0},
-        {"base": 1.0},
-        {"dim": 5, "arrangement": "whisper"},
-        {"dim": 2, "arrangement": "whisper"},
-    ],
-)
-def test_bad_options(options: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        Sinusoidal(**({"dim": 8} | options))  # type: ignore[arg-type]
-
-
-def test_unknown_names_list_the_known() -> None:
-    with pytest.raises(UnknownNameError, match="interleaved"):
-        Sinusoidal(dim=8, arrangement="interleave")  # type: ignore[arg-type]
-    with pytest.raises(UnknownNameError, match="multiply"):
-        Sinusoidal(dim=8, fusion="multipl")  # type: ignore[arg-type]
 
 
 def test_another_width_is_refused() -> None:

@@ -10,7 +10,6 @@ from posenc import Encoding, Grid, Layout, attend
 from posenc.encoding import apply_rotation
 from posenc.encodings.query_key.comrope import ComRope
 from posenc.encodings.query_key.rope2d import Rope2d
-from posenc.errors import ArgumentError, UnknownNameError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import inputs
 from tests.encodings.image_grids import IMAGES
@@ -79,36 +78,6 @@ def test_initial_values_and_parameters() -> None:
     }
     assert [n for n, _ in axial.named_parameters()] == ["matrix"]
     assert 0.9 < linear.matrix.std() < 1.1
-
-
-def test_gradients() -> None:
-    rope = ComRope(heads=1, head_dim=4, block=2, span=3.0).double()
-    layout = Layout.image(2, 2)
-    grid = Grid.of(layout.with_positions(layout.positions.double()))
-    q = torch.randn(1, 1, 4, 4, dtype=torch.float64, requires_grad=True)
-
-    def products(q: Tensor, matrix: Tensor, factor: Tensor) -> Tensor:
-        given = {"matrix": matrix, "factor": factor}
-        turned, other = torch.func.functional_call(rope, given, (q, q, grid))
-        return turned @ other.mT
-
-    torch.autograd.gradcheck(products, (q, rope.matrix, rope.factor))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"heads": 0}, "heads"),
-        ({"block": 3}, "divisor of head_dim"),
-        ({"block": 8, "variant": "axial"}, "even number of blocks"),
-        ({"span": -1.0}, "span"),
-    ],
-)
-def test_bad_options(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        ComRope(**({"heads": 2, "head_dim": 8} | options))  # type: ignore[arg-type]
-    with pytest.raises(UnknownNameError, match="axial"):
-        ComRope(heads=2, head_dim=8, variant="axal")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("block", [2, 4])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 from posenc import Encoding, Grid, Layout, attend, create_layers
 from posenc.encodings.query_key.fope import Fope
 from posenc.encodings.query_key.p_rope import PRope
-from posenc.errors import ArgumentError, UnknownNameError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
 
@@ -127,15 +125,6 @@ def test_layers_draw_their_own() -> None:
     assert not torch.equal(first.query_key.coefficients, second.query_key.coefficients)  # type: ignore[union-attr,arg-type]
 
 
-def test_special_tokens_stay_as_they_are() -> None:
-    layout = Layout.sequence(4)
-    marked = replace(layout, special=torch.tensor([[True, False, False, False]]))
-    x, fope = torch.randn(1, 1, 4, 8), Fope(heads=1, head_dim=8, gain=2.0)
-    turned, _ = fope(x, x, Grid.of(marked))
-    torch.testing.assert_close(turned[:, :, 0], x[:, :, 0])
-    torch.testing.assert_close(turned[:, :, 1:], fope(x, x, Grid.of(layout))[0][:, :, 1:])
-
-
 def test_autocast_keeps_the_series() -> None:
     """The sum over waves is a matrix product, which autocast would make in bfloat16."""
     fope = Fope(heads=2, head_dim=8, gain=2.0)
@@ -143,25 +132,6 @@ def test_autocast_keeps_the_series() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         turned = fope(x, x, grid)
     torch.testing.assert_close(turned, fope(x, x, grid))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"heads": 0}, "heads"),
-        ({"head_dim": 7}, "even"),
-        ({"head_dim": 0}, "2 or more"),
-        ({"max_length": 6}, "7 or more"),
-        ({"base": 1.0}, "base"),
-        ({"gain": -0.1}, "gain"),
-        ({"gain": math.inf}, "gain"),
-    ],
-)
-def test_bad_options(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Fope(**({"heads": 2, "head_dim": 8} | options))  # type: ignore[arg-type]
-    with pytest.raises(UnknownNameError, match="adjacent"):
-        Fope(heads=2, head_dim=8, pairing="adjacnt")  # type: ignore[arg-type]
 
 
 def double_data(part: Fope) -> None:

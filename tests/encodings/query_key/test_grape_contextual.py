@@ -11,7 +11,6 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.attention import LayerCache
 from posenc.encodings.query_key.grape_contextual import GrapeContextual
 from posenc.errors import ArgumentError
 from tests.encodings.grids import GRIDS, inputs
@@ -115,29 +114,9 @@ def test_starts_with_tokens_of_the_given_length(length: float) -> None:
     torch.testing.assert_close(signal, torch.full_like(signal, length), rtol=1e-4, atol=0)
 
 
-def test_lengths_survive_the_cache() -> None:
-    layer = posenc.Attention(
-        dim=DIM, heads=3, encoding=Encoding(query_key=make()), causal=True
-    ).double()
-    x, cache = torch.randn(2, 9, DIM, dtype=torch.float64), LayerCache()
-    parts = [
-        layer(x[:, begin:end], Layout.sequence(end - begin, begin), cache=cache)
-        for begin, end in ((0, 4), (4, 5), (5, 9))
-    ]
-    torch.testing.assert_close(torch.cat(parts, dim=1), layer(x, Layout.sequence(9)))
-
-
 def test_joins_with_biases_but_not_with_another_reader() -> None:
     joined = posenc.create("grape_contextual+alibi", dim=DIM, heads=3, head_dim=WIDTH)
     assert len(joined.parts()) == 2
     two = posenc.create("grape_contextual+forgetting", dim=DIM, heads=3, head_dim=WIDTH)
     with pytest.raises(ArgumentError, match="at most one part"):
         two.observe(torch.randn(1, 3, DIM), Layout.sequence(3))
-
-
-@pytest.mark.parametrize(
-    "options", [{"dim": 0}, {"head_dim": 7}, {"base": 0.5}, {"length": 0.0}], ids=str
-)
-def test_bad_options(options: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        GrapeContextual(**({"dim": 8, "head_dim": 8} | options))  # type: ignore[arg-type]

@@ -11,7 +11,6 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.grape_multiplicative import GrapeMultiplicative
-from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
 
@@ -61,26 +60,6 @@ def test_equals_exponentials(name: str) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_equal_those_of_exponentials() -> None:
-    grape, grid = make(4), Grid.of(Layout.sequence(4))
-    q = torch.randn(1, 2, 4, 4, dtype=torch.float64, requires_grad=True)
-    turned, other = grape(q, q, grid)
-    turn, places = generator(grape), grid.query.positions
-    written = exponentials_graph(q, places, turn)
-    learned = [q, grape.skew, grape.log_frequencies]
-    found = torch.autograd.grad((turned @ other.mT).sin().sum(), learned)
-    wanted = torch.autograd.grad((written @ written.mT).sin().sum(), learned)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-
-
-def exponentials_graph(x: Tensor, positions: Tensor, generator: Tensor) -> Tensor:
-    tokens = [
-        x[:, :, i] @ torch.linalg.matrix_exp(positions[0, i, 0] * generator).mT
-        for i in range(x.shape[2])
-    ]
-    return torch.stack(tokens, dim=2)
-
-
 def test_a_number_by_hand() -> None:
     # One plane, a quarter turn a token: (1, 0) · G(-1) (0, 1) = 1.
     grape = GrapeMultiplicative(head_dim=2).double()
@@ -111,21 +90,3 @@ def test_planes_are_orthogonal_and_norms_kept() -> None:
     q = torch.randn(1, 2, 3, 8, dtype=torch.float64)
     turned, _ = grape(q, q, Grid.of(Layout.sequence(3, start=70)))
     torch.testing.assert_close(turned.norm(dim=-1), q.norm(dim=-1))
-
-
-def test_logits_depend_on_the_offset_only() -> None:
-    grape = make()
-    q = torch.randn(1, 1, 1, 8, dtype=torch.float64)
-
-    def logit(at: float, to: float) -> Tensor:
-        query, key = (Layout.at(torch.tensor([[time]])) for time in (at, to))
-        turned, other = grape(q, q, Grid(query, key))
-        return turned @ other.mT
-
-    torch.testing.assert_close(logit(7.5, 3.0), logit(104.5, 100.0), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("options", [{"head_dim": 7}, {"head_dim": 0}, {"base": 1.0}], ids=str)
-def test_bad_options(options: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        GrapeMultiplicative(**({"head_dim": 8} | options))  # type: ignore[arg-type]

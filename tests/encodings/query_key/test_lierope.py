@@ -12,7 +12,6 @@ from torch import Tensor
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.lierope import LieRope
 from posenc.encodings.query_key.rope_mixed import RopeMixed
-from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import inputs
 from tests.encodings.image_grids import IMAGES
@@ -82,39 +81,12 @@ def test_initial_entries() -> None:
     assert 5.5 < upper.max() <= 2 * math.pi
 
 
-def test_gradients() -> None:
-    lie = LieRope(heads=1, head_dim=4, block=4, span=3.0).double()
-    layout = Layout.image(2, 2)
-    grid = Grid.of(layout.with_positions(layout.positions.double()))
-    q = torch.randn(1, 1, 4, 4, dtype=torch.float64, requires_grad=True)
-
-    def products(q: Tensor, upper: Tensor) -> Tensor:
-        turned, other = torch.func.functional_call(lie, {"upper": upper}, (q, q, grid))
-        return turned @ other.mT
-
-    torch.autograd.gradcheck(products, (q, lie.upper))
-
-
 def test_autocast_keeps_the_angles() -> None:
     lie = LieRope(heads=1, head_dim=8, span=1.0)
     x, grid = torch.randn(1, 1, 9, 8), Grid.of(Layout.image(3, 3))
     with torch.autocast("cpu", torch.bfloat16):
         turned = lie(x, x, grid)
     torch.testing.assert_close(turned, lie(x, x, grid))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"heads": 0}, "heads"),
-        ({"block": 3}, "divisor of head_dim"),
-        ({"block": 1}, "divisor of head_dim"),
-        ({"span": 0.0}, "span"),
-    ],
-)
-def test_bad_options(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        LieRope(**({"heads": 2, "head_dim": 8} | options))  # type: ignore[arg-type]
 
 
 def test_rotations_are_kept_while_the_matrices_stay() -> None:

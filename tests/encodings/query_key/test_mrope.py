@@ -13,7 +13,6 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbe
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.mrope import Mrope, default_sections
 from posenc.encodings.query_key.rope import Rope
-from posenc.errors import ArgumentError, UnknownNameError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import inputs
 from tests.encodings.image_grids import rotate_axes_by_loops
@@ -122,25 +121,3 @@ def test_each_axis_turns_its_own_pairs() -> None:
         rope = Mrope(head_dim=16, sections=sections, arrangement=arrangement)  # type: ignore[arg-type]
         turned = rope.angles(Layout.at(here))[0, 0] * 1e6 ** (torch.arange(8) / 8)
         torch.testing.assert_close(turned, torch.tensor([10.0 ** (axis - 2) for axis in axes]))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"head_dim": 4}, "6 or more"),
-        ({"head_dim": 9}, "even"),
-        ({"base": 1.0}, "base"),
-        ({"sections": (4, 4)}, "sections"),
-        ({"sections": (4, 4, 0)}, "sections"),
-        ({"sections": (3, 3, 3)}, "sections"),
-        ({"sections": (1, 4, 3), "arrangement": "interleaved"}, "no smaller"),
-    ],
-)
-def test_bad_options(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Mrope(**({"head_dim": 16} | options))  # type: ignore[arg-type]
-
-
-def test_unknown_arrangement() -> None:
-    with pytest.raises(UnknownNameError, match="interleaved"):
-        Mrope(head_dim=16, arrangement="interleave")  # type: ignore[arg-type]

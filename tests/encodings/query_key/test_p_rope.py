@@ -11,7 +11,6 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as lla
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.p_rope import PRope
 from posenc.encodings.query_key.rope import Rope
-from posenc.errors import ArgumentError, UnknownNameError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
 from tests.encodings.image_grids import rotate_axes_by_loops
@@ -71,14 +70,3 @@ def test_it_is_not_a_fraction_of_the_head() -> None:
     moved = [(y - x).abs().amax((0, 1, 2)) > 1e-3 for y in (proportional, first_half)]
     assert moved[0].tolist() == [True, True, False, False] * 2
     assert moved[1].tolist() == [True] * 4 + [False] * 4
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"head_dim": 7}, "even"), ({"p": 1.5}, "p: "), ({"p": -0.1}, "p: "), ({"base": 1}, "base")],
-)
-def test_bad_options(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        PRope(**({"head_dim": 8} | options))  # type: ignore[arg-type]
-    with pytest.raises(UnknownNameError, match="adjacent"):
-        PRope(head_dim=8, pairing="adjacnt")  # type: ignore[arg-type]

@@ -11,7 +11,6 @@ from torch.nn.functional import softplus
 
 from posenc import Encoding, Grid, Layout, attend, create_layers
 from posenc.encodings.query_key.pope import Pope
-from posenc.errors import ArgumentError, UnknownNameError
 from tests.encodings.grids import GRIDS, inputs
 
 
@@ -39,17 +38,6 @@ def test_equals_loops(grid: Grid) -> None:
     expected = weights @ v.repeat_interleave(2, dim=1)
     got = attend(q, k, v, grid, Encoding(query_key=pope))
     torch.testing.assert_close(got, expected, atol=3e-3, rtol=1e-3)
-
-
-def test_gradients_equal_those_of_the_sum() -> None:
-    pope = Pope(heads=2, head_dim=4, initial="uniform").double()
-    grid = Grid.of(Layout.at(torch.tensor([0.0, 0.5, 7.0]).double()))
-    q, k = (torch.randn(1, 2, 3, 4).double().requires_grad_() for _ in range(2))
-    turned, others = pope(q, k, grid)
-    both = (turned @ others.mT, scores(q, k, grid, pope.phase))
-    torch.testing.assert_close(*both)
-    inputs_ = (q, k, pope.phase)
-    torch.testing.assert_close(*(torch.autograd.grad(x.sin().sum(), inputs_) for x in both))
 
 
 def test_a_product_by_hand() -> None:
@@ -101,14 +89,3 @@ def test_initial_phases() -> None:
 
 def test_the_scale_is_that_of_the_head() -> None:
     assert Encoding(query_key=Pope(heads=1, head_dim=16)).default_scale(16) == 0.25
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"heads": 0}, "heads"), ({"head_dim": 0}, "head_dim"), ({"base": 1.0}, "base")],
-)
-def test_bad_options(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Pope(**({"heads": 2, "head_dim": 8} | options))  # type: ignore[arg-type]
-    with pytest.raises(UnknownNameError, match="uniform"):
-        Pope(heads=2, head_dim=8, initial="unifrm")  # type: ignore[arg-type]

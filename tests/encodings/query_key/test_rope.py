@@ -16,14 +16,16 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as lla
 
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.rope import Rope
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops, rotate_by_loops
 from tests.encodings.grids import GRIDS, inputs
+from tests.support.exhaustive import in_turn
 
 
-@pytest.mark.parametrize("pairing", ["half", "adjacent"])
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
-@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize(
+    ("grid", "pairing", "fraction"),
+    in_turn(2, GRIDS, [("half", 1.0), ("adjacent", 0.5), ("half", 0.5), ("adjacent", 1.0)]),
+)
 def test_equals_loops(grid: Grid, pairing: str, fraction: float) -> None:
     q, k, v = inputs(grid)
     rope = Rope(head_dim=8, pairing=pairing, fraction=fraction)  # type: ignore[arg-type]
@@ -84,18 +86,6 @@ def test_equals_gptj() -> None:
     assert not torch.allclose(half, expected, atol=0.1)
 
 
-def test_products_depend_on_the_difference_only() -> None:
-    rope = Rope(head_dim=16)
-    q, k = torch.randn(1, 1, 1, 16).double(), torch.randn(1, 1, 1, 16).double()
-
-    def product(at: int, to: int) -> float:
-        turned, other = rope(q, k, Grid(Layout.sequence(1, at), Layout.sequence(1, to)))
-        return (turned * other).sum().item()
-
-    assert product(7, 3) == pytest.approx(product(107, 103), rel=1e-4)
-    assert product(7, 3) != pytest.approx(product(3, 7), rel=1e-2)
-
-
 def test_products_of_like_tokens_fade_with_distance() -> None:
     rope = Rope(head_dim=64)
     one = torch.ones(1, 1, 1, 64)
@@ -152,39 +142,10 @@ def test_learned_frequencies_start_at_the_fixed_ones() -> None:
     assert learned.log_frequencies.grad is not None
 
 
-def test_special_tokens_are_not_turned() -> None:
-    layout = Layout(
-        torch.full((1, 2, 1), 9.0),
-        torch.arange(2).unsqueeze(0),
-        special=torch.tensor([[True, False]]),
-    )
-    x = torch.randn(1, 1, 2, 8)
-    turned, _ = Rope(head_dim=8)(x, x, Grid.of(layout))
-    torch.testing.assert_close(turned[:, :, 0], x[:, :, 0])
-    assert not torch.allclose(turned[:, :, 1], x[:, :, 1])
-
-
 def test_one_head() -> None:
     """Liger #342: a single head."""
     x = torch.randn(1, 1, 3, 8)
     assert Rope(head_dim=8)(x, x, Grid.of(Layout.sequence(3)))[0].shape == x.shape
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"head_dim": 7}, "even number"),
-        ({"head_dim": 0}, "head_dim"),
-        ({"fraction": 0.0}, "fraction"),
-        ({"fraction": 0.3}, "even number"),
-        ({"base": 1.0}, "base"),
-    ],
-)
-def test_bad_options(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Rope(**({"head_dim": 8} | options))  # type: ignore[arg-type]
-    with pytest.raises(UnknownNameError, match="adjacent"):
-        Rope(head_dim=8, pairing="adjacnt")  # type: ignore[arg-type]
 
 
 def test_another_head_width_is_refused() -> None:

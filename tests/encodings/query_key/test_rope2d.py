@@ -18,7 +18,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import (
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.rope2d import Rope2d
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import inputs
 from tests.encodings.image_grids import IMAGES, rotate_axes_by_loops
@@ -102,49 +102,6 @@ def test_rows_and_columns_are_not_mixed_up() -> None:
     # Cell 3 stands at (1, 1) in the tall image and at (1, 0) in the wide one.
     torch.testing.assert_close(tall[..., 3, 0], wide[..., 3, 0])
     assert not torch.allclose(tall[..., 3, 2], wide[..., 3, 2], atol=1e-3)
-
-
-def test_products_depend_on_the_differences_only() -> None:
-    rope = Rope2d(head_dim=16)
-    q, k = torch.randn(1, 1, 1, 16).double(), torch.randn(1, 1, 1, 16).double()
-
-    def product(at: list[float], to: list[float]) -> float:
-        layouts = (Layout.at(torch.tensor([[place]]).double()) for place in (at, to))
-        turned, other = rope(q, k, Grid(*layouts))
-        return (turned * other).sum().item()
-
-    assert product([7, 2], [3, 5]) == pytest.approx(product([107, 32], [103, 35]), rel=1e-9)
-    assert product([7, 2], [3, 5]) != pytest.approx(product([7, 2], [3, 6]), rel=1e-3)
-
-
-def test_special_tokens_are_not_turned() -> None:
-    layout = Layout.image(2, 2, prefix=1)
-    layout = layout.with_positions(layout.positions + 3)
-    x = torch.randn(1, 1, 5, 8)
-    turned, _ = Rope2d(head_dim=8)(x, x, Grid.of(layout))
-    torch.testing.assert_close(turned[:, :, 0], x[:, :, 0])
-    assert not torch.allclose(turned[:, :, 1], x[:, :, 1])
-
-
-def test_masked_cells_do_not_matter() -> None:
-    mask = torch.tensor([[[True, True, False], [True, True, False]]])
-    masked, whole = Grid.of(Layout.image(2, 3, valid=mask)), Grid.of(Layout.image(2, 2))
-    rope = Encoding(query_key=Rope2d(head_dim=8))
-    kept = mask.flatten()
-    q, k, v = (torch.randn(1, 2, 6, 8) for _ in range(3))
-    got = attend(q, k, v, masked, rope)[:, :, kept]
-    torch.testing.assert_close(got, attend(*(x[:, :, kept] for x in (q, k, v)), whole, rope))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"head_dim": 6}, "multiple of 4"), ({"head_dim": 0}, "4 or more"), ({"base": 1}, "base")],
-)
-def test_bad_options(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Rope2d(**({"head_dim": 8} | options))  # type: ignore[arg-type]
-    with pytest.raises(UnknownNameError, match="adjacent"):
-        Rope2d(head_dim=8, pairing="adjacnt")  # type: ignore[arg-type]
 
 
 def test_texts_are_refused() -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from posenc import Encoding, Grid, Layout, attend, create_layers
+from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.rope2d import Rope2d
 from posenc.encodings.query_key.rope_mixed import RopeMixed
 from posenc.errors import ArgumentError
@@ -67,50 +67,6 @@ def test_axial_frequencies_make_it_axial() -> None:
     grid = Grid.of(Layout.image(3, 4, prefix=1))
     q, k = torch.randn(1, 2, 13, 8), torch.randn(1, 2, 13, 8)
     torch.testing.assert_close(mixed(q, k, grid), axial(q, k, grid))
-
-
-def test_frequencies_are_trained() -> None:
-    rope = RopeMixed(heads=2, head_dim=8).double()
-    q, k = (torch.randn(1, 2, 6, 8, dtype=torch.float64) for _ in range(2))
-    layout = Layout.image(2, 3)
-    grid = Grid.of(layout.with_positions(layout.positions.double()))
-
-    def products(frequencies: torch.Tensor) -> torch.Tensor:
-        turned, other = torch.func.functional_call(rope, {"frequencies": frequencies}, (q, k, grid))
-        return turned @ other.mT
-
-    torch.autograd.gradcheck(products, (rope.frequencies,))
-
-
-def test_each_layer_has_its_own() -> None:
-    first, second = create_layers("rope_mixed", layers=2, dim=16, heads=2)
-    assert not torch.equal(*(e.query_key.frequencies for e in (first, second)))  # type: ignore[union-attr]
-
-
-def test_grouped_keys_turn_with_each_of_their_queries() -> None:
-    rope = RopeMixed(heads=4, head_dim=8)
-    q, k = torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 8)
-    grid = Grid.of(Layout.image(2, 3))
-    turned = rope(q, k, grid)[1]
-    torch.testing.assert_close(turned, rope(q, k.repeat_interleave(2, dim=1), grid)[1])
-
-
-def test_special_tokens_are_not_turned() -> None:
-    layout = Layout.image(2, 2, prefix=1)
-    layout = layout.with_positions(layout.positions + 3)
-    x = torch.randn(1, 2, 5, 8)
-    turned, _ = RopeMixed(heads=2, head_dim=8)(x, x, Grid.of(layout))
-    torch.testing.assert_close(turned[:, :, 0], x[:, :, 0])
-    assert not torch.allclose(turned[:, :, 1], x[:, :, 1])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"head_dim": 6}, "multiple of 4"), ({"heads": 0}, "heads"), ({"base": 0.5}, "base")],
-)
-def test_bad_options(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        RopeMixed(**({"heads": 2, "head_dim": 8} | options))  # type: ignore[arg-type]
 
 
 def test_other_heads_are_refused() -> None:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import Attention, Encoding, Grid, Layout, attend, create, create_layers
+from posenc import Attention, Encoding, Grid, Layout, attend, create
 from posenc.attention import LayerCache
 from posenc.attention.extra.linear import LinearAttention
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.rope_pp import RopePp
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.extension import extend
 from posenc.testing.oracles import LogitRule, attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
@@ -46,21 +46,6 @@ def test_equals_loops(grid: Grid, pairing: str) -> None:
     rule = complex_products(adjacent=pairing == "adjacent")
     expected = attention_by_loops(q, k, v, grid, logit=rule)
     torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
-
-
-def test_gradients_equal_those_of_the_complex_product() -> None:
-    grid = Grid.of(Layout.at(torch.tensor([0.0, 0.5, 7.0]).double()))
-    q, k = (torch.randn(1, 1, 3, 4).double().requires_grad_() for _ in range(2))
-    turned, others = RopePp(head_dim=4)(q.repeat_interleave(2, dim=1), k, grid)
-    theta = torch.tensor([1.0, 0.01]).double()
-    angles = grid.query.positions * theta
-    one, other = (
-        torch.complex(*x.chunk(2, -1)) * torch.polar(angles * 0 + 1, angles) for x in (q, k)
-    )
-    product = one @ other.mH
-    both = (turned @ others.mT, torch.cat([product.real, product.imag], dim=1))
-    torch.testing.assert_close(*both)
-    torch.testing.assert_close(*(torch.autograd.grad(x.sin().sum(), (q, k)) for x in both))
 
 
 def test_a_product_by_hand() -> None:
@@ -130,24 +115,9 @@ def test_linear_attention_shares_queries() -> None:
     assert layer(torch.randn(2, 5, 32), Layout.sequence(5)).shape == (2, 5, 32)
 
 
-def test_layers_share_it() -> None:
-    first, second = create_layers("rope_pp", layers=2, dim=16, heads=2)
-    assert first.query_key is second.query_key
-
-
 def test_an_odd_number_of_heads() -> None:
     with pytest.raises(ArgumentError, match="multiple of 2"):
         Attention(dim=24, heads=3, encoding=create("rope_pp", head_dim=8))
     x = torch.randn(1, 3, 5, 8)
     with pytest.raises(ArgumentError, match="repeat_interleave"):
         RopePp(head_dim=8)(x, x, Grid.of(Layout.sequence(5)))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"), [({"head_dim": 7}, "even"), ({"base": 1.0}, "base")]
-)
-def test_bad_options(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        RopePp(**({"head_dim": 8} | options))  # type: ignore[arg-type]
-    with pytest.raises(UnknownNameError, match="adjacent"):
-        RopePp(head_dim=8, pairing="adjacnt")  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from posenc import Attention, Encoding, Grid, Layout, attend
 from posenc.attention import LayerCache
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.xpos import Xpos
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from tests.encodings.grids import GRIDS, inputs
 from tests.support.exhaustive import in_turn
 
@@ -65,29 +65,6 @@ def test_equals_loops(grid: Grid, pairing: str) -> None:
     xpos = Xpos(head_dim=8, pairing=pairing)  # type: ignore[arg-type]
     got = attend(q, k, v, grid, Encoding(query_key=xpos))
     torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
-
-
-def test_gradients_equal_those_of_the_loops() -> None:
-    q = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
-    k = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
-    times = torch.tensor([0.0, 3.5, 40.0, 700.0], dtype=torch.float64)
-    turned, other = Xpos(head_dim=8)(
-        q[None, None], k[None, None], Grid.of(Layout.at(times), causal=True)
-    )
-    products = (turned @ other.mT)[0, 0].tril()
-    expected = torch.stack(
-        [
-            torch.stack(
-                [fading_product(q[i], k[j], times[i].item(), times[j].item()) for j in range(4)]
-            )
-            for i in range(4)
-        ]
-    ).tril()
-    torch.testing.assert_close(products, expected)
-    gradients = [
-        torch.autograd.grad(x.sin().sum(), (q, k), retain_graph=True) for x in (products, expected)
-    ]
-    torch.testing.assert_close(*gradients)
 
 
 def test_a_pair_by_hand() -> None:
@@ -183,20 +160,3 @@ def test_bidirectional_is_refused() -> None:
     x = torch.randn(1, 1, 3, 8)
     with pytest.raises(ArgumentError, match="causal"):
         attend(x, x, x, Grid.of(Layout.sequence(3)), Encoding(query_key=Xpos(head_dim=8)))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"head_dim": 7}, "even number"),
-        ({"base": 1.0}, "base"),
-        ({"gamma": 0.0}, "gamma"),
-        ({"scale_base": 0.0}, "scale_base"),
-        ({"scale_base": math.nan}, "scale_base"),
-    ],
-)
-def test_bad_options(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Xpos(**({"head_dim": 8} | options))  # type: ignore[arg-type]
-    with pytest.raises(UnknownNameError, match="adjacent"):
-        Xpos(head_dim=8, pairing="adjacnt")  # type: ignore[arg-type]

@@ -10,7 +10,6 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 import posenc
 from posenc import Grid, Layout, attend
 from posenc.encodings.score.alibi import Alibi, geometric_slopes
-from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
 
@@ -23,9 +22,8 @@ def test_equals_loops(grid: Grid) -> None:
     expected = attention_by_loops(
         q, k, v, grid, bias=lambda h, b, at, to: -slopes[h] * abs(to - at)
     )
-    for backend in ("auto", "reference"):
-        got = attend(q, k, v, grid, posenc.create("alibi", heads=6), backend=backend)
-        torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
+    got = attend(q, k, v, grid, posenc.create("alibi", heads=6), backend="reference")
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 20])
@@ -88,10 +86,3 @@ def test_learned_slopes_train_and_stay_positive() -> None:
         alibi.log_slopes[1] += 1.0
     past, _, ahead = alibi.requires_grad_(False).bias(offsets)[0].tolist()
     assert ahead == pytest.approx(past * 2.718281828, rel=1e-5)
-
-
-def test_bad_options() -> None:
-    with pytest.raises(ArgumentError, match="heads"):
-        Alibi(heads=0)
-    with pytest.raises(ArgumentError, match="asymmetric"):
-        Alibi(heads=2, asymmetric=True)

@@ -9,12 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import posenc
-from posenc import Encoding, Grid, Layout
-from posenc.attention import LayerCache
+from posenc import Grid, Layout
 from posenc.encodings.score.cable import Cable
 from posenc.encodings.score.forgetting import Forgetting
-from posenc.errors import ArgumentError
 from tests.encodings.grids import GRIDS
 
 CAUSAL = {name: grid for name, grid in GRIDS.items() if grid.causal}
@@ -78,21 +75,3 @@ def test_is_forgetting_with_its_gate_turned() -> None:
     torch.testing.assert_close(
         cable.observe(x, layout).signal, forgetting.observe(x, layout).signal
     )
-
-
-def test_lengths_survive_the_cache() -> None:
-    layer = posenc.Attention(
-        dim=DIM, heads=HEADS, encoding=Encoding(score=make()), causal=True
-    ).double()
-    x, cache = torch.randn(2, 9, DIM, dtype=torch.float64), LayerCache()
-    parts = [
-        layer(x[:, begin:end], Layout.sequence(end - begin, begin), cache=cache)
-        for begin, end in ((0, 4), (4, 5), (5, 9))
-    ]
-    torch.testing.assert_close(torch.cat(parts, dim=1), layer(x, Layout.sequence(9)))
-
-
-@pytest.mark.parametrize("options", [{"dim": 0}, {"heads": 0}])
-def test_bad_options(options: dict[str, int]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        Cable(**({"dim": 8, "heads": 2} | options))

@@ -8,14 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.attention import LayerCache
 from posenc.encodings.score.contextual import ContextualScores, contextual
 from posenc.encodings.score.shaw import ShawKeys
-from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
+from tests.support.exhaustive import in_turn
 
 
 def make(max_distance: int = 2) -> tuple[Encoding, Tensor, Tensor, Tensor]:
@@ -31,8 +29,7 @@ def make(max_distance: int = 2) -> tuple[Encoding, Tensor, Tensor, Tensor]:
     )
 
 
-@pytest.mark.parametrize("max_distance", [0, 2, 100])
-@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize(("grid", "max_distance"), in_turn(2, GRIDS, [0, 2, 100]))
 def test_equals_loops(grid: Grid, max_distance: int) -> None:
     q, k, v = inputs(grid)
     encoding, queries, keys, values = make(max_distance)
@@ -49,30 +46,6 @@ def test_equals_loops(grid: Grid, max_distance: int) -> None:
         q, k, v, grid, logit=logit, value_vector=lambda h, at, to: values[index(at, to)]
     )
     torch.testing.assert_close(attend(q, k, v, grid, encoding), expected)
-
-
-def test_gradients_equal_those_of_vectors_for_every_pair() -> None:
-    """The same with whole tensors p_ij ``[Q, K, D]``, differentiated by autograd."""
-    grid = GRIDS["more keys"]
-    q, k, v = (x.requires_grad_() for x in inputs(grid))
-    encoding, queries, keys, values = make()
-    index = grid.offset[0, ..., 0].clamp(-2, 2).long() + 2
-    every_k, every_v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
-    moved_q = q.unsqueeze(3) + queries[index]
-    moved_k = every_k.unsqueeze(2) + keys[index]
-    logits = (moved_q * moved_k).sum(-1) / math.sqrt(8)
-    weights = logits.masked_fill(~grid.visible, -torch.inf).softmax(-1)
-    expected = (weights.unsqueeze(-1) * (every_v.unsqueeze(2) + values[index])).sum(3)
-    got = attend(q, k, v, grid, encoding)
-    torch.testing.assert_close(got, expected)
-    leaves = [q, k, v, queries, keys, values]
-    weight = torch.linspace(-1, 1, got.numel(), dtype=torch.float64).view(got.shape)
-    for ours, theirs in zip(
-        torch.autograd.grad((got * weight).sum(), leaves),
-        torch.autograd.grad((expected * weight).sum(), leaves),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs)
 
 
 def test_a_number_by_hand() -> None:
@@ -110,34 +83,3 @@ def test_without_query_vectors_it_is_shaw() -> None:
     q, k, v = inputs(grid)
     expected = attend(q, k, v, grid, Encoding(score=shaw, value=encoding.value))
     torch.testing.assert_close(attend(q, k, v, grid, encoding), expected)
-
-
-def test_each_cached_token_of_a_chunk_has_its_own_row() -> None:
-    """transformers #19045: cached multi-token chunks all got the last query's positions."""
-    encoding, *_ = make()
-    layer = posenc.Attention(dim=16, heads=2, encoding=encoding, causal=True).double().eval()
-    x = torch.randn(1, 9, 16, dtype=torch.float64)
-    cache = LayerCache()
-    first = layer(x[:, :4], Layout.sequence(4), cache=cache)
-    second = layer(x[:, 4:], Layout.sequence(5, start=4), cache=cache)
-    whole = layer(x, Layout.sequence(9))
-    torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
-
-
-def test_offsets_beyond_every_row_are_clipped() -> None:
-    """transformers #17026: an index error beyond the maximum."""
-    encoding, *_ = make()
-    grid = Grid(Layout.sequence(1, start=10**6), Layout.sequence(1))
-    q, k, v = inputs(grid)
-    assert attend(q, k, v, grid, encoding).isfinite().all()
-
-
-def test_each_layer_has_its_own_tables() -> None:
-    first, second = posenc.create_layers("contextual", layers=2, head_dim=8)
-    assert first.score is not second.score
-
-
-@pytest.mark.parametrize("options", [{"head_dim": 0}, {"max_distance": -1}])
-def test_bad_options(options: dict[str, int]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        contextual(**({"head_dim": 8} | options))

@@ -100,31 +100,6 @@ def test_with_all_gates_closed_nothing_is_counted() -> None:
     torch.testing.assert_close(got, (q @ cope.rows[0]).unsqueeze(-1).expand_as(got))
 
 
-def test_counts_by_order_wherever_keys_are() -> None:
-    """Keys of a shard may come in any arrangement."""
-    encoding = Encoding(score=make())
-    layout = Layout.sequence(9)
-    moved = torch.tensor([4, 0, 8, 2, 1, 7, 3, 6, 5])
-    anyhow = Layout(layout.positions[:, moved], layout.order[:, moved])
-    q, k, v = inputs(Grid.of(layout))
-    expected = attend(q, k, v, Grid.of(layout, causal=True), encoding)
-    got = attend(q, k[:, :, moved], v[:, :, moved], Grid(layout, anyhow, causal=True), encoding)
-    torch.testing.assert_close(got, expected)
-
-
-def test_documents_with_orders_of_their_own_count_apart() -> None:
-    encoding = Encoding(score=make())
-    order = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
-    document = torch.tensor([[5, 5, 5, 2, 2, 2, 2]])
-    packed = Layout(order.unsqueeze(-1).float(), order, document=document)
-    q, k, v = inputs(Grid.of(packed))
-    got = attend(q, k, v, Grid.of(packed, causal=True), encoding)
-    for part in (slice(0, 3), slice(3, 7)):
-        grid = Grid.of(Layout.sequence(part.stop - part.start), causal=True)
-        alone = attend(q[:, :, part], k[:, :, part], v[:, :, part], grid, encoding)
-        torch.testing.assert_close(got[:, :, part], alone)
-
-
 def test_half_precision_counts_past_256() -> None:
     """bfloat16 cannot count beyond 256; the sum is taken in float32."""
     cope = Cope(head_dim=1, max_count=2048)
@@ -165,9 +140,3 @@ def test_starts_as_attention_without_positions() -> None:
 def test_needs_a_causal_layer() -> None:
     with pytest.raises(ArgumentError, match="causal"):
         posenc.Attention(dim=16, heads=2, encoding=posenc.create("cope", head_dim=8))
-
-
-@pytest.mark.parametrize("options", [{"head_dim": 0}, {"max_count": 1}])
-def test_bad_options(options: dict[str, int]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        Cope(**({"head_dim": 8} | options))

@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.score.dape import Dape
-from posenc.errors import ArgumentError, UnknownNameError
 from tests.encodings.grids import GRIDS, inputs
 
 SCALE = 0.5
@@ -92,25 +90,9 @@ def test_the_same_distance_may_weigh_differently() -> None:
     assert not torch.allclose(dape(one, one, grid, scale=1.0), dape(one, -one, grid, scale=1.0))
 
 
-def test_each_layer_has_its_own_network() -> None:
-    first, second = posenc.create_layers("dape", layers=2, heads=2)
-    assert first.score is not second.score
-
-
 def test_starts_as_the_network_is_drawn() -> None:
     dape = Dape(heads=64)
     assert dape.input.weight.abs().max() <= 1 / math.sqrt(128)
     before = [p.clone() for p in dape.parameters()]
     dape.reset_parameters()
     assert all(not torch.equal(p, q) for p, q in zip(before, dape.parameters(), strict=True))
-
-
-@pytest.mark.parametrize("options", [{"heads": 0}, {"hidden": 0}])
-def test_bad_options(options: dict[str, int]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        Dape(**({"heads": 2} | options))  # type: ignore[arg-type]
-
-
-def test_unknown_bias() -> None:
-    with pytest.raises(UnknownNameError, match="bias"):
-        Dape(heads=2, bias="rope")  # type: ignore[arg-type]

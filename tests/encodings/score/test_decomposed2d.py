@@ -13,7 +13,7 @@ from posenc import Encoding, Grid, Layout, attend
 from posenc.encoding import BucketedTerms
 from posenc.encodings.common.window import Window
 from posenc.encodings.score.decomposed2d import Decomposed2d
-from posenc.errors import ArgumentError, LengthError
+from posenc.errors import LengthError
 
 
 def make(size: tuple[int, int] = (3, 5), width: int = 4) -> Decomposed2d:
@@ -185,9 +185,3 @@ def test_it_starts_as_plain_attention() -> None:
     first, second = posenc.create_layers("decomposed2d", layers=2, head_dim=4)
     assert first.score is not second.score
     torch.testing.assert_close(attend(q, q, q, grid, first), attend(q, q, q, grid, Encoding()))
-
-
-@pytest.mark.parametrize("options", [{"head_dim": 0}, {"size": (3, 0)}, {"size": (3, 3, 3)}])
-def test_bad_options(options: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        Decomposed2d(**({"head_dim": 4} | options))  # type: ignore[arg-type]

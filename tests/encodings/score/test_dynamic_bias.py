@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 import posenc
-from posenc import Encoding, Grid, Layout, attend
+from posenc import Encoding, Grid, attend
 from posenc.encodings.score.dynamic_bias import DynamicBias
-from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
 from tests.support.exhaustive import in_turn
@@ -54,24 +53,6 @@ def test_equals_loops(grid: Grid, kind: dict[str, object]) -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_gradients_equal_those_of_a_table_of_all_offsets() -> None:
-    """x-transformers' way: the network reads -n+1 … n-1, and pairs look up i - j + n - 1."""
-    made, network = make()
-    n = 7
-    read = network(torch.arange(1 - n, n, dtype=torch.float64).unsqueeze(-1))
-    steps = torch.arange(n)
-    theirs = read[steps.unsqueeze(1) - steps + n - 1].permute(2, 0, 1)
-    q = torch.zeros(1, 6, n, 4)
-    ours = made(q, q, Grid.of(Layout.sequence(n)), scale=1.0)[0]
-    torch.testing.assert_close(ours, theirs, check_dtype=False, rtol=1e-5, atol=1e-6)
-    found, expected = (
-        torch.autograd.grad(bias.double().sin().sum(), list(made.parameters()))
-        for bias in (ours, theirs)
-    )
-    for got, want in zip(found, expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(("log", "offset", "expected"), [(False, -2.0, 2.0), (True, 1.0, -1.0)])
 def test_a_number_by_hand(log: bool, offset: float, expected: float) -> None:
     # f = silu(x) - silu(-x) = x, of 2 for the key two before; of -log 2 one ahead, over log 2.
@@ -108,9 +89,3 @@ def test_drawn_anew() -> None:
     made.reset_parameters()
     assert not made.output.weight.equal(before)
     assert made.layers[0].norm.weight.equal(torch.ones(12).double())
-
-
-@pytest.mark.parametrize("options", [{"heads": 0}, {"hidden": 0}, {"depth": 0}])
-def test_bad_options(options: dict[str, int]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        DynamicBias(**({"heads": 2} | options))

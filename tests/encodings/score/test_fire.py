@@ -9,7 +9,6 @@ import torch
 
 from posenc import Grid, Layout
 from posenc.encodings.score.fire import Fire
-from posenc.errors import ArgumentError
 
 
 def by_loops(fire: Fire, grid: Grid) -> torch.Tensor:
@@ -71,11 +70,3 @@ def test_inputs_stay_in_the_trained_range_at_any_length() -> None:
     positions = torch.tensor([[10.0, 1e3, 1e6]])
     share = fire.bias(positions, -positions.unsqueeze(-1))
     assert share.max().item() <= 1.0
-
-
-@pytest.mark.parametrize(
-    "options", [{"heads": 0}, {"hidden": 0}, {"scale": 0.0}, {"threshold": -1.0}]
-)
-def test_bad_options(options: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        Fire(**({"heads": 2} | options))  # type: ignore[arg-type]

@@ -11,7 +11,6 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.attention import LayerCache
 from posenc.encodings.score.alibi import geometric_slopes
 from posenc.encodings.score.forgetting import Forgetting
 from posenc.errors import ArgumentError
@@ -94,23 +93,6 @@ def test_constant_gates_are_alibi() -> None:
     )
 
 
-def test_gates_survive_the_cache() -> None:
-    layer = posenc.Attention(
-        dim=DIM, heads=HEADS, encoding=Encoding(score=make()), causal=True
-    ).double()
-    x = torch.randn(2, 9, DIM, dtype=torch.float64)
-    cache = LayerCache()
-    parts = [
-        layer(x[:, begin:end], Layout.sequence(end - begin, begin), cache=cache)
-        for begin, end in ((0, 4), (4, 5), (5, 9))
-    ]
-    torch.testing.assert_close(torch.cat(parts, dim=1), layer(x, Layout.sequence(9)))
-    cache.select(torch.tensor([1, 1, 0]))
-    assert cache.layout is not None
-    assert cache.layout.signal is not None
-    assert cache.layout.signal.shape == (3, 9, HEADS)
-
-
 def test_dropping_the_oldest_tokens_changes_no_difference() -> None:
     forgetting = make()
     grid, _ = observe(forgetting, Grid.of(Layout.sequence(9), causal=True))
@@ -120,33 +102,6 @@ def test_dropping_the_oldest_tokens_changes_no_difference() -> None:
         forgetting(q, q, short, scale=1.0)[:, :, 4:],
         forgetting(q, q, grid, scale=1.0)[:, :, 4:, 4:],
     )
-
-
-def test_sums_by_order_wherever_keys_are() -> None:
-    encoding = Encoding(score=make())
-    grid, _ = observe(encoding.score, Grid.of(Layout.sequence(9), causal=True))
-    moved = torch.tensor([4, 0, 8, 2, 1, 7, 3, 6, 5])
-    key = grid.key
-    anyhow = Layout(key.positions[:, moved], key.order[:, moved], signal=key.signal[:, moved])
-    q = torch.randn(2, HEADS, 9, 8, dtype=torch.float64)
-    k = v = torch.randn(2, HEADS, 9, 8, dtype=torch.float64)
-    got = attend(q, k[:, :, moved], v[:, :, moved], Grid(grid.query, anyhow, causal=True), encoding)
-    torch.testing.assert_close(got, attend(q, k, v, grid, encoding))
-
-
-def test_documents_with_orders_of_their_own_forget_apart() -> None:
-    forgetting = make()
-    order = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
-    document = torch.tensor([[5, 5, 5, -2, -2, -2, -2]])
-    packed = Layout(order.unsqueeze(-1).float(), order, document=document)
-    grid, x = observe(forgetting, Grid.of(packed, causal=True))
-    q = torch.zeros(2, HEADS, 7, 8, dtype=torch.float64)
-    whole = forgetting(q, q, grid, scale=1.0)
-    for part in (slice(0, 3), slice(3, 7)):
-        alone = Grid.of(Layout.sequence(part.stop - part.start), causal=True)
-        alone = replace(alone, key=forgetting.observe(x[:, part], alone.key))
-        few = q[:, :, part]
-        torch.testing.assert_close(whole[:, :, part, part], forgetting(few, few, alone, scale=1.0))
 
 
 def test_float32_is_exact_after_many_tokens() -> None:
@@ -178,12 +133,6 @@ def test_tokens_must_have_been_read() -> None:
     q, k, v = inputs(GRIDS["causal"])
     with pytest.raises(ArgumentError, match="observe"):
         attend(q, k, v, GRIDS["causal"], posenc.create("forgetting", dim=48, heads=6))
-
-
-@pytest.mark.parametrize("options", [{"dim": 0}, {"heads": 0}])
-def test_bad_options(options: dict[str, int]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        Forgetting(**({"dim": 8, "heads": 2} | options))
 
 
 def test_documents_of_a_regular_layout_in_any_sequence() -> None:

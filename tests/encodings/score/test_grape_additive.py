@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import Encoding, Grid, Layout, attend
-from posenc.attention import LayerCache
+from posenc import Grid, Layout
 from posenc.encodings.score.alibi import geometric_slopes
 from posenc.encodings.score.grape_additive import GrapeAdditive
-from posenc.errors import ArgumentError
 from tests.encodings.grids import GRIDS
 
 CAUSAL = {name: grid for name, grid in GRIDS.items() if grid.causal}
@@ -116,32 +114,3 @@ def test_never_rewards_distance() -> None:
     last = grape(zeros(grid), zeros(grid), grid, scale=1.0)[:, :, -1]
     assert (last.diff(dim=-1) > 0).all()
     assert (last[..., -1] == 0).all()
-
-
-def test_what_is_cached_is_enough() -> None:
-    layer = posenc.Attention(
-        dim=DIM, heads=HEADS, encoding=Encoding(score=make()), causal=True
-    ).double()
-    x, cache = torch.randn(2, 9, DIM, dtype=torch.float64), LayerCache()
-    parts = [
-        layer(x[:, begin:end], Layout.sequence(end - begin, begin), cache=cache)
-        for begin, end in ((0, 4), (4, 5), (5, 9))
-    ]
-    torch.testing.assert_close(torch.cat(parts, dim=1), layer(x, Layout.sequence(9)))
-
-
-def test_by_order_wherever_keys_are() -> None:
-    encoding = Encoding(score=make())
-    grid, _, _ = observe(encoding.score, Grid.of(Layout.sequence(9), causal=True))
-    moved = torch.tensor([4, 0, 8, 2, 1, 7, 3, 6, 5])
-    key = grid.key
-    anyhow = Layout(key.positions[:, moved], key.order[:, moved], signal=key.signal[:, moved])
-    q = k = v = torch.randn(2, HEADS, 9, 8, dtype=torch.float64)
-    got = attend(q, k[:, :, moved], v[:, :, moved], Grid(grid.query, anyhow, causal=True), encoding)
-    torch.testing.assert_close(got, attend(q, k, v, grid, encoding))
-
-
-@pytest.mark.parametrize("options", [{"dim": 0}, {"heads": 0}, {"width": 0}, {"width": 3}], ids=str)
-def test_bad_options(options: dict[str, int]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        GrapeAdditive(**({"dim": 8, "heads": 2} | options))

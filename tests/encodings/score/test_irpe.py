@@ -15,7 +15,6 @@ from posenc import Encoding, Grid, Layout, attend
 from posenc.encoding import BucketedTerms
 from posenc.encodings.common.piecewise_index import METHODS, Method, Piecewise, buckets_of
 from posenc.encodings.score.irpe import irpe
-from posenc.errors import ArgumentError, UnknownNameError
 from tests.support.exhaustive import in_turn
 
 PAPER = (1.9, 3.8, 15.2)
@@ -143,21 +142,6 @@ def test_equals_loops(grid: Grid, method: Method, mode: str, on: str, shared: bo
     torch.testing.assert_close(found.detach(), expected)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_gradients_equal_those_of_loops(method: Method) -> None:
-    grid = Grid.of(Layout.image(2, 3, prefix=1))
-    encoding = make(method, on="qkv", shared_heads=False)
-    inputs = [each.requires_grad_() for each in draw(grid)]
-    learned = [*inputs, *encoding.parameters()]
-    outputs = (
-        attend(*inputs, grid, encoding),
-        attention_by_loops(*inputs, grid, encoding, method, "contextual"),
-    )
-    found, expected = (torch.autograd.grad(each.sin().sum(), learned) for each in outputs)
-    for got, want in zip(found, expected, strict=True):
-        torch.testing.assert_close(got, want)
-
-
 @pytest.mark.parametrize("on", ["k", "q", "qk"])
 @pytest.mark.parametrize("mode", ["contextual", "bias"])
 @pytest.mark.parametrize("method", METHODS)
@@ -270,29 +254,3 @@ def test_each_layer_has_its_own_tables() -> None:
     first, second = posenc.create_layers("irpe", layers=2, heads=2, head_dim=8)
     assert first.score is not second.score
     assert first.score.keys[0].shape == (1, 50, 8)
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"heads": 0}, "heads"),
-        ({"head_dim": 0}, "head_dim"),
-        ({"on": ""}, "letters"),
-        ({"on": "kk"}, "letters"),
-        ({"on": "x"}, "letters"),
-        ({"on": "v", "mode": "bias"}, "contextual"),
-        ({"alpha": 0.0}, "alpha"),
-        ({"beta": 1.0}, "beta"),
-        ({"gamma": 1.5}, "gamma"),
-        ({"gamma": math.inf}, "gamma"),
-    ],
-)
-def test_bad_options(options: dict[str, object], match: str) -> None:
-    with pytest.raises(ArgumentError, match=match):
-        irpe(**({"heads": 2, "head_dim": 4} | options))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("option", ["method", "mode"])
-def test_unknown_names(option: str) -> None:
-    with pytest.raises(UnknownNameError, match=option):
-        irpe(heads=2, head_dim=4, **{option: "prodct"})  # type: ignore[arg-type]

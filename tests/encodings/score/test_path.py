@@ -10,9 +10,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.attention import LayerCache
 from posenc.encodings.score.path import Path
-from posenc.errors import ArgumentError
 from tests.encodings.grids import GRIDS
 
 CAUSAL = {name: grid for name, grid in GRIDS.items() if grid.causal}
@@ -152,19 +150,6 @@ def test_windows_see_the_same_products() -> None:
     torch.testing.assert_close(path(q, k, window, scale=1.0), path(q, k, whole, scale=1.0))
 
 
-def test_what_is_cached_is_enough() -> None:
-    """fla #494: chunked was not full."""
-    layer = posenc.Attention(
-        dim=DIM, heads=HEADS, encoding=Encoding(score=make()), causal=True
-    ).double()
-    x, cache = torch.randn(2, 9, DIM, dtype=torch.float64), LayerCache()
-    parts = [
-        layer(x[:, begin:end], Layout.sequence(end - begin, begin), cache=cache)
-        for begin, end in ((0, 4), (4, 5), (5, 9))
-    ]
-    torch.testing.assert_close(torch.cat(parts, dim=1), layer(x, Layout.sequence(9)))
-
-
 def test_gradients_of_packed_documents_are_those_of_each() -> None:
     """fla #837: gradients of PaTH over documents of different lengths."""
     path = make()
@@ -180,19 +165,6 @@ def test_gradients_of_packed_documents_are_those_of_each() -> None:
     torch.testing.assert_close(
         torch.autograd.grad(packed, learned), torch.autograd.grad(alone, learned)
     )
-
-
-def test_by_order_wherever_keys_are() -> None:
-    path = make()
-    grid, _ = observe(path, Grid.of(Layout.sequence(9), causal=True))
-    moved = torch.tensor([4, 0, 8, 2, 1, 7, 3, 6, 5])
-    key = grid.key
-    anyhow = Layout(key.positions[:, moved], key.order[:, moved], signal=key.signal[:, moved])
-    q, k = heads(9, 1), heads(9, 2)
-    got = path(q, k[:, :, moved], Grid(grid.query, anyhow, causal=True), scale=1.0)
-    expected = path(q, k, grid, scale=1.0)[..., moved]
-    seen = grid.visible[..., moved].expand_as(got)
-    torch.testing.assert_close(got[seen], expected[seen])
 
 
 def test_long_products_stay_finite_in_float32() -> None:
@@ -211,9 +183,3 @@ def copy_of(path: Path) -> Path:
     other = Path(dim=DIM, heads=HEADS, head_dim=WIDTH, rank=5).double()
     other.load_state_dict(path.state_dict())
     return other
-
-
-@pytest.mark.parametrize("name", ["dim", "heads", "head_dim", "rank", "kernel"])
-def test_bad_options(name: str) -> None:
-    with pytest.raises(ArgumentError, match=name):
-        Path(**({"dim": 8, "heads": 2, "head_dim": 4} | {name: 0}))

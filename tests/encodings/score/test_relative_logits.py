@@ -15,7 +15,6 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention import LayerCache
 from posenc.encodings.score.relative_logits import relative_logits
-from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
 from tests.support.exhaustive import in_turn
@@ -135,14 +134,3 @@ def test_temperature_of_far_positions_in_half_precision() -> None:
     grid = Grid(Layout.sequence(1, start=2**20 + 4095), Layout.sequence(1))
     scaled, _ = encoding.query_key(q, q, grid)
     assert scaled.item() == pytest.approx(1 + 0.7 * math.log((2**20 + 4096) / 1000), rel=1e-6)
-
-
-def test_each_layer_has_its_own_profiles() -> None:
-    first, second = posenc.create_layers("relative_logits", layers=2, dim=12, heads=2)
-    assert first.score.profiles is not second.score.profiles
-
-
-@pytest.mark.parametrize("options", [{"extent": 0}, {"width": 0}, {"floor": 0.0}, {"alpha": -1.0}])
-def test_bad_options(options: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        relative_logits(**({"dim": 12, "heads": 2} | options))

@@ -10,9 +10,9 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention import LayerCache
 from posenc.encodings.score.shaw import shaw
-from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
+from tests.support.exhaustive import in_turn
 
 
 def make(max_distance: int = 2) -> tuple[Encoding, Tensor, Tensor]:
@@ -22,8 +22,7 @@ def make(max_distance: int = 2) -> tuple[Encoding, Tensor, Tensor]:
     return encoding, encoding.score.table.rows, encoding.value.table.rows
 
 
-@pytest.mark.parametrize("max_distance", [0, 2, 100])
-@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize(("grid", "max_distance"), in_turn(2, GRIDS, [0, 2, 100]))
 def test_equals_loops(grid: Grid, max_distance: int) -> None:
     q, k, v = inputs(grid)
     encoding, keys, values = make(max_distance)
@@ -83,14 +82,3 @@ def test_clip_zero_knows_no_order() -> None:
     grid = GRIDS["both ways"]
     moved = attend(q, k[:, :, order], v[:, :, order], grid, encoding)
     torch.testing.assert_close(moved, attend(q, k, v, grid, encoding))
-
-
-def test_each_layer_has_its_own_tables() -> None:
-    first, second = posenc.create_layers("shaw", layers=2, head_dim=8)
-    assert first.score is not second.score
-
-
-@pytest.mark.parametrize("options", [{"head_dim": 0}, {"max_distance": -1}])
-def test_bad_options(options: dict[str, int]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        shaw(**({"head_dim": 8} | options))

@@ -15,7 +15,7 @@ from posenc import Encoding, Grid, Layout, attend
 from posenc.encoding import BucketedTerms
 from posenc.encodings.common.window import Window
 from posenc.encodings.score.swin import Swin
-from posenc.errors import ArgumentError, LengthError
+from posenc.errors import LengthError
 
 WINDOWS = [(7, 7), (2, 3), (3, 2), (1, 4), (4, 1), (1, 1)]
 
@@ -233,11 +233,3 @@ def test_initial_values_and_a_table_a_layer() -> None:
     assert first.score is not second.score
     assert first.score.table.shape == (8, 13 * 13)
     assert first.score.table.std().item() == pytest.approx(0.02, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    "options", [{"heads": 0}, {"window": (0, 3)}, {"window": (3,)}, {"window": (2.5, 3)}]
-)
-def test_bad_options(options: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        Swin(**({"heads": 2} | options))  # type: ignore[arg-type]

@@ -16,7 +16,6 @@ from posenc import Encoding, Grid, Layout
 from posenc.encoding import BucketedTerms
 from posenc.encodings.common.cosine import CosineLogits
 from posenc.encodings.score.swin_v2 import SwinV2Bias, swin_v2
-from posenc.errors import ArgumentError, UnknownNameError
 
 
 def make(heads: int = 3, window: tuple[int, int] = (4, 4), hidden: int = 16) -> SwinV2Bias:
@@ -191,11 +190,3 @@ def test_initial_values() -> None:
     assert encoding.score.input.weight.std().item() == pytest.approx(0.02, rel=0.1)
     near_eight = bias(encoding.score, Grid.of(Layout.image(8, 8)))
     torch.testing.assert_close(near_eight, torch.full_like(near_eight, 8.0), rtol=0, atol=0.2)
-
-
-@pytest.mark.parametrize("options", [{"heads": 0}, {"window": (0, 3)}, {"hidden": 0}])
-def test_bad_options(options: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        swin_v2(**({"heads": 2} | options))  # type: ignore[arg-type]
-    with pytest.raises(UnknownNameError, match="cosine"):
-        swin_v2(heads=2, logits="cosin")  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ from torch import Tensor
 from transformers import XLNetConfig
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
-import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.score.transformer_xl import TransformerXL
 from posenc.encodings.score.xlnet import xlnet
@@ -90,10 +89,3 @@ def test_keys_ahead_are_told_from_keys_behind() -> None:
     same = k[:, :, :1].expand_as(k)
     scores = part(q, same, Grid.of(Layout.sequence(5)), scale=1.0)
     assert not torch.allclose(scores[..., 2, 1], scores[..., 2, 3])
-
-
-def test_each_layer_has_vectors_of_its_own() -> None:
-    first, second = posenc.create_layers("xlnet", layers=2, dim=16, heads=2)
-    assert isinstance(first.score, TransformerXL)
-    assert isinstance(second.score, TransformerXL)
-    assert first.score.biases is not second.score.biases

@@ -40,7 +40,6 @@ By a bias over all tokens, over windows or the axes of an image, by terms of que
 memories, with gates, or in a page.
 """
 
-all_cases = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 one_a_family = pytest.mark.parametrize("case", [CASES[key] for key in FIRST], ids=FIRST)
 FIRST_OF_WAYS = [key for key in FIRST if key.partition("-")[0] in WAYS]
 one_a_way = pytest.mark.parametrize("key", kept_in_suite(FIRST, FIRST_OF_WAYS))
@@ -64,13 +63,21 @@ def require_near(
         torch.testing.assert_close(a, b, rtol=0, atol=bound, msg=label)
 
 
-@all_cases
-def test_outputs_and_gradients_stay(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_all_modules_are_accelerated_and_outputs_and_gradients_stay(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = case.model()
     expected = case.results(model)
     report = put_under(model)
     assert report.difference is not None
     assert report.difference < 1e-4
+    assert report.accelerated == (case.accelerated or len(report.modules)) > 0
+    assert all(module.reason for module in report.modules)
+    assert len(accelerated(model)) == report.accelerated
+    assert {type(module).original for module in accelerated(model)} <= {
+        kind for family in FAMILIES.values() for kind in family.classes
+    }
     _require_results(case, model, expected, "auto")
     with monkeypatch.context() as patch:  # as for long inputs
         patch.setattr(rules, "SMALL", 0)
@@ -96,18 +103,6 @@ def _require_results(
         bound = 10 * case.relative * max(float(gradient.abs().max()), 1e-3 * largest)
         off = float((got[name] - gradient).abs().max())
         assert off <= bound, f"{name} by {backend} is {off} off"
-
-
-@all_cases
-def test_all_modules_are_accelerated(case: Case) -> None:
-    model = case.model()
-    report = put_under(model, check=False)
-    assert report.accelerated == len(accelerated(model)) > 0
-    assert report.accelerated == (case.accelerated or len(report.modules))
-    assert all(module.reason for module in report.modules)
-    assert {type(module).original for module in accelerated(model)} <= {
-        kind for family in FAMILIES.values() for kind in family.classes
-    }
 
 
 @one_a_family

@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc import Grid, Layout
 from posenc.attention.dispatch import BACKENDS
 from posenc.transformers.acceleration.routing import dense_attention, plain_attention
-from tests.attention.test_native import built
+from tests.attention.comparing import built
 
 KEYS = 40
 
