@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from posenc import Encoding, Grid, Layout, attend, create, explain
 from posenc.attention import BACKENDS, Attention, Backend
 from posenc.attention.backends.common.base import Plan, Refusal, Result
 from posenc.attention.backends.common.definition import attend_by_definition
+from posenc.attention.backends.native import splitting as native_heads
 from posenc.attention.backends.native.build import missing
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import QueryKeyTransform
@@ -188,3 +191,21 @@ def test_autocast_casts_mixed_operands_before_they_are_compared() -> None:
     torch.testing.assert_close(found, expected)
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(ArgumentError, match=r"v: .*float64"):
         attend(q, k, v.double(), grid, encoding)
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [("reference", "nope"), *product(("blockwise", "native"), ("nope", "path"))],
+)
+def test_each_row_and_head_drops_weights_of_its_own(
+    backend: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where few heads are computed at a time."""
+    monkeypatch.setattr(native_heads, "MANY", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    encoding = create(name, dim=32, heads=2, head_dim=16, causal=True)
+    grid = Grid.of(encoding.observe(heads(2, 16, 32), Layout.sequence(16)), causal=True)
+    q, k, v = torch.zeros(2, 2, 16, 16), heads(2, 2, 16, 16), torch.eye(16).repeat(2, 2, 1, 1)
+    weights = attend(q, k, v, grid, encoding, backend=backend, dropout=0.5)
+    dropped = (weights == 0).view(4, -1)
+    assert len(dropped.unique(dim=0)) == 4

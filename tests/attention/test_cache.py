@@ -156,6 +156,23 @@ def test_keys_are_transformed_once_where_that_is_the_same(
         torch.testing.assert_close(got[seen], whole[seen], rtol=1e-4, atol=1e-5)
 
 
+def test_a_transform_has_its_scale_for_cached_keys_too() -> None:
+    class Sharp(Rope):
+        scale = 2.0
+
+    torch.manual_seed(0)
+    encoding = Encoding(query_key=Sharp(head_dim=8))
+    layer = Attention(dim=16, heads=2, encoding=encoding, causal=True)
+    x, cache = torch.randn(1, 6, 16), LayerCache()
+    with torch.no_grad():
+        parts = [
+            layer(x[:, at : at + 2], Layout.sequence(2, at), cache=cache) for at in range(0, 6, 2)
+        ]
+        expected = layer(x, Layout.sequence(6))
+    assert cache.transformed
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected)
+
+
 def test_cached_keys_are_chosen_with_their_rows() -> None:
     layer = Attention(dim=16, heads=2, encoding=create("rope", head_dim=8), causal=True).eval()
     x, cache = torch.randn(2, 4, 16), LayerCache()

@@ -214,8 +214,9 @@ def test_flash_is_taken_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.usefixtures("_not_compiled")
 @pytest.mark.parametrize("name", IMAGE_ENCODINGS)
-def test_images(name: str) -> None:
-    check(IMAGE_ENCODINGS[name], Grid.of(Layout.image(5, 6)))
+@pytest.mark.parametrize("keys", [Layout.image(5, 6), Layout.image(3, 4)], ids=["same", "smaller"])
+def test_images(name: str, keys: Layout) -> None:
+    check(IMAGE_ENCODINGS[name], Grid(Layout.image(5, 6), keys))
 
 
 REFUSALS = [

@@ -141,6 +141,15 @@ def test_values_and_gradients(name: str, where: str, extras: str) -> None:
             torch.testing.assert_close(mine, theirs, atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.parametrize("where", ["unseeing", "padded"])
+def test_queries_that_see_neither_a_key_nor_a_sink(where: str) -> None:
+    """In every backend; a sink of -inf is none."""
+    problem, _ = lowered_problem("nope", where, "sinks")
+    expected = by_loop(problem)
+    for name in serving(problem, "reference", "blockwise", "sdpa", "native"):
+        torch.testing.assert_close(computed(problem, name), expected, atol=2e-6, rtol=2e-6)
+
+
 @pytest.mark.parametrize("name", ["tupe", "path"])
 def test_operands_of_few_heads_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in long sequences."""

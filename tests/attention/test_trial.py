@@ -118,6 +118,18 @@ def test_wrong_backends_are_put_aside_once(kind: str, words: str) -> None:
     assert backend.runs == runs
 
 
+def test_each_dtype_has_a_trial_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def difference(*_: object, dtypes: tuple[torch.dtype, ...], kernels: str) -> str:
+        return "wrong" if dtypes == (torch.bfloat16,) else ""
+
+    monkeypatch.setattr(trial, "difference", difference)
+    call = BACKENDS["blockwise"], CPU
+    assert trial.refusal(*call, torch.float32) is None
+    with pytest.warns(RuntimeWarning, match="is put aside"):
+        assert trial.refusal(*call, torch.bfloat16) is not None
+    assert trial.refusal(*call, torch.float32) is None
+
+
 def test_auto_goes_on_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Damaged("output")
     monkeypatch.setitem(BACKENDS._read, backend.name, backend)

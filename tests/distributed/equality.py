@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend, distributed
+from posenc.extension import extend
 from posenc.registry import ENCODINGS
 from posenc.testing.subject import DIM, HEAD_DIM, HEADS, KV_HEADS, Subject, spread
 
@@ -24,7 +25,7 @@ TOLERANCE, EXACT = 1e-5, 1e-10
 LAYOUTS: dict[str, Callable[[], Layout]] = {
     "sequence": lambda: Layout.sequence(LENGTH),
     "packed": lambda: Layout.packed([11, 4, 11]),
-    "padded": lambda: Layout.padded([LENGTH, 17], side="left"),
+    "padded": lambda: Layout.padded([LENGTH - 2, 15], side="left", prefix=2),
 }
 
 Split = Callable[[int, int], Tensor]
@@ -97,12 +98,19 @@ class Case:
         return Problem(*of_one, self.capped)
 
 
+def subject_of(name: str) -> Subject:
+    """The subject of an entry; ``"ENTRY:METHOD"`` names one that is extended."""
+    entry = name.partition(":")[0]
+    return Subject.of_entry(entry, ENCODINGS[entry])
+
+
 def encoding_of(name: str, dtype: torch.dtype, device: str = "cpu") -> Encoding:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        subject = Subject.of_entry(name, ENCODINGS[name])
-        encoding = subject.make()
+        encoding = subject_of(name).make()
         spread(encoding)
+    if method := name.partition(":")[2]:
+        encoding = extend(encoding, method, factor=4, length=LENGTH // 3)
     return encoding.to(device, dtype)
 
 
@@ -164,8 +172,7 @@ class Problem:
 
     def whole(self) -> Layout:
         """The layout of all tokens."""
-        subject = Subject.of_entry(self.name, ENCODINGS[self.name])
-        return subject.place(LAYOUTS[self.layout]()).to(self.device)
+        return subject_of(self.name).place(LAYOUTS[self.layout]()).to(self.device)
 
     def results(self) -> list[Tensor]:
         """As ``run`` returns them."""
@@ -195,12 +202,23 @@ def expected(group: dist.ProcessGroup, problems: list[Problem]) -> dict[Problem,
     return {problem: results for part in every for problem, results in part.items()}
 
 
+def bare(layout: Layout) -> Layout:
+    """The layout without fields that say nothing of its tokens, as a rank would make its own."""
+    document, valid, special = layout.document, layout.valid, layout.special
+    return replace(
+        layout,
+        document=None if document is None or not document.any() else document,
+        valid=None if valid is None or valid.all() else valid,
+        special=None if special is None or not special.any() else special,
+    )
+
+
 def difference(group: dist.ProcessGroup, case: Case, results: list[Tensor]) -> str:
     """Run a case on the ranks of a group; "" if it agrees with one process's results."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     encoding, whole = case.problem.encoding, case.problem.whole()
     index = SPLITS[case.split](ranks, rank).to(case.device)
-    layout = distributed.take(whole, index)
+    layout = bare(distributed.take(whole, index))
 
     def compute(
         q: Tensor, k: Tensor, v: Tensor, layout: Layout, encoding: Encoding, **options: Any

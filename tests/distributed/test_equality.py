@@ -91,6 +91,17 @@ def test_sinks_and_caps(pool: Pool) -> None:
     check(pool, 2, cases)
 
 
+def test_transforms_by_the_keys_of_all_ranks(pool: Pool) -> None:
+    """The longest text is that of all, also for queries that see a part of it."""
+    cases = [
+        Case(name, layout, "balanced", form, causal=causal)
+        for name in ("rope:dynamic_ntk", "alibi:log_n")
+        for layout in LAYOUTS
+        for form, causal in (("gather", True), ("heads", False), ("auto", False))
+    ]
+    check(pool, 2, cases)
+
+
 @pytest.mark.parametrize("backend", [pytest.param("native", marks=built), "blockwise", "reference"])
 def test_backends(pool: Pool, backend: str) -> None:
     names = ["nope", "rope", "t5", "shaw", "deberta", "forgetting", "fire", "transformer_xl"]

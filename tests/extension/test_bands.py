@@ -112,6 +112,15 @@ def test_equals_loops(method: str, grid: Grid) -> None:
     same(attend(q, k, v, grid, made(method), backend="reference"), expected)
 
 
+@pytest.mark.parametrize("method", CASES)
+def test_positions_below_zero(method: str) -> None:
+    grid = Grid.of(Layout.sequence(12, start=-7), causal=True)
+    q, k, v = draw(12, rows=1)
+    expected = by_loops(q, k, v, grid, CASES[method][1])
+    for backend in ("reference", "native"):
+        same(attend(q, k, v, grid, made(method), backend=backend), expected)
+
+
 @pytest.mark.parametrize("method", TWO_SIDED)
 def test_both_sides(method: str) -> None:
     grid = Grid.of(Layout.sequence(23))

@@ -91,6 +91,21 @@ def test_interpolation_twice() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["alibi", "sinusoidal"])
+def test_what_reads_positions_is_interpolated_twice(name: str) -> None:
+    encoding = create(name, dim=16, heads=2)
+    twice = extend(extend(encoding, "interpolate", factor=2), "interpolate", factor=3)
+    once, layout, x = (
+        extend(encoding, "interpolate", factor=6),
+        Layout.sequence(9),
+        torch.ones(1, 9, 16),
+    )
+    torch.testing.assert_close(twice.embed(x, layout), once.embed(x, layout))
+    if once.score is not None:
+        grid = Grid.of(layout)
+        torch.testing.assert_close(twice.bias(grid), once.bias(grid))
+
+
 def test_ntk_is_a_larger_base() -> None:
     base = 10000 * 4 ** (16 / 14)
     assert frequencies(stretched("ntk")) == pytest.approx(

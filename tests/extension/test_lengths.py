@@ -158,10 +158,12 @@ def test_lengths_of_documents_in_any_order() -> None:
     assert own.tolist() == [[8, 2, 8, -torch.inf]]
 
 
-def test_special_tokens_do_not_count() -> None:
+@pytest.mark.parametrize("padded", [False, True])
+def test_special_tokens_do_not_count(padded: bool) -> None:
     layout = Layout(
-        torch.tensor([[90.0, 0.0, 1.0]]).unsqueeze(-1),
-        torch.arange(3).unsqueeze(0),
-        special=torch.tensor([[True, False, False]]),
+        torch.tensor([[90.0, 0.0, 1.0, 70.0 if padded else 1.0]]).unsqueeze(-1),
+        torch.arange(4).unsqueeze(0),
+        valid=torch.tensor([[True, True, True, False]]) if padded else None,
+        special=torch.tensor([[True, False, False, False]]),
     )
     assert seen_lengths(Grid.of(layout))[0].tolist() == [[2]]

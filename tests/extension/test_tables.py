@@ -110,13 +110,16 @@ def test_hierarchical_ends_at_the_square() -> None:
         extend(learned(rows=4), "hierarchical", factor=5)
 
 
-def test_random_tail_has_the_trained_mean_and_spread() -> None:
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_random_tail_has_the_trained_mean_and_spread(prefix: int) -> None:
+    """Those of positions, however far from them other rows are."""
     encoding = learned(rows=500)
     part = cast(Learned, encoding.embedding)
     with torch.no_grad():
         part.table.mul_(torch.arange(1, 7)).add_(torch.arange(6) * 3)
-    tail = table(extend(encoding, "random_tail", factor=9))[500:]
-    trained = part.table.detach()
+        part.table[:prefix] = 1000
+    tail = table(extend(encoding, "random_tail", factor=9, prefix=prefix))[500:]
+    trained = part.table.detach()[prefix:]
     torch.testing.assert_close(tail.mean(0), trained.mean(0), rtol=0.0, atol=0.4)
     torch.testing.assert_close(tail.std(0), trained.std(0), rtol=0.1, atol=0.0)
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import Layout
+from posenc import Cache, Layout
 from posenc.errors import ArgumentError, LengthError
 from posenc.models import Decoder, DecoderConfig, beam_search, generate
+from posenc.models.generation import LanguageModel
 from tests.models.text_encodings import TEXT_ENCODINGS, one_of_each_kind
 
 STOP = 2
@@ -68,7 +69,7 @@ def all_continuations(
 
 @torch.no_grad()
 def by_loops(
-    model: Decoder, start: Tensor, beams: int, new: int, power: float
+    model: LanguageModel, start: Tensor, beams: int, new: int, power: float
 ) -> list[tuple[float, tuple[int, ...]]]:
     """The definition for one row, without stopping early."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
@@ -102,11 +103,54 @@ def tails(model: Decoder, beams: int, new: int, power: float) -> list[list[tuple
     return rows
 
 
+class Drawn:
+    """A model with one distribution of the first token after the prompt, and one of all others."""
+
+    def __init__(self, first: list[float], then: list[float]) -> None:
+        self.first, self.then = (torch.tensor(weights).log() for weights in (first, then))
+
+    def __call__(
+        self, tokens: Tensor, layout: Layout | None = None, *, cache: Cache | None = None
+    ) -> Tensor:
+        logits = self.then.repeat(*tokens.shape, 1)
+        logits[:, 0] = self.first
+        return logits
+
+    def new_cache(self) -> Cache:
+        raise NotImplementedError
+
+    def require_position(self, position: int, *, device: torch.device | None = None) -> None:
+        """Any."""
+
+    def select(self, rows: Tensor) -> Drawn:
+        return self
+
+
 def test_the_model_depends_on_what_it_sees() -> None:
     for vocabulary in (5, 40):
         tokens = generate(make(vocabulary=vocabulary), prompt(), max_new_tokens=9)[:, 4:].tolist()
         assert len(set(map(tuple, tokens))) == 3
         assert all(len(set(row)) > 1 for row in tokens)
+
+
+@pytest.mark.parametrize(
+    ("power", "first", "then", "length"),
+    [
+        (1.0, [0.4, 0.04, 0.5, 0.03, 0.03], [0.99, 0.002, 0.003, 0.002, 0.003], 20),
+        (-1.0, [0.6, 0.04, 0.3, 0.03, 0.03], [0.003, 0.002, 0.99, 0.002, 0.003], 2),
+    ],
+)
+def test_a_row_goes_on_while_a_longer_hypothesis_may_win(
+    power: float, first: list[float], then: list[float], length: int
+) -> None:
+    """One that is soon as good as can be, and one that the penalty makes better to the end."""
+    model, start = Drawn(first, then), torch.zeros(1, 1, dtype=torch.int64)
+    options = {"beams": 1, "max_new_tokens": 20, "stop_token": STOP, "cached": False}
+    found = beam_search(model, start, length_penalty=power, **options)  # type: ignore[arg-type]
+    ((score, tail),) = by_loops(model, start, 1, 20, power)
+    assert len(tail) == length
+    assert found.tokens[0, 0, 1 : 1 + length].tolist() == list(tail)
+    assert float(found.scores) == pytest.approx(score)
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, -1.0])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 
+from posenc import create
 from posenc.errors import ArgumentError
 from posenc.extension import extend_layers
 from posenc.models import (
@@ -48,6 +50,15 @@ def test_stretched_equals_a_model_made_so_and_leaves_the_original() -> None:
     torch.testing.assert_close(twin(TOKENS), made(TOKENS), rtol=0, atol=0)
     assert not torch.allclose(twin(TOKENS), before)
     torch.testing.assert_close(model(TOKENS), before, rtol=0, atol=0)
+
+
+def test_new_encodings_read_the_projections_of_the_model() -> None:
+    model, sizes = decoder(), {"dim": 16, "heads": 2, "head_dim": 8, "max_length": 12}
+    records = [create("deberta", **sizes, projections="content") for _ in range(2)]
+    made = Decoder(model.config, encodings=copy.deepcopy(records)).eval()
+    twin = with_encodings(model, records)
+    made.load_state_dict(twin.state_dict())
+    torch.testing.assert_close(twin(TOKENS), made(TOKENS), rtol=0, atol=0)
 
 
 def test_an_encoder_gets_a_longer_table() -> None:

@@ -63,6 +63,9 @@ def test_what_shares_a_row_and_what_sees_each_other() -> None:
     document = windows.layout(1).document
     assert document is not None
     assert (document[:, 0] == document[:, 1]).tolist() == [True, True, False]
+    both = Windows(extent=(2, 4), window=(2, 2), shift=(1, 1)).layout(1).document
+    assert both is not None
+    assert [len(row.unique()) for row in both] == [2, 4]  # the last has cells of all four corners
     whole = Windows(extent=(1, 6), window=(1, 2)).layout(3)
     assert whole.document is None
     assert whole.valid is None

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, LlamaConfig
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from posenc.transformers.checkpoints.rope import TRAINED, scaling_of
+from posenc.encoding import Encoding
+from posenc.encodings.query_key.rope import Rope
+from posenc.transformers.checkpoints.rope import TRAINED, parameters_of, scaling_of
 from posenc.transformers.doctor.config_findings import rope_dicts
 from posenc.transformers.engines import ModelConfig
 from posenc.transformers.engines.transformers import TRANSFORMERS
@@ -70,6 +72,20 @@ def test_readers_read_mixtures_as_transformers(
             assert near(torch.tensor(rotation.frequencies), expected), f"{told} of {kind}"
             assert rotation.gain == pytest.approx(gain), f"{told} of {kind}"
         assert scaling_of(rope_dicts(fields)[""]) == made.rope_type, told
+
+
+@pytest.mark.parametrize("gain", [1.0, 1.2])
+@pytest.mark.parametrize(
+    "divisors",
+    [[2.0] * 16, [1.1**t for t in range(16)], [1.0 + t for t in range(16)]],
+    ids=["equal", "of a base", "others"],
+)
+def test_written_parameters_are_read_as_the_rotation(divisors: list[float], gain: float) -> None:
+    rope = Rope(head_dim=32).stretched(divisors, gain=gain)
+    words = parameters_of(Encoding.of(rope), SIZES["max_position_embeddings"])
+    made: Any = LlamaRotaryEmbedding(LlamaConfig(**SIZES, rope_parameters=words))
+    assert near(made.inv_freq, rope.frequencies(like=made.inv_freq))
+    assert made.attention_scaling == pytest.approx(gain)
 
 
 def near(got: Tensor, expected: Tensor) -> bool:

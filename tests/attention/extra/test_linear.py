@@ -340,6 +340,19 @@ def test_the_layer() -> None:
     assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
+def test_consecutive_heads_of_the_layer_share_a_query() -> None:
+    encoding = create("rope_pp", heads=4, head_dim=6)
+    layer = LinearAttention(dim=24, heads=4, encoding=encoding, causal=True)
+    x, grid = torch.randn(2, 9, 24), Grid.of(Layout.sequence(9), causal=True)
+    q, k, v = (
+        project(x).view(2, 9, 2, 6).transpose(1, 2)
+        for project in (layer.query, layer.key, layer.value)
+    )
+    q = torch.stack([q[:, head // 2] for head in range(4)], dim=1)
+    expected = attend_linear(q, k, v, grid, encoding).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(layer(x, grid.query), layer.output(expected))
+
+
 def test_what_has_no_place_is_refused() -> None:
     layout = Layout.sequence(4)
     causal, both = Grid.of(layout, causal=True), Grid.of(layout)

@@ -196,6 +196,15 @@ def test_what_sees_nothing_is_zero_and_has_zero_gradients(score: type[ScoringFun
     assert (gradient[0] != 0).any()
 
 
+@pytest.mark.parametrize("by", ["lengths", "visible"])
+def test_keys_that_no_query_sees_may_hold_anything(by: str) -> None:
+    layer, x = make(ScaledDot), torch.randn(1, 4, 12, dtype=torch.float64)
+    hidden = x.masked_fill(torch.arange(4).view(1, 4, 1) >= 2, torch.nan)
+    options = {"lengths": torch.tensor([2]), "visible": (torch.arange(4) < 2).expand(1, 4, 4)}
+    got = layer(x, hidden, hidden, **{by: options[by]})
+    torch.testing.assert_close(got, layer(x, x[:, :2], x[:, :2]))
+
+
 def test_lengths_and_a_mask_both_hide() -> None:
     layer = make(ScaledDot)
     x = torch.randn(1, 4, 12, dtype=torch.float64)

@@ -24,7 +24,12 @@ from transformers.masking_utils import (
 
 from posenc.transformers.acceleration import accelerate, interface, masks
 from posenc.transformers.acceleration.interface import attention, keys_mask, mask
-from posenc.transformers.acceleration.masks import LazyMask, pairs_behind, written_out
+from posenc.transformers.acceleration.masks import (
+    LazyMask,
+    attended_keys,
+    pairs_behind,
+    written_out,
+)
 from posenc.transformers.acceleration.routing import dense_attention
 from tests.transformers.acceleration.cases import CASES
 from tests.transformers.acceleration.test_interface import SERVED, heads, model_of
@@ -230,6 +235,19 @@ def test_masks_that_models_make_themselves(kind: Any, weights: bool) -> None:
     torch.testing.assert_close(got.transpose(1, 2).float(), expected @ v.float(), rtol=0, atol=0.03)
     if weights:
         torch.testing.assert_close(found.float(), expected, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("lowered", [-torch.inf, torch.finfo(torch.float32).min, -1.0])
+def test_keys_that_all_queries_see_alike(lowered: float) -> None:
+    """Numbers that lower a logit a little are none of padding."""
+    q, k, v = heads(5, 12)
+    seen = torch.zeros(2, 1, 5, 12).masked_fill(~PADDING[:, None, None], lowered)
+    keys = attended_keys(seen)
+    assert keys is not None
+    assert (keys.dim() == 2) == (lowered < -1.0)
+    got = attention(nn.Identity(), q, k, v, keys)[0].transpose(1, 2)
+    expected = (q @ k.mT / 8**0.5 + seen).softmax(-1) @ v
+    torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float64])

@@ -139,6 +139,23 @@ def test_what_the_key_of_a_gain_does_not_serve() -> None:
     assert rule.with_options(config) is not config
 
 
+@pytest.mark.parametrize(
+    ("kind", "multiplied"), [("linear", True), ("dynamic", True), ("yarn", False)]
+)
+def test_scalings_that_multiply_the_longest_text_leave_it(kind: str, multiplied: bool) -> None:
+    parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0}
+    config = ModelConfig.of(original("llama", 64, 1.0, rope_parameters=parameters))
+    given = overrides(config, goal=4 * LENGTH)
+    assert ("max_position_embeddings" in given) != multiplied
+
+
+def test_the_longest_text_of_llama3_has_its_factor() -> None:
+    """Also where nothing says what the trained length was."""
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4}
+    config = ModelConfig.of(original("novel", 64, 1.0, rope_scaling=scaling))
+    assert ENGINES["SGLang"].longest(config) == LENGTH
+
+
 def test_an_architecture_that_is_not_known_is_left_to_the_reader() -> None:
     config = ModelConfig.of(original("llama", 64, 1.0) | {"model_type": "novel"})
     assert gguf_keys(config, goal=9) == {

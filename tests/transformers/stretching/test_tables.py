@@ -99,6 +99,15 @@ def test_other_methods_of_tables() -> None:
     assert torch.equal(table_of(model), before)
 
 
+def test_tables_are_trained_as_before() -> None:
+    model = text_model("gpt2")
+    for trained in (False, True):
+        model.transformer.wpe.requires_grad_(trained)
+        stretch(model, "interpolate", factor=2)
+        assert model.transformer.wpe.weight.requires_grad is trained
+        restore(model)
+
+
 def test_models_without_positions_are_refused_by_name() -> None:
     with pytest.raises(ArgumentError, match="MambaForCausalLM"):
         stretch(model_of("mamba"), "yarn", factor=2)

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 
 from posenc.transformers import restore, stretch
+from posenc.transformers.stretching.attention import inner_attention
 from tests.support.versions import checkpoint_activations
 from tests.transformers.stretching.cases import FREE, model_of, near, outputs, texts
 
@@ -37,6 +38,28 @@ def test_gradients_are_those_of_the_model(kind: str) -> None:
     expected = gradients(model)
     stretch(model, "rerope", **FREE)
     assert near(expected, gradients(model))
+
+
+def test_attention_drops_weights_in_training_alone() -> None:
+    model = model_of("gptj", attn_pdrop=0.5)
+    expected = outputs(model)
+    stretch(model, "rerope", **FREE)
+    assert near(expected, outputs(model))
+    assert not near(expected, outputs(model.train()))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_modules_that_rotate_by_themselves_drop_weights_in_training_alone(training: bool) -> None:
+    """Older versions of transformers have some, with their dropout in a layer."""
+    module, given = nn.Module().train(training), []
+    module.attn_dropout = nn.Dropout(0.5)
+
+    def function(*operands: Any, dropout: float) -> tuple[Tensor, None]:
+        given.append(dropout)
+        return operands[1], None
+
+    inner_attention(module, function, *torch.zeros(3, 1, 2, 3, 4))
+    assert given == [0.5 if training else 0.0]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gptj"])
