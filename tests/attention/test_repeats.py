@@ -295,6 +295,19 @@ def test_wrong_arguments_are_named_after_right_ones(wrong: dict[str, Any]) -> No
             attend(**({"scale": 1.0} | given | wrong))
 
 
+@pytest.mark.parametrize("name", ["alibi", "t5", "rope", "cope"])
+def test_encodings_of_few_calls_leave_nothing(name: str, entered: Prepared) -> None:
+    """As in models whose terms are made anew in each call."""
+    sizes = []
+    with torch.no_grad():
+        for number in range(60):
+            encoding = make(name)
+            for _ in range(number % 3):
+                attend(*tensors(), grid(), encoding)
+            sizes.append(len(entered._slots))
+    assert max(sizes[30:]) <= max(sizes[:30])
+
+
 def test_calls_outside_are_planned_each(entered: Prepared, planned: list[None]) -> None:
     encoding, arguments = make("alibi"), (*tensors(), grid())
     entered.__exit__()

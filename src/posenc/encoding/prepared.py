@@ -83,26 +83,32 @@ class Prepared:
     def __exit__(self, *error: object) -> None:
         if not torch.compiler.is_compiling():
             entered = _ENTERED.get()
-            if entered and entered[-1] is self:
-                _ENTERED.set(entered[:-1])
+            for at in reversed(range(len(entered))):
+                if entered[at] is self:
+                    _ENTERED.set((*entered[:at], *entered[at + 1 :]))
+                    break
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()
 
-    def slot(self, name: Hashable, layers: Sequence[HasModules]) -> dict[Hashable, _Result]:
-        """Stored results of a name and layers, by kind, the last used last."""
-        key: tuple[Hashable, ...] = (name, *map(id, layers))
-        for layer in layers:
-            if not isinstance(layer, nn.Module):  # a function of modules
-                key = name, *map(id, modules_of(layers))
-                break
-        slot = self._slots.get(key)
-        if slot is None:
-            for other, results in list(self._slots.items()):
-                if not all(result.states.alive() for result in list(results.values())):
+    def get(self, slot: Hashable, kind: Hashable) -> _Result | None:
+        """The result of a kind that is stored in a slot, or None."""
+        results = self._slots.get(slot)
+        return None if results is None else results.get(kind)
+
+    def put(self, slot: Hashable, kind: Hashable, result: _Result) -> None:
+        """Store a result as the last used of its slot, in which the first used makes room."""
+        results = self._slots.get(slot)
+        if results is None:
+            for other, stored in list(self._slots.items()):
+                if not all(old.states.alive() for old in list(stored.values())):
                     self._slots.pop(other, None)
-            slot = self._slots[key] = {}
-        return slot
+            results = self._slots[slot] = {}
+        results.pop(kind, None)
+        unread = [old for old, x in list(results.items()) if not x.pinned]
+        for old in unread[: max(0, len(results) + 1 - MOST)]:
+            results.pop(old, None)
+        results[kind] = result
 
 
 _ENTERED: ContextVar[tuple[Prepared, ...]] = ContextVar("_ENTERED", default=())
@@ -173,11 +179,11 @@ def stored(name: Hashable, *kind: Hashable, layers: Sequence[HasModules]) -> Any
     prepared = active()
     if prepared is None or is_transformed():
         return None
-    slot, key = prepared.slot(name, layers), (kind, _autocast())
-    result = slot.get(key)
+    slot, kind = _slot(name, layers), (kind, _autocast())
+    result = prepared.get(slot, kind)
     if result is None or not (result.computed and _holds(result, ())):
         return None
-    slot[key] = slot.pop(key, result)  # the last used is the last to go
+    prepared.put(slot, kind, result)
     return result.value
 
 
@@ -261,8 +267,8 @@ def _result(
     prepared = active()
     if prepared is None or is_transformed():
         return None
-    slot, key = prepared.slot(name, layers), (kind, _autocast())
-    result = slot.get(key)
+    slot, kind = _slot(name, layers), (kind, _autocast())
+    result = prepared.get(slot, kind)
     if _is_capturing():
         if result is None or not result.states.met(tensors):
             return None
@@ -275,12 +281,16 @@ def _result(
         if not are_known(modules):
             return None
         result = _Result(States(modules, [*weights, *tensors]))
-        unread = [key for key, x in list(slot.items()) if not x.pinned]
-        for old in unread[: max(0, len(slot) + 1 - MOST)]:
-            slot.pop(old, None)
-    slot.pop(key, None)
-    slot[key] = result  # the last used is the last to go
+    prepared.put(slot, kind, result)
     return result
+
+
+def _slot(name: Hashable, layers: Sequence[HasModules]) -> Hashable:
+    """The key of results of a name and layers, whose kinds make room for one another."""
+    for layer in layers:
+        if not isinstance(layer, nn.Module):  # a function of modules
+            return name, *map(id, modules_of(layers))
+    return name, *map(id, layers)
 
 
 def _holds(result: _Result, tensors: Sequence[Tensor | None]) -> bool:
@@ -303,7 +313,8 @@ def _are_comparable(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def _is_capturing() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return initialized and torch.cuda.is_current_stream_capturing()
 
 
 def wants_gradients(tensors: Sequence[Tensor]) -> bool:
