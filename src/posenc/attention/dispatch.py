@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from posenc.attention import trial
-from posenc.attention.backends.common.base import RARE, Attend, Backend, Plan, QueryKernel, Refusal
+from posenc.attention.backends.common.base import (
+    ADVANTAGES,
+    RARE,
+    Attend,
+    Backend,
+    Plan,
+    QueryKernel,
+    Refusal,
+)
 from posenc.attention.call import Call
 from posenc.attention.problem.problem import Problem
 from posenc.attention.rules import Facts, Rule, rule_of
@@ -219,8 +227,9 @@ def _preparing(call: Call, choice: Choice) -> Iterator[tuple[Backend, Plan]]:
 
     Prepared, the compiled kernels are faster for few logits too.
     """
-    native = BACKENDS["native"]
-    faster = [native] if native.advantage(call.problem(rotate), prepared=True) else []
+    native, problem = BACKENDS["native"], call.problem(rotate)
+    ahead = any(native.has_advantage(x, problem, prepared=True) for x in ADVANTAGES)
+    faster = [native] if ahead else []
     others = (BACKENDS[name] for name in choice.rule.prepares)
     for backend in dict.fromkeys([*faster, choice.backend, *others]):
         plan = choice.plan if backend is choice.backend else _plan(backend, call)

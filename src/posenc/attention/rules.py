@@ -7,12 +7,17 @@ Measured on CPU cores with heads of 64 by ``benchmarks.dispatch``, whose tables 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from posenc.attention.backends.common.base import FASTER, KEYS_ONCE, Backend
+from posenc.attention.backends.common.base import (
+    BFLOAT16,
+    KEYS_ONCE,
+    ROTATION_ALONE,
+    SLOW_MKL,
+    Backend,
+)
 from posenc.attention.backends.common.fused import are_few, shares_few
 from posenc.attention.problem.lowering import is_constant_table
 from posenc.attention.problem.problem import Problem
@@ -49,14 +54,9 @@ class Facts:
         self.on_cpu = device.type == "cpu"
         self.structured = problem.lowered is not None
         self.logits = batch * heads * queries * problem.k.shape[2]
-        self._advantage: str | None = None
 
-    @property
-    def advantage(self) -> str:
-        """Reason for which the compiled kernels are faster than PyTorch's attention, or ""."""
-        if self._advantage is None:
-            self._advantage = self._kernels.advantage(self.problem)
-        return self._advantage
+    def has_advantage(self, reason: str) -> bool:
+        return self._kernels.has_advantage(reason, self.problem)
 
     @property
     def few(self) -> bool:
@@ -108,10 +108,6 @@ class Rule(NamedTuple):
     prepares: tuple[str, ...] = ()
 
 
-def _has_advantage(reason: str, call: Facts) -> bool:
-    return call.advantage == reason
-
-
 KERNELS = ("native", "sdpa", "blockwise", "reference")
 
 RULES = (
@@ -133,7 +129,7 @@ RULES = (
         lambda call: is_transformed() and call.logits <= SMALL,
         ("reference",),
     ),
-    Rule(KEYS_ONCE, lambda call: call.structured and call.advantage == KEYS_ONCE, KERNELS),
+    Rule(KEYS_ONCE, lambda call: call.structured and call.has_advantage(KEYS_ONCE), KERNELS),
     # The definition repeats keys that heads share.
     Rule(
         FEW_LOGITS,
@@ -156,7 +152,9 @@ RULES = (
         lambda call: call.narrow_gradients or call.masked,
         KERNELS,
     ),
-    *(Rule(reason, partial(_has_advantage, reason), KERNELS) for reason in FASTER),
+    Rule(SLOW_MKL, lambda call: call.has_advantage(SLOW_MKL), KERNELS),
+    Rule(ROTATION_ALONE, lambda call: call.has_advantage(ROTATION_ALONE), KERNELS),
+    Rule(BFLOAT16, lambda call: call.has_advantage(BFLOAT16), KERNELS),
     Rule("no terms by offset", lambda call: True, ("sdpa", "native", "blockwise", "reference")),
 )
 """All rules of ``backend="auto"``; the first that applies gives the order."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.distributed.group import Group, total
-from posenc.distributed.shards import KEPT, Shards
+from posenc.distributed.shards import Shards
+from posenc.encoding.prepared import reused_of_layouts
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.layout.padding import documents_of
@@ -33,7 +34,8 @@ def running_sums(group: Group, shards: Shards, layout: Layout) -> Float[Tensor, 
             got="none",
             remedy="Use Attention, or encoding.observe(x, layout) before attend.",
         )
-    runs, begins = _runs(shards)
+    compute = partial(_runs, shards)
+    runs, begins = reused_of_layouts(compute, "runs", shards.lengths, layouts=(shards.layout,))
     local_runs = runs[:, sum(shards.lengths[: group.rank]) :][:, : layout.length]
     rows, count = len(signal), begins.shape[1]
     index = local_runs.expand(rows, -1).unsqueeze(-1).expand(-1, -1, signal.shape[-1])
@@ -46,9 +48,13 @@ def running_sums(group: Group, shards: Shards, layout: Layout) -> Float[Tensor, 
     return before.gather(1, index) + _within(steps, local_runs, layout)
 
 
-@lru_cache(maxsize=KEPT)
 def crosses_ties(shards: Shards) -> bool:
     """True if tokens of one document and order are on several ranks. Reads the layouts' values."""
+    compute = partial(_crosses_ties, shards)
+    return reused_of_layouts(compute, "ties", shards.lengths, layouts=(shards.layout,))
+
+
+def _crosses_ties(shards: Shards) -> bool:
     owner, order, document = _sorted(shards)
     same = (order.diff() == 0) & (document.diff() == 0) & (document[:, 1:] != _PADDING)
     return bool((same & (owner.diff() != 0)).any())
@@ -78,7 +84,6 @@ def _documents(layout: Layout) -> Int[Tensor, "b K"]:
     return document if layout.valid is None else document.where(layout.valid, _PADDING)
 
 
-@lru_cache(maxsize=KEPT)
 def _runs(shards: Shards) -> tuple[Int[Tensor, "b K"], Int[Tensor, "b N"]]:
     """The run of every token (as ranks hold them), and the first of each run's document."""
     owner, _, document = _sorted(shards)

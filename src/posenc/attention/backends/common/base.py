@@ -104,13 +104,12 @@ class Refusal:
 
 
 KEYS_ONCE = "few queries, for which keys are read once"
+SLOW_MKL = "no terms by offset, on a processor that MKL is slow on"
+ROTATION_ALONE = "nothing but a rotation"
+BFLOAT16 = "no terms by offset, in bfloat16"
 
-FASTER = (
-    "no terms by offset, on a processor that MKL is slow on",
-    "nothing but a rotation",
-    "no terms by offset, in bfloat16",
-)
-"""Further advantages of compiled kernels, see ``Backend.advantage``."""
+ADVANTAGES = (KEYS_ONCE, SLOW_MKL, ROTATION_ALONE, BFLOAT16)
+"""Reasons for which compiled kernels are faster than PyTorch's fused attention."""
 
 
 class QueryKernel(Protocol):
@@ -163,13 +162,12 @@ class Backend(ABC):
     kernels: Kernels | None = None
     """Kernels that calls use without a plan; None where it has none."""
 
-    def advantage(self, problem: Problem, *, prepared: bool = False) -> str:
-        """Reason for which it is faster than PyTorch's fused attention without terms by offset.
+    def has_advantage(self, reason: str, problem: Problem, *, prepared: bool = False) -> bool:
+        """True if it is faster than PyTorch's fused attention for one of ``ADVANTAGES``.
 
-        ``KEYS_ONCE`` or one of ``FASTER``, as measured on machines like this, planned anew or
-        ``prepared``; "" where it is not.
+        As measured on machines like this, planned anew or ``prepared``.
         """
-        return ""
+        return False
 
     def untuned(self) -> Backend:
         """The backend without autotuning before the first call, for use in a trial."""

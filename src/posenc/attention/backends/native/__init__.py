@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from posenc.attention.backends.common.base import (
-    FASTER,
+    BFLOAT16,
     KEYS_ONCE,
+    ROTATION_ALONE,
+    SLOW_MKL,
     Attend,
     Backend,
     Plan,
@@ -102,25 +104,23 @@ class Native(Backend):
 
     kernels = NativeKernels()
 
-    def advantage(self, problem: Problem, *, prepared: bool = False) -> str:
-        batch, heads, queries, _ = problem.q.shape
-        keys = problem.k.shape[2]
+    def has_advantage(self, reason: str, problem: Problem, *, prepared: bool = False) -> bool:
+        (batch, heads, queries, _), keys = problem.q.shape, problem.k.shape[2]
         pairs, rotation = queries * keys, problem.rotation
-        if 16 * queries <= keys and are_few_rows(problem):
+        if reason == KEYS_ONCE:
+            if 16 * queries > keys or not are_few_rows(problem):
+                return False
             read = (problem.k.numel() + problem.v.numel()) * queries
             least = READ if problem.lowered or rotation else 2 * READ
-            if prepared or problem.q.dtype.itemsize < 4 or read >= least:
-                return KEYS_ONCE
-        of_slow_mkl, of_rotations, of_bfloat16 = FASTER
-        many = queries >= 16 and pairs >= ONE_HEAD
-        if many and slow_mkl():
-            return of_slow_mkl
+            return prepared or problem.q.dtype.itemsize < 4 or read >= least
+        if reason == SLOW_MKL:
+            return queries >= 16 and pairs >= ONE_HEAD and slow_mkl()
         if not (AVX512 if batch * heads * pairs > MANY else prepared):
-            return ""
-        if rotation and serves_inside(rotation, problem.q, problem.k):
-            return of_rotations
+            return False
+        if reason == ROTATION_ALONE:
+            return rotation is not None and serves_inside(rotation, problem.q, problem.k)
         narrow = problem.q.dtype == torch.bfloat16 and AVX512 and rotation is None
-        return of_bfloat16 if narrow and many else ""
+        return reason == BFLOAT16 and narrow and queries >= 16 and pairs >= ONE_HEAD
 
     def unavailable(self, device: torch.device) -> Refusal | None:
         if device.type != "cpu":
