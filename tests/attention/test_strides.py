@@ -250,3 +250,16 @@ def _of_linear_maps(
     rows = [torch.randn(2, 300, n, WIDTH, requires_grad=True) for n in (heads, groups, groups)]
     grid = Grid.of(Layout.sequence(300), causal=True)
     return encoding, grid, [x.transpose(1, 2) for x in rows]
+
+
+@pytest.mark.parametrize("backend", ["native", "blockwise", "sdpa"])
+def test_gradients_whose_memory_has_the_other_sign(backend: str) -> None:
+    """Such as the imaginary part of a conjugate, whose features are apart but for a single one."""
+    operands = [torch.randn(1, 2, 20, 1, requires_grad=True) for _ in range(3)]
+    grid = Grid.of(Layout.sequence(20), causal=True)
+    output = attend(*operands, grid, Encoding(), backend=backend)
+    gradient = torch.randn(1, 2, 20, 1, dtype=torch.complex64).conj().imag
+    assert gradient.is_neg()
+    got = torch.autograd.grad(output, operands, gradient, retain_graph=True)
+    expected = torch.autograd.grad(output, operands, gradient.resolve_neg())
+    torch.testing.assert_close(got, expected)
