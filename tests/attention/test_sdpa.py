@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -326,3 +327,25 @@ def test_checkpointing_recomputes_the_same() -> None:
     plain = torch.autograd.grad(run(q, k, v).sum(), (q, k, v))
     again = torch.autograd.grad(checkpoint(run, q, k, v, use_reentrant=False).sum(), (q, k, v))
     torch.testing.assert_close(plain, again)
+
+
+@pytest.mark.parametrize("length", [5, 16, 41])
+@pytest.mark.parametrize(("name", "options"), [("nope", {}), ("alibi", {"heads": 2})])
+@pytest.mark.parametrize("backend", ["sdpa", "native", "blockwise"])
+def test_queries_of_nan_that_see_no_key_give_zeros(
+    backend: str, name: str, options: dict[str, int], length: int
+) -> None:
+    """And NaN where they see a key, in the LSE too."""
+    query, key = Layout.sequence(length), Layout.sequence(length, start=2)
+    q, k, v = torch.randn(3, 1, 2, length, 8)
+    q[:, :, ::4] = torch.nan
+    for layout in (query, replace(query, valid=torch.ones(1, length, dtype=torch.bool))):
+        arguments = (q, k, v, Grid(layout, key, causal=True), posenc.create(name, **options))
+        expected = attend(*arguments, backend="reference", return_lse=True)
+        try:
+            found = attend(*arguments, backend=backend, return_lse=True)
+        except BackendRefusal:
+            continue
+        assert found[0][:, :, 0].eq(0).all()
+        assert found[0][:, :, 4].isnan().all()
+        torch.testing.assert_close(found, expected, equal_nan=True, atol=1e-5, rtol=1e-4)

@@ -185,17 +185,24 @@ def backends_agree(subject: Subject) -> None:
 
 @law
 def nan_stays_nan(subject: Subject) -> None:
-    """A query of NaN gives a row of NaN on every backend, however few keys there are."""
+    """A query of NaN gives a row of NaN on every backend, however few keys there are.
+
+    Its LSE too. One that sees no key gives zeros, and -inf.
+    """
     wide = subject.layer().encoding
     for keys, dtype in itertools.product((2, 8, 15, 16, 65), (torch.float32, torch.float64)):
         encoding = subject.layer(dtype=dtype).encoding
-        grid = Grid.of(observed(subject, wide, Layout.sequence(keys)), causal=True)
+        softmax = encoding.score is None or not encoding.score.replaces_softmax
+        layout = observed(subject, wide, Layout.sequence(keys))
         q, k, v = (x.to(dtype) for x in operands(keys, keys))
-        q[0, :, -1] = torch.nan
+        q[0, :, [0, -1]] = torch.nan
+        grid = Grid.of(layout, causal=True)
         for backend in BACKENDS:
             with contextlib.suppress(BackendRefusal):
-                last = attend(q, k, v, grid, encoding, backend=backend)[0, :, -1]
-                if not bool(last.isnan().all()):
+                results = [attend(q, k, v, grid, encoding, backend=backend)]
+                if softmax:
+                    results += attend(q, k, v, grid, encoding, backend=backend, return_lse=True)
+                if not all(bool(x[0, :, -1].isnan().all()) for x in results):
                     raise LawBroken(f"{backend} makes numbers of NaN beside {keys} keys")
 
 

@@ -146,9 +146,11 @@ def _loses_nan(problem: Problem) -> bool:
 
 
 def _with_nan(result: Result, problem: Problem) -> Result:
-    """NaN for queries that hold NaN and see a key."""
-    lost = problem.q.isnan().any(-1) & problem.grid.visible.any(-1)
+    """NaN for queries that hold NaN and see a key, zeros for those that see none."""
+    seen = problem.grid.visible.any(-1)
+    lost = problem.q.isnan().any(-1) & seen
     output = result.output.masked_fill(lost.unsqueeze(-1), torch.nan)
+    output = output.masked_fill(~seen.unsqueeze(-1), 0.0)
     return Result(output, None if result.lse is None else result.lse.masked_fill(lost, torch.nan))
 
 
@@ -278,7 +280,7 @@ def _attend_biased(
         output, sums = _kernel(*block, problem, mask=view, lse=lse)
         parts.append(Result(_reversed(output), None if sums is None else _reversed(sums)))
     result = join_queries(parts)
-    if result.lse is None:
+    if last >= shift and queries + first <= keys + shift:  # the first and the last query see a key
         return result
     return _masked(result, _empty_rows(grid, q))
 
@@ -289,10 +291,9 @@ def _reversed(x: Tensor) -> Tensor:
 
 
 def _masked(result: Result, empty: Bool[Tensor, "*b Q"]) -> Result:
-    """LSE of -inf for queries that see no key, where the kernel has 0."""
-    if result.lse is None:
-        return result
-    return result._replace(lse=result.lse.masked_fill(empty, -torch.inf))
+    """Zeros and an LSE of -inf for queries that see no key, where the kernel has NaN or 0."""
+    output = result.output.masked_fill(empty.unsqueeze(-1), 0.0)
+    return Result(output, None if result.lse is None else result.lse.masked_fill(empty, -torch.inf))
 
 
 def _nothing(q: Tensor, k: Tensor, v: Tensor, *, lse: bool) -> Result:

@@ -51,19 +51,23 @@ class FewRows {
     const index step = numbers(x_), maxima = rows_ * width_;
     for (index r = 0; r < rows_; ++r) {
       real greatest = -INFINITY;
-      for (index c = 0; c < chunks; ++c) greatest = std::max(greatest, results[c * step + maxima + r]);
+      for (index c = 0; c < chunks; ++c) {
+        const real most = results[c * step + maxima + r], weights = results[c * step + maxima + rows_ + r];
+        if (weights != weights) greatest = weights;  // logits of NaN are no greatest ones
+        if (most > greatest) greatest = most;
+      }
       const index h = g * heads_ + r / x_.queries, i = r % x_.queries, row = (b * x_.heads + h) * x_.queries + i;
       real* out = results + r * width_;
       double sum = 0;
-      for (index c = 0; c < chunks && greatest > -INFINITY; ++c) {
+      for (index c = 0; c < chunks && greatest != -INFINITY; ++c) {
         const real* from = results + c * step;
         const real by = std::exp(from[maxima + r] - greatest);
         sum += double(by) * from[maxima + rows_ + r];
         if (c == 0) scale_range(out, by, width_);
         else add_scaled(out, from + r * width_, by, width_);
       }
-      double lse = sum > 0 ? greatest + std::log(sum) : -INFINITY;
-      real weight = sum > 0 ? real(1 / sum) : 0;
+      double lse = sum == 0 ? -INFINITY : greatest + std::log(sum);
+      real weight = sum == 0 ? 0 : real(1 / sum);
       if (x_.sinks) weight *= add_sink(x_.sinks[row], lse);
       write_row(x_.out, row_of(x_.out, b, h, i), out, weight, x_.value_dim);
       x_.lse[row] = lse;
