@@ -219,7 +219,7 @@ def test_masks_that_hide_nothing_are_not_added_to_biases(
     torch.testing.assert_close(got.transpose(1, 2), expected)
 
 
-@pytest.mark.parametrize("kind", [torch.bool, torch.float32, "keys"])
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32, torch.float64, "keys"])
 @pytest.mark.parametrize("weights", [False, True])
 def test_masks_that_models_make_themselves(kind: Any, weights: bool) -> None:
     """Of keys, of pairs, and numbers wider than autocast's queries."""
@@ -227,8 +227,8 @@ def test_masks_that_models_make_themselves(kind: Any, weights: bool) -> None:
     pairs = PADDING[:, None, None].expand(2, 1, 5, 12)
     expected = (q.float() @ k.float().mT / 8**0.5).masked_fill(~pairs, -1e9).softmax(-1)
     seen = PADDING if kind == "keys" else pairs
-    if kind == torch.float32:
-        seen = torch.zeros(pairs.shape).masked_fill(~pairs, torch.finfo(torch.float32).min)
+    if kind in (torch.float32, torch.float64):
+        seen = torch.zeros(pairs.shape, dtype=kind).masked_fill(~pairs, torch.finfo(kind).min)
     got, found = attention(nn.Identity(), q, k, v, seen, output_attentions=weights)
     assert got.is_contiguous()
     assert got.dtype == torch.bfloat16
