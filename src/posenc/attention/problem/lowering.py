@@ -24,6 +24,8 @@ from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
+T = TypeVar("T")
+
 
 def lower(
     encoding: Encoding,
@@ -194,9 +196,6 @@ def is_constant_table(term: StructuredScore) -> bool:
         return False
     others = (term.left, term.right, term.row, term.column, term.value)
     return all(other is None for other in others)
-
-
-T = TypeVar("T")
 
 
 class GivenTerms(ScoreTerm):

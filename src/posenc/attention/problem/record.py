@@ -1,6 +1,6 @@
 """The kernels' record of a problem: all of their arguments by name.
 
-Operators of ``torch.library`` take it flat (``flat``), C++ as the struct of csrc/problem.h, Triton
+Operators of ``torch.library`` take it flat (``flatten``), C++ as the struct of csrc/problem.h, Triton
 as the tuples of kernels/arguments.py.
 """
 
@@ -14,6 +14,120 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.attention.problem.terms import Terms
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """Offsets and visibility of all pairs.
+
+    Offsets may be counted from another than 0, so that 32 bits hold them.
+
+    Args:
+        shift: offset of the first key from the first query, of a regular grid.
+        lowest, highest: smallest and largest offset that a regular grid shows.
+        period: keys of an image row, between whole images; 0 for none.
+        jump: how far the offset's index jumps after each image row of keys.
+        intervals: ``[3, B|1, Q]`` int32: each query sees the keys from the first number up to the
+            second, and the offset of key j is j plus the third. None for a regular grid.
+        bands: for ``native``, ``[H, 2]`` int32: the least and the greatest offset of each head that
+            may weigh anything. None: all.
+    """
+
+    shift: int = 0
+    lowest: int = 0
+    highest: int = 0
+    period: int = 0
+    jump: int = 0
+    intervals: Int[Tensor, "3 b Q"] | None = None
+    bands: Int[Tensor, "H 2"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentMask:
+    """Visibility by token, in addition to the ``Geometry``.
+
+    Args:
+        query_ids, key_ids: ``[b, Q]`` and ``[b, K]``; pairs of different segments are hidden.
+        query_order, key_order: likewise; causality and windows go by them. None: by offset.
+        query_summary, key_summary: ``[b, n, 4]`` int64, least and greatest order and segment of
+            each block of tokens.
+        causal, window: by order; 0 for no window.
+    """
+
+    query_ids: Int[Tensor, "b Q"] | None = None
+    key_ids: Int[Tensor, "b K"] | None = None
+    query_order: Int[Tensor, "b Q"] | None = None
+    key_order: Int[Tensor, "b K"] | None = None
+    query_summary: Int[Tensor, "b nQ 4"] | None = None
+    key_summary: Int[Tensor, "b nK 4"] | None = None
+    causal: bool = False
+    window: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class RotaryFactors:
+    """Cosines and sines of the angles that pairs of features are rotated by.
+
+    Args:
+        query_cosine, query_sine: ``[B|1, H|1, Q, T]``, in float32 or better. None: no rotation.
+        key_cosine, key_sine: ``[B|1, G|1, K, T]``.
+        adjacent: pairs are (2t, 2t + 1), not (t, t + T).
+    """
+
+    query_cosine: Float[Tensor, "b h Q T"] | None = None
+    query_sine: Float[Tensor, "b h Q T"] | None = None
+    key_cosine: Float[Tensor, "b g K T"] | None = None
+    key_sine: Float[Tensor, "b g K T"] | None = None
+    adjacent: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class PairTerm:
+    """A term of pairs outside the structured form.
+
+    Args:
+        kind: of the term; "" for none.
+        tensors: of the kind, as each engine takes them.
+    """
+
+    kind: str = ""
+    tensors: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class KernelProblem:
+    """One problem as kernels take it.
+
+    Args:
+        q: ``[B, H, Q, D]``; k: ``[B, G, K, D]``; v: ``[B, G, K, E]``.
+        scale: factor of q·k.
+        terms, pairs: of logits and values.
+        geometry: of the pairs; segments: documents, padding and orders that it does not hold.
+        rotary: of queries and keys before their product.
+        dropout: probability of dropping a weight; seed: ``[1]`` int64, of the mask, a tensor so
+            that each replay of a graph draws anew.
+        sinks: ``[B|1, H, Q|1]``, logits without a value, less what the others leave out.
+        softcap: as of ``Problem``; 0.0 for none.
+        splits: for ``native``, blocks of queries whose gradients of keys are summed apart at most.
+        tuned: for ``triton``, sizes of tiles are measured; else the first that may fit are taken.
+    """
+
+    q: Float[Tensor, "B H Q D"]
+    k: Float[Tensor, "B G K D"]
+    v: Float[Tensor, "B G K E"]
+    scale: float
+    terms: Terms
+    pairs: PairTerm
+    geometry: Geometry
+    segments: SegmentMask
+    rotary: RotaryFactors
+    dropout: float = 0.0
+    seed: Int[Tensor, "1"] | None = None
+    sinks: Float[Tensor, "b H q"] | None = None
+    softcap: float = 0.0
+    splits: int = 8
+    tuned: bool = True
+
 
 T = TypeVar("T")
 
@@ -146,119 +260,6 @@ def _record(
 def paths_of(words: str) -> list[str]:
     """The path of each tensor, from ``Flat.words``."""
     return words.split("|")[0].split()
-
-
-@dataclass(frozen=True, eq=False)
-class Geometry:
-    """Offsets and visibility of all pairs.
-
-    Offsets may be counted from another than 0, so that 32 bits hold them.
-
-    Args:
-        shift: offset of the first key from the first query, of a regular grid.
-        lowest, highest: smallest and largest offset that a regular grid shows.
-        period: keys of an image row, between whole images; 0 for none.
-        jump: how far the offset's index jumps after each image row of keys.
-        intervals: ``[3, B|1, Q]`` int32: each query sees the keys from the first number up to the
-            second, and the offset of key j is j plus the third. None for a regular grid.
-        bands: for ``native``, ``[H, 2]`` int32: the least and the greatest offset of each head that
-            may weigh anything. None: all.
-    """
-
-    shift: int = 0
-    lowest: int = 0
-    highest: int = 0
-    period: int = 0
-    jump: int = 0
-    intervals: Int[Tensor, "3 b Q"] | None = None
-    bands: Int[Tensor, "H 2"] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class SegmentMask:
-    """Visibility by token, in addition to the ``Geometry``.
-
-    Args:
-        query_ids, key_ids: ``[b, Q]`` and ``[b, K]``; pairs of different segments are hidden.
-        query_order, key_order: likewise; causality and windows go by them. None: by offset.
-        query_summary, key_summary: ``[b, n, 4]`` int64, least and greatest order and segment of
-            each block of tokens.
-        causal, window: by order; 0 for no window.
-    """
-
-    query_ids: Int[Tensor, "b Q"] | None = None
-    key_ids: Int[Tensor, "b K"] | None = None
-    query_order: Int[Tensor, "b Q"] | None = None
-    key_order: Int[Tensor, "b K"] | None = None
-    query_summary: Int[Tensor, "b nQ 4"] | None = None
-    key_summary: Int[Tensor, "b nK 4"] | None = None
-    causal: bool = False
-    window: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class RotaryFactors:
-    """Cosines and sines of the angles that pairs of features are rotated by.
-
-    Args:
-        query_cosine, query_sine: ``[B|1, H|1, Q, T]``, in float32 or better. None: no rotation.
-        key_cosine, key_sine: ``[B|1, G|1, K, T]``.
-        adjacent: pairs are (2t, 2t + 1), not (t, t + T).
-    """
-
-    query_cosine: Float[Tensor, "b h Q T"] | None = None
-    query_sine: Float[Tensor, "b h Q T"] | None = None
-    key_cosine: Float[Tensor, "b g K T"] | None = None
-    key_sine: Float[Tensor, "b g K T"] | None = None
-    adjacent: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class PairTerm:
-    """A term of pairs outside the structured form.
-
-    Args:
-        kind: of the term; "" for none.
-        tensors: of the kind, as each engine takes them.
-    """
-
-    kind: str = ""
-    tensors: tuple[Tensor, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class KernelProblem:
-    """One problem as kernels take it.
-
-    Args:
-        q: ``[B, H, Q, D]``; k: ``[B, G, K, D]``; v: ``[B, G, K, E]``.
-        scale: factor of q·k.
-        terms, pairs: of logits and values.
-        geometry: of the pairs; segments: documents, padding and orders that it does not hold.
-        rotary: of queries and keys before their product.
-        dropout: probability of dropping a weight; seed: ``[1]`` int64, of the mask, a tensor so
-            that each replay of a graph draws anew.
-        sinks: ``[B|1, H, Q|1]``, logits without a value, less what the others leave out.
-        softcap: as of ``Problem``; 0.0 for none.
-        splits: for ``native``, blocks of queries whose gradients of keys are summed apart at most.
-        tuned: for ``triton``, sizes of tiles are measured; else the first that may fit are taken.
-    """
-
-    q: Float[Tensor, "B H Q D"]
-    k: Float[Tensor, "B G K D"]
-    v: Float[Tensor, "B G K E"]
-    scale: float
-    terms: Terms
-    pairs: PairTerm
-    geometry: Geometry
-    segments: SegmentMask
-    rotary: RotaryFactors
-    dropout: float = 0.0
-    seed: Int[Tensor, "1"] | None = None
-    sinks: Float[Tensor, "b H q"] | None = None
-    softcap: float = 0.0
-    splits: int = 8
-    tuned: bool = True
 
 
 SCHEMA = schema_of(KernelProblem)
