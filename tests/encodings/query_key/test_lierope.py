@@ -89,6 +89,7 @@ def test_autocast_keeps_the_angles() -> None:
     torch.testing.assert_close(turned, lie(x, x, grid))
 
 
+@pytest.mark.usefixtures("entered")
 def test_rotations_are_kept_while_the_matrices_stay() -> None:
     lie = LieRope(heads=2, head_dim=16)
     layout = Layout.image(3, 4, prefix=1)

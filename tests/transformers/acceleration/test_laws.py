@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 from transformers import PreTrainedModel
 
-from posenc.attention import api
+from posenc.attention import api, rules
 from posenc.errors import ArgumentError
 from posenc.transformers.acceleration import FAMILIES, AccelerateReport, accelerate, restore
 from posenc.transformers.acceleration.accelerated import Accelerated, take_over
