@@ -1,7 +1,7 @@
 """The kernels' record of a problem: all of their arguments by name.
 
-Operators of ``torch.library`` take it flat (``flatten``), C++ as the struct of csrc/problem.h, Triton
-as the tuples of kernels/arguments.py.
+Operators of ``torch.library`` take it flat (``flatten``), C++ as the struct of csrc/problem.h,
+Triton as the tuples of kernels/arguments.py.
 """
 
 from __future__ import annotations
