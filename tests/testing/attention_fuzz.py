@@ -30,6 +30,7 @@ from posenc.attention.backends.native import splitting
 from posenc.attention.backends.triton.form import INTERPRETED as HAS_INTERPRETER
 from posenc.encoding import Encoding
 from posenc.encoding.entry import CONTEXT
+from posenc.encoding.prepared import Prepared
 from posenc.errors import ArgumentError, BackendRefusal, PosencError
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -60,6 +61,9 @@ DOUBLE = 1e-10
 
 ROUNDINGS = 32.0
 """Allowed multiple of an error in float64; units that ``_rounded`` is off by."""
+
+SHARED = Prepared()
+"""Results that backends share over all cases, which must not take one for the other."""
 
 DRAWS = 4
 """Of ``_rounded``: whether a number crosses a bend is a matter of chance."""
@@ -256,7 +260,9 @@ def _call(case: AttentionCase, encoding: Encoding, head_dim: int) -> Callable[..
         options: dict[str, Any] = {"sinks": sinks[0]} if sinks else {}
         options |= {"softcap": case.softcap} if softmax else {}
         wanted: Any = case.lse and softmax
-        made: Any = attend(q, k, v, grid, encoding, backend=backend, **options, return_lse=wanted)
+        options |= {"backend": backend, "return_lse": wanted}
+        with nullcontext() if backend == "reference" else SHARED:
+            made: Any = attend(q, k, v, grid, encoding, **options)
         output, lse = made if wanted else (made, None)
         loss = output.sin().sum()
         if lse is not None:

@@ -16,6 +16,7 @@ from functools import cache
 
 from torch import Tensor
 
+from posenc.encoding.prepared import Prepared
 from posenc.errors import PosencError
 from tests.support.guarded import guarded
 from tests.testing.wrong.attention import calls_of_attention
@@ -34,6 +35,9 @@ def calls() -> tuple[Call, ...]:
 TIMES = 3
 """Equal calls, one after the other."""
 
+SHARED = Prepared()
+"""Results of earlier calls, which must not let wrong ones through."""
+
 
 def run(call: Call, wrong: Mapping[str, object]) -> Finding | None:
     """Call with some wrong arguments; None if each error is posenc's and names one of them."""
@@ -48,7 +52,8 @@ def run(call: Call, wrong: Mapping[str, object]) -> Finding | None:
 def _run(call: Call, wrong: Mapping[str, object], given: dict[str, object]) -> Finding | None:
     names = [*wrong, *(other for name in wrong for other in call.others.get(name, ()))]
     try:
-        call.function(**given)
+        with SHARED:
+            call.function(**given)
     except PosencError as error:
         if any(name in error.argument for name in names):
             return None
