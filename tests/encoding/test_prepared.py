@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 import posenc
 from posenc import Grid, Layout, attend
+from posenc.encoding import prepared as prepared_file
 from posenc.encoding.prepared import (
     MOST,
     Copies,
@@ -319,6 +320,29 @@ def test_the_first_that_was_entered_is_used(entered: Prepared) -> None:
             assert result() is first
         with inner:
             assert result() is not first
+
+
+def test_graphs_take_what_was_computed_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the very tensors, and for good: replays read it, however many others are stored."""
+    numbers, layer = torch.arange(3), nn.Linear(4, 3).eval()
+
+    def result(kind: int = 0, numbers: torch.Tensor = numbers) -> torch.Tensor:
+        return reused(lambda: torch.zeros(1), "mask", kind, tensors=(numbers,))
+
+    assert reused_later(lambda: torch.zeros(1), "table", tensors=(numbers,)) is None
+    before = result()
+    monkeypatch.setattr(prepared_file, "_is_capturing", lambda: True)
+    assert result() is before
+    assert result(numbers=numbers.clone()) is not before
+    assert result(1) is not result(1)
+    assert reused_later(lambda: torch.zeros(1), "table", tensors=(numbers,)) is None
+    with torch.no_grad():
+        found = [reused(lambda: torch.zeros(1), "rows", layers=(layer,)) for _ in range(2)]
+    assert found[0] is not found[1]
+    monkeypatch.setattr(prepared_file, "_is_capturing", lambda: False)
+    for kind in range(2, 20):
+        result(kind)
+    assert result() is before
 
 
 def test_nothing_is_stored_outside() -> None:

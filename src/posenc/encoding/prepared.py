@@ -270,7 +270,7 @@ def _result(
     slot, kind = _slot(name, layers), (kind, _autocast())
     result = prepared.get(slot, kind)
     if _is_capturing():
-        if result is None or not result.states.met(tensors):
+        if result is None or not (result.computed and result.states.met(tensors)):
             return None
         result.pinned = True
     elif result is None or not _holds(result, tensors):
