@@ -62,7 +62,7 @@ STAGES: dict[str, tuple[tuple[Any, str], ...]] = {
     "plan": ((api, "choose"), (dispatch, "prepare")),
     "operands": (
         (call.Call, "_lower"),
-        (posing.LoweredProblem, "record"),
+        (posing, "record_of"),
         (arguments.Arguments, "__init__"),
         (native, "_prepare"),
     ),

@@ -238,11 +238,10 @@ class Grid:
     @property
     def segmented(self) -> bool:
         """True if documents, padding or intervals may mask pairs (the device is not read)."""
-        return self.intervals is not None or any(
-            mark is not None
-            for side in (self.query, self.key)
-            for mark in (side.document, side.valid)
-        )
+        query, key = self.query, self.key
+        documents = query.document is not None or key.document is not None
+        padding = query.valid is not None or key.valid is not None
+        return self.intervals is not None or documents or padding
 
     @property
     def shift(self) -> int | None:

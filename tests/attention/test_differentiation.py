@@ -15,7 +15,7 @@ from posenc.attention import dispatch
 from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.call import Call
 from posenc.attention.differentiation import differentiable_twice
-from posenc.attention.rules import SMALL
+from posenc.attention.dispatch import SMALL
 from posenc.encoding import ScoreTerm
 from posenc.encoding.derivatives import with_definition
 from posenc.errors import BackendRefusal, DerivativeError

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from posenc import Encoding, Grid, Layout
-from posenc.attention import rules
+from posenc.attention import dispatch
 from posenc.attention.backends import native
-from posenc.attention.dispatch import preference
+from posenc.attention.dispatch import FEW, SMALL, preference
 from posenc.attention.problem.problem import Problem
-from posenc.attention.rules import FEW, SMALL
 from posenc.encoding import BucketedTerms, LowRank, Rotation, StructuredScore, TokenTableProduct
 
 CPU = torch.device("cpu")
@@ -180,7 +179,7 @@ def test_kernels_come_first_without_terms_where_they_are_faster(
     queries: int, keys: int, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "slow_mkl", lambda: True)
-    monkeypatch.setattr(rules, "FEW", 0)
+    monkeypatch.setattr(dispatch, "FEW", 0)
     case_problem = problem(queries, keys, causal=False)
     assert preference(CPU, case_problem)[1][0] == first
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention.backends.native.posing import LoweredProblem
+from posenc.attention.backends.native.posing import record_of
 from posenc.attention.call import Call
 from posenc.attention.problem.offsets import Offsets
 from posenc.errors import BackendRefusal
@@ -84,7 +84,7 @@ def test_tables_are_of_the_offsets_that_occur() -> None:
     assert encoding.score is not None
     form = encoding.score.fuse(problem.q, problem.k, grid, scale=problem.scale)
     assert form is not None
-    record = LoweredProblem(problem, Offsets.regular(grid), (), form).record()
+    record = record_of(problem, Offsets.regular(grid), (), form)
     assert len(record.pairs.tensors[0]) <= 30 + 35
     assert explain(*inputs, grid, encoding, backend="native").backend == "native"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend, create
 from posenc.attention.backends.native import posing
-from posenc.attention.backends.native.posing import LoweredProblem
+from posenc.attention.backends.native.posing import record_of
 from posenc.attention.problem.lowering import lower
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
@@ -46,7 +46,7 @@ def bands(grid: Grid, encoding: Encoding, *tensors: Tensor, **options: Any) -> l
     lowered = lower(encoding, *tensors[:2], grid, scale=scale)
     assert lowered is not None
     problem = Problem(*tensors, grid, encoding, scale, 0.0, lowered, **options)  # type: ignore[arg-type]
-    record = LoweredProblem(problem, Offsets.regular(grid), lowered).record()
+    record = record_of(problem, Offsets.regular(grid), lowered)
     found = posing.narrowed(record).geometry.bands
     return [] if found is None else found.tolist()
 

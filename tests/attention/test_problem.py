@@ -293,7 +293,7 @@ def test_constant_tables_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
             grid = Grid.of(layout, causal=True, window=window)
             problem = Call(*torch.randn(3, 1, 2, 40, 8), grid, encoding).problem()
             assert problem.lowered is not None
-            record = posing.LoweredProblem(problem, Offsets.regular(grid), problem.lowered).record()
+            record = posing.record_of(problem, Offsets.regular(grid), problem.lowered)
             assert record.terms.bias_by_offset is not None
             assert record.terms.bias_by_offset.shape[1] == (window or 40)
         assert len(calls) == count

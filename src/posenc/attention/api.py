@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc.arguments import check
 from posenc.attention.backends.common.base import Backend, Result
 from posenc.attention.cache import LayerCache
-from posenc.attention.call import Call
+from posenc.attention.call import Call, require_layouts, require_softmax, validate
 from posenc.attention.decoding import refusal_of_last
 from posenc.attention.differentiation import differentiable_twice
 from posenc.attention.dispatch import (
@@ -25,7 +25,6 @@ from posenc.attention.dispatch import (
     prepared_attention,
     refusals,
 )
-from posenc.attention.validation import require_layouts, require_softmax, validate
 from posenc.encoding import Encoding
 from posenc.grid import Grid
 from posenc.layout.checks import require_truth

@@ -1,9 +1,12 @@
-"""The record of one call of ``attend``, and its lowering to a ``Problem``."""
+"""The record of one call of ``attend``: cast, validated, and lowered to a ``Problem``."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from numbers import Real
 
 import torch
 from jaxtyping import Float
@@ -18,8 +21,12 @@ from posenc.attention.problem.problem import (
     transformed,
 )
 from posenc.encoding import Encoding, Rotation, repeat_heads
+from posenc.encoding.parts import require_causal
 from posenc.encoding.prepared import reused_of_grid
+from posenc.errors import ArgumentError
 from posenc.grid import Grid, usable_signals
+from posenc.layout.checks import require_dense
+from posenc.layout.claims import require_unwritten
 from posenc.layout.padding import zero_invalid
 from posenc.runtime import autocast_dtype
 
@@ -59,8 +66,9 @@ class Call:
 
     def without_padding(self) -> Call:
         """The call with zeros at invalid tokens, so that no backend reads what they hold."""
-        q = zero_invalid(self.q, self.grid.query, dim=2)
-        k, v = (zero_invalid(x, self.grid.key, dim=2) for x in (self.k, self.v))
+        query, key = self.grid.query, self.grid.key
+        q, k = zero_invalid(self.q, query, dim=2), zero_invalid(self.k, key, dim=2)
+        v = zero_invalid(self.v, key, dim=2)
         return replace(self, q=q, k=k, v=v, grid=usable_signals(self.grid))
 
     def without_hidden(self) -> Call:
@@ -134,3 +142,205 @@ class Call:
             softcap=self.softcap,
             rotate=rotate,
         )
+
+
+LARGEST = sys.float_info.max
+
+
+Fault = tuple[str, str, object, str]
+"""Name of an argument, what was expected, what came, and the remedy."""
+
+
+def validate(call: Call) -> None:
+    """Check ranks, shapes, dtypes, devices and options of one call of ``attend``.
+
+    Raises:
+        ArgumentError: naming the argument, what was expected, what came, and the remedy.
+    """
+    q, v, grid, encoding = call.q, call.v, call.grid, call.encoding
+    _raise_first(_faults_of_tensors(q, call.k, v))
+    _raise_first(_faults_of_grid(q, call.k, grid))
+    if not isinstance(encoding, Encoding):
+        raise ArgumentError(
+            "encoding",
+            expected="an Encoding",
+            got=type(encoding).__name__,
+            remedy="Use posenc.create(name, …) or Encoding.of(part).",
+        )
+    require_fit(
+        encoding, heads=q.shape[1], head_dim=q.shape[3], value_dim=v.shape[3], causal=grid.causal
+    )
+    _raise_first(_faults_of_options(call))
+    if call.sinks is not None:
+        require_softmax("sinks", "None", encoding)
+    if call.softcap is not None:
+        require_softmax("softcap", "None", encoding)
+
+
+def require_softmax(argument: str, expected: str, encoding: Encoding) -> None:
+    """Refuse an argument that is undefined without a softmax.
+
+    Raises:
+        ArgumentError: for an encoding whose score replaces it.
+    """
+    if encoding.score is not None and encoding.score.replaces_softmax:
+        raise ArgumentError(
+            argument,
+            expected=f"{expected} with {type(encoding.score).__name__}, which replaces the softmax",
+            got="one",
+            remedy="Leave it out: the weights have no logits, and no sum that they are divided by.",
+        )
+
+
+def require_fit(
+    encoding: Encoding,
+    *,
+    heads: int,
+    head_dim: int,
+    value_dim: int | None = None,
+    dim: int | None = None,
+    causal: bool,
+) -> None:
+    """Compare what the parts of an encoding are made for with what they are used with.
+
+    Args:
+        encoding: its parts.
+        heads: query heads H.
+        head_dim: width D of queries and keys before any transform.
+        value_dim: width of the values; that of the queries if None.
+        dim: width C of the model; None: unknown.
+        causal: whether queries see the past only.
+
+    Raises:
+        ArgumentError: naming the part, and how to create one that fits.
+    """
+    parts = encoding.parts()
+    require_causal(parts, causal)
+    transform = encoding.query_key
+    if transform is not None and heads % transform.views:
+        raise ArgumentError(
+            "heads",
+            expected=f"a multiple of {transform.views}, the heads that share a query",
+            got=heads,
+            remedy="Change heads, or use another encoding.",
+        )
+    transformed = head_dim if transform is None else head_dim * transform.widening
+    for part in parts:
+        width = head_dim
+        if part is encoding.score:
+            width = transformed
+        elif part is encoding.value and value_dim is not None:
+            width = value_dim
+        for name, made_for, used_with in (
+            ("heads", part.heads, heads),
+            ("head_dim", part.head_dim, width),
+            ("dim", part.dim, part.dim if dim is None else dim),
+        ):
+            if made_for is not None and made_for != used_with:
+                raise ArgumentError(
+                    "encoding",
+                    expected=f"one for {name}={used_with}, as it is used with",
+                    got=f"{type(part).__name__} with {name}={made_for}",
+                    remedy=f"Create it with {name}={used_with}.",
+                )
+
+
+def _raise_first(faults: Iterator[Fault]) -> None:
+    """Raise the first fault, if any; later checks do not run."""
+    for name, expected, got, remedy in faults:
+        raise ArgumentError(name, expected=expected, got=got, remedy=remedy)
+
+
+def _faults_of_tensors(q: Tensor, k: Tensor, v: Tensor) -> Iterator[Fault]:
+    shape = "Its shape is [B, heads, L, D]."
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            yield name, "a tensor", type(x).__name__, shape
+        require_dense(name, x)
+        if x.dim() != 4:
+            move = "x.unflatten(-1, (heads, -1)).transpose(1, 2)"
+            remedy = f"Split the heads and move them before the tokens: {move}."
+            yield name, "shape [B, heads, L, D]", list(x.shape), remedy
+        if not (x.shape[1] and x.shape[3]):
+            yield name, "at least one head and feature", list(x.shape), shape
+        if not x.is_floating_point():
+            yield name, "a floating dtype", x.dtype, "Convert it with .to()."
+    for name, x in (("k", k), ("v", v)):
+        # Autocast, which leaves float64 as it is, makes them one.
+        cast = autocast_dtype(q.device) is not None and torch.float64 not in (x.dtype, q.dtype)
+        if x.dtype != q.dtype and not cast:
+            yield name, f"{q.dtype} as q", x.dtype, f"Use {name}.to(q.dtype)."
+        if x.device != q.device:
+            yield name, f"{q.device} as q", x.device, f"Use {name}.to(q.device)."
+        if x.shape[0] != q.shape[0]:
+            yield name, f"{q.shape[0]} batch rows as q", x.shape[0], "Expand it over the batch."
+    if k.shape[-1] != q.shape[-1]:
+        yield "k", f"head width {q.shape[-1]} as q", k.shape[-1], "Project it."
+    if v.shape[1:3] != k.shape[1:3]:
+        expected = f"{k.shape[1]} heads and {k.shape[2]} tokens as k"
+        got = f"{v.shape[1]} and {v.shape[2]}"
+        yield "v", expected, got, "Keys and values come in pairs."
+    if q.shape[1] % k.shape[1]:
+        expected = f"a number of heads that k's {k.shape[1]} divide"
+        yield "q", expected, q.shape[1], "Grouped-query heads need H_q to be a multiple of H_kv."
+
+
+def _faults_of_grid(q: Tensor, k: Tensor, grid: Grid) -> Iterator[Fault]:
+    if not isinstance(grid, Grid):
+        yield "grid", "a Grid", type(grid).__name__, "Use Grid.of(layout, causal=…)."
+    rows = q.shape[0]
+    if grid.intervals is not None and grid.intervals.shape[0] not in (1, rows):
+        remedy = "Give the intervals one row for all, or one a batch row."
+        yield "grid.intervals", f"1 or {rows} batch rows", grid.intervals.shape[0], remedy
+    for name, side, x in (("grid.query", grid.query, q), ("grid.key", grid.key, k)):
+        of = "q" if x is q else "k"
+        if side.length != x.shape[2]:
+            remedy = "Build the layout for these tokens (a cache's layout includes the past)."
+            yield name, f"{x.shape[2]} tokens as {of}", side.length, remedy
+        if side.batch not in (1, rows):
+            remedy = "Give the layout one row for all, or one a batch row."
+            yield name, f"1 or {rows} batch rows", side.batch, remedy
+        if side.device != x.device:
+            yield name, f"{x.device} as {of}", side.device, "Use layout.to(device)."
+    require_layouts(grid)
+
+
+def require_layouts(grid: Grid) -> None:
+    """Require layouts that hold what they claim, which may have been written in place.
+
+    Raises:
+        ArgumentError: as ``require_unwritten``.
+    """
+    for side in (grid.query,) if grid.query is grid.key else (grid.query, grid.key):
+        require_unwritten(side)
+
+
+def _faults_of_options(call: Call) -> Iterator[Fault]:
+    """Faults of the grid's axes, dropout, scale, cap and sinks."""
+    q, axes, dropout, sinks = call.q, call.grid.query.axes, call.dropout, call.sinks
+    for part in call.encoding.parts():
+        if part.axes is not None and axes not in part.axes:
+            any_of = " or ".join(map(str, part.axes))
+            expected = f"positions with {any_of} axes, as {type(part).__name__} reads"
+            remedy = "Use Layout.sequence or Layout.at for text, Layout.image for images."
+            yield "grid", expected, axes, remedy
+    if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0.0 <= dropout < 1.0:
+        yield "dropout", "0 ≤ dropout < 1", dropout, "Use 0.0 when evaluating."
+    for name, value in (("scale", call.scale), ("softcap", call.softcap)):
+        if value is not None and (
+            isinstance(value, bool) or not (isinstance(value, Real) and 0 < value <= LARGEST)
+        ):
+            yield name, "a positive number", value, "Use None for the default."
+    if sinks is None:
+        return
+    if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
+        got = sinks.dtype if isinstance(sinks, Tensor) else type(sinks).__name__
+        remedy = "Give one logit a query head, such as torch.zeros(heads)."
+        yield "sinks", "a tensor of a floating dtype", got, remedy
+    require_dense("sinks", sinks)
+    if sinks.shape != q.shape[1:2]:
+        expected = f"shape [{q.shape[1]}], a logit a query head"
+        remedy = "Sinks are the same for all batch rows and queries."
+        yield "sinks", expected, list(sinks.shape), remedy
+    if sinks.device != q.device:
+        yield "sinks", f"{q.device} as q", sinks.device, "Use sinks.to(q.device)."

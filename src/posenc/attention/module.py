@@ -14,10 +14,9 @@ from posenc.arguments import Count, Length, Probability, Rate, Width, check
 from posenc.attention.api import attend, transformed
 from posenc.attention.backends.common.base import Backend
 from posenc.attention.cache import LayerCache
-from posenc.attention.call import Call
+from posenc.attention.call import Call, require_fit
 from posenc.attention.decoding import attend_last, rotation_of
 from posenc.attention.dispatch import named, rotate
-from posenc.attention.validation import require_fit
 from posenc.encoding import Encoding
 from posenc.encoding.prepared import Prepared, entering
 from posenc.errors import ArgumentError

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from posenc.attention.backends.common.base import Backend
-from posenc.attention.call import Call
-from posenc.attention.validation import validate
+from posenc.attention.call import Call, validate
 from posenc.distributed.call import Session, ShardedCall
 from posenc.distributed.gathered import attend_by_heads, attend_gathered, heads_refusal
 from posenc.distributed.group import Group

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from posenc.attention import api
-from posenc.attention.rules import FEW_LOGITS
+from posenc.attention.dispatch import FEW_LOGITS
 from posenc.errors import ArgumentError
 from posenc.transformers.acceleration import accelerate
 from posenc.transformers.acceleration.families.mpnet import MPNetAttention

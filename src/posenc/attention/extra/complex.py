@@ -9,8 +9,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from posenc.attention.api import attend
-from posenc.attention.call import Call
-from posenc.attention.validation import validate
+from posenc.attention.call import Call, validate
 from posenc.encoding import Encoding, ScoreTerm
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.grid import Grid

@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.attention.call import Call
+from posenc.attention.call import Call, require_fit, validate
 from posenc.attention.prefix_sums import Keys, LinearState, Queries, changed, weighted_means
-from posenc.attention.validation import require_fit, validate
 from posenc.encoding import Encoding, repeat_heads
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.grid import Grid

@@ -185,7 +185,8 @@ def reads_tokens(term: StructuredScore) -> bool:
     """True if a term may depend on queries or keys: all but tables and values may."""
     if isinstance(term, LowRank):
         return True
-    return any(part is not None for part in (term.left, term.right, term.row, term.column))
+    products = term.left is not None or term.right is not None
+    return products or term.row is not None or term.column is not None
 
 
 def is_constant_table(term: StructuredScore) -> bool:
@@ -194,8 +195,7 @@ def is_constant_table(term: StructuredScore) -> bool:
         return False
     if term.table.requires_grad and torch.is_grad_enabled():
         return False
-    others = (term.left, term.right, term.row, term.column, term.value)
-    return all(other is None for other in others)
+    return not reads_tokens(term) and term.value is None
 
 
 class GivenTerms(ScoreTerm):

@@ -149,8 +149,8 @@ def reads_offsets(term: StructuredScore) -> TypeGuard[BucketedTerms]:
     """True if a term depends on the offset; False if only on single tokens."""
     if isinstance(term, LowRank):
         return False
-    parts = (term.table, term.left, term.right, term.value)
-    return any(part is not None for part in parts)
+    products = term.left is not None or term.right is not None
+    return products or term.table is not None or term.value is not None
 
 
 def _shared_bucket(rowed: Sequence[tuple[BucketedTerms, Tensor]]) -> Tensor | None:

@@ -28,10 +28,10 @@ from posenc.attention.backends.native.few_queries import ROWS, are_few_rows, att
 from posenc.attention.backends.native.op import NATIVE
 from posenc.attention.backends.native.pairs import DESCRIPTIONS
 from posenc.attention.backends.native.posing import (
-    LoweredProblem,
     fused_form,
     image_record,
     narrowed,
+    record_of,
     structured_terms,
 )
 from posenc.attention.backends.native.rotation import fits_inside, rotate, serves_inside
@@ -51,7 +51,7 @@ from posenc.attention.problem.lowering import add_rows, has_rows, without_rows
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import KernelProblem
-from posenc.encoding import BlockTransforms, DistanceFunction, Rotation, StructuredScore
+from posenc.encoding import BlockTransforms, DistanceFunction, FusedScore, Rotation, StructuredScore
 from posenc.runtime import is_exporting, is_transformed
 
 __all__ = ["Native"]
@@ -144,7 +144,7 @@ class Native(Backend):
         if serves_images(grid, problem.lowered):
             prepare = partial(_prepare_images, problem)
             return Plan(OF_IMAGES, partial(_attend_images, problem), prepare=prepare)
-        cells = problem_of_cells(problem)
+        cells = None if grid.query.extent is None else problem_of_cells(problem)
         if cells is not None:
             how = f"{OF_IMAGES}; special tokens apart"
             return Plan(
@@ -165,7 +165,7 @@ def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
         return Plan(how, partial(_attend_rows, problem, offsets))
     if terms is not None:
         how = "compiled tiles, terms read by spans of the offset (memory linear in the length)"
-        return _plan_of(LoweredProblem(problem, offsets, terms), how)
+        return _plan_of(how, problem, offsets, terms)
     bands = problems_by_band(problem)
     if not isinstance(bands, str):
         how = "compiled tiles, each band of pairs by its rotation (memory linear in the length)"
@@ -176,20 +176,29 @@ def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
     if isinstance(pairs, BlockTransforms) and not offsets.shows_offset_zero:
         return Refusal("its products begin with the own keys of queries, of which some are hidden")
     how = f"compiled tiles with {DESCRIPTIONS[type(pairs)]} (memory linear in the length)"
-    return _plan_of(LoweredProblem(problem, offsets, terms, pairs), how)
+    return _plan_of(how, problem, offsets, terms, pairs)
 
 
-def _plan_of(lowered: LoweredProblem, how: str) -> Plan:
-    return Plan(how, partial(_attend, lowered), prepare=partial(_prepare, lowered))
+def _plan_of(
+    how: str,
+    problem: Problem,
+    offsets: Offsets,
+    terms: tuple[StructuredScore, ...],
+    pairs: FusedScore | None = None,
+) -> Plan:
+    posed = problem, offsets, terms, pairs
+    return Plan(how, partial(_attend, *posed), prepare=partial(_prepare, *posed))
 
 
-def _prepare(lowered: LoweredProblem) -> Attend | None:
-    problem, rotation = lowered.problem, lowered.problem.rotation
+def _prepare(
+    problem: Problem, offsets: Offsets, terms: tuple[StructuredScore, ...], pairs: FusedScore | None
+) -> Attend | None:
+    rotation = problem.rotation
     if rotation is not None and not fits_inside(rotation, problem.q, problem.k):
         return None
-    if not isinstance(lowered.pairs, DistanceFunction | None) or has_rows(lowered.terms):
+    if not isinstance(pairs, DistanceFunction | None) or has_rows(terms):
         return None
-    record = lowered.record(rotated=False)
+    record = record_of(problem, offsets, terms, pairs, rotated=False)
     return prepare(record) if narrowed(record) is record else None
 
 
@@ -198,24 +207,26 @@ def _prepare_images(problem: Problem) -> Attend | None:
     return prepare(image_record(problem)) if servable else None
 
 
-def _attend(lowered: LoweredProblem, *, lse: bool) -> Result:
-    pairs, problem = lowered.pairs, lowered.problem
-    if (
-        isinstance(pairs, BlockTransforms)
-        and problem.global_softmax is None
-        and chunks_blocks(pairs)
-    ):
-        by_heads = attend_heads(problem, partial(_blocks_of_heads, lowered, pairs))
+def _attend(
+    problem: Problem,
+    offsets: Offsets,
+    terms: tuple[StructuredScore, ...],
+    pairs: FusedScore | None = None,
+    *,
+    lse: bool,
+) -> Result:
+    whole = problem.global_softmax is None
+    if whole and isinstance(pairs, BlockTransforms) and chunks_blocks(pairs):
+        by_heads = attend_heads(problem, partial(_blocks_of_heads, offsets, terms, pairs))
         return _result(problem, by_heads, (), lse=lse)
-    record = lowered.record()
-    if problem.global_softmax is None and pairs is None:
-        record = narrowed(record)
-    return _run(problem, lowered.terms, record, lse=lse)
+    record = record_of(problem, offsets, terms, pairs)
+    record = narrowed(record) if whole and pairs is None else record
+    return _run(problem, terms, record, lse=lse)
 
 
 def _attend_bands(bands: Sequence[BandProblem], *, lse: bool) -> Result:
     problem, joined = bands[0][0], lse or len(bands) > 1
-    by_band = [_attend(LoweredProblem(band, offsets, ()), lse=joined) for band, offsets in bands]
+    by_band = [_attend(band, offsets, (), lse=joined) for band, offsets in bands]
     if problem.global_softmax is None:
         return join_keys(by_band, lse=lse)
     return Result(sum(result.output for result in by_band), None)  # type: ignore[arg-type]
@@ -226,11 +237,15 @@ def _attend_images(problem: Problem, *, lse: bool) -> Result:
 
 
 def _blocks_of_heads(
-    lowered: LoweredProblem, pairs: BlockTransforms, head_problem: Problem, heads: slice
+    offsets: Offsets,
+    terms: tuple[StructuredScore, ...],
+    pairs: BlockTransforms,
+    head_problem: Problem,
+    heads: slice,
 ) -> KernelProblem:
     some = partial(_compute_heads, pairs, heads)
     pairs = replace(pairs, query=head_problem.q, key=head_problem.k, compute=some)
-    return replace(lowered, problem=head_problem, pairs=pairs).record()
+    return record_of(head_problem, offsets, terms, pairs)
 
 
 def _compute_heads(
@@ -248,7 +263,7 @@ def _attend_rows(problem: Problem, offsets: Offsets, *, lse: bool) -> Result:
             heads, head_problem.q, head_problem.k, head_problem.grid, scale=head_problem.scale
         )
         assert terms is not None
-        return LoweredProblem(head_problem, offsets, terms).record()
+        return record_of(head_problem, offsets, terms)
 
     return _result(problem, attend_heads(unlowered, record), (), lse=lse)
 

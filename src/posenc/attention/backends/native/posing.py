@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, reduce
 
 import torch
@@ -53,47 +53,40 @@ from posenc.layout import Layout
 from posenc.runtime import has_values
 
 
-@dataclass(frozen=True, eq=False)
-class LoweredProblem:
-    """A problem whose score the kernels support, in structured or fused form.
+def record_of(
+    problem: Problem,
+    offsets: Offsets,
+    lowered: tuple[StructuredScore, ...],
+    pairs: FusedScore | None = None,
+    *,
+    rotated: bool = True,
+) -> KernelProblem:
+    """The kernels' record of a problem, with offsets relative to ``Offsets.origin``.
 
     Args:
         problem: queries and keys may have yet to be rotated.
         offsets: of its pairs.
-        terms: in structured form.
+        lowered: its terms in structured form.
         pairs: the score in a form outside it; None for none.
+        rotated: rotate queries and keys where that is faster than doing so in the kernels.
     """
+    x = rotated_where_faster(problem) if rotated else problem
+    score = x.encoding.score
 
-    problem: Problem
-    offsets: Offsets
-    terms: tuple[StructuredScore, ...]
-    pairs: FusedScore | None = None
+    def read(_: Grid) -> Terms:
+        return read_visible_terms(lowered, x, offsets)
 
-    def record(self, *, rotated: bool = True) -> KernelProblem:
-        """The kernels' record, with offsets relative to ``Offsets.origin``.
-
-        Args:
-            rotated: rotate queries and keys where that is faster than doing so in the kernels.
-        """
-        x = rotated_where_faster(self.problem) if rotated else self.problem
-        terms = self._terms(x)
-        record = _record(x, self.terms, terms, self.offsets.geometry())
-        if self.pairs is not None:
-            record = _with_pairs(record, self.pairs, self.offsets, x)
-        terms = record.terms
-        return replace(record, terms=replace(terms, first=terms.first - self.offsets.origin))
-
-    def _terms(self, x: Problem) -> Terms:
-        """The structured terms; constant tables are read once."""
-        score, constant = x.encoding.score, all(map(is_constant_table, self.terms))
-        if score is None or not constant or x.encoding.value is not None or self.pairs is not None:
-            return read_visible_terms(self.terms, x, self.offsets)
-
-        def read(_: Grid) -> Terms:
-            return read_visible_terms(self.terms, x, self.offsets)
-
+    alone = x.encoding.value is None and pairs is None
+    if score is not None and alone and all(map(is_constant_table, lowered)):
         kind = (x.q.dtype, x.heads, x.scale)
-        return reused_of_grid(read, "terms", *kind, grid=x.grid, layers=(score,))
+        terms = reused_of_grid(read, "terms", *kind, grid=x.grid, layers=(score,))
+    else:
+        terms = read(x.grid)
+    record = _record(x, lowered, terms, offsets.geometry())
+    if pairs is not None:
+        record = _with_pairs(record, pairs, offsets, x)
+    terms = replace(record.terms, first=record.terms.first - offsets.origin)
+    return replace(record, terms=terms)
 
 
 def structured_terms(
