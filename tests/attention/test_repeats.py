@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -308,13 +309,15 @@ def test_encodings_of_few_calls_leave_nothing(name: str, entered: Prepared) -> N
     assert max(sizes[30:]) <= max(sizes[:30])
 
 
-def test_calls_outside_are_planned_each(entered: Prepared, planned: list[None]) -> None:
+def test_an_encoding_owns_what_its_calls_prepare(entered: Prepared, planned: list[None]) -> None:
     encoding, arguments = make("alibi"), (*tensors(), grid())
     entered.__exit__()
     with torch.no_grad():
         for _ in range(4):
             attend(*arguments, encoding)
-    assert len(planned) == 4
+        assert len(planned) == 1
+        attend(*arguments, copy.deepcopy(encoding))  # copies are empty
+    assert len(planned) == 2
 
 
 @pytest.mark.parametrize("slow", [False, True])

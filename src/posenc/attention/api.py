@@ -26,6 +26,7 @@ from posenc.attention.dispatch import (
     refusals,
 )
 from posenc.encoding import Encoding
+from posenc.encoding.prepared import entering
 from posenc.grid import Grid
 from posenc.layout.checks import require_truth
 from posenc.runtime import without_autocast
@@ -149,9 +150,7 @@ def attend(
     return output, lse.to(torch.promote_types(output.dtype, torch.float32))
 
 
-def attend_block(
-    call: Call, backend: str | Backend, *, return_lse: bool = False
-) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H Q"] | None]:
+def attend_block(call: Call, backend: str | Backend, *, return_lse: bool = False) -> Result:
     """``attend``, perhaps to some of the keys, in a form that blocks can be joined in.
 
     The LSE is in the precision that the backend has it in, up to float64. Of several blocks, one
@@ -159,6 +158,13 @@ def attend_block(
 
     Raises: as ``attend``.
     """
+    if not isinstance(call.encoding, Encoding):
+        validate(call)  # says so
+    with entering(call.encoding.prepared):
+        return _attend_block(call, backend, return_lse=return_lse)
+
+
+def _attend_block(call: Call, backend: str | Backend, *, return_lse: bool) -> Result:
     kind = kind_of(call) if isinstance(backend, str) and backend == "auto" else None
     prepared = None if kind is None else prepared_attention(call, kind)
     if prepared is None:
@@ -177,7 +183,7 @@ def attend_block(
     with without_autocast(q.device):
         if not (q.shape[0] and q.shape[2] and k.shape[2]):
             output, lse = _empty_result(call)
-            return output, lse if return_lse else None
+            return Result(output, lse if return_lse else None)
         call = call.without_hidden().without_padding()
         choice = choose(call, backend)
         result = choice.plan.run(lse=return_lse)

@@ -402,8 +402,9 @@ def _key(call: Call) -> Hashable | None:
     q, k, v, grid, encoding = call.q, call.k, call.v, call.grid, call.encoding
     if not (type(grid) is Grid and isinstance(encoding, Encoding) and _is_plain_number(call)):
         return None
-    if not (type(q) is type(k) is type(v) is Tensor and q.is_cpu and k.is_cpu and v.is_cpu):
-        return None
+    for x in (q, k, v):
+        if not (type(x) is Tensor and x.is_cpu and x.layout is torch.strided) or x.is_nested:
+            return None
     if call.dropout or call.sinks is not None or grid.intervals is not None:
         return None
     if call.global_softmax or call.counter_dropout or needs_dispatch(q, k, v) or is_transformed():

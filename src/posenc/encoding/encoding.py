@@ -17,6 +17,7 @@ from posenc.encoding.parts import (
     ValueTerm,
     require_causal,
 )
+from posenc.encoding.prepared import Prepared
 from posenc.encoding.rotation import both_features
 from posenc.encoding.tensors import Features, Scores, TokenIds
 from posenc.errors import ArgumentError
@@ -178,6 +179,7 @@ class Encoding(Standalone, nn.Module):
                     remedy="Use Encoding.of(part), which finds the site.",
                 )
             self.register_module(site, part)
+        self.prepared = Prepared()
 
     @classmethod
     def of(cls, *parts: Part) -> Encoding:

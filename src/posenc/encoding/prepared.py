@@ -59,9 +59,10 @@ class Prepared:
 
     Inside ``with prepared:`` each call of posenc stores what later ones can reuse, and reuses what
     is there while weights, settings and layouts have the same bits as when it was computed.
-    Outside of it nothing is stored. Layers and models have one each; of several that are entered,
-    the first one is used. Threads may share one. Copies and pickles are empty. Results live as long
-    as this does; of one kind with the same modules at most 8 are stored, the last used.
+    Encodings, layers and models have one each, which ``attend`` and they enter; of several that are
+    entered, the first one is used, so that layers of a model share theirs. Threads may share one.
+    Copies and pickles are empty. Results live as long as this does; of one kind with the same
+    modules at most 8 are stored, the last used.
 
     Example:
         >>> import posenc, torch
@@ -405,12 +406,13 @@ class States:
 
 SETTINGS = (bool, int, float, str, type(None), torch.dtype)
 
-OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
+NO_SETTINGS = frozenset(vars(nn.Module())) - {"training"} | {"given", "prepared"}
+"""Attributes of ``nn.Module``, arguments of constructors, and results."""
 
 
 def _settings(module: nn.Module) -> dict[str, object]:
-    """Attributes of the module that ``nn.Module`` does not have, without constructor arguments."""
-    return {n: x for n, x in vars(module).items() if n not in OF_MODULES and n != "given"}
+    """Attributes of the module that ``nn.Module`` does not have and that results may depend on."""
+    return {n: x for n, x in vars(module).items() if n not in NO_SETTINGS}
 
 
 def are_known(modules: Sequence[nn.Module]) -> bool:

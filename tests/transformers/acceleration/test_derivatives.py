@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad
 
-from posenc.attention import dispatch, rules
+from posenc.attention import dispatch
 from tests.transformers.acceleration.case import Case
 from tests.transformers.acceleration.cases import CASES
 from tests.transformers.acceleration.test_laws import FIRST, put_under
@@ -43,7 +43,7 @@ def require_near(got: list[Tensor], expected: list[Tensor]) -> None:
 def test_second_derivatives(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES[key]
     expected = second(case, case.model())
-    monkeypatch.setattr(rules, "SMALL", 0)  # as for long inputs
+    monkeypatch.setattr(dispatch, "SMALL", 0)  # as for long inputs
     model = case.model()
     put_under(model, check=False)
     require_near(second(case, model), expected)

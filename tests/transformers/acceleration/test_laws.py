@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 from transformers import PreTrainedModel
 
-from posenc.attention import api, rules
+from posenc.attention import api, dispatch
 from posenc.errors import ArgumentError
 from posenc.transformers.acceleration import FAMILIES, AccelerateReport, accelerate, restore
 from posenc.transformers.acceleration.accelerated import Accelerated, take_over
@@ -80,7 +80,7 @@ def test_all_modules_are_accelerated_and_outputs_and_gradients_stay(
     }
     _require_results(case, model, expected, "auto")
     with monkeypatch.context() as patch:  # as for long inputs
-        patch.setattr(rules, "SMALL", 0)
+        patch.setattr(dispatch, "SMALL", 0)
         _require_results(case, model, expected, "auto for long inputs")
     restore(model)
     put_under(model, check=False, backend="reference")
