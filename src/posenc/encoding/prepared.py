@@ -44,14 +44,30 @@ class _Result:
     """A stored result, and the states that it is valid for.
 
     Args:
+        owners: the modules by which it is found.
+        states: None where there are none to compare, and after the first call of its kind.
         computed: False before the result is there.
         pinned: True if a CUDA graph may read its tensors.
     """
 
-    states: States
+    owners: list[ref[nn.Module]]
+    states: States | None = None
     value: object = None
     computed: bool = False
     pinned: bool = False
+
+    def alive(self) -> bool:
+        """True if none of its owners is gone."""
+        return not self.owners or all(owner() is not None for owner in self.owners)
+
+    def holds(self, tensors: Sequence[Tensor | None]) -> bool:
+        """True if it is computed, and its layers and tensors are as they were."""
+        if self.states is None or not self.computed:
+            return self.computed
+        weights = self.states.weights()
+        if weights is None or not _are_comparable(compared := [*weights, *tensors]):
+            return False
+        return self.states.copies.hold(compared)
 
 
 class Prepared:
@@ -102,7 +118,7 @@ class Prepared:
         results = self._slots.get(slot)
         if results is None:
             for other, stored in list(self._slots.items()):
-                if not all(old.states.alive() for old in list(stored.values())):
+                if not all(old.alive() for old in list(stored.values())):
                     self._slots.pop(other, None)
             results = self._slots[slot] = {}
         results.pop(kind, None)
@@ -137,7 +153,9 @@ def reused(
 ) -> T:
     """``compute()``, or its stored result while layers and tensors are unchanged.
 
-    They are compared to the last bit at each call: edits through ``.data`` or an array that shares
+    Stored from the second call on, so that a single one costs no copies of what it read; from the
+    first where there is nothing to compare. Layers and tensors are compared to the last bit at
+    each call: edits through ``.data`` or an array that shares
     memory leave no other trace. A layer changes when it is another module, or its settings or the
     modules in it are others. Computed without an active ``Prepared``; where a gradient is wanted;
     while PyTorch watches or transforms what is computed; and with layers that drop, that are not on
@@ -168,11 +186,7 @@ def reused_later(
     For results of which one call needs a part only. None also where nothing can be stored.
     """
     result = _result(name, kind, layers, tensors)
-    if result is None or not (result.computed or result.value == _MET):
-        if result is not None:
-            result.value = _MET
-        return None
-    return _computed(result, compute)
+    return None if result is None else _computed(result, compute)
 
 
 def stored(name: Hashable, *kind: Hashable, layers: Sequence[HasModules]) -> Any:
@@ -180,9 +194,9 @@ def stored(name: Hashable, *kind: Hashable, layers: Sequence[HasModules]) -> Any
     prepared = active()
     if prepared is None or is_transformed():
         return None
-    slot, kind = _slot(name, layers), (kind, _autocast())
+    (slot, _), kind = _slot(name, layers), (kind, _autocast())
     result = prepared.get(slot, kind)
-    if result is None or not (result.computed and _holds(result, ())):
+    if result is None or not result.holds(()):
         return None
     prepared.put(slot, kind, result)
     return result.value
@@ -247,9 +261,6 @@ def _numbers(layout: Layout) -> list[Tensor | None]:
     return [*places, layout.document, layout.valid, layout.special]
 
 
-_MET = "met once"
-
-
 def _computed(result: _Result, compute: Callable[[], T]) -> T:
     if not result.computed:
         with torch.inference_mode(False), torch.no_grad():
@@ -268,38 +279,42 @@ def _result(
     prepared = active()
     if prepared is None or is_transformed():
         return None
-    slot, kind = _slot(name, layers), (kind, _autocast())
+    (slot, owners), kind = _slot(name, layers), (kind, _autocast())
     result = prepared.get(slot, kind)
     if _is_capturing():
-        if result is None or not (result.computed and result.states.met(tensors)):
+        if result is None or not result.computed:
+            return None
+        if result.states is not None and not result.states.met(tensors):
             return None
         result.pinned = True
-    elif result is None or not _holds(result, tensors):
+    elif result is None or (result.computed and not result.holds(tensors)):
+        result = _Result([ref(owner) for owner in owners])
+        if owners or any(x is not None for x in tensors):
+            prepared.put(slot, kind, result)
+            return None
+    elif not result.computed:
         modules = modules_of(layers)
         weights = tensors_of(modules)
         if not (_are_comparable([*weights, *tensors]) and all(map(_is_readable, weights))):
             return None
         if not are_known(modules):
             return None
-        result = _Result(States(modules, [*weights, *tensors]))
+        states = States(modules, [*weights, *tensors])
+        result = _Result([ref(owner) for owner in owners], states)
     prepared.put(slot, kind, result)
     return result
 
 
-def _slot(name: Hashable, layers: Sequence[HasModules]) -> Hashable:
-    """The key of results of a name and layers, whose kinds make room for one another."""
+def _slot(name: Hashable, layers: Sequence[HasModules]) -> tuple[Hashable, Sequence[nn.Module]]:
+    """The key of results of a name and layers, and the modules in it.
+
+    Kinds of one slot make room for one another.
+    """
+    owners: Sequence[Any] = layers
     for layer in layers:
         if not isinstance(layer, nn.Module):  # a function of modules
-            return name, *map(id, modules_of(layers))
-    return name, *map(id, layers)
-
-
-def _holds(result: _Result, tensors: Sequence[Tensor | None]) -> bool:
-    """True if a result's layers and tensors are as they were."""
-    weights = result.states.weights()
-    if weights is None or not _are_comparable(compared := [*weights, *tensors]):
-        return False
-    return result.states.copies.hold(compared)
+            owners = modules_of(layers)
+    return (name, *map(id, owners)), owners
 
 
 def _are_comparable(tensors: Sequence[Tensor | None]) -> bool:
@@ -380,10 +395,6 @@ class States:
         self._modules = [(ref(x), _parts(x, []), _settings(x).items()) for x in modules]
         self._others = [None if x is None else ref(x) for x in tensors[len(tensors_of(modules)) :]]
         self.copies = Copies(tensors)
-
-    def alive(self) -> bool:
-        """True if none of the modules is gone."""
-        return all(was() is not None for was, *_ in self._modules)
 
     def met(self, others: Sequence[Tensor | None]) -> bool:
         """True if there are no modules, and these are the very tensors that were recorded."""
