@@ -15,7 +15,7 @@ from types import FrameType
 import torch
 
 import posenc
-from posenc import Grid, Layout, Prepared, attend, create
+from posenc import Grid, Layout, attend, create
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "posenc"
@@ -120,21 +120,15 @@ def main() -> None:
     q, k, v = torch.randn(3, 1, 8, 512, 64).unbind()
     layout = Layout.sequence(512)
 
-    prepared = Prepared()
-
     def call() -> object:
         return attend(q, k, v, Grid.of(layout, causal=True), encoding)
-
-    def prepared_call() -> object:
-        with prepared:
-            return call()
 
     with torch.no_grad():
         call()  # kernels are loaded, backends imported
         encoding = create("t5", heads=8, causal=True).eval()
         print("a first attend              {} files, {} calls".format(*entered(call)))
-        prepared_call(), prepared_call()
-        print("a prepared one              {} files, {} calls".format(*entered(prepared_call)))
+        call()  # the encoding prepares what later calls reuse
+        print("a prepared one              {} files, {} calls".format(*entered(call)))
     remembering = memories(core)
     print(
         f"weak dictionaries and cached functions of the core {sum(map(len, remembering.values()))}"
