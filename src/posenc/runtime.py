@@ -30,7 +30,7 @@ def has_values(x: Tensor) -> bool:
     while ``torch.compile`` or ``torch.export`` traces, where reading would break the graph, or
     ``torch.jit`` does, whose graph would keep what was read.
     """
-    if torch.compiler.is_compiling() or is_scripted():
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
         return False
     if torch._C._are_functorch_transforms_active():
         functorch = torch._C._functorch
@@ -100,4 +100,4 @@ def is_transformed() -> bool:
     Fused operators support reverse mode only: forward-mode derivatives would silently be zero, and
     ``vmap`` has no batching rule for them.
     """
-    return torch._C._are_functorch_transforms_active() or differentiates_forward()
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
