@@ -1,20 +1,22 @@
 """Validation of arguments against domains given as annotations.
 
 A constructor or factory annotates its parameters with the domains below and is decorated with
-``checked``. Types are strict: ``True`` is not a number, ``1.5`` not a count, ``"8"`` neither.
+``checked``; a part of an encoding annotates its attributes, see ``declare``. Types are strict:
+``True`` is not a number, ``1.5`` not a count, ``"8"`` neither.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import operator
 import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
-from inspect import Parameter, signature
+from dataclasses import MISSING, InitVar, dataclass, field, fields, replace
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
@@ -190,6 +192,35 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         return result
 
     return call
+
+
+def declare(kind: type[nn.Module]) -> None:
+    """Give a module the constructor that its annotated attributes describe, as of a dataclass.
+
+    They are its keyword-only arguments, checked as by ``checked``, and stored by their names.
+    ``__post_init__`` is called then, with the values of those that are ``InitVar``.
+    """
+    for name in inspect.get_annotations(kind):
+        if name not in vars(kind):  # or its default would be an inherited attribute
+            setattr(kind, name, field())
+    store = dataclass(kw_only=True, eq=False, repr=False)(kind).__init__
+    hints = typing.get_type_hints(kind, include_extras=True)
+    names = [name for base in kind.__mro__ for name in inspect.get_annotations(base)]
+    own, *others = signature(store).parameters.values()
+    others.sort(key=lambda parameter: names.index(parameter.name))
+    vars(store)["__signature__"] = Signature([own, *others])
+    for name in (parameter.name for parameter in others):
+        hint = hints[name]
+        store.__annotations__[name] = hint.type if isinstance(hint, InitVar) else hint
+        if name in vars(kind):  # a default, which would hide a submodule or parameter
+            delattr(kind, name)
+
+    @functools.wraps(store)
+    def construct(self: nn.Module, **arguments: object) -> None:
+        nn.Module.__init__(self)
+        store(self, **arguments)
+
+    kind.__init__ = checked(construct)  # type: ignore[method-assign]
 
 
 def _make(function: Callable[..., object], *args: object, **kwargs: object) -> object:

@@ -206,7 +206,7 @@ class Signalled(ScoreTerm):
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = posenc.create("swin", window=(9, 9), heads=4).score.window.index
+        self.index = posenc.create("swin", window=(9, 9), heads=4).score.offsets.index
         self.rows = nn.Parameter(torch.randn(1, 289, 1))
 
     def forward(self, q: Tensor, k: Tensor, grid: Grid, *, scale: float) -> Tensor:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
 from functools import wraps
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, dataclass_transform
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import declare
 from posenc.encoding.lowered import BucketedTerms, FusedScore
 from posenc.encoding.rotation import Pairing, RotatedBand, Rotation
 from posenc.encoding.tensors import Features, Keys, Queries, Scores, StructuredTerms, TokenIds
@@ -86,8 +88,13 @@ class Projection(Protocol):
         """The projected vectors."""
 
 
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
 class Part(Hooked):
-    """Base class of the four kinds of parts."""
+    """Base class of the four kinds of parts.
+
+    A subclass annotates its settings as a dataclass does its fields, with domains of
+    ``posenc.arguments``, and makes its parameters in ``__post_init__``; or it has a constructor.
+    """
 
     hooked: ClassVar[tuple[str, ...]] = ("bands", "fuse", "lower", "observe")
 
@@ -114,8 +121,14 @@ class Part(Hooked):
     """Required query heads, head width, model width and causal flag; None: any. Attention raises
     an error for others."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+        if owner is nn.Module or "__dataclass_fields__" in vars(owner):  # no constructor of its own
+            declare(cls)
+
     def extra_repr(self) -> str:
-        arguments = {n: v for n, v in self.given.items() if not isinstance(v, nn.Module)}
+        arguments = {n: _plain(v) for n, v in self.given.items() if not isinstance(v, nn.Module)}
         return ", ".join(f"{name}={reprlib.repr(value)}" for name, value in arguments.items())
 
     def observe(self, x: Features, layout: Layout) -> Layout:
@@ -141,6 +154,11 @@ class Part(Hooked):
         """
 
 
+def _plain(value: object) -> object:
+    """A float without a fraction as an integer, any other value as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class EmbeddingEncoding(Part, ABC):
     """Changes the token vectors before the first block or before every block."""
 
@@ -150,7 +168,7 @@ class EmbeddingEncoding(Part, ABC):
     takes_complex: ClassVar[bool] = False
     """True if it encodes complex vectors too, of half the width."""
 
-    lookback: int = 0
+    lookback = 0
     """Number of preceding tokens that it reads (a causal convolution)."""
 
     @abstractmethod

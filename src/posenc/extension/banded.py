@@ -61,10 +61,10 @@ class BandedRope(ScoreTerm, ABC):
 
     replaces_product = True
 
-    def __init__(self, *, rope: Rope) -> None:
-        super().__init__()
-        self.rope = rope
-        self.head_dim = rope.head_dim
+    rope: Rope
+
+    def __post_init__(self) -> None:
+        self.head_dim = self.rope.head_dim
 
     @abstractmethod
     def moved(self, grid: Grid) -> Sequence[Moved]:
@@ -154,9 +154,7 @@ class WindowedRope(BandedRope):
     ``moved`` returns them in the order behind, near, ahead; the last are left out if causal.
     """
 
-    def __init__(self, *, rope: Rope, window: float) -> None:
-        super().__init__(rope=rope)
-        self.window = window
+    window: float
 
     def band_of(self, grid: Grid) -> Int[Tensor, "b Q K"]:
         offset = grid.offset[..., 0]

@@ -37,10 +37,12 @@ class VaryingRope(QueryKeyTransform, ABC):
     tokenwise = False
     pairwise = False
 
-    def __init__(self, *, rope: Rope, length: float, gain: float = 1.0) -> None:
-        super().__init__()
-        self.rope, self.length, self.gain = rope, length, gain
-        self.head_dim = rope.head_dim
+    rope: Rope
+    length: float
+    gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.head_dim = self.rope.head_dim
 
     @abstractmethod
     def divisors(self, lengths: Float[Tensor, "b l"]) -> Float[Tensor, "b l T"]:

@@ -42,7 +42,7 @@ def wave(encoding: ComplexOrder, word: int, feature: int, position: float) -> co
     else:
         exponent = 2 * (feature // 2) / encoding.width
     rate = encoding.base**-exponent + encoding.departure[row, column].item()
-    phase = 0.0 if encoding.phase is None else encoding.phase[row, column].item()
+    phase = 0.0 if encoding.phases is None else encoding.phases[row, column].item()
     return cmath.exp(1j * (rate * position + phase))
 
 

@@ -46,8 +46,8 @@ def test_places_are_exact_at_powers(count: int, base: int, digits: int) -> None:
 
 
 def test_as_many_digits_as_max_length_needs() -> None:
-    assert Radix(dim=4, max_length=101).digits == 3
-    assert Radix(dim=4).digits == 4
+    assert Radix(dim=4, max_length=101).places == 3
+    assert Radix(dim=4).places == 4
 
 
 def test_beyond_the_digits_it_refuses() -> None:

@@ -59,7 +59,7 @@ def transition(step: LinearStep) -> Tensor:
 
 def stepwise(encoding: Recursive) -> Iterator[Tensor]:
     """``p_0, p_1, …``, one step at a time."""
-    step = encoding.step
+    step = encoding.recursion
     vector = step.start
     if isinstance(step, GatedStep):
         cell = nn.GRUCell(1, len(vector)).double()
@@ -203,7 +203,7 @@ def test_stable_at_16_times_the_length_whatever_the_weights() -> None:
     """No training can make the vectors grow or fade: A stays a rotation."""
     for noise in (0.2, 3.0, 30.0):
         encoding = make("linear", dim=16, noise=noise).requires_grad_(False)
-        step = encoding.step
+        step = encoding.recursion
         assert isinstance(step, LinearStep)
         A = transition(step)
         torch.testing.assert_close(A @ A.T, torch.eye(16, dtype=A.dtype), rtol=0, atol=1e-9)
@@ -215,7 +215,7 @@ def test_gradients_neither_grow_nor_vanish_with_the_position() -> None:
     encoding = make("linear", dim=8)
     far = encoding.table(Layout.sequence(1, start=16 * 512))
     sent = torch.randn_like(far)
-    (gradient,) = torch.autograd.grad(far, [encoding.step.start], sent)
+    (gradient,) = torch.autograd.grad(far, [encoding.recursion.start], sent)
     torch.testing.assert_close(gradient.norm(), sent.norm())
 
 

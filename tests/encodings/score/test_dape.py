@@ -22,7 +22,7 @@ def make(bias: str = "kerple", heads: int = 3) -> Dape:
 
 
 def kerple_by_hand(dape: Dape, h: int, distance: float) -> Tensor:
-    r1, r2 = dape.bias.raw_scale[h].exp(), dape.bias.raw_shape[h].exp()
+    r1, r2 = dape.corrected.raw_scale[h].exp(), dape.corrected.raw_shape[h].exp()
     return -r1 * torch.log(1 + r2 * abs(distance))
 
 
@@ -76,7 +76,7 @@ def test_with_a_silent_network_it_is_the_bias(bias: str) -> None:
     q, k, v = inputs(grid)
     torch.testing.assert_close(
         attend(q, k, v, grid, Encoding(score=dape)),
-        attend(q, k, v, grid, Encoding(score=dape.bias)),
+        attend(q, k, v, grid, Encoding(score=dape.corrected)),
         rtol=1e-6,
         atol=1e-6,
     )

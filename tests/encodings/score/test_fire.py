@@ -12,7 +12,7 @@ from posenc.encodings.score.fire import Fire
 
 
 def by_loops(fire: Fire, grid: Grid) -> torch.Tensor:
-    c, limit = fire.scale.item(), abs(fire.stretch.item() * fire.initial[1])
+    c, limit = fire.rate.item(), abs(fire.stretch.item() * fire.threshold)
     first, last = fire.input, fire.output
     rows = []
     for b in range(grid.offset.shape[0]):

@@ -68,7 +68,7 @@ def test_images_have_as_many_cells_as_there_are_tokens() -> None:
     call = case("swin", length=24).build()
     assert call.layout.extent == (4, 6)
     assert call.encoding.score is not None
-    assert call.encoding.score.window.height == 4  # type: ignore[union-attr]
+    assert call.encoding.score.window[0] == 4  # type: ignore[union-attr]
 
 
 def test_every_encoding_with_limits_can_be_built() -> None:

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.arguments import Natural, Width, checked
 from posenc.encoding.tensors import BucketIndex, Offsets, Queries
 from posenc.grid import Grid
 
@@ -44,13 +43,9 @@ class ClippedTable(nn.Module):
     Args:
         head_dim: width D.
         max_distance: k; larger offsets share the last row on their side.
-
-    Raises:
-        ArgumentError: when ``head_dim`` is below 1 or ``max_distance`` negative.
     """
 
-    @checked
-    def __init__(self, *, head_dim: Width, max_distance: Natural) -> None:
+    def __init__(self, head_dim: int, max_distance: int) -> None:
         super().__init__()
         self.max_distance = max_distance
         self.rows = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim))

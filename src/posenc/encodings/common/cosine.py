@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from posenc.arguments import Count, checked
+from posenc.arguments import Count
 from posenc.encoding import QueryKeyTransform
 from posenc.encoding.tensors import Keys, Queries
 from posenc.errors import ArgumentError
@@ -36,11 +36,10 @@ class CosineLogits(QueryKeyTransform):
     INITIAL, MAXIMUM = 10.0, 100.0
     """Initial and largest τ."""
 
-    @checked
-    def __init__(self, *, heads: Count) -> None:
-        super().__init__()
-        self.heads = heads
-        self.log_scale = nn.Parameter(torch.empty(heads))
+    heads: Count
+
+    def __post_init__(self) -> None:
+        self.log_scale = nn.Parameter(torch.empty(self.heads))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from posenc.arguments import Count, Positive, Width, checked
+from posenc.arguments import Count, Positive, Width
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation, apply_rotation
 from posenc.encoding.derivatives import with_definition
 from posenc.encoding.rotation import Factors
@@ -50,22 +50,21 @@ class MatrixRotary(QueryKeyTransform, ABC):
             ``head_dim``, or ``span`` is not above 0.
     """
 
-    heads: int
-    head_dim: int
-
     axes = (2,)
 
-    @checked
-    def __init__(self, *, heads: Count, head_dim: Width, block: Width, span: Positive) -> None:
-        super().__init__()
-        if block < 2 or head_dim < block or head_dim % block:
+    heads: Count
+    head_dim: Width
+    block: Width
+    span: Positive = 14.0
+
+    def __post_init__(self) -> None:
+        if self.block < 2 or self.head_dim % self.block:
             raise ArgumentError(
                 "block",
-                expected=f"2 or more, a divisor of head_dim ({head_dim})",
-                got=block,
+                expected=f"2 or more, a divisor of head_dim ({self.head_dim})",
+                got=self.block,
                 remedy="Use 2 for rotations of pairs.",
             )
-        self.heads, self.head_dim, self.block, self.span = heads, head_dim, block, span
 
     @abstractmethod
     def generators(self, *, dtype: torch.dtype) -> Float[Tensor, "A H N b b"]:

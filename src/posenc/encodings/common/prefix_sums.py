@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Width, checked
+from posenc.arguments import Count, Width
 from posenc.encoding import BucketedTerms, ScoreTerm
 from posenc.encoding.tensors import (
     BucketIndex,
@@ -171,15 +171,13 @@ class GatedDecay(SumDifference):
         ArgumentError: when an argument is below 1.
     """
 
-    heads: int
-
     pairwise = False
 
-    @checked
-    def __init__(self, *, dim: Width, heads: Count) -> None:
-        super().__init__()
-        self.dim, self.heads = dim, heads
-        self.gate = WideLinear(dim, heads)
+    dim: Width
+    heads: Count
+
+    def __post_init__(self) -> None:
+        self.gate = WideLinear(self.dim, self.heads)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -201,7 +199,7 @@ class GatedDecay(SumDifference):
         return KeyRanks.of(grid).running(steps)
 
     def of_sums(self) -> ScoreTerm:
-        return SignalDifference(self.heads)
+        return SignalDifference(heads=self.heads)
 
 
 class SignalDifference(SumDifference):
@@ -211,13 +209,12 @@ class SignalDifference(SumDifference):
         heads: H.
     """
 
-    def __init__(self, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
+    heads: Count
 
     def sums(self, grid: Grid) -> tuple[Float[Tensor, "b H Q"], Float[Tensor, "b H K"]]:
-        name, heads = type(self).__name__, self.heads or 0
-        return require_signal(grid.query, name, heads).mT, require_signal(grid.key, name, heads).mT
+        name = type(self).__name__
+        query, key = (require_signal(side, name, self.heads) for side in (grid.query, grid.key))
+        return query.mT, key.mT
 
 
 def _one_bucket(offset: Offsets) -> BucketIndex:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import field
 from functools import partial
 from typing import TypeVar
 
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import Factor, Width, checked
+from posenc.arguments import Width
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation, apply_rotation
 from posenc.encoding.prepared import reused
 from posenc.encoding.rotation import Factors
@@ -102,13 +103,8 @@ class PairProducts(QueryKeyTransform, ABC):
         UnknownNameError: for another ``pairing``.
     """
 
-    head_dim: int
-
-    @checked
-    def __init__(self, *, head_dim: Width, pairing: Pairing) -> None:
-        super().__init__()
-        self.head_dim = head_dim
-        self.pairing = pairing
+    head_dim: Width
+    pairing: Pairing = field(init=False, default="half")
 
     @abstractmethod
     def factors(self, layout: Layout) -> Factors:
@@ -150,10 +146,7 @@ class Rotary(PairProducts, ABC):
         gain: factor of the rotated features of queries and of keys.
     """
 
-    @checked
-    def __init__(self, *, head_dim: Width, pairing: Pairing, gain: Factor = 1.0) -> None:
-        super().__init__(head_dim=head_dim, pairing=pairing)
-        self.gain = gain
+    gain = 1.0
 
     @abstractmethod
     def angles(self, layout: Layout) -> Float[Tensor, "b *h L T"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.encodings.common.special_tokens import special_pairs
-from posenc.errors import ArgumentError, LengthError
+from posenc.errors import LengthError
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import has_values
@@ -30,22 +29,6 @@ class Window:
 
     height: int
     width: int
-
-    @classmethod
-    def of(cls, sides: Sequence[int], *, argument: str) -> Window:
-        """A checked window.
-
-        Raises:
-            ArgumentError: unless ``sides`` are two numbers, both 1 or more.
-        """
-        if len(sides) != 2 or any(int(side) != side or side < 1 for side in sides):
-            raise ArgumentError(
-                argument,
-                expected="(height, width) in cells, both 1 or more",
-                got=sides,
-                remedy="Give both sides, (7, 7) for a square.",
-            )
-        return cls(int(sides[0]), int(sides[1]))
 
     @property
     def sides(self) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Magnitude, Natural, Width, checked
+from posenc.arguments import Count, Magnitude, Natural, Width
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.prepared import constant
@@ -59,28 +59,22 @@ class Abacus(EmbeddingEncoding):
 
     pairwise = False
 
-    @checked
-    def __init__(
-        self,
-        *,
-        dim: Width,
-        digits: Sequence[int] = ASCII_DIGITS,
-        places: Count = 128,
-        offset: Natural = 99,
-        std: Magnitude = 1.0,
-    ) -> None:
-        super().__init__()
-        if not digits or min(digits) < 0:
+    dim: Width
+    digits: Sequence[int] = ASCII_DIGITS
+    places: Count = 128
+    offset: Natural = 99
+    std: Magnitude = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.digits or min(self.digits) < 0:
             raise ArgumentError(
                 "digits",
                 expected="token ids, 0 or more",
-                got=list(digits),
+                got=list(self.digits),
                 remedy="Pass the tokenizer's ids of 0 to 9.",
             )
-        self.dim, self.digits = dim, tuple(digits)
-        self.places, self.offset, self.std = places, offset, std
-        self.lookback = places
-        self.table = nn.Parameter(torch.empty(1 + places + offset, dim))
+        self.lookback = self.places
+        self.table = nn.Parameter(torch.empty(1 + self.places + self.offset, self.dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
-from posenc.arguments import Base, EvenWidth, Length, checked
+from posenc.arguments import Base, EvenWidth, Length
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
@@ -68,36 +68,32 @@ class ComplexOrder(EmbeddingEncoding):
 
     takes_complex = True
 
-    @checked
-    def __init__(
-        self,
-        *,
-        dim: EvenWidth,
-        shared: Shared = "words",
-        vocabulary: Length | None = None,
-        phase: bool = False,
-        base: Base = 10000.0,
-    ) -> None:
-        super().__init__()
-        rows = 1 if shared == "words" else vocabulary
+    dim: EvenWidth
+    shared: Shared = "words"
+    vocabulary: Length | None = None
+    phase: bool = False
+    base: Base = 10000.0
+
+    def __post_init__(self) -> None:
+        rows = 1 if self.shared == "words" else self.vocabulary
         if rows is None:
             raise ArgumentError(
                 "vocabulary",
-                expected=f"1 or more, which shared={shared!r} needs",
-                got=vocabulary,
+                expected=f"1 or more, which shared={self.shared!r} needs",
+                got=None,
                 remedy="Give the number of token ids, or use shared='words'.",
             )
-        self.dim, self.shared, self.width, self.base = dim, shared, dim // 2, base
-        columns = 1 if shared == "dimensions" else self.width
+        self.width = self.dim // 2
+        columns = 1 if self.shared == "dimensions" else self.width
         self.departure = nn.Parameter(torch.empty(rows, columns))
-        self.phase = nn.Parameter(torch.empty(rows, columns)) if phase else None
+        self.phases = nn.Parameter(torch.empty(rows, columns)) if self.phase else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set the initial frequencies and zero phases."""
         nn.init.zeros_(self.departure)
-        if self.phase is not None:
-            nn.init.zeros_(self.phase)
+        if self.phases is not None:
+            nn.init.zeros_(self.phases)
 
     def forward(
         self,
@@ -106,12 +102,12 @@ class ComplexOrder(EmbeddingEncoding):
         *,
         tokens: TokenIds | None = None,
     ) -> Features | Complex[Tensor, "B L T"]:
-        width = self.width if x.is_complex() else 2 * self.width
+        width = self.width if x.is_complex() else self.dim
         if x.shape[-1] != width:
             raise ArgumentError(
                 "x",
                 expected=f"{width} {'complex' if x.is_complex() else 'real'} numbers a token, as "
-                f"dim={2 * self.width} says",
+                f"dim={self.dim} says",
                 got=x.shape[-1],
                 remedy="Create the encoding with the model's width (twice its complex numbers).",
             )
@@ -132,7 +128,7 @@ class ComplexOrder(EmbeddingEncoding):
         departure = self.departure[words]
         frequencies = self.initial(words, like=wider(positions)) + wider(departure)
         angles = angles_at(positions, frequencies)
-        return angles if self.phase is None else angles + self.phase[words].to(wide)
+        return angles if self.phases is None else angles + self.phases[words].to(wide)
 
     def _words(self, tokens: TokenIds | None) -> Int[Tensor, "b L"]:
         """Row index of each token in the tables."""

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Length, Magnitude, Share, Width, checked
+from posenc.arguments import Length, Magnitude, Share, Width
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
@@ -47,13 +47,14 @@ class Hierarchical(EmbeddingEncoding):
     torch.Size([1, 64, 4])
     """
 
-    @checked
-    def __init__(
-        self, *, dim: Width, max_length: Length, alpha: Share = PAPER_ALPHA, std: Magnitude = 0.02
-    ) -> None:
-        super().__init__()
-        self.dim, self.alpha, self.std = dim, require_alpha(alpha), std
-        self.table = nn.Parameter(torch.empty(max_length, dim))
+    dim: Width
+    max_length: Length
+    alpha: Share = PAPER_ALPHA
+    std: Magnitude = 0.02
+
+    def __post_init__(self) -> None:
+        require_alpha(self.alpha)
+        self.table = nn.Parameter(torch.empty(self.max_length, self.dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -61,20 +62,19 @@ class Hierarchical(EmbeddingEncoding):
         draw_rows(self.table, std=self.std)
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
-        count = self.table.shape[0]
+        count = self.max_length
         require_inside(layout, count**2, f"a hierarchical table of {count} rows")
         trained = layout.start is not None and layout.start + layout.length <= count
         rows = self.table if trained else hierarchical_rows(self.table, self.alpha)
         return fuse(x, read_rows(rows, layout), "add")
 
 
-def require_alpha(alpha: float) -> float:
+def require_alpha(alpha: float) -> None:
     """ArgumentError unless the decomposition exists for ``alpha``."""
     if not 0 < alpha < 1 or alpha == 0.5:
         raise ArgumentError(
             "alpha", expected="0 < α < 1, not 0.5", got=alpha, remedy="0.4 is the source's."
         )
-    return alpha
 
 
 def hierarchical_rows(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from posenc.arguments import Length, Magnitude, Width, checked
+from posenc.arguments import Length, Magnitude, Width
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
@@ -42,23 +42,18 @@ class Learned(EmbeddingEncoding):
     torch.Size([1, 8, 4])
     """
 
-    @checked
-    def __init__(
-        self, *, dim: Width, max_length: Length, fusion: Fusion = "add", std: Magnitude = 0.02
-    ) -> None:
-        super().__init__()
-        self.dim, self.fusion, self.std = dim, fusion, std
-        self.table = nn.Parameter(torch.empty(max_length, dim))
+    dim: Width
+    max_length: Length
+    fusion: Fusion = "add"
+    std: Magnitude = 0.02
+
+    def __post_init__(self) -> None:
+        self.table = nn.Parameter(torch.empty(self.max_length, self.dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the initial values."""
         draw_rows(self.table, mean=1.0 if self.fusion == "multiply" else 0.0, std=self.std)
-
-    @property
-    def max_length(self) -> int:
-        """Positions in the table."""
-        return self.table.shape[0]
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         require_inside(

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Fraction, Length, Width, checked
+from posenc.arguments import Fraction, Length, Width
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
@@ -42,11 +42,12 @@ class Multiplicative(EmbeddingEncoding):
     [1.0, 1.0, 1.0, 1.0]
     """
 
-    @checked
-    def __init__(self, *, dim: Width, max_length: Length, bound: Fraction | None = 1.0) -> None:
-        super().__init__()
-        self.dim, self.bound = dim, bound
-        self.table = nn.Parameter(torch.empty(max_length, dim))
+    dim: Width
+    max_length: Length
+    bound: Fraction | None = 1.0
+
+    def __post_init__(self) -> None:
+        self.table = nn.Parameter(torch.empty(self.max_length, self.dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from posenc.arguments import Base, Fraction, Width, checked
+from posenc.arguments import Base, Fraction, Width
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
@@ -43,11 +43,12 @@ class MultiplicativeShared(EmbeddingEncoding):
     [1.0, 1.0, 1.0, 1.0]
     """
 
-    @checked
-    def __init__(self, *, dim: Width, base: Base = 10000.0, bound: Fraction | None = 1.0) -> None:
-        super().__init__()
-        self.dim, self.base, self.bound = dim, base, bound
-        self.sine, self.cosine = nn.Parameter(torch.empty(dim)), nn.Parameter(torch.empty(dim))
+    dim: Width
+    base: Base = 10000.0
+    bound: Fraction | None = 1.0
+
+    def __post_init__(self) -> None:
+        self.sine, self.cosine = (nn.Parameter(torch.empty(self.dim)) for _ in range(2))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -56,8 +57,7 @@ class MultiplicativeShared(EmbeddingEncoding):
         nn.init.zeros_(self.cosine)
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
-        width = len(self.sine)
-        angles = geometric_angles(layout.positions[..., :1], width, 2 * width, self.base)
+        angles = geometric_angles(layout.positions[..., :1], self.dim, 2 * self.dim, self.base)
         weights = self.sine.to(angles) * angles.sin() + self.cosine.to(angles) * angles.cos()
         return fuse(x, bounded_gain(weights, self.bound), "multiply")
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.arguments import EXACT, Count, Interval, Length, Magnitude, Width, checked
+from posenc.arguments import EXACT, Count, Interval, Length, Magnitude, Width
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
@@ -53,63 +53,56 @@ class Radix(EmbeddingEncoding):
     [[7, 0, 5]]
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        dim: Width,
-        base: Annotated[int, Interval(2, 2**16)] = 10,
-        digits: Count | None = None,
-        max_length: Length | None = None,
-        join: Join = "sum",
-        std: Magnitude = 0.02,
-    ) -> None:
-        super().__init__()
-        if digits is None:
-            digits = 4 if max_length is None else places(max_length, base)
-        if digits < 1 or (max_length is not None and base**digits < max_length):
+    dim: Width
+    base: Annotated[int, Interval(2, 2**16)] = 10
+    digits: Count | None = None
+    max_length: Length | None = None
+    join: Join = "sum"
+    std: Magnitude = 0.02
+
+    def __post_init__(self) -> None:
+        default = 4 if self.max_length is None else places(self.max_length, self.base)
+        self.places = self.digits or default
+        written = f"{self.places} in base {self.base}"
+        if self.max_length is not None and self.base**self.places < self.max_length:
             raise ArgumentError(
                 "digits",
-                expected="1 or more, enough for max_length",
-                got=f"{digits} in base {base} for {max_length} positions",
+                expected="enough for max_length",
+                got=f"{written} for {self.max_length} positions",
                 remedy="Raise digits or base.",
             )
-        if base ** (digits - 1) >= EXACT:
+        if self.base ** (self.places - 1) >= EXACT:
             raise ArgumentError(
                 "digits",
                 expected="a largest place below 2^53, the limit of exact positions",
-                got=f"{base}^{digits - 1}",
+                got=written,
                 remedy="Lower digits or base.",
             )
-        if join == "concatenate" and dim % digits:
-            raise ArgumentError(
-                "dim",
-                expected=f"a multiple of the {digits} digits",
-                got=dim,
-                remedy="Use join='sum', or another number of digits.",
-            )
-        self.dim, self.base, self.join, self.std = dim, base, join, std
-        width = dim // digits if join == "concatenate" else dim
-        self.tables = nn.Parameter(torch.empty(digits, base, width))
+        width = self.dim
+        if self.join == "concatenate":
+            width, rest = divmod(self.dim, self.places)
+            if rest:
+                raise ArgumentError(
+                    "dim",
+                    expected=f"a multiple of the {self.places} digits",
+                    got=self.dim,
+                    remedy="Use join='sum', or another number of digits.",
+                )
+        self.tables = nn.Parameter(torch.empty(self.places, self.base, width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the initial values."""
         draw_rows(self.tables, std=self.std)
 
-    @property
-    def digits(self) -> int:
-        """m, the number of digit places."""
-        return self.tables.shape[0]
-
     def digits_of(self, positions: Float[Tensor, "*dims"]) -> Int[Tensor, "*dims m"]:
         """Digits of the integer part of each position, the lowest place first."""
-        powers = self.base ** torch.arange(self.digits, device=positions.device)
+        powers = self.base ** torch.arange(self.places, device=positions.device)
         return positions.floor().long().unsqueeze(-1) // powers % self.base
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
-        covered = self.base**self.digits
-        holder = f"{self.digits} digits in base {self.base}"
+        covered = self.base**self.places
+        holder = f"{self.places} digits in base {self.base}"
         require_inside(layout, covered, holder, remedy=REMEDY)
         positions = real_positions(layout)
         below = positions.floor().clamp(0, covered - 1)
@@ -121,7 +114,7 @@ class Radix(EmbeddingEncoding):
         return fuse(x, vectors, "add")
 
     def _read(self, positions: Float[Tensor, "b L"]) -> Float[Tensor, "b L C"]:
-        places = torch.arange(self.digits, device=positions.device)
+        places = torch.arange(self.places, device=positions.device)
         parts = self.tables[places, self.digits_of(positions)]
         return parts.sum(-2) if self.join == "sum" else parts.flatten(-2)
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Width, checked
+from posenc.arguments import Width
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.parts import Hooked
@@ -196,17 +196,16 @@ class Recursive(EmbeddingEncoding):
     [0.0, 1.0, 0.0, 1.0]
     """
 
-    @checked
-    def __init__(self, *, dim: Width, step: StepKind = "linear") -> None:
-        super().__init__()
-        self.dim = dim
+    dim: Width
+    step: StepKind = "linear"
+
+    def __post_init__(self) -> None:
         steps: dict[str, type[Step]] = {"linear": RotationStep, "free": FreeStep, "gru": GatedStep}
-        self.kind: StepKind = step
-        self.step = steps[step](dim)
+        self.recursion = steps[self.step](self.dim)
 
     def reset_parameters(self) -> None:
         """Set the initial values; the GRU's are drawn."""
-        self.step.reset_parameters()
+        self.recursion.reset_parameters()
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         return fuse(x, self.table(layout), "add")
@@ -219,11 +218,11 @@ class Recursive(EmbeddingEncoding):
     def _read(self, layout: Layout) -> Float[Tensor, "b L C"]:
         if layout.start is not None and has_values(layout.positions):
             require_forward(float(layout.start))
-            return self.step.along(layout.start, layout.length).unsqueeze(0)
+            return self.recursion.along(layout.start, layout.length).unsqueeze(0)
         positions = real_positions(layout)
         if has_values(positions) and positions.numel():
             require_forward(float(positions.detach().min()))
-        return self.step.at(positions)
+        return self.recursion.at(positions)
 
 
 def require_forward(first: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from posenc.arguments import Count, EvenWidth, checked
+from posenc.arguments import Count, EvenWidth
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
@@ -46,12 +46,12 @@ class RowColumn(EmbeddingEncoding):
 
     axes = (2,)
 
-    @checked
-    def __init__(self, *, dim: EvenWidth, size: tuple[Count, Count] = (50, 50)) -> None:
-        super().__init__()
-        self.dim = dim
-        self.rows = nn.Parameter(torch.empty(size[0], dim // 2))
-        self.columns = nn.Parameter(torch.empty(size[1], dim // 2))
+    dim: EvenWidth
+    size: tuple[Count, Count] = (50, 50)
+
+    def __post_init__(self) -> None:
+        rows, columns = (torch.empty(side, self.dim // 2) for side in self.size)
+        self.rows, self.columns = nn.Parameter(rows), nn.Parameter(columns)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -60,8 +60,7 @@ class RowColumn(EmbeddingEncoding):
         nn.init.uniform_(self.columns)
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
-        size = (self.rows.shape[0], self.columns.shape[0])
-        require_grid(layout, size, holder="the learned tables")
+        require_grid(layout, self.size, holder="the learned tables")
         vectors = torch.cat([read_rows(self.columns, layout, 1), read_rows(self.rows, layout)], -1)
         return fuse(x, zero_special(vectors, layout), "add")
 

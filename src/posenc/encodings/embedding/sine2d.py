@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import Base, Positive, QuarterWidth, checked
+from posenc.arguments import Base, Positive, QuarterWidth
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
@@ -53,23 +53,14 @@ class Sine2d(EmbeddingEncoding):
     [[0.84, 0.54, 0.84, 0.54], [0.84, 0.54, 0.91, -0.42]]
     """
 
-    dim: int
-
     axes = (2,)
     pairwise = False
 
     EPSILON = 1e-6
 
-    @checked
-    def __init__(
-        self,
-        *,
-        dim: QuarterWidth,
-        temperature: Base = 10000.0,
-        scale: Positive | None = 2 * math.pi,
-    ) -> None:
-        super().__init__()
-        self.dim, self.temperature, self.scale = dim, temperature, scale
+    dim: QuarterWidth
+    temperature: Base = 10000.0
+    scale: Positive | None = 2 * math.pi
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         return fuse(x, zero_special(self.features(self.coordinates(layout)), layout), "add")

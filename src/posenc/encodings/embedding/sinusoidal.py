@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import Base, Width, checked
+from posenc.arguments import Base, Width
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
@@ -51,26 +51,19 @@ class Sinusoidal(EmbeddingEncoding):
     [0.0, 1.0, 0.0, 1.0]
     """
 
-    dim: int
+    dim: Width
+    base: Base = 10000.0
+    arrangement: Arrangement = "interleaved"
+    fusion: Fusion = "add"
 
-    @checked
-    def __init__(
-        self,
-        *,
-        dim: Width,
-        base: Base = 10000.0,
-        arrangement: Arrangement = "interleaved",
-        fusion: Fusion = "add",
-    ) -> None:
-        super().__init__()
-        if arrangement == "whisper" and (dim < 4 or dim % 2):
+    def __post_init__(self) -> None:
+        if self.arrangement == "whisper" and (self.dim < 4 or self.dim % 2):
             raise ArgumentError(
                 "dim",
                 expected="an even number from 4",
-                got=dim,
+                got=self.dim,
                 remedy="Use the width of the token vectors.",
             )
-        self.dim, self.base, self.arrangement, self.fusion = dim, base, arrangement, fusion
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         return fuse(x, self.table(layout.positions[..., 0]), self.fusion)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Positive, Width, checked
+from posenc.arguments import Width
 from posenc.encoding.entry import Claims, Entry
 from posenc.encodings.common.matrix_rotation import MatrixRotary
 from posenc.errors import ArgumentError
@@ -48,28 +48,21 @@ class ComRope(MatrixRotary):
     torch.Size([1, 2, 7, 8])
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        heads: Count,
-        head_dim: Width,
-        variant: Literal["linear", "axial"] = "linear",
-        block: Width = 2,
-        span: Positive = 14.0,
-    ) -> None:
-        super().__init__(heads=heads, head_dim=head_dim, block=block, span=span)
-        blocks = head_dim // block
-        if variant == "axial" and blocks % 2:
+    variant: Literal["linear", "axial"] = "linear"
+    block: Width = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        block, blocks = self.block, self.head_dim // self.block
+        if self.variant == "axial" and blocks % 2:
             raise ArgumentError(
                 "block",
                 expected="an even number of blocks (head_dim / block), half of them per axis",
                 got=blocks,
                 remedy="Use smaller blocks, or variant='linear'.",
             )
-        self.variant = variant
-        self.matrix = nn.Parameter(torch.empty(heads, blocks, block, block))
-        self.factor = nn.Parameter(torch.empty(2, blocks)) if variant == "linear" else None
+        self.matrix = nn.Parameter(torch.empty(self.heads, blocks, block, block))
+        self.factor = nn.Parameter(torch.empty(2, blocks)) if self.variant == "linear" else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

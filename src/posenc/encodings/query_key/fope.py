@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import field
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from posenc.arguments import EXACT, Base, Count, EvenWidth, Interval, Magnitude, checked
+from posenc.arguments import EXACT, Base, Count, EvenWidth, Interval, Magnitude
 from posenc.encoding import Pairing
 from posenc.encoding.entry import Claims, Entry
 from posenc.encodings.common.precision import geometric_angles, wide_product
@@ -60,29 +61,22 @@ class Fope(PairProducts):
     torch.Size([1, 2, 3, 8])
     """
 
-    heads: int
+    heads: Count
+    head_dim: EvenWidth
+    max_length: Annotated[int, Interval(7, EXACT, remedy=PERIOD)] = 512
+    base: Base = 10000.0
+    gain: Magnitude = 0.3
+    learned: bool = False
+    pairing: Pairing = "half"
 
-    coefficients: Tensor
+    coefficients: Tensor = field(init=False)
     """``[2, H, M, M]``: a and b, [.., m, t] of frequency m in pair t."""
 
-    @checked
-    def __init__(
-        self,
-        *,
-        heads: Count,
-        head_dim: EvenWidth,
-        max_length: Annotated[int, Interval(7, EXACT, remedy=PERIOD)] = 512,
-        base: Base = 10000.0,
-        gain: Magnitude = 0.3,
-        learned: bool = False,
-        pairing: Pairing = "half",
-    ) -> None:
-        super().__init__(head_dim=head_dim, pairing=pairing)
-        self.heads, self.max_length, self.base, self.gain = heads, max_length, base, gain
-        slowest = 2 * math.pi / max_length
-        self.waves = sum(base ** (-2 * m / head_dim) >= slowest for m in range(head_dim // 2))
-        drawn = torch.empty(2, heads, self.waves, self.waves)
-        if learned:
+    def __post_init__(self) -> None:
+        width, slowest = self.head_dim, 2 * math.pi / self.max_length
+        self.waves = sum(self.base ** (-2 * m / width) >= slowest for m in range(width // 2))
+        drawn = torch.empty(2, self.heads, self.waves, self.waves)
+        if self.learned:
             self.coefficients = nn.Parameter(drawn)
         else:
             self.register_buffer("coefficients", drawn)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Base, EvenWidth, Positive, Width, checked
+from posenc.arguments import Base, EvenWidth, Positive, Width
 from posenc.encoding import QueryKeyTransform, Rotation, apply_rotation
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, Keys, Queries
@@ -52,20 +52,18 @@ class GrapeContextual(QueryKeyTransform):
     torch.Size([1, 2, 3, 8])
     """
 
-    head_dim: int
-
     axes = None
     tokenwise = False
     pairwise = False  # angles are sums over earlier tokens
 
-    @checked
-    def __init__(
-        self, *, dim: Width, head_dim: EvenWidth, base: Base = 10000.0, length: Positive = 1e-3
-    ) -> None:
-        super().__init__()
-        self.dim, self.head_dim, self.base, self.length = dim, head_dim, base, length
-        self.gate = WideLinear(dim, 1)
-        self.log_frequencies = nn.Parameter(torch.empty(head_dim // 2))
+    dim: Width
+    head_dim: EvenWidth
+    base: Base = 10000.0
+    length: Positive = 1e-3
+
+    def __post_init__(self) -> None:
+        self.gate = WideLinear(self.dim, 1)
+        self.log_frequencies = nn.Parameter(torch.empty(self.head_dim // 2))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

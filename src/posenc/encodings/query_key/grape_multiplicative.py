@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Base, EvenWidth, checked
+from posenc.arguments import Base, EvenWidth
 from posenc.encoding import Rotation
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.prepared import reused
@@ -53,12 +53,12 @@ class GrapeMultiplicative(Rotary):
     torch.Size([1, 2, 3, 8])
     """
 
-    @checked
-    def __init__(self, *, head_dim: EvenWidth, base: Base = 10000.0) -> None:
-        super().__init__(head_dim=head_dim, pairing="half")
-        self.base = base
-        self.log_frequencies = nn.Parameter(torch.empty(head_dim // 2))
-        self.skew = nn.Parameter(torch.empty(head_dim * (head_dim - 1) // 2))
+    head_dim: EvenWidth
+    base: Base = 10000.0
+
+    def __post_init__(self) -> None:
+        self.log_frequencies = nn.Parameter(torch.empty(self.head_dim // 2))
+        self.skew = nn.Parameter(torch.empty(self.head_dim * (self.head_dim - 1) // 2))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

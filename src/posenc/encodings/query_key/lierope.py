@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Positive, Width, checked
+from posenc.arguments import Width
 from posenc.encoding.entry import Claims, Entry
 from posenc.encodings.common.matrix_rotation import MatrixRotary
 
@@ -44,14 +44,12 @@ class LieRope(MatrixRotary):
     torch.Size([1, 2, 7, 8])
     """
 
-    @checked
-    def __init__(
-        self, *, heads: Count, head_dim: Width, block: Width = 8, span: Positive = 14.0
-    ) -> None:
-        super().__init__(heads=heads, head_dim=head_dim, block=block, span=span)
-        self.upper = nn.Parameter(
-            torch.empty(2, heads, head_dim // block, block * (block - 1) // 2)
-        )
+    block: Width = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        block, blocks = self.block, self.head_dim // self.block
+        self.upper = nn.Parameter(torch.empty(2, self.heads, blocks, block * (block - 1) // 2))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import Base, Count, Interval, checked
+from posenc.arguments import Base, Count, Interval
 from posenc.encoding import Pairing
 from posenc.encoding.entry import Claims, Entry
 from posenc.encodings.common.precision import geometric_angles
@@ -73,28 +73,24 @@ class Mrope(Rotary):
 
     axes = (3,)
 
-    @checked
-    def __init__(
-        self,
-        *,
-        head_dim: Annotated[int, Interval(6, 2**20, multiple=2, remedy=IN_PAIRS)],
-        base: Base = 1e6,
-        sections: Sequence[Count] | None = None,
-        arrangement: Arrangement = "contiguous",
-        pairing: Pairing = "half",
-    ) -> None:
-        super().__init__(head_dim=head_dim, pairing=pairing)
-        pairs = head_dim // 2
-        counts = default_sections(pairs, arrangement) if sections is None else tuple(sections)
-        self.base, self.sections, self.arrangement = base, counts, arrangement
-        self._axis_of_pair = _assign(counts, pairs, arrangement)
+    head_dim: Annotated[int, Interval(6, 2**20, multiple=2, remedy=IN_PAIRS)]
+    base: Base = 1e6
+    sections: Sequence[Count] | None = None
+    arrangement: Arrangement = "contiguous"
+    pairing: Pairing = "half"
+
+    def __post_init__(self) -> None:
+        pairs = self.head_dim // 2
+        if self.sections is None:
+            self.sections = default_sections(pairs, self.arrangement)
+        self._axis_of_pair = _assign(self.sections, pairs, self.arrangement)
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
         by_pair = layout.positions[..., list(self._axis_of_pair)]
         return geometric_angles(by_pair, self.head_dim // 2, self.head_dim, self.base)
 
 
-def _assign(sections: tuple[int, ...], pairs: int, arrangement: Arrangement) -> tuple[int, ...]:
+def _assign(sections: Sequence[int], pairs: int, arrangement: Arrangement) -> tuple[int, ...]:
     """The axis of every pair.
 
     Raises:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import Base, EvenWidth, Share, checked
+from posenc.arguments import Base, EvenWidth, Share
 from posenc.encoding import Pairing
 from posenc.encoding.entry import Claims, Entry
 from posenc.encodings.common.precision import geometric_angles
@@ -45,23 +45,15 @@ class PRope(Rotary):
     torch.Size([1, 2, 3, 8])
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        head_dim: EvenWidth,
-        p: Share = 0.75,
-        base: Base = 10000.0,
-        pairing: Pairing = "half",
-    ) -> None:
-        super().__init__(head_dim=head_dim, pairing=pairing)
-        self.p, self.base = p, base
-        self.rotated_pairs = int(p * head_dim / 2)
+    head_dim: EvenWidth
+    p: Share = 0.75
+    base: Base = 10000.0
+    pairing: Pairing = "half"
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
-        count, still = self.rotated_pairs, self.head_dim // 2 - self.rotated_pairs
+        count = int(self.p * self.head_dim / 2)
         angles = geometric_angles(layout.positions, count, self.head_dim, self.base)
-        return torch.nn.functional.pad(angles, (0, still))
+        return torch.nn.functional.pad(angles, (0, self.head_dim // 2 - count))
 
 
 ENTRY = Entry(

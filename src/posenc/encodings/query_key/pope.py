@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Base, Count, Width, checked
+from posenc.arguments import Base, Count, Width
 from posenc.encoding import QueryKeyTransform
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Keys, Queries
@@ -52,23 +52,15 @@ class Pope(QueryKeyTransform):
     torch.Size([1, 2, 3, 16])
     """
 
-    heads: int
-    head_dim: int
-
     widening = 2
 
-    @checked
-    def __init__(
-        self,
-        *,
-        heads: Count,
-        head_dim: Width,
-        base: Base = 10000.0,
-        initial: Literal["zero", "uniform"] = "zero",
-    ) -> None:
-        super().__init__()
-        self.heads, self.head_dim, self.base, self.initial = heads, head_dim, base, initial
-        self.phase = nn.Parameter(torch.empty(heads, head_dim))
+    heads: Count
+    head_dim: Width
+    base: Base = 10000.0
+    initial: Literal["zero", "uniform"] = "zero"
+
+    def __post_init__(self) -> None:
+        self.phase = nn.Parameter(torch.empty(self.heads, self.head_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

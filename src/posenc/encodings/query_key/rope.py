@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Base, Factor, Fraction, Width, checked
+from posenc.arguments import Base, Factor, Fraction, Width
 from posenc.encoding import Pairing
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.prepared import constant
@@ -54,20 +54,16 @@ class Rope(Rotary):
     torch.Size([1, 2, 3, 8])
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        head_dim: Width,
-        base: Base = 10000.0,
-        pairing: Pairing = "half",
-        fraction: Fraction = 1.0,
-        learned: bool = False,
-        divisors: Sequence[Factor] | None = None,
-        gain: Factor = 1.0,
-    ) -> None:
-        super().__init__(head_dim=head_dim, pairing=pairing, gain=gain)
-        rotated = fraction * head_dim
+    head_dim: Width
+    base: Base = 10000.0
+    pairing: Pairing = "half"
+    fraction: Fraction = 1.0
+    learned: bool = False
+    divisors: Sequence[Factor] | None = None
+    gain: Factor = 1.0
+
+    def __post_init__(self) -> None:
+        rotated = self.fraction * self.head_dim
         if rotated < 2 or rotated % 2:
             raise ArgumentError(
                 "head_dim",
@@ -75,16 +71,16 @@ class Rope(Rotary):
                 got=f"{rotated:g}",
                 remedy="Change head_dim or fraction: features are rotated in pairs.",
             )
-        self.base, self.rotated, self.fraction = base, int(rotated), fraction
-        if divisors is not None and len(divisors) != self.rotated // 2:
+        self.rotated = int(rotated)
+        if self.divisors is not None and len(self.divisors) != self.rotated // 2:
             raise ArgumentError(
                 "divisors",
                 expected=f"{self.rotated // 2} divisors, one per rotated pair",
-                got=f"{len(divisors)}",
+                got=f"{len(self.divisors)}",
                 remedy="Pass one per pair, or None for no division.",
             )
-        self.divisors = None if divisors is None else tuple(divisors)
-        self.log_frequencies = nn.Parameter(torch.empty(self.rotated // 2)) if learned else None
+        pairs = torch.empty(self.rotated // 2)
+        self.log_frequencies = nn.Parameter(pairs) if self.learned else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import Base, QuarterWidth, checked
+from posenc.arguments import Base, QuarterWidth
 from posenc.encoding import Pairing
 from posenc.encoding.entry import Claims, Entry
 from posenc.encodings.common.precision import geometric_angles
@@ -45,12 +45,9 @@ class Rope2d(Rotary):
 
     axes = (2,)
 
-    @checked
-    def __init__(
-        self, *, head_dim: QuarterWidth, base: Base = 100.0, pairing: Pairing = "half"
-    ) -> None:
-        super().__init__(head_dim=head_dim, pairing=pairing)
-        self.base = base
+    head_dim: QuarterWidth
+    base: Base = 100.0
+    pairing: Pairing = "half"
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
         positions, width = layout.positions.unsqueeze(-1), self.head_dim / 2

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Base, Count, QuarterWidth, checked
+from posenc.arguments import Base, Count, QuarterWidth
 from posenc.encoding import Pairing
 from posenc.encoding.entry import Claims, Entry
 from posenc.encodings.common.precision import angles_at, geometric_frequencies
@@ -50,13 +50,13 @@ class RopeMixed(Rotary):
 
     axes = (2,)
 
-    @checked
-    def __init__(
-        self, *, heads: Count, head_dim: QuarterWidth, base: Base = 10.0, pairing: Pairing = "half"
-    ) -> None:
-        super().__init__(head_dim=head_dim, pairing=pairing)
-        self.heads, self.base = heads, base
-        self.frequencies = nn.Parameter(torch.empty(2, heads, head_dim // 2))
+    heads: Count
+    head_dim: QuarterWidth
+    base: Base = 10.0
+    pairing: Pairing = "half"
+
+    def __post_init__(self) -> None:
+        self.frequencies = nn.Parameter(torch.empty(2, self.heads, self.head_dim // 2))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

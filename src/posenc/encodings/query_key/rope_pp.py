@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from posenc.arguments import Base, Width, checked
+from posenc.arguments import Base, Width
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Keys, Queries
@@ -52,11 +52,12 @@ class RopePp(QueryKeyTransform):
 
     views = 2
 
-    @checked
-    def __init__(self, *, head_dim: Width, base: Base = 10000.0, pairing: Pairing = "half") -> None:
-        super().__init__()
-        self.head_dim = head_dim
-        self.rope = Rope(head_dim=head_dim, base=base, pairing=pairing)
+    head_dim: Width
+    base: Base = 10000.0
+    pairing: Pairing = "half"
+
+    def __post_init__(self) -> None:
+        self.rope = Rope(head_dim=self.head_dim, base=self.base, pairing=self.pairing)
 
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         if q.shape[1] % 2:
@@ -82,7 +83,7 @@ class RopePp(QueryKeyTransform):
 
     def _rotated_back(self, q: Queries) -> Queries:
         """Each pair (a, b) rotated by -90°, to (b, -a)."""
-        if self.rope.pairing == "half":
+        if self.pairing == "half":
             first, second = q.chunk(2, dim=-1)
             return torch.cat([second, -first], dim=-1)
         return torch.stack([q[..., 1::2], -q[..., 0::2]], dim=-1).flatten(-2)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import Base, Positive, Width, checked
+from posenc.arguments import Base, Positive, Width
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Keys, Queries
@@ -58,24 +58,17 @@ class Xpos(QueryKeyTransform):
     torch.Size([1, 2, 3, 8])
     """
 
-    head_dim: int
-
     causal_only = True
     tokenwise = False
 
-    @checked
-    def __init__(
-        self,
-        *,
-        head_dim: Width,
-        base: Base = 10000.0,
-        gamma: Positive = 0.4,
-        scale_base: Positive = 512.0,
-        pairing: Pairing = "half",
-    ) -> None:
-        super().__init__()
-        self.rope = Rope(head_dim=head_dim, base=base, pairing=pairing)
-        self.head_dim, self.gamma, self.scale_base = head_dim, gamma, scale_base
+    head_dim: Width
+    base: Base = 10000.0
+    gamma: Positive = 0.4
+    scale_base: Positive = 512.0
+    pairing: Pairing = "half"
+
+    def __post_init__(self) -> None:
+        self.rope = Rope(head_dim=self.head_dim, base=self.base, pairing=self.pairing)
 
     def log_decay(self, *, like: Tensor) -> Float[Tensor, " T"]:
         """``ln ζ_t / s``, the logarithm of the decay per token of pair t; 0 or less."""

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Count, checked
+from posenc.arguments import Count
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.prepared import constant
 from posenc.encodings.common.offset_bias import OffsetBias
@@ -44,21 +44,20 @@ class Alibi(OffsetBias):
     [-1.0, -0.0]
     """
 
-    heads: int
+    heads: Count
+    learned: bool = False
+    asymmetric: bool = False
 
-    @checked
-    def __init__(self, *, heads: Count, learned: bool = False, asymmetric: bool = False) -> None:
-        super().__init__()
-        if asymmetric and not learned:
+    def __post_init__(self) -> None:
+        if self.asymmetric and not self.learned:
             raise ArgumentError(
                 "asymmetric",
                 expected="learned=True beside it",
                 got="fixed slopes, which would be symmetric all the same",
                 remedy="Pass learned=True.",
             )
-        self.heads = heads
-        directions = 2 if asymmetric else 1
-        self.log_slopes = nn.Parameter(torch.empty(directions, heads)) if learned else None
+        slopes = torch.empty(2 if self.asymmetric else 1, self.heads)
+        self.log_slopes = nn.Parameter(slopes) if self.learned else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -53,12 +53,12 @@ class ContextualScores(ScoreTerm):
 
     rows_by_position = True
 
-    @checked
-    def __init__(self, *, head_dim: Width, max_distance: Natural = 16) -> None:
-        super().__init__()
-        self.head_dim = head_dim
-        self.query = ClippedTable(head_dim=head_dim, max_distance=max_distance)
-        self.key = ClippedTable(head_dim=head_dim, max_distance=max_distance)
+    head_dim: Width
+    max_distance: Natural = 16
+
+    def __post_init__(self) -> None:
+        self.query = ClippedTable(self.head_dim, self.max_distance)
+        self.key = ClippedTable(self.head_dim, self.max_distance)
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         bucket, queries, keys = self.key.bucket(grid.offset), self.query(), self.key()
@@ -77,7 +77,7 @@ class ContextualScores(ScoreTerm):
                 table=table.expand(q.shape[1], -1),
                 left=TokenTableProduct(q, scale * keys[None]),
                 right=TokenTableProduct(repeat_heads(k, q.shape[1]), scale * queries[None]),
-                max_distance=self.key.max_distance,
+                max_distance=self.max_distance,
             ),
         )
 

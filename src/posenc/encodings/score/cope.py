@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from torch import nn
 
-from posenc.arguments import EXACT, Interval, Width, checked
+from posenc.arguments import EXACT, Interval, Width
 from posenc.encoding import FusedScore, GateCounts, ScoreTerm, TokenTableProduct
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Keys, Queries, Scores
@@ -47,13 +47,11 @@ class Cope(ScoreTerm):
     pairwise = False
     axes = None
 
-    @checked
-    def __init__(
-        self, *, head_dim: Width, max_count: Annotated[int, Interval(2, EXACT)] = 64
-    ) -> None:
-        super().__init__()
-        self.head_dim = head_dim
-        self.rows = nn.Parameter(torch.empty(max_count, head_dim))
+    head_dim: Width
+    max_count: Annotated[int, Interval(2, EXACT)] = 64
+
+    def __post_init__(self) -> None:
+        self.rows = nn.Parameter(torch.empty(self.max_count, self.head_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -62,9 +60,9 @@ class Cope(ScoreTerm):
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         gates = torch.sigmoid(q @ k.mT * scale).masked_fill(~grid.visible, 0.0)
-        count = KeyRanks.of(grid).from_key(gates).clamp(max=self.rows.shape[0] - 1)
+        count = KeyRanks.of(grid).from_key(gates).clamp(max=self.max_count - 1)
         products = q @ self.rows.to(q).mT
-        low = count.detach().floor().clamp(max=self.rows.shape[0] - 2)
+        low = count.detach().floor().clamp(max=self.max_count - 2)
         share = count - low
         at = low.nan_to_num(0.0).long()  # as overflows under autocast leave counts that are none
         below, above = (products.gather(-1, at + step) for step in (0, 1))

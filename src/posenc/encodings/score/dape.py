@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Width, checked
+from posenc.arguments import Count, Width
 from posenc.encoding import FusedScore, HeadMixing, ScoreTerm
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.prepared import is_plain_linear
@@ -57,21 +57,23 @@ class Dape(ScoreTerm):
 
     mixes_heads = True
 
-    @checked
-    def __init__(self, *, heads: Count, bias: Bias = "kerple", hidden: Width = 32) -> None:
-        super().__init__()
-        self.heads = heads
-        self.bias = BIASES[bias](heads=heads)
-        self.input, self.output = WideLinear(2 * heads, hidden), WideLinear(hidden, heads)
+    heads: Count
+    bias: Bias = "kerple"
+    hidden: Width = 32
+
+    def __post_init__(self) -> None:
+        self.corrected = BIASES[self.bias](heads=self.heads)
+        self.input = WideLinear(2 * self.heads, self.hidden)
+        self.output = WideLinear(self.hidden, self.heads)
 
     def reset_parameters(self) -> None:
         """Draw the initial values of the bias and the network."""
-        for part in (self.bias, self.input, self.output):
+        for part in (self.corrected, self.input, self.output):
             part.reset_parameters()
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         logits = q @ k.mT * scale
-        bias: Tensor = self.bias(q, k, grid, scale=scale).to(logits.dtype).expand_as(logits)
+        bias: Tensor = self.corrected(q, k, grid, scale=scale).to(logits.dtype).expand_as(logits)
         both = torch.cat([logits, bias], dim=1).movedim(1, -1)
         hidden = nn.functional.leaky_relu(self.input(both))
         correction: Tensor = self.output(hidden).movedim(-1, 1)
@@ -79,10 +81,10 @@ class Dape(ScoreTerm):
 
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
         plain = is_plain_linear(self.input) and is_plain_linear(self.output)  # not adapted, say
-        if not (plain and isinstance(self.bias, OffsetBias)):
+        if not (plain and isinstance(self.corrected, OffsetBias)):
             return None
         return HeadMixing(
-            bias=self.bias.bias,
+            bias=self.corrected.bias,
             input=self.input.weight,
             input_bias=self.input.bias,
             output=self.output.weight,

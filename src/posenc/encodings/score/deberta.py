@@ -228,29 +228,21 @@ class Deberta(ScoreTerm):
         ArgumentError, UnknownNameError: as ``deberta``.
     """
 
-    heads: int
-    head_dim: int
-
     terms = 3
     rows_by_position = True
 
-    @checked
-    def __init__(
-        self,
-        *,
-        relative: RelativeEmbeddings,
-        heads: Count,
-        head_dim: Width,
-        projections: Projections = "own",
-        lookup: Lookup = "paper",
-    ) -> None:
-        super().__init__()
-        self.heads, self.head_dim = heads, head_dim
-        self.relative, self.projections, self.lookup = relative, projections, lookup
-        dim, own = relative.rows.shape[1], projections == "own"
-        self.query = nn.Linear(dim, heads * head_dim) if own else None
+    relative: RelativeEmbeddings
+    heads: Count
+    head_dim: Width
+    projections: Projections = "own"
+    lookup: Lookup = "paper"
+
+    def __post_init__(self) -> None:
+        sizes = self.relative.rows.shape[1], self.heads * self.head_dim
+        own = self.projections == "own"
+        self.query = nn.Linear(*sizes) if own else None
         # A key bias adds the same to all keys of a query, which softmax ignores.
-        self.key = nn.Linear(dim, heads * head_dim, bias=False) if own else None
+        self.key = nn.Linear(*sizes, bias=False) if own else None
         self.attached: tuple[Projection, Projection] | None = None
         self.reset_parameters()
 

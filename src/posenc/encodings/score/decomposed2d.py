@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Width, checked
+from posenc.arguments import Count, Width
 from posenc.encoding import BucketedTerms, ScoreTerm, TokenTableProduct
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
@@ -52,13 +52,13 @@ class Decomposed2d(ScoreTerm):
     axes = (2,)
     rows_by_position = True
 
-    @checked
-    def __init__(self, *, head_dim: Width, size: tuple[Count, Count] = (14, 14)) -> None:
-        super().__init__()
-        self.head_dim = head_dim
-        self.window = Window.of(size, argument="size")
-        self.rows = nn.Parameter(torch.empty(self.window.spans[0], head_dim))
-        self.columns = nn.Parameter(torch.empty(self.window.spans[1], head_dim))
+    head_dim: Width
+    size: tuple[Count, Count] = (14, 14)
+
+    def __post_init__(self) -> None:
+        self.window = Window(*self.size)
+        rows, columns = (torch.empty(span, self.head_dim) for span in self.window.spans)
+        self.rows, self.columns = nn.Parameter(rows), nn.Parameter(columns)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

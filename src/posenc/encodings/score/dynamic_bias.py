@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import InitVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Width, checked
+from posenc.arguments import Count, Width
 from posenc.encoding.entry import Claims, Entry
 from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.encodings.common.precision import WideLayerNorm, WideLinear
@@ -42,26 +44,20 @@ class DynamicBias(OffsetBias):
     torch.Size([6, 2])
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        heads: Count,
-        dim: Width | None = None,
-        hidden: Width | None = None,
-        depth: Count = 2,
-        log_distance: bool = False,
-        norm: bool = False,
-    ) -> None:
-        super().__init__()
-        self.heads = heads
-        if hidden is None:
-            hidden = 16 * heads if dim is None else max(1, dim // 4)
-        self.log_distance = log_distance
+    heads: Count
+    dim: InitVar[Width | None] = None
+    hidden: Width | None = None
+    depth: Count = 2
+    log_distance: bool = False
+    norm: bool = False
+
+    def __post_init__(self, dim: int | None) -> None:
+        default = 16 * self.heads if dim is None else max(1, dim // 4)
+        hidden = self.hidden or default
         self.layers = nn.ModuleList(
-            _Hidden(hidden if place else 1, hidden, norm=norm) for place in range(depth)
+            _Hidden(hidden if place else 1, hidden, norm=self.norm) for place in range(self.depth)
         )
-        self.output = WideLinear(hidden, heads)
+        self.output = WideLinear(hidden, self.heads)
 
     def reset_parameters(self) -> None:
         """Draw initial values, as PyTorch does for linear layers."""

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Positive, Width, checked
+from posenc.arguments import Count, Positive, Width
 from posenc.encoding import DistanceFunction, FusedScore, ScoreTerm
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.prepared import is_plain_linear
@@ -47,21 +47,14 @@ class Fire(ScoreTerm):
 
     EPSILON = 1e-6
 
-    @checked
-    def __init__(
-        self,
-        *,
-        heads: Count,
-        hidden: Width = 32,
-        scale: Positive = 0.1,
-        threshold: Positive = 512.0,
-    ) -> None:
-        super().__init__()
-        self.heads = heads
-        self.initial = (scale, threshold)
-        self.input, self.output = WideLinear(1, hidden), WideLinear(hidden, heads)
-        self.scale = nn.Parameter(torch.empty(1))
-        self.stretch = nn.Parameter(torch.empty(1))
+    heads: Count
+    hidden: Width = 32
+    scale: Positive = 0.1
+    threshold: Positive = 512.0
+
+    def __post_init__(self) -> None:
+        self.input, self.output = WideLinear(1, self.hidden), WideLinear(self.hidden, self.heads)
+        self.rate, self.stretch = (nn.Parameter(torch.empty(1)) for _ in range(2))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -69,7 +62,7 @@ class Fire(ScoreTerm):
         self.input.reset_parameters()
         self.output.reset_parameters()
         with torch.no_grad():
-            self.scale.fill_(self.initial[0])
+            self.rate.fill_(self.scale)
             self.stretch.fill_(1.0)
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
@@ -108,13 +101,13 @@ class Fire(ScoreTerm):
 
     def _logarithm(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """log(c·|Δ| + 1)."""
-        return torch.log((self.scale.to(offset.dtype) * offset).abs() + 1)
+        return torch.log((self.rate.to(offset.dtype) * offset).abs() + 1)
 
     def _most(self, positions: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """log(c·max(p_i, L) + 1), above 0."""
         # L is learned through a factor, as in the authors' listing: tokens are a poor unit to
         # take gradient steps in.
-        threshold = (self.stretch.to(positions.dtype) * self.initial[1]).abs()
+        threshold = (self.stretch.to(positions.dtype) * self.threshold).abs()
         return self._logarithm(torch.maximum(positions.abs(), threshold)) + self.EPSILON
 
 

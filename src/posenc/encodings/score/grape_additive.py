@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Count, EvenWidth, Width, checked
+from posenc.arguments import Count, EvenWidth, Width
 from posenc.encoding import FusedScore, LogGateSums, ScoreTerm
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.prepared import constant
@@ -50,17 +50,15 @@ class GrapeAdditive(ScoreTerm):
     torch.Size([1, 5, 32])
     """
 
-    heads: int
-    dim: int
-
     causal_only = True
     pairwise = False
 
-    @checked
-    def __init__(self, *, dim: Width, heads: Count, width: EvenWidth = 8) -> None:
-        super().__init__()
-        self.dim, self.heads, self.width = dim, heads, width
-        self.project = WideLinear(dim, heads * width, bias=False)
+    dim: Width
+    heads: Count
+    width: EvenWidth = 8
+
+    def __post_init__(self) -> None:
+        self.project = WideLinear(self.dim, self.heads * self.width, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Count, checked
+from posenc.arguments import Count
 from posenc.encoding.entry import Claims, Entry
 from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.errors import ArgumentError
@@ -48,12 +48,11 @@ class Kerple(OffsetBias):
     [-0.0]
     """
 
-    @checked
-    def __init__(self, *, heads: Count, kernel: Kernel = "log") -> None:
-        super().__init__()
-        self.heads, self.kernel = heads, kernel
-        self.raw_scale = nn.Parameter(torch.empty(heads))
-        self.raw_shape = nn.Parameter(torch.empty(heads))
+    heads: Count
+    kernel: Kernel = "log"
+
+    def __post_init__(self) -> None:
+        self.raw_scale, self.raw_shape = (nn.Parameter(torch.empty(self.heads)) for _ in range(2))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Width, checked
+from posenc.arguments import Count, Width
 from posenc.encoding import BlockTransforms, FusedScore, ScoreTerm
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, Keys, Queries, Scores, repeat_heads
@@ -51,9 +51,6 @@ class Path(ScoreTerm):
     torch.Size([1, 5, 40])
     """
 
-    heads: int
-    head_dim: int
-
     causal_only = True
     pairwise = False
     keys_by_keys = True
@@ -61,16 +58,18 @@ class Path(ScoreTerm):
 
     EPSILON = 1e-6
 
-    @checked
-    def __init__(
-        self, *, dim: Width, heads: Count, head_dim: Width, rank: Width = 32, kernel: Count = 3
-    ) -> None:
-        super().__init__()
-        self.dim, self.heads, self.head_dim, self.rank = dim, heads, head_dim, rank
-        self.narrow = WideLinear(dim, rank, bias=False)
-        self.wide = WideLinear(rank, heads * head_dim, bias=False)
-        self.strength = WideLinear(dim, heads)
-        self.taps = nn.Parameter(torch.empty(kernel, heads * head_dim)) if kernel > 1 else None
+    dim: Width
+    heads: Count
+    head_dim: Width
+    rank: Width = 32
+    kernel: Count = 3
+
+    def __post_init__(self) -> None:
+        width = self.heads * self.head_dim
+        self.narrow = WideLinear(self.dim, self.rank, bias=False)
+        self.wide = WideLinear(self.rank, width, bias=False)
+        self.strength = WideLinear(self.dim, self.heads)
+        self.taps = nn.Parameter(torch.empty(self.kernel, width)) if self.kernel > 1 else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Natural, checked
+from posenc.arguments import Count, Natural
 from posenc.encoding import BucketedTerms, ScoreTerm
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
@@ -48,13 +48,12 @@ class RelativeBias(ScoreTerm):
 
     rows_by_position = True
 
-    @checked
-    def __init__(
-        self, *, heads: Count, max_distance: Natural = 16, placement: Placement = "outside"
-    ) -> None:
-        super().__init__()
-        self.heads, self.max_distance, self.placement = heads, max_distance, placement
-        self.table = nn.Parameter(torch.empty(heads, 2 * max_distance + 1))
+    heads: Count
+    max_distance: Natural = 16
+    placement: Placement = "outside"
+
+    def __post_init__(self) -> None:
+        self.table = nn.Parameter(torch.empty(self.heads, 2 * self.max_distance + 1))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -87,10 +87,8 @@ class LogTemperature(QueryKeyTransform):
         ArgumentError: unless both are positive.
     """
 
-    @checked
-    def __init__(self, *, floor: Positive, alpha: Positive = 0.1) -> None:
-        super().__init__()
-        self.floor, self.alpha = floor, alpha
+    floor: Positive
+    alpha: Positive = 0.1
 
     def factor(self, layout: Layout) -> Float[Tensor, "b 1 L 1"]:
         """τ of each token."""
@@ -104,25 +102,17 @@ class LogTemperature(QueryKeyTransform):
 class RelativeLogits(ScoreTerm):
     """Score part of ``relative_logits``: ``s_ij += τ_i · r_ih · P[:, i - j]``."""
 
-    heads: int
-
     reads_layout = True
 
-    @checked
-    def __init__(
-        self,
-        *,
-        dim: Width,
-        heads: Count,
-        width: Width = 16,
-        extent: Count = 1024,
-        temperature: LogTemperature | None = None,
-    ) -> None:
-        super().__init__()
-        self.dim, self.heads, self.width, self.extent = dim, heads, width, extent
-        self.temperature = temperature
-        self.project = WideLinear(dim, heads * width, bias=False)
-        self.profiles = nn.Parameter(torch.empty(width, extent))
+    dim: Width
+    heads: Count
+    width: Width = 16
+    extent: Count = 1024
+    temperature: LogTemperature | None = None
+
+    def __post_init__(self) -> None:
+        self.project = WideLinear(self.dim, self.heads * self.width, bias=False)
+        self.profiles = nn.Parameter(torch.empty(self.width, self.extent))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import Base, Count, EvenWidth, checked
+from posenc.arguments import Base, Count, EvenWidth
 from posenc.encoding import BucketedTerms
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.prepared import reused
@@ -51,12 +51,9 @@ class Sandwich(OffsetBias):
     [2.0, 1.0]
     """
 
-    heads: int
-
-    @checked
-    def __init__(self, *, heads: Count, width: EvenWidth = 128, base: Base = 10000.0) -> None:
-        super().__init__()
-        self.heads, self.width, self.base = heads, width, base
+    heads: Count
+    width: EvenWidth = 128
+    base: Base = 10000.0
 
     def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, "H *dims"]:
         return self._divided(_similarity(offset, self.width, self.base))

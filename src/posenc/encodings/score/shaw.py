@@ -50,35 +50,35 @@ class ShawKeys(ScoreTerm):
 
     rows_by_position = True
 
-    @checked
-    def __init__(self, *, head_dim: Width, max_distance: Natural = 16) -> None:
-        super().__init__()
-        self.head_dim = head_dim
-        self.table = ClippedTable(head_dim=head_dim, max_distance=max_distance)
+    head_dim: Width
+    max_distance: Natural = 16
+
+    def __post_init__(self) -> None:
+        self.table = ClippedTable(self.head_dim, self.max_distance)
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         return scale * gather_rows(q, self.table()[None], self.table.bucket(grid.offset))
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         left = TokenTableProduct(q, scale * self.table()[None])
-        return (BucketedTerms(self.table.bucket, left=left, max_distance=self.table.max_distance),)
+        return (BucketedTerms(self.table.bucket, left=left, max_distance=self.max_distance),)
 
 
 class ShawValues(ValueTerm):
     """Value part of ``shaw``: ``o_i += Σ_j p_ij · a^V[n]``."""
 
-    @checked
-    def __init__(self, *, head_dim: Width, max_distance: Natural = 16) -> None:
-        super().__init__()
-        self.head_dim = head_dim
-        self.table = ClippedTable(head_dim=head_dim, max_distance=max_distance)
+    head_dim: Width
+    max_distance: Natural = 16
+
+    def __post_init__(self) -> None:
+        self.table = ClippedTable(self.head_dim, self.max_distance)
 
     def forward(self, weights: Float[Tensor, "B H Q K"], grid: Grid) -> Float[Tensor, "B H Q D"]:
         return sum_by_bucket(weights, self.table()[None], self.table.bucket(grid.offset))
 
     def lower(self, grid: Grid) -> BucketedTerms | None:
-        rows, max_distance = self.table()[None], self.table.max_distance
-        return BucketedTerms(self.table.bucket, value=rows, max_distance=max_distance)
+        rows = self.table()[None]
+        return BucketedTerms(self.table.bucket, value=rows, max_distance=self.max_distance)
 
 
 ENTRY = Entry(

@@ -7,7 +7,6 @@ from typing import Literal
 import torch
 from torch.nn.functional import logsigmoid
 
-from posenc.arguments import checked
 from posenc.encoding import FusedScore, ScoreTerm, StickWeights
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Keys, Queries, Scores
@@ -52,10 +51,7 @@ class StickBreaking(ScoreTerm):
     replaces_product = True
     replaces_softmax = True
 
-    @checked
-    def __init__(self, *, remainder: Remainder = "self") -> None:
-        super().__init__()
-        self.remainder = remainder
+    remainder: Remainder = "self"
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         logits = q @ k.mT * scale

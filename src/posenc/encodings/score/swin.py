@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Count, checked
+from posenc.arguments import Count
 from posenc.encoding import BucketedTerms, ScoreTerm
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
@@ -39,19 +39,19 @@ class Swin(ScoreTerm):
 
     >>> import posenc, torch
     >>> swin = posenc.create("swin", heads=4, window=(2, 3)).score
-    >>> swin.window.index(torch.tensor([[0.0, 0.0], [1.0, 2.0], [-1.0, 0.0]])).tolist()
+    >>> swin.offsets.index(torch.tensor([[0.0, 0.0], [1.0, 2.0], [-1.0, 0.0]])).tolist()
     [7, 0, 12]
     """
 
     axes = (2,)
     by_position = True
 
-    @checked
-    def __init__(self, *, heads: Count, window: tuple[Count, Count] = (7, 7)) -> None:
-        super().__init__()
-        self.heads = heads
-        self.window = Window.of(window, argument="window")
-        self.table = nn.Parameter(torch.empty(heads, self.window.count))
+    heads: Count
+    window: tuple[Count, Count] = (7, 7)
+
+    def __post_init__(self) -> None:
+        self.offsets = Window(*self.window)
+        self.table = nn.Parameter(torch.empty(self.heads, self.offsets.count))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -59,20 +59,20 @@ class Swin(ScoreTerm):
         nn.init.trunc_normal_(self.table, std=0.02)
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        bias = self._guarded(grid)[:, self.window.index(grid.offset)]
+        bias = self._guarded(grid)[:, self.offsets.index(grid.offset)]
         return zero_special_pairs(bias.transpose(0, 1), grid)
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         if has_special(grid):
             return None
-        return (BucketedTerms(self.window.index, table=self._guarded(grid)),)
+        return (BucketedTerms(self.offsets.index, table=self._guarded(grid)),)
 
     def _guarded(self, grid: Grid) -> Float[Tensor, "H N+1"]:
         """The table, and a last entry for pairs outside the window.
 
         Where all visible pairs are known to be inside, only hidden ones read it.
         """
-        outside = 0.0 if self.window.require(grid) else float("nan")
+        outside = 0.0 if self.offsets.require(grid) else float("nan")
         return nn.functional.pad(self.table, (0, 1), value=outside)
 
 

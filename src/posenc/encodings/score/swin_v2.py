@@ -78,15 +78,13 @@ class SwinV2Bias(ScoreTerm):
     MOST = 16.0
     """Upper limit of the bias; the lower one is 0."""
 
-    @checked
-    def __init__(
-        self, *, heads: Count, window: tuple[Count, Count] = (8, 8), hidden: Width = 512
-    ) -> None:
-        super().__init__()
-        self.heads = heads
-        self.window = Window.of(window, argument="window")
-        self.input = WideLinear(2, hidden)
-        self.output = WideLinear(hidden, heads, bias=False)
+    heads: Count
+    window: tuple[Count, Count] = (8, 8)
+    hidden: Width = 512
+
+    def __post_init__(self) -> None:
+        self.input = WideLinear(2, self.hidden)
+        self.output = WideLinear(self.hidden, self.heads, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -97,7 +95,7 @@ class SwinV2Bias(ScoreTerm):
 
     def coordinates(self, offset: Offsets) -> Offsets:
         """u of each axis, from offsets Δ = key - query; ±log2(9)/log2(8) at the window's ends."""
-        largest = constant(self.window.sides, like=offset) - 1
+        largest = constant(self.window, like=offset) - 1
         # An axis of one cell has one offset, 0; it stays 0.
         scaled = torch.where(largest > 0, -offset * self.WIDEST / largest.clamp(min=1), 0.0)
         return scaled.sign() * torch.log2(scaled.abs() + 1) / math.log2(self.WIDEST)

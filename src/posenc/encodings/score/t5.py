@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import InitVar
 
 import torch
 from torch import nn
 
-from posenc.arguments import Buckets, Count, Length, Width, checked
+from posenc.arguments import Buckets, Count, Length, Width
 from posenc.encoding import BucketedTerms, ScoreTerm
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.prepared import constant
@@ -53,34 +54,29 @@ class T5(ScoreTerm):
 
     by_position = True
 
-    @checked
-    def __init__(
-        self,
-        *,
-        heads: Count,
-        dim: Width | None = None,
-        causal: bool = False,
-        buckets: Buckets = 32,
-        max_distance: Length = 128,
-    ) -> None:
-        super().__init__()
-        step = 2 if causal else 4
-        if buckets < step or buckets % step:
+    heads: Count
+    dim: InitVar[Width | None] = None
+    causal: bool = False
+    buckets: Buckets = 32
+    max_distance: Length = 128
+
+    def __post_init__(self, dim: int | None) -> None:
+        step = 2 if self.causal else 4
+        if self.buckets % step:
             raise ArgumentError(
-                "buckets", expected=f"a multiple of {step}", got=buckets, remedy="T5 has 32."
+                "buckets", expected=f"a multiple of {step}", got=self.buckets, remedy="T5 has 32."
             )
-        one_way = buckets if causal else buckets // 2
-        if max_distance <= one_way // 2:
+        one_way = self.buckets if self.causal else self.buckets // 2
+        if self.max_distance <= one_way // 2:
             raise ArgumentError(
                 "max_distance",
                 expected=f"more than {one_way // 2}, the distances with a bucket of their own",
-                got=max_distance,
+                got=self.max_distance,
                 remedy="Raise it or use fewer buckets.",
             )
-        self.heads, self.causal, self.max_distance = heads, causal, max_distance
-        self.std = (64 * heads if dim is None else dim) ** -0.5
-        self.boundaries = log_boundaries(one_way, max_distance)
-        self.table = nn.Parameter(torch.empty(heads, buckets))
+        self.std = (dim or 64 * self.heads) ** -0.5
+        self.boundaries = log_boundaries(one_way, self.max_distance)
+        self.table = nn.Parameter(torch.empty(self.heads, self.buckets))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -93,7 +89,7 @@ class T5(ScoreTerm):
         boundaries = constant(self.boundaries, like=delta)
         if self.causal:
             return torch.bucketize((-delta).clamp(min=0), boundaries, right=True)
-        ahead = (delta > 0).long() * (self.table.shape[1] // 2)
+        ahead = (delta > 0).long() * (self.buckets // 2)
         return ahead + torch.bucketize(delta.abs(), boundaries, right=True)
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -114,18 +115,18 @@ class TransformerXL(ScoreTerm):
         ArgumentError: when ``dim`` is odd or below 2, or ``base`` not above 1.
     """
 
-    heads: int
-    head_dim: int
-    dim: int
+    heads: int = field(init=False)
+    head_dim: int = field(init=False)
 
     lowers_heads = True
 
-    @checked
-    def __init__(self, *, dim: EvenWidth, biases: GlobalBiases, base: Base = 10000.0) -> None:
-        super().__init__()
-        self.dim, self.base, self.biases = dim, base, biases
-        self.heads, self.head_dim = biases.content.shape
-        self.weight = nn.Parameter(torch.empty(self.heads, self.head_dim, dim))
+    dim: EvenWidth
+    biases: GlobalBiases
+    base: Base = 10000.0
+
+    def __post_init__(self) -> None:
+        self.heads, self.head_dim = self.biases.content.shape
+        self.weight = nn.Parameter(torch.empty(self.heads, self.head_dim, self.dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

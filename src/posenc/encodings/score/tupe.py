@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import InitVar, replace
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from posenc.arguments import Buckets, Count, Length, Width, checked
+from posenc.arguments import Buckets, Count, Length, Width
 from posenc.encoding import BucketedTerms, LowRank, ScoreTerm
 from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.prepared import is_plain_linear, reused_later
@@ -77,37 +77,32 @@ class Tupe(ScoreTerm):
     (True, 0.125)
     """
 
-    heads: int
-    head_dim: int
-
     terms = 2
     by_position = True
     lowers_heads = True
 
-    @checked
-    def __init__(
-        self,
-        *,
-        dim: Width,
-        heads: Count,
-        head_dim: Width,
-        max_length: Length,
-        causal: bool = False,
-        buckets: Buckets | None = 32,
-        max_distance: Length = 128,
-    ) -> None:
-        super().__init__()
-        self.heads, self.head_dim = heads, head_dim
-        self.causal = causal if buckets is not None else None
-        self.positions = nn.Parameter(torch.empty(max_length, dim))
+    dim: InitVar[Width]
+    heads: Count
+    head_dim: Width
+    max_length: Length
+    causal: bool | None = False
+    buckets: Buckets | None = 32
+    max_distance: Length = 128
+
+    def __post_init__(self, dim: int) -> None:
+        self.positions = nn.Parameter(torch.empty(self.max_length, dim))
         self.norm = WideLayerNorm(dim)
-        self.query = WideLinear(dim, heads * head_dim)
-        self.key = WideLinear(dim, heads * head_dim)
-        self.special = nn.Parameter(torch.empty(2, heads))
+        self.query, self.key = (WideLinear(dim, self.heads * self.head_dim) for _ in range(2))
+        self.special = nn.Parameter(torch.empty(2, self.heads))
         self.relative = None
-        if buckets is not None:
+        if self.buckets is None:
+            self.causal = None
+        else:
             self.relative = T5(
-                heads=heads, causal=causal, buckets=buckets, max_distance=max_distance
+                heads=self.heads,
+                causal=bool(self.causal),
+                buckets=self.buckets,
+                max_distance=self.max_distance,
             )
         self.reset_parameters()
 

@@ -9,7 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.encoding import Encoding
-from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.extension.banded import BandedRope, Moved
 from posenc.extension.entry import Extension, ExtensionClaims
@@ -69,12 +68,8 @@ class DualChunk(BandedRope):
 
     causal_only = True
 
-    def __init__(self, *, rope: Rope, reach: float, chunk: float) -> None:
-        super().__init__(rope=rope)
-        self.reach, self.chunk = reach, chunk
-
-    def extra_repr(self) -> str:
-        return f"reach={self.reach:g}, chunk={self.chunk:g}"
+    reach: float
+    chunk: float
 
     def _inside(self, layout: Layout) -> tuple[Float[Tensor, "b L"], Float[Tensor, "b L"]]:
         """Number of each token's chunk, and the position in it."""

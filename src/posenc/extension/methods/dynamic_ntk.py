@@ -7,7 +7,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding import Encoding
-from posenc.encodings.query_key.rope import Rope
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.methods.ntk import require_pairs
@@ -51,12 +50,7 @@ def dynamic_ntk(encoding: Encoding, *, factor: float, length: float) -> Encoding
 class DynamicNtkRope(VaryingRope):
     """RoPE whose base grows with the length; see ``dynamic_ntk``."""
 
-    def __init__(self, *, rope: Rope, factor: float, length: float) -> None:
-        super().__init__(rope=rope, length=length)
-        self.factor = factor
-
-    def extra_repr(self) -> str:
-        return f"factor={self.factor:g}, length={self.length:g}"
+    factor: float
 
     def divisors(self, lengths: Float[Tensor, "b l"]) -> Float[Tensor, "b l T"]:
         longer = self.factor * (lengths.clamp(min=self.length) / self.length) - (self.factor - 1)

@@ -101,19 +101,19 @@ def _interpolated(
     if isinstance(part, Learned2d):
         return _resized(part, _size(part.table.shape[:2], factor, size), resample)
     if isinstance(part, Swin):
-        return _rewindowed(part, _size(part.window.sides, factor, size), resample)
+        return _rewindowed(part, _size(part.window, factor, size), resample)
     if isinstance(part, Rope):
         by = _factor(factor)
         before = part.divisors or (1.0,) * (part.rotated // 2)
         return part.stretched([by * divisor for divisor in before], gain=part.gain)
     if isinstance(part, Alibi):
-        return SqueezedAlibi(part, factor=_factor(factor))
+        return SqueezedAlibi(inner=part, factor=_factor(factor))
     if isinstance(part, SqueezedAlibi):
-        return SqueezedAlibi(part.inner, factor=part.factor * _factor(factor))
+        return SqueezedAlibi(inner=part.inner, factor=part.factor * _factor(factor))
     if isinstance(part, Sinusoidal | Radix):
-        return Squeezed(part, factor=_factor(factor))
+        return Squeezed(inner=part, factor=_factor(factor))
     if isinstance(part, Squeezed):
-        return Squeezed(part.inner, factor=part.factor * _factor(factor))
+        return Squeezed(inner=part.inner, factor=part.factor * _factor(factor))
     if isinstance(part, Learned):
         count = longer_count(part, _factor(factor), prefix)
         rows = resampled_rows(part.table[prefix:], count - prefix, align=align or "corners")
@@ -151,7 +151,7 @@ def _resized(part: Learned2d, size: tuple[int, int], resample: Resample) -> Lear
 
 
 def _rewindowed(part: Swin, window: tuple[int, int], resample: Resample) -> Swin:
-    planes = part.table.T.reshape(*part.window.spans, -1)
+    planes = part.table.T.reshape(*part.offsets.spans, -1)
     table = resample(planes, Window(*window).spans).flatten(0, 1).T.contiguous()
     return remade(part, tables={"table": table}, window=window)
 
@@ -159,12 +159,11 @@ def _rewindowed(part: Swin, window: tuple[int, int], resample: Resample) -> Swin
 class Squeezed(EmbeddingEncoding):
     """An embedding part evaluated at positions divided by ``factor``."""
 
-    def __init__(self, inner: Sinusoidal | Radix, *, factor: float) -> None:
-        super().__init__()
-        self.inner, self.factor, self.dim = inner, factor, inner.dim
+    inner: EmbeddingEncoding
+    factor: float
 
-    def extra_repr(self) -> str:
-        return f"factor={self.factor:g}"
+    def __post_init__(self) -> None:
+        self.dim = self.inner.dim
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         squeezed = layout.with_positions(layout.positions / self.factor)
@@ -175,12 +174,11 @@ class Squeezed(EmbeddingEncoding):
 class SqueezedAlibi(OffsetBias):
     """ALiBi evaluated at offsets divided by ``factor``."""
 
-    def __init__(self, inner: Alibi, *, factor: float) -> None:
-        super().__init__()
-        self.inner, self.factor, self.heads = inner, factor, inner.heads
+    inner: Alibi
+    factor: float
 
-    def extra_repr(self) -> str:
-        return f"factor={self.factor:g}"
+    def __post_init__(self) -> None:
+        self.heads = self.inner.heads
 
     def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, H * dims]:
         return self.inner.bias(offset / self.factor)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from posenc.encoding import Encoding
-from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.extension.banded import Moved, WindowedRope
 from posenc.extension.entry import Extension, ExtensionClaims
@@ -65,12 +64,7 @@ def leaky_rerope(
 class LeakyRerope(WindowedRope):
     """RoPE with slower far distances; see ``leaky_rerope``."""
 
-    def __init__(self, *, rope: Rope, window: float, leak: float) -> None:
-        super().__init__(rope=rope, window=window)
-        self.leak = leak
-
-    def extra_repr(self) -> str:
-        return f"window={self.window:g}, leak={self.leak:g}"
+    leak: float
 
     def moved(self, grid: Grid) -> Sequence[Moved]:
         # relative to the first key, so that quotients of large positions are exact

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -71,8 +70,8 @@ def log_n(encoding: Encoding, *, length: float) -> Encoding:
         embedding=encoding.embedding,
         query_key=encoding.query_key
         if replaced_logits
-        else LogN(encoding.query_key, length=length),
-        score=score if score is None or linear else LogNScore(score, length=length),
+        else LogN(inner=encoding.query_key, length=length),
+        score=score if score is None or linear else LogNScore(inner=score, length=length),
         value=encoding.value,
     )
 
@@ -86,16 +85,12 @@ def log_factor(grid: Grid, length: float) -> Float[Tensor, "b q"]:
 class _Scaled(Part):
     """Common to both parts: all they take from the one inside."""
 
-    inner: Any
+    inner: Part | None
     length: float
     pairwise = False
 
-    def extra_repr(self) -> str:
-        return f"length={self.length:g}"
-
     def observe(self, x: Features, layout: Layout) -> Layout:
-        observed: Layout = layout if self.inner is None else self.inner.observe(x, layout)
-        return observed
+        return layout if self.inner is None else self.inner.observe(x, layout)
 
     def attach(self, query: Projection, key: Projection) -> None:
         if self.inner is not None:
@@ -105,13 +100,13 @@ class _Scaled(Part):
 class LogN(_Scaled, QueryKeyTransform):
     """Queries scaled by κ after an optional transform; see ``log_n``."""
 
-    def __init__(self, inner: QueryKeyTransform | None, *, length: float) -> None:
-        super().__init__()
-        self.inner, self.length = inner, length
-        if inner is None:
+    inner: QueryKeyTransform | None
+
+    def __post_init__(self) -> None:
+        if self.inner is None:
             self.__dict__["axes"] = None
         else:
-            _take_over(self, inner, "scale", "tokenwise", "views", "widening")
+            _take_over(self, self.inner, "scale", "tokenwise", "views", "widening")
 
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Tensor, Tensor]:
         if self.inner is not None:
@@ -124,10 +119,10 @@ class LogNScore(_Scaled, ScoreTerm):
 
     reads_layout = True
 
-    def __init__(self, inner: ScoreTerm, *, length: float) -> None:
-        super().__init__()
-        self.inner, self.length = inner, length
-        _take_over(self, inner, "terms", "replaces_product")
+    inner: ScoreTerm
+
+    def __post_init__(self) -> None:
+        _take_over(self, self.inner, "terms", "replaces_product")
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         factor = _columns(log_factor(grid, self.length))

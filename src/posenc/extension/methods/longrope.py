@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding import Encoding
-from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
@@ -75,32 +74,20 @@ def longrope(
 class LongRope(VaryingRope):
     """RoPE with two sets of divisors; see ``longrope``."""
 
-    def __init__(
-        self,
-        *,
-        rope: Rope,
-        length: float,
-        long: Sequence[float],
-        short: Sequence[float],
-        gain: float,
-    ) -> None:
+    long: Sequence[float]
+    short: Sequence[float]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         # validated as divisors of a Rope
-        for name, factors in (("long_factors", long), ("short_factors", short)):
+        for name, factors in (("long_factors", self.long), ("short_factors", self.short)):
             try:
-                rope.stretched(factors, gain=gain)
+                self.rope.stretched(factors, gain=self.gain)
             except ArgumentError as error:
                 argument = "temperature" if error.argument == "gain" else name
                 raise ArgumentError(
                     argument, expected=error.expected, got=error.got, remedy=error.remedy
                 ) from error
-        super().__init__(rope=rope, length=length, gain=gain)
-        self.long, self.short = tuple(map(float, long)), tuple(map(float, short))
-
-    def extra_repr(self) -> str:
-        return (
-            f"length={self.length:g}, up to {max(self.long):g} times slower beyond, "
-            f"gain={self.gain:g}"
-        )
 
     def divisors(self, lengths: Float[Tensor, "b l"]) -> Float[Tensor, "b l T"]:
         long, short = (

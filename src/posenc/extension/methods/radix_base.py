@@ -54,16 +54,16 @@ def radix_base(
     """
     radix = require_part(encoding, Radix, "radix_base", "radix positions")
     check("digits", NewDigits, digits, "interpolated")
-    covered = radix.base**radix.digits if length is None else length
+    covered = radix.base**radix.places if length is None else length
     wanted = require_factor(factor) * covered
     if base is None:
         base = radix.base
-        while base**radix.digits < wanted:
+        while base**radix.places < wanted:
             base += 1
-    if base < radix.base or base**radix.digits < wanted:
+    if base < radix.base or base**radix.places < wanted:
         raise ArgumentError(
             "base",
-            expected=f"{radix.base} or more, whose {radix.digits} digits write "
+            expected=f"{radix.base} or more, whose {radix.places} digits write "
             f"{wanted:g} positions",
             got=base,
             remedy="None takes the smallest.",
@@ -80,7 +80,7 @@ def radix_base(
         radix,
         tables={"tables": torch.stack(tables)},
         base=base,
-        digits=radix.digits,
+        digits=radix.places,
         max_length=None,
     )
     return replaced(encoding, radix, larger)

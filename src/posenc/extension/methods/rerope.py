@@ -64,9 +64,6 @@ def require_window(window: float | None, length: float, *, share: float) -> floa
 class Rerope(WindowedRope):
     """RoPE with clipped distances; see ``rerope``."""
 
-    def extra_repr(self) -> str:
-        return f"window={self.window:g}"
-
     def moved(self, grid: Grid) -> Sequence[Moved]:
         queries, keys = grid.query.positions[..., 0], grid.key.positions[..., 0]
         window = queries.new_full((1, 1), self.window)

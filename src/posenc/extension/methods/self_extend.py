@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from posenc.encoding import Encoding
-from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.extension.banded import Moved, WindowedRope
 from posenc.extension.entry import Extension, ExtensionClaims
@@ -71,12 +70,7 @@ def self_extend(
 class SelfExtend(WindowedRope):
     """RoPE with grouped far distances; see ``self_extend``."""
 
-    def __init__(self, *, rope: Rope, window: float, group: int) -> None:
-        super().__init__(rope=rope, window=window)
-        self.group = group
-
-    def extra_repr(self) -> str:
-        return f"window={self.window:g}, group={self.group}"
+    group: int
 
     def moved(self, grid: Grid) -> Sequence[Moved]:
         queries, keys = grid.query.positions[..., 0], grid.key.positions[..., 0]

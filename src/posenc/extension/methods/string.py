@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from posenc.encoding import Encoding
-from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.extension.banded import Moved, WindowedRope
 from posenc.extension.entry import Extension, ExtensionClaims
@@ -51,7 +50,7 @@ def string(
     >>> from posenc.extension import string
     >>> string(posenc.create("rope", head_dim=8), factor=1.5, length=64).score
     String(
-      shift=40, local=8
+      window=40, local=8
       (rope): Rope(head_dim=8)
     )
     """
@@ -89,7 +88,7 @@ def string(
     if temperature != 1:
         divisors = rope.divisors or (1.0,) * (rope.rotated // 2)
         warm = rope.stretched(divisors, gain=rope.gain * temperature)
-    return replaced(encoding, rope, String(rope=warm, shift=shift, local=local))
+    return replaced(encoding, rope, String(rope=warm, window=shift, local=local))
 
 
 class String(WindowedRope):
@@ -97,12 +96,7 @@ class String(WindowedRope):
 
     causal_only = True
 
-    def __init__(self, *, rope: Rope, shift: int, local: int) -> None:
-        super().__init__(rope=rope, window=shift)
-        self.local = local
-
-    def extra_repr(self) -> str:
-        return f"shift={self.window:g}, local={self.local:g}"
+    local: int
 
     def moved(self, grid: Grid) -> Sequence[Moved]:
         queries, keys = grid.query.positions[..., 0], grid.key.positions[..., 0]
