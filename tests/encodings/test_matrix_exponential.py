@@ -94,11 +94,18 @@ def test_a_position_depends_on_no_other(outlier: float) -> None:
 
 
 @pytest.mark.usefixtures("fast")
-def test_equal_positions_are_computed_once() -> None:
-    row = places(12)
+def test_equal_positions_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    row, monomials = places(12), matrix_rotation._monomials
     positions, skew = torch.cat([row, row.flip(1), row]), matrices(4)
-    assert len(matrix_rotation._Exponents.of(positions, skew).scaled) == 12
+    counts: list[int] = []
+
+    def counted(distinct: Tensor) -> Tensor:
+        counts.append(len(distinct))
+        return monomials(distinct)
+
+    monkeypatch.setattr(matrix_rotation, "_monomials", counted)
     got = exponentials(positions, skew, dtype=DOUBLE)
+    assert counts == [12]
     assert torch.equal(got[0], got[1].flip(1))
     torch.testing.assert_close(got, definition(positions, skew), rtol=0.0, atol=1e-13)
 

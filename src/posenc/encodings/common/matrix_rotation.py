@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial, reduce
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from posenc.arguments import Count, Positive, Width
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation, apply_rotation
-from posenc.encoding.derivatives import with_definition
 from posenc.encoding.rotation import Factors
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.precision import angles_at, wider
@@ -149,7 +146,7 @@ FEWEST, FEWEST_MATRICES = 64, 1024
 """Positions and matrices below which ``torch.matrix_exp`` is as fast."""
 
 CHUNK = 2**18
-"""Numbers of matrices that are multiplied at a time, to stay in a core's cache."""
+"""Numbers of matrices that are squared at a time, to stay in a core's cache."""
 
 
 def exponentials(
@@ -162,22 +159,39 @@ def exponentials(
     that all positions share, ``S_ij = (A_0 S_(i-1)j + A_1 S_i(j-1)) / (i + j)``. s is that of the
     position alone; equal positions are computed once.
 
-    On CPUs; ``torch.matrix_exp`` elsewhere, for few matrices, under ``torch.func``, in compiled or
-    exported programs, and for second derivatives.
+    On CPUs; ``torch.matrix_exp`` elsewhere, for few matrices, under ``torch.func``, and in compiled
+    or exported programs.
 
     Args:
         positions: float64.
         skew: the skew-symmetric matrices A, of all heads H and blocks N of width B; float64.
     """
-    operands = positions, skew
-    if not _is_served(*operands):
-        return _by_definition(*operands, dtype)
-    exponents = _Exponents.of(*operands)
-    monomials = _monomials(exponents.scaled)
-    flat = _Exponentials.apply(monomials, _coefficients(skew.flatten(1, 2)), exponents, dtype)
-    rows, length, _ = positions.shape
-    shaped: Tensor = flat.view(rows, length, *skew.shape[1:]).transpose(1, 2)
-    return with_definition((shaped,), lambda p, a: _by_definition(p, a, dtype), operands)[0]
+    if not _is_served(positions, skew):
+        return _by_definition(positions, skew, dtype)
+    distinct, index = positions.flatten(0, 1), None
+    if len(positions) > 1 and not positions.requires_grad:
+        distinct, index = torch.unique(distinct, dim=0, return_inverse=True)
+    with torch.no_grad():
+        largest = distinct.abs() @ _norms(skew) / MOST_RADIANS
+        fraction, exponent = largest.frexp()
+        squarings = exponent.clamp(min=0).masked_fill(~largest.isfinite(), 0)
+        factor = (fraction / largest).masked_fill(squarings == 0, 1.0)  # 2^-s, exactly
+        squarings, order = squarings.sort(stable=True)
+        place = order.argsort()
+        place = place if index is None else place[index]
+        times, counts = squarings.unique_consecutive(return_counts=True)
+    monomials = _monomials((distinct * factor.unsqueeze(-1))[order])
+    coefficients = _coefficients(skew.flatten(1, 2))
+    powers = (monomials @ coefficients.flatten(1)).view(-1, *coefficients.shape[1:])
+    step = max(1, CHUNK // coefficients[0].numel())
+    squared = []
+    for part, often in zip(powers.split(counts.tolist()), times.tolist(), strict=True):
+        for piece in part.split(step):
+            for _ in range(often):
+                piece = piece @ piece
+            squared.append(piece.to(dtype))
+    rotations = torch.cat(squared).index_select(0, place)
+    return rotations.view(*positions.shape[:2], *skew.shape[1:]).transpose(1, 2)
 
 
 def _is_served(positions: Tensor, skew: Tensor) -> bool:
@@ -192,38 +206,6 @@ def _is_served(positions: Tensor, skew: Tensor) -> bool:
 def _by_definition(positions: Tensor, skew: Tensor, dtype: torch.dtype) -> Tensor:
     exponents = torch.einsum("bla,ahnij->bhlnij", positions, skew).contiguous()
     return torch.matrix_exp(exponents).to(dtype)
-
-
-@dataclass(frozen=True)
-class _Exponents:
-    """Distinct positions, divided by powers of two; those that are squared most come first.
-
-    Attributes:
-        scaled: ``[P, 2]``.
-        index: that of each given position, in order of rows.
-        squared: how many are squared at least once, at least twice …
-    """
-
-    scaled: Float[Tensor, "P 2"]
-    index: Int[Tensor, " L"]
-    squared: list[int]
-
-    @classmethod
-    def of(cls, positions: Tensor, skew: Tensor) -> _Exponents:
-        distinct = positions.flatten(0, 1)
-        index = torch.arange(len(distinct))
-        if len(positions) > 1 and not distinct.requires_grad:
-            distinct, index = torch.unique(distinct, dim=0, return_inverse=True)
-        with torch.no_grad():
-            largest = (distinct.abs() @ _norms(skew)) / MOST_RADIANS
-            fraction, exponent = largest.frexp()
-            squarings = exponent.clamp(min=0).masked_fill(~largest.isfinite(), 0)
-            factor = (fraction / largest).masked_fill(squarings == 0, 1.0)  # 2^-s, exactly
-            squarings, order = squarings.sort(descending=True, stable=True)
-            steps = torch.arange(int(squarings[0])).unsqueeze(1)
-            squared: list[int] = (squarings > steps).sum(1).tolist()
-            place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
-        return cls((distinct * factor.unsqueeze(-1))[order], place[index], squared)
 
 
 def _norms(skew: Float[Tensor, "2 H N B B"]) -> Float[Tensor, " 2"]:
@@ -258,91 +240,3 @@ def _coefficients(skew: Float[Tensor, "2 K B B"]) -> Float[Tensor, "T K B B"]:
         degrees.append(last)
     side_by_side = torch.cat(degrees, 2).view(count, width, -1, width)
     return side_by_side.permute(2, 0, 1, 3).contiguous()
-
-
-class _Exponentials(torch.autograd.Function):
-    """Polynomials and squares, computed again in the backward pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        monomials: Float[Tensor, "P T"],
-        coefficients: Float[Tensor, "T K B B"],
-        exponents: _Exponents,
-        dtype: torch.dtype,
-    ) -> Float[Tensor, "L K B B"]:
-        ctx.save_for_backward(monomials, coefficients)
-        ctx.exponents = exponents
-        index, (_, *shape) = exponents.index, coefficients.shape
-        output = monomials.new_empty(len(index), *shape, dtype=dtype)
-        for blocks in _parts(shape[0], len(monomials) * math.prod(shape[1:])):
-            block_coefficients = coefficients[:, blocks].flatten(1)
-            parts = _parts(len(monomials), block_coefficients.shape[1])
-            powers = [
-                _powers(monomials, block_coefficients, part, exponents.squared, shape)
-                for part in parts
-            ]
-            output[:, blocks] = torch.cat(powers).to(dtype)[index]
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        monomials, coefficients = ctx.saved_tensors
-        exponents, (_, *shape), needed = ctx.exponents, coefficients.shape, ctx.needs_input_grad[:2]
-        of_both = torch.zeros_like(monomials), torch.empty_like(coefficients)
-        for blocks in _parts(shape[0], len(monomials) * math.prod(shape[1:])):
-            block_coefficients = coefficients[:, blocks].flatten(1)
-            wide = gradient[:, blocks].to(monomials.dtype)
-            d_powers = wide.new_zeros(len(monomials), *wide.shape[1:])
-            d_powers.index_add_(0, exponents.index, wide)
-            d_powers = d_powers.flatten(1)
-            for part in _parts(len(monomials), block_coefficients.shape[1]):
-                squares: list[Tensor] = []
-                _powers(monomials, block_coefficients, part, exponents.squared, shape, into=squares)
-                _unsquare(d_powers[part].view(-1, *shape[1:]), squares)
-            if needed[0]:
-                of_both[0].addmm_(d_powers, block_coefficients.mT)
-            if needed[1]:
-                of_both[1][:, blocks] = (monomials.mT @ d_powers).view(-1, *wide.shape[1:])
-        return *(x if need else None for x, need in zip(of_both, needed, strict=True)), None, None
-
-
-def _parts(count: int, size: int) -> Iterator[slice]:
-    """Slices of things with ``size`` numbers each, ``CHUNK`` numbers at a time."""
-    step = max(1, CHUNK // size)
-    return (slice(start, min(start + step, count)) for start in range(0, count, step))
-
-
-def _powers(
-    monomials: Float[Tensor, "P T"],
-    coefficients: Float[Tensor, "T C"],
-    part: slice,
-    squared: Sequence[int],
-    shape: Sequence[int],
-    into: list[Tensor] | None = None,
-) -> Float[Tensor, "p K B B"]:
-    """The polynomials of some positions, squared as often as each needs; ``into`` gets bases."""
-    values = monomials[part] @ coefficients
-    power = values.view(-1, *shape[1:])
-    each = len(power) // len(values)
-    ready: list[Tensor] = []
-    for count in squared:
-        count = (count - part.start) * each
-        if count <= 0:
-            break
-        base = power[:count]
-        if into is not None:
-            into.append(base)
-        if len(base) < len(power):
-            ready.append(power[count:])
-        power = torch.bmm(base, base)
-    in_order = torch.cat([power, *reversed(ready)]) if ready else power
-    return in_order.view(len(values), -1, *shape[1:])
-
-
-def _unsquare(gradient: Float[Tensor, "M B B"], bases: Sequence[Tensor]) -> None:
-    """Turn the gradient of powers into that of their first bases, in place."""
-    for base in reversed(bases):
-        part = gradient[: len(base)]
-        part.copy_(torch.bmm(base.mT, part).baddbmm_(part, base.mT))
