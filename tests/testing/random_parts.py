@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from posenc.encoding import (
     BucketedTerms,
     Encoding,
+    Entry,
     LowRank,
     QueryKeyTransform,
     Rotation,
@@ -23,7 +24,6 @@ from posenc.encoding import (
     ValueTerm,
     repeat_heads,
 )
-from posenc.encoding.entry import Claims, Entry
 from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -208,11 +208,9 @@ def _factory(*, heads: int, head_dim: int) -> Encoding:
 ENTRY = Entry(
     factory=_factory,
     summary="Adds random terms.",
-    claims=Claims(
-        sites=("query_key", "score", "value"),
-        relative=False,
-        trainable=True,
-        extrapolates="Unknown.",
-        cost="Any.",
-    ),
+    sites=("query_key", "score", "value"),
+    relative=False,
+    trainable=True,
+    extrapolates="Unknown.",
+    cost="Any.",
 )

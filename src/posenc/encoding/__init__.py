@@ -1,6 +1,7 @@
 """Encodings, their abstract parts and the structured forms they lower to."""
 
 from posenc.encoding.encoding import Encoding
+from posenc.encoding.entry import Entry
 from posenc.encoding.lowered import (
     BlockTransforms,
     BucketedTerms,
@@ -24,6 +25,7 @@ __all__ = [
     "DistanceFunction",
     "EmbeddingEncoding",
     "Encoding",
+    "Entry",
     "FusedScore",
     "GateCounts",
     "HeadMixing",

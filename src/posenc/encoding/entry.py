@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from inspect import Parameter
-from typing import Any, Literal
+from typing import Literal
 
 from posenc.arguments import domains
-from posenc.encoding import Encoding, Part
+from posenc.encoding.encoding import Encoding
+from posenc.encoding.parts import Part
 
 Site = Literal["embedding", "query_key", "score", "value"]
 Factory = Callable[..., Part | Encoding]
@@ -85,8 +86,8 @@ class Claims:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A method in the registry.
+class Entry(Claims):
+    """A method in the registry, with its claims.
 
     Args:
         factory: makes the part or an encoding; its parameters are keyword-only.
@@ -100,7 +101,6 @@ class Entry:
 
     factory: Factory
     summary: str
-    claims: Claims
     citation: Citation | None = None
     sample: Mapping[str, object] = field(default_factory=dict)
     sharing: Literal["layers", "none"] | Callable[[int, Mapping[str, object]], list[Encoding]] = (
@@ -108,19 +108,20 @@ class Entry:
     )
 
     def __post_init__(self) -> None:
-        kind, claims = self.factory, self.claims
+        kind = self.factory
         if self.citation is None:
             object.__setattr__(self, "citation", Citation.of(kind))
         if not (isinstance(kind, type) and issubclass(kind, Part)):
             return
-        sites: list[Any] = [site for site, part in Encoding.SITES.items() if issubclass(kind, part)]
-        derived = replace(
-            claims,
-            sites=claims.sites or tuple(sites),
-            axes=kind.axes if claims.axes == (1,) else claims.axes,
-            causal_only=claims.causal_only or kind.causal_only,
-        )
-        object.__setattr__(self, "claims", derived)
+        sites = tuple(site for site, part in Encoding.SITES.items() if issubclass(kind, part))
+        object.__setattr__(self, "sites", self.sites or sites)
+        object.__setattr__(self, "axes", kind.axes if self.axes == (1,) else self.axes)
+        object.__setattr__(self, "causal_only", self.causal_only or kind.causal_only)
+
+    @property
+    def claims(self) -> Claims:
+        """The claims alone."""
+        return self
 
     def parameters(self) -> Mapping[str, Parameter]:
         """The factory's parameters by name, with resolved annotations."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from posenc.encoding import Encoding
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Encoding, Entry
 
 
 def nope() -> Encoding:
@@ -27,13 +26,11 @@ def nope() -> Encoding:
 ENTRY = Entry(
     factory=nope,
     summary="No positional encoding; order comes from the causal mask alone.",
-    claims=Claims(
-        sites=(),
-        relative=True,
-        axes=None,
-        trainable=False,
-        extrapolates="Degrades slowly past the training length.",
-        cost="none",
-    ),
+    sites=(),
+    relative=True,
+    axes=None,
+    trainable=False,
+    extrapolates="Degrades slowly past the training length.",
+    cost="none",
     sharing="layers",
 )

@@ -46,15 +46,14 @@ class ExtensionClaims:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extension:
-    """A method in the registry of extensions.
+class Extension(ExtensionClaims):
+    """A method in the registry of extensions, with its claims.
 
     Args:
         function: from a trained encoding to an extended one (of level ``"model"``, from a model to
             a model); all other parameters are keyword-only, and checked against their annotations.
         summary: its effect, in a sentence.
         on: names of the encodings it fits, or ``"any"``.
-        claims: see there.
         citation: of the publication; by default that in the function's docstring.
         sample: arguments for laws with 6 trained tokens, heads of 8 and a factor of 2.
         level: changes the encoding of each layer, or the whole model.
@@ -67,7 +66,6 @@ class Extension:
     function: Callable[..., Encoding] | Callable[..., nn.Module]
     summary: str
     on: tuple[str, ...]
-    claims: ExtensionClaims
     citation: Citation | None = None
     sample: Mapping[str, object] = field(default_factory=dict)
     level: Literal["encoding", "model"] = "encoding"
@@ -80,6 +78,11 @@ class Extension:
         object.__setattr__(self, "function", typed(self.function))
         if self.advice is not None:
             object.__setattr__(self, "advice", typed(self.advice))
+
+    @property
+    def claims(self) -> ExtensionClaims:
+        """The claims alone."""
+        return self
 
     def parameters(self) -> Mapping[str, Parameter]:
         """Keyword parameters of the function, with resolved annotations."""

@@ -9,8 +9,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Magnitude, Natural, Width
-from posenc.encoding import EmbeddingEncoding
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.prepared import constant
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_tokens
@@ -123,12 +122,10 @@ def _continues(digit: Bool[Tensor, "B L"], layout: Layout) -> Bool[Tensor, "B L"
 ENTRY = Entry(
     factory=Abacus,
     summary="Adds a trained vector for each digit's place in its number.",
-    claims=Claims(
-        relative=True,
-        trainable=True,
-        extrapolates="To numbers longer than trained by up to the random offset.",
-        cost="L·C once",
-    ),
+    relative=True,
+    trainable=True,
+    extrapolates="To numbers longer than trained by up to the random offset.",
+    cost="L·C once",
     sample={"digits": (0, 1, 3)},
     sharing="layers",
 )

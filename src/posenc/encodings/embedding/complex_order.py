@@ -9,8 +9,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Base, EvenWidth, Length
-from posenc.encoding import EmbeddingEncoding
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_tokens
 from posenc.encodings.common.precision import angles_at, at_least_single, wider
@@ -162,11 +161,9 @@ class ComplexOrder(EmbeddingEncoding):
 ENTRY = Entry(
     factory=ComplexOrder,
     summary="Rotates each complex feature by a trained frequency times the position.",
-    claims=Claims(
-        relative=False,
-        trainable=True,
-        extrapolates="Any position exists; breaks past the training length like sinusoidal.",
-        cost="L·C once",
-    ),
+    relative=False,
+    trainable=True,
+    extrapolates="Any position exists; breaks past the training length like sinusoidal.",
+    cost="L·C once",
     sharing="layers",
 )

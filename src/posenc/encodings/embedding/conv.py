@@ -10,8 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Interval, Width, checked
-from posenc.encoding import EmbeddingEncoding
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_dim
 from posenc.errors import ArgumentError
@@ -210,14 +209,10 @@ def _runs(
 ENTRY = Entry(
     factory=Conv,
     summary="Convolves each token with its neighbours; zero padding at the border marks position.",
-    claims=Claims(
-        relative=True,
-        trainable=True,
-        extrapolates="Holds: it reads neighbours only; no position information far from a border.",
-        cost="L·C·kernel once (kernel² on two axes)",
-        exceptions={
-            "windows_are_windows": "the convolution reads kernel - 1 tokens before the window"
-        },
-    ),
+    relative=True,
+    trainable=True,
+    extrapolates="Holds: it reads neighbours only; no position information far from a border.",
+    cost="L·C·kernel once (kernel² on two axes)",
+    exceptions={"windows_are_windows": "the convolution reads kernel - 1 tokens before the window"},
     sharing="layers",
 )

@@ -16,8 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Interval, Positive, Width, checked
-from posenc.encoding import EmbeddingEncoding, Encoding
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import EmbeddingEncoding, Encoding, Entry
 from posenc.encoding.prepared import Copies, wants_gradients
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.opaque import opaque
@@ -537,11 +536,9 @@ def _share(layers: int, arguments: Mapping[str, Any]) -> list[Encoding]:
 ENTRY = Entry(
     factory=Floater,
     summary="Adds, in every block, the state of a learned differential equation at the position.",
-    claims=Claims(
-        relative=False,
-        trainable=True,
-        extrapolates="Any real time exists; use past the trained ones is uncertain.",
-        cost="C·E·max t / step in sequential steps, for all blocks together",
-    ),
+    relative=False,
+    trainable=True,
+    extrapolates="Any real time exists; use past the trained ones is uncertain.",
+    cost="C·E·max t / step in sequential steps, for all blocks together",
     sharing=_share,
 )

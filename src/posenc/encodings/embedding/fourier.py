@@ -7,8 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, EvenWidth, Positive, Width, checked
-from posenc.encoding import EmbeddingEncoding
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.precision import WideLinear, angles_at
@@ -97,11 +96,9 @@ def waves(layout: Layout, frequencies: Float[Tensor, "T A"]) -> Float[Tensor, "b
 ENTRY = Entry(
     factory=Fourier,
     summary="Adds learned sines and cosines over all position axes, mixed by a small MLP.",
-    claims=Claims(
-        relative=False,
-        trainable=True,
-        extrapolates="Poorly past the training length: phases differ from those of training.",
-        cost="L·(C + features)·hidden once",
-    ),
+    relative=False,
+    trainable=True,
+    extrapolates="Poorly past the training length: phases differ from those of training.",
+    cost="L·(C + features)·hidden once",
     sharing="layers",
 )

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc.arguments import Count, EvenWidth, Length, Positive, checked
-from posenc.encoding import EmbeddingEncoding
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.special_tokens import zero_special
@@ -77,11 +76,9 @@ class GaussianFourier(EmbeddingEncoding):
 ENTRY = Entry(
     factory=GaussianFourier,
     summary="Adds sines and cosines over all position axes with fixed random frequencies.",
-    claims=Claims(
-        relative=False,
-        trainable=False,
-        extrapolates="Poorly past the training length, as sinusoids do.",
-        cost="L·C·A once",
-    ),
+    relative=False,
+    trainable=False,
+    extrapolates="Poorly past the training length, as sinusoids do.",
+    cost="L·C·A once",
     sharing="layers",
 )

@@ -7,8 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Length, Magnitude, Share, Width
-from posenc.encoding import EmbeddingEncoding
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.table import draw_rows, fuse, read_rows, require_inside
 from posenc.errors import ArgumentError
@@ -89,12 +88,10 @@ def hierarchical_rows(
 ENTRY = Entry(
     factory=Hierarchical,
     summary="Decomposes a trained table of n positions into n².",
-    claims=Claims(
-        relative=False,
-        trainable=True,
-        extrapolates="To the square of its trained length; past that it raises.",
-        cost="L·C once; n²·C rows past n",
-        exceptions={"positions": "only 0 … max_length² - 1 exist"},
-    ),
+    relative=False,
+    trainable=True,
+    extrapolates="To the square of its trained length; past that it raises.",
+    cost="L·C once; n²·C rows past n",
+    exceptions={"positions": "only 0 … max_length² - 1 exist"},
     sharing="layers",
 )

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from posenc.arguments import Length, Magnitude, Width
-from posenc.encoding import EmbeddingEncoding
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.table import Fusion, draw_rows, fuse, read_rows, require_inside
 from posenc.layout import Layout
@@ -69,12 +68,10 @@ class Learned(EmbeddingEncoding):
 ENTRY = Entry(
     factory=Learned,
     summary="Adds a trained vector for each position to the token vectors.",
-    claims=Claims(
-        relative=False,
-        trainable=True,
-        extrapolates="Not at all: positions past the table raise.",
-        cost="L·C once",
-        exceptions={"positions": "only 0 … max_length - 1 exist"},
-    ),
+    relative=False,
+    trainable=True,
+    extrapolates="Not at all: positions past the table raise.",
+    cost="L·C once",
+    exceptions={"positions": "only 0 … max_length - 1 exist"},
     sharing="layers",
 )

@@ -7,8 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Magnitude, Natural, Width, checked
-from posenc.encoding import EmbeddingEncoding
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.precision import at_least_single, with_zero_gradient
@@ -132,13 +131,11 @@ def require_grid(layout: Layout, size: tuple[int, int], *, holder: str) -> None:
 ENTRY = Entry(
     factory=Learned2d,
     summary="Adds a trained vector for each cell of an image to the token vectors.",
-    claims=Claims(
-        relative=False,
-        trainable=True,
-        extrapolates="Not at all: positions past the table raise.",
-        cost="L·C once",
-        exceptions={"positions": "only the cells of the table exist"},
-    ),
+    relative=False,
+    trainable=True,
+    extrapolates="Not at all: positions past the table raise.",
+    cost="L·C once",
+    exceptions={"positions": "only the cells of the table exist"},
     sample={"size": (64, 48)},
     sharing="layers",
 )

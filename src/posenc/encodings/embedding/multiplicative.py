@@ -7,8 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Fraction, Length, Width
-from posenc.encoding import EmbeddingEncoding
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.precision import at_least_single
 from posenc.encodings.common.table import fuse, read_rows, require_inside
@@ -68,12 +67,10 @@ def bounded_gain(weights: Float[Tensor, "*dims"], bound: float | None) -> Float[
 ENTRY = Entry(
     factory=Multiplicative,
     summary="Scales each feature of a token by a bounded, trained gain of its position.",
-    claims=Claims(
-        relative=False,
-        trainable=True,
-        extrapolates="Not at all: positions past the table raise.",
-        cost="L·C once",
-        exceptions={"positions": "only 0 … max_length - 1 exist"},
-    ),
+    relative=False,
+    trainable=True,
+    extrapolates="Not at all: positions past the table raise.",
+    cost="L·C once",
+    exceptions={"positions": "only 0 … max_length - 1 exist"},
     sharing="layers",
 )

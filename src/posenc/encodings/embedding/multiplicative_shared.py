@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from posenc.arguments import Base, Fraction, Width
-from posenc.encoding import EmbeddingEncoding
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.precision import geometric_angles
 from posenc.encodings.common.table import fuse
@@ -65,11 +64,9 @@ class MultiplicativeShared(EmbeddingEncoding):
 ENTRY = Entry(
     factory=MultiplicativeShared,
     summary="Scales each feature of a token by a sinusoid of position with trained amplitudes.",
-    claims=Claims(
-        relative=False,
-        trainable=True,
-        extrapolates="Any position exists and is bounded; use past the trained ones is uncertain.",
-        cost="L·C once",
-    ),
+    relative=False,
+    trainable=True,
+    extrapolates="Any position exists and is bounded; use past the trained ones is uncertain.",
+    cost="L·C once",
     sharing="layers",
 )

@@ -10,8 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import EXACT, Count, Interval, Length, Magnitude, Width
-from posenc.encoding import EmbeddingEncoding
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.table import draw_rows, fuse, real_positions, require_inside
 from posenc.errors import ArgumentError
@@ -130,12 +129,10 @@ def places(count: int, base: int) -> int:
 ENTRY = Entry(
     factory=Radix,
     summary="Adds a trained vector for each digit of the position in a given base.",
-    claims=Claims(
-        relative=False,
-        trainable=True,
-        extrapolates="To base^digits positions, most of whose digits occur in training.",
-        cost="digits·L·C once",
-        exceptions={"positions": "only 0 … base^digits - 1 exist"},
-    ),
+    relative=False,
+    trainable=True,
+    extrapolates="To base^digits positions, most of whose digits occur in training.",
+    cost="digits·L·C once",
+    exceptions={"positions": "only 0 … base^digits - 1 exist"},
     sharing="layers",
 )

@@ -11,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Width
-from posenc.encoding import EmbeddingEncoding
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.parts import Hooked
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.precision import geometric_frequencies
@@ -239,11 +238,9 @@ def require_forward(first: float) -> None:
 ENTRY = Entry(
     factory=Recursive,
     summary="Computes each position's vector from the previous one by a trained rotation or a GRU.",
-    claims=Claims(
-        relative=False,
-        trainable=True,
-        extrapolates="Any position exists and is bounded; use past the trained ones is uncertain.",
-        cost="L·C² once, in log L products",
-    ),
+    relative=False,
+    trainable=True,
+    extrapolates="Any position exists and is bounded; use past the trained ones is uncertain.",
+    cost="L·C² once, in log L products",
     sharing="layers",
 )

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from posenc.arguments import Count, EvenWidth
-from posenc.encoding import EmbeddingEncoding
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.common.table import fuse, read_rows
@@ -68,13 +67,11 @@ class RowColumn(EmbeddingEncoding):
 ENTRY = Entry(
     factory=RowColumn,
     summary="Adds a trained vector for a cell's column concatenated with one for its row.",
-    claims=Claims(
-        relative=False,
-        trainable=True,
-        extrapolates="Not at all: positions past the tables raise.",
-        cost="L·C once",
-        exceptions={"positions": "only the rows and columns of the tables exist"},
-    ),
+    relative=False,
+    trainable=True,
+    extrapolates="Not at all: positions past the tables raise.",
+    cost="L·C once",
+    exceptions={"positions": "only the rows and columns of the tables exist"},
     sample={"size": (64, 48)},
     sharing="layers",
 )

@@ -9,9 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Magnitude, Probability, Width, checked
-from posenc.encoding import EmbeddingEncoding
+from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.derivatives import with_definition
-from posenc.encoding.entry import Claims, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.special_tokens import zero_special
@@ -186,11 +185,9 @@ def _attend(visible: Bool[Tensor, "n 1 L L"], q: Tensor, k: Tensor, v: Tensor) -
 ENTRY = Entry(
     factory=Seqpe,
     summary="Encodes the position's digits by a small Transformer.",
-    claims=Claims(
-        relative=False,
-        trainable=True,
-        extrapolates="To digits trained in every place, with the paper's auxiliary losses.",
-        cost="L·(digits·A + 1)·12·C² per block, once",
-    ),
+    relative=False,
+    trainable=True,
+    extrapolates="To digits trained in every place, with the paper's auxiliary losses.",
+    cost="L·(digits·A + 1)·12·C² per block, once",
     sharing="layers",
 )

@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, Positive, QuarterWidth
-from posenc.encoding import EmbeddingEncoding
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.precision import geometric_angles
@@ -101,13 +100,11 @@ class Sine2d(EmbeddingEncoding):
 ENTRY = Entry(
     factory=Sine2d,
     summary="Adds sines of an image cell's row and column, counted over real cells.",
-    claims=Claims(
-        relative=False,
-        trainable=False,
-        length_dependent=True,
-        extrapolates="To images of any size when scaled: the last cell is always 2π.",
-        cost="L·C once",
-    ),
+    relative=False,
+    trainable=False,
+    length_dependent=True,
+    extrapolates="To images of any size when scaled: the last cell is always 2π.",
+    cost="L·C once",
     sample={"scale": None},
     sharing="layers",
 )

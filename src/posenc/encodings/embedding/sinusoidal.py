@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, Width
-from posenc.encoding import EmbeddingEncoding
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.precision import geometric_angles
 from posenc.encodings.common.table import Fusion, fuse
@@ -85,11 +84,9 @@ class Sinusoidal(EmbeddingEncoding):
 ENTRY = Entry(
     factory=Sinusoidal,
     summary="Adds sines and cosines of decreasing frequency to the token vectors.",
-    claims=Claims(
-        relative=False,
-        trainable=False,
-        extrapolates="Breaks soon past the training length.",
-        cost="L·C once",
-    ),
+    relative=False,
+    trainable=False,
+    extrapolates="Breaks soon past the training length.",
+    cost="L·C once",
     sharing="layers",
 )

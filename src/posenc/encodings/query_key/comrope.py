@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Width
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry
 from posenc.encodings.common.matrix_rotation import MatrixRotary
 from posenc.errors import ArgumentError
 
@@ -84,11 +84,9 @@ class ComRope(MatrixRotary):
 ENTRY = Entry(
     factory=ComRope,
     summary="Rotates blocks of features by exponentials of learned commuting matrices.",
-    claims=Claims(
-        relative=True,
-        trainable=True,
-        extrapolates="Holds at resolutions above the trained one better than LieRE, as published.",
-        cost="(Q + K)·D·H·b²",
-        exceptions={"angles": "matrix exponentials at position p are accurate to |p| · 2^-53"},
-    ),
+    relative=True,
+    trainable=True,
+    extrapolates="Holds at resolutions above the trained one better than LieRE, as published.",
+    cost="(Q + K)·D·H·b²",
+    exceptions={"angles": "matrix exponentials at position p are accurate to |p| · 2^-53"},
 )

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import EXACT, Base, Count, EvenWidth, Interval, Magnitude
-from posenc.encoding import Pairing
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry, Pairing
 from posenc.encodings.common.precision import geometric_angles, wide_product
 from posenc.encodings.common.rotation import PairProducts
 from posenc.layout import Layout
@@ -107,10 +106,8 @@ class Fope(PairProducts):
 ENTRY = Entry(
     factory=Fope,
     summary="RoPE with a Fourier series in each pair, without periods above the training length.",
-    claims=Claims(
-        relative=False,
-        trainable=False,
-        extrapolates="Degrades past the training length, more slowly than RoPE, as published.",
-        cost="(Q + K)·(D + M²)·H, M frequencies",
-    ),
+    relative=False,
+    trainable=False,
+    extrapolates="Degrades past the training length, more slowly than RoPE, as published.",
+    cost="(Q + K)·(D + M²)·H, M frequencies",
 )

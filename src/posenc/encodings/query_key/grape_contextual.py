@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Base, EvenWidth, Positive, Width
-from posenc.encoding import QueryKeyTransform, Rotation, apply_rotation
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry, QueryKeyTransform, Rotation, apply_rotation
 from posenc.encoding.tensors import Features, Keys, Queries
 from posenc.encodings.common.checks import require_signal
 from posenc.encodings.common.precision import WideLinear, at_least_single, geometric_frequencies
@@ -106,10 +105,8 @@ class GrapeContextual(QueryKeyTransform):
 ENTRY = Entry(
     factory=GrapeContextual,
     summary="Rotates queries and keys by sums of learned token lengths.",
-    claims=Claims(
-        relative=True,
-        trainable=True,
-        extrapolates="Degrades past the training length as RoPE does, for equal token lengths.",
-        cost="(Q + K)·D·H",
-    ),
+    relative=True,
+    trainable=True,
+    extrapolates="Degrades past the training length as RoPE does, for equal token lengths.",
+    cost="(Q + K)·D·H",
 )

@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Base, EvenWidth
-from posenc.encoding import Rotation
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry, Rotation
 from posenc.encoding.prepared import reused
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.precision import (
@@ -98,10 +97,8 @@ class GrapeMultiplicative(Rotary):
 ENTRY = Entry(
     factory=GrapeMultiplicative,
     summary="Rotates queries and keys by angles proportional to position, in learned planes.",
-    claims=Claims(
-        relative=True,
-        trainable=True,
-        extrapolates="Degrades past the training length, as RoPE does.",
-        cost="(Q + K)·D²·H",
-    ),
+    relative=True,
+    trainable=True,
+    extrapolates="Degrades past the training length, as RoPE does.",
+    cost="(Q + K)·D²·H",
 )

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Width
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry
 from posenc.encodings.common.matrix_rotation import MatrixRotary
 
 
@@ -66,10 +66,8 @@ class LieRope(MatrixRotary):
 ENTRY = Entry(
     factory=LieRope,
     summary="Rotates blocks of features by exponentials of learned matrices, one per axis.",
-    claims=Claims(
-        relative=False,
-        trainable=True,
-        extrapolates="Degrades at resolutions above the trained one.",
-        cost="(Q + K)·D·H·b²",
-    ),
+    relative=False,
+    trainable=True,
+    extrapolates="Degrades at resolutions above the trained one.",
+    cost="(Q + K)·D·H·b²",
 )

@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, Count, Interval
-from posenc.encoding import Pairing
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry, Pairing
 from posenc.encodings.common.precision import geometric_angles
 from posenc.encodings.common.rotation import Rotary
 from posenc.errors import ArgumentError
@@ -114,11 +113,9 @@ def _assign(sections: Sequence[int], pairs: int, arrangement: Arrangement) -> tu
 ENTRY = Entry(
     factory=Mrope,
     summary="Rotates some pairs by time, some by height, some by width.",
-    claims=Claims(
-        relative=True,
-        trainable=False,
-        extrapolates="As RoPE; images use few positions, so longer inputs fit the trained range.",
-        cost="(Q + K)·D·H",
-    ),
+    relative=True,
+    trainable=False,
+    extrapolates="As RoPE; images use few positions, so longer inputs fit the trained range.",
+    cost="(Q + K)·D·H",
     sharing="layers",
 )

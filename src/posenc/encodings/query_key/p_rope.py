@@ -7,8 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, EvenWidth, Share
-from posenc.encoding import Pairing
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry, Pairing
 from posenc.encodings.common.precision import geometric_angles
 from posenc.encodings.common.rotation import Rotary
 from posenc.layout import Layout
@@ -59,11 +58,9 @@ class PRope(Rotary):
 ENTRY = Entry(
     factory=PRope,
     summary="RoPE without the slowest frequencies: those pairs are not rotated.",
-    claims=Claims(
-        relative=True,
-        trainable=False,
-        extrapolates="Degrades past the training length, later than RoPE.",
-        cost="(Q + K)·D·H",
-    ),
+    relative=True,
+    trainable=False,
+    extrapolates="Degrades past the training length, later than RoPE.",
+    cost="(Q + K)·D·H",
     sharing="layers",
 )

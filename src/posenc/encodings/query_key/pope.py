@@ -10,8 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, Width
-from posenc.encoding import QueryKeyTransform
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry, QueryKeyTransform
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.precision import geometric_angles
 from posenc.encodings.common.rotation import kept_of_positions, repeat_keys, require_width
@@ -112,10 +111,8 @@ def _polar(x: Float[Tensor, "B H L D"], waves: Float[Tensor, "b h L 2 D"]) -> Te
 ENTRY = Entry(
     factory=Pope,
     summary="Encodes content as each feature's magnitude and position as its angle.",
-    claims=Claims(
-        relative=True,
-        trainable=True,
-        extrapolates="Holds better than RoPE past the training length, as published.",
-        cost="(Q + K)·2D·H; products of width 2D",
-    ),
+    relative=True,
+    trainable=True,
+    extrapolates="Holds better than RoPE past the training length, as published.",
+    cost="(Q + K)·2D·H; products of width 2D",
 )

@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Base, Factor, Fraction, Width
-from posenc.encoding import Pairing
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry, Pairing
 from posenc.encoding.prepared import constant
 from posenc.encodings.common.precision import angles_at, geometric_frequencies, wider
 from posenc.encodings.common.rotation import Rotary
@@ -120,11 +119,9 @@ class Rope(Rotary):
 ENTRY = Entry(
     factory=Rope,
     summary="Rotates pairs of query and key features by angles proportional to position.",
-    claims=Claims(
-        relative=True,
-        trainable=False,
-        extrapolates="Degrades past the training length; can be extended (posenc.extension).",
-        cost="(Q + K)·D·H",
-    ),
+    relative=True,
+    trainable=False,
+    extrapolates="Degrades past the training length; can be extended (posenc.extension).",
+    cost="(Q + K)·D·H",
     sharing="layers",
 )

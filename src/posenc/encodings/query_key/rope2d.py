@@ -6,8 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, QuarterWidth
-from posenc.encoding import Pairing
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry, Pairing
 from posenc.encodings.common.precision import geometric_angles
 from posenc.encodings.common.rotation import Rotary
 from posenc.layout import Layout
@@ -57,11 +56,9 @@ class Rope2d(Rotary):
 ENTRY = Entry(
     factory=Rope2d,
     summary="Rotates half of the pairs by angles proportional to the row, half to the column.",
-    claims=Claims(
-        relative=True,
-        trainable=False,
-        extrapolates="Holds at resolutions somewhat above the trained one, then degrades.",
-        cost="(Q + K)·D·H",
-    ),
+    relative=True,
+    trainable=False,
+    extrapolates="Holds at resolutions somewhat above the trained one, then degrades.",
+    cost="(Q + K)·D·H",
     sharing="layers",
 )

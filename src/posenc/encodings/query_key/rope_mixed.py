@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, QuarterWidth
-from posenc.encoding import Pairing
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry, Pairing
 from posenc.encodings.common.precision import angles_at, geometric_frequencies
 from posenc.encodings.common.rotation import Rotary
 from posenc.layout import Layout
@@ -79,10 +78,8 @@ class RopeMixed(Rotary):
 ENTRY = Entry(
     factory=RopeMixed,
     summary="Rotates each pair of each head by a learned mix of row and column.",
-    claims=Claims(
-        relative=True,
-        trainable=True,
-        extrapolates="Holds at resolutions above the trained one better than axial RoPE.",
-        cost="(Q + K)·D·H",
-    ),
+    relative=True,
+    trainable=True,
+    extrapolates="Holds at resolutions above the trained one better than axial RoPE.",
+    cost="(Q + K)·D·H",
 )

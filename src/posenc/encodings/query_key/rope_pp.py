@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from posenc.arguments import Base, Width
-from posenc.encoding import Pairing, QueryKeyTransform, Rotation
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry, Pairing, QueryKeyTransform, Rotation
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
@@ -92,11 +91,9 @@ class RopePp(QueryKeyTransform):
 ENTRY = Entry(
     factory=RopePp,
     summary="RoPE in which every second head uses the imaginary part of the product.",
-    claims=Claims(
-        relative=True,
-        trainable=False,
-        extrapolates="Degrades past the training length, later than RoPE, as published.",
-        cost="(Q + K)·D·H; half the projections and cache",
-    ),
+    relative=True,
+    trainable=False,
+    extrapolates="Degrades past the training length, later than RoPE, as published.",
+    cost="(Q + K)·D·H; half the projections and cache",
     sharing="layers",
 )

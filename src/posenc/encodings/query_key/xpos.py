@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, Positive, Width
-from posenc.encoding import Pairing, QueryKeyTransform, Rotation
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry, Pairing, QueryKeyTransform, Rotation
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.query_key.rope import Rope
 from posenc.grid import Grid
@@ -108,11 +107,9 @@ class Xpos(QueryKeyTransform):
 ENTRY = Entry(
     factory=Xpos,
     summary="RoPE with products that decay with distance, fast pairs first.",
-    claims=Claims(
-        relative=True,
-        trainable=False,
-        extrapolates="Degrades more slowly than RoPE past the training length.",
-        cost="(Q + K)·D·H",
-    ),
+    relative=True,
+    trainable=False,
+    extrapolates="Degrades more slowly than RoPE past the training length.",
+    cost="(Q + K)·D·H",
     sharing="layers",
 )

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry
 from posenc.encoding.prepared import constant
 from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.errors import ArgumentError
@@ -89,11 +89,9 @@ def geometric_slopes(heads: int) -> list[float]:
 ENTRY = Entry(
     factory=Alibi,
     summary="Lowers the logits in proportion to distance, at another rate in each head.",
-    claims=Claims(
-        relative=True,
-        trainable=False,
-        extrapolates="Holds far past the training length; what is far away fades.",
-        cost="Q·K·H; a table of Q + K offsets on regular layouts",
-    ),
+    relative=True,
+    trainable=False,
+    extrapolates="Holds far past the training length; what is far away fades.",
+    cost="Q·K·H; a table of Q + K offsets on regular layouts",
     sharing="layers",
 )

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry
 from posenc.encodings.common.prefix_sums import GatedDecay
 
 
@@ -43,10 +43,8 @@ class Cable(GatedDecay):
 ENTRY = Entry(
     factory=Cable,
     summary="Lowers logits by the sum of learned token lengths between key and query.",
-    claims=Claims(
-        relative=True,
-        trainable=True,
-        extrapolates="Holds well past the training length.",
-        cost="L·C·H for the lengths, then a number a query and a key",
-    ),
+    relative=True,
+    trainable=True,
+    extrapolates="Holds well past the training length.",
+    cost="L·C·H for the lengths, then a number a query and a key",
 )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from posenc.arguments import Natural, Width, checked
-from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import BucketedTerms, Encoding, Entry, ScoreTerm, TokenTableProduct
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms, repeat_heads
 from posenc.encodings.common.buckets import ClippedTable, gather_rows
 from posenc.encodings.score.shaw import ShawValues
@@ -85,11 +84,9 @@ class ContextualScores(ScoreTerm):
 ENTRY = Entry(
     factory=contextual,
     summary="Adds a trained vector for each clipped offset to queries, keys and values.",
-    claims=Claims(
-        sites=("score", "value"),
-        relative=True,
-        trainable=True,
-        extrapolates="Degrades slowly: offsets beyond the clip distance share a vector.",
-        cost="Q·K·H beside (Q + K)·(2k + 1)·D·H",
-    ),
+    sites=("score", "value"),
+    relative=True,
+    trainable=True,
+    extrapolates="Degrades slowly: offsets beyond the clip distance share a vector.",
+    cost="Q·K·H beside (Q + K)·(2k + 1)·D·H",
 )

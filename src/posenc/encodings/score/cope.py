@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from posenc.arguments import EXACT, Interval, Width
-from posenc.encoding import FusedScore, GateCounts, ScoreTerm, TokenTableProduct
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry, FusedScore, GateCounts, ScoreTerm, TokenTableProduct
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.prefix_sums import KeyRanks
 from posenc.grid import Grid
@@ -75,10 +74,8 @@ class Cope(ScoreTerm):
 ENTRY = Entry(
     factory=Cope,
     summary="Adds the query's product with a vector at a position that is a sum of gates.",
-    claims=Claims(
-        relative=True,
-        trainable=True,
-        extrapolates="Fair: counts beyond the table share a row; they grow slower than positions.",
-        cost="Q·K·H beside Q·N·D·H",
-    ),
+    relative=True,
+    trainable=True,
+    extrapolates="Fair: counts beyond the table share a row; they grow slower than positions.",
+    cost="Q·K·H beside Q·N·D·H",
 )

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Width
-from posenc.encoding import FusedScore, HeadMixing, ScoreTerm
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry, FusedScore, HeadMixing, ScoreTerm
 from posenc.encoding.prepared import is_plain_linear
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.offset_bias import OffsetBias
@@ -95,10 +94,8 @@ class Dape(ScoreTerm):
 ENTRY = Entry(
     factory=Dape,
     summary="Corrects a bias by a small MLP of the logits and biases of all heads.",
-    claims=Claims(
-        relative=True,
-        trainable=True,
-        extrapolates="Holds far past the training length.",
-        cost="Q·K·3H·hidden; memory for Q·K·(2H + hidden)",
-    ),
+    relative=True,
+    trainable=True,
+    extrapolates="Holds far past the training length.",
+    cost="Q·K·3H·hidden; memory for Q·K·(2H + hidden)",
 )

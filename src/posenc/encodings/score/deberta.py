@@ -11,8 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Buckets, Count, Length, Width, checked
-from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import BucketedTerms, Encoding, Entry, ScoreTerm, TokenTableProduct
 from posenc.encoding.parts import Projection
 from posenc.encoding.prepared import constant, reused_later
 from posenc.encoding.tensors import (
@@ -345,12 +344,10 @@ class Deberta(ScoreTerm):
 ENTRY = Entry(
     factory=deberta,
     summary="Adds products of content with relative positions, both ways.",
-    claims=Claims(
-        sites=("score",),
-        relative=True,
-        trainable=True,
-        extrapolates="Degrades slowly: offsets from max_distance on share a row.",
-        cost="Q·K·H beside (Q + K)·S·D·H",
-    ),
+    sites=("score",),
+    relative=True,
+    trainable=True,
+    extrapolates="Degrades slowly: offsets from max_distance on share a row.",
+    cost="Q·K·H beside (Q + K)·S·D·H",
     sharing=_share_embeddings,
 )

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Width
-from posenc.encoding import BucketedTerms, ScoreTerm, TokenTableProduct
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import BucketedTerms, Entry, ScoreTerm, TokenTableProduct
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.common.special_tokens import has_special, zero_special_pairs
@@ -101,10 +100,8 @@ class Decomposed2d(ScoreTerm):
 ENTRY = Entry(
     factory=Decomposed2d,
     summary="Adds a query's products with a vector for the row and one for the column offset.",
-    claims=Claims(
-        relative=True,
-        trainable=True,
-        extrapolates="Not at all: a larger image needs the tables resampled (posenc.extension).",
-        cost="Q·K·H beside 2·Q·(Y + X)·D·H",
-    ),
+    relative=True,
+    trainable=True,
+    extrapolates="Not at all: a larger image needs the tables resampled (posenc.extension).",
+    cost="Q·K·H beside 2·Q·(Y + X)·D·H",
 )

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Width
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry
 from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.encodings.common.precision import WideLayerNorm, WideLinear
 
@@ -94,11 +94,9 @@ class _Hidden(nn.Module):
 ENTRY = Entry(
     factory=DynamicBias,
     summary="Gives each head's bias by a small MLP of the offset.",
-    claims=Claims(
-        relative=True,
-        trainable=True,
-        extrapolates="Degrades past the training length; less so with log_distance.",
-        cost="Q·K·(depth·hidden² + H); a table of Q + K offsets on regular layouts",
-    ),
+    relative=True,
+    trainable=True,
+    extrapolates="Degrades past the training length; less so with log_distance.",
+    cost="Q·K·(depth·hidden² + H); a table of Q + K offsets on regular layouts",
     sharing="layers",
 )

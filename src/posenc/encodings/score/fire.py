@@ -7,8 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Positive, Width
-from posenc.encoding import DistanceFunction, FusedScore, ScoreTerm
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import DistanceFunction, Entry, FusedScore, ScoreTerm
 from posenc.encoding.prepared import is_plain_linear
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.precision import WideLinear
@@ -114,11 +113,9 @@ class Fire(ScoreTerm):
 ENTRY = Entry(
     factory=Fire,
     summary="Gives each head's bias by a small MLP of the distance over the query's position.",
-    claims=Claims(
-        relative=False,
-        trainable=True,
-        extrapolates="Holds past the training length: its inputs stay in the trained range.",
-        cost="Q·K·(H + hidden)",
-    ),
+    relative=False,
+    trainable=True,
+    extrapolates="Holds past the training length: its inputs stay in the trained range.",
+    cost="Q·K·(H + hidden)",
     sharing="layers",
 )

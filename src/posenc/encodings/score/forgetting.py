@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry
 from posenc.encodings.common.prefix_sums import GatedDecay
 
 
@@ -43,10 +43,8 @@ class Forgetting(GatedDecay):
 ENTRY = Entry(
     factory=Forgetting,
     summary="Lowers logits by the log forget gates of the tokens between key and query.",
-    claims=Claims(
-        relative=True,
-        trainable=True,
-        extrapolates="Holds well past the training length: distant tokens have low weight.",
-        cost="L·C·H for the gates, then a number a query and a key",
-    ),
+    relative=True,
+    trainable=True,
+    extrapolates="Holds well past the training length: distant tokens have low weight.",
+    cost="L·C·H for the gates, then a number a query and a key",
 )

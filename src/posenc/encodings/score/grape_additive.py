@@ -7,8 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, EvenWidth, Width
-from posenc.encoding import FusedScore, LogGateSums, ScoreTerm
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry, FusedScore, LogGateSums, ScoreTerm
 from posenc.encoding.prepared import constant
 from posenc.encoding.tensors import Features, Keys, Queries, Scores
 from posenc.encodings.common.checks import require_signal
@@ -94,10 +93,8 @@ class GrapeAdditive(ScoreTerm):
 ENTRY = Entry(
     factory=GrapeAdditive,
     summary="Lowers logits by a sum over the tokens between key and query, weighted by the query.",
-    claims=Claims(
-        relative=False,
-        trainable=True,
-        extrapolates="Holds, as published: the penalty grows with distance, as ALiBi's does.",
-        cost="Q·K·E·H",
-    ),
+    relative=False,
+    trainable=True,
+    extrapolates="Holds, as published: the penalty grows with distance, as ALiBi's does.",
+    cost="Q·K·E·H",
 )

@@ -9,8 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Interval, Width, checked
-from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct, ValueTerm
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import BucketedTerms, Encoding, Entry, ScoreTerm, TokenTableProduct, ValueTerm
 from posenc.encoding.tensors import (
     BucketIndex,
     Keys,
@@ -249,12 +248,10 @@ def _index(buckets: Buckets, back: Float[Tensor, "b Q K A"], grid: Grid) -> Int[
 ENTRY = Entry(
     factory=irpe,
     summary="Adds learned vectors for buckets of 2-D offsets to queries, keys and values.",
-    claims=Claims(
-        sites=("score",),
-        relative=True,
-        axes=(2,),
-        trainable=True,
-        extrapolates="Holds moderately: offsets from about 15 cells on share a bucket.",
-        cost="Q·K·H beside Q·N·D·H a site",
-    ),
+    sites=("score",),
+    relative=True,
+    axes=(2,),
+    trainable=True,
+    extrapolates="Holds moderately: offsets from about 15 cells on share a bucket.",
+    cost="Q·K·H beside Q·N·D·H a site",
 )

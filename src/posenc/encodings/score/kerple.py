@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry
 from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.errors import ArgumentError
 from posenc.runtime import has_values
@@ -99,11 +99,9 @@ class Kerple(OffsetBias):
 ENTRY = Entry(
     factory=Kerple,
     summary="Lowers the logits by a learned logarithm or power of distance.",
-    claims=Claims(
-        relative=True,
-        trainable=True,
-        extrapolates="Holds far past the training length; the log kernel best.",
-        cost="Q·K·H; a table of Q + K offsets on regular layouts",
-    ),
+    relative=True,
+    trainable=True,
+    extrapolates="Holds far past the training length; the log kernel best.",
+    cost="Q·K·H; a table of Q + K offsets on regular layouts",
     sharing="layers",
 )

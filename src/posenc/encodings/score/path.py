@@ -9,8 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Width
-from posenc.encoding import BlockTransforms, FusedScore, ScoreTerm
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import BlockTransforms, Entry, FusedScore, ScoreTerm
 from posenc.encoding.tensors import Features, Keys, Queries, Scores, repeat_heads
 from posenc.encodings.common.checks import require_signal
 from posenc.encodings.common.precision import WideLinear, at_least_single
@@ -206,14 +205,12 @@ def _arranged(ranks: KeyRanks, marks: Tensor | None, key: Layout) -> Tensor | No
 ENTRY = Entry(
     factory=Path,
     summary="Reflects each key along directions computed from the tokens up to the query.",
-    claims=Claims(
-        relative=True,
-        trainable=True,
-        extrapolates="Fair; the paper finds it better than RoPE, best with forget gates.",
-        cost="K²·(K + D)·H; memory of K×K·H a batch row",
-        exceptions={
-            "windows_are_windows": "directions come from a convolution, which reaches two tokens "
-            "past the window"
-        },
-    ),
+    relative=True,
+    trainable=True,
+    extrapolates="Fair; the paper finds it better than RoPE, best with forget gates.",
+    cost="K²·(K + D)·H; memory of K×K·H a batch row",
+    exceptions={
+        "windows_are_windows": "directions come from a convolution, which reaches two tokens "
+        "past the window"
+    },
 )

@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Natural
-from posenc.encoding import BucketedTerms, ScoreTerm
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import BucketedTerms, Entry, ScoreTerm
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import clipped_bucket
 from posenc.grid import Grid
@@ -80,10 +79,8 @@ class RelativeBias(ScoreTerm):
 ENTRY = Entry(
     factory=RelativeBias,
     summary="Adds a learned number for each head and clipped offset.",
-    claims=Claims(
-        relative=True,
-        trainable=True,
-        extrapolates="Degrades slowly: offsets beyond the clip distance share a number.",
-        cost="Q·K·H; a table of Q + K offsets on regular layouts",
-    ),
+    relative=True,
+    trainable=True,
+    extrapolates="Degrades slowly: offsets beyond the clip distance share a number.",
+    cost="Q·K·H; a table of Q + K offsets on regular layouts",
 )

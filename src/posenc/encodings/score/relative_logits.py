@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, QueryKeyTransform, ScoreTerm, TokenTableProduct
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding.entry import Entry
 from posenc.encoding.tensors import (
     BucketIndex,
     Features,
@@ -152,12 +152,10 @@ class RelativeLogits(ScoreTerm):
 ENTRY = Entry(
     factory=relative_logits,
     summary="Adds learned profiles of a bias by distance, mixed anew by each query.",
-    claims=Claims(
-        sites=("score",),
-        relative=True,
-        trainable=True,
-        extrapolates="Holds: beyond the extent there is no bias, at any length.",
-        cost="Q·K·H beside Q·N·E·H, N distances and E profiles; E·H numbers a cached token",
-    ),
+    sites=("score",),
+    relative=True,
+    trainable=True,
+    extrapolates="Holds: beyond the extent there is no bias, at any length.",
+    cost="Q·K·H beside Q·N·E·H, N distances and E profiles; E·H numbers a cached token",
     sample={"extent": 6, "width": 4},
 )

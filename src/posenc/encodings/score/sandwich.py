@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, Count, EvenWidth
-from posenc.encoding import BucketedTerms
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import BucketedTerms, Entry
 from posenc.encoding.prepared import reused
 from posenc.encoding.tensors import Keys, Queries, StructuredTerms
 from posenc.encodings.common.buckets import offset_index
@@ -97,11 +96,9 @@ def _kept_similarity(
 ENTRY = Entry(
     factory=Sandwich,
     summary="Adds the inner product of sinusoidal position vectors, scaled in each head.",
-    claims=Claims(
-        relative=True,
-        trainable=False,
-        extrapolates="Holds past the training length.",
-        cost="Q·K·H; a table of Q + K offsets on regular layouts",
-    ),
+    relative=True,
+    trainable=False,
+    extrapolates="Holds past the training length.",
+    cost="Q·K·H; a table of Q + K offsets on regular layouts",
     sharing="layers",
 )

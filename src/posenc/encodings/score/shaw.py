@@ -6,8 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Natural, Width, checked
-from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct, ValueTerm
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import BucketedTerms, Encoding, Entry, ScoreTerm, TokenTableProduct, ValueTerm
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import ClippedTable, gather_rows, sum_by_bucket
 from posenc.grid import Grid
@@ -84,11 +83,9 @@ class ShawValues(ValueTerm):
 ENTRY = Entry(
     factory=shaw,
     summary="Adds a trained vector for each clipped offset to keys and to values.",
-    claims=Claims(
-        sites=("score", "value"),
-        relative=True,
-        trainable=True,
-        extrapolates="Degrades slowly: offsets beyond the clip distance share a vector.",
-        cost="Q·K·H beside Q·(2k + 1)·D·H",
-    ),
+    sites=("score", "value"),
+    relative=True,
+    trainable=True,
+    extrapolates="Degrades slowly: offsets beyond the clip distance share a vector.",
+    cost="Q·K·H beside Q·(2k + 1)·D·H",
 )

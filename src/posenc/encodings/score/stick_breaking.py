@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from torch.nn.functional import logsigmoid
 
-from posenc.encoding import FusedScore, ScoreTerm, StickWeights
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import Entry, FusedScore, ScoreTerm, StickWeights
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.prefix_sums import KeyRanks
 from posenc.grid import Grid
@@ -73,11 +72,9 @@ class StickBreaking(ScoreTerm):
 ENTRY = Entry(
     factory=StickBreaking,
     summary="Gives each token before the query, nearest first, a fraction of the remaining weight.",
-    claims=Claims(
-        relative=True,
-        trainable=False,
-        extrapolates="Holds well past the training length: near tokens take the weight first.",
-        cost="Q·K·H",
-    ),
+    relative=True,
+    trainable=False,
+    extrapolates="Holds well past the training length: near tokens take the weight first.",
+    cost="Q·K·H",
     sharing="layers",
 )

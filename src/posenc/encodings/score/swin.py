@@ -7,8 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count
-from posenc.encoding import BucketedTerms, ScoreTerm
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import BucketedTerms, Entry, ScoreTerm
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.special_tokens import has_special, zero_special_pairs
 from posenc.encodings.common.window import Window
@@ -79,11 +78,9 @@ class Swin(ScoreTerm):
 ENTRY = Entry(
     factory=Swin,
     summary="Adds a learned number for each head and offset inside a window of an image.",
-    claims=Claims(
-        relative=True,
-        trainable=True,
-        extrapolates="Not at all: a larger window needs the table resampled (posenc.extension).",
-        cost="Q·K·H; a table of H·(2M - 1)² numbers",
-    ),
+    relative=True,
+    trainable=True,
+    extrapolates="Not at all: a larger window needs the table resampled (posenc.extension).",
+    cost="Q·K·H; a table of H·(2M - 1)² numbers",
     sample={"window": (14, 14)},
 )

@@ -11,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
-from posenc.encoding import BucketedTerms, Encoding, ScoreTerm
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import BucketedTerms, Encoding, Entry, ScoreTerm
 from posenc.encoding.prepared import constant, reused
 from posenc.encoding.tensors import Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.cosine import CosineLogits
@@ -139,12 +138,10 @@ def _full_window(grid: Grid) -> Window | None:
 ENTRY = Entry(
     factory=swin_v2,
     summary="Gives each head's bias by a small MLP of log-spaced offsets; logits are cosines.",
-    claims=Claims(
-        sites=("query_key", "score"),
-        relative=True,
-        axes=(2,),
-        trainable=True,
-        extrapolates="Holds at moderately larger windows: offsets are on a log scale.",
-        cost="Q·K·H beside (Q + K)·D·H; a table of offsets for whole images",
-    ),
+    sites=("query_key", "score"),
+    relative=True,
+    axes=(2,),
+    trainable=True,
+    extrapolates="Holds at moderately larger windows: offsets are on a log scale.",
+    cost="Q·K·H beside (Q + K)·D·H; a table of offsets for whole images",
 )

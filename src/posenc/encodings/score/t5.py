@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from posenc.arguments import Buckets, Count, Length, Width
-from posenc.encoding import BucketedTerms, ScoreTerm
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import BucketedTerms, Entry, ScoreTerm
 from posenc.encoding.prepared import constant
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores
 from posenc.errors import ArgumentError
@@ -120,11 +119,9 @@ def log_boundaries(buckets: int, max_distance: int) -> tuple[int, ...]:
 ENTRY = Entry(
     factory=T5,
     summary="Adds a learned number for each head and bucket of offsets.",
-    claims=Claims(
-        relative=True,
-        trainable=True,
-        extrapolates="Holds or degrades slowly: all far distances share a bucket.",
-        cost="Q·K·H; a table of Q + K offsets on regular layouts",
-    ),
+    relative=True,
+    trainable=True,
+    extrapolates="Holds or degrades slowly: all far distances share a bucket.",
+    cost="Q·K·H; a table of Q + K offsets on regular layouts",
     sharing="layers",
 )

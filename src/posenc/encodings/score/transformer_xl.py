@@ -11,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, EvenWidth, Width, checked
-from posenc.encoding import BucketedTerms, Encoding, LowRank, ScoreTerm, TokenTableProduct
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import BucketedTerms, Encoding, Entry, LowRank, ScoreTerm, TokenTableProduct
 from posenc.encoding.prepared import reused, reused_later
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows, offset_index
@@ -296,12 +295,10 @@ def _column(u: Float[Tensor, "h D"], x: Float[Tensor, "*B g K D"]) -> Float[Tens
 ENTRY = Entry(
     factory=transformer_xl,
     summary="Adds products with projected sinusoids of the offset, and two trained vectors.",
-    claims=Claims(
-        sites=("score",),
-        relative=True,
-        trainable=True,
-        extrapolates="Degrades past the training length: farther sinusoids are new to W.",
-        cost="Q·K·H beside Q·(Q + K)·D·H; Q·K·C·H on irregular layouts",
-    ),
+    sites=("score",),
+    relative=True,
+    trainable=True,
+    extrapolates="Degrades past the training length: farther sinusoids are new to W.",
+    cost="Q·K·H beside Q·(Q + K)·D·H; Q·K·C·H on irregular layouts",
     sharing=_share_biases,
 )

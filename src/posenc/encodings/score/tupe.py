@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from posenc.arguments import Buckets, Count, Length, Width
-from posenc.encoding import BucketedTerms, LowRank, ScoreTerm
-from posenc.encoding.entry import Claims, Entry
+from posenc.encoding import BucketedTerms, Entry, LowRank, ScoreTerm
 from posenc.encoding.prepared import is_plain_linear, reused_later
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.pieces import by_pieces
@@ -317,12 +316,10 @@ def _special_tokens(
 ENTRY = Entry(
     factory=Tupe,
     summary="Adds products of separately projected positions, and T5's bias.",
-    claims=Claims(
-        relative=False,
-        trainable=True,
-        extrapolates="Not at all: positions past the table raise.",
-        cost="Q·K·D·H, as extra columns on queries and keys",
-        exceptions={"positions": "only 0 … max_length - 1 exist"},
-    ),
+    relative=False,
+    trainable=True,
+    extrapolates="Not at all: positions past the table raise.",
+    cost="Q·K·D·H, as extra columns on queries and keys",
+    exceptions={"positions": "only 0 … max_length - 1 exist"},
     sharing="layers",
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from posenc.arguments import Base, Count, Width, checked
-from posenc.encoding.entry import Entry
 from posenc.encodings.score.transformer_xl import ENTRY as TRANSFORMER_XL
 from posenc.encodings.score.transformer_xl import TransformerXL, transformer_xl
 
@@ -37,8 +38,10 @@ def xlnet(*, dim: Width, heads: Count, head_dim: Width, base: Base = 10000.0) ->
     return transformer_xl(dim=dim, heads=heads, head_dim=head_dim, base=base)
 
 
-ENTRY = Entry(
+ENTRY = replace(
+    TRANSFORMER_XL,
     factory=xlnet,
     summary="Transformer-XL's logits with two trained vectors in every layer.",
-    claims=TRANSFORMER_XL.claims,
+    citation=None,
+    sharing="none",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from posenc.encoding import Encoding
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 
 
 def direct(encoding: Encoding) -> Encoding:
@@ -25,11 +25,9 @@ ENTRY = Extension(
     function=direct,
     summary="Uses the encoding as it is.",
     on=("any",),
-    claims=ExtensionClaims(
-        short_unchanged=True,
-        training="needed",
-        at_twice=0,
-        expect="What the encoding itself does: RoPE degrades at once, ALiBi hardly.",
-        transformers="default",
-    ),
+    short_unchanged=True,
+    training="needed",
+    at_twice=0,
+    expect="What the encoding itself does: RoPE degrades at once, ALiBi hardly.",
+    transformers="default",
 )

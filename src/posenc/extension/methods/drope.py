@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from posenc.encoding import Encoding
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import replaced, require_rope
 
 
@@ -36,9 +36,7 @@ ENTRY = Extension(
     function=drope,
     summary="Drops rope, to be followed by a short training without it.",
     on=("rope",),
-    claims=ExtensionClaims(
-        identity_at_one=False,
-        training="needed",
-        expect="Useless before recalibration; after it the length matters less.",
-    ),
+    identity_at_one=False,
+    training="needed",
+    expect="Useless before recalibration; after it the length matters less.",
 )

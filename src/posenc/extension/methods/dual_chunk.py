@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.extension.banded import BandedRope, Moved
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import replaced, require_length, require_rope
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -99,13 +99,11 @@ ENTRY = Extension(
     function=dual_chunk,
     summary="Keeps distances inside chunks, and bounds those between them.",
     on=("rope",),
-    claims=ExtensionClaims(
-        identity_at_one=False,
-        stays_relative=False,
-        training="none",
-        expect="Stays usable without training at many times the length; order among chunks "
-        "farther back than one is lost.",
-        cost="None more by native; else 2·Q·K·D·H more",
-    ),
+    identity_at_one=False,
+    stays_relative=False,
+    training="none",
+    expect="Stays usable without training at many times the length; order among chunks "
+    "farther back than one is lost.",
+    cost="None more by native; else 2·Q·K·D·H more",
     sample={"reach": 4, "local": 1},
 )

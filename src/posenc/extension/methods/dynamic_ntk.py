@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding import Encoding
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.methods.ntk import require_pairs
 from posenc.extension.varying import VaryingRope
@@ -63,14 +63,12 @@ ENTRY = Extension(
     function=dynamic_ntk,
     summary="Raises RoPE's base as far as the text at hand needs.",
     on=("rope",),
-    claims=ExtensionClaims(
-        identity_at_one=False,
-        decodes_as_whole=False,
-        short_unchanged=True,
-        stays_relative=False,
-        training="none",
-        expect="As NTK at each length; identical to the original up to the trained length.",
-        cost="(Q + K)·D·H, for all keys at each call",
-        transformers="dynamic",
-    ),
+    identity_at_one=False,
+    decodes_as_whole=False,
+    short_unchanged=True,
+    stays_relative=False,
+    training="none",
+    expect="As NTK at each length; identical to the original up to the trained length.",
+    cost="(Q + K)·D·H, for all keys at each call",
+    transformers="dynamic",
 )

@@ -8,7 +8,7 @@ from posenc.encoding import Encoding
 from posenc.encodings.embedding.hierarchical import PAPER_ALPHA, hierarchical_rows, require_alpha
 from posenc.encodings.embedding.learned import Learned
 from posenc.errors import ArgumentError
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import remade, replaced, require_factor, require_part
 from posenc.extension.resampling import longer_count
 
@@ -64,10 +64,8 @@ ENTRY = Extension(
     function=hierarchical,
     summary="Decomposes a trained table of n positions so that it serves up to n².",
     on=("learned",),
-    claims=ExtensionClaims(
-        short_unchanged=True,
-        training="helps",
-        expect="Untouched up to the trained length; usable past it, better after a short training.",
-    ),
+    short_unchanged=True,
+    training="helps",
+    expect="Untouched up to the trained length; usable past it, better after a short training.",
     trials={"text_table": ("@prefix=1",)},
 )

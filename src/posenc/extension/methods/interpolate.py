@@ -21,7 +21,7 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.swin import Swin
 from posenc.errors import ArgumentError
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import NotApplicable, remade, replaced, require_factor
 from posenc.extension.resampling import Align, Mode, longer_count, resampled_grid, resampled_rows
 from posenc.layout import Layout
@@ -188,13 +188,11 @@ ENTRY = Extension(
     function=interpolate,
     summary="Divides positions by the factor, and resamples tables.",
     on=("alibi", "learned", "learned2d", "radix", "rope", "sinusoidal", "swin"),
-    claims=ExtensionClaims(
-        training="needed",
-        at_twice=1,
-        expect="RoPE: usable without training to about twice the length, near tokens blur; images "
-        "and tables for them: good at once.",
-        transformers="linear",
-    ),
+    training="needed",
+    at_twice=1,
+    expect="RoPE: usable without training to about twice the length, near tokens blur; images "
+    "and tables for them: good at once.",
+    transformers="linear",
     trials={
         "text_table": ("@prefix=1",),
         "image_table": ("", "@antialias=True", "@mode=bilinear", "@align=corners"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.extension.banded import Moved, WindowedRope
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.methods.rerope import require_window
 from posenc.grid import Grid
@@ -80,10 +80,8 @@ ENTRY = Extension(
     function=leaky_rerope,
     summary="Lets distances past a window grow more slowly.",
     on=("rope",),
-    claims=ExtensionClaims(
-        training="none",
-        expect="As ReRoPE, and far tokens are still in order; up to factor times the length.",
-        cost="None more by native; else Q·K·D·H once more",
-    ),
+    training="none",
+    expect="As ReRoPE, and far tokens are still in order; up to factor times the length.",
+    cost="None more by native; else Q·K·D·H once more",
     sample={"window": 3},
 )

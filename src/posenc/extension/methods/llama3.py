@@ -6,7 +6,7 @@ import math
 
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.methods.ntk_by_parts import blended, ramp, ramp_advice, rotations
 
@@ -64,8 +64,8 @@ ENTRY = Extension(
     function=llama3,
     summary="Interpolates pairs with wavelengths past the trained length, keeps fast ones.",
     on=("rope",),
-    claims=ExtensionClaims(
-        training="helps", expect="As NTK-by-parts, with a shorter ramp.", transformers="llama3"
-    ),
+    training="helps",
+    expect="As NTK-by-parts, with a shorter ramp.",
+    transformers="llama3",
     advice=llama3_advice,
 )

@@ -21,7 +21,7 @@ from posenc.encoding import (
 from posenc.encoding.parts import Projection
 from posenc.encoding.tensors import Features, Keys, Queries, Scores, StructuredTerms
 from posenc.extension.banded import BandedRope
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import NotApplicable, require_length
 from posenc.extension.varying import seen_lengths
 from posenc.grid import Grid
@@ -187,11 +187,9 @@ ENTRY = Extension(
     function=log_n,
     summary="Multiplies the logits by the logarithm of the length.",
     on=("any",),
-    claims=ExtensionClaims(
-        short_unchanged=True,
-        stays_relative=False,
-        training="none",
-        expect="A little better than the same without it, since attention stays as sharp.",
-        cost="Q·D·H",
-    ),
+    short_unchanged=True,
+    stays_relative=False,
+    training="none",
+    expect="A little better than the same without it, since attention stays as sharp.",
+    cost="Q·D·H",
 )

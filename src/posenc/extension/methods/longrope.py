@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.varying import VaryingRope
 
@@ -101,14 +101,11 @@ ENTRY = Extension(
     function=longrope,
     summary="Divides each pair's frequency by a factor of its own, found by search.",
     on=("rope",),
-    claims=ExtensionClaims(
-        decodes_as_whole=False,
-        stays_relative=False,
-        training="helps",
-        expect="As good as its factors; searched ones beat the formulas, by little without "
-        "training.",
-        cost="(Q + K)·D·H, for all keys at each call",
-        transformers="longrope",
-    ),
+    decodes_as_whole=False,
+    stays_relative=False,
+    training="helps",
+    expect="As good as its factors; searched ones beat the formulas, by little without training.",
+    cost="(Q + K)·D·H, for all keys at each call",
+    transformers="longrope",
     sample={"short_factors": (1, 1, 1, 1.5), "long_factors": (1, 2, 3, 4)},
 )

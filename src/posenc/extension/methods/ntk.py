@@ -5,7 +5,7 @@ from __future__ import annotations
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import replaced, require_factor, require_rope
 
 
@@ -63,11 +63,9 @@ ENTRY = Extension(
     function=ntk,
     summary="Raises RoPE's base: fast pairs keep their speed, slow ones are interpolated.",
     on=("rope",),
-    claims=ExtensionClaims(
-        training="helps",
-        at_twice=2,
-        expect="Usable without training to a little less than the factor; middle pairs go beyond "
-        "angles they have seen.",
-        transformers="default",
-    ),
+    training="helps",
+    at_twice=2,
+    expect="Usable without training to a little less than the factor; middle pairs go beyond "
+    "angles they have seen.",
+    transformers="default",
 )

@@ -10,7 +10,7 @@ import torch
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 
 
@@ -115,11 +115,9 @@ ENTRY = Extension(
     function=ntk_by_parts,
     summary="Interpolates the pairs that turn seldom within the trained length, keeps the others.",
     on=("rope",),
-    claims=ExtensionClaims(
-        training="helps",
-        expect="Usable without training; near tokens are told apart as before.",
-        transformers="llama3",
-    ),
+    training="helps",
+    expect="Usable without training; near tokens are told apart as before.",
+    transformers="llama3",
     sample={"alpha": 0.1, "beta": 1},
     advice=ramp_advice,
 )

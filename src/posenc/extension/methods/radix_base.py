@@ -10,7 +10,7 @@ from posenc.arguments import check
 from posenc.encoding import Encoding
 from posenc.encodings.embedding.radix import Radix
 from posenc.errors import ArgumentError
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import remade, replaced, require_factor, require_part
 from posenc.extension.resampling import resampled_rows, rows_like
 
@@ -90,8 +90,6 @@ ENTRY = Extension(
     function=radix_base,
     summary="Writes positions in a larger base with the same number of digits.",
     on=("radix",),
-    claims=ExtensionClaims(
-        training="helps",
-        expect="All digit places stay inside what they have seen; the low digits blur a little.",
-    ),
+    training="helps",
+    expect="All digit places stay inside what they have seen; the low digits blur a little.",
 )

@@ -6,7 +6,7 @@ import torch
 
 from posenc.encoding import Encoding
 from posenc.encodings.embedding.learned import Learned
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import remade, replaced, require_factor, require_part
 from posenc.extension.resampling import longer_count, rows_like
 
@@ -45,10 +45,8 @@ ENTRY = Extension(
     function=random_tail,
     summary="Keeps the trained rows and draws new ones with their mean and spread.",
     on=("learned",),
-    claims=ExtensionClaims(
-        short_unchanged=True,
-        training="needed",
-        expect="Untouched up to the trained length; new positions mean nothing before training.",
-    ),
+    short_unchanged=True,
+    training="needed",
+    expect="Untouched up to the trained length; new positions mean nothing before training.",
     trials={"text_table": ("@prefix=1",)},
 )

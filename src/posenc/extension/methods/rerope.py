@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.extension.banded import Moved, WindowedRope
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import replaced, require_length, require_rope
 from posenc.grid import Grid
 
@@ -75,12 +75,10 @@ ENTRY = Extension(
     function=rerope,
     summary="Counts all distances past a window as that window.",
     on=("rope",),
-    claims=ExtensionClaims(
-        identity_at_one=False,
-        training="none",
-        at_twice=4,
-        expect="No worse at any length than at the trained one; order among far tokens is lost.",
-        cost="None more by native; else Q·K·D·H once more",
-    ),
+    identity_at_one=False,
+    training="none",
+    at_twice=4,
+    expect="No worse at any length than at the trained one; order among far tokens is lost.",
+    cost="None more by native; else Q·K·D·H once more",
     sample={"window": 3},
 )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check
 from posenc.errors import ArgumentError
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import require_length
 from posenc.layout import Layout
 
@@ -163,14 +163,12 @@ ENTRY = Extension(
     function=segments,
     summary="Reads long inputs in overlapping segments, each at trained positions.",
     on=("any",),
-    claims=ExtensionClaims(
-        decodes_as_whole=False,
-        short_unchanged=True,
-        training="none",
-        expect="As good as the model is at its trained length, at any length; nothing is seen from "
-        "farther away.",
-        cost="each token up to L / (L - overlap) times",
-    ),
+    decodes_as_whole=False,
+    short_unchanged=True,
+    training="none",
+    expect="As good as the model is at its trained length, at any length; nothing is seen from "
+    "farther away.",
+    cost="each token up to L / (L - overlap) times",
     level="model",
     trials={"text_table": ("",)},
 )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.extension.banded import Moved, WindowedRope
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.methods.rerope import require_window
 from posenc.grid import Grid
@@ -84,12 +84,10 @@ ENTRY = Extension(
     function=self_extend,
     summary="Keeps the distances of near tokens and counts those of far ones in groups.",
     on=("rope",),
-    claims=ExtensionClaims(
-        stays_relative=False,
-        training="none",
-        at_twice=4,
-        expect="The best without training, to (L - w)·G + w tokens.",
-        cost="None more by native; else Q·K·D·H once more",
-    ),
+    stays_relative=False,
+    training="none",
+    at_twice=4,
+    expect="The best without training, to (L - w)·G + w tokens.",
+    cost="None more by native; else Q·K·D·H once more",
     sample={"window": 3},
 )

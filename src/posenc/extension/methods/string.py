@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.extension.banded import Moved, WindowedRope
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.grid import Grid
 
@@ -107,11 +107,9 @@ ENTRY = Extension(
     function=string,
     summary="Gives far tokens the shorter distances that training has seen more often.",
     on=("rope",),
-    claims=ExtensionClaims(
-        identity_at_one=False,
-        training="none",
-        expect="Better use of the trained length itself; at most twice as far.",
-        cost="None more by native; else Q·K·D·H once more",
-    ),
+    identity_at_one=False,
+    training="none",
+    expect="Better use of the trained length itself; at most twice as far.",
+    cost="None more by native; else Q·K·D·H once more",
     sample={"factor": 1.5, "shift": 5, "local": 2},
 )

@@ -7,7 +7,7 @@ import math
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
-from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.entry import Extension
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.methods.ntk_by_parts import blended, ramp, require_ramp, rotations
 
@@ -143,13 +143,11 @@ ENTRY = Extension(
     function=yarn,
     summary="Interpolates slow pairs only, and raises the contrast of the logits.",
     on=("rope",),
-    claims=ExtensionClaims(
-        training="helps",
-        at_twice=3,
-        expect="Among the best changes of frequency without training; good after a short one. Its "
-        "defaults misbehave at short trained lengths.",
-        transformers="yarn",
-    ),
+    training="helps",
+    at_twice=3,
+    expect="Among the best changes of frequency without training; good after a short one. Its "
+    "defaults misbehave at short trained lengths.",
+    transformers="yarn",
     sample={"alpha": 0.1, "beta": 1},
     advice=yarn_advice,
     trials={"short": ("@alpha=0.5@beta=4",)},
