@@ -147,17 +147,14 @@ Share = Annotated[float, Interval(0, 1)]
 
 
 def typed(function: Callable[P, R]) -> Callable[P, R]:
-    """Check the types of keyword arguments by their annotations, then call.
-
-    Infinite numbers and NaN are left to the function.
+    """Check keyword arguments against their annotations, then call.
 
     Raises: as ``check``.
     """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        finite = {n: v for n, v in kwargs.items() if not isinstance(v, float) or math.isfinite(v)}
-        kwargs.update(_checked(function, finite))
+        kwargs.update(_checked(function, kwargs))
         return function(*args, **kwargs)
 
     return call

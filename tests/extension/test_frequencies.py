@@ -243,13 +243,13 @@ def test_advice_is_true() -> None:
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("ntk", {"factor": 0.5}, "factor: expected 1 or more"),
-        ("ntk", {"factor": float("nan")}, "factor: expected 1 or more"),
+        ("ntk", {"factor": 0.5}, "factor: expected .*1 or more"),
+        ("ntk", {"factor": float("nan")}, "factor: expected .*1 or more"),
         ("yarn", {"length": 1}, "length"),
         ("yarn", {"alpha": 4, "beta": 4}, "alpha < beta"),
         ("yarn", {"alpha": 0}, "alpha"),
-        ("yarn", {"temperature": -1.0}, "gain"),
-        ("ntk_by_parts", {"beta": float("inf")}, "alpha < beta"),
+        ("yarn", {"temperature": -1.0}, "temperature"),
+        ("ntk_by_parts", {"beta": float("inf")}, "beta: expected a finite number"),
         ("llama3", {"low": 4.0}, "low < high"),
         ("longrope", {"long_factors": [1.0]}, "long_factors: expected 8"),
         ("longrope", {"short_factors": [0.0] * 8}, "short_factors"),

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import math
-import reprlib
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from posenc.arguments import check
+from posenc.arguments import Interval, check
 from posenc.encoding import Encoding, Part
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 
 AnyPart = TypeVar("AnyPart", bound=Part)
+
+Stretch = Annotated[
+    float, Interval(1, remedy="4 stretches 512 positions to 2048; 1 changes nothing.")
+]
+"""How many times the trained length to reach."""
+
+TRAINED = "In a checkpoint of transformers it is max_position_embeddings."
+
+Trained = Annotated[float, Interval(2, remedy=TRAINED)]
+"""The trained length in tokens."""
 
 
 class NotApplicable(ArgumentError):
@@ -93,45 +101,3 @@ def remade(part: AnyPart, *, tables: Mapping[str, Tensor], **changed: object) ->
         before: Tensor = getattr(part, name)
         setattr(made, name, nn.Parameter(table, requires_grad=before.requires_grad))
     return made.train(part.training)
-
-
-def require_factor(factor: float) -> float:
-    """``factor`` as a float.
-
-    Raises:
-        ArgumentError: below 1, or not finite.
-    """
-    factor = _finite(factor)
-    if not factor >= 1:
-        raise ArgumentError(
-            "factor",
-            expected="1 or more, how many times the trained length to reach",
-            got=reprlib.repr(factor),
-            remedy="4 stretches 512 positions to 2048; 1 changes nothing.",
-        )
-    return factor
-
-
-def require_length(length: float, *, least: float = 2) -> float:
-    """``length`` as a float.
-
-    Raises:
-        ArgumentError: below ``least``, or not finite.
-    """
-    length = _finite(length)
-    if not length >= least:
-        raise ArgumentError(
-            "length",
-            expected=f"the length the model was trained at, {least:g} or more",
-            got=length,
-            remedy="In a checkpoint of transformers it is max_position_embeddings.",
-        )
-    return length
-
-
-def _finite(value: object) -> float:
-    """A finite number as a float; NaN for any other value."""
-    try:
-        return float(check("number", float, value))
-    except ArgumentError:
-        return math.nan

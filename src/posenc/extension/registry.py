@@ -10,7 +10,7 @@ from posenc.arguments import check
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension
-from posenc.extension.fitting import NotApplicable, require_factor, require_length
+from posenc.extension.fitting import NotApplicable, Stretch, Trained
 from posenc.registration import Registry, assign_options, parse_name, with_context
 
 EXTENSIONS: Registry[Extension] = Registry(
@@ -123,8 +123,8 @@ def advice(
     """
     check("encoding", Encoding, encoding)
     context = {
-        "factor": None if factor is None else require_factor(factor),
-        "length": None if length is None else require_length(length),
+        "factor": check("factor", Stretch | None, factor, None),
+        "length": check("length", Trained | None, length, None),
     }
     notes: tuple[str, ...] = ()
     for method, arguments in _calls(name, context, options):

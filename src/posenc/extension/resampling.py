@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from posenc.arguments import check
 from posenc.encodings.embedding.learned import Learned
 from posenc.errors import ArgumentError
 
@@ -24,7 +23,7 @@ def resampled_rows(
 ) -> Float[Tensor, "M C"]:
     """Linear interpolation of a table to ``count`` rows, in its dtype."""
     columns = table.detach().to(_wide(table)).T.unsqueeze(0)
-    rows = interpolate(columns, size=count, mode="linear", align_corners=_corners(align))
+    rows = interpolate(columns, size=count, mode="linear", align_corners=align == "corners")
     return rows[0].T.to(table.dtype).contiguous()
 
 
@@ -37,11 +36,10 @@ def resampled_grid(
     mode: Mode = "bicubic",
 ) -> Float[Tensor, "h w C"]:
     """Interpolation of a grid to ``size`` cells, in its dtype."""
-    check("mode", Mode, mode, "bicubic")
     if tuple(table.shape[:2]) == tuple(size):
         return table.detach().clone()
     planes = table.detach().to(_wide(table)).movedim(-1, 0).unsqueeze(0)
-    corners = _corners(align)
+    corners = align == "corners"
     grid = interpolate(
         planes, size=tuple(size), mode=mode, align_corners=corners, antialias=antialias
     )
@@ -69,11 +67,6 @@ def longer_count(learned: Learned, factor: float, prefix: int) -> int:
             remedy="1 keeps the row of a class token, 2 the padding of RoBERTa and OPT.",
         )
     return prefix + round(factor * (learned.max_length - prefix))
-
-
-def _corners(align: Align) -> bool:
-    check("align", Align, align, None)
-    return align == "corners"
 
 
 def _wide(table: Tensor) -> torch.dtype:

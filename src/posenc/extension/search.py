@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from posenc.arguments import Count, Fraction, Length, check, check_fields
+from posenc.arguments import Count, Fraction, Length, check_fields, typed
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError, CheckpointError
-from posenc.extension.fitting import require_factor, require_length, require_rope
+from posenc.extension.fitting import Stretch, Trained, require_rope
 from posenc.extension.methods.ntk import ntk
 from posenc.extension.methods.yarn import yarn
 from posenc.storage import make_folder, read_json, write_json
@@ -101,13 +101,14 @@ class SearchState:
             raise TypeError("factors of other pairs, or without losses")
 
 
+@typed
 def search_factors(
     encoding: Encoding,
     loss: Callable[[Factors], float],
     *,
-    factor: float,
-    length: float,
-    budget: int = 200,
+    factor: Stretch,
+    length: Trained,
+    budget: Length = 200,
     plan: SearchSettings | None = None,
     state: Path | str | None = None,
     progress: Callable[[Found], None] | None = None,
@@ -149,8 +150,6 @@ def search_factors(
     (60, True)
     """
     rope = require_rope(encoding, "the search", as_trained=True)
-    factor, length = require_factor(factor), require_length(length)
-    check("budget", Length, budget, 200)
     plan = SearchSettings() if plan is None else plan
     starts = _formulas(encoding, rope, factor, length)
     fresh = SearchState(plan=plan, factor=factor, length=length, starts=tuple(starts.values()))

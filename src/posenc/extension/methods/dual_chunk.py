@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posenc.arguments import Interval
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.extension.banded import BandedRope, Moved
 from posenc.extension.entry import Extension
-from posenc.extension.fitting import replaced, require_length, require_rope
+from posenc.extension.fitting import TRAINED, replaced, require_rope
 from posenc.grid import Grid
 from posenc.layout import Layout
 
 
 def dual_chunk(
-    encoding: Encoding, *, length: float, reach: float | None = None, local: float | None = None
+    encoding: Encoding,
+    *,
+    length: Annotated[float, Interval(4, remedy=TRAINED)],
+    reach: float | None = None,
+    local: float | None = None,
 ) -> Encoding:
     """Dual chunk attention: exact distances inside a chunk, bounded ones between chunks.
 
@@ -50,7 +56,6 @@ def dual_chunk(
     )
     """
     rope = require_rope(encoding, "dual_chunk", free_score=True)
-    length = require_length(length, least=4)
     reach = float(int(0.75 * length)) if reach is None else reach
     local = max(1.0, float(int(length / 16))) if local is None else local
     if not (0 < local < reach < length):

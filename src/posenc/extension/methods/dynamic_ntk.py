@@ -8,12 +8,12 @@ from torch import Tensor
 
 from posenc.encoding import Encoding
 from posenc.extension.entry import Extension
-from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
+from posenc.extension.fitting import Stretch, Trained, replaced, require_rope
 from posenc.extension.methods.ntk import require_pairs
 from posenc.extension.varying import VaryingRope
 
 
-def dynamic_ntk(encoding: Encoding, *, factor: float, length: float) -> Encoding:
+def dynamic_ntk(encoding: Encoding, *, factor: Stretch, length: Trained) -> Encoding:
     """Dynamic NTK: NTK-aware scaling by ``s · n/L - (s - 1)`` for inputs of n > L tokens.
 
     Pair t rotates ``(s n/L - s + 1)^(2t/(d-2))`` times slower; nothing changes up to L. ``s`` is
@@ -43,8 +43,7 @@ def dynamic_ntk(encoding: Encoding, *, factor: float, length: float) -> Encoding
     )
     """
     rope = require_pairs(require_rope(encoding, "dynamic_ntk", as_trained=True))
-    part = DynamicNtkRope(rope=rope, factor=require_factor(factor), length=require_length(length))
-    return replaced(encoding, rope, part)
+    return replaced(encoding, rope, DynamicNtkRope(rope=rope, factor=factor, length=length))
 
 
 class DynamicNtkRope(VaryingRope):

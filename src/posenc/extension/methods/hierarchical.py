@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from posenc.arguments import Share
 from posenc.encoding import Encoding
 from posenc.encodings.embedding.hierarchical import PAPER_ALPHA, hierarchical_rows, require_alpha
 from posenc.encodings.embedding.learned import Learned
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension
-from posenc.extension.fitting import remade, replaced, require_factor, require_part
+from posenc.extension.fitting import Stretch, remade, replaced, require_part
 from posenc.extension.resampling import longer_count
 
 
 def hierarchical(
-    encoding: Encoding, *, factor: float, alpha: float = PAPER_ALPHA, prefix: int = 0
+    encoding: Encoding, *, factor: Stretch, alpha: Share = PAPER_ALPHA, prefix: int = 0
 ) -> Encoding:
     """Hierarchical decomposition: n trained rows make up to n², the first n unchanged.
 
@@ -41,7 +42,6 @@ def hierarchical(
     64
     """
     learned = require_part(encoding, Learned, "hierarchical", "a learned table")
-    factor = require_factor(factor)
     require_alpha(alpha)
     count = longer_count(learned, factor, prefix) - prefix
     table = learned.table.detach()

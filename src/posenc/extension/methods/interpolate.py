@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import Count
 from posenc.encoding import EmbeddingEncoding, Encoding, Part
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.offset_bias import OffsetBias
@@ -22,7 +23,7 @@ from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.swin import Swin
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension
-from posenc.extension.fitting import NotApplicable, remade, replaced, require_factor
+from posenc.extension.fitting import NotApplicable, Stretch, remade, replaced
 from posenc.extension.resampling import Align, Mode, longer_count, resampled_grid, resampled_rows
 from posenc.layout import Layout
 
@@ -32,8 +33,8 @@ Resample = Callable[[Tensor, Sequence[int]], Tensor]
 def interpolate(
     encoding: Encoding,
     *,
-    factor: float | None = None,
-    size: Sequence[int] | None = None,
+    factor: Stretch | None = None,
+    size: tuple[Count, Count] | None = None,
     prefix: int = 0,
     align: Align | None = None,
     antialias: bool = False,
@@ -77,8 +78,6 @@ def interpolate(
     >>> interpolate(learned, factor=4).embedding.max_length
     32
     """
-    if factor is not None:
-        factor = require_factor(factor)
     resample = partial(resampled_grid, align=align or "centers", antialias=antialias, mode=mode)
     extended = encoding
     for part in encoding.parts():
@@ -93,7 +92,7 @@ def interpolate(
 def _interpolated(
     part: Part,
     factor: float | None,
-    size: Sequence[int] | None,
+    size: tuple[int, int] | None,
     prefix: int,
     align: Align | None,
     resample: Resample,
@@ -134,15 +133,10 @@ def _factor(factor: float | None) -> float:
 
 
 def _size(
-    sides: Sequence[int], factor: float | None, size: Sequence[int] | None
+    sides: Sequence[int], factor: float | None, size: tuple[int, int] | None
 ) -> tuple[int, int]:
-    if size is None:
-        size = [round(_factor(factor) * side) for side in sides]
-    elif len(size) != 2 or min(size) < 1:
-        raise ArgumentError(
-            "size", expected="(height, width) in cells, from 1", got=size, remedy="Count them."
-        )
-    return int(size[0]), int(size[1])
+    height, width = sides
+    return size or (round(_factor(factor) * height), round(_factor(factor) * width))
 
 
 def _resized(part: Learned2d, size: tuple[int, int], resample: Resample) -> Learned2d:

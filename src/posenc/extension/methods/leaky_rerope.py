@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
+from posenc.arguments import Interval
 from posenc.encoding import Encoding
-from posenc.errors import ArgumentError
 from posenc.extension.banded import Moved, WindowedRope
 from posenc.extension.entry import Extension
-from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
+from posenc.extension.fitting import Stretch, Trained, replaced, require_rope
 from posenc.extension.methods.rerope import require_window
 from posenc.grid import Grid
+
+Leak = Annotated[float, Interval(1, remedy="1 is RoPE itself; infinity would be rerope.")]
 
 
 def leaky_rerope(
     encoding: Encoding,
     *,
-    factor: float,
-    length: float,
+    factor: Stretch,
+    length: Trained,
     window: float | None = None,
-    leak: float | None = None,
+    leak: Leak | None = None,
 ) -> Encoding:
     """Leaky ReRoPE: distances beyond ``window`` grow ``leak`` times slower.
 
@@ -47,17 +50,9 @@ def leaky_rerope(
     7.0
     """
     rope = require_rope(encoding, "leaky_rerope", free_score=True)
-    factor, length = require_factor(factor), require_length(length)
     window = require_window(window, length, share=0.5)
     if leak is None:
         leak = (factor * length - window) / (length - window) if window < length else factor
-    if not leak >= 1:
-        raise ArgumentError(
-            "leak",
-            expected="1 or more, by how much slower far distances grow",
-            got=leak,
-            remedy="1 is RoPE itself; infinity would be rerope.",
-        )
     return replaced(encoding, rope, LeakyRerope(rope=rope, window=window, leak=leak))
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import math
-
 from posenc.encoding import Encoding
-from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension
-from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
-from posenc.extension.methods.ntk_by_parts import blended, ramp, ramp_advice, rotations
+from posenc.extension.fitting import Stretch, Trained, replaced, require_rope
+from posenc.extension.methods.ntk_by_parts import (
+    blended,
+    ramp,
+    ramp_advice,
+    require_ramp,
+    rotations,
+)
 
 
 def llama3(
-    encoding: Encoding, *, factor: float, length: float, low: float = 1.0, high: float = 4.0
+    encoding: Encoding, *, factor: Stretch, length: Trained, low: float = 1.0, high: float = 4.0
 ) -> Encoding:
     """Llama 3.1's RoPE: wavelengths up to L/high are kept, those from L/low on interpolated.
 
@@ -41,20 +44,13 @@ def llama3(
     [1.0, 1.07, 8.0]
     """
     rope = require_rope(encoding, "llama3", as_trained=True)
-    factor, length = require_factor(factor), require_length(length)
-    if not (math.isfinite(high) and 0 <= low < high):
-        raise ArgumentError(
-            "low",
-            expected="0 ≤ low < high, turns within the trained length",
-            got=f"low {low:g}, high {high:g}",
-            remedy="The release has 1 and 4.",
-        )
+    require_ramp(low=low, high=high)
     shares = ramp(rotations(rope, length), low, high)
     return replaced(encoding, rope, rope.stretched(blended(shares, factor)))
 
 
 def llama3_advice(
-    encoding: Encoding, *, length: float, low: float = 1.0, high: float = 4.0
+    encoding: Encoding, *, length: Trained, low: float = 1.0, high: float = 4.0
 ) -> tuple[str, ...]:
     """Effect of the ramp on the pairs of a rope trained at ``length``."""
     return ramp_advice(encoding, length=length, alpha=low, beta=high)

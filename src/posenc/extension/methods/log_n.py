@@ -22,7 +22,7 @@ from posenc.encoding.parts import Projection
 from posenc.encoding.tensors import Features, Keys, Queries, Scores, StructuredTerms
 from posenc.extension.banded import BandedRope
 from posenc.extension.entry import Extension
-from posenc.extension.fitting import NotApplicable, require_length
+from posenc.extension.fitting import NotApplicable, Trained
 from posenc.extension.varying import seen_lengths
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -31,7 +31,7 @@ SHARED = ("axes", "causal_only", "heads", "head_dim", "dim", "causal", "mixes_he
 """Attributes of a part that a wrapper has too."""
 
 
-def log_n(encoding: Encoding, *, length: float) -> Encoding:
+def log_n(encoding: Encoding, *, length: Trained) -> Encoding:
     """Log-n scaling: logits of a query among n > L tokens are multiplied by ``ln n / ln L``.
 
     ``s_ij → κ_i s_ij`` with ``κ_i = max(1, ln n_i / ln L)``, biases included. With a causal mask
@@ -60,7 +60,6 @@ def log_n(encoding: Encoding, *, length: float) -> Encoding:
       (inner): Alibi(heads=4)
     )
     """
-    length = require_length(length)
     score = encoding.score
     if score is not None and score.replaces_softmax:
         raise NotApplicable.of("log_n", "weights that are a softmax", encoding)

@@ -9,21 +9,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import Factor
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension
-from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
+from posenc.extension.fitting import Stretch, Trained, replaced, require_rope
 from posenc.extension.varying import VaryingRope
 
 
 def longrope(
     encoding: Encoding,
     *,
-    factor: float,
-    length: float,
-    long_factors: Sequence[float] | None = None,
-    short_factors: Sequence[float] | None = None,
-    temperature: float | None = None,
+    factor: Stretch,
+    length: Trained,
+    long_factors: Sequence[Factor] | None = None,
+    short_factors: Sequence[Factor] | None = None,
+    temperature: Factor | None = None,
 ) -> Encoding:
     """LongRoPE: a divisor for each pair, with different sets for inputs up to L and longer ones.
 
@@ -58,13 +59,20 @@ def longrope(
     (1.0, 2.0, 4.0)
     """
     rope = require_rope(encoding, "longrope", as_trained=True)
-    factor, length = require_factor(factor), require_length(length)
     pairs = rope.rotated // 2
     if long_factors is None:
         long_factors = [factor ** (t / max(1, pairs - 1)) for t in range(pairs)]
     short_factors = [1.0] * pairs if short_factors is None else short_factors
     if temperature is None:
         temperature = math.sqrt(1 + math.log(factor) / math.log(length))
+    for name, factors in (("long_factors", long_factors), ("short_factors", short_factors)):
+        if len(factors) != pairs:
+            raise ArgumentError(
+                name,
+                expected=f"{pairs} factors, one per rotated pair",
+                got=len(factors),
+                remedy="Leave them out for those of a formula.",
+            )
     part = LongRope(
         rope=rope, length=length, long=long_factors, short=short_factors, gain=temperature
     )
@@ -76,18 +84,6 @@ class LongRope(VaryingRope):
 
     long: Sequence[float]
     short: Sequence[float]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # validated as divisors of a Rope
-        for name, factors in (("long_factors", self.long), ("short_factors", self.short)):
-            try:
-                self.rope.stretched(factors, gain=self.gain)
-            except ArgumentError as error:
-                argument = "temperature" if error.argument == "gain" else name
-                raise ArgumentError(
-                    argument, expected=error.expected, got=error.got, remedy=error.remedy
-                ) from error
 
     def divisors(self, lengths: Float[Tensor, "b l"]) -> Float[Tensor, "b l T"]:
         long, short = (

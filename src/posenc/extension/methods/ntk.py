@@ -6,10 +6,10 @@ from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension
-from posenc.extension.fitting import replaced, require_factor, require_rope
+from posenc.extension.fitting import Stretch, replaced, require_rope
 
 
-def ntk(encoding: Encoding, *, factor: float) -> Encoding:
+def ntk(encoding: Encoding, *, factor: Stretch) -> Encoding:
     """NTK-aware scaling: RoPE with base ``base · s^(d/(d-2))``.
 
     Pair t rotates ``s^(2t/(d-2))`` times slower: the fastest, t = 0, as before, the slowest as with
@@ -33,14 +33,9 @@ def ntk(encoding: Encoding, *, factor: float) -> Encoding:
     (1.0, 3.0, 9.0)
     """
     rope = require_rope(encoding, "ntk", as_trained=True)
-    divisors = base_divisors(rope, require_factor(factor))
-    return replaced(encoding, rope, rope.stretched(divisors))
-
-
-def base_divisors(rope: Rope, factor: float) -> list[float]:
-    """Divisors of the frequencies for base ``base · factor^(d/(d-2))``."""
     pairs = require_pairs(rope).rotated // 2
-    return [factor ** (t / (pairs - 1)) for t in range(pairs)]
+    divisors = [factor ** (t / (pairs - 1)) for t in range(pairs)]
+    return replaced(encoding, rope, rope.stretched(divisors))
 
 
 def require_pairs(rope: Rope) -> Rope:

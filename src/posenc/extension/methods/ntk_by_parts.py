@@ -11,11 +11,11 @@ from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension
-from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
+from posenc.extension.fitting import Stretch, Trained, replaced, require_rope
 
 
 def ntk_by_parts(
-    encoding: Encoding, *, factor: float, length: float, alpha: float = 1.0, beta: float = 32.0
+    encoding: Encoding, *, factor: Stretch, length: Trained, alpha: float = 1.0, beta: float = 32.0
 ) -> Encoding:
     """NTK-by-parts: pairs that rotate often within the trained length are kept, others divided.
 
@@ -48,8 +48,7 @@ def ntk_by_parts(
     [1.0, 3.15, 4.0]
     """
     rope = require_rope(encoding, "ntk_by_parts", as_trained=True)
-    factor, length = require_factor(factor), require_length(length)
-    require_ramp(alpha, beta)
+    require_ramp(alpha=alpha, beta=beta)
     shares = ramp(rotations(rope, length), alpha, beta)
     return replaced(encoding, rope, rope.stretched(blended(shares, factor)))
 
@@ -71,28 +70,29 @@ def blended(shares: list[float], factor: float) -> list[float]:
     return [1 / (share + (1 - share) / factor) for share in shares]
 
 
-def require_ramp(alpha: float, beta: float) -> None:
-    """Require a rising ramp.
+def require_ramp(**ends: float) -> None:
+    """Require a rising ramp, between two ends that are named as the method's arguments.
 
     Raises:
-        ArgumentError: unless 0 ≤ α < β, both finite.
+        ArgumentError: unless 0 ≤ the first < the second.
     """
-    if not (math.isfinite(beta) and 0 <= alpha < beta):
+    (low, begin), (high, end) = ends.items()
+    if not 0 <= begin < end:
         raise ArgumentError(
-            "alpha",
-            expected="0 ≤ alpha < beta, turns within the trained length",
-            got=f"alpha {alpha:g}, beta {beta:g}",
-            remedy="The paper's are 1 and 32, for thousands of tokens.",
+            low,
+            expected=f"0 ≤ {low} < {high}, turns within the trained length",
+            got=f"{low} {begin:g}, {high} {end:g}",
+            remedy="Leave both out for the published ones, for thousands of tokens.",
         )
 
 
 def ramp_advice(
-    encoding: Encoding, *, length: float, alpha: float = 1.0, beta: float = 32.0
+    encoding: Encoding, *, length: Trained, alpha: float = 1.0, beta: float = 32.0
 ) -> tuple[str, ...]:
     """Effect of the ramp on the pairs of a rope trained at ``length``, with warnings."""
     rope = require_rope(encoding, "the ramp")
-    counts = rotations(rope, require_length(length))
-    require_ramp(alpha, beta)
+    counts = rotations(rope, length)
+    require_ramp(alpha=alpha, beta=beta)
     slow = sum(count <= alpha for count in counts)
     fast = sum(count >= beta for count in counts)
     notes = [

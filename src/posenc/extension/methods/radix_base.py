@@ -6,12 +6,11 @@ from typing import Literal
 
 import torch
 
-from posenc.arguments import check
 from posenc.encoding import Encoding
 from posenc.encodings.embedding.radix import Radix
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension
-from posenc.extension.fitting import remade, replaced, require_factor, require_part
+from posenc.extension.fitting import Stretch, remade, replaced, require_part
 from posenc.extension.resampling import resampled_rows, rows_like
 
 NewDigits = Literal["interpolated", "drawn"]
@@ -20,7 +19,7 @@ NewDigits = Literal["interpolated", "drawn"]
 def radix_base(
     encoding: Encoding,
     *,
-    factor: float,
+    factor: Stretch,
     length: float | None = None,
     base: int | None = None,
     digits: NewDigits = "interpolated",
@@ -53,9 +52,8 @@ def radix_base(
     16
     """
     radix = require_part(encoding, Radix, "radix_base", "radix positions")
-    check("digits", NewDigits, digits, "interpolated")
     covered = radix.base**radix.places if length is None else length
-    wanted = require_factor(factor) * covered
+    wanted = factor * covered
     if base is None:
         base = radix.base
         while base**radix.places < wanted:

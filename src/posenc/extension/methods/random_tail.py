@@ -7,11 +7,11 @@ import torch
 from posenc.encoding import Encoding
 from posenc.encodings.embedding.learned import Learned
 from posenc.extension.entry import Extension
-from posenc.extension.fitting import remade, replaced, require_factor, require_part
+from posenc.extension.fitting import Stretch, remade, replaced, require_part
 from posenc.extension.resampling import longer_count, rows_like
 
 
-def random_tail(encoding: Encoding, *, factor: float, prefix: int = 0, seed: int = 0) -> Encoding:
+def random_tail(encoding: Encoding, *, factor: Stretch, prefix: int = 0, seed: int = 0) -> Encoding:
     """Random tail: trained rows are kept, new ones drawn with their mean and deviation.
 
     ``P[p, c] ~ N(mean_c, std_c)`` for positions past the table, with statistics of each feature
@@ -33,7 +33,7 @@ def random_tail(encoding: Encoding, *, factor: float, prefix: int = 0, seed: int
     16
     """
     learned = require_part(encoding, Learned, "random_tail", "a learned table")
-    count = longer_count(learned, require_factor(factor), prefix)
+    count = longer_count(learned, factor, prefix)
     table = learned.table.detach()
     generator = torch.Generator().manual_seed(seed)
     drawn = rows_like(table[prefix:], count - len(table), generator=generator)

@@ -8,11 +8,11 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.extension.banded import Moved, WindowedRope
 from posenc.extension.entry import Extension
-from posenc.extension.fitting import replaced, require_length, require_rope
+from posenc.extension.fitting import Trained, replaced, require_rope
 from posenc.grid import Grid
 
 
-def rerope(encoding: Encoding, *, length: float, window: float | None = None) -> Encoding:
+def rerope(encoding: Encoding, *, length: Trained, window: float | None = None) -> Encoding:
     """ReRoPE: distances are clipped at ``window``.
 
     ``s_ij = scale · ⟨q_i, R(Δ') k_j⟩`` with ``Δ' = clip(p_j - p_i, -w, w)``, so that no distance is
@@ -39,7 +39,7 @@ def rerope(encoding: Encoding, *, length: float, window: float | None = None) ->
     )
     """
     rope = require_rope(encoding, "rerope", free_score=True)
-    window = require_window(window, require_length(length), share=0.5)
+    window = require_window(window, length, share=0.5)
     return replaced(encoding, rope, Rerope(rope=rope, window=window))
 
 

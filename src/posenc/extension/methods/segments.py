@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.arguments import check
+from posenc.arguments import EXACT, Interval, Natural
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension
-from posenc.extension.fitting import require_length
+from posenc.extension.fitting import TRAINED
 from posenc.layout import Layout
 
 Combine = Literal["before", "mean", "middle"]
 
 
 def segments(
-    model: nn.Module, *, length: int, overlap: int | None = None, combine: Combine = "before"
+    model: nn.Module,
+    *,
+    length: Annotated[int, Interval(2, EXACT, remedy=TRAINED)],
+    overlap: Natural | None = None,
+    combine: Combine = "before",
 ) -> Segments:
     """Segment-wise inference: a long input in overlapping segments, each at positions from 0.
 
@@ -48,33 +52,23 @@ def segments(
     >>> read(torch.zeros(1, 7, dtype=torch.long)).flatten().tolist()
     [0.0, 1.0, 2.0, 3.0, 2.0, 3.0, 3.0]
     """
+    overlap = length // 2 if overlap is None else overlap
+    if overlap >= length:
+        raise ArgumentError(
+            "overlap",
+            expected=f"0 to {length - 1}, fewer than the {length} tokens of a segment",
+            got=overlap,
+            remedy="None shares a half.",
+        )
     return Segments(model, length=length, overlap=overlap, combine=combine)
 
 
 class Segments(nn.Module):
     """A model that reads long inputs in segments; see ``segments``."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        length: int,
-        overlap: int | None = None,
-        combine: Combine = "before",
-    ) -> None:
+    def __init__(self, model: nn.Module, *, length: int, overlap: int, combine: Combine) -> None:
         super().__init__()
-        length = int(require_length(length))
-        overlap = length // 2 if overlap is None else overlap
-        if not 0 <= overlap < length:
-            raise ArgumentError(
-                "overlap",
-                expected=f"0 to {length - 1}, fewer than the {length} tokens of a segment",
-                got=overlap,
-                remedy="None shares a half.",
-            )
-        check("combine", Combine, combine, "before")
-        self.model, self.length, self.overlap = model, length, overlap
-        self.combine = combine
+        self.model, self.length, self.overlap, self.combine = model, length, overlap, combine
 
     def extra_repr(self) -> str:
         return f"length={self.length}, overlap={self.overlap}, {self.combine}"

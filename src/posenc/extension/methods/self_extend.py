@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from posenc.arguments import Length
 from posenc.encoding import Encoding
-from posenc.errors import ArgumentError
 from posenc.extension.banded import Moved, WindowedRope
 from posenc.extension.entry import Extension
-from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
+from posenc.extension.fitting import Stretch, Trained, replaced, require_rope
 from posenc.extension.methods.rerope import require_window
 from posenc.grid import Grid
 
@@ -17,10 +17,10 @@ from posenc.grid import Grid
 def self_extend(
     encoding: Encoding,
     *,
-    factor: float,
-    length: float,
+    factor: Stretch,
+    length: Trained,
     window: float | None = None,
-    group: int | None = None,
+    group: Length | None = None,
 ) -> Encoding:
     """Self-Extend: near distances are kept, far ones counted in groups.
 
@@ -52,19 +52,11 @@ def self_extend(
     )
     """
     rope = require_rope(encoding, "self_extend", free_score=True)
-    factor, length = require_factor(factor), require_length(length)
     window = require_window(window, length, share=0.25)
     if group is None:
         far = (factor * length - window) / (length - window) if window < length else factor
         group = math.ceil(far)
-    if group < 1 or int(group) != group:
-        raise ArgumentError(
-            "group",
-            expected="a whole number from 1, tokens a group",
-            got=group,
-            remedy="1 is RoPE itself.",
-        )
-    return replaced(encoding, rope, SelfExtend(rope=rope, window=window, group=int(group)))
+    return replaced(encoding, rope, SelfExtend(rope=rope, window=window, group=group))
 
 
 class SelfExtend(WindowedRope):

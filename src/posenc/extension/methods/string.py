@@ -9,15 +9,15 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.extension.banded import Moved, WindowedRope
 from posenc.extension.entry import Extension
-from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
+from posenc.extension.fitting import Stretch, Trained, replaced, require_rope
 from posenc.grid import Grid
 
 
 def string(
     encoding: Encoding,
     *,
-    factor: float,
-    length: float,
+    factor: Stretch,
+    length: Trained,
     shift: int | None = None,
     local: int | None = None,
     temperature: float = 1.0,
@@ -55,7 +55,6 @@ def string(
     )
     """
     rope = require_rope(encoding, "string", free_score=True)
-    factor, length = require_factor(factor), require_length(length)
     local = max(1, min(128, int(length / 8))) if local is None else local
     if not 0 < local < length:
         raise ArgumentError(

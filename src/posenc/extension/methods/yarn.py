@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
+from posenc.arguments import Factor, Rate
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
-from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension
-from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
+from posenc.extension.fitting import Stretch, Trained, replaced, require_rope
 from posenc.extension.methods.ntk_by_parts import blended, ramp, require_ramp, rotations
 
 SLOWED = 1.1
@@ -18,12 +18,12 @@ SLOWED = 1.1
 def yarn(
     encoding: Encoding,
     *,
-    factor: float,
-    length: float,
-    alpha: float = 1.0,
-    beta: float = 32.0,
+    factor: Stretch,
+    length: Trained,
+    alpha: Rate = 1.0,
+    beta: Rate = 32.0,
     truncate: bool = True,
-    temperature: float | None = None,
+    temperature: Factor | None = None,
 ) -> Encoding:
     """YaRN: NTK-by-parts with a ramp over pairs, and scaled logits.
 
@@ -63,7 +63,6 @@ def yarn(
     ([1.0, 1.6, 4.0, 4.0], 1.1386)
     """
     rope = require_rope(encoding, "yarn", as_trained=True)
-    factor, length = require_factor(factor), require_length(length)
     low, high = _bounds(rope, length, alpha, beta, truncate=truncate)
     shares = _kept(rope, low, high)
     gain = 0.1 * math.log(factor) + 1 if temperature is None else temperature
@@ -74,11 +73,7 @@ def _bounds(
     rope: Rope, length: float, alpha: float, beta: float, *, truncate: bool
 ) -> tuple[float, float]:
     """Pairs at which the ramp begins and ends."""
-    require_ramp(alpha, beta)
-    if not alpha > 0:
-        raise ArgumentError(
-            "alpha", expected="more than 0", got=alpha, remedy="The paper's is 1, for long texts."
-        )
+    require_ramp(alpha=alpha, beta=beta)
     low, high = (
         rope.rotated * math.log(length / (2 * math.pi * turns)) / (2 * math.log(rope.base))
         for turns in (beta, alpha)
@@ -97,15 +92,15 @@ def _kept(rope: Rope, low: float, high: float) -> list[float]:
 def yarn_advice(
     encoding: Encoding,
     *,
-    factor: float,
-    length: float,
-    alpha: float = 1.0,
-    beta: float = 32.0,
+    factor: Stretch,
+    length: Trained,
+    alpha: Rate = 1.0,
+    beta: Rate = 32.0,
     truncate: bool = True,
 ) -> tuple[str, ...]:
     """Effect of the ramp on the pairs of a rope trained at ``length``, with warnings."""
     rope = require_rope(encoding, "yarn", as_trained=True)
-    low, high = _bounds(rope, require_length(length), alpha, beta, truncate=truncate)
+    low, high = _bounds(rope, length, alpha, beta, truncate=truncate)
     turned = rotations(rope, length)
     most = max(turned)
     if high < low:
@@ -124,7 +119,7 @@ def yarn_advice(
             f"this one stays. Choose a beta below {most:.3g} (such as {most / 2.5:.2g}, with alpha "
             f"{min(0.5, most / 20):.2g}), and truncate=False: rounding outwards can undo it."
         )
-        divisors = blended(_kept(rope, low, high), require_factor(factor))
+        divisors = blended(_kept(rope, low, high), factor)
         slowed = [
             f"pair {t} turns {turns:.3g} times and is slowed {divisor:.3g} times"
             for t, (turns, divisor) in enumerate(zip(turned, divisors, strict=True))
