@@ -116,8 +116,4 @@ def _stack(
 ) -> list[Encoding]:
     remedy = "Pass {}=… to create."
     arguments = with_context(options, entry.parameters(), context, name, remedy=remedy)
-    if callable(entry.sharing):
-        return entry.sharing(layers, arguments)
-    parts = [entry.factory(**arguments) for _ in range(1 if entry.sharing == "layers" else layers)]
-    encodings = [part if isinstance(part, Encoding) else Encoding.of(part) for part in parts]
-    return encodings * (layers // len(encodings))
+    return entry.layers(layers, arguments)

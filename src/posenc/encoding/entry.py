@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter
 from typing import Literal
@@ -96,16 +96,14 @@ class Entry(Claims):
         sample: options of the instance used by laws and pictures (a table large enough for 160
             positions, for example).
         sharing: ``"layers"`` if all layers share one instance, ``"none"`` if each has its own; or
-            a function ``(layers, arguments) -> list`` for partial sharing.
+            a function that makes the parts of all layers share some of their modules.
     """
 
     factory: Factory
     summary: str
     citation: Citation | None = None
     sample: Mapping[str, object] = field(default_factory=dict)
-    sharing: Literal["layers", "none"] | Callable[[int, Mapping[str, object]], list[Encoding]] = (
-        "none"
-    )
+    sharing: Literal["layers", "none"] | Callable[[Sequence[Any]], None] = "none"
 
     def __post_init__(self) -> None:
         kind = self.factory
@@ -122,6 +120,15 @@ class Entry(Claims):
     def claims(self) -> Claims:
         """The claims alone."""
         return self
+
+    def layers(self, count: int, arguments: Mapping[str, object]) -> list[Encoding]:
+        """The encodings of ``count`` layers, sharing what the method shares."""
+        shared = self.sharing == "layers"
+        parts = [self.factory(**arguments) for _ in range(1 if shared else count)]
+        if callable(self.sharing):
+            self.sharing(parts)
+        encodings = [part if isinstance(part, Encoding) else Encoding.of(part) for part in parts]
+        return encodings * (count // len(encodings))
 
     def parameters(self) -> Mapping[str, Parameter]:
         """The factory's parameters by name, with resolved annotations."""

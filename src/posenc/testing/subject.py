@@ -87,18 +87,10 @@ class Subject:
         from_context = {key: context[key] for key in CONTEXT if key in entry.parameters()}
         taken: dict[str, object] = from_context | dict(entry.sample)
 
-        def make() -> Encoding:
-            made = entry.factory(**taken, **options)
-            return made if isinstance(made, Encoding) else Encoding.of(made)
+        def make_layers(count: int) -> list[Encoding]:
+            return entry.layers(count, taken | options)
 
-        def make_layers(layers: int) -> list[Encoding]:
-            if callable(entry.sharing):
-                return entry.sharing(layers, {**taken, **options})
-            if entry.sharing == "layers":
-                return [make()] * layers
-            return [make() for _ in range(layers)]
-
-        return cls(name, make, entry.claims, make_layers)
+        return cls(name, lambda: make_layers(1)[0], entry.claims, make_layers)
 
     def layers(self, count: int) -> list[Encoding]:
         """The encodings of a stack of layers, with the same values in every call."""

@@ -22,7 +22,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.encodings.score.deberta import Deberta, RelativeEmbeddings, deberta
+from posenc.encodings.score.deberta import Deberta, RelativeEmbeddings
 from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
@@ -31,7 +31,7 @@ from tests.support.exhaustive import in_turn
 
 def make(**options: object) -> Deberta:
     torch.manual_seed(5)
-    part = deberta(**({"dim": 10, "heads": 6, "head_dim": 8} | options)).double()  # type: ignore[arg-type]
+    part = Deberta(**({"dim": 10, "heads": 6, "head_dim": 8} | options)).double()  # type: ignore[arg-type]
     with torch.no_grad():
         for parameter in part.parameters():
             parameter.normal_(std=0.5)
@@ -176,7 +176,7 @@ def test_equals_transformers_version_1(length: int) -> None:
     relative = offsets_v1(x, x)
     expected, _ = theirs(x, mask, relative_pos=relative, rel_embeddings=rows)
 
-    part = deberta(dim=12, heads=3, head_dim=4, max_distance=6, lookup="released").double()
+    part = Deberta(dim=12, heads=3, head_dim=4, max_distance=6, lookup="released").double()
     assert part.query is not None
     assert part.key is not None
     with torch.no_grad():
@@ -225,7 +225,7 @@ def test_equals_transformers_version_2(length: int, projections: str) -> None:
     relative = offsets_v2(x, x, bucket_size=8, max_position=20)
     expected, _ = theirs(x, mask, relative_pos=relative, rel_embeddings=rows)
 
-    part = deberta(
+    part = Deberta(
         dim=12,
         heads=3,
         head_dim=4,
@@ -278,7 +278,7 @@ def test_queries_may_be_fewer_than_keys() -> None:
 
 def test_content_projections_serve_grouped_heads() -> None:
     """Shared key heads: each group's key rows are repeated to its query heads."""
-    part = deberta(dim=12, heads=6, head_dim=2, max_distance=3, projections="content")
+    part = Deberta(dim=12, heads=6, head_dim=2, max_distance=3, projections="content")
     layer = posenc.Attention(dim=12, heads=6, kv_heads=3, encoding=Encoding(score=part))
     keys, queries = part._tables(torch.arange(6))
     rows = part.relative.rows
@@ -289,7 +289,7 @@ def test_content_projections_serve_grouped_heads() -> None:
 
 
 def test_borrowed_projections_are_in_no_state_dict_twice() -> None:
-    part = deberta(dim=12, heads=3, head_dim=4, max_distance=3, projections="content")
+    part = Deberta(dim=12, heads=3, head_dim=4, max_distance=3, projections="content")
     layer = posenc.Attention(dim=12, heads=3, encoding=Encoding(score=part))
     assert [name for name in layer.state_dict() if "encoding" in name] == [
         "encoding.score.relative.rows"
@@ -304,7 +304,7 @@ def test_borrowed_projections_are_in_no_state_dict_twice() -> None:
 
 
 def test_borrowed_projections_must_be_there_and_fit() -> None:
-    part = deberta(dim=12, heads=3, head_dim=4, max_distance=3, projections="content")
+    part = Deberta(dim=12, heads=3, head_dim=4, max_distance=3, projections="content")
     q = torch.zeros(1, 3, 2, 4)
     with pytest.raises(ArgumentError, match="projections"):
         part(q, q, Grid.of(Layout.sequence(2)), scale=1.0)
@@ -335,7 +335,7 @@ def test_options_keep_the_laws(projections: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"buckets": 64}, {"lookup": "released"}])
 def test_only_rows_that_the_grid_reaches_are_projected(options: dict[str, Any]) -> None:
     """32 tokens meet 63 of the 1,024 rows."""
-    part = deberta(dim=8, heads=2, head_dim=4, **options)
+    part = Deberta(dim=8, heads=2, head_dim=4, **options)
     counts: list[int] = []
     for layer in (part.query, part.key):
         assert layer is not None

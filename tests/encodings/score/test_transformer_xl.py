@@ -13,14 +13,14 @@ from posenc import Encoding, Grid, Layout, attend
 from posenc.attention import LayerCache
 from posenc.encoding import BucketedTerms, LowRank
 from posenc.encodings.score import transformer_xl as module
-from posenc.encodings.score.transformer_xl import TransformerXL, transformer_xl
+from posenc.encodings.score.transformer_xl import TransformerXL
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
 
 
 def make(*, dim: int = 10, heads: int = 6, head_dim: int = 8) -> TransformerXL:
     torch.manual_seed(2)
-    part = transformer_xl(dim=dim, heads=heads, head_dim=head_dim).double()
+    part = TransformerXL(dim=dim, heads=heads, head_dim=head_dim).double()
     with torch.no_grad():
         for parameter in part.parameters():
             parameter.normal_(std=0.5)
@@ -145,7 +145,7 @@ def test_layers_share_biases_but_not_projections() -> None:
 
 
 def test_initial_values() -> None:
-    part = transformer_xl(dim=64, heads=8, head_dim=64)
+    part = TransformerXL(dim=64, heads=8, head_dim=64)
     for parameter in part.parameters():
         assert parameter.std().item() == pytest.approx(0.02, rel=0.15)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from threading import RLock
@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Interval, Positive, Width, checked
-from posenc.encoding import EmbeddingEncoding, Encoding, Entry
+from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.prepared import Copies, wants_gradients
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.opaque import opaque
@@ -524,13 +524,10 @@ class Floater(EmbeddingEncoding):
         return found if self in found else [self]
 
 
-def _share(layers: int, arguments: Mapping[str, Any]) -> list[Encoding]:
-    """Blocks with their own ``p(0)`` and shared dynamics."""
-    blocks = [Floater(**arguments) for _ in range(layers)]
+def _share(blocks: Sequence[Floater]) -> None:
     solutions = Solutions(blocks)
     for block in blocks:
         block.dynamics, block.solutions = blocks[0].dynamics, solutions
-    return [Encoding.of(block) for block in blocks]
 
 
 ENTRY = Entry(

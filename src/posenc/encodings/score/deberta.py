@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import InitVar
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.arguments import Buckets, Count, Length, Width, checked
-from posenc.encoding import BucketedTerms, Encoding, Entry, ScoreTerm, TokenTableProduct
+from posenc.arguments import Buckets, Count, Length, Width
+from posenc.encoding import BucketedTerms, Entry, ScoreTerm, TokenTableProduct
 from posenc.encoding.parts import Projection
 from posenc.encoding.prepared import constant, reused_later
 from posenc.encoding.tensors import (
@@ -36,94 +37,22 @@ STD = 0.02
 """Standard deviation of all initial values, as in BERT."""
 
 
-@checked
-def deberta(
-    *,
-    dim: Width,
-    heads: Count,
-    head_dim: Width,
-    max_distance: Length = 512,
-    buckets: Buckets | None = None,
-    projections: Projections = "own",
-    lookup: Lookup = "paper",
-    clamp: Clamp = "before",
-    normalize: bool = False,
-) -> Deberta:
-    """DeBERTa: content attends to relative positions, and relative positions to content.
-
-    ``s_ij = scale · (q_i · k_j + q_i · W_K P[δ(i, j)] + k_j · W_Q P[δ(j, i)])``,
-    ``δ(i, j) = clip(i - j + S, 0, 2S - 1)``, scale = (3D)^-1/2.
-
-    i - j in tokens (a fractional one is rounded); P ``[2S, C]``, one for all layers. Version 1
-    (the default) has S = ``max_distance`` and projections W_K, W_Q of each layer's own. Version 2
-    is ``buckets=256, projections="content", normalize=True``: P is layer-normalised and projected
-    as the layer's content is, S = ``buckets``, and i - j is first put in a signed bucket, which
-    holds one distance up to m = S/2 and beyond it distance a in bucket
-    ``m + ⌈ln(a/m) / ln((max_distance - 1)/m) · (m - 1)⌉``; found in integers here.
-
-    Differs from the paper in nothing with the default options. The released code, Microsoft's and
-    transformers' alike, reads row δ(i, j) in the third term too, where the paper has δ(j, i): for
-    released weights take ``lookup="released"``. The two differ in ``clamp``.
-
-    Args:
-        dim: width C.
-        heads: H.
-        head_dim: width D of a head.
-        max_distance: offsets from here on share a row.
-        buckets: log buckets a direction (version 2), even; None for one distance a row.
-        projections: ``"own"`` of each layer, or ``"content"``: those of the attention layer.
-        lookup: the row of the position-to-content term: ``"paper"`` or ``"released"``, see above.
-        clamp: whether distances are limited to ``max_distance - 1`` ``"before"`` they are put in
-            log buckets (Microsoft) or rows are limited ``"after"`` it (transformers). From
-            ``i - j = -max_distance`` on down the row is then 1 or 0.
-        normalize: P passes a LayerNorm (version 2).
-
-    Raises:
-        ArgumentError: when a size or count is out of its domain.
-        UnknownNameError: for another ``projections``, ``lookup`` or ``clamp``.
-
-    Reference: He et al. 2020, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention",
-    https://arxiv.org/abs/2006.03654.
-
-    >>> import posenc, torch
-    >>> first, second = posenc.create_layers("deberta", layers=2, dim=64, heads=4)
-    >>> first.score.relative is second.score.relative
-    True
-    >>> delta = first.score.relative.delta
-    >>> delta(torch.tensor([[600.0], [1.0], [0.0], [-1.0], [-600.0]])).tolist()
-    [0, 511, 512, 513, 1023]
-    """
-    relative = RelativeEmbeddings(
-        dim=dim, max_distance=max_distance, buckets=buckets, clamp=clamp, normalize=normalize
-    )
-    return Deberta(
-        relative=relative, heads=heads, head_dim=head_dim, projections=projections, lookup=lookup
-    )
-
-
-def _share_embeddings(layers: int, arguments: Mapping[str, Any]) -> list[Encoding]:
-    first = deberta(**arguments)
-    others = (Deberta(**first.given) for _ in range(layers - 1))
-    return [Encoding(score=part) for part in (first, *others)]
-
-
 class RelativeEmbeddings(nn.Module):
     """The vectors P ``[2S, C]`` that all layers of a DeBERTa share, and the row of each offset.
 
     Args:
-        dim, max_distance, buckets, clamp, normalize: as in ``deberta``.
+        dim, max_distance, buckets, clamp, normalize: as in ``Deberta``.
 
     Raises:
-        ArgumentError, UnknownNameError: as ``deberta``.
+        ArgumentError: as ``Deberta``.
     """
 
-    @checked
     def __init__(
         self,
+        dim: int,
         *,
-        dim: Width,
-        max_distance: Length = 512,
-        buckets: Buckets | None = None,
+        max_distance: int = 512,
+        buckets: int | None = None,
         clamp: Clamp = "before",
         normalize: bool = False,
     ) -> None:
@@ -139,7 +68,6 @@ class RelativeEmbeddings(nn.Module):
                 got=max_distance,
                 remedy="Raise it or use fewer buckets.",
             )
-        self.max_distance, self.clamp = max_distance, clamp
         self.span = max_distance if buckets is None else buckets
         self.boundaries = None if buckets is None else log_boundaries(buckets, max_distance, clamp)
         self.rows = nn.Parameter(torch.empty(2 * self.span, dim))
@@ -151,10 +79,6 @@ class RelativeEmbeddings(nn.Module):
         nn.init.normal_(self.rows, std=STD)
         if self.norm is not None:
             self.norm.reset_parameters()
-
-    def extra_repr(self) -> str:
-        kind = "clipped offsets" if self.boundaries is None else "log buckets"
-        return f"max_distance={self.max_distance}, {kind}, span={self.span}"
 
     def forward(self, index: Int[Tensor, "N"] | None = None) -> Float[Tensor, "N C"]:
         """P, or its rows at ``index``, normalised with ``normalize``."""
@@ -217,27 +141,73 @@ def log_boundaries(buckets: int, max_distance: int, clamp: Clamp) -> tuple[int, 
 
 
 class Deberta(ScoreTerm):
-    """One layer of ``deberta``: the two terms beside ``scale · q_i · k_j``.
+    """DeBERTa: content attends to relative positions, and relative positions to content.
+
+    ``s_ij = scale · (q_i · k_j + q_i · W_K P[δ(i, j)] + k_j · W_Q P[δ(j, i)])``,
+    ``δ(i, j) = clip(i - j + S, 0, 2S - 1)``, scale = (3D)^-1/2.
+
+    i - j in tokens (a fractional one is rounded); P ``[2S, C]``, one for all layers. Version 1
+    (the default) has S = ``max_distance`` and projections W_K, W_Q of each layer's own. Version 2
+    is ``buckets=256, projections="content", normalize=True``: P is layer-normalised and projected
+    as the layer's content is, S = ``buckets``, and i - j is first put in a signed bucket, which
+    holds one distance up to m = S/2 and beyond it distance a in bucket
+    ``m + ⌈ln(a/m) / ln((max_distance - 1)/m) · (m - 1)⌉``; found in integers here.
+
+    Differs from the paper in nothing with the default options. The released code, Microsoft's and
+    transformers' alike, reads row δ(i, j) in the third term too, where the paper has δ(j, i): for
+    released weights take ``lookup="released"``. The two differ in ``clamp``.
 
     Args:
-        relative: P, perhaps shared with other layers.
-        heads, head_dim, projections, lookup: as in ``deberta``.
+        dim: width C.
+        heads: H.
+        head_dim: width D of a head.
+        max_distance: offsets from here on share a row.
+        buckets: log buckets a direction (version 2), even; None for one distance a row.
+        projections: ``"own"`` of each layer, or ``"content"``: those of the attention layer.
+        lookup: the row of the position-to-content term: ``"paper"`` or ``"released"``, see above.
+        clamp: whether distances are limited to ``max_distance - 1`` ``"before"`` they are put in
+            log buckets (Microsoft) or rows are limited ``"after"`` it (transformers). From
+            ``i - j = -max_distance`` on down the row is then 1 or 0.
+        normalize: P passes a LayerNorm (version 2).
 
     Raises:
-        ArgumentError, UnknownNameError: as ``deberta``.
+        ArgumentError: when a size or count is out of its domain.
+        UnknownNameError: for another ``projections``, ``lookup`` or ``clamp``.
+
+    Reference: He et al. 2020, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention",
+    https://arxiv.org/abs/2006.03654.
+
+    >>> import posenc, torch
+    >>> first, second = posenc.create_layers("deberta", layers=2, dim=64, heads=4)
+    >>> first.score.relative is second.score.relative
+    True
+    >>> delta = first.score.relative.delta
+    >>> delta(torch.tensor([[600.0], [1.0], [0.0], [-1.0], [-600.0]])).tolist()
+    [0, 511, 512, 513, 1023]
     """
 
     terms = 3
     rows_by_position = True
 
-    relative: RelativeEmbeddings
+    dim: InitVar[Width]
     heads: Count
     head_dim: Width
+    max_distance: Length = 512
+    buckets: Buckets | None = None
     projections: Projections = "own"
     lookup: Lookup = "paper"
+    clamp: Clamp = "before"
+    normalize: bool = False
 
-    def __post_init__(self) -> None:
-        sizes = self.relative.rows.shape[1], self.heads * self.head_dim
+    def __post_init__(self, dim: int) -> None:
+        self.relative = RelativeEmbeddings(
+            dim,
+            max_distance=self.max_distance,
+            buckets=self.buckets,
+            clamp=self.clamp,
+            normalize=self.normalize,
+        )
+        sizes = dim, self.heads * self.head_dim
         own = self.projections == "own"
         self.query = nn.Linear(*sizes) if own else None
         # A key bias adds the same to all keys of a query, which softmax ignores.
@@ -305,9 +275,7 @@ class Deberta(ScoreTerm):
             from_query, from_key = (table[:, last - high : last - low + 1] for table in stored)
         left = TokenTableProduct(q, from_query)
         right = TokenTableProduct(repeat_heads(k, q.shape[1]), from_key)
-        return (
-            BucketedTerms(bucket, left=left, right=right, max_distance=self.relative.max_distance),
-        )
+        return (BucketedTerms(bucket, left=left, right=right, max_distance=self.max_distance),)
 
     def _tables(
         self, buckets: Int[Tensor, "N"]
@@ -341,13 +309,17 @@ class Deberta(ScoreTerm):
         return query, key
 
 
+def _share(layers: Sequence[Deberta]) -> None:
+    for layer in layers[1:]:
+        layer.relative = layers[0].relative
+
+
 ENTRY = Entry(
-    factory=deberta,
+    factory=Deberta,
     summary="Adds products of content with relative positions, both ways.",
-    sites=("score",),
     relative=True,
     trainable=True,
     extrapolates="Degrades slowly: offsets from max_distance on share a row.",
     cost="Q·K·H beside (Q + K)·S·D·H",
-    sharing=_share_embeddings,
+    sharing=_share,
 )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import field
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Base, Count, EvenWidth, Width, checked
-from posenc.encoding import BucketedTerms, Encoding, Entry, LowRank, ScoreTerm, TokenTableProduct
+from posenc.arguments import Base, Count, EvenWidth, Width
+from posenc.encoding import BucketedTerms, Entry, LowRank, ScoreTerm, TokenTableProduct
 from posenc.encoding.prepared import reused, reused_later
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows, offset_index
@@ -29,10 +27,31 @@ STD = 0.02
 """Standard deviation of all initial values, in Transformer-XL and in XLNet."""
 
 
-@checked
-def transformer_xl(
-    *, dim: Width, heads: Count, head_dim: Width, base: Base = 10000.0
-) -> TransformerXL:
+class GlobalBiases(nn.Module):
+    """The vectors u (``content``) and w (``position``), ``[H, D]``, used in place of a query.
+
+    Args:
+        heads: H.
+        head_dim: D.
+    """
+
+    def __init__(self, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.content = nn.Parameter(torch.empty(heads, head_dim))
+        self.position = nn.Parameter(torch.empty(heads, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial values."""
+        nn.init.normal_(self.content, std=STD)
+        nn.init.normal_(self.position, std=STD)
+
+    def forward(self) -> tuple[Float[Tensor, "H D"], Float[Tensor, "H D"]]:
+        """u and w."""
+        return self.content, self.position
+
+
+class TransformerXL(ScoreTerm):
     """Transformer-XL: products with projected sinusoids of the offset, and two trained vectors.
 
     ``s_ij = scale · ((q_i + u_h) · k_j + (q_i + w_h) · W_h r(i - j))`` (section 3.3; w is their
@@ -64,67 +83,16 @@ def transformer_xl(
     >>> first.score.biases is second.score.biases, first.score.weight is second.score.weight
     (True, False)
     """
-    biases = GlobalBiases(heads=heads, head_dim=head_dim)
-    return TransformerXL(dim=dim, biases=biases, base=base)
-
-
-def _share_biases(layers: int, arguments: Mapping[str, Any]) -> list[Encoding]:
-    first = transformer_xl(**arguments)
-    others = (TransformerXL(**first.given) for _ in range(layers - 1))
-    return [Encoding(score=part) for part in (first, *others)]
-
-
-class GlobalBiases(nn.Module):
-    """The vectors u (``content``) and w (``position``), ``[H, D]``, used in place of a query.
-
-    Args:
-        heads: H.
-        head_dim: D.
-
-    Raises:
-        ArgumentError: when either is below 1.
-    """
-
-    @checked
-    def __init__(self, *, heads: Count, head_dim: Width) -> None:
-        super().__init__()
-        self.content = nn.Parameter(torch.empty(heads, head_dim))
-        self.position = nn.Parameter(torch.empty(heads, head_dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the initial values."""
-        nn.init.normal_(self.content, std=STD)
-        nn.init.normal_(self.position, std=STD)
-
-    def forward(self) -> tuple[Float[Tensor, "H D"], Float[Tensor, "H D"]]:
-        """u and w."""
-        return self.content, self.position
-
-
-class TransformerXL(ScoreTerm):
-    """One layer of ``transformer_xl``: the logit without ``scale · q_i · k_j``.
-
-    Args:
-        dim: width C of the sinusoids; even.
-        biases: u and w, perhaps shared with other layers.
-        base: of the sinusoids.
-
-    Raises:
-        ArgumentError: when ``dim`` is odd or below 2, or ``base`` not above 1.
-    """
-
-    heads: int = field(init=False)
-    head_dim: int = field(init=False)
 
     lowers_heads = True
 
     dim: EvenWidth
-    biases: GlobalBiases
+    heads: Count
+    head_dim: Width
     base: Base = 10000.0
 
     def __post_init__(self) -> None:
-        self.heads, self.head_dim = self.biases.content.shape
+        self.biases = GlobalBiases(self.heads, self.head_dim)
         self.weight = nn.Parameter(torch.empty(self.heads, self.head_dim, self.dim))
         self.reset_parameters()
 
@@ -292,13 +260,17 @@ def _column(u: Float[Tensor, "h D"], x: Float[Tensor, "*B g K D"]) -> Float[Tens
     return (groups @ x.mT).flatten(-3, -2)
 
 
+def _share(layers: Sequence[TransformerXL]) -> None:
+    for layer in layers[1:]:
+        layer.biases = layers[0].biases
+
+
 ENTRY = Entry(
-    factory=transformer_xl,
+    factory=TransformerXL,
     summary="Adds products with projected sinusoids of the offset, and two trained vectors.",
-    sites=("score",),
     relative=True,
     trainable=True,
     extrapolates="Degrades past the training length: farther sinusoids are new to W.",
     cost="Q·K·H beside Q·(Q + K)·D·H; Q·K·C·H on irregular layouts",
-    sharing=_share_biases,
+    sharing=_share,
 )

@@ -84,22 +84,21 @@ class Tupe(ScoreTerm):
     heads: Count
     head_dim: Width
     max_length: Length
-    causal: bool | None = False
+    causal: InitVar[bool] = False
     buckets: Buckets | None = 32
     max_distance: Length = 128
 
-    def __post_init__(self, dim: int) -> None:
+    def __post_init__(self, dim: int, causal: bool) -> None:
         self.positions = nn.Parameter(torch.empty(self.max_length, dim))
         self.norm = WideLayerNorm(dim)
         self.query, self.key = (WideLinear(dim, self.heads * self.head_dim) for _ in range(2))
         self.special = nn.Parameter(torch.empty(2, self.heads))
-        self.relative = None
-        if self.buckets is None:
-            self.causal = None
-        else:
+        self.relative, self.causal = None, None
+        if self.buckets is not None:
+            self.causal = causal
             self.relative = T5(
                 heads=self.heads,
-                causal=bool(self.causal),
+                causal=causal,
                 buckets=self.buckets,
                 max_distance=self.max_distance,
             )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from posenc.arguments import Base, Count, Width, checked
 from posenc.encodings.score.transformer_xl import ENTRY as TRANSFORMER_XL
-from posenc.encodings.score.transformer_xl import TransformerXL, transformer_xl
+from posenc.encodings.score.transformer_xl import TransformerXL
 
 
 @checked
@@ -35,7 +35,7 @@ def xlnet(*, dim: Width, heads: Count, head_dim: Width, base: Base = 10000.0) ->
     >>> first.score.biases is second.score.biases
     False
     """
-    return transformer_xl(dim=dim, heads=heads, head_dim=head_dim, base=base)
+    return TransformerXL(dim=dim, heads=heads, head_dim=head_dim, base=base)
 
 
 ENTRY = replace(
