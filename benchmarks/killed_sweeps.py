@@ -39,9 +39,8 @@ from safetensors.torch import load_file
 from posenc.errors import PosencError
 from posenc.lab.experiments import locks, workers
 from posenc.lab.experiments.compare import compare, prepare
-from posenc.lab.experiments.output import load_settings
 from posenc.lab.experiments.results import Comparison
-from posenc.lab.experiments.settings import ComparisonSettings
+from posenc.lab.experiments.settings import ComparisonSettings, load_settings
 from posenc.lab.training import loop
 
 SAVE_SECONDS = 0.05
@@ -259,7 +258,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=3)
     arguments = parser.parse_args()
     context = multiprocessing.get_context("forkserver")
-    preloaded = ["posenc.lab.experiments.compare", "posenc.lab.experiments.tasks.copy"]
+    preloaded = ["posenc.lab.experiments.compare", "posenc.lab.experiments.tasks.symbols"]
     context.set_forkserver_preload(preloaded)
     total: Counter[str] = Counter()
     began, sweeps = time.monotonic(), 0

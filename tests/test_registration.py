@@ -6,18 +6,24 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from posenc import register
 from posenc.encoding.entry import Entry
 from posenc.errors import ArgumentError, UnknownNameError
+from posenc.lab.experiments import tasks
 from posenc.models import MODELS, SavedModel
 from posenc.registration import Registry
 from posenc.registry import ENCODINGS
+from posenc.transformers.acceleration import families
 
 ROOT = Path(__file__).parent.parent
+ENTRIES = ("AcceleratedFamily", "TaskEntry")
+"""What functions return that make an entry of a file of several."""
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 MODULES = re.findall(r"<!-- (outside/\w+\.py) -->\n```python\n(.*?)```", TEXT, re.DOTALL)
 POINTS = """
@@ -198,6 +204,19 @@ def test_a_class_of_models_may_be_defined_again(monkeypatch: pytest.MonkeyPatch)
     assert MODELS["odd"] is again is not first
     with pytest.raises(ArgumentError, match="model odd: expected a name that is not taken"):
         define("Other")
+
+
+@pytest.mark.parametrize("package", [families, tasks], ids=lambda package: package.__name__)
+def test_files_of_several_entries_are_listed_with_all_of_them(package: ModuleType) -> None:
+    for file, names in package.SEVERAL.items():
+        module = import_module(f"{package.__name__}.{file}")
+        entries = {
+            name
+            for name, value in vars(module).items()
+            if getattr(value, "__module__", "") == module.__name__ and name[0] != "_"
+            if getattr(value, "__annotations__", {}).get("return") in ENTRIES
+        }
+        assert entries == set(names)
 
 
 def test_unknown_names_are_refused() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
-from posenc.lab.bench.options import METHODS
+from posenc.lab.bench import METHODS
 from posenc.lab.bench.run import PLAIN
 
 Row = Mapping[str, Any]

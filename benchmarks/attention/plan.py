@@ -12,7 +12,7 @@ from benchmarks.attention.decoding import LlamaDecoder, PosencDecoder
 from benchmarks.attention.layers import LAYERS, PlainLayer, PosencLayer, Transformers, XTransformers
 from benchmarks.attention.limits import CONTEXTS, DECODED, LIMITS, LONG, SHORT_ROWS, Limit
 
-from posenc.lab.bench.options import METHODS
+from posenc.lab.bench import METHODS
 from posenc.lab.bench.passes import Case, axes_of, parse_name, past_only
 from posenc.lab.bench.run import MIDDLE
 

@@ -14,8 +14,7 @@ from examples.translation.training import Existing, load_settings, train_transla
 from examples.translation.translator import Translator
 from posenc.errors import ArgumentError, OutputError, PosencError
 from posenc.lab.cli.console import exit_code, print_error, print_json
-from posenc.lab.experiments.tasks.common.parallel import decoded, read_lines, require_equal
-from posenc.lab.experiments.tasks.common.subwords import bleu
+from posenc.lab.experiments.sequences import bleu, decoded, read_lines, require_equal
 from posenc.storage import write_bytes
 
 

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from examples.translation.settings import Settings
 from posenc.errors import DataError
-from posenc.lab.experiments.sequences import drawn, padded, pair_loss
-from posenc.lab.experiments.tasks.common.parallel import Parallel
-from posenc.lab.experiments.tasks.common.subwords import Subwords
+from posenc.lab.experiments.sequences import Parallel, Subwords, drawn, padded, pair_loss
 from posenc.lab.training.seeding import fingerprint, generator
 from posenc.models import Transformer
 

@@ -24,9 +24,7 @@ from posenc.errors import (
     OutputError,
     UnknownNameError,
 )
-from posenc.lab.experiments.sequences import pair_loss
-from posenc.lab.experiments.tasks.common.parallel import read_parallel
-from posenc.lab.experiments.tasks.common.subwords import Subwords, bleu, chrf
+from posenc.lab.experiments.sequences import Subwords, bleu, chrf, pair_loss, read_parallel
 from posenc.lab.training import TrainingPlan, Watch, fit, interruptible
 from posenc.lab.training.checkpoint import CHECKPOINT
 from posenc.storage import make_folder, read_json, write_json

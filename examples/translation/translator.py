@@ -10,8 +10,7 @@ import torch
 from examples.translation.settings import Settings
 from posenc.errors import CheckpointError, DataError
 from posenc.lab.experiments.recipe import Recipe, fitted_options
-from posenc.lab.experiments.sequences import BEGIN, END, read_source
-from posenc.lab.experiments.tasks.common.subwords import Subwords
+from posenc.lab.experiments.sequences import BEGIN, END, Subwords, read_source
 from posenc.models import Transformer, TransformerConfig, beam_search
 from posenc.storage import read_bytes, write_bytes
 

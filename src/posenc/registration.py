@@ -25,6 +25,9 @@ Optioned = TypeVar("Optioned", bound="WithOptions")
 COMMON = "common"
 """Name of a subpackage that holds helpers of entries, and no entry."""
 
+SEVERAL = "SEVERAL"
+"""Name of a package's mapping from modules that hold several entries to the names of these."""
+
 TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 """Truth values by their spellings."""
 
@@ -172,7 +175,8 @@ class Registry(Mapping[str, E], Generic[E]):
 
     Entries are the ``ENTRY`` of modules of ``packages``, named as the module (subpackages called
     ``common`` hold helpers), entry points of installed distributions, and those given to
-    ``register``.
+    ``register``. A module that the package's ``SEVERAL`` lists has a function of each entry's name
+    instead, which makes it.
 
     Args:
         kind: class of the entries.
@@ -196,12 +200,14 @@ class Registry(Mapping[str, E], Generic[E]):
     @cached_property
     def _modules(self) -> dict[str, str]:
         """Modules by the names of their entries."""
-        return {
-            module.name: f"{package}.{module.name}"
-            for package in self._packages
-            for module in iter_modules(import_module(package).__path__)
-            if module.name != COMMON and f"{package}.{module.name}" not in self._packages
-        }
+        modules: dict[str, str] = {}
+        for package in map(import_module, self._packages):
+            several = getattr(package, SEVERAL, {})
+            for _, file, _ in iter_modules(package.__path__):
+                module = f"{package.__name__}.{file}"
+                if file != COMMON and module not in self._packages:
+                    modules |= dict.fromkeys(several.get(file, [file]), module)
+        return modules
 
     @cached_property
     def _points(self) -> dict[str, EntryPoint]:
@@ -216,7 +222,8 @@ class Registry(Mapping[str, E], Generic[E]):
     def __getitem__(self, name: str) -> E:
         if name not in self._read:
             if name in self._modules:
-                entry = import_module(self._modules[name]).ENTRY
+                module = import_module(self._modules[name])
+                entry = module.ENTRY if hasattr(module, "ENTRY") else getattr(module, name)()
             elif name in self._points:
                 entry = self._load(self._points[name])
             else:

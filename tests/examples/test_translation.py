@@ -24,8 +24,7 @@ from posenc.errors import (
     OutputError,
     UnknownNameError,
 )
-from posenc.lab.experiments.tasks.common.parallel import read_parallel
-from posenc.lab.experiments.tasks.common.subwords import Subwords
+from posenc.lab.experiments.sequences import Subwords, read_parallel
 from posenc.lab.training import loop
 from posenc.storage import load_tensors
 

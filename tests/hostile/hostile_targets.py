@@ -18,21 +18,19 @@ from transformers import ViTConfig
 import posenc
 from posenc.extension import search_factors
 from posenc.lab.codec import to_plain
+from posenc.lab.evaluation.checkpoint import as_llama
 from posenc.lab.evaluation.images import ImageSource
-from posenc.lab.evaluation.llama import as_llama
 from posenc.lab.evaluation.texts import read_tokenizer
 from posenc.lab.experiments.corpus import read_text
 from posenc.lab.experiments.jobs import Outcome
-from posenc.lab.experiments.output import Record, load_settings
 from posenc.lab.experiments.results import Measurement, RefusedMeasurement, TrainedRun
-from posenc.lab.experiments.settings import ComparisonSettings
-from posenc.lab.experiments.tasks.common.parallel import read_lines
-from posenc.lab.experiments.tasks.common.subwords import Subwords
+from posenc.lab.experiments.sequences import Subwords, read_lines
+from posenc.lab.experiments.settings import ComparisonSettings, Record, load_settings
 from posenc.lab.training.checkpoint import TrainingPlan, TrainingState
 from posenc.models import Decoder, DecoderConfig, Swin, SwinConfig, Transformer, TransformerConfig
 from posenc.storage import write_json
 from posenc.transformers import stretch
-from posenc.transformers.checkpoints.folder import FIELD, Fields, require_extension, stored_shapes
+from posenc.transformers.checkpoints import FIELD, Fields, require_extension, stored_shapes
 from tests.hostile.hostile_files import Target
 
 

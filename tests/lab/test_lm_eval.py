@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from posenc.errors import UnknownNameError
 from posenc.lab.evaluation.extend import extend_checkpoint
 from posenc.transformers import stretch
-from posenc.transformers.acceleration.switching import is_switched
+from posenc.transformers.acceleration.api import is_switched
 from tests.support.tiny_models import tiny_model
 
 harness = pytest.importorskip(

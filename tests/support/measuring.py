@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from posenc.lab.evaluation.suites import masked, next_token
+from posenc.lab.evaluation.suites import encoders, next_token
 
 WINDOWS = 32
 """Of text for one number, where users have up to 256."""
@@ -20,7 +20,7 @@ def few_windows() -> Iterator[None]:
     tests.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for suite in (masked, next_token):
+        for suite in (encoders, next_token):
             patch.setattr(suite, "MOST", WINDOWS)
         patch.setattr(next_token, "PRECISION", 1.0)
         yield

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from posenc.errors import CheckpointError
-from posenc.transformers.checkpoints.folder import INDEX, Fields, stored_shapes
+from posenc.transformers.checkpoints import INDEX, Fields, stored_shapes
 
 NORM = "model.norm.weight"
 

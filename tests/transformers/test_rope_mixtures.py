@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
-from posenc.transformers.checkpoints.rope import TRAINED, parameters_of, scaling_of
+from posenc.transformers.checkpoints import TRAINED, parameters_of, scaling_of
 from posenc.transformers.doctor.config_findings import rope_dicts
 from posenc.transformers.engines import ModelConfig
 from posenc.transformers.engines.transformers import TRANSFORMERS

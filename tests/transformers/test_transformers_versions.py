@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from posenc.errors import PosencError, VersionError
 from posenc.transformers import versions
-from posenc.transformers.checkpoints.folder import Fields
+from posenc.transformers.checkpoints import Fields
 from posenc.transformers.engines.config import is_known
 from posenc.transformers.kinds import kind_of
 from posenc.transformers.versions import OLDEST, require

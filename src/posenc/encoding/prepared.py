@@ -154,10 +154,9 @@ def reused(
     """``compute()``, or its stored result while layers and tensors are unchanged.
 
     Stored from the second call on, so that a single one costs no copies of what it read; from the
-    first where there is nothing to compare. Layers and tensors are compared to the last bit at
-    each call: edits through ``.data`` or an array that shares
-    memory leave no other trace. A layer changes when it is another module, or its settings or the
-    modules in it are others. Computed without an active ``Prepared``; where a gradient is wanted;
+    first where there is nothing to compare. Layers and tensors are compared to the last bit at each
+    call: edits through ``.data`` or an array that shares memory leave no other trace. A layer
+    changes when it is another module, or its settings or the modules in it are others. Computed without an active ``Prepared``; where a gradient is wanted;
     while PyTorch watches or transforms what is computed; and with layers that drop, that are not on
     a CPU, that have settings which cannot be compared, or that others observe or replace.
 
@@ -471,10 +470,6 @@ def tensors_of(modules: Sequence[nn.Module]) -> list[Tensor]:
     return tensors
 
 
-def _hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
 def _observes_all() -> bool:
     """True while hooks observe each call of any module."""
     every = nn.modules.module
@@ -483,9 +478,11 @@ def _observes_all() -> bool:
 
 def is_plain(module: nn.Module) -> bool:
     """True of a layer of PyTorch or posenc that computes by its parameters, unobserved."""
-    observed = _hooks(module) or "forward" in vars(module) or _observes_all()
+    hooked = module._forward_hooks or module._forward_pre_hooks or _observes_all()
     drops = module.training and isinstance(module, nn.modules.dropout._DropoutNd)
-    return type(module).__module__.startswith(PLAIN) and not (observed or drops)
+    return type(module).__module__.startswith(PLAIN) and not (
+        hooked or "forward" in vars(module) or drops
+    )
 
 
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:

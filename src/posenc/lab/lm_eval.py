@@ -14,7 +14,7 @@ from lm_eval.models.huggingface import HFLM
 from posenc.extension import EXTENSIONS
 from posenc.registration import parse_name
 from posenc.transformers.acceleration import accelerate as computed_by_posenc
-from posenc.transformers.checkpoints.folder import FIELD
+from posenc.transformers.checkpoints import FIELD
 from posenc.transformers.stretching import stretch
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from posenc.errors import CheckpointError
-from posenc.transformers.checkpoints.folder import FIELD, Fields
+from posenc.transformers.checkpoints import FIELD, Fields
 from posenc.transformers.doctor.config_values import readable
 from posenc.transformers.live import LiveDecoder, LiveEncoder, LiveImages, LiveMaskedLM, LiveModel
 

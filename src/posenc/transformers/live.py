@@ -18,13 +18,7 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.layout import Layout
 from posenc.models import Greedy, Sample
-from posenc.transformers.checkpoints.folder import (
-    FIELD,
-    Fields,
-    fitting,
-    require_extension,
-    stored_shapes,
-)
+from posenc.transformers.checkpoints import FIELD, Fields, fitting, require_extension, stored_shapes
 from posenc.transformers.engines.config import WINDOWS, ModelConfig
 from posenc.transformers.engines.transformers import TRANSFORMERS
 from posenc.transformers.settings import quiet_transformers, settings_kept

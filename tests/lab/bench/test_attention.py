@@ -18,7 +18,7 @@ from benchmarks.attention.plan import Plan
 from benchmarks.attention.run import measure
 from benchmarks.measuring import filled, table
 
-from posenc.lab.bench.options import METHODS
+from posenc.lab.bench import METHODS
 from posenc.lab.bench.passes import Case, Pass
 from posenc.lab.bench.run import MIDDLE, PLAIN
 from tests.lab.bench.failing import Environment, Failing, Fatal

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.lab.bench import passes
-from posenc.lab.bench.options import METHODS
+from posenc.lab.bench import METHODS, passes
 from posenc.lab.bench.passes import Case, Pass, interleaved, timed
 from posenc.lab.bench.run import PLAIN, BenchReport, BenchSettings, bench
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from posenc.attention import attend
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.lab.bench.options import METHODS
+from posenc.lab.bench import METHODS
 from posenc.lab.bench.passes import Case, Pass, parse_name, past_only
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from posenc.lab.bench.options import METHODS
+from posenc.lab.bench import METHODS
 from posenc.lab.bench.passes import Times, ratio
 from posenc.lab.bench.report import bench_page, opening
 from posenc.lab.bench.run import PLAIN, BenchReading, BenchReport, BenchSettings

@@ -15,7 +15,7 @@ import pytest
 import typer.main
 
 from posenc.arguments import declared_options
-from posenc.lab.bench.options import BenchOptions
+from posenc.lab.bench import BenchOptions
 from posenc.lab.cli.app import CONFIGURABLE, app
 from posenc.lab.evaluation.settings import EvaluationSettings, ExtensionSettings, Tuning
 from posenc.lab.experiments.settings import ComparisonSettings

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from posenc.lab.cli.doctor import engine_table
 from posenc.lab.doctor.words import Engines
-from posenc.lab.evaluation.llama import as_llama
+from posenc.lab.evaluation.checkpoint import as_llama
 from tests.support.commands import run_command
 from tests.support.samples import next_token_model
 from tests.support.tiny_models import tiny_model

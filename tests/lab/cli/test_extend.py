@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from posenc import storage
-from posenc.lab.evaluation.llama import as_llama
+from posenc.lab.evaluation.checkpoint import as_llama
 from posenc.models import Decoder, DecoderConfig
-from posenc.transformers.checkpoints.folder import Fields
+from posenc.transformers.checkpoints import Fields
 from posenc.transformers.live import LiveDecoder
 from tests.support.samples import next_token_model
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from posenc.transformers.checkpoints.folder import Fields
+from posenc.transformers.checkpoints import Fields
 from posenc.transformers.live import LiveEncoder, LiveMaskedLM
 
 transformers = pytest.importorskip("transformers")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.lab.evaluation.llama import as_llama
+from posenc.lab.evaluation.checkpoint import as_llama
 from posenc.lab.reporting.opening import LONGEST
 from tests.support.commands import run_command
 from tests.support.samples import next_token_model, sample

@@ -14,7 +14,7 @@ import pytest
 import typer.main
 
 from posenc.lab.cli import app
-from posenc.lab.evaluation.llama import as_llama
+from posenc.lab.evaluation.checkpoint import as_llama
 from posenc.models import Decoder
 from tests.support.samples import next_token_model, sample
 

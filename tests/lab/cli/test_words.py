@@ -23,7 +23,7 @@ from posenc.lab.cli.options import (
     complete_methods,
     complete_task,
 )
-from posenc.lab.evaluation.llama import as_llama
+from posenc.lab.evaluation.checkpoint import as_llama
 from posenc.lab.evaluation.progress import kept
 from posenc.models import Decoder, EncoderConfig, MaskedLM
 from tests.support.samples import next_token_model

@@ -10,8 +10,8 @@ import pytest
 
 from posenc.lab.doctor.report import diagnosis_page, opening
 from posenc.lab.doctor.words import Engines
+from posenc.lab.reporting.numbers import sentence
 from posenc.lab.reporting.opening import LONGEST
-from posenc.lab.reporting.sentences import sentence
 from posenc.transformers.doctor.advice import Advice, Limit
 from posenc.transformers.doctor.config_findings import Finding
 from posenc.transformers.doctor.costs import LayerCost
@@ -22,8 +22,8 @@ from posenc.transformers.doctor.facts import (
     LayerReading,
     Layers,
     PositionTable,
+    RotationFacts,
 )
-from posenc.transformers.doctor.from_values import RotationFacts
 from posenc.transformers.engines import ConfigRemedy, Served
 
 FOLDER = Path("folder")

@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 from posenc.lab.doctor.words import described, descriptions, numbers_in_words, rotation_in_words
-from posenc.transformers.doctor.facts import UNKNOWN, AttentionFacts, LayerReading, Layers
-from posenc.transformers.doctor.from_values import RotationFacts
+from posenc.transformers.doctor.facts import (
+    UNKNOWN,
+    AttentionFacts,
+    LayerReading,
+    Layers,
+    RotationFacts,
+)
 
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "doctor.md"
 

@@ -21,8 +21,7 @@ from posenc.lab.evaluation.images import ImageSource
 from posenc.lab.evaluation.report import write_study
 from posenc.lab.evaluation.settings import Tuning
 from posenc.lab.evaluation.study import ExtensionResult, measure_extensions
-from posenc.lab.evaluation.suites.masked import MaskedSuite
-from posenc.lab.evaluation.suites.retrieval import RetrievalSuite
+from posenc.lab.evaluation.suites.encoders import MaskedSuite, RetrievalSuite
 from posenc.lab.evaluation.summary import answer, findings, setting
 from posenc.lab.evaluation.texts import SpecialTokens, Text, read_ids
 from posenc.lab.experiments.corpus import Pieces

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from posenc.lab.evaluation.choosing import missing_gain
-from posenc.lab.evaluation.headline import headline, opening, remedies, verdicts
+from posenc.lab.evaluation.choosing import headline, missing_gain, opening, remedies, verdicts
 from posenc.lab.evaluation.report import study_page
 from posenc.lab.evaluation.results import Effective, Study
 from posenc.lab.reporting.opening import LONGEST

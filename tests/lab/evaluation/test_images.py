@@ -15,11 +15,10 @@ from posenc.errors import ArgumentError, DataError
 from posenc.lab.evaluation.candidates import Method, methods_for
 from posenc.lab.evaluation.checkpoint import Checkpoint
 from posenc.lab.evaluation.evaluate import evaluate
-from posenc.lab.evaluation.images import ImageSource
+from posenc.lab.evaluation.images import ImageSource, images_for, sides
 from posenc.lab.evaluation.report import write_study
 from posenc.lab.evaluation.settings import Tuning
 from posenc.lab.evaluation.study import ExtensionResult, measure_extensions
-from posenc.lab.evaluation.suites.images import images_for, sides
 from posenc.lab.evaluation.summary import answer, findings, setting
 from posenc.transformers.live import LiveImages
 

@@ -15,9 +15,8 @@ import pytest
 from torch import nn
 
 from posenc.lab.evaluation.checkpoint import Checkpoint
-from posenc.lab.evaluation.choosing import require_learned
+from posenc.lab.evaluation.choosing import headline, require_learned
 from posenc.lab.evaluation.evaluate import evaluate
-from posenc.lab.evaluation.headline import headline
 from posenc.lab.evaluation.results import Study
 from posenc.lab.evaluation.summary import answer
 from posenc.lab.evaluation.texts import Text, read_ids

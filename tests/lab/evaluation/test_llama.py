@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.extension import extend_layers
-from posenc.lab.evaluation.checkpoint import Checkpoint
+from posenc.lab.evaluation.checkpoint import Checkpoint, as_llama
 from posenc.lab.evaluation.demo_model import demo_checkpoint
-from posenc.lab.evaluation.llama import as_llama
 from posenc.models import Decoder, DecoderConfig
 
 SIZES: dict[str, Any] = {"vocabulary": 61, "dim": 32, "layers": 2, "heads": 4, "max_length": 24}

@@ -12,10 +12,9 @@ import torch
 import posenc
 from posenc.lab.cli import app
 from posenc.lab.evaluation.candidates import Candidate
-from posenc.lab.evaluation.checkpoint import Checkpoint
-from posenc.lab.evaluation.llama import as_llama
+from posenc.lab.evaluation.checkpoint import Checkpoint, as_llama
 from posenc.models import Decoder, DecoderConfig
-from posenc.transformers.checkpoints.folder import Fields
+from posenc.transformers.checkpoints import Fields
 from posenc.transformers.live import LiveModel
 
 PACKAGE = Path(posenc.__file__).parent

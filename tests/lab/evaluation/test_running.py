@@ -15,14 +15,12 @@ from torch import Tensor, nn
 from posenc.errors import ArgumentError, CheckpointError, DataError, Interrupted, UnknownNameError
 from posenc.extension import NotApplicable
 from posenc.lab.evaluation.candidates import Method, methods_for
-from posenc.lab.evaluation.checkpoint import Checkpoint
+from posenc.lab.evaluation.checkpoint import Checkpoint, as_llama
 from posenc.lab.evaluation.evaluate import evaluate
-from posenc.lab.evaluation.finetuning import finetuned
-from posenc.lab.evaluation.llama import as_llama
 from posenc.lab.evaluation.report import write_study
 from posenc.lab.evaluation.results import StudyReading
 from posenc.lab.evaluation.settings import EvaluationSettings, ExtensionSettings, Tuning
-from posenc.lab.evaluation.study import ExtensionResult, measure_extensions
+from posenc.lab.evaluation.study import ExtensionResult, finetuned, measure_extensions
 from posenc.lab.evaluation.suites.next_token import POSITION, NextTokenSuite, lengths_to
 from posenc.lab.evaluation.summary import answer, findings
 from posenc.lab.evaluation.texts import Text, read_ids

@@ -10,9 +10,8 @@ import torch
 
 from posenc.errors import ArgumentError, CheckpointError, DataError, Interrupted
 from posenc.lab.evaluation.candidates import Method
-from posenc.lab.evaluation.checkpoint import Checkpoint
-from posenc.lab.evaluation.llama import as_llama
-from posenc.lab.evaluation.searching import require_search, searched
+from posenc.lab.evaluation.checkpoint import Checkpoint, as_llama
+from posenc.lab.evaluation.extend import require_search, searched
 from posenc.lab.evaluation.settings import Tuning
 from posenc.lab.evaluation.study import measure_extensions
 from posenc.lab.evaluation.texts import Text, read_ids

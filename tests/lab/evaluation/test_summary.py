@@ -8,8 +8,7 @@ import pytest
 
 from posenc.extension import EXTENSIONS
 from posenc.lab.evaluation.candidates import Method
-from posenc.lab.evaluation.choosing import choose
-from posenc.lab.evaluation.headline import headline, verdicts
+from posenc.lab.evaluation.choosing import choose, headline, verdicts
 from posenc.lab.evaluation.results import Study, StudyReading
 from posenc.lab.evaluation.suites.next_token import words
 from posenc.lab.evaluation.summary import SLOWER, answer, expectation, findings

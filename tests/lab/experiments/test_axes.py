@@ -12,8 +12,8 @@ import pytest
 import vl_convert
 
 from posenc.lab.experiments.page import draw_charts
-from posenc.lab.experiments.statistics import bounds_of
 from posenc.lab.experiments.summary import summarise
+from posenc.lab.experiments.verdicts import bounds_of
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Up
 from posenc.lab.reporting.numbers import Bounds, Estimate, estimate

@@ -10,8 +10,8 @@ import pytest
 
 from posenc.errors import ArgumentError
 from posenc.lab.experiments.compare import compare
-from posenc.lab.experiments.output import load_settings
 from posenc.lab.experiments.progress import Paced, RunsPrepared, Stopping
+from posenc.lab.experiments.settings import load_settings
 from posenc.lab.training.stopping import Deadline
 from tests.lab.experiments.small_comparisons import Log, small
 

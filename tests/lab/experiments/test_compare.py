@@ -25,7 +25,6 @@ from posenc.errors import (
 )
 from posenc.lab.experiments import compare as comparing
 from posenc.lab.experiments.compare import compare, prepare
-from posenc.lab.experiments.output import load_settings, resume_command
 from posenc.lab.experiments.progress import (
     Event,
     Finished,
@@ -37,7 +36,7 @@ from posenc.lab.experiments.progress import (
     Stopping,
 )
 from posenc.lab.experiments.results import Comparison
-from posenc.lab.experiments.settings import ComparisonSettings
+from posenc.lab.experiments.settings import ComparisonSettings, load_settings, resume_command
 from posenc.lab.experiments.tasks import TASKS
 from posenc.models import Decoder
 from posenc.registry import ENCODINGS

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from posenc.lab.experiments import statistics, verdicts
 from posenc.lab.experiments import summary as answer
+from posenc.lab.experiments import verdicts
 from posenc.lab.experiments.results import (
     ComparedEncoding,
     Comparison,
@@ -120,45 +120,45 @@ def verdict(values: Values, **others: Values) -> str:
 
 def test_pairs_by_seed() -> None:
     """Seeds that stand in another order, and one that the other lacks."""
-    found = statistics.paired_difference(
+    found = verdicts.paired_difference(
         {2: 9.0, 0: 1.0, 1: 5.0, 3: 2.0}, {0: 0.9, 1: 4.9, 2: 8.9, 7: 0.0}
     )
     assert found is not None
     assert found.mean == pytest.approx(0.1)
     assert found.half_width == pytest.approx(0.0, abs=1e-9)
-    found = statistics.paired_difference({5: 1.0, 6: 2.0}, {6: 2.0, 5: 1.5})
+    found = verdicts.paired_difference({5: 1.0, 6: 2.0}, {6: 2.0, 5: 1.5})
     assert found is not None
     assert found.mean == pytest.approx(-0.25)
 
 
 def test_interval() -> None:
-    found = statistics.estimate([1.0, 2.0, 3.0])
+    found = verdicts.estimate([1.0, 2.0, 3.0])
     assert found is not None
     assert found.half_width == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
 
 
 def test_holds_up_to_the_first_loss() -> None:
     """Worse at 128, as good as before at 256: it held up to 64."""
-    values = {n: statistics.Estimate(v, None, 1) for n, v in {64: 2.0, 128: 3.0, 256: 2.0}.items()}
-    assert statistics.held(values, LOSS, 64) == 64
-    values[128] = statistics.Estimate(2.05, None, 1)
-    assert statistics.held(values, LOSS, 64) == 256
+    values = {n: verdicts.Estimate(v, None, 1) for n, v in {64: 2.0, 128: 3.0, 256: 2.0}.items()}
+    assert verdicts.held(values, LOSS, 64) == 64
+    values[128] = verdicts.Estimate(2.05, None, 1)
+    assert verdicts.held(values, LOSS, 64) == 256
 
 
 def test_changes_are_shares_of_the_base() -> None:
-    found = statistics.change(LOSS, {0: 2.0, 1: 4.0}, {1: 5.0, 0: 2.5})
+    found = verdicts.change(LOSS, {0: 2.0, 1: 4.0}, {1: 5.0, 0: 2.5})
     assert found is not None
     assert found.mean == pytest.approx(0.25)
-    better = statistics.change(RECALL, {0: 0.5}, {0: 1.0})
+    better = verdicts.change(RECALL, {0: 0.5}, {0: 1.0})
     assert better is not None
     assert better.mean == pytest.approx(-1.0)
 
 
 def test_one_seed_has_a_margin() -> None:
-    assert statistics.compared(LOSS, {0: 2.00}, {0: 2.01}) == "same"
-    assert statistics.compared(LOSS, {0: 2.00}, {0: 2.20}) == "better"
-    assert statistics.compared(RECALL, {0: 0.2}, {0: 0.9}) == "worse"
-    assert statistics.compared(LOSS, {0: 2.0}, {1: 9.0}) is None
+    assert verdicts.compared(LOSS, {0: 2.00}, {0: 2.01}) == "same"
+    assert verdicts.compared(LOSS, {0: 2.00}, {0: 2.20}) == "better"
+    assert verdicts.compared(RECALL, {0: 0.2}, {0: 0.9}) == "worse"
+    assert verdicts.compared(LOSS, {0: 2.0}, {1: 9.0}) is None
 
 
 def test_gates_come_first() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from posenc.lab.bench.options import METHODS
+from posenc.lab.bench import METHODS
 from posenc.lab.bench.report import write_bench
 from posenc.lab.doctor.report import write_diagnosis
 from posenc.lab.doctor.words import Engines

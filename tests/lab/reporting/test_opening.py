@@ -6,9 +6,9 @@ from typing import get_args
 
 from posenc.lab.bench.report import WORDS
 from posenc.lab.experiments.verdicts import GATES
+from posenc.lab.reporting.numbers import sentence
 from posenc.lab.reporting.opening import TONES, Opening, Remedy, Verdict, Verdicts, Word, meanings
 from posenc.lab.reporting.page import environment, source
-from posenc.lab.reporting.sentences import sentence
 
 USED = {
     *get_args(Word),

@@ -42,7 +42,7 @@ from transformers.models.layoutlmv3 import LayoutLMv3Config
 from posenc.errors import ArgumentError
 from posenc.transformers.acceleration import AccelerateReport, accelerate
 from posenc.transformers.acceleration.checking import OutputComparison, Precision
-from posenc.transformers.acceleration.families.mpnet import MPNetAttention
+from posenc.transformers.acceleration.families.buckets import MPNetAttention
 from tests.transformers.acceleration.cases.deberta_v2 import SIZES as DEBERTA
 from tests.transformers.acceleration.cases.layoutlmv3 import SIZES as LAYOUT
 from tests.transformers.acceleration.cases.mpnet import SIZES as MPNET

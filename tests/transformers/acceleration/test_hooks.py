@@ -18,7 +18,7 @@ from posenc.attention import api
 from posenc.errors import ArgumentError
 from posenc.transformers.acceleration import restore
 from posenc.transformers.acceleration.accelerated import Accelerated
-from posenc.transformers.acceleration.families.common import page
+from posenc.transformers.acceleration.families import page
 from tests.transformers.acceleration.case import Case
 from tests.transformers.acceleration.cases import CASES
 from tests.transformers.acceleration.cases.xlnet import SIZES as XLNET

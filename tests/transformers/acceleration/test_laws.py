@@ -18,7 +18,7 @@ from posenc.errors import ArgumentError
 from posenc.transformers.acceleration import FAMILIES, AccelerateReport, accelerate, restore
 from posenc.transformers.acceleration.accelerated import Accelerated, take_over
 from posenc.transformers.acceleration.checking import OutputComparison
-from posenc.transformers.acceleration.families.common import page
+from posenc.transformers.acceleration.families import page
 from tests.support.exhaustive import kept_in_suite
 from tests.support.versions import checkpoint_activations
 from tests.transformers.acceleration.case import Case

@@ -14,7 +14,7 @@ from transformers import Cache, DynamicCache
 
 from posenc.transformers.acceleration import FAMILIES
 from posenc.transformers.acceleration.accelerated import Accelerated
-from posenc.transformers.acceleration.families.common.page import BIASES, PageAttention
+from posenc.transformers.acceleration.families.page import BIASES, PageAttention
 from posenc.transformers.calls import CACHE, CACHES, bound, cache_name, caches_in, names_of
 from tests.support.caches import given
 from tests.transformers.acceleration.cases import CASES

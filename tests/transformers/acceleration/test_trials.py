@@ -27,8 +27,8 @@ from posenc.attention import api
 from posenc.attention.dispatch import FEW_LOGITS
 from posenc.errors import ArgumentError
 from posenc.transformers.acceleration import accelerate
-from posenc.transformers.acceleration.families.mpnet import MPNetAttention
-from posenc.transformers.acceleration.families.mpt import MptAlibi
+from posenc.transformers.acceleration.families.alibi import MptAlibi
+from posenc.transformers.acceleration.families.buckets import MPNetAttention
 from tests.transformers.acceleration.cases.mpnet import SIZES as MPNET
 from tests.transformers.acceleration.cases.swin import SIZES as SWIN
 from tests.transformers.acceleration.cases.t5 import SIZES as T5

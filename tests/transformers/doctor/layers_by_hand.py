@@ -7,8 +7,7 @@ Each line is a number of layers, what a token sees (``causal``, ``full``, ``wind
 
 from __future__ import annotations
 
-from posenc.transformers.doctor.facts import AttentionFacts, LayerReading
-from posenc.transformers.doctor.from_values import RotationFacts
+from posenc.transformers.doctor.facts import AttentionFacts, LayerReading, RotationFacts
 
 BY_HAND: dict[str, tuple[str, ...]] = {
     "afmoe": ("24 window 1024: half 128 10000", "8 causal: nope"),

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from posenc.transformers.checkpoints.folder import Fields
+from posenc.transformers.checkpoints import Fields
 from posenc.transformers.doctor.advice import Advice, advise, config_lines, limits
 from posenc.transformers.doctor.config_findings import disagreements
-from posenc.transformers.doctor.facts import UNKNOWN, LayerReading, Layers
-from posenc.transformers.doctor.from_values import RotationFacts
+from posenc.transformers.doctor.facts import UNKNOWN, LayerReading, Layers, RotationFacts
 from posenc.transformers.doctor.inspection import inspect
 from tests.transformers.doctor.test_inspection import SIZES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from posenc.transformers.doctor.from_values import Bias, bias_of, factor_of
+from posenc.transformers.doctor.facts import Bias, bias_of, factor_of
 
 OFFSET = torch.arange(9.0) - torch.arange(9.0).unsqueeze(1)  # key − query
 HIDDEN = torch.finfo(torch.float32).min

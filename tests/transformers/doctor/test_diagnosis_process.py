@@ -10,8 +10,7 @@ import pytest
 from transformers import AutoConfig
 
 from posenc.transformers.doctor.diagnosis import NotRunError, diagnose, read_by_running
-from posenc.transformers.doctor.facts import UNKNOWN, LayerReading
-from posenc.transformers.doctor.from_values import RotationFacts
+from posenc.transformers.doctor.facts import UNKNOWN, LayerReading, RotationFacts
 from posenc.transformers.doctor.inspection import inspect
 
 

@@ -10,8 +10,7 @@ import torch
 import transformers
 from transformers import AutoConfig
 
-from posenc.transformers.doctor.facts import AttentionFacts, LayerReading
-from posenc.transformers.doctor.from_values import RotationFacts
+from posenc.transformers.doctor.facts import AttentionFacts, LayerReading, RotationFacts
 from posenc.transformers.doctor.inspection import inspect
 from posenc.transformers.doctor.recording import FAR
 from tests.transformers.doctor.layers_by_hand import BY_HAND, summary

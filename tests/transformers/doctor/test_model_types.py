@@ -9,12 +9,11 @@ import pytest
 from transformers import AutoConfig
 
 from posenc.lab.doctor.words import descriptions, titles
-from posenc.transformers.checkpoints.folder import Fields
+from posenc.transformers.checkpoints import Fields
 from posenc.transformers.doctor.advice import advise, limits
 from posenc.transformers.doctor.config_findings import disagreements
 from posenc.transformers.doctor.expanded_weights import LARGE
-from posenc.transformers.doctor.facts import LayerReading
-from posenc.transformers.doctor.from_values import RotationFacts
+from posenc.transformers.doctor.facts import LayerReading, RotationFacts
 from posenc.transformers.doctor.inspection import inspect
 from posenc.transformers.engines.config import completed
 from tests.support.tiny_models import tiny_config

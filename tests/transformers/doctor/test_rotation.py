@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc.transformers.doctor.from_values import RotationFacts, rotation
+from posenc.transformers.doctor.facts import RotationFacts, rotation
 
 FAR = 2**20
 THETA = 10000.0 ** -(torch.arange(4, dtype=torch.float64) / 4)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import masking_utils as masks
 
-from posenc.transformers.doctor.from_values import Visible, visible, visible_of
+from posenc.transformers.doctor.facts import Visible, visible, visible_of
 
 PADDING = torch.zeros(1, dtype=torch.long)
 BLOCKS = torch.tensor([[-1, 0, 0, 1, 1, 1, -1, -1, -1]])

@@ -16,8 +16,7 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.extension import EXTENSIONS, extend
 from posenc.extension.varying import VaryingRope
 from posenc.lab.evaluation.extend import extend_checkpoint
-from posenc.transformers.checkpoints.folder import FIELD
-from posenc.transformers.checkpoints.rope import TRAINED
+from posenc.transformers.checkpoints import FIELD, TRAINED
 from posenc.transformers.engines import ENGINES, EngineRotation, ModelConfig, differences
 from tests.support.exhaustive import in_turn
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from posenc.transformers.engines import ENGINES, ModelConfig, differences
-from posenc.transformers.engines.comparison import no_engine_has
-from posenc.transformers.engines.engine import NotServedError, UnreadError
-from posenc.transformers.engines.mlx_models import FILES, NAMED, PARTS, REFUSED, STEP, UNREAD
+from posenc.transformers.engines import ENGINES, ModelConfig, differences, no_engine_has
+from posenc.transformers.engines.config import NotServedError, UnreadError
+from posenc.transformers.engines.mlx_lm import FILES, NAMED, PARTS, REFUSED, STEP, UNREAD
 from posenc.transformers.engines.rotation import EngineRotation
 
 pytest.importorskip("transformers")

@@ -14,9 +14,8 @@ from posenc.errors import ArgumentError
 from posenc.extension import EXTENSIONS, applicable
 from posenc.lab.evaluation.candidates import Method
 from posenc.lab.evaluation.extend import Extended, extend_checkpoint, served_methods
-from posenc.transformers.checkpoints.folder import Fields
-from posenc.transformers.engines import ENGINES, ModelConfig, differences
-from posenc.transformers.engines.comparison import engine_named
+from posenc.transformers.checkpoints import Fields
+from posenc.transformers.engines import ENGINES, ModelConfig, differences, engine_named
 from posenc.transformers.engines.serving import gguf_keys, overrides
 from posenc.transformers.live import LiveDecoder
 from tests.support.tiny_models import tiny_model

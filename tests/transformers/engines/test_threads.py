@@ -374,7 +374,7 @@ def test_lines_that_engines_agree_on_but_change_the_rotation_are_none(
     assert IGNORED in told(fields).values()
     plain = {"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
     assert not told(fields | plain)
-    ways = "posenc.transformers.engines.comparison._candidates"
+    ways = "posenc.transformers.engines._candidates"
     monkeypatch.setattr(ways, lambda config: iter([plain]))
     assert right_in_all(fields) is None
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from posenc.transformers.engines import ENGINES, EngineRotation, ModelConfig, differences
-from posenc.transformers.engines.engine import NotServedError
+from posenc.transformers.engines.config import NotServedError
 from tests.transformers.engines.released import RELEASED, TRAINED
 
 pytest.importorskip("transformers")

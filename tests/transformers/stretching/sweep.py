@@ -20,10 +20,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from posenc.errors import ArgumentError
 from posenc.transformers import restore, stretch
-from posenc.transformers.acceleration.trials import tensors_in
+from posenc.transformers.acceleration.trials import run, tensors_in
 from posenc.transformers.stretching.configs import SCALED
 from posenc.transformers.stretching.frequencies import frequencies_in
-from posenc.transformers.stretching.probing import run
 from tests.support.caches import cache_of, given
 from tests.support.tiny_models import VOCABULARY, tiny_model
 

@@ -16,7 +16,7 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.transformers import restore, stretch
 from posenc.transformers.acceleration import accelerate
-from posenc.transformers.checkpoints.folder import FIELD
+from posenc.transformers.checkpoints import FIELD
 from posenc.transformers.stretching.configs import _same
 from posenc.transformers.stretching.frequencies import frequencies_in
 from tests.support.tiny_models import tiny_model

@@ -10,11 +10,11 @@ from pathlib import Path
 import pandas as pd
 
 from posenc.arguments import declared_options
-from posenc.lab.bench.options import BenchOptions
+from posenc.lab.bench import BenchOptions
 from posenc.lab.bench.run import PLAIN, BenchReading, BenchReport, BenchSettings
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Across, Drawing, Point, Up, looks
-from posenc.lab.reporting.numbers import Bounds, Estimate, counted
+from posenc.lab.reporting.numbers import Bounds, Estimate, counted, sentence
 from posenc.lab.reporting.opening import (
     Opening,
     Remedy,
@@ -26,7 +26,6 @@ from posenc.lab.reporting.opening import (
     word,
 )
 from posenc.lab.reporting.page import Cell, Column, Page, TableSection, TextSection, write_files
-from posenc.lab.reporting.sentences import sentence
 from posenc.lab.training.machine import cores
 
 FAST, SLOW = 0.1, 1.0

@@ -17,7 +17,7 @@ from posenc.arguments import check_fields
 from posenc.attention import BACKENDS
 from posenc.attention.backends.native.build import description
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
-from posenc.lab.bench.options import BenchOptions
+from posenc.lab.bench import BenchOptions
 from posenc.lab.bench.passes import Case, Pass, Times, attending, past_only, plain, timed
 from posenc.lab.codec import to_plain
 from posenc.lab.reporting.numbers import Bounds, Estimate

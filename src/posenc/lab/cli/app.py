@@ -18,9 +18,8 @@ from posenc.lab.cli.console import ERRORS, EXIT_CODES, exit_code, help_of, print
 from posenc.lab.cli.doctor import doctor
 from posenc.lab.cli.extend import evaluate, extend
 from posenc.lab.cli.generate import generate
-from posenc.lab.cli.listing import list_encodings, list_tasks
 from posenc.lab.cli.options import configurable, flag, options_of
-from posenc.lab.cli.show import gallery, show
+from posenc.lab.cli.show import gallery, list_encodings, list_tasks, show
 
 app = typer.Typer(
     name="posenc",

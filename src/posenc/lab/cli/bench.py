@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.progress import BarColumn, TimeElapsedColumn
 from rich.text import Text
 
-from posenc.lab.bench.options import BenchOptions
+from posenc.lab.bench import BenchOptions
 from posenc.lab.cli.console import (
     OUT,
     Display,

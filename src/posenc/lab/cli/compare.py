@@ -36,7 +36,7 @@ from posenc.lab.cli.options import (
     option,
     with_settings,
 )
-from posenc.lab.experiments.options import ComparisonOptions
+from posenc.lab.experiments import ComparisonOptions
 from posenc.registration import parse_option, parse_options
 
 if TYPE_CHECKING:
@@ -188,8 +188,7 @@ def _launch(settings: ComparisonSettings, cluster: str, nodes: int, options: lis
 def _settings(
     out: Path, fields: dict[str, Any], options: list[str], *, existing: dict[str, bool]
 ) -> ComparisonSettings:
-    from posenc.lab.experiments.output import load_settings
-    from posenc.lab.experiments.settings import ComparisonSettings
+    from posenc.lab.experiments.settings import ComparisonSettings, load_settings
     from posenc.lab.experiments.tasks import TASKS
 
     requested = [name for name, value in existing.items() if value]

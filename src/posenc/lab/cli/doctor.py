@@ -170,7 +170,7 @@ def _require_engine(engine: str | None) -> None:
         UnknownNameError: for another.
     """
     from posenc.lab.doctor.words import ALL
-    from posenc.transformers.engines.comparison import engine_named
+    from posenc.transformers.engines import engine_named
 
     if engine not in (None, ALL):
         engine_named(engine, also=(ALL,))
@@ -178,7 +178,7 @@ def _require_engine(engine: str | None) -> None:
 
 def _print_engines(engines: Engines, reading: LayerReading) -> None:
     """The rotations of a config in engines, and the lines that are right in all."""
-    from posenc.lab.reporting.sentences import sentence
+    from posenc.lab.reporting.numbers import sentence
 
     OUT.print()
     if engines.served:

@@ -152,7 +152,7 @@ def _print_written(out: Path, extended: Extended) -> None:
 
 def _engines(differences: dict[str, str]) -> str:
     """A sentence on other programs: those that run the extension, and differences of the others."""
-    from posenc.lab.reporting.sentences import listed
+    from posenc.lab.reporting.numbers import listed
 
     alike = [name for name, difference in differences.items() if not difference]
     clauses = [f"{name} {difference}" for name, difference in differences.items() if difference]
@@ -231,7 +231,7 @@ def evaluate(
 
 def _print_study(study: Study) -> None:
     """The verdict and a table, the best at the longest context first."""
-    from posenc.lab.evaluation.headline import opening
+    from posenc.lab.evaluation.choosing import opening
     from posenc.lab.evaluation.summary import answer, findings
 
     OUT.print()
@@ -288,7 +288,7 @@ def _print_answers(study: Study) -> None:
 
 def _study_json(study: Study) -> dict[str, Any]:
     """The numbers of a study, with its findings in words."""
-    from posenc.lab.evaluation.headline import opening
+    from posenc.lab.evaluation.choosing import opening
     from posenc.lab.evaluation.summary import answer
 
     return opening(study).to_json() | {"answer": answer(study)} | study.to_json()

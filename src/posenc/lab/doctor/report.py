@@ -12,7 +12,7 @@ from pathlib import Path
 from posenc.lab.doctor.words import Engines, descriptions, short_titles, titles
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Across, Drawing, Point, Up, looks
-from posenc.lab.reporting.numbers import Estimate, size_in_words, time_in_words
+from posenc.lab.reporting.numbers import Estimate, sentence, size_in_words, time_in_words
 from posenc.lab.reporting.opening import (
     Opening,
     Remedy,
@@ -31,15 +31,12 @@ from posenc.lab.reporting.page import (
     TextSection,
     write_files,
 )
-from posenc.lab.reporting.sentences import sentence
-from posenc.transformers.checkpoints.folder import Fields
+from posenc.transformers.checkpoints import Fields
 from posenc.transformers.doctor.advice import FACTOR, REFUSED, Advice, config_lines
 from posenc.transformers.doctor.costs import LayerCost
 from posenc.transformers.doctor.diagnosis import Diagnosis
-from posenc.transformers.doctor.facts import UNKNOWN, AttentionFacts
-from posenc.transformers.doctor.from_values import RotationFacts
-from posenc.transformers.engines.config import ModelConfig
-from posenc.transformers.engines.engine import NotServedError
+from posenc.transformers.doctor.facts import UNKNOWN, AttentionFacts, RotationFacts
+from posenc.transformers.engines.config import ModelConfig, NotServedError
 from posenc.transformers.engines.transformers import TRANSFORMERS
 from posenc.transformers.hub import model_folder
 

@@ -10,22 +10,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from posenc.lab.reporting.numbers import counted
-from posenc.lab.reporting.sentences import sentence
-from posenc.transformers.checkpoints.folder import Fields
+from posenc.lab.reporting.numbers import counted, sentence
+from posenc.transformers.checkpoints import Fields
 from posenc.transformers.doctor.advice import REFUSED
 from posenc.transformers.doctor.config_values import ROTATION, readable
-from posenc.transformers.doctor.facts import UNKNOWN, AttentionFacts, LayerReading
-from posenc.transformers.doctor.from_values import RotationFacts
+from posenc.transformers.doctor.facts import UNKNOWN, AttentionFacts, LayerReading, RotationFacts
 from posenc.transformers.engines import (
+    AS_LONGER,
     ENGINES,
     ConfigRemedy,
     EngineRotation,
     Served,
     compare,
+    differs,
+    engine_named,
+    no_engine_has,
     right_in_all,
 )
-from posenc.transformers.engines.comparison import AS_LONGER, differs, engine_named, no_engine_has
 from posenc.transformers.engines.config import ModelConfig, refusal
 from posenc.transformers.engines.rotation import differing_pairs
 from posenc.transformers.engines.transformers import TRANSFORMERS

@@ -22,9 +22,8 @@ from posenc.extension import (
     extend,
     segments,
 )
-from posenc.lab.evaluation.images import Size
+from posenc.lab.evaluation.images import BySize, Size
 from posenc.lab.evaluation.results import Claimed, Findings
-from posenc.lab.evaluation.suites.images import BySize
 from posenc.registration import parse_name
 from posenc.transformers.live import LiveDecoder, LiveImages, LiveModel
 

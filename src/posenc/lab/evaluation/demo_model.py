@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from posenc.lab.evaluation.llama import as_llama
+from posenc.lab.evaluation.checkpoint import as_llama
 from posenc.lab.evaluation.progress import Progress, kept, silent
 from posenc.lab.evaluation.suites.needles import repeat
 from posenc.lab.experiments.settings import ComparisonSettings

@@ -13,7 +13,7 @@ from torch import nn
 from posenc.errors import Interrupted
 from posenc.lab.evaluation.candidates import CUT, WINDOW, Method, cut, image_candidates
 from posenc.lab.evaluation.checkpoint import CAUSAL, Checkpoint
-from posenc.lab.evaluation.images import ImageSource
+from posenc.lab.evaluation.images import ImageSource, ImageSuite, cells_of
 from posenc.lab.evaluation.lengths import Series, affordable, effective_length, next_length, rise
 from posenc.lab.evaluation.progress import MeasuredFile, Progress, silent
 from posenc.lab.evaluation.questions import Unfit, task_names
@@ -21,7 +21,6 @@ from posenc.lab.evaluation.results import Effective, Findings, Rise, Study, Stud
 from posenc.lab.evaluation.scoring import Examination
 from posenc.lab.evaluation.settings import EvaluationSettings
 from posenc.lab.evaluation.study import images_of, study_of, text_suite
-from posenc.lab.evaluation.suites.images import ImageSuite, cells_of
 from posenc.lab.evaluation.suites.needles import DEPTHS
 from posenc.lab.evaluation.suites.next_token import (
     BUDGET,

@@ -10,7 +10,7 @@ from statistics import fmean
 import pandas as pd
 
 from posenc.lab.evaluation.candidates import WINDOW
-from posenc.lab.evaluation.headline import opening, when
+from posenc.lab.evaluation.choosing import opening, when
 from posenc.lab.evaluation.questions import TASKS
 from posenc.lab.evaluation.results import Findings, Study, StudyMetric, StudyReading
 from posenc.lab.evaluation.summary import answer, findings, setting

@@ -22,9 +22,8 @@ from posenc.lab.evaluation.choosing import (
     readings_of,
 )
 from posenc.lab.evaluation.results import Study, StudyReading
-from posenc.lab.reporting.numbers import counted
+from posenc.lab.reporting.numbers import counted, sentence
 from posenc.lab.reporting.opening import BREAKS
-from posenc.lab.reporting.sentences import sentence
 
 SAME = 0.02
 """Largest deterioration at short contexts that is not reported (of losses, relative)."""

@@ -21,7 +21,7 @@ from posenc.errors import ArgumentError, CheckpointError
 from posenc.lab.evaluation.suites.needles import ByteNeedles, KeyNeedles, Needles, letters
 from posenc.lab.experiments.corpus import Pieces, read_corpus
 from posenc.storage import MOST_JSON, panics_as_errors, read_bytes
-from posenc.transformers.checkpoints.folder import SAVE_AGAIN, read_object
+from posenc.transformers.checkpoints import SAVE_AGAIN, read_object
 
 Encode = Callable[[str], Sequence[int]]
 """Text to ids, without special tokens."""

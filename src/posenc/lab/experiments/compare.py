@@ -24,7 +24,6 @@ from posenc.lab.experiments.jobs import (
     drop_state,
 )
 from posenc.lab.experiments.locks import RunLocks, make_folders, with_idle_paths
-from posenc.lab.experiments.output import RUNS, open_folder, resume_command
 from posenc.lab.experiments.progress import (
     Finished,
     Paced,
@@ -34,7 +33,13 @@ from posenc.lab.experiments.progress import (
     Stopping,
 )
 from posenc.lab.experiments.results import Comparison, Provenance
-from posenc.lab.experiments.settings import NOT_ABOUT_RESULTS, ComparisonSettings
+from posenc.lab.experiments.settings import (
+    NOT_ABOUT_RESULTS,
+    RUNS,
+    ComparisonSettings,
+    open_folder,
+    resume_command,
+)
 from posenc.lab.experiments.tasks import Task
 from posenc.lab.experiments.workers import Done, WorkerPool
 from posenc.lab.training.machine import available_memory, cores, describe_device, versions

@@ -10,9 +10,8 @@ from typing import Any
 
 from posenc.errors import ArgumentError
 from posenc.lab.experiments.compare import compare, prepare
-from posenc.lab.experiments.output import load_settings
 from posenc.lab.experiments.report import LiveReport, write_report
-from posenc.lab.experiments.settings import ComparisonSettings
+from posenc.lab.experiments.settings import ComparisonSettings, load_settings
 
 CLUSTERS = ("slurm", "local")
 

@@ -6,12 +6,11 @@ import math
 from collections.abc import Iterable, Iterator
 
 from posenc.lab.experiments.results import Comparison, Metric
-from posenc.lab.experiments.statistics import bounds_of
 from posenc.lab.experiments.summary import Summary
-from posenc.lab.experiments.verdicts import Row, longest_measured, reason
+from posenc.lab.experiments.verdicts import Row, bounds_of, longest_measured, reason
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Across, Drawing, Look, Point, Up, looks
-from posenc.lab.reporting.numbers import count_in_words, counted, estimate, size_in_words
+from posenc.lab.reporting.numbers import count_in_words, counted, estimate, sentence, size_in_words
 from posenc.lab.reporting.opening import (
     BREAKS,
     HOLDS,
@@ -22,7 +21,6 @@ from posenc.lab.reporting.opening import (
     meanings,
 )
 from posenc.lab.reporting.page import Cell, Column, Page, TableSection, Term, TextSection
-from posenc.lab.reporting.sentences import sentence
 
 
 def comparison_page(comparison: Comparison, summary: Summary) -> Page:

@@ -1,22 +1,290 @@
-"""Sequences that an encoder–decoder reads and writes, as batches, and the division of examples."""
+"""Sequences to translate or to classify: read from files, cut into subwords, split, and batched."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Generic, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from posenc.errors import DataError
+from posenc.errors import ArgumentError, CheckpointError, DataError
+from posenc.lab.experiments.corpus import MOST_BYTES, unusable
 from posenc.lab.experiments.results import Corpus
 from posenc.layout import Layout
 from posenc.models import Transformer, token_loss
 from posenc.models.transformer import Given
+from posenc.storage import panics_as_errors, read_bytes
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """Sentences and their translations.
+
+    Args:
+        name: where they come from, in a phrase.
+        pairs: (source, target), as they stand in the text but for blanks at the ends.
+        skipped: lines left out because one side was empty.
+        sha256: of all pairs.
+    """
+
+    name: str
+    pairs: Sequence[tuple[str, str]]
+    skipped: int
+    sha256: str
+
+
+def read_parallel(text: Path, target: Path | None = None, *, skip_empty: bool = False) -> Parallel:
+    """The pairs of a TSV file (source, tab, target), or of two files, line by line.
+
+    Args:
+        text: the TSV, or the source's file.
+        target: the target's file.
+        skip_empty: leave out pairs of which a side is empty, instead of refusing the text.
+
+    Raises:
+        DataError: on a file that is missing, unreadable, empty or not in UTF-8, on unequal numbers
+            of lines, lines without exactly one tab, and empty lines; it names the first.
+    """
+    text = Path(text)
+    if target is None:
+        pairs = [(source, other) for source, other in read_columns(text, 2, skip=skip_empty)]
+        name = text.name
+    else:
+        target = Path(target)
+        sources, targets = read_lines(text), read_lines(target, "target")
+        require_equal(sources, targets, str(text), str(target), "target")
+        pairs = list(zip(sources, targets, strict=True))
+        name = f"{text.name} and {target.name}"
+    stripped = [(source.strip(), other.strip()) for source, other in pairs]
+    for number, (source, other) in enumerate(stripped, start=1):
+        if not ((source and other) or skip_empty):
+            empty = text if target is None or not source else target
+            raise DataError(
+                "text",
+                expected="a sentence and its translation in every line",
+                got=f"line {number} of {empty}, of which nothing is left without blanks",
+                remedy="Remove the line from both sides.",
+            )
+    complete = [pair for pair in stripped if all(pair)]
+    if not complete:
+        raise unusable(text, "no pairs", "Give sentences and their translations.")
+    digest = hashlib.sha256()
+    for source, other in complete:
+        digest.update(f"{source}\t{other}\n".encode())
+    return Parallel(
+        name=name, pairs=complete, skipped=len(pairs) - len(complete), sha256=digest.hexdigest()
+    )
+
+
+def require_equal(
+    lines: Sequence[str], others: Sequence[str], first: str, second: str, argument: str
+) -> None:
+    """Refuse two texts that have not equally many lines.
+
+    Raises:
+        DataError: with both numbers.
+    """
+    if len(lines) != len(others):
+        raise DataError(
+            argument,
+            expected=f"{len(lines):,} lines in {second}, as in {first}",
+            got=f"{len(others):,}",
+            remedy="Line N of one must translate line N of the other.",
+        )
+
+
+def read_columns(path: Path, count: int, *, skip: bool = False) -> list[tuple[str, ...]]:
+    """The cells of a file with tabs between them.
+
+    Args:
+        path: the file.
+        count: cells a line.
+        skip: leave out empty lines.
+
+    Raises:
+        DataError: on a line with more cells or fewer; as ``read_lines``.
+    """
+    rows = []
+    for number, line in enumerate(read_lines(path), start=1):
+        cells = tuple(line.split("\t"))
+        if skip and not line.strip(" "):
+            continue
+        if len(cells) != count:
+            got = "an empty line" if not line.strip() else f"{len(cells) - 1}"
+            raise DataError(
+                "text",
+                expected=f"{count - 1} tab in every line of {path}",
+                got=f"{got} in line {number}",
+                remedy="Put one between the cells, and none within them.",
+            )
+        rows.append(cells)
+    return rows
+
+
+def read_lines(path: Path, argument: str = "text") -> list[str]:
+    r"""The lines of a file in UTF-8, ended by ``\n`` or ``\r\n`` and by nothing else.
+
+    Raises:
+        DataError: when it is missing, unreadable, empty, too large, or not in UTF-8.
+    """
+    path = Path(path)
+    try:
+        content = read_bytes(path, most=MOST_BYTES)
+    except OSError as error:
+        remedy = f"Give a text file of at most {MOST_BYTES:,} bytes that you may read."
+        if isinstance(error, FileNotFoundError):
+            remedy = "Check the path for a typing error."
+        raise unusable(path, error.strerror or str(error), remedy, argument) from error
+    if not content.strip():
+        raise unusable(path, "an empty file", "Give some text.", argument)
+    return decoded(content, path, argument)
+
+
+def decoded(content: bytes, path: Path | str, argument: str = "text") -> list[str]:
+    """The lines of a text in UTF-8.
+
+    Raises:
+        DataError: when it is not; it names the byte and the line.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            argument,
+            expected=f"{path} in UTF-8",
+            got=f"byte 0x{content[error.start]:02X} in line {line}",
+            remedy="Convert it: iconv -f LATIN1 -t UTF-8 FILE, if that is what it is in.",
+        ) from error
+    # Not splitlines(), to which a form feed or a Unicode separator within a sentence ends a line.
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+RESERVED = 2
+"""Ids below this are the model's: what begins a sentence, and what ends it."""
+
+LEAST = 8
+
+
+class Subwords:
+    """Byte-pair encoding over characters (Sennrich et al. 2016), of words with their blanks.
+
+    Text is composed (Unicode NFC), and blanks of any kind and number become one space. Every
+    character of the text it learns from is in the vocabulary, and no other.
+
+    Args:
+        tokenizer: as ``learn`` makes it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._characters = {token for token in tokenizer.get_vocab() if len(token) == 1}
+
+    @classmethod
+    def learn(cls, lines: Iterable[str], *, size: int) -> Subwords:
+        """The vocabulary of a text, a pure function of it.
+
+        Args:
+            lines: sentences, of both languages if they share it.
+            size: most subwords, unless there are more characters; at least 8.
+        """
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+        if size < LEAST:
+            raise ArgumentError(
+                "vocabulary", expected=f"{LEAST} or more", got=size, remedy="2000 is a good start."
+            )
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
+        trainer = trainers.BpeTrainer(vocab_size=size, show_progress=False)
+        tokenizer.train_from_iterator((_cleaned(line) for line in lines), trainer)
+        return cls(tokenizer)
+
+    @property
+    def size(self) -> int:
+        """Ids, the reserved ones included."""
+        return RESERVED + int(self._tokenizer.get_vocab_size())
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """The ids of each line, without characters that are not in the vocabulary."""
+        encodings = self._tokenizer.encode_batch([_cleaned(line) for line in lines])
+        return [[RESERVED + number for number in encoding.ids] for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, the reserved ones left out."""
+        text: str = self._tokenizer.decode([number - RESERVED for number in ids if number >= 2])
+        return text.strip()
+
+    def unknown(self, line: str) -> list[str]:
+        """Characters of a line that are not in the vocabulary, each once."""
+        return sorted({c for c in _cleaned(line) if c != " " and c not in self._characters})
+
+    def require_characters(self, lines: Sequence[str], where: str) -> None:
+        """Raise DataError for the first line of file ``where`` with unknown characters."""
+        for number, line in enumerate(lines, start=1):
+            strange = self.unknown(line)
+            if strange:
+                named = ", ".join(f"{c!r} (U+{ord(c):04X})" for c in strange[:5])
+                raise DataError(
+                    "text",
+                    expected=f"characters in {where} that the model was trained on",
+                    got=f"{named} in line {number}",
+                    remedy="Replace them, or leave them out (--drop-unknown).",
+                )
+
+    def to_json(self) -> str:
+        """The tokenizer in the format of the tokenizers library."""
+        text: str = self._tokenizer.to_str()
+        return text
+
+    @classmethod
+    def from_json(cls, text: str, *, where: str) -> Subwords:
+        """The vocabulary of ``to_json``; CheckpointError if it is damaged."""
+        from tokenizers import Tokenizer
+
+        try:
+            with panics_as_errors():
+                return cls(Tokenizer.from_str(text))
+        except Exception as error:  # the library raises no narrower one
+            raise CheckpointError(
+                where,
+                expected="a vocabulary written by posenc",
+                got=error,
+                remedy="Train the translator again.",
+            ) from error
+
+
+def _cleaned(line: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", line).split())
+
+
+def bleu(written: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+    """BLEU from 0 to 100 as sacrebleu computes it (Post 2018), and what was computed."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU()
+    score = metric.corpus_score(list(written), [list(references)]).score
+    return float(score), str(metric.get_signature())
+
+
+def chrf(written: Sequence[str], references: Sequence[str]) -> float:
+    """chrF from 0 to 100 (Popović 2015), which unlike BLEU distinguishes short sentences."""
+    from sacrebleu.metrics.chrf import CHRF
+
+    return float(CHRF().corpus_score(list(written), [list(references)]).score)
+
 
 BEGIN, END, SYMBOLS = 0, 1, 2
 """Tokens: what begins a target, what ends both sides, and the first of the symbols."""

@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from posenc.arguments import declared_options
-from posenc.lab.experiments.output import resume_command
 from posenc.lab.experiments.results import Comparison
-from posenc.lab.experiments.settings import ComparisonSettings
-from posenc.lab.experiments.statistics import change
+from posenc.lab.experiments.settings import ComparisonSettings, resume_command
 from posenc.lab.experiments.tasks import TASKS
-from posenc.lab.experiments.verdicts import MORE, Row, advised_steps, by_metric, longer_training
-from posenc.lab.reporting.numbers import Estimate, quantile
+from posenc.lab.experiments.verdicts import (
+    MORE,
+    Row,
+    advised_steps,
+    by_metric,
+    change,
+    longer_training,
+)
+from posenc.lab.reporting.numbers import Estimate, quantile, sentence
 from posenc.lab.reporting.opening import BREAKS, HOLDS, Remedy
-from posenc.lab.reporting.sentences import sentence
 
 FEWEST_SEEDS, MOST_SEEDS = 3, 30
 """Seeds advised after a single one, and the most that are advised."""

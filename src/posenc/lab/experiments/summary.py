@@ -10,20 +10,27 @@ from itertools import product
 
 from posenc.lab.experiments.results import Comparison, Metric
 from posenc.lab.experiments.settling import remedies
-from posenc.lab.experiments.statistics import compared, held
 from posenc.lab.experiments.verdicts import (
     GATES,
     LEARNED_NOTHING,
     Row,
     by_metric,
+    compared,
     gated,
+    held,
     judged,
     longest_measured,
     unsure,
 )
-from posenc.lab.reporting.numbers import Bounds, Estimate, paired_difference
+from posenc.lab.reporting.numbers import (
+    Bounds,
+    Estimate,
+    amount,
+    exactly,
+    paired_difference,
+    sentence,
+)
 from posenc.lab.reporting.opening import LONGEST, SEVERITY, Remedy, at_times, of_one, shortened
-from posenc.lab.reporting.sentences import amount, exactly, sentence
 
 MANIFOLD = 3.0
 """Larger changes are given as multiples."""

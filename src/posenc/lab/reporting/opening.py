@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from posenc.lab.reporting.numbers import Estimate
-from posenc.lab.reporting.sentences import sentence
+from posenc.lab.reporting.numbers import Estimate, sentence
 
 LONGEST = 90
 """Characters of a headline, at most."""

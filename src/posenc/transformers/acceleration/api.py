@@ -5,19 +5,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
 
 from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from posenc.attention.backends.common.base import Backend
 from posenc.attention.dispatch import BACKENDS
 from posenc.encoding.prepared import Prepared
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.transformers.acceleration import switching
 from posenc.transformers.acceleration.accelerated import (
+    FAMILIES,
+    NAME,
+    SETTINGS,
     SHORTEST,
+    STRETCHED,
     Accelerated,
+    AcceleratedFamily,
     AccelerateSettings,
     config_behind,
+    family_of,
+    is_on_interface,
     put_back,
     require_untouched,
     settings_of,
@@ -29,7 +38,7 @@ from posenc.transformers.acceleration.checking import (
     is_sharded_around,
     without_values,
 )
-from posenc.transformers.acceleration.family import FAMILIES, AcceleratedFamily, family_of
+from posenc.transformers.acceleration.growing import grow, settle
 from posenc.transformers.acceleration.routing import MOVED, ORIGINAL, POSENC, Record, recorded
 
 ALREADY = "It was accelerated before and stays as it is; restore(model) first for other settings."
@@ -75,13 +84,13 @@ def accelerate(
         raise _unknown(model)
     if isinstance(backend, str) and backend != "auto" and backend not in BACKENDS:
         raise UnknownNameError.of("backend", backend, ["auto", *BACKENDS])
-    if switching.is_left(model):
+    if is_left(model):
         restore(model)
     modules = list(_modules(model))
-    if switching.is_switched(model) or _accelerated(model):
+    if is_switched(model) or _accelerated(model):
         return replace(_report(model, modules), note=ALREADY)
     served = [module for _, module, family in modules if family.reason(module) is None]
-    models = switching.on_interface(model)
+    models = on_interface(model)
     if not modules and not models:
         raise _unknown(model)
     comparison, note = _comparison(model, served, models) if check else (None, "")
@@ -154,8 +163,8 @@ def restore(model: nn.Module) -> bool:
         ArgumentError: if classes or methods of modules were changed since, as FSDP does.
     """
     require_restorable(model)
-    accelerated = switching.is_switched(model) or bool(_accelerated(model))
-    switching.switch_back(model)
+    accelerated = is_switched(model) or bool(_accelerated(model))
+    switch_back(model)
     for module in _accelerated(model):
         put_back(module)
     for part in model.modules():
@@ -185,10 +194,10 @@ def _change(
     """Have posenc compute calls of so many keys and more; None: as measured for each family."""
     least, prepared = SHORTEST if shortest is None else shortest, Prepared()
     settings = AccelerateSettings(backend, least, prepared)
-    if switching.is_switched(model):
-        switching.switch_settings(model, settings)
+    if is_switched(model):
+        switch_settings(model, settings)
     else:
-        switching.switch(model, settings)
+        switch(model, settings)
     for _, module, family in modules:
         if family.reason(module) is not None:
             continue
@@ -294,3 +303,112 @@ class AccelerateReport:
         elif self.modules and self.note:
             lines.append(f"  {self.note}")
         return "\n".join(lines)
+
+
+BEFORE = "_posenc_before"
+"""Attribute of a model: the implementations that its config and those in it named before, by the
+path of the attribute. Plain, so that copies and pickles of the model have it."""
+
+INTERNAL = "_attn_implementation_internal"
+"""Attribute of a config, which transformers does not save; its setter refuses other models."""
+
+
+def on_interface(model: nn.Module) -> list[PreTrainedModel]:
+    """Models in a model whose attention goes through transformers' interface.
+
+    Those of accelerated families are left out: these replace more than attention.
+    """
+    models = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    others = [part for part in models if family_of(type(part)) is None]
+    able = {id(part.config) for part in others if is_on_interface(type(part))}
+    return [part for part in others if id(part.config) in able]
+
+
+def is_switched(model: nn.Module) -> bool:
+    """True if ``switch`` changed a model in this model, and ``switch_back`` did not since."""
+    return any(BEFORE in part.__dict__ for part in model.modules())
+
+
+def is_left(model: nn.Module) -> bool:
+    """True if a model that ``switch`` changed was given another implementation since."""
+    switched = [part for part in model.modules() if BEFORE in part.__dict__]
+    names = {getattr(config_behind(part.config), INTERNAL, None) for part in switched}
+    return not names <= {NAME, STRETCHED}
+
+
+def switch(model: nn.Module, settings: AccelerateSettings) -> None:
+    """Name posenc's attention in the configs of models on the interface.
+
+    Stretched models keep theirs, which is posenc's too.
+    """
+    models = on_interface(model)
+    owned = {id(part.config) for part in model.modules() if isinstance(part, PreTrainedModel)}
+    configs = {id(part.config) for part in models}
+    for part in models:
+        before = {}
+        for path, config in _configs(part.config):
+            mine = id(config) in configs or id(config) not in owned
+            if mine and getattr(config, INTERNAL, None) not in (NAME, STRETCHED):
+                before[path] = getattr(config, INTERNAL, None)
+                setattr(config, INTERNAL, NAME)
+        part.__dict__[BEFORE] = before
+        part.register_forward_pre_hook(grow, with_kwargs=True)
+        part.register_forward_hook(settle, with_kwargs=True, always_call=True)
+    switch_settings(model, settings)
+
+
+def switch_settings(model: nn.Module, settings: AccelerateSettings) -> None:
+    """Set the settings of layers in switched models."""
+    for part in model.modules():
+        if BEFORE in part.__dict__:
+            for layer in _unfamiliar(part):
+                layer.__dict__[SETTINGS] = settings
+
+
+def switch_back(model: nn.Module) -> None:
+    """Undo ``switch``, but for implementations that were chosen since."""
+    for layer in _unfamiliar(model):
+        layer.__dict__.pop(SETTINGS, None)
+    for part in model.modules():
+        for path, implementation in part.__dict__.pop(BEFORE, {}).items():
+            config = _config_at(part, path)
+            if getattr(config, INTERNAL, None) == NAME:
+                setattr(config, INTERNAL, implementation)
+        # Hooks are found by themselves: copies of a model have no handle of theirs.
+        for key, hook in list(part._forward_pre_hooks.items()):
+            if hook is grow:
+                del part._forward_pre_hooks[key]
+                del part._forward_pre_hooks_with_kwargs[key]
+        for key, hook in list(part._forward_hooks.items()):
+            if hook is settle:
+                del part._forward_hooks[key]
+                del part._forward_hooks_with_kwargs[key]
+                del part._forward_hooks_always_called[key]
+
+
+def implementations_before(model: nn.Module) -> dict[int, str | None]:
+    """The implementations that configs named before ``switch``, by the identity of the config."""
+    return {
+        id(_config_at(part, path)): implementation
+        for part in model.modules()
+        for path, implementation in part.__dict__.get(BEFORE, {}).items()
+    }
+
+
+def _config_at(part: Any, path: str) -> Any:
+    """The config of a model, or one in it by the path of its attribute."""
+    return reduce(getattr, filter(None, path.split(".")), config_behind(part.config))
+
+
+def _unfamiliar(model: nn.Module) -> Iterator[nn.Module]:
+    """Modules but those of accelerated families, which have settings of their own."""
+    return (part for part in model.modules() if not isinstance(part, Accelerated))
+
+
+def _configs(config: Any, path: str = "") -> Iterator[tuple[str, PreTrainedConfig]]:
+    """A config and those in it, by the paths of their attributes."""
+    yield path, config
+    for name in getattr(config, "sub_configs", {}):
+        part = getattr(config, name, None)
+        if isinstance(part, PreTrainedConfig):
+            yield from _configs(part, f"{path}.{name}")

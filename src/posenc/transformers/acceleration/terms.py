@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc.attention.problem.lowering import GivenTerms
 from posenc.encoding import BucketedTerms, Encoding, StructuredScore, TokenTableProduct
@@ -83,6 +83,28 @@ def products_by_offset(
 
     left = TokenTableProduct(tokens, rows)
     return BucketedTerms(bucket, left=left, max_distance=max(behind, last - behind))
+
+
+def bias_by_bucket(
+    bucket: Callable[[Tensor], BucketIndex],
+    table: nn.Embedding,
+    buckets: int,
+    *,
+    max_distance: int,
+    device: torch.device,
+) -> BucketedTerms:
+    """A bias of each head by the offset's row in an embedding, which is called for all its rows.
+
+    Args:
+        bucket: the row of each offset.
+        table: of ``buckets`` rows, a number a head.
+        max_distance: beyond which rows stay the same.
+        device: of the rows' numbers.
+    """
+    rows = table(torch.arange(buckets, device=device))  # [N, H]
+    return BucketedTerms(
+        lambda offset: bucket(offset[..., 0].long()), table=rows.T, max_distance=max_distance
+    )
 
 
 FURTHEST = 1024

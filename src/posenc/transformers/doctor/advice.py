@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from posenc.errors import CheckpointError
-from posenc.transformers.checkpoints.folder import Fields
-from posenc.transformers.checkpoints.rope import TRAINED, scaling_of
+from posenc.transformers.checkpoints import TRAINED, Fields, scaling_of
 from posenc.transformers.doctor.config_findings import rope_dicts
-from posenc.transformers.doctor.facts import UNKNOWN, LayerReading, Layers
-from posenc.transformers.doctor.from_values import RotationFacts
+from posenc.transformers.doctor.facts import UNKNOWN, LayerReading, Layers, RotationFacts
 from posenc.transformers.kinds import kind_of, require_unstretched
 from posenc.transformers.live import LiveEncoder, LiveMaskedLM
 

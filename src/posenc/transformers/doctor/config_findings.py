@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.transformers.checkpoints.rope import TRAINED, parameters_in, scaling_of
-from posenc.transformers.doctor.facts import UNKNOWN, AttentionFacts, LayerReading
-from posenc.transformers.doctor.from_values import RotationFacts
+from posenc.transformers.checkpoints import TRAINED, parameters_in, scaling_of
+from posenc.transformers.doctor.facts import UNKNOWN, AttentionFacts, LayerReading, RotationFacts
 from posenc.transformers.engines.config import WINDOWS, head_dim
 
 SCALED = ("linear", "dynamic", "llama3", "longrope", "yarn")

@@ -10,7 +10,7 @@ from typing import Any
 
 from posenc.arguments import EXACT
 from posenc.errors import CheckpointError
-from posenc.transformers.checkpoints.folder import Fields
+from posenc.transformers.checkpoints import Fields
 from posenc.transformers.doctor.config_findings import Finding
 from posenc.transformers.engines.config import LAYERS, PARTS, WINDOWS, completed, is_known
 

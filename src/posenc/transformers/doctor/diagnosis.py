@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from posenc.attention.backends.native.build import description
 from posenc.errors import CheckpointError
-from posenc.transformers.checkpoints.folder import Fields, read_object
-from posenc.transformers.checkpoints.rope import scaling_of
+from posenc.transformers.checkpoints import Fields, read_object, scaling_of
 from posenc.transformers.doctor.advice import (
     REFUSED,
     SENTENCES,
@@ -40,8 +39,14 @@ from posenc.transformers.doctor.config_findings import (
 )
 from posenc.transformers.doctor.config_values import readable
 from posenc.transformers.doctor.costs import LayerCost, costs
-from posenc.transformers.doctor.facts import UNKNOWN, AttentionFacts, LayerReading, Layers, Maybe
-from posenc.transformers.doctor.from_values import RotationFacts
+from posenc.transformers.doctor.facts import (
+    UNKNOWN,
+    AttentionFacts,
+    LayerReading,
+    Layers,
+    Maybe,
+    RotationFacts,
+)
 from posenc.transformers.engines import Checked, check
 from posenc.transformers.engines.config import (
     LAYERS,

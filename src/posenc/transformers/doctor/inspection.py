@@ -18,13 +18,11 @@ from posenc.transformers.doctor.expanded_weights import build, without_feed_forw
 from posenc.transformers.doctor.facts import (
     UNKNOWN,
     AttentionFacts,
+    Bias,
     LayerReading,
     Layers,
     Maybe,
     PositionTable,
-)
-from posenc.transformers.doctor.from_values import (
-    Bias,
     RotationFacts,
     Visible,
     bias_of,

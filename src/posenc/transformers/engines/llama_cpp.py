@@ -6,9 +6,15 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from posenc.transformers.checkpoints.rope import TRAINED
-from posenc.transformers.engines.config import FULL, HUNYUAN, ModelConfig, first
-from posenc.transformers.engines.engine import Engine, NotServedError
+from posenc.transformers.checkpoints import TRAINED
+from posenc.transformers.engines.config import (
+    FULL,
+    HUNYUAN,
+    Engine,
+    ModelConfig,
+    NotServedError,
+    first,
+)
 from posenc.transformers.engines.rotation import (
     ALPHA,
     USUAL,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal
 
-from posenc.transformers.checkpoints.rope import scaling_of
+from posenc.transformers.checkpoints import scaling_of
 
 
 @dataclass(frozen=True)

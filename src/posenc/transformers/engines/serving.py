@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.transformers.checkpoints.rope import TRAINED
-from posenc.transformers.engines.config import ModelConfig
-from posenc.transformers.engines.engine import Engine
+from posenc.transformers.checkpoints import TRAINED
+from posenc.transformers.engines.config import Engine, ModelConfig
 from posenc.transformers.engines.llama_cpp import KEY, LLAMA_CPP, NAMES
 
 KEYS = {

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from posenc.transformers.checkpoints.rope import TRAINED, parameters_in, scaling_of
-from posenc.transformers.engines.config import ModelConfig, first
-from posenc.transformers.engines.engine import Engine, NotServedError
+from posenc.transformers.checkpoints import TRAINED, parameters_in, scaling_of
+from posenc.transformers.engines.config import Engine, ModelConfig, NotServedError, first
 from posenc.transformers.engines.rotation import (
     USUAL,
     EngineRotation,

@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from posenc.transformers.checkpoints.rope import parameters_in
-from posenc.transformers.engines.config import HUNYUAN, ModelConfig
-from posenc.transformers.engines.engine import Engine, NotServedError
+from posenc.transformers.checkpoints import parameters_in
+from posenc.transformers.engines.config import HUNYUAN, Engine, ModelConfig, NotServedError
 from posenc.transformers.engines.rotation import (
     ALPHA,
     USUAL,

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from posenc.transformers.checkpoints.rope import TRAINED
-from posenc.transformers.engines.config import FULL, HUNYUAN, ModelConfig
-from posenc.transformers.engines.engine import Engine, NotServedError, UnreadError
+from posenc.transformers.checkpoints import TRAINED
+from posenc.transformers.engines.config import (
+    FULL,
+    HUNYUAN,
+    Engine,
+    ModelConfig,
+    NotServedError,
+    UnreadError,
+)
 from posenc.transformers.engines.rotation import (
     USUAL,
     EngineRotation,

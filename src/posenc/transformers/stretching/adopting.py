@@ -19,11 +19,11 @@ from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.transformers.acceleration.accelerated import STRETCHED, is_on_interface
+from posenc.transformers.acceleration.api import INTERNAL
 from posenc.transformers.acceleration.checking import PRECISIONS
 from posenc.transformers.acceleration.interface import mask
 from posenc.transformers.acceleration.masks import written_out
-from posenc.transformers.acceleration.switching import INTERNAL
-from posenc.transformers.acceleration.trials import tensors_in
+from posenc.transformers.acceleration.trials import quiet, run, tensors_in
 from posenc.transformers.calls import RecordedCall, is_cache, names_of, record_call, recorded_calls
 from posenc.transformers.stretching.attention import (
     LAYER,
@@ -41,7 +41,6 @@ from posenc.transformers.stretching.frequencies import (
     rotates_itself,
 )
 from posenc.transformers.stretching.positions import PLACED, Adoption, Switch
-from posenc.transformers.stretching.probing import quiet, run
 
 PAIRINGS: tuple[Pairing, ...] = ("half", "adjacent")
 

@@ -12,11 +12,15 @@ from posenc.arguments import check
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.extension import EXTENSIONS
-from posenc.transformers.acceleration.api import require_restorable
+from posenc.transformers.acceleration.api import (
+    INTERNAL,
+    implementations_before,
+    require_restorable,
+)
 from posenc.transformers.acceleration.api import restore as unaccelerate
 from posenc.transformers.acceleration.checking import without_values
-from posenc.transformers.acceleration.switching import INTERNAL, implementations_before
-from posenc.transformers.checkpoints.folder import FIELD
+from posenc.transformers.acceleration.trials import quiet, run, transformers_model
+from posenc.transformers.checkpoints import FIELD
 from posenc.transformers.stretching import configs
 from posenc.transformers.stretching import frequencies as rotary
 from posenc.transformers.stretching.adopting import adopt
@@ -31,7 +35,6 @@ from posenc.transformers.stretching.changes import (
 )
 from posenc.transformers.stretching.configs import Request
 from posenc.transformers.stretching.frequencies import Frequencies, Of, frequencies_in
-from posenc.transformers.stretching.probing import quiet, run, transformers_model
 from posenc.transformers.stretching.tables import (
     RESAMPLE,
     LearnedTable,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,14 @@ from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.extension import NotApplicable, extend
-from posenc.transformers.checkpoints import rope
-from posenc.transformers.checkpoints.folder import FIELD
+from posenc.transformers.checkpoints import (
+    FIELD,
+    SCALINGS,
+    TRAINED,
+    equal_factors,
+    parameters_of,
+    yarn_gain,
+)
 from posenc.transformers.settings import quiet_transformers
 from posenc.transformers.stretching.changes import Change, undo
 from posenc.transformers.stretching.frequencies import Frequencies, Of, made_of
@@ -73,9 +80,9 @@ class Request:
 
 
 SCALED = frozenset(
-    {"rope_type", "type", "factor", "attention_factor", "attn_factor", rope.TRAINED}
+    {"rope_type", "type", "factor", "attention_factor", "attn_factor", TRAINED}
 ).union(
-    *({theirs for theirs, _ in options.values()} for _, options in rope.SCALINGS.values()),
+    *({theirs for theirs, _ in options.values()} for _, options in SCALINGS.values()),
     {"mscale", "mscale_all_dim", "long_mscale", "short_mscale"},
 )
 """Rope parameters of an extension, which another one replaces."""
@@ -134,8 +141,8 @@ def _written(
     for parameters in _candidates(stretched, request):
         written = deepcopy(config)
         written.rope_parameters = parameters
-        if request.length is not None and getattr(written, rope.TRAINED, None) is not None:
-            setattr(written, rope.TRAINED, request.length)
+        if request.length is not None and getattr(written, TRAINED, None) is not None:
+            setattr(written, TRAINED, request.length)
         if _same(module, written, stretched):
             return written
     return None
@@ -143,8 +150,8 @@ def _written(
 
 def _change(config: Any, written: Any, request: Request) -> list[Change]:
     changes = [Change.of(config, "rope_parameters", written.rope_parameters)]
-    if getattr(config, rope.TRAINED, None) != getattr(written, rope.TRAINED, None):
-        changes.append(Change.of(config, rope.TRAINED, getattr(written, rope.TRAINED)))
+    if getattr(config, TRAINED, None) != getattr(written, TRAINED, None):
+        changes.append(Change.of(config, TRAINED, getattr(written, TRAINED)))
     if request.longest is None or request.method == "dynamic_ntk":
         return changes  # which begins at the trained length
     if getattr(config, "max_position_embeddings", None):
@@ -160,12 +167,14 @@ def _candidates(
     They are in the method's words, in the simplest ones, or as LongRoPE, which some configs take
     alone.
     """
-    for words_of in (_by_name, _simplest, _equal_factors):
+    simplest = partial(parameters_of, longest=request.longest)
+    as_longrope = partial(equal_factors, longest=request.longest)
+    for words_of in (partial(_by_name, request=request), simplest, as_longrope):
         config = next(iter(stretched)).module.config
         parameters = deepcopy(dict(getattr(config, "rope_parameters", {})))
         try:
             for frequencies, encoding in stretched.items():
-                words = words_of(encoding, request)
+                words = words_of(encoding)
                 unscaled = {k: v for k, v in frequencies.parameters.items() if k not in SCALED}
                 if "rope_theta" in words:
                     unscaled["rope_theta"] = words.pop("rope_theta")
@@ -186,13 +195,13 @@ def _by_name(encoding: Encoding, request: Request) -> dict[str, Any]:
     Raises:
         ArgumentError: if it has not.
     """
-    kinds = {ours: kind for kind, (ours, _) in rope.SCALINGS.items()}
+    kinds = {ours: kind for kind, (ours, _) in SCALINGS.items()}
     method, options = request.method, request.options
     if method == "ntk_by_parts":  # Llama 3's ramp with other ends
         options = {RAMP.get(name, name): value for name, value in options.items()}
         method, options = "llama3", {"low": 1.0, "high": 32.0, **options}
     kind = kinds.get(method)
-    names = rope.SCALINGS[kind][1] if kind else {}
+    names = SCALINGS[kind][1] if kind else {}
     if kind is None or set(options) - set(names):
         raise ArgumentError("method", expected=", ".join(kinds), got=request.method, remedy="")
     words = {theirs: options.get(ours, default) for ours, (theirs, default) in names.items()}
@@ -201,20 +210,12 @@ def _by_name(encoding: Encoding, request: Request) -> dict[str, Any]:
         words |= {"long_factor": list(part.long), "short_factor": list(part.short)}
     if kind == "yarn":
         has_gain = words.pop("attention_factor") is not None
-        words |= rope.yarn_gain(request.factor or 1.0, part.gain if has_gain else None)
+        words |= yarn_gain(request.factor or 1.0, part.gain if has_gain else None)
     elif "attention_factor" in words:
         words["attention_factor"] = part.gain
     if kind not in ("linear", "dynamic"):
-        words[rope.TRAINED] = request.length
+        words[TRAINED] = request.length
     return {"rope_type": kind, "factor": request.factor, **words}
-
-
-def _simplest(encoding: Encoding, request: Request) -> dict[str, Any]:
-    return rope.parameters_of(encoding, request.longest)
-
-
-def _equal_factors(encoding: Encoding, request: Request) -> dict[str, Any]:
-    return rope.equal_factors(encoding, request.longest)
 
 
 def _same(
@@ -235,7 +236,7 @@ def _same(
         new = Frequencies(frequencies.path, made, frequencies.buffer)
         part = encoding.query_key
         if not isinstance(part, Rope):
-            if new.rope_type not in rope.SCALINGS or new.gain != getattr(part, "gain", 1.0):
+            if new.rope_type not in SCALINGS or new.gain != getattr(part, "gain", 1.0):
                 return False
             continue
         theta, current = new.theta(), frequencies.theta().cpu()

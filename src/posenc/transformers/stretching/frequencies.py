@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from posenc.encoding import Encoding, Pairing
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
+from posenc.transformers.acceleration.trials import layer_type_of, watch
 from posenc.transformers.calls import names_of
-from posenc.transformers.checkpoints.rope import TRAINED
+from posenc.transformers.checkpoints import TRAINED
 from posenc.transformers.stretching.changes import Change, StretchedPart, Undoable, undone_on_error
-from posenc.transformers.stretching.probing import layer_type_of, watch
 
 Of = Literal["frequencies", "theta"]
 

@@ -24,8 +24,8 @@ from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import has_values, is_exporting
+from posenc.transformers.acceleration.trials import layer_type_of
 from posenc.transformers.calls import bound, caches_in, is_cache
-from posenc.transformers.stretching.probing import layer_type_of
 
 PLACED = "_posenc_placement"
 """Attribute of rotary modules' outputs: the positions they are of."""

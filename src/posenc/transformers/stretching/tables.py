@@ -20,9 +20,9 @@ from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.encodings.score.alibi import Alibi
 from posenc.errors import ArgumentError
 from posenc.extension.methods.interpolate import SqueezedAlibi
+from posenc.transformers.acceleration.trials import quiet, run, watch
 from posenc.transformers.stretching.changes import Change, Undoable
 from posenc.transformers.stretching.configs import configs_of
-from posenc.transformers.stretching.probing import quiet, run, watch
 
 SPECIAL = range(3)
 """Numbers of tokens of an image that are no cells: class and distillation tokens."""

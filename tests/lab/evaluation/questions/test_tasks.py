@@ -11,15 +11,8 @@ from pathlib import Path
 import pytest
 
 from posenc.errors import UnknownNameError
-from posenc.lab.evaluation.questions import (
-    TASKS,
-    Question,
-    QuestionMaker,
-    Unfit,
-    making,
-    task_names,
-    tasks,
-)
+from posenc.lab.evaluation import questions
+from posenc.lab.evaluation.questions import TASKS, Question, QuestionMaker, Unfit, task_names, tasks
 from posenc.lab.evaluation.questions.question import NAMES, Source, name, names
 from posenc.lab.evaluation.questions.tasks import FACTS, PEOPLE
 
@@ -276,7 +269,7 @@ def test_questions_are_kept_and_read_again(tmp_path: Path, monkeypatch: pytest.M
     for length, count in ((801, 2), (800, 3)):
         with pytest.raises(AssertionError, match="made again"):
             again.questions("vt", length=length, count=count)
-    monkeypatch.setattr(making, "VERSION", making.VERSION + 1)
+    monkeypatch.setattr(questions, "VERSION", questions.VERSION + 1)
     with pytest.raises(AssertionError, match="made again"):
         again.questions("vt", length=800, count=2)
     monkeypatch.undo()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from posenc.errors import ArgumentError
 from posenc.lab.experiments.results import Measurement, RefusedMeasurement
 from posenc.lab.experiments.settings import ComparisonSettings
-from posenc.lab.experiments.tasks import TASKS, dyck, parity
+from posenc.lab.experiments.tasks import TASKS, symbols
 from posenc.lab.experiments.tasks.common.algorithm import (
     END,
     IGNORED,
@@ -125,25 +125,25 @@ def test_every_key_is_asked_once_for_its_value() -> None:
 
 
 def test_parity_counts_ones() -> None:
-    example = parity.draw(500, Random(1))
+    example = symbols.random_bits(500, Random(1))
     ones = 0
     for token, target in zip(example.inputs, example.targets, strict=True):
-        ones += token == parity.ONE
-        assert target == (parity.ODD if ones % 2 else parity.EVEN)
+        ones += token == symbols.ONE
+        assert target == (symbols.ODD if ones % 2 else symbols.EVEN)
     assert 200 < ones < 300
 
 
 def test_brackets_are_counted_at_even_places() -> None:
-    example = dyck.draw(20_000, Random(1))
+    example = symbols.open_brackets(20_000, Random(1))
     depth, asked, still_open = 0, 0, 0
     for place, (token, target) in enumerate(zip(example.inputs, example.targets, strict=True), 1):
-        depth += 1 if token == dyck.OPENING else -1
+        depth += 1 if token == symbols.OPENING else -1
         assert depth >= 0
         assert (target is None) == bool(place % 2)
         if target is not None:
-            assert target == (dyck.OPEN if depth else dyck.CLOSED)
+            assert target == (symbols.OPEN if depth else symbols.CLOSED)
             asked, still_open = asked + 1, still_open + target
-    assert still_open / asked == pytest.approx(dyck.OPEN_SHARE, abs=0.02)
+    assert still_open / asked == pytest.approx(symbols.OPEN_SHARE, abs=0.02)
 
 
 class Knows(nn.Module):

@@ -13,15 +13,11 @@ import torch
 
 from posenc.errors import ArgumentError, DataError, Interrupted
 from posenc.lab.experiments.results import Measurement, RefusedMeasurement
-from posenc.lab.experiments.sequences import SYMBOLS, Split, drawn
+from posenc.lab.experiments.sequences import SYMBOLS, Split, Subwords, drawn
 from posenc.lab.experiments.settings import ComparisonSettings
-from posenc.lab.experiments.tasks import TASKS, Task
-from posenc.lab.experiments.tasks.common import sentences
-from posenc.lab.experiments.tasks.common.pairs import Pair, PairTask
-from posenc.lab.experiments.tasks.common.subwords import Subwords
-from posenc.lab.experiments.tasks.phonemes import _dictionary, distance
+from posenc.lab.experiments.tasks import TASKS, Task, word_order
+from posenc.lab.experiments.tasks.pairs import HELD_OUT, Pair, PairTask, _dictionary, distance
 from posenc.lab.experiments.tasks.temperature import Interpolator, Timed
-from posenc.lab.experiments.tasks.translation import HELD_OUT
 from posenc.lab.training.checkpoint import TrainingPlan
 from posenc.lab.training.loop import Watch, seeded_model, train
 from posenc.layout import Layout
@@ -263,7 +259,7 @@ def test_subwords_are_learned_from_training_pairs_alone(
 def test_minimal_pairs_have_the_same_words(length: int) -> None:
     source = Random(length)
     for _ in range(50):
-        scene = sentences.draw_scene(length, source)
+        scene = word_order.draw_scene(length, source)
         words, turned = scene.words(), scene.turned()
         assert len(words) == length
         assert sorted(words) == sorted(turned.words())
@@ -272,7 +268,7 @@ def test_minimal_pairs_have_the_same_words(length: int) -> None:
 
 
 def test_who_acts_follows_from_the_sentence() -> None:
-    one = sentences.Scene(sentences.Phrase("dog"), sentences.Phrase("man"), "chased", "active")
+    one = word_order.Scene(word_order.Phrase("dog"), word_order.Phrase("man"), "chased", "active")
     assert one.words() == ["the", "dog", "chased", "the", "man"]
     assert not one.person_acts
     other = replace(one, kind="passive")

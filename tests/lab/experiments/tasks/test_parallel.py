@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from posenc.errors import DataError
-from posenc.lab.experiments.tasks.common.parallel import read_columns, read_lines, read_parallel
+from posenc.lab.experiments.sequences import read_columns, read_lines, read_parallel
 
 
 def write(path: Path, content: bytes) -> Path:

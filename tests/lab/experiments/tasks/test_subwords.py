@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from posenc.errors import ArgumentError, CheckpointError, DataError
-from posenc.lab.experiments.tasks.common.subwords import RESERVED, Subwords
+from posenc.lab.experiments.sequences import RESERVED, Subwords
 
 LINES = ["das alte Haus am Fluss", "the old house by the river", "ein Fluß, über den Bäumen"] * 3
 
@@ -62,7 +62,7 @@ def test_saved_whole_or_refused() -> None:
 def test_every_process_learns_the_same() -> None:
     """Worker processes make it each for themselves, whatever their hash seeds."""
     program = (
-        "from posenc.lab.experiments.tasks.common.subwords import Subwords;"
+        "from posenc.lab.experiments.sequences import Subwords;"
         f"print(Subwords.learn({LINES!r}, size=70).to_json())"
     )
     done = subprocess.run(

@@ -20,7 +20,7 @@ from posenc.lab.evaluation.questions.question import (
     names,
     scattered,
 )
-from posenc.lab.reporting.sentences import listed
+from posenc.lab.reporting.numbers import listed
 
 NOISE = (
     "The field is quiet. Rain falls on the roof. A clock ticks on the wall. Nothing else happens. "

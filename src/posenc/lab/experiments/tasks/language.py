@@ -17,7 +17,7 @@ from posenc.lab.experiments.corpus import Pieces, read_corpus
 from posenc.lab.experiments.recipe import Recipe, Variant
 from posenc.lab.experiments.results import Measurement, Metric, RefusedMeasurement
 from posenc.lab.experiments.tasks.common import needles
-from posenc.lab.experiments.tasks.common.byte_text import byte_losses, random_windows
+from posenc.lab.experiments.tasks.common.needles import byte_losses, random_windows
 from posenc.lab.experiments.tasks.common.task import (
     Defaults,
     Probe,

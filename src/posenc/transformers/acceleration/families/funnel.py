@@ -20,8 +20,7 @@ from posenc.encoding.prepared import is_plain, reused_later
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import has_values, is_scripted, is_transformed, needs_dispatch
-from posenc.transformers.acceleration.accelerated import Accelerated
-from posenc.transformers.acceleration.family import AcceleratedFamily
+from posenc.transformers.acceleration.accelerated import Accelerated, AcceleratedFamily
 from posenc.transformers.acceleration.masks import MasksRead
 from posenc.transformers.acceleration.terms import (
     FURTHEST,

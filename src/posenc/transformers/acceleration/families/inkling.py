@@ -19,8 +19,7 @@ from transformers.models.inkling.modeling_inkling import (
 
 from posenc.encoding import TokenTableProduct
 from posenc.encodings.common.buckets import gather_rows
-from posenc.transformers.acceleration.accelerated import Accelerated
-from posenc.transformers.acceleration.family import AcceleratedFamily
+from posenc.transformers.acceleration.accelerated import Accelerated, AcceleratedFamily
 from posenc.transformers.acceleration.interface import PositionBias, mask
 from posenc.transformers.acceleration.terms import products_by_offset
 

@@ -14,8 +14,11 @@ from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAt
 from posenc.encoding import LowRank, StructuredScore
 from posenc.encoding.prepared import reused_later
 from posenc.runtime import has_values
-from posenc.transformers.acceleration.accelerated import Accelerated, wants_weights
-from posenc.transformers.acceleration.family import AcceleratedFamily
+from posenc.transformers.acceleration.accelerated import (
+    Accelerated,
+    AcceleratedFamily,
+    wants_weights,
+)
 from posenc.transformers.acceleration.masks import fewest_attended, grid_of
 from posenc.transformers.acceleration.terms import (
     FURTHEST,

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count
 from posenc.errors import ArgumentError, LengthError
-from posenc.lab.experiments.options import OF_TASK, ComparisonOptions
+from posenc.lab.experiments import OF_TASK, ComparisonOptions
 from posenc.lab.experiments.recipe import (
     Positions,
     Recipe,

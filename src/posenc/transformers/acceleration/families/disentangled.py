@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from transformers.models.deberta import modeling_deberta
+from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from posenc.encoding import BucketedTerms, TokenTableProduct
-from posenc.encoding.prepared import reused_later
+from posenc.encoding.prepared import reused, reused_later
 from posenc.encoding.tensors import BucketIndex, Offsets
-from posenc.transformers.acceleration.accelerated import Accelerated
+from posenc.runtime import has_values
+from posenc.transformers.acceleration.accelerated import Accelerated, AcceleratedFamily
 from posenc.transformers.acceleration.masks import all_attended, grid_of
 
 
@@ -148,3 +153,128 @@ def _pairs(mask: Tensor | None, hidden_states: Tensor) -> Tensor:
     if mask.dim() > 2:
         return mask
     return (mask.unsqueeze(1) & mask.unsqueeze(2)).unsqueeze(1)
+
+
+class DebertaAttention(DisentangledAttention):
+    """Attention of DeBERTa (v1): no buckets, and one projection to queries, keys and values."""
+
+    def split(self, hidden_states: Float[Tensor, "B L C"]) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.transpose_for_scores(self.in_proj(hidden_states)).chunk(3, dim=-1)
+        biases = (
+            self.transpose_for_scores(bias[None, None]) for bias in (self.q_bias, self.v_bias)
+        )
+        q, v = ((x + bias).to(k.dtype) for x, bias in zip((q, v), biases, strict=True))
+        return q, k, v
+
+    def summands(self) -> int:
+        return len(self.pos_att_type)
+
+    def rows(self, tokens: Float[Tensor, "B H L D"]) -> tuple[int, int]:
+        reach = self.max_relative_positions
+        span = min(tokens.shape[2], reach)
+        return reach - span, reach + span - 1
+
+    def bucket(self, offset: Offsets) -> BucketIndex:
+        reach = self.max_relative_positions
+        return (reach - offset[..., 0].long()).clamp(0, 2 * reach - 1)
+
+    def projections(self) -> tuple[nn.Module | None, nn.Module | None]:
+        return (
+            self.pos_proj if "c2p" in self.pos_att_type else None,
+            self.pos_q_proj if "p2c" in self.pos_att_type else None,
+        )
+
+    def relative_positions(self, hidden_states: Tensor) -> Tensor | None:
+        if not self.relative_attention:
+            return None
+        return modeling_deberta.build_relative_position(hidden_states, hidden_states)
+
+
+def deberta() -> AcceleratedFamily:
+    """DeBERTa."""
+
+    def refusal(module: nn.Module) -> str | None:
+        if any(getattr(part, "talking_head", False) for part in module.modules()):
+            return "talking heads mix the weights of all heads"
+        return None
+
+    return AcceleratedFamily(
+        title="DeBERTa",
+        classes={
+            modeling_deberta.DisentangledSelfAttention: DebertaAttention,
+            modeling_deberta.DebertaEncoder: DisentangledEncoder,
+        },
+        shortest=1,
+        refusal=refusal,
+    )
+
+
+class DebertaV2Attention(DisentangledAttention):
+    """Attention of DeBERTa-v2 and v3: relative positions in buckets."""
+
+    def split(self, hidden_states: Float[Tensor, "B L C"]) -> tuple[Tensor, Tensor, Tensor]:
+        layers = self.query_proj, self.key_proj, self.value_proj
+        q, k, v = self.in_heads(hidden_states, self.num_attention_heads, *layers)
+        return q, k, v
+
+    def summands(self) -> int:
+        return len({"c2p", "p2c"} & set(self.pos_att_type))
+
+    def rows(self, tokens: Float[Tensor, "B H L D"]) -> tuple[int, int]:
+        if not has_values(tokens):  # one graph serves all lengths
+            return 0, 2 * self.pos_ebd_size - 1
+        return _reached(tokens.shape[2], *self._buckets())
+
+    def bucket(self, offset: Offsets) -> BucketIndex:
+        return _bucket(offset, *self._buckets())
+
+    def _buckets(self) -> tuple[int, int, int]:
+        return self.pos_ebd_size, self.position_buckets, self.max_relative_positions
+
+    def projections(self) -> tuple[nn.Module | None, nn.Module | None]:
+        key, query = self.key_proj, self.query_proj
+        separate = not self.share_att_key
+        return (
+            (self.pos_key_proj if separate else key) if "c2p" in self.pos_att_type else None,
+            (self.pos_query_proj if separate else query) if "p2c" in self.pos_att_type else None,
+        )
+
+
+def _bucket(offset: Offsets, span: int, buckets: int, furthest: int) -> BucketIndex:
+    """The row of each offset among ``2 * span``."""
+    back = -offset[..., 0].long()
+    if buckets > 0 and furthest > 0:
+        back = modeling_deberta_v2.make_log_bucket_position(back, buckets, furthest).long()
+    return (back + span).clamp(0, 2 * span - 1)
+
+
+@lru_cache(256)
+def _reached(length: int, *buckets: int) -> tuple[int, int]:
+    """The first and the last row that a sequence reads."""
+    ends = torch.tensor([[length - 1.0], [1.0 - length]], device="cpu")
+    first, last = _bucket(ends, *buckets).tolist()
+    return first, last
+
+
+class DebertaV2Encoding(DisentangledEncoder):
+    """The encoder of DeBERTa-v2 and v3, whose embedding of positions has a norm."""
+
+    def get_rel_embedding(self) -> Tensor | None:
+        compute: Callable[[], Tensor | None] = super().get_rel_embedding  # type: ignore[misc]
+        if not self.relative_attention or "layer_norm" not in self.norm_rel_ebd:
+            return compute()
+        layers = (self.rel_embeddings, self.LayerNorm)
+        embedding: Tensor | None = reused(compute, "relative embedding", layers=layers)
+        return embedding
+
+
+def deberta_v2() -> AcceleratedFamily:
+    """DeBERTa-v2 and v3."""
+    return AcceleratedFamily(
+        title="DeBERTa-v2 and v3",
+        classes={
+            modeling_deberta_v2.DisentangledSelfAttention: DebertaV2Attention,
+            modeling_deberta_v2.DebertaV2Encoder: DebertaV2Encoding,
+        },
+        shortest=1,
+    )

@@ -1,4 +1,4 @@
-"""Attention of images: a bias for each head and offset (BEiT's, Swin's), or decomposed (SAM's)."""
+"""Biases of images of patches with a class token, a number for each head and offset: BEiT's."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from posenc.attention.api import attend_block, attend_block_backward
 from posenc.attention.backends.common.base import Backend
 from posenc.attention.call import Call
 from posenc.attention.problem.problem import GlobalSoftmax
-from posenc.encoding import BucketedTerms, TokenTableProduct
+from posenc.encoding import BucketedTerms
 from posenc.encoding.derivatives import with_definition
-from posenc.encoding.prepared import constant
 from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import differentiates_forward, differentiates_twice, without_autocast
-from posenc.transformers.acceleration.accelerated import Accelerated, settings_of, wants_weights
-from posenc.transformers.acceleration.family import AcceleratedFamily
+from posenc.transformers.acceleration.accelerated import (
+    Accelerated,
+    AcceleratedFamily,
+    settings_of,
+    wants_weights,
+)
 from posenc.transformers.acceleration.routing import dense_attention
 from posenc.transformers.acceleration.terms import ComputedOnce, encoding_of
 
@@ -128,7 +131,7 @@ def attend_images(
 def _written(table: Float[Tensor, "H N"], size: tuple[int, int]) -> Float[Tensor, "1 H L L"]:
     """The bias of all pairs."""
     cells = Layout.image(*size, device=table.device)
-    index = _cell_bucket(Grid(cells, cells).offset, size=size)  # [1, P, P]
+    index = cell_bucket(Grid(cells, cells).offset, size=size)  # [1, P, P]
     index = pad(index, (1, 0, 1, 0))
     index[:, 0], index[:, :, 0] = table.shape[1] - 3, table.shape[1] - 2
     index[:, 0, 0] = table.shape[1] - 1
@@ -151,7 +154,7 @@ def _attend_from_patches(
     """
     cells = Layout.image(*size, device=q.device)
     grid = Grid(cells, cells)
-    encoding = encoding_of(BucketedTerms(partial(_cell_bucket, size=size), table=table[:, :-3]))
+    encoding = encoding_of(BucketedTerms(partial(cell_bucket, size=size), table=table[:, :-3]))
     image = Call(q, k[:, :, 1:], v[:, :, 1:], grid, encoding, scale=scale)
     with without_autocast(q.device):
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -174,118 +177,92 @@ def _attend_from_patches(
         return global_softmax.output + (through - through.detach())
 
 
-def _cell_bucket(offset: Offsets, *, size: tuple[int, int]) -> BucketIndex:
+def cell_bucket(offset: Offsets, *, size: tuple[int, int]) -> BucketIndex:
     """The row of each offset between cells, as transformers computes it."""
     (rows, columns), (down, across) = size, offset.long().unbind(-1)
     span = 2 * columns - 1
     return ((rows - 1 - down) * span + columns - 1 - across).clamp(0, (2 * rows - 1) * span - 1)
 
 
-def attend_windows(
-    module: Accelerated,
-    q: Float[Tensor, "N H L D"],
-    k: Float[Tensor, "N H L D"],
-    v: Float[Tensor, "N H L D"],
-    table: Float[Tensor, "H T"],
-    mask: Float[Tensor, "W L L"] | None,
-    size: tuple[int, int],
-    *,
-    scale: float,
-    dropout: float,
-) -> Float[Tensor, "N L C"]:
-    """Attention of all windows, heads merged.
-
-    Windows that shifting has put together from several parts of the image, the last of each row
-    and column, are computed with the bias written out.
-
-    Args:
-        q, k, v: N windows, those of one image after those of another.
-        table: by the offset of two cells, ``(2Y - 1)(2X - 1)`` of them.
-        mask: added to the logits of the W windows of an image; None: nothing is masked.
-        size: cells along each axis, (Y, X).
-    """
-    table = table.to(q.dtype)
-    cells = Layout.image(*size, device=q.device)
-    grid = Grid(cells, cells)
-    bucket = partial(_cell_bucket, size=size)
-
-    def attend_unmasked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        terms = BucketedTerms(bucket, table=table)
-        return module.attend(q, k, v, grid, terms, dropout=dropout, scale=scale)
-
-    if mask is None:
-        return attend_unmasked(q, k, v).transpose(1, 2).flatten(2)
-    free = (mask == 0).flatten(1).all(1).tolist()  # one number a window; all else follows from it
-    numbers = torch.arange(0, len(q), len(mask), device=q.device).unsqueeze(1)  # of first windows
-    joined, parted = (
-        constant([n for n, x in enumerate(free) if x == kind], like=numbers)
-        for kind in (True, False)
-    )
-    chosen, others = ((numbers + windows).flatten() for windows in (joined, parted))
-    output = torch.empty_like(v)
-    if len(chosen):
-        output = output.index_copy(
-            0, chosen, attend_unmasked(*(x[chosen] for x in (q, k, v))).to(v.dtype)
-        )
-    if len(others):
-        bias = table[:, bucket(grid.offset)[0]].unsqueeze(0)  # [1, H, L, L]
-        masks = mask[parted].repeat(len(numbers), 1, 1).unsqueeze(1).to(bias.dtype)
-        q, k, v = (x[others] for x in (q, k, v))
-        dropped = dropout if module.training else 0.0
-        masked_output, _ = dense_attention(q, k, v, bias, masks, dropout=dropped, scale=scale)
-        output = output.index_copy(0, others, masked_output.to(v.dtype))
-    return output.transpose(1, 2).flatten(2)
-
-
-class DecomposedAttention(Accelerated):
-    """Attention among the cells of an image or of a window."""
-
-    weight_dropout: float = 0.0
-    """Probability with which a weight is dropped in training."""
+class AcceleratedBeitAttention(Accelerated):
+    """Attention that takes an ``ImageBias``; with others, and with dropout, it runs as it did."""
 
     def forward(
         self,
-        hidden_states: Float[Tensor, "B Y X C"],
-        output_attentions: bool | None = False,
+        hidden_states: Float[Tensor, "B L C"],
+        attention_mask: Tensor | ImageBias | None = None,
         **options: Any,
     ) -> Any:
-        height, width = hidden_states.shape[1:3]
-        short = height * width < self.shortest
-        if short or wants_weights(self, {"output_attentions": output_attentions}):
-            inputs = {"hidden_states": hidden_states, "output_attentions": output_attentions}
-            return self.original_forward(**inputs, **options)
-        heads = self.num_attention_heads
-        qkv = self.qkv(hidden_states).flatten(1, 2).unflatten(-1, (3, heads, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [B, H, L, D] each
-        terms = []
-        if self.use_rel_pos:
-            tables = (height, self.rel_pos_h), (width, self.rel_pos_w)
-            terms = [self._along(axis, q, *table) for axis, table in enumerate(tables)]
-        cells = Layout.image(height, width, device=q.device)
-        output = self.attend(q, k, v, Grid(cells, cells), *terms, dropout=self.weight_dropout)
-        output = output.transpose(1, 2).reshape(*hidden_states.shape[:3], -1)
-        return self.proj(output), None
-
-    def _along(self, axis: int, q: Tensor, size: int, table: Tensor) -> BucketedTerms:
-        """Products of unscaled queries with a row for each offset along an axis."""
-        pairs = self.get_rel_pos(size, size, table)  # by query and key
-        rows = torch.cat([pairs[0].flip(0), pairs[1:, 0]]).unsqueeze(0)  # [1, 2 size - 1, D]
-        left = TokenTableProduct(q, rows)
-        return BucketedTerms(partial(_bucket, axis=axis, size=size), left=left)
+        bias, dropped = attention_mask, self.training and self.attention_dropout > 0
+        if not isinstance(bias, ImageBias) or dropped or wants_weights(self, options):
+            mask = bias.dense if isinstance(bias, ImageBias) else bias
+            return self.original_forward(
+                hidden_states=hidden_states, attention_mask=mask, **options
+            )
+        layers = self.q_proj, self.k_proj, self.v_proj
+        q, k, v = self.in_heads(hidden_states, self.num_attention_heads, *layers)
+        return self.o_proj(attend_images(self, q, k, v, bias, self.scaling)), None
 
 
-class WithDropout(DecomposedAttention):
-    """Attention that drops weights by its own rate."""
+def beit() -> AcceleratedFamily:
+    """BEiT."""
+    from transformers.models.beit.modeling_beit import BeitAttention, BeitRelativePositionBias
 
-    @property
-    def weight_dropout(self) -> float:  # type: ignore[override]
-        return self.dropout
-
-
-def sam_family(title: str, eager: type[nn.Module], sdpa: type[nn.Module]) -> AcceleratedFamily:
-    """The family of SAM's two classes of attention, of which the second drops nothing."""
-    return AcceleratedFamily(title, {eager: WithDropout, sdpa: DecomposedAttention}, shortest=196)
+    return AcceleratedFamily(
+        title="BEiT",
+        classes={BeitRelativePositionBias: ImageBiasTable, BeitAttention: AcceleratedBeitAttention},
+        limits="without dropout of weights",
+    )
 
 
-def _bucket(offset: Offsets, *, axis: int, size: int) -> BucketIndex:
-    return (size - 1 - offset[..., axis].long()).clamp(0, 2 * size - 2)
+class PatchAttention(Accelerated):
+    """Data2Vec's attention among patches; with dropout, and for weights, it runs as it did."""
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "B L C"],
+        output_attentions: bool = False,
+        relative_position_bias: Tensor | ImageBias | None = None,
+        interpolate_pos_encoding: bool = False,
+        resolution: tuple[int, int] | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, ...]:
+        length = hidden_states.shape[1]
+        weights = wants_weights(self, {"output_attentions": output_attentions})
+        dropped = self.training and self.dropout.p > 0
+        bias = None
+        if not (weights or dropped or length <= self.shortest):
+            bias = relative_position_bias
+            if self.has_relative_position_bias:
+                size = tuple(side // self.config.patch_size for side in resolution or ())
+                layer_bias = self.relative_position_bias(
+                    size, interpolate_pos_encoding, dim_size=length
+                )
+                bias = layer_bias if bias is None else layer_bias + bias
+        if not isinstance(bias, ImageBias):
+            return self.original_forward(
+                hidden_states=hidden_states,
+                output_attentions=output_attentions,
+                relative_position_bias=relative_position_bias,
+                interpolate_pos_encoding=interpolate_pos_encoding,
+                resolution=resolution,
+                **options,
+            )
+        layers = self.query, self.key, self.value
+        q, k, v = self.in_heads(hidden_states, self.num_attention_heads, *layers)
+        return (attend_images(self, q, k, v, bias, self.attention_head_size**-0.5),)
+
+
+def data2vec() -> AcceleratedFamily:
+    """Data2Vec's model of images, as BEiT."""
+    from transformers.models.data2vec import modeling_data2vec_vision as modeling
+
+    return AcceleratedFamily(
+        title="Data2Vec's model of images",
+        classes={
+            modeling.Data2VecVisionRelativePositionBias: ImageBiasTable,
+            modeling.Data2VecVisionSelfAttention: PatchAttention,
+            modeling.Data2VecVisionSdpaSelfAttention: PatchAttention,
+        },
+        limits="without dropout of weights",
+    )

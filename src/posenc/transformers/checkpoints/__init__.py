@@ -1,1 +1,0 @@
-"""Checkpoint folders of transformers."""
