@@ -77,8 +77,7 @@ class Prepared:
     is there while weights, settings and layouts have the same bits as when it was computed.
     Encodings, layers and models have one each, which ``attend`` and they enter; of several that are
     entered, the first one is used, so that layers of a model share theirs. Threads may share one.
-    Copies and pickles are empty. Results live as long as this does; of one kind with the same
-    modules at most 8 are stored, the last used.
+    Copies and pickles are empty. Of one kind and modules the last 8 results are stored.
 
     Example:
         >>> import posenc, torch
@@ -243,8 +242,8 @@ def reused_of_layouts(
     if not all(map(has_values, positions)):
         return compute()
     numbers = [x for layout in layouts for x in _numbers(layout)]
-    regular = map(_regular, layouts)
-    return reused(compute, name, *kind, *regular, layers=layers, tensors=[*numbers, *tensors])
+    kind = (*kind, *map(_regular, layouts))
+    return reused(compute, name, *kind, layers=layers, tensors=[*numbers, *tensors])
 
 
 def _regular(layout: Layout) -> Hashable:
@@ -480,9 +479,8 @@ def is_plain(module: nn.Module) -> bool:
     """True of a layer of PyTorch or posenc that computes by its parameters, unobserved."""
     hooked = module._forward_hooks or module._forward_pre_hooks or _observes_all()
     drops = module.training and isinstance(module, nn.modules.dropout._DropoutNd)
-    return type(module).__module__.startswith(PLAIN) and not (
-        hooked or "forward" in vars(module) or drops
-    )
+    changed = hooked or drops or "forward" in vars(module)
+    return type(module).__module__.startswith(PLAIN) and not changed
 
 
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
