@@ -7,14 +7,14 @@ import pytest
 from posenc.models import Decoder, DecoderConfig
 from posenc.registry import ENCODINGS
 from posenc.testing import Subject
-from posenc.testing.model_laws import (
+from tests.support.exhaustive import kept_in_suite
+from tests.support.processes import forking
+from tests.testing.client_laws import (
     adapters_merge,
     broken_in_parallel,
     offloading_changes_nothing,
     quantisation_is_near,
 )
-from tests.support.exhaustive import kept_in_suite
-from tests.support.processes import forking
 
 TRAINABLE = [name for name, entry in ENCODINGS.items() if entry.claims.trainable]
 

@@ -1,9 +1,6 @@
-"""Laws of second derivatives, ``torch.func``, compilation, export, ONNX, meta and fake tensors."""
+"""Laws of second derivatives, ``torch.func``, compilation, export, meta and fake tensors."""
 
 from __future__ import annotations
-
-import tempfile
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +19,6 @@ from posenc.testing.subject import (
     inputs,
     law,
     learned,
-    named,
     tokens_of,
 )
 
@@ -119,7 +115,8 @@ class Model(nn.Module):
         return output
 
 
-def _arguments(rows: int, length: int) -> tuple[Tensor, Tensor]:
+def model_inputs(rows: int, length: int) -> tuple[Tensor, Tensor]:
+    """Inputs of a ``Model``."""
     return inputs(rows, length).float(), tokens_of(rows, length)
 
 
@@ -132,7 +129,7 @@ def compiles_once(subject: Subject) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
     for length in (LENGTH, 9, 21):
-        arguments = _arguments(2, length)
+        arguments = model_inputs(2, length)
         agree(f"length {length}", compiled(*arguments), model(*arguments))
     if counter.frame_count != 1:
         raise LawBroken(f"{counter.frame_count} compilations for three lengths")
@@ -143,16 +140,17 @@ def exports(subject: Subject) -> None:
     """``torch.export`` with dynamic batch and length gives a program with the same results."""
     model = Model(subject)
     with torch.no_grad():
-        program = _export(model).module()
+        program = exported(model).module()
         for rows, length in SIZES:
-            arguments = _arguments(rows, length)
+            arguments = model_inputs(rows, length)
             agree(f"a batch of {rows} × {length}", program(*arguments), model(*arguments))
 
 
-def _export(model: Model) -> torch.export.ExportedProgram:
+def exported(model: Model) -> torch.export.ExportedProgram:
+    """The program of a model for batches and lengths of any size, up to ``LONGEST``."""
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", min=2, max=LONGEST)}
     shapes = {"x": sizes, "tokens": sizes}
-    return torch.export.export(model, _arguments(*SIZES[0]), dynamic_shapes=shapes)
+    return torch.export.export(model, model_inputs(*SIZES[0]), dynamic_shapes=shapes)
 
 
 @law
@@ -179,30 +177,3 @@ def runs_without_values(subject: Subject) -> None:
         check("meta", "meta", model.to("meta"))
     except (RuntimeError, NotImplementedError) as error:
         raise LawBroken(f"{error}") from error
-
-
-@named
-def exports_to_onnx(subject: Subject) -> None:
-    """The exported program gives the same in ONNX Runtime, to 1e-4.
-
-    Requires onnx, onnxscript and onnxruntime. Not in ``LAWS``, as it takes seconds.
-
-    Raises:
-        torch.onnx.ConversionError: if the program has an operator that ONNX lacks.
-    """
-    import onnxruntime
-
-    model = Model(subject)
-    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        written = torch.onnx.export(_export(model), dynamo=True, optimize=False, verbose=False)
-        if written is None:
-            raise LawBroken("no program was written")
-        written.save(path)
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        names = [argument.name for argument in session.get_inputs()]
-        for rows, length in SIZES:
-            arguments = _arguments(rows, length)
-            arrays = {name: x.numpy() for name, x in zip(names, arguments, strict=False)}
-            got = torch.from_numpy(session.run(None, arrays)[0])
-            agree(f"{rows} × {length}", got, model(*arguments), tolerance=1e-4)

@@ -1,7 +1,4 @@
-"""Laws of whole models: adapters, offloading, quantisation and distributed training.
-
-Laws of peft, accelerate and quantisation require these libraries.
-"""
+"""Laws of whole models: adapters, offloading, quantisation and distributed training."""
 
 from __future__ import annotations
 
@@ -99,7 +96,7 @@ def offloading_changes_nothing(subject: Subject) -> None:
 
     Of decoders with tied and untied output layers.
     """
-    from accelerate import cpu_offload  # type: ignore[import-untyped]
+    from accelerate import cpu_offload
 
     for tied in (True, False):
         model = stack(subject, tied=tied)
@@ -124,7 +121,7 @@ def quantisation_is_near(subject: Subject) -> None:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is deprecated in favour of torchao
         expected = run(subject, model)
-        quantised: Any = quantize_dynamic(model, dtype=torch.qint8)  # type: ignore[no-untyped-call]
+        quantised: Any = quantize_dynamic(model, dtype=torch.qint8)
         got = run(subject, quantised)
     agree("the output", got, expected, tolerance=0.2)
 
@@ -157,7 +154,7 @@ def broken_in_parallel(names: Iterable[str]) -> dict[str, str]:
     """
     with TemporaryDirectory() as folder:
         arguments = (list(names), folder)
-        start_processes(_work, arguments, PROCESSES, start_method=START)  # type: ignore[no-untyped-call]
+        start_processes(_work, arguments, PROCESSES, start_method=START)
         broken: dict[str, str] = torch.load(Path(folder) / "broken", weights_only=True)
     return broken
 
@@ -247,7 +244,7 @@ def _check(
 def _gradients(
     forward: Callable[[nn.Module, slice], Tensor], model: nn.Module, rows: slice
 ) -> dict[str, Tensor | None]:
-    forward(model, rows).sin().mean().backward()  # type: ignore[no-untyped-call]
+    forward(model, rows).sin().mean().backward()
     gradients = {}
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
