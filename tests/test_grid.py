@@ -111,7 +111,7 @@ WRONG: dict[str, tuple[str, Callable[[], object]]] = {
     "three": ("window", lambda: Grid.of(SEQUENCE, window=(1, 2, 3))),  # type: ignore[arg-type]
     "real": ("window", lambda: Grid.of(SEQUENCE, window=(0.5, 2))),  # type: ignore[arg-type]
     "chunk": ("size", lambda: Grid.of(SEQUENCE).chunked(0)),
-    "blocks": ("document", lambda: Grid.of(SEQUENCE).with_blocks(BLOCKS[:, 1:])),
+    "blocks": ("blocks", lambda: Grid.of(SEQUENCE).with_blocks(BLOCKS[:, 1:])),
     "far": ("grid", lambda: Grid.of(SEQUENCE, window=(5, 9)).with_blocks(BLOCKS)),
     "twice": ("grid", lambda: GRIDS["images"].with_blocks(BLOCKS)),
     "dtype": ("intervals", lambda: Grid(SEQUENCE, SEQUENCE, intervals=torch.zeros(1, LENGTH, 2))),

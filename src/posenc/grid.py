@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from posenc.arguments import check
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
-from posenc.layout.checks import require_fields, require_tensor, require_truth, require_whole
+from posenc.layout.checks import require_tensor, require_whole
 from posenc.layout.display import grid_html, grid_line
 from posenc.layout.features import require_layout
 from posenc.layout.fields import register
@@ -55,7 +57,7 @@ class Grid:
     def __post_init__(self) -> None:
         require_layout("query", self.query)
         require_layout("key", self.key)
-        require_truth("causal", self.causal)
+        check("causal", bool, self.causal, False)
         if isinstance(self.window, (tuple, list)):
             object.__setattr__(self, "window", _checked_band(self.window))
         elif self.window is not None:
@@ -63,7 +65,9 @@ class Grid:
             object.__setattr__(self, "window", window if window <= FARTHEST else None)
         object.__setattr__(self, "causal", self.causal or self.band[1] <= 0)
         if self.intervals is not None:
-            _require_intervals(self.intervals, self.query)
+            remedy = "Give the first order that each query sees, and the last plus one."
+            shape = ("B|1", self.query.length, 2)
+            require_tensor("intervals", self.intervals, shape, (torch.int64,), remedy=remedy)
         if self.query.axes != self.key.axes:
             raise ArgumentError(
                 "grid",
@@ -111,7 +115,8 @@ class Grid:
             ArgumentError: for numbers of another shape or dtype, or a grid that has intervals, or
                 of whose windows queries are more than a step away.
         """
-        require_fields(self.query.length, {"document": blocks})
+        shape, remedy = ("B|1", self.query.length), "Number the blocks of all queries."
+        require_tensor("blocks", blocks, shape, (torch.int64,), remedy=remedy)
         lowest, highest = self.band
         if self.intervals is not None or lowest > 1 or highest < -1:
             raise ArgumentError(
@@ -178,25 +183,10 @@ class Grid:
     @property
     def visible(self) -> Bool[Tensor, "b 1 Q K"]:
         """True where a query may attend to a key, ``[B|1, 1, Q, K]``."""
-        query, key = self.query, self.key
-        ahead = key.order.unsqueeze(1) - query.order.unsqueeze(2)
-        visible = torch.ones_like(ahead, dtype=torch.bool)
-        lowest, highest = self.band
-        if lowest > -FARTHEST:
-            visible = visible & (ahead >= lowest)
-        if highest < FARTHEST:
-            visible = visible & (ahead <= highest)
-        if self.intervals is not None:
-            first, end = self.intervals.unsqueeze(2).unbind(-1)  # [b, Q, 1]
-            order = key.order.unsqueeze(1)
-            visible = visible & (order >= first) & (order < end)
-        if query.document is not None or key.document is not None:
-            visible = visible & (documents_of(query).unsqueeze(2) == documents_of(key).unsqueeze(1))
-        if key.valid is not None:
-            visible = visible & key.valid.unsqueeze(1)
-        if query.valid is not None:
-            visible = visible & query.valid.unsqueeze(2)
-        return visible.unsqueeze(1)
+        query, key = self._fields()
+        of_queries = [None if x is None else x.unsqueeze(2) for x in query]  # [b, Q, 1]
+        of_keys = [None if x is None else x.unsqueeze(1) for x in key]  # [b, 1, K]
+        return _visible(self.band, of_queries, of_keys).unsqueeze(1)
 
     def mask_mod(self) -> Mask:
         """``visible`` as a FlexAttention ``mask_mod``.
@@ -204,36 +194,27 @@ class Grid:
         For ``torch.nn.attention.flex_attention.create_block_mask(grid.mask_mod(), B, None, Q, K)``;
         B is the batch size, or None if the layouts have one row.
         """
-        query, key, (lowest, highest) = self.query, self.key, self.band
-        query_order, key_order = _reader(query.order), _reader(key.order)
-        documents = None
-        if query.document is not None or key.document is not None:
-            documents = tuple(_reader(documents_of(side)) for side in (query, key))
-        query_valid, key_valid = (
-            None if side.valid is None else _reader(side.valid) for side in (query, key)
-        )
-
-        intervals = None
-        if self.intervals is not None:
-            intervals = tuple(_reader(end) for end in self.intervals.unbind(-1))
+        band = self.band
+        query, key = ([None if x is None else _reader(x) for x in side] for side in self._fields())
 
         def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            ahead = key_order(b, j) - query_order(b, i)
-            visible = ahead <= highest if highest < FARTHEST else ahead == ahead
-            if lowest > -FARTHEST:
-                visible = visible & (ahead >= lowest)
-            if intervals is not None:
-                order = key_order(b, j)
-                visible = visible & (order >= intervals[0](b, i)) & (order < intervals[1](b, i))
-            if documents is not None:
-                visible = visible & (documents[0](b, i) == documents[1](b, j))
-            if query_valid is not None:
-                visible = visible & query_valid(b, i)
-            if key_valid is not None:
-                visible = visible & key_valid(b, j)
-            return visible
+            of_query = [None if read is None else read(b, i) for read in query]
+            return _visible(band, of_query, [None if read is None else read(b, j) for read in key])
 
         return mask
+
+    def _fields(self) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Orders, documents, validity (and ends of intervals) of queries and of keys, ``[b, L]``.
+
+        None where it hides no pair.
+        """
+        query, key = self.query, self.key
+        documents: list[Tensor | None] = [None, None]
+        if query.document is not None or key.document is not None:
+            documents = [documents_of(query), documents_of(key)]
+        ends = [None, None] if self.intervals is None else self.intervals.unbind(-1)
+        of_query = [query.order, documents[0], query.valid, *ends]
+        return of_query, [key.order, documents[1], key.valid]
 
     @property
     def segmented(self) -> bool:
@@ -306,6 +287,25 @@ class Grid:
 register(Grid, "posenc.grid.Grid", ("query", "key", "intervals"))
 
 
+def _visible(
+    band: tuple[int, int], query: Sequence[Any], key: Sequence[Any]
+) -> Bool[Tensor, "*pairs"]:
+    """Visibility of pairs, from the fields of their queries and keys."""
+    (lowest, highest), (order, document, valid, first, end) = band, query
+    key_order, key_document, key_valid = key
+    ahead = key_order - order
+    visible: Tensor = ahead <= highest if highest < FARTHEST else ahead == ahead
+    if lowest > -FARTHEST:
+        visible = visible & (ahead >= lowest)
+    if first is not None:
+        visible = visible & (key_order >= first) & (key_order < end)
+    if document is not None:
+        visible = visible & (document == key_document)
+    if key_valid is not None:
+        visible = visible & key_valid
+    return visible if valid is None else visible & valid
+
+
 def usable_signals(grid: Grid) -> Grid:
     """The grid with signals of invalid tokens set to zero; ``grid`` itself without signals.
 
@@ -358,17 +358,3 @@ def _checked_band(window: Sequence[int | None]) -> tuple[int | None, int | None]
     low = limits[0] if limits[0] is None or limits[0] > -FARTHEST else None
     high = limits[1] if limits[1] is None or limits[1] < FARTHEST else None
     return None if low is None and high is None else (low, high)
-
-
-def _require_intervals(intervals: object, query: Layout) -> None:
-    """Require int64 of shape ``[B|1, Q, 2]``."""
-    require_tensor("intervals", intervals)
-    assert isinstance(intervals, Tensor)
-    fits = intervals.dim() == 3 and intervals.shape[1:] == (query.length, 2)
-    if not fits or intervals.dtype != torch.int64:
-        raise ArgumentError(
-            "intervals",
-            expected=f"int64 of shape [B|1, {query.length}, 2]",
-            got=f"{intervals.dtype} of shape {list(intervals.shape)}",
-            remedy="Give the first order that each query sees, and the last plus one.",
-        )

@@ -28,7 +28,6 @@ from posenc.attention.dispatch import (
 from posenc.encoding import Encoding
 from posenc.encoding.prepared import entering
 from posenc.grid import Grid
-from posenc.layout.checks import require_truth
 from posenc.runtime import without_autocast
 
 
@@ -142,7 +141,7 @@ def attend(
         BackendRefusal: when the backend that was asked for does not support the call.
         UnknownNameError: when there is no backend of that name.
     """
-    require_truth("return_lse", return_lse)
+    check("return_lse", bool, return_lse, False)
     call = Call(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
     output, lse = attend_block(call, backend, return_lse=return_lse)
     if lse is None:

@@ -23,6 +23,9 @@ TOKEN_FIELDS = {
 }
 """Fields of a layout of shape ``[B|1, L]``, and their dtypes."""
 
+INTEGERS = (torch.int64, torch.int32)
+FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
 LONG = 2**24
 """Tokens up to which memory is not asked for."""
 
@@ -43,13 +46,6 @@ def require_whole(
     return int(check(name, Annotated[int, Interval(least, most, remedy=remedy)], value))
 
 
-def require_truth(name: str, value: object) -> None:
-    """Require True or False."""
-    if not isinstance(value, bool):
-        got = reprlib.repr(value)
-        raise ArgumentError(name, expected="True or False", got=got, remedy="Choose one.")
-
-
 def require_device(device: object) -> None:
     """Require None or what PyTorch takes for a device."""
     if device is None or isinstance(device, torch.device):
@@ -67,16 +63,35 @@ def require_device(device: object) -> None:
         ) from error
 
 
-def require_tensor(name: str, value: object) -> None:
-    """Require a dense tensor."""
-    if not isinstance(value, Tensor):
-        raise ArgumentError(
-            name,
-            expected="a tensor",
-            got=type(value).__name__,
-            remedy="Use torch.tensor(…), or another constructor of Layout.",
-        )
-    require_dense(name, value)
+def require_tensor(
+    name: str,
+    x: object,
+    shape: Sequence[int | str] | None = None,
+    dtypes: Sequence[torch.dtype] | None = None,
+    *,
+    remedy: str = "Use torch.tensor(…), or another constructor of Layout.",
+) -> None:
+    """Require a dense tensor.
+
+    Args:
+        name: of the argument, for messages.
+        x: the argument.
+        shape: its sizes; a word stands for any size.
+        dtypes: those that it may have; None: any.
+        remedy: for anything else.
+    """
+    if not isinstance(x, Tensor):
+        raise ArgumentError(name, expected="a tensor", got=type(x).__name__, remedy=remedy)
+    require_dense(name, x)
+    fits = shape is None or (
+        len(shape) == x.dim()
+        and all(isinstance(n, str) or n == size for n, size in zip(shape, x.shape, strict=True))
+    )
+    if not fits or (dtypes is not None and x.dtype not in dtypes):
+        kinds = " or ".join(map(str, dtypes or ["a tensor"]))
+        sizes = f" of shape [{', '.join(map(str, shape))}]" if shape else ""
+        got = f"{x.dtype} of shape {list(x.shape)}"
+        raise ArgumentError(name, expected=kinds + sizes, got=got, remedy=remedy)
 
 
 def require_rows(rows: object, count: int | None) -> None:
@@ -88,7 +103,7 @@ def require_rows(rows: object, count: int | None) -> None:
     """
     require_tensor("rows", rows)
     assert isinstance(rows, Tensor)
-    is_integer = rows.dtype in (torch.int64, torch.int32)
+    is_integer = rows.dtype in INTEGERS
     fits = rows.dim() == 1 and (
         is_integer or (rows.dtype == torch.bool and count in (None, rows.shape[0]))
     )
@@ -111,21 +126,8 @@ def require_tensors(positions: Tensor, token_fields: Mapping[str, Tensor | None]
     Args:
         token_fields: by their names in ``TOKEN_FIELDS``.
     """
-    require_tensor("positions", positions)
-    if positions.dim() != 3:
-        raise ArgumentError(
-            "positions",
-            expected="shape [B|1, L, A]",
-            got=list(positions.shape),
-            remedy="Use Layout.at(times) for one axis, or add the missing dimensions.",
-        )
-    if positions.dtype not in (torch.float32, torch.float64):
-        raise ArgumentError(
-            "positions",
-            expected="float32 or float64",
-            got=positions.dtype,
-            remedy="Narrower dtypes merge neighbours: in bfloat16, 257 is 256.",
-        )
+    remedy = "Use Layout.at(times). Narrower dtypes merge neighbours: in bfloat16, 257 is 256."
+    require_tensor("positions", positions, ("B|1", "L", "A"), FLOATING[:2], remedy=remedy)
     rows = [positions.shape[0]]  # no set: symbolic sizes have no hash
     rows += require_fields(positions.shape[1], token_fields)
     require_batch(rows)
@@ -146,23 +148,11 @@ def require_batch(rows: Sequence[int]) -> None:
 def require_fields(length: int, token_fields: Mapping[str, Tensor | None]) -> list[int]:
     """Require fields of shape ``[B|1, length]`` and of their dtypes; returns their rows."""
     rows = []
-    for name, value in token_fields.items():
-        if value is None:
-            continue
-        require_tensor(name, value)
-        rows.append(value.shape[0] if value.dim() else 0)
-        if value.dim() != 2 or value.shape[1] != length:
-            raise ArgumentError(
-                name,
-                expected=f"shape [B|1, {length}]",
-                got=list(value.shape),
-                remedy="Give one entry per token.",
-            )
-        dtype = TOKEN_FIELDS[name]
-        if value.dtype != dtype:
-            raise ArgumentError(
-                name, expected=f"{dtype}", got=value.dtype, remedy=f"Use .to({dtype})."
-            )
+    for name, x in token_fields.items():
+        if x is not None:
+            shape, dtypes = ("B|1", length), (TOKEN_FIELDS[name],)
+            require_tensor(name, x, shape, dtypes, remedy="Give one entry per token.")
+            rows.append(x.shape[0])
     return rows
 
 
@@ -290,34 +280,6 @@ def require_mask(mask: Tensor) -> None:
             expected="0 and 1 of shape [B, L]",
             got=f"{mask.dtype} of shape {list(mask.shape)}",
             remedy="Use the tokenizer's attention_mask; additive masks are (mask == 0).",
-        )
-
-
-def require_cells(valid: Bool[Tensor, "b h w"], height: int, width: int) -> None:
-    """Require one truth value per cell of an image."""
-    require_tensor("valid", valid)
-    if valid.dtype != torch.bool:
-        raise ArgumentError(
-            "valid", expected="torch.bool", got=valid.dtype, remedy="Use .to(torch.bool)."
-        )
-    if valid.dim() != 3 or valid.shape[1:] != (height, width):
-        raise ArgumentError(
-            "valid",
-            expected=f"shape [B|1, {height}, {width}]",
-            got=list(valid.shape),
-            remedy="Give one entry per cell.",
-        )
-
-
-def require_signal(signal: Tensor, length: int) -> None:
-    """Require real numbers of shape ``[B, L, S]``."""
-    require_tensor("signal", signal)
-    if signal.dim() != 3 or signal.shape[1] != length or not signal.is_floating_point():
-        raise ArgumentError(
-            "signal",
-            expected=f"real numbers of shape [B, {length}, S]",
-            got=f"{signal.dtype} of shape {list(signal.shape)}",
-            remedy="encoding.observe computes it.",
         )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.arguments import Count, check
 from posenc.errors import ArgumentError
-from posenc.layout.checks import require_truth, require_whole
+from posenc.layout.checks import require_whole
 from posenc.layout.integers import LARGEST
 from posenc.runtime import has_values, is_transformed, needs_dispatch
 
@@ -22,18 +22,16 @@ def require_claims(layout: Any) -> tuple[int | None, tuple[int, int] | None]:
         ArgumentError: where they or ``consecutive`` are of another type, or, as far as values can
             be read on the CPU, not what positions and orders are.
     """
-    positions, order = layout.positions.detach(), layout.order
-    start = layout.start
+    start, extent = layout.start, layout.extent
     if start is not None:
         start = require_whole("start", start, -LARGEST, remedy="Leave it out.")
-    extent = layout.extent
     if extent is not None:
         extent = check("extent", tuple[Count, Count], extent, None)
-    require_truth("consecutive", layout.consecutive)
-    if _are_readable(positions):
+    check("consecutive", bool, layout.consecutive, False)
+    if _are_readable(layout.positions):
         _require_values(start, extent, layout)
         if layout.consecutive:
-            require_consecutive(positions, order, layout.document, layout.valid)
+            require_consecutive(layout)
     return start, extent
 
 
@@ -43,17 +41,10 @@ def require_unwritten(layout: Any) -> None:
     Raises:
         ArgumentError: where they are others, as far as values can be read on the CPU.
     """
-    start, positions, order = layout.start, layout.positions, layout.order
-    if start is None and layout.extent is None:
+    if layout.start is None and layout.extent is None:
         return
-    if not _are_readable(positions) or needs_dispatch(positions, order):
-        return
-    if start is not None:  # most often in one row, which is compared in a tenth of the time
-        expected = torch.arange(start, start + order.shape[1], device="cpu").unsqueeze(0)
-        same = torch.equal(order, expected)
-        if same and torch.equal(positions, expected.to(positions.dtype).unsqueeze(-1)):
-            return
-    _require_values(start, layout.extent, layout)
+    if _are_readable(layout.positions) and not needs_dispatch(layout.positions, layout.order):
+        _require_values(layout.start, layout.extent, layout)
 
 
 def _are_readable(positions: Tensor) -> bool:
@@ -70,9 +61,13 @@ def _require_values(start: int | None, extent: tuple[int, int] | None, layout: A
 
 def require_start(start: int, positions: Float[Tensor, "b L A"], order: Int[Tensor, "b L"]) -> None:
     """Require positions and orders ``start, start + 1, …`` in every row."""
-    expected = torch.arange(start, start + order.shape[1], device=order.device)
-    in_order = bool((order == expected).all())
-    if positions.shape[2] != 1 or not in_order or not bool((positions[..., 0] == expected).all()):
+    expected = torch.arange(start, start + order.shape[1], device="cpu").view(1, -1, 1)
+    orders = order.unsqueeze(-1)
+    # most often in one row, which is compared in a tenth of the time
+    if torch.equal(orders, expected) and torch.equal(positions, expected.to(positions.dtype)):
+        return
+    of_text = positions.shape[2] == 1
+    if not (of_text and bool((orders == expected).all() & (positions == expected).all())):
         raise ArgumentError(
             "start",
             expected=f"positions and orders that are {start}, {start + 1}, … in every row",
@@ -101,27 +96,18 @@ def require_extent(
         )
 
 
-def require_consecutive(
-    positions: Float[Tensor, "b L A"],
-    order: Int[Tensor, "b L"],
-    document: Int[Tensor, "b L"] | None,
-    valid: Bool[Tensor, "b L"] | None,
-) -> None:
+def require_consecutive(layout: Any) -> None:
     """Require real tokens of a document as far apart as they are in their row."""
-    index = torch.arange(order.shape[1], device=order.device)
-    rows, documents, real, *lags = torch.broadcast_tensors(  # type: ignore[no-untyped-call]
-        torch.arange(max(len(positions), len(order)), device=order.device).unsqueeze(1),
-        torch.zeros_like(order) if document is None else document,
-        torch.ones_like(order, dtype=torch.bool) if valid is None else valid,
-        positions[..., 0] - index,
-        order - index,
-    )
-    row, of = rows[real], documents[real]
-    sorted_by = of.argsort(stable=True)
-    sorted_by = sorted_by[row[sorted_by].argsort(stable=True)]
-    same = (row[sorted_by].diff() == 0) & (of[sorted_by].diff() == 0)
-    steady = all(not bool((lag[real][sorted_by].diff()[same] != 0).any()) for lag in lags)
-    if positions.shape[2] != 1 or not steady:
+    index = torch.arange(layout.length, device=layout.device)
+    rows = torch.arange(layout.batch, device=layout.device).unsqueeze(1)
+    document = torch.zeros_like(index) if layout.document is None else layout.document
+    real = torch.ones_like(index, dtype=torch.bool) if layout.valid is None else layout.valid
+    lags = (layout.positions.detach()[..., 0] - index, layout.order - index)
+    parts = torch.broadcast_tensors(rows, document, *lags)  # type: ignore[no-untyped-call]
+    tokens = torch.stack([part.double() for part in parts])[:, real.expand_as(parts[0])]
+    # each document of a row has one lag of position and order
+    steady = tokens.unique(dim=1).shape[1] == tokens[:2].unique(dim=1).shape[1]
+    if layout.axes != 1 or not steady:
         raise ArgumentError(
             "consecutive",
             expected="tokens of a document as far apart as they are in their row, for True",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from posenc.errors import ArgumentError
-from posenc.layout.checks import require_dense
+from posenc.layout.checks import FLOATING, INTEGERS, require_tensor
 from posenc.layout.layout import Layout
 
 SHAPE = "Its shape is [B, L, C], L being the layout's tokens."
@@ -35,18 +34,8 @@ def require_features(
         name, where: of the features and the layout, for messages.
     """
     require_layout(where, layout)
-    if not isinstance(x, Tensor):
-        raise ArgumentError(name, expected="a tensor", got=type(x).__name__, remedy=SHAPE)
-    require_dense(name, x)
-    if not x.is_floating_point():
-        raise ArgumentError(name, expected="a floating dtype", got=x.dtype, remedy=SHAPE)
-    if x.dim() != 3 or x.shape[1] != layout.length or (width is not None and x.shape[2] != width):
-        raise ArgumentError(
-            name,
-            expected=f"shape [B, {layout.length}, {'C' if width is None else width}]",
-            got=list(x.shape),
-            remedy=SHAPE,
-        )
+    shape = ("B", layout.length, "C" if width is None else width)
+    require_tensor(name, x, shape, FLOATING, remedy=SHAPE)
     _require_fit(name, x, layout, where)
 
 
@@ -55,19 +44,8 @@ def require_token_ids(
 ) -> None:
     """Require whole numbers ``[B, L]`` for the tokens of a layout, B being ``rows`` if given."""
     require_layout("layout", layout)
-    if not isinstance(tokens, Tensor):
-        got = type(tokens).__name__
-        raise ArgumentError(name, expected="a tensor", got=got, remedy="Its shape is [B, L].")
-    require_dense(name, tokens)
-    is_integer = tokens.dtype in (torch.int64, torch.int32)
-    fits = is_integer and tokens.dim() == 2 and tokens.shape[1] == layout.length
-    if not fits or (rows is not None and tokens.shape[0] != rows):
-        raise ArgumentError(
-            name,
-            expected=f"whole numbers of shape [{'B' if rows is None else rows}, {layout.length}]",
-            got=f"{tokens.dtype} of shape {list(tokens.shape)}",
-            remedy="Give one id per token.",
-        )
+    shape = ("B" if rows is None else rows, layout.length)
+    require_tensor(name, tokens, shape, INTEGERS, remedy="Give one id per token.")
     _require_fit(name, tokens, layout, "layout")
 
 

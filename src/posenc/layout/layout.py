@@ -12,8 +12,8 @@ from torch import Tensor
 
 from posenc.errors import ArgumentError
 from posenc.layout.checks import (
+    FLOATING,
     TOKEN_FIELDS,
-    require_cells,
     require_device,
     require_fields,
     require_finite,
@@ -21,7 +21,6 @@ from posenc.layout.checks import (
     require_mask,
     require_padded,
     require_rows,
-    require_signal,
     require_tensor,
     require_tensors,
     require_times,
@@ -77,8 +76,7 @@ class Layout:
         token_fields = {name: getattr(self, name) for name in TOKEN_FIELDS}
         require_tensors(self.positions, token_fields)
         require_tensor("order", self.order)
-        if self.signal is not None:
-            require_signal(self.signal, self.length)
+        self._require_signal(self.signal)
         start, extent = require_claims(self)
         object.__setattr__(self, "start", start)
         object.__setattr__(self, "extent", extent)
@@ -225,7 +223,8 @@ class Layout:
         positions = torch.cat([cells.new_zeros(prefix, 2), cells]).unsqueeze(0)
         order = torch.arange(prefix + height * width, device=device).unsqueeze(0)
         if valid is not None:
-            require_cells(valid, height, width)
+            shape, remedy = ("B|1", height, width), "Give one entry per cell."
+            require_tensor("valid", valid, shape, (torch.bool,), remedy=remedy)
             valid = torch.cat([valid.new_ones(valid.shape[0], prefix), valid.flatten(1)], dim=1)
         return cls._trusted(
             positions,
@@ -363,11 +362,15 @@ class Layout:
         """
         if torch.compiler.is_compiling():
             return replace(self, signal=signal)
-        if signal is not None:
-            require_signal(signal, self.length)
+        self._require_signal(signal)
         layout = self._with({"signal": signal})
         vars(layout)["_without_signal"] = self.without_signal
         return layout
+
+    def _require_signal(self, signal: Tensor | None) -> None:
+        if signal is not None:
+            shape, remedy = ("B", self.length, "S"), "encoding.observe computes it."
+            require_tensor("signal", signal, shape, FLOATING, remedy=remedy)
 
     @property
     def without_signal(self) -> Layout:

@@ -6,12 +6,13 @@ padding. Apply them once to a layout that queries and keys share.
 
 from __future__ import annotations
 
-import math
+from typing import Annotated
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from posenc.arguments import EXACT, Count, Interval, Rate, check
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.layout.integers import exact_floats
@@ -62,10 +63,7 @@ def skipped(
     Skip-wise Training".
     """
     positions, count = _integer_positions(layout, max_length)
-    if not 1 <= chunks <= count:
-        raise ArgumentError(
-            "chunks", expected=f"1 to {count}", got=chunks, remedy="The paper uses 2."
-        )
+    check("chunks", Annotated[int, Interval(1, count, remedy="The paper uses 2.")], chunks)
     cuts = 1 + torch.randperm(count - 1, generator=generator)[: chunks - 1]
     skips = torch.randint(max_length - count + 1, (chunks - 1,), generator=generator)
     skip = torch.zeros(count, dtype=torch.int64)
@@ -83,11 +81,7 @@ def interpolated(layout: Layout, *, factor: float) -> Layout:
     Reference: Chen et al. 2023, "Extending Context Window of Large Language Models via Positional
     Interpolation".
     """
-    if not (math.isfinite(factor) and factor > 0):
-        raise ArgumentError(
-            "factor", expected="a positive number", got=factor, remedy="2 halves the positions."
-        )
-    return layout.with_positions(layout.positions / factor)
+    return layout.with_positions(layout.positions / check("factor", Rate, factor))
 
 
 def fitted(layout: Layout, *, cells: tuple[int, int]) -> Layout:
@@ -110,11 +104,7 @@ def fitted(layout: Layout, *, cells: tuple[int, int]) -> Layout:
             got=f"{layout.length} tokens that are not an image",
             remedy="Fit the layout before it is sliced or joined.",
         )
-    if len(cells) != 2 or min(cells) < 1:
-        raise ArgumentError(
-            "cells", expected="(rows, columns) from 1", got=cells, remedy="Use the trained size."
-        )
-    size = layout.positions.new_tensor(cells)
+    size = layout.positions.new_tensor(check("cells", tuple[Count, Count], cells))
     factor = size / layout.positions.new_tensor(layout.extent)
     centred = (layout.positions + 0.5) * factor - 0.5
     return layout.with_positions(centred.clamp(min=0).minimum(size - 1))
@@ -161,13 +151,8 @@ def _integer_positions(layout: Layout, max_length: int) -> tuple[Int[Tensor, "b 
             remedy="Start from Layout.sequence, Layout.packed or Layout.padded.",
         )
     count = int(integers.max()) + 1
-    if max_length < count:
-        raise ArgumentError(
-            "max_length",
-            expected=f"at least {count}, the positions in use",
-            got=max_length,
-            remedy="Give the longest context that you train for.",
-        )
+    in_use = Interval(count, EXACT, remedy="Give the longest context that you train for.")
+    check("max_length", Annotated[int, in_use], max_length)
     return integers, count
 
 

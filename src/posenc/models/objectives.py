@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from posenc.arguments import Fraction, Probability, check
 from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError
 
@@ -33,10 +34,7 @@ def token_loss(
 
     Reference: Szegedy et al. 2016, "Rethinking the Inception Architecture for Computer Vision".
     """
-    if not 0.0 <= smoothing < 1.0:
-        raise ArgumentError(
-            "smoothing", expected="0 ≤ smoothing < 1", got=smoothing, remedy="0.1 is common."
-        )
+    check("smoothing", Probability, smoothing, 0.0)
     if logits.dim() != 3 or logits.shape[:2] != targets.shape:
         raise ArgumentError(
             "targets",
@@ -93,8 +91,7 @@ def mask_tokens(
 
     Reference: Devlin et al. 2019, "BERT: Pre-training of Deep Bidirectional Transformers".
     """
-    if not 0.0 < rate <= 1.0:
-        raise ArgumentError("rate", expected="0 < rate ≤ 1", got=rate, remedy="BERT uses 0.15.")
+    check("rate", Fraction, rate, 0.15)
 
     def draw() -> Tensor:
         return torch.rand(tokens.shape, generator=generator).to(tokens.device)

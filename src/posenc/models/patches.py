@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.arguments import Length, check
 from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError
-from posenc.layout.checks import require_dense
+from posenc.layout.checks import FLOATING, require_tensor
 
 
 class Patches(nn.Module):
@@ -57,13 +57,11 @@ class Patches(nn.Module):
         if valid is None:
             cells = None
         else:
-            if valid.dim() != 3 or valid.shape[1:] != images.shape[2:]:
-                raise ArgumentError(
-                    "valid",
-                    expected=f"shape [B|1, {images.shape[2]}, {images.shape[3]}]",
-                    got=list(valid.shape),
-                    remedy="Give one entry per pixel, as pad_images returns.",
-                )
+            shape, remedy = (
+                ("B|1", *images.shape[2:]),
+                "Give one entry per pixel, as pad_images returns.",
+            )
+            require_tensor("valid", valid, shape, (torch.bool,), remedy=remedy)
             images = images.masked_fill(~valid.unsqueeze(1), 0)
             sides = [side // self.patch for side in valid.shape[1:]]
             cells = valid.reshape(-1, sides[0], self.patch, sides[1], self.patch).any(4).any(2)
@@ -71,15 +69,9 @@ class Patches(nn.Module):
         return projected.flatten(2).mT, (projected.shape[2], projected.shape[3]), cells
 
     def _check(self, images: Tensor) -> None:
-        channels = self.projection.in_channels
-        require_dense("images", images)
-        if images.dim() != 4 or images.shape[1] != channels or not images.is_floating_point():
-            raise ArgumentError(
-                "images",
-                expected=f"floating-point numbers of shape [B, {channels}, height, width]",
-                got=f"{images.dtype} of shape {list(images.shape)}",
-                remedy="Use torch.stack for images of one size, pad_images for several.",
-            )
+        shape = ("B", self.projection.in_channels, "height", "width")
+        remedy = "Use torch.stack for images of one size, pad_images for several."
+        require_tensor("images", images, shape, FLOATING, remedy=remedy)
         if any(side < 1 or side % self.patch for side in images.shape[2:]):
             raise ArgumentError(
                 "images",
