@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from posenc import Layout
+from posenc.distributed.ring import crosses_ties, running_sums
 from posenc.distributed.shards import Shards
-from posenc.distributed.sums import crosses_ties, running_sums
 
 RANKS, CASES = 3, 30
 

@@ -14,11 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from posenc.attention.backends.common.base import Backend
 from posenc.attention.call import Call, validate
-from posenc.distributed.call import Session, ShardedCall
 from posenc.distributed.gathered import attend_by_heads, attend_gathered, heads_refusal
 from posenc.distributed.group import Group
 from posenc.distributed.ring import attend_in_ring, refusal
+from posenc.distributed.shards import Session, ShardedCall
 from posenc.encoding import Encoding
+from posenc.encoding.prepared import entering
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -126,7 +127,7 @@ class ContextParallel:
         Raises: as ``attend``.
         """
         call = self._call(q, k, v, grid, encoding, **options)
-        with without_autocast(q.device):
+        with entering(encoding.prepared), without_autocast(q.device):
             return FORMS[self._choose(call).form].attend(call)
 
     def explain(
@@ -145,28 +146,22 @@ class ContextParallel:
         return self._choose(self._call(q, k, v, grid, encoding, **options))
 
     def _call(self, *operands: Any, backend: str | Backend = "auto", **options: Any) -> ShardedCall:
-        attention = Call(*operands, **options)
-        validate(attention)
-        if attention.grid.intervals is not None:
+        call = Call(*operands, **options)
+        validate(call)
+        if call.grid.intervals is not None:
             raise ArgumentError(
                 "grid",
                 expected="no intervals, whose queries are on one rank",
-                got=attention.grid,
+                got=call.grid,
                 remedy="Use Layout.packed, or a window, where one says the same.",
             )
-        x = attention.autocast()
+        x = call.autocast()
         session = Session(Group.of(self.mesh, self.axis))
         settings = (self.form, x.grid.causal, x.grid.window, x.dropout, x.scale, x.softcap)
         shapes = (x.q.shape[:2], x.q.shape[3:], x.k.shape[1:2], x.v.shape[1:2], x.v.shape[3:])
         kinds = (x.grid.key.signal is None, x.sinks is None, x.q.dtype, backend)
         session.require_same(x.encoding, f"{settings} {shapes} {kinds}", x.q.device)
-        return ShardedCall(
-            *(x.q, x.k, x.v, x.grid, x.encoding, backend, x.dropout, x.scale),
-            session=session,
-            sinks=x.sinks,
-            softcap=x.softcap,
-            seed=session.seed(x.q.device) if x.dropout else 0,
-        )
+        return ShardedCall(x, backend, session, session.seed(x.q.device) if x.dropout else 0)
 
     def _choose(self, call: ShardedCall) -> FormExplanation:
         refusals: dict[str, str] = {}
@@ -196,17 +191,14 @@ def attend(
     window: int | None = None,
     form: str = "auto",
     key_layout: Layout | None = None,
-    backend: str | Backend = "auto",
-    dropout: float = 0.0,
-    scale: float | None = None,
-    sinks: Float[Tensor, " H"] | None = None,
-    softcap: float | None = None,
+    **options: Unpack[Options],
 ) -> Float[Tensor, "B H L E"]:
     """``posenc.attend`` of a sequence whose tokens are spread over the ranks of a group.
 
     Each rank passes its own tokens with their layout and gets the output of its own queries.
     Positions, order and documents come with the tokens, so shards may be any, also uneven or
-    empty. All ranks have to call it, with the same encoding and options.
+    empty. All ranks have to call it, with the same encoding and options. Layouts are exchanged
+    where one is new to the encoding's ``Prepared``, or to the one that is entered.
 
     Gradients of q, k, v and of the layouts' signals and positions are those of the sum of all
     ranks' losses. Those of the encoding's parameters and of sinks are this rank's part, as those of
@@ -240,10 +232,7 @@ def attend(
         UnknownNameError: when there is no form of that name.
     """
     grid = Grid(layout, layout if key_layout is None else key_layout, causal, window)
-    parallel = ContextParallel(mesh, axis, form)
-    options: Options = {"backend": backend, "dropout": dropout, "scale": scale}
-    options |= {"sinks": sinks, "softcap": softcap}
-    return parallel(q, k, v, grid, encoding, **options)
+    return ContextParallel(mesh, axis, form)(q, k, v, grid, encoding, **options)
 
 
 def explain(

@@ -10,22 +10,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.api import attend_block
-from posenc.attention.call import Call
-from posenc.distributed.call import ShardedCall
 from posenc.distributed.group import Group, beginnings, exchange, gather
-from posenc.distributed.shards import Piece, Shards, pieces
+from posenc.distributed.shards import Piece, ShardedCall, Shards, pieces
 from posenc.encoding import repeat_heads
-from posenc.grid import Grid
 from posenc.layout import Layout
 
 
 def attend_gathered(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     """Attention of this rank's queries; gradients of keys and values go back to their ranks."""
-    shards, grid = call.shards, call.grid
-    tensors = [call.k.permute(2, 0, 1, 3), call.v.permute(2, 0, 1, 3)]  # [L, B, G, D]
-    signal = grid.key.signal
-    if signal is not None:
-        tensors.append(signal.transpose(0, 1))  # [L, B, S]
+    shards, local, grid = call.shards, call.local, call.local.grid
+    tensors = [local.k.permute(2, 0, 1, 3), local.v.permute(2, 0, 1, 3)]  # [L, B, G, D]
+    if grid.key.signal is not None:
+        tensors.append(grid.key.signal.transpose(0, 1))  # [L, B, S]
     k, v, *signals = gather(call.session.group, shards.lengths, tensors, shards.arrangement)
     key = shards.sorted
     if signals:
@@ -36,25 +32,17 @@ def attend_gathered(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     keys, values = (beginnings(x.permute(1, 2, 0, 3), visible) for x in (k, v))
     for piece, length, k, v in zip(query_pieces, visible, keys, values, strict=True):
         visible_key = key if length == key.length else key.slice(0, length)
-        piece_call = Call(
-            call.q[:, :, piece.begin : piece.end],
-            k,
-            v,
-            Grid(piece.with_signal(grid.query.signal), visible_key, grid.causal, grid.window),
-            call.encoding,
-            scale=call.scale,
-            counter_dropout=call.counter_dropout(piece.layout, visible_key),
-            sinks=call.sinks,
-            softcap=call.softcap,
-        )
+        piece_grid = replace(grid, query=piece.with_signal(grid.query.signal), key=visible_key)
+        piece_call = call.part(local.q[:, :, piece.tokens], k, v, piece_grid)
         outputs.append(attend_block(piece_call, call.backend)[0])
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
 def _visible(call: ShardedCall, query_pieces: list[Piece], key: Layout) -> list[int]:
     """Number of sorted keys that each piece reads; the last reads all."""
-    parts = [part for part in call.encoding.parts() if part is not call.encoding.embedding]
-    if not call.grid.causal or key.order.shape[0] > 1 or not all(x.pairwise for x in parts):
+    encoding = call.local.encoding
+    parts = [part for part in encoding.parts() if part is not encoding.embedding]
+    if not call.local.grid.causal or key.order.shape[0] > 1 or not all(x.pairwise for x in parts):
         return [key.length] * len(query_pieces)
     last = torch.tensor([piece.orders[1] for piece in query_pieces[:-1]], device=key.device)
     return [*torch.searchsorted(key.order[0], last, right=True).tolist(), key.length]
@@ -62,10 +50,10 @@ def _visible(call: ShardedCall, query_pieces: list[Piece], key: Layout) -> list[
 
 def heads_refusal(call: ShardedCall) -> str | None:
     """The reason why the heads of the call cannot be shared out."""
-    heads, ranks = call.q.shape[1], call.session.group.size
+    heads, ranks = call.local.q.shape[1], call.session.group.size
     if heads % ranks:
         return f"{ranks} ranks do not divide its {heads} heads"
-    for part in call.encoding.parts():
+    for part in call.local.encoding.parts():
         views = getattr(part, "views", 1)
         if part.mixes_heads and ranks > 1:
             return f"{type(part).__name__} mixes heads"
@@ -76,28 +64,22 @@ def heads_refusal(call: ShardedCall) -> str | None:
 
 def attend_by_heads(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     """Attention of this rank's queries; other heads' and tokens' gradients go back alike."""
-    group, grid = call.session.group, call.grid
-    heads, groups = call.q.shape[1], call.k.shape[1]
-    groups = math.lcm(groups, group.size)
-    k, v = (repeat_heads(x, groups) for x in (call.k, call.v))
-    of_keys = call.shards
-    of_queries = call.session.shards(grid.query)
-    q = _to_heads(group, of_queries, call.q)
+    group, local, grid = call.session.group, call.local, call.local.grid
+    heads, groups = local.q.shape[1], math.lcm(local.k.shape[1], group.size)
+    k, v = (repeat_heads(x, groups) for x in (local.k, local.v))
+    of_keys, of_queries = call.shards, call.session.shards(grid.query)
+    q = _to_heads(group, of_queries, local.q)
     k, v = (_to_heads(group, of_keys, x) for x in (k, v))
     query, key = (
         _full_layout(group, *side) for side in ((of_queries, grid.query), (of_keys, grid.key))
     )
-    gathered_grid = replace(grid, query=query, key=key)
-    first = group.rank * heads // group.size
-    head_range = slice(first, first + heads // group.size)
-    encoding = call.encoding.heads(head_range.start, head_range.stop)
-    dropout = call.counter_dropout(query, key)
-    of_heads = Call(
-        *(q, k, v, gathered_grid, encoding),
-        scale=call.logit_scale(),
-        counter_dropout=None if dropout is None else replace(dropout, first_head=first),
-        sinks=None if call.sinks is None else call.sinks[head_range],
-        softcap=call.softcap,
+    first, end = (rank * heads // group.size for rank in (group.rank, group.rank + 1))
+    of_heads = call.part(
+        *(q, k, v, replace(grid, query=query, key=key)),
+        encoding=local.encoding.heads(first, end),
+        scale=local.logit_scale(),
+        sinks=None if local.sinks is None else local.sinks[first:end],
+        first_head=first,
     )
     output, _ = attend_block(of_heads, call.backend)
     return _to_tokens(group, of_queries, output)

@@ -12,9 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from posenc.attention import Attention
 from posenc.distributed.api import ContextParallel
-from posenc.distributed.call import Session
 from posenc.distributed.group import Group, gather
-from posenc.distributed.shards import Shards
+from posenc.distributed.shards import Session, Shards
 from posenc.encoding import EmbeddingEncoding
 from posenc.errors import ArgumentError
 from posenc.models import ImageEncoder, SavedModel, SequenceClassifier, Swin, TextClassifier

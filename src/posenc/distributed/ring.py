@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.attention.api import attend_block, attend_block_backward
@@ -19,20 +20,22 @@ from posenc.attention.backends.common.base import Result
 from posenc.attention.call import Call
 from posenc.attention.problem.problem import GlobalSoftmax
 from posenc.attention.softmax import add_sinks
-from posenc.distributed.call import ShardedCall
 from posenc.distributed.gathered import attend_gathered
-from posenc.distributed.group import Group, first_derivative
-from posenc.distributed.shards import Piece, Shards, pieces
-from posenc.distributed.sums import crosses_ties, running_sums
+from posenc.distributed.group import Group, first_derivative, total
+from posenc.distributed.shards import Piece, ShardedCall, Shards, pieces
 from posenc.encoding import Encoding
+from posenc.encoding.prepared import reused_of_layouts
+from posenc.encodings.common.prefix_sums import KeyRanks
+from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.layout.padding import documents_of
 from posenc.runtime import widest, without_autocast
 
 
 def refusal(call: ShardedCall) -> str | None:
     """The reason why a ring cannot serve the call."""
-    encoding = call.encoding
+    encoding = call.local.encoding
     for part in (encoding.query_key, encoding.score, encoding.value):
         if part is None:
             continue
@@ -48,7 +51,7 @@ def refusal(call: ShardedCall) -> str | None:
         return "positions have gradients"
     if _summed(encoding) and crosses_ties(shards):
         return "tokens of one order are on several ranks, and sums up to them on none"
-    if _summed(encoding) and not call.session.all(_are_one(call.grid), call.q.device):
+    if _summed(encoding) and not call.session.all(_are_one(call.local.grid), call.local.q.device):
         return "queries are other tokens than keys, and sums up to them on none"
     return None
 
@@ -63,7 +66,8 @@ def attend_in_ring(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     """Attention of this rank's queries, one block of keys after the other."""
     if call.session.group.size == 1:
         return attend_gathered(call)
-    shards, group, encoding, grid = call.shards, call.session.group, call.encoding, call.grid
+    local, group, shards = call.local, call.session.group, call.shards
+    encoding, grid = local.encoding, local.grid
     query, key = grid.query.signal, grid.key.signal
     if _summed(encoding):
         query = key = running_sums(group, shards, grid.key)
@@ -72,11 +76,9 @@ def attend_in_ring(call: ShardedCall) -> Float[Tensor, "B H L E"]:
             score=encoding.score and _of_sums(encoding.score),
             value=encoding.value,
         )
-    ring = Ring(group, shards, replace(grid, query=_plain(grid.query)), encoding, call)
     parameters = [p for p in encoding.parameters() if p.requires_grad]
-    output: Tensor = _Attend.apply(
-        ring, call.q, call.k, call.v, call.sinks, query, key, *parameters
-    )
+    tensors = (local.q, query, local.k, local.v, key, local.sinks)
+    output: Tensor = _Attend.apply(Ring(call, encoding), *tensors, *parameters)
     return output
 
 
@@ -90,95 +92,93 @@ def _of_sums(part: Any) -> Any:
     return part if part.pairwise else part.of_sums()
 
 
-def _plain(layout: Layout) -> Layout:
-    return layout if layout.signal is None else layout.with_signal(None)
-
-
 @dataclass(frozen=True, eq=False)
 class Ring:
-    """A call without its tensors.
+    """A call, and the encoding whose terms depend on pairs alone.
 
-    Args:
-        group: the ranks.
-        shards: the key layouts of all ranks.
-        grid: of this rank's queries; its key layout is not used.
-        encoding: whose terms depend on pairs alone.
-        call: for backend and scale.
+    ``asked`` are tensors of queries: q, and signals if there are any; ``held`` are tensors of a
+    block: k, v and signals. All have their tokens in the last dimension but one.
     """
 
-    group: Group
-    shards: Shards
-    grid: Grid
-    encoding: Encoding
     call: ShardedCall
+    encoding: Encoding
 
-    def queries(self) -> list[Piece]:
-        """Runs of this rank's queries."""
-        same = self.grid.query.order is self.call.grid.key.order
-        return self.shards.blocks[self.group.rank] if same else pieces(self.grid.query)
+    @property
+    def group(self) -> Group:
+        """The ranks."""
+        return self.call.session.group
 
-    def pairs(
-        self, block: int, query_signal: Tensor | None, key_signal: Tensor | None
-    ) -> Iterator[tuple[slice, slice, Grid]]:
-        """Runs of queries and of the block's keys that may see each other, and their grids."""
-        for query_run in self.queries():
-            for other in self.shards.blocks[block]:
-                if query_run.may_see(other, self.grid.band):
-                    query, key = query_run.with_signal(query_signal), other.with_signal(key_signal)
-                    grid = Grid(query, key, self.grid.causal, self.grid.window)
-                    yield slice(query_run.begin, query_run.end), slice(other.begin, other.end), grid
+    def pairs(self, block: int) -> Iterator[tuple[Piece, Piece]]:
+        """Runs of this rank's queries and of the block's keys that may see each other."""
+        grid, blocks = self.call.local.grid, self.call.shards.blocks
+        same = grid.query.order is grid.key.order
+        for query in blocks[self.group.rank] if same else pieces(grid.query):
+            for key in blocks[block]:
+                if query.may_see(key, grid.band):
+                    yield query, key
 
-    def block_call(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Call:
-        """The call of some queries and keys, without sinks."""
-        call = self.call
-        return Call(
-            *(q, k, v, grid, self.encoding),
-            scale=call.scale,
-            counter_dropout=call.counter_dropout(grid.query, grid.key),
-            softcap=call.softcap,
-        )
+    def block_call(
+        self, asked: Sequence[Tensor], held: Sequence[Tensor], query: Piece, key: Piece
+    ) -> Call:
+        """The call of two runs' tensors, without sinks."""
+        (q, *query_signal), (k, v, *key_signal) = asked, held
+        sides = [
+            replace(run.layout, signal=signal[0]) if signal else run.layout
+            for run, signal in ((query, query_signal), (key, key_signal))
+        ]
+        grid = replace(self.call.local.grid, query=sides[0], key=sides[1])
+        return self.call.part(q, k, v, grid, encoding=self.encoding, sinks=None)
 
     def schedule(self) -> list[int]:
         """The blocks in the order in which this rank gets them: its own, then the previous ones."""
         return [(self.group.rank - step) % self.group.size for step in range(self.group.size)]
 
+    def blocks(self, held: Sequence[Tensor]) -> Iterator[tuple[int, Sequence[Tensor]]]:
+        """Each block and its tensors, the first being ``held``, while the next one travels."""
+        block, *following = self.schedule()
+        for coming in following:
+            arrive = self.group.shift(held, self.like(held, coming))
+            yield block, held
+            block, held = coming, arrive()
+        yield block, held
+
     def like(self, tensors: Sequence[Tensor], block: int) -> list[Tensor]:
-        """Empty tensors for a block's tokens, which are in the last dimension but one."""
-        length = self.shards.lengths[block]
+        """Empty tensors for a block's tokens."""
+        length = self.call.shards.lengths[block]
         return [x.new_empty(*x.shape[:-2], length, x.shape[-1]) for x in tensors]
 
 
 class _Attend(torch.autograd.Function):
+    """Attention from q, query signals, k, v, key signals and sinks; then come parameters."""
+
     @staticmethod
-    def forward(
-        ctx: Any,
-        ring: Ring,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sinks: Tensor | None,
-        query_signal: Tensor | None,
-        key_signal: Tensor | None,
-        *parameters: Tensor,
-    ) -> Tensor:
-        output, lse = _forward(ring, q, k, v, query_signal, key_signal)
-        if sinks is not None:  # once, beside the blocks of all ranks
-            output, joined = add_sinks(Result(output, lse), sinks, lse=True)
+    def forward(ctx: Any, ring: Ring, *tensors: Tensor | None) -> Tensor:
+        output, lse = _forward(ring, _present(tensors[:2]), _present(tensors[2:5]))
+        if tensors[5] is not None:  # once, beside the blocks of all ranks
+            output, joined = add_sinks(Result(output, lse), tensors[5], lse=True)
             assert joined is not None
             lse = joined
-        output = output.to(v.dtype)
-        ctx.ring, ctx.parameters = ring, parameters
-        ctx.save_for_backward(q, k, v, query_signal, key_signal, output, lse, sinks)
+        ctx.ring, ctx.parameters = ring, tensors[6:]
+        output = output.to(ring.call.local.v.dtype)
+        ctx.save_for_backward(*tensors[:6], output, lse)
         return output
 
     @staticmethod
     @first_derivative
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        *saved, sinks = ctx.saved_tensors
+        *tensors, sinks, output, lse = ctx.saved_tensors
+        asked, held = _present(tensors[:2]), _present(tensors[2:])
         with without_autocast(gradient.device):
-            gradients = _backward(ctx.ring, ctx.parameters, gradient, *saved)
-        of_sinks = None if sinks is None else _of_sinks(sinks, gradient, *saved[-2:])
-        return None, *gradients[:3], of_sinks, *gradients[3:]
+            (dq, *dquery), (dk, dv, *dkey), of_parameters = _backward(
+                ctx.ring, asked, held, ctx.parameters, GlobalSoftmax(output, lse), gradient
+            )
+        of_sinks = None if sinks is None else _of_sinks(sinks, gradient, output, lse)
+        of_signals = [dquery[0], dkey[0]] if dquery else [None, None]
+        return None, dq, of_signals[0], dk, dv, of_signals[1], of_sinks, *of_parameters
+
+
+def _present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    return [x for x in tensors if x is not None]
 
 
 def _of_sinks(sinks: Tensor, gradient: Tensor, output: Tensor, lse: Tensor) -> Tensor:
@@ -187,32 +187,19 @@ def _of_sinks(sinks: Tensor, gradient: Tensor, output: Tensor, lse: Tensor) -> T
     return -(weights * delta).sum((0, 2)).to(sinks.dtype)
 
 
-def _forward(
-    ring: Ring,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    query_signal: Tensor | None,
-    key_signal: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _forward(ring: Ring, asked: Sequence[Tensor], held: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Output in float32 or better, and LSE in float64, over all keys."""
+    q, width = asked[0], held[1].shape[3]
     wide = torch.promote_types(q.dtype, torch.float32)
-    output = q.new_zeros(*q.shape[:3], v.shape[3], dtype=wide)
+    output = q.new_zeros(*q.shape[:3], width, dtype=wide)
     lse = q.new_full(q.shape[:3], -torch.inf, dtype=widest(q.device))
-    held = [k, v] if key_signal is None else [k, v, key_signal]
-    schedule = ring.schedule()
-    for step, block in enumerate(schedule):
-        arrive = None
-        if step + 1 < len(schedule):
-            arrive = ring.group.shift(held, ring.like(held, schedule[step + 1]))
-        for rows, columns, grid in ring.pairs(block, query_signal, _signal(held)):
-            keys, values = (x[:, :, columns] for x in held[:2])
-            call = ring.block_call(q[:, :, rows], keys, values, grid)
+    for block, tensors in ring.blocks(held):
+        for query, key in ring.pairs(block):
+            call = ring.block_call(query.cut(asked), key.cut(tensors), query, key)
             result = attend_block(call, ring.call.backend, return_lse=True)
-            _join(output[:, :, rows], lse[:, :, rows], *result)
+            _join(output[:, :, query.tokens], lse[:, :, query.tokens], *result)
             del result  # before the next is computed
-        if arrive is not None:
-            held = arrive()
+        del tensors  # before the next are received
     return output, lse
 
 
@@ -228,84 +215,139 @@ def _join(output: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor | None) ->
 
 def _backward(
     ring: Ring,
+    asked: Sequence[Tensor],
+    held: Sequence[Tensor],
     parameters: Sequence[Tensor],
+    softmax: GlobalSoftmax,
     gradient: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    query_signal: Tensor | None,
-    key_signal: Tensor | None,
-    output: Tensor,
-    lse: Tensor,
-) -> list[Tensor | None]:
-    """Gradients of q, k, v, both signals and the parameters."""
-    dq, dquery = _zeros(q), None if query_signal is None else _zeros(query_signal)
-    of_parameters = [_zeros(parameter) for parameter in parameters]
-    held = [k, v] if key_signal is None else [k, v, key_signal]
-    schedule, summed = ring.schedule(), None
-    for step, block in enumerate(schedule):
-        last = step + 1 == len(schedule)
-        arrive = None if last else ring.group.shift(held, ring.like(held, schedule[step + 1]))
-        sums = [_zeros(x) for x in held]
-        for rows, columns, grid in ring.pairs(block, query_signal, _signal(held)):
-            global_softmax = GlobalSoftmax(output[:, :, rows], lse[:, :, rows])
-            operands = (q[:, :, rows], *(x[:, :, columns] for x in held[:2]))
-            into = [dq[:, :, rows], *(x[:, :, columns] for x in sums[:2])]
-            if dquery is not None:
-                into += [dquery[:, rows], sums[2][:, columns]]
-            into += of_parameters
-            _add_block_gradients(
-                ring, operands, grid, global_softmax, gradient[:, :, rows], parameters, into
-            )
+) -> list[list[Tensor]]:
+    """Gradients of what is asked and held, and of the parameters."""
+    of_asked, of_parameters = ([_zeros(x) for x in side] for side in (asked, parameters))
+    summed = None
+    for block, tensors in ring.blocks(held):
+        sums = [_zeros(x) for x in tensors]
+        for query, key in ring.pairs(block):
+            rows = query.tokens
+            part = GlobalSoftmax(softmax.output[:, :, rows], softmax.lse[:, :, rows])
+            with torch.enable_grad():
+                inputs = [x.detach().requires_grad_() for x in query.cut(asked) + key.cut(tensors)]
+                sides = inputs[: len(asked)], inputs[len(asked) :]
+                call = replace(ring.block_call(*sides, query, key), global_softmax=part)
+                output = attend_block_backward(call, ring.call.backend)
+                into = [*query.cut(of_asked), *key.cut(sums), *of_parameters]
+                inputs += parameters
+                cotangent = gradient[:, :, rows]
+                _add(into, torch.autograd.grad(output, inputs, cotangent, allow_unused=True))
         if summed is not None:
             _add(sums, summed())
         # The sums go on with their block; those that come are of the block that comes.
-        summed = ring.group.shift(sums, ring.like(sums, schedule[(step + 1) % len(schedule)]))
-        if arrive is not None:
-            held = arrive()
+        summed = ring.group.shift(sums, ring.like(sums, (block - 1) % ring.group.size))
+        del tensors  # before the next are received
     assert summed is not None  # there is at least one rank
-    dk, dv, *dkey = summed()
-    of_signals = [None, None] if dquery is None else [dquery, *dkey]
-    made: list[Tensor | None] = [dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), *of_signals]
-    return [*made, *(g.to(p.dtype) for g, p in zip(of_parameters, parameters, strict=True))]
-
-
-def _add_block_gradients(
-    ring: Ring,
-    operands: Sequence[Tensor],
-    grid: Grid,
-    global_softmax: GlobalSoftmax,
-    gradient: Tensor,
-    parameters: Sequence[Tensor],
-    into: Sequence[Tensor],
-) -> None:
-    """Add the gradients through one block, of q, k, v, the signals and the parameters."""
-    with torch.enable_grad():
-        q, k, v = (x.detach().requires_grad_() for x in operands)
-        sides = [side.signal for side in (grid.query, grid.key)]
-        signals = [x.detach().requires_grad_() for x in sides if x is not None]
-        if signals:
-            query, key = (
-                replace(side, signal=signal)
-                for side, signal in zip((grid.query, grid.key), signals, strict=True)
-            )
-            grid = replace(grid, query=query, key=key)
-        call = replace(ring.block_call(q, k, v, grid), global_softmax=global_softmax)
-        output = attend_block_backward(call, ring.call.backend)
-        inputs = [q, k, v, *signals, *parameters]
-        _add(into, torch.autograd.grad(output, inputs, gradient, allow_unused=True))
+    made = ((asked, of_asked), (held, summed()), (parameters, of_parameters))
+    return [[g.to(x.dtype) for x, g in zip(*side, strict=True)] for side in made]
 
 
 def _add(totals: Sequence[Tensor], more: Sequence[Tensor | None]) -> None:
-    for total, term in zip(totals, more, strict=True):
+    for summed, term in zip(totals, more, strict=True):
         if term is not None:
-            total.add_(term)
-
-
-def _signal(held: Sequence[Tensor]) -> Tensor | None:
-    """The signal that travels with keys and values, if there is one."""
-    return held[2] if len(held) > 2 else None
+            summed.add_(term)
 
 
 def _zeros(x: Tensor) -> Tensor:
     return torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def running_sums(group: Group, shards: Shards, layout: Layout) -> Float[Tensor, "B L S"]:
+    """Sums of this rank's and others' signals up to each token of this rank, in float64.
+
+    Over the real tokens of the token's document, by order. The sorted tokens of a row are in
+    runs that one rank has; a rank sums its own, and only a total a run is exchanged.
+
+    Args:
+        shards: layouts of all ranks.
+        layout: of this rank, with its signals.
+    """
+    signal = layout.signal
+    if signal is None:
+        raise ArgumentError(
+            "layout",
+            expected="the signal that the encoding computes from the tokens",
+            got="none",
+            remedy="Use Attention, or encoding.observe(x, layout) before attend.",
+        )
+    compute = partial(_runs, shards)
+    runs, begins = reused_of_layouts(compute, "runs", shards.lengths, layouts=(shards.layout,))
+    local_runs = runs[:, sum(shards.lengths[: group.rank]) :][:, : layout.length]
+    rows, count = len(signal), begins.shape[1]
+    index = local_runs.expand(rows, -1).unsqueeze(-1).expand(-1, -1, signal.shape[-1])
+    steps = signal.double()
+    if layout.valid is not None:
+        steps = steps.masked_fill(~layout.valid.unsqueeze(-1), 0.0)
+    totals = steps.new_zeros(rows, count, signal.shape[-1]).scatter_add(1, index, steps)
+    before = _exclusive(total(group, totals))
+    before = before - before.gather(1, begins.expand(rows, -1).unsqueeze(-1).expand_as(before))
+    before = (before - _exclusive(totals)).gather(1, index)
+    if not layout.length:
+        return before
+    # sums over this rank's runs, one after the other
+    in_runs = Grid.of(Layout(layout.positions, layout.order, document=local_runs))
+    return before + KeyRanks.of(in_runs).running(steps.mT)[0].mT
+
+
+def _exclusive(totals: Float[Tensor, "B N S"]) -> Float[Tensor, "B N S"]:
+    """Sums of the totals before each run."""
+    return torch.nn.functional.pad(totals.cumsum(1), (0, 0, 1, 0))[:, :-1]
+
+
+def crosses_ties(shards: Shards) -> bool:
+    """True if tokens of one document and order are on several ranks. Reads the layouts' values."""
+    compute = partial(_crosses_ties, shards)
+    return reused_of_layouts(compute, "ties", shards.lengths, layouts=(shards.layout,))
+
+
+def _crosses_ties(shards: Shards) -> bool:
+    owner, order, document = _sorted(shards)
+    same = (order.diff() == 0) & (document.diff() == 0) & (document[:, 1:] != _PADDING)
+    return bool((same & (owner.diff() != 0)).any())
+
+
+_PADDING = torch.iinfo(torch.int64).max
+
+
+def _sorted(shards: Shards) -> tuple[Tensor, Tensor, Tensor]:
+    """Owner, order and document of all tokens, sorted by document and order, ``[b, K]``."""
+    layout = shards.layout
+    ranks = torch.arange(len(shards.lengths), device=layout.device)
+    lengths = torch.tensor(shards.lengths, device=layout.device)
+    owner = ranks.repeat_interleave(lengths).unsqueeze(0).expand(layout.batch, -1)
+    index = _sorting(layout)
+    parts = (owner, layout.order.expand(layout.batch, -1), _documents(layout))
+    return tuple(part.gather(1, index) for part in parts)  # type: ignore[return-value]
+
+
+def _sorting(layout: Layout) -> Int[Tensor, "b K"]:
+    order = layout.order.expand(layout.batch, -1).argsort(dim=1, stable=True)
+    return order.gather(1, _documents(layout).gather(1, order).argsort(dim=1, stable=True))
+
+
+def _documents(layout: Layout) -> Int[Tensor, "b K"]:
+    document = documents_of(layout).expand(layout.batch, -1)
+    return document if layout.valid is None else document.where(layout.valid, _PADDING)
+
+
+def _runs(shards: Shards) -> tuple[Int[Tensor, "b K"], Int[Tensor, "b N"]]:
+    """The run of every token (as ranks hold them), and the first of each run's document."""
+    owner, _, document = _sorted(shards)
+    changes = (owner.diff() != 0) | (document.diff() != 0)
+    numbers = torch.nn.functional.pad(changes.long().cumsum(1), (1, 0))
+    count = int(numbers.max()) + 1 if numbers.numel() else 1
+    of_document = (
+        torch.nn.functional.pad(numbers[:, 1:].where(document.diff() != 0, 0), (1, 0))
+        .cummax(1)
+        .values
+    )
+    begins = torch.zeros(len(numbers), count, dtype=torch.int64, device=numbers.device)
+    begins.scatter_(1, numbers, of_document)
+    runs = torch.empty_like(numbers).scatter_(1, _sorting(shards.layout), numbers)
+    return runs, begins

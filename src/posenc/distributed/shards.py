@@ -1,26 +1,31 @@
-"""Indices of a rank's tokens, and the layouts of all ranks."""
+"""Tokens of a rank, layouts of all ranks, and a call of ``attend`` over them."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.arguments import Count, check
+from posenc.attention.backends.common.base import Backend
+from posenc.attention.call import Call
+from posenc.attention.problem.problem import CounterDropout, token_numbers
 from posenc.distributed.group import Group, gather
+from posenc.encoding import Encoding
+from posenc.encoding.prepared import reused_of_layouts
 from posenc.errors import ArgumentError
+from posenc.grid import Grid
 from posenc.layout import Layout
 
 FIELDS = {"document": 0, "valid": 1, "special": 0}
 """Optional fields of layouts, with the value of tokens of a rank whose layout has none."""
-
-KEPT = 4
-"""Largest number of layouts whose shards are stored: a model's layers, and a source it reads."""
 
 MOST_PIECES = 8
 """Largest number of runs of consecutive tokens that a shard is split into."""
@@ -123,11 +128,20 @@ class Piece:
         (low, high), (first, last) = self.documents, other.documents
         return low <= last and first <= high
 
+    @property
+    def tokens(self) -> slice:
+        """The tokens among the shard's."""
+        return slice(self.begin, self.end)
+
+    def cut(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tokens of tensors ``[…, L, D]`` of the shard."""
+        return [x[..., self.tokens, :] for x in tensors]
+
     def with_signal(self, signal: Float[Tensor, "b L S"] | None) -> Layout:
         """The layout with these tokens' part of the shard's signals."""
         if signal is None:
             return self.layout
-        return replace(self.layout, signal=signal[:, self.begin : self.end])
+        return replace(self.layout, signal=signal[:, self.tokens])
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,3 +271,132 @@ def _with_start(layout: Layout) -> Layout:
     if torch.equal(order, expected) and torch.equal(positions.to(torch.float64), expected.double()):
         return replace(layout, start=start)
     return layout
+
+
+DTYPES = (torch.float32, torch.float64)
+
+
+@dataclass(eq=False)
+class Exchange:
+    """The layouts of all ranks, once they have been exchanged.
+
+    Args:
+        number: the same on all ranks.
+        shards: the layouts.
+    """
+
+    number: int = -1
+    shards: Shards | None = None
+
+
+class Session:
+    """One exchange between ranks: layouts, if they are new, and checks that settings are equal.
+
+    Args:
+        group: the ranks.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def shards(self, layout: Layout) -> Shards:
+        """The layouts of all ranks without signals; exchanged unless a ``Prepared`` has them.
+
+        All ranks must call this alike: each time they tell each other whether theirs is known. A
+        layout whose positions have gradients never is.
+        """
+        graded = layout.positions.requires_grad
+        name = self.group.handle.group_name  # not the group, whose threads would outlive its end
+        known = Exchange()
+        if not graded:
+            known = reused_of_layouts(Exchange, "shards", name, layouts=(layout,))
+        facts = [
+            known.number,
+            secrets.randbits(62),
+            layout.length,
+            layout.with_signal(None).batch,
+            DTYPES.index(layout.positions.dtype),
+            int(graded),
+            *(int(getattr(layout, name) is not None) for name in FIELDS),
+        ]
+        table = self._exchange(facts, layout.device)
+        numbers, new, lengths, rows, dtypes, grades = table.T[:6].tolist()
+        if known.shards is not None and set(numbers) == {known.number}:
+            return known.shards
+        has = table[:, 6:].any(0).tolist()
+        fields = tuple(name for name, some in zip(FIELDS, has, strict=True) if some)
+        like = Layouts(max(rows), fields, DTYPES[max(dtypes)], any(grades))
+        shards = Shards.gather(self.group, layout, tuple(lengths), like)
+        if not any(grades):
+            known.number, known.shards = new[0], shards
+        return shards
+
+    def require_same(self, encoding: Encoding, settings: str, device: torch.device) -> None:
+        """Compare encodings and settings between ranks.
+
+        At every call: a rank cannot know that those of others are as before.
+
+        Raises:
+            ArgumentError: on every rank, with the ranks that differ from rank 0.
+        """
+        shapes = [f"{name}{list(x.shape)}{x.dtype}" for name, x in encoding.named_parameters()]
+        text = f"{encoding!r} {shapes} {settings}"
+        if others := self.group.differing(text, device):
+            raise ArgumentError(
+                "encoding",
+                expected="the same encoding and options of attend on all ranks",
+                got=f"others on rank {', '.join(map(str, others))} than on rank 0; here {text}",
+                remedy="Create the encoding from one configuration, and pass equal options.",
+            )
+
+    def all(self, holds: bool, device: torch.device) -> bool:
+        """True if something holds on all ranks, which all ask."""
+        return bool(self._exchange([int(holds)], device).all())
+
+    def seed(self, device: torch.device) -> int:
+        """A random number of rank 0, the same on all ranks; every rank draws one."""
+        return int(self._exchange([int(torch.randint(2**31, ()))], device)[0, 0])
+
+    def _exchange(self, facts: list[int], device: torch.device) -> Tensor:
+        """Integers of every rank, ``[ranks, facts]`` on the CPU."""
+        local_facts = torch.tensor([facts], dtype=torch.int64, device=device)
+        return self.group.gather(local_facts, [1] * self.group.size).cpu()
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedCall:
+    """A call of ``attend`` over ranks.
+
+    Args:
+        local: this rank's queries, keys and values, with their layouts, and the options.
+        backend: as of ``attend``.
+        session: of the group.
+        seed: of the dropout, the same on all ranks.
+    """
+
+    local: Call
+    backend: str | Backend
+    session: Session
+    seed: int = 0
+
+    def part(
+        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *, first_head: int = 0, **changes: Any
+    ) -> Call:
+        """The call of some queries and keys.
+
+        Args:
+            first_head: number of the first of their heads.
+            **changes: other fields of the call.
+        """
+        call = replace(self.local, q=q, k=k, v=v, grid=grid, dropout=0.0, **changes)
+        if self.local.dropout:
+            tokens = token_numbers(grid.query), token_numbers(grid.key)
+            call.counter_dropout = CounterDropout(
+                self.local.dropout, self.seed, *tokens, first_head=first_head
+            )
+        return call
+
+    @cached_property
+    def shards(self) -> Shards:
+        """The key layouts of all ranks."""
+        return self.session.shards(self.local.grid.key)
