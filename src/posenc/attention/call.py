@@ -25,8 +25,7 @@ from posenc.encoding.parts import require_causal
 from posenc.encoding.prepared import reused_of_grid
 from posenc.errors import ArgumentError
 from posenc.grid import Grid, usable_signals
-from posenc.layout.checks import require_dense
-from posenc.layout.claims import require_unwritten
+from posenc.layout.checks import require_dense, require_unwritten
 from posenc.layout.padding import zero_invalid
 from posenc.runtime import autocast_dtype
 

@@ -38,21 +38,16 @@ def exact_dtype(
         return torch.float32
     if low >= -LARGEST_SINGLE and high <= LARGEST_SINGLE:
         return torch.float32
-    if low < -LARGEST or high > LARGEST:
+    wide = widest(device)
+    if wide != torch.float64 or low < -LARGEST or high > LARGEST:
+        limit = "2^53, exact in float64" if wide == torch.float64 else "2^24, exact in float32"
         raise ArgumentError(
             argument,
-            expected="integers up to 2^53, exact in float64",
+            expected=f"integers up to {limit}, the widest dtype of {device}",
             got=f"{low} to {high}",
             remedy="Subtract a common start, which relative encodings ignore.",
         )
-    if widest(device) != torch.float64:
-        raise ArgumentError(
-            argument,
-            expected="integers up to 2^24 on a device without float64",
-            got=f"{low} to {high}",
-            remedy="Subtract a common start, or compute on another device.",
-        )
-    return torch.float64
+    return wide
 
 
 def exact_floats(

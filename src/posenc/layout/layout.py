@@ -14,6 +14,7 @@ from posenc.errors import ArgumentError
 from posenc.layout.checks import (
     FLOATING,
     TOKEN_FIELDS,
+    require_claims,
     require_device,
     require_fields,
     require_finite,
@@ -27,7 +28,6 @@ from posenc.layout.checks import (
     require_tokens,
     require_whole,
 )
-from posenc.layout.claims import require_claims
 from posenc.layout.display import layout_html, layout_line
 from posenc.layout.fields import join, join_field, register, require_joinable
 from posenc.layout.integers import DOUBLE, LARGEST, exact_dtype, successors
