@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -86,10 +86,9 @@ def require_tensor(
     if not isinstance(x, Tensor):
         raise ArgumentError(name, expected="a tensor", got=type(x).__name__, remedy=remedy)
     require_dense(name, x)
-    fits = shape is None or (
-        len(shape) == x.dim()
-        and all(isinstance(n, str) or n == size for n, size in zip(shape, x.shape, strict=True))
-    )
+    fits = shape is None or len(shape) == x.dim()
+    for wanted, size in zip(shape or (), x.shape, strict=False):  # no generator: in every call
+        fits = fits and (isinstance(wanted, str) or wanted == size)
     if not fits or (dtypes is not None and x.dtype not in dtypes):
         kinds = " or ".join(map(str, dtypes)) if dtypes else "a tensor"
         sizes = f" of shape [{', '.join(map(str, shape))}]" if shape else ""
@@ -258,14 +257,8 @@ def require_padded(lengths: Collection[int], length: int | None, side: str) -> i
         ``length``, by default the longest of ``lengths``.
     """
     total = max(lengths) if length is None else require_whole("length", length, 0)
-    if max(lengths) > total:
-        raise ArgumentError(
-            "lengths", expected=f"0 to {total}", got=max(lengths), remedy="Raise `length`."
-        )
-    if not isinstance(side, str) or side not in ("left", "right"):
-        raise ArgumentError(
-            "side", expected="'left' or 'right'", got=repr(side), remedy="Choose one."
-        )
+    check("lengths", Annotated[int, Interval(0, total, remedy="Raise `length`.")], max(lengths))
+    check("side", Literal["left", "right"], side, "right")
     require_tokens("length", total * len(lengths))
     return total
 
