@@ -14,8 +14,8 @@ from posenc import Grid, Layout
 from posenc.encodings.query_key.rope import Rope
 from posenc.extension import extend
 from posenc.extension.banded import BandedRope
+from posenc.lab.evaluation.probe import ConvFeatures
 from posenc.lab.visualization.panels import Curves, Heat, Panel, Trail
-from posenc.models.probe import ConvFeatures
 
 QUERY, KEY, DISTANCE, POSITION = "query", "key", "distance in tokens", "position"
 

@@ -8,7 +8,6 @@ from posenc.models.encoder import Encoder, EncoderConfig, MaskedLM, TextClassifi
 from posenc.models.generation import Beams, Greedy, Sample, beam_search, generate
 from posenc.models.objectives import Masked, mask_tokens, token_loss
 from posenc.models.patches import pad_images
-from posenc.models.probe import ConvFeatures, Recovered, probe_positions
 from posenc.models.swin import Swin, SwinConfig
 from posenc.models.transformer import Transformer, TransformerConfig
 from posenc.models.vision import DetrConfig, ImageConfig, ImageEncoder, VisionTransformer
@@ -17,7 +16,6 @@ __all__ = [
     "MODELS",
     "Beams",
     "ClassifierConfig",
-    "ConvFeatures",
     "Deberta",
     "DebertaConfig",
     "Decoder",
@@ -30,7 +28,6 @@ __all__ = [
     "ImageEncoder",
     "Masked",
     "MaskedLM",
-    "Recovered",
     "Sample",
     "SavedModel",
     "SequenceClassifier",
@@ -46,6 +43,5 @@ __all__ = [
     "load",
     "mask_tokens",
     "pad_images",
-    "probe_positions",
     "token_loss",
 ]

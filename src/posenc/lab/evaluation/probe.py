@@ -6,19 +6,25 @@ as Islam et al. 2020 do for VGG and ResNet. On noise inputs, all position comes 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
+from scipy.stats import ConstantInputWarning, spearmanr
+from sklearn.linear_model import Ridge
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from posenc.arguments import Count, Width, checked
 from posenc.errors import ArgumentError
 
 Padding = Literal["zeros", "circular", "reflect", "none"]
+
+Numbers = NDArray[np.floating]
 
 TARGETS = ("horizontal", "vertical", "gaussian")
 
@@ -69,8 +75,11 @@ class ConvFeatures(nn.Module):
         if kernel % 2 == 0:
             raise ArgumentError("kernel", expected="odd", got=kernel, remedy="3 is common.")
         self.kernel, self.padding = kernel, padding
+        added = 0 if padding == "none" else kernel // 2
+        mode: Literal["zeros", "circular", "reflect"] = "zeros" if padding == "none" else padding
         self.convolutions = nn.ModuleList(
-            nn.Conv2d(channels if index == 0 else width, width, kernel) for index in range(layers)
+            nn.Conv2d(width if index else channels, width, kernel, padding=added, padding_mode=mode)
+            for index in range(layers)
         )
         self.reset_parameters()
 
@@ -93,8 +102,7 @@ class ConvFeatures(nn.Module):
         Raises:
             ArgumentError: for images too small.
         """
-        half = self.kernel // 2
-        least = 2 * self.margin if self.padding == "none" else half
+        least = 2 * self.margin if self.padding == "none" else self.kernel // 2
         if min(images.shape[2:]) <= least:
             raise ArgumentError(
                 "images",
@@ -102,14 +110,9 @@ class ConvFeatures(nn.Module):
                 got=list(images.shape[2:]),
                 remedy="Use larger images, or fewer layers.",
             )
-        x = images
         for convolution in self.convolutions:
-            if self.padding == "zeros":
-                x = F.pad(x, (half,) * 4)
-            elif self.padding != "none":
-                x = F.pad(x, (half,) * 4, mode=self.padding)
-            x = torch.relu(convolution(x))
-        return x
+            images = torch.relu(convolution(images))
+        return images
 
 
 @torch.no_grad()
@@ -147,50 +150,37 @@ def probe_positions(
             got=margin,
             remedy="Use larger images.",
         )
-    maps = position_maps(height, width, like=x).flatten(1)
-    rows = x.movedim(1, -1).flatten(0, 2).double()
-    mean, count = rows.mean(0), len(x)
-    centred = rows - mean
-    target_mean = maps.double().mean(1)
-    targets = (maps.double() - target_mean.unsqueeze(1)).T.repeat(count, 1)
-    power = centred.square().mean().clamp(min=torch.finfo(torch.float64).tiny)
-    gram = centred.mT @ centred / len(rows)
-    gram += ridge * power * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    weights = torch.linalg.solve(gram, centred.mT @ targets / len(rows))
-    predictions = (held_out.movedim(1, -1).flatten(1, 2).double() - mean) @ weights + target_mean
-    predictions = predictions.mT  # images, targets, cells
+    maps = position_maps(height, width).flatten(1).double()
+    rows = x.movedim(1, -1).flatten(0, 2).cpu().double()
+    penalty = ridge * len(rows) * float(rows.var(0, correction=0).mean())
+    readout = Ridge(alpha=max(penalty, torch.finfo(torch.float64).tiny))
+    readout.fit(rows.numpy(), maps.T.repeat(len(x), 1).numpy())
+    cells = held_out.movedim(1, -1).flatten(0, 2).cpu().double()
+    # in float32, in which rounding errors do not tell equal cells apart
+    read = readout.predict(cells.numpy()).astype(np.float32)
+    predictions = read.reshape(len(held_out), -1, len(TARGETS))
     return [
         Recovered(
             target=name,
-            spearman=float(spearman(predictions[:, index], maps[index]).mean()),
-            error=float((predictions[:, index] - maps[index]).abs().mean()),
+            spearman=_spearman(predictions[..., index], truth),
+            error=float(np.abs(predictions[..., index] - truth).mean()),
         )
-        for index, name in enumerate(TARGETS)
+        for index, (name, truth) in enumerate(zip(TARGETS, maps.numpy(), strict=True))
     ]
 
 
-def position_maps(height: int, width: int, *, like: Tensor) -> Float[Tensor, "targets Y X"]:
+def position_maps(height: int, width: int) -> Float[Tensor, "targets Y X"]:
     """Column, row and a central Gaussian, each from 0 to 1."""
-    row = torch.linspace(0, 1, height, device=like.device).unsqueeze(1).expand(height, width)
-    column = torch.linspace(0, 1, width, device=like.device).expand(height, width)
+    row = torch.linspace(0, 1, height).unsqueeze(1).expand(height, width)
+    column = torch.linspace(0, 1, width).expand(height, width)
     bump = torch.exp(-8 * ((row - 0.5).square() + (column - 0.5).square()))
     low, high = bump.min(), bump.max()
     return torch.stack([column, row, (bump - low) / (high - low)])
 
 
-def spearman(
-    predictions: Float[Tensor, "M cells"], target: Float[Tensor, " cells"]
-) -> Float[Tensor, " M"]:
-    """Rank correlation, with mean ranks for ties; 0 if a side is constant."""
-    ranks = [_ranks(part) for part in (predictions, target.expand_as(predictions))]
-    first, second = (part - part.mean(-1, keepdim=True) for part in ranks)
-    size = (first.square().sum(-1) * second.square().sum(-1)).sqrt()
-    product = (first * second).sum(-1)
-    return torch.where(size > 0, product / size.clamp(min=1e-30), 0.0)
-
-
-def _ranks(x: Float[Tensor, "M cells"]) -> Float[Tensor, "M cells"]:
-    x = x.contiguous()
-    ordered = x.sort(-1).values
-    below, upto = (torch.searchsorted(ordered, x, right=right) for right in (False, True))
-    return (below + upto).double() / 2
+def _spearman(predictions: Numbers, truth: Numbers) -> float:
+    """Mean rank correlation of images ``[M, cells]`` with a map; 0 where a side is constant."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConstantInputWarning)
+        found = [spearmanr(image, truth).statistic for image in predictions]
+    return float(np.nan_to_num(found).mean())
