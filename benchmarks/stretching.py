@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from benchmarks.measuring import write_results
+from benchmarks.replacing import encodings_of, with_encodings, with_window
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, ViTConfig, ViTForImageClassification
 
@@ -46,7 +47,6 @@ from posenc.lab.reporting.numbers import estimate
 from posenc.lab.training.checkpoint import TrainingPlan
 from posenc.lab.training.loop import train
 from posenc.models import Decoder
-from posenc.models.replacing import encodings_of, with_encodings, with_window
 from posenc.transformers.live import LiveMaskedLM
 
 FOLDER = Path("posenc-stretching")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.replacing import encodings_of, with_encodings, with_window
 
 from posenc import create
 from posenc.errors import ArgumentError
@@ -19,7 +20,6 @@ from posenc.models import (
     ImageConfig,
     VisionTransformer,
 )
-from posenc.models.replacing import encodings_of, with_encodings, with_window
 
 
 def decoder(**fields: object) -> Decoder:

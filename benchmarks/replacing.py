@@ -50,8 +50,6 @@ def with_encodings(model: Model, encodings: Sequence[Encoding]) -> Model:
     for module in replaced.modules():
         if hasattr(module, "shared_encodings"):
             module.shared_encodings = share_encodings(module)
-        if isinstance(module, ImageEncoder):
-            module.encoding = encodings[0]
         if isinstance(module, Decoder | Encoder | ImageEncoder):
             module.named = False  # cannot be saved by name
     return replaced
