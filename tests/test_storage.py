@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from posenc.errors import OutputError
-from posenc.storage import output_folder, write_bytes
+from posenc.lab.folders import output_folder
+from posenc.storage import write_bytes
 
 
 def test_a_folder_appears_when_it_is_whole(tmp_path: Path) -> None:

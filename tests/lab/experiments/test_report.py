@@ -20,12 +20,12 @@ from posenc.lab.experiments.page import comparison_page, draw_charts
 from posenc.lab.experiments.report import LiveReport, write_report
 from posenc.lab.experiments.results import Comparison
 from posenc.lab.experiments.summary import summarise
+from posenc.lab.folders import output_folder
 from posenc.lab.reporting.annotations import LINE_HEIGHT
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import NARROW_HEIGHT, Across, Drawing, Point, Up, looks
 from posenc.lab.reporting.numbers import Estimate
 from posenc.lab.reporting.palette import CONTROL, LIGHT
-from posenc.storage import output_folder
 from tests.support.samples import ACCURACY, LOSS, sample
 
 

@@ -57,8 +57,8 @@ def bench(
     from posenc.lab.bench.report import opening, write_bench
     from posenc.lab.bench.run import BenchSettings
     from posenc.lab.bench.run import bench as run_benchmark
+    from posenc.lab.folders import output_folder, require_unused
     from posenc.lab.training.machine import cores
-    from posenc.storage import output_folder, require_unused
 
     if out is not None:
         require_unused(out)

@@ -70,7 +70,7 @@ def doctor(
     """
     from posenc.lab.doctor.report import opening, write_diagnosis
     from posenc.lab.doctor.words import Engines
-    from posenc.storage import output_folder, require_unused
+    from posenc.lab.folders import output_folder, require_unused
     from posenc.transformers.doctor.diagnosis import check_source, diagnose
 
     _require_engine(engine)

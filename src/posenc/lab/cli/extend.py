@@ -93,8 +93,8 @@ def extend(
     from posenc.lab.evaluation.choosing import require_learned
     from posenc.lab.evaluation.demo_model import demo_checkpoint
     from posenc.lab.evaluation.extend import extend_checkpoint
+    from posenc.lab.folders import require_unused
     from posenc.lab.training.stopping import interruptible
-    from posenc.storage import require_unused
 
     require_unused(out)
     settings = ExtensionSettings(**fields)
@@ -198,8 +198,8 @@ def evaluate(
     from posenc.lab.evaluation.evaluate import evaluate as measure
     from posenc.lab.evaluation.progress import kept
     from posenc.lab.evaluation.report import write_study
+    from posenc.lab.folders import output_folder, require_unused
     from posenc.lab.training.stopping import interruptible
-    from posenc.storage import output_folder, require_unused
 
     require_unused(out)
     settings = EvaluationSettings(**fields)

@@ -16,10 +16,11 @@ from posenc.errors import ArgumentError, CheckpointError
 from posenc.lab.evaluation.images import ImageSource
 from posenc.lab.evaluation.results import Study
 from posenc.lab.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenizer
+from posenc.lab.folders import output_folder
 from posenc.lab.training.machine import require_device
 from posenc.models import Decoder
 from posenc.models import load as load_saved
-from posenc.storage import as_path, output_folder, write_bytes, write_json
+from posenc.storage import as_path, write_bytes, write_json
 from posenc.transformers.checkpoints import Fields, parameters_of, read_object
 from posenc.transformers.engines import for_engines
 from posenc.transformers.hub import MODULES, SIDECARS, HubName

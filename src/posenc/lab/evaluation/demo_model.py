@@ -16,11 +16,12 @@ from posenc.lab.evaluation.progress import Progress, kept, silent
 from posenc.lab.evaluation.suites.needles import repeat
 from posenc.lab.experiments.settings import ComparisonSettings
 from posenc.lab.experiments.tasks.language import LanguageModelling
+from posenc.lab.folders import output_folder, require_unused
 from posenc.lab.training.checkpoint import TrainingPlan
 from posenc.lab.training.loop import Watch, train
 from posenc.lab.training.seeding import fingerprint, generator
 from posenc.models import Decoder
-from posenc.storage import make_folder, output_folder, require_unused
+from posenc.storage import make_folder
 from posenc.transformers.kinds import require_transformers
 
 DEMO_STEPS = 1800

@@ -19,8 +19,8 @@ from posenc.lab.evaluation.settings import ExtensionSettings, Tuning
 from posenc.lab.evaluation.study import measure_extensions
 from posenc.lab.evaluation.texts import Text
 from posenc.lab.experiments.text_loss import Targets, at_device
+from posenc.lab.folders import output_folder, require_unused
 from posenc.lab.reporting.numbers import listed
-from posenc.storage import output_folder, require_unused
 from posenc.transformers.checkpoints import Fields
 from posenc.transformers.engines import differences, engine_named, for_engines
 from posenc.transformers.engines.config import Engine, ModelConfig

@@ -20,7 +20,8 @@ from torch import Tensor
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.lab.evaluation.suites.needles import ByteNeedles, KeyNeedles, Needles, letters
 from posenc.lab.experiments.corpus import Pieces, read_corpus
-from posenc.storage import MOST_JSON, panics_as_errors, read_bytes
+from posenc.lab.folders import panics_as_errors
+from posenc.storage import MOST_JSON, read_bytes
 from posenc.transformers.checkpoints import SAVE_AGAIN, read_object
 
 Encode = Callable[[str], Sequence[int]]

@@ -13,9 +13,9 @@ from posenc.lab.experiments.page import comparison_page
 from posenc.lab.experiments.results import Comparison
 from posenc.lab.experiments.summary import Summary, summarise
 from posenc.lab.experiments.verdicts import Row, reason
+from posenc.lab.folders import output_folder
 from posenc.lab.reporting.numbers import Estimate
 from posenc.lab.reporting.page import write_files
-from posenc.storage import output_folder
 
 FIRST = 10.0
 """Seconds before the first live report."""

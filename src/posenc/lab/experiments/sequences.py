@@ -17,10 +17,11 @@ from torch import Tensor
 from posenc.errors import ArgumentError, CheckpointError, DataError
 from posenc.lab.experiments.corpus import MOST_BYTES, unusable
 from posenc.lab.experiments.results import Corpus
+from posenc.lab.folders import panics_as_errors
 from posenc.layout import Layout
 from posenc.models import Transformer, token_loss
 from posenc.models.transformer import Given
-from posenc.storage import panics_as_errors, read_bytes
+from posenc.storage import read_bytes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
