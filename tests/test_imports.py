@@ -15,7 +15,7 @@ PACKAGE = Path(posenc.__file__).parent
 
 FOUNDATION = {"errors", "arguments", "runtime", "layout", "grid", "encoding", "registration"}
 CORE = FOUNDATION | {"registry", "attention", "encodings", "extension", "models", "storage"}
-RESULTS = {"lab.codec", "lab.folders", "lab.reporting", "lab.training"}
+RESULTS = {"lab.codec", "lab.declared", "lab.folders", "lab.reporting", "lab.training"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "runtime": set(),
@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # the third: the lab
     "lab": set(),
     "lab.codec": {"errors"},
+    "lab.declared": set(),
     "lab.folders": {"errors", "storage"},
     "lab.training": CORE | {"distributed"},
     "lab.reporting": {"attention", "storage"},

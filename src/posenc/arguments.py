@@ -15,7 +15,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, InitVar, dataclass, field, fields, replace
+from dataclasses import MISSING, InitVar, dataclass, field, fields
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
@@ -69,33 +69,6 @@ class Interval:
         if value > self.high or (self.below and value == self.high) or self.high <= 1:
             ends.append(f"{'less than' if self.below else 'at most'} {_number_text(self.high)}")
         return ", ".join(ends)
-
-
-@dataclass(frozen=True)
-class Option:
-    """Declares that the command line has an option for a field of settings.
-
-    Args:
-        help: of the option.
-        default: as it is displayed, where the field's own says nothing.
-        group: heading of the options that it stands among.
-        name: on the command line, in files and in messages; by default the field's.
-    """
-
-    help: str
-    default: str = ""
-    group: str = "Options"
-    name: str = ""
-
-
-def declared_options(kind: type) -> dict[str, tuple[Any, Option]]:
-    """Annotations and options, with their names, of the fields of a dataclass that declare one."""
-    return {
-        field: (hint, replace(option, name=option.name or field))
-        for field, hint in typing.get_type_hints(kind, include_extras=True).items()
-        for option in getattr(hint, "__metadata__", ())
-        if isinstance(option, Option)
-    }
 
 
 Count = Annotated[int, Interval(1, 2**16)]
@@ -317,15 +290,20 @@ def check_fields(record: object) -> None:
 @functools.cache
 def _fields(kind: Any) -> Mapping[str, tuple[str, Any, object]]:
     """Name in messages, annotation and default of each field of a dataclass, by field name."""
-    hints, options = typing.get_type_hints(kind, include_extras=True), declared_options(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     return {
         field.name: (
-            options[field.name][1].name if field.name in options else field.name,
+            _shown_name(hints[field.name]) or field.name,
             hints[field.name],
             Parameter.empty if field.default is MISSING else field.default,
         )
         for field in fields(kind)
     }
+
+
+def _shown_name(annotation: Any) -> str:
+    """The name that the metadata of an annotation has for messages, or nothing."""
+    return "".join(getattr(note, "name", "") for note in getattr(annotation, "__metadata__", ()))
 
 
 def _number(name: str, kind: type, value: object, default: object, interval: Interval) -> float:

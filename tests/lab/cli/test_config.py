@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import typer.main
 
-from posenc.arguments import declared_options
 from posenc.lab.bench import BenchOptions
 from posenc.lab.cli.app import CONFIGURABLE, app
+from posenc.lab.declared import declared_options
 from posenc.lab.evaluation.settings import EvaluationSettings, ExtensionSettings, Tuning
 from posenc.lab.experiments.settings import ComparisonSettings
 from tests.support.commands import run_command

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from posenc.arguments import EXACT, Count, Interval, Option, Width
+from posenc.arguments import EXACT, Count, Interval, Width
+from posenc.lab.declared import Option
 
 METHODS = (
     *("nope", "rope", "alibi", "sandwich", "t5@frozen", "t5", "kerple", "tupe"),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from posenc.arguments import declared_options
 from posenc.lab.bench import BenchOptions
 from posenc.lab.bench.run import PLAIN, BenchReading, BenchReport, BenchSettings
+from posenc.lab.declared import declared_options
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Across, Drawing, Point, Up, looks
 from posenc.lab.reporting.numbers import Bounds, Estimate, counted, sentence

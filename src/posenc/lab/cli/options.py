@@ -18,8 +18,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 
-from posenc.arguments import declared_options
 from posenc.errors import DataError, UnknownNameError
+from posenc.lab.declared import declared_options
 from posenc.registration import parse_option
 
 KEYWORD = Parameter.KEYWORD_ONLY

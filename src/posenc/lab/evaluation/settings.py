@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from posenc.arguments import EXACT, Interval, Length, Natural, Option, Rate, check_fields
+from posenc.arguments import EXACT, Interval, Length, Natural, Rate, check_fields
+from posenc.lab.declared import Option
 
 MEASURING, TUNING = "Model and data", "Fine-tuning"
 """Groups of options."""

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from posenc.arguments import EXACT, Count, Interval, Length, Option, Rate, Width
+from posenc.arguments import EXACT, Count, Interval, Length, Rate, Width
+from posenc.lab.declared import Option
 
 OF_TASK: Any = None
 """A field that is left at this takes the task's default."""

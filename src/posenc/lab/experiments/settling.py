@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from posenc.arguments import declared_options
+from posenc.lab.declared import declared_options
 from posenc.lab.experiments.results import Comparison
 from posenc.lab.experiments.settings import ComparisonSettings, resume_command
 from posenc.lab.experiments.tasks import TASKS
