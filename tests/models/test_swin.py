@@ -190,7 +190,3 @@ def test_wrong_arguments_are_refused() -> None:
         make(depths=(2, 0))
     with pytest.raises(ArgumentError, match="requires a causal mask"):
         make("forgetting")
-    with pytest.raises(ArgumentError, match="shift"):
-        Windows(extent=(4, 4), window=(2, 2), shift=(2, 0))
-    with pytest.raises(ArgumentError, match="window"):
-        Windows(extent=(4, 4), window=(0, 2))

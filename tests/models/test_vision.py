@@ -227,7 +227,7 @@ def test_vit_equals_transformers() -> None:
     ).eval()
     ours = make("learned2d", hidden=48, norm_eps=1e-12).encoder
     table = theirs.embeddings.position_embeddings.data[0]
-    embedding = ours.encoding.embedding
+    embedding = ours.blocks.encodings[0].embedding
     assert embedding is not None
     with torch.no_grad():
         theirs.embeddings.cls_token.normal_()
@@ -256,7 +256,7 @@ def test_vit_equals_transformers() -> None:
 def test_attention_positions_need_an_added_vector() -> None:
     for encoding in ("learned2d", "row_column", "sine2d", "fourier", "gaussian_fourier"):
         model = make(encoding, positions="attention")
-        assert model.encoder.encoding.embedding is None
+        assert model.encoder.blocks.encodings[0].embedding is None
         assert model(images()).shape == (2, 5)
     with pytest.raises(ArgumentError, match="Conv"):
         make("conv", positions="attention")

@@ -2,15 +2,26 @@
 
 from posenc.models.checkpoint import MODELS, SavedModel, load
 from posenc.models.complex import ClassifierConfig, SequenceClassifier
-from posenc.models.deberta import Deberta, DebertaConfig
 from posenc.models.decoder import Decoder, DecoderConfig, in_segments
-from posenc.models.encoder import Encoder, EncoderConfig, MaskedLM, TextClassifier
+from posenc.models.encoder import (
+    Deberta,
+    DebertaConfig,
+    Encoder,
+    EncoderConfig,
+    MaskedLM,
+    TextClassifier,
+)
 from posenc.models.generation import Beams, Greedy, Sample, beam_search, generate
 from posenc.models.objectives import Masked, mask_tokens, token_loss
-from posenc.models.patches import pad_images
 from posenc.models.swin import Swin, SwinConfig
 from posenc.models.transformer import Transformer, TransformerConfig
-from posenc.models.vision import DetrConfig, ImageConfig, ImageEncoder, VisionTransformer
+from posenc.models.vision import (
+    DetrConfig,
+    ImageConfig,
+    ImageEncoder,
+    VisionTransformer,
+    pad_images,
+)
 
 __all__ = [
     "MODELS",

@@ -187,24 +187,26 @@ class Block(nn.Module):
             context = context.project(self.cross)
         x = zero_invalid(x, layout)
         source = None if source is None else zero_invalid(source, layout)
-        if self.norm_first:
-            if source is not None:
-                source = normalize(self.attention_norm, source, layout)
-            block_input = x
-            normal = normalize(self.attention_norm, x, layout)
-            x = x + self._dropped(self._attend(normal, layout, cache, source))
-            if self.cross is not None and self.cross_norm is not None:
-                normal = normalize(self.cross_norm, x, layout)
-                x = x + self._dropped(self.cross(normal, layout, context=context))
-            normal = normalize(self.feed_forward_norm, block_input if self.parallel else x, layout)
+        if source is not None and self.norm_first:
+            source = normalize(self.attention_norm, source, layout)
+        block_input = x
+        attend = partial(self._attend, layout=layout, cache=cache, source=source)
+        x = self._residual(x, self.attention_norm, layout, attend)
+        if self.parallel:
+            normal = normalize(self.feed_forward_norm, block_input, layout)
             return x + self._dropped(self.feed_forward(normal))
-        attended = self._attend(x, layout, cache, source)
-        x = normalize(self.attention_norm, x + self._dropped(attended), layout)
         if self.cross is not None and self.cross_norm is not None:
-            crossed = self.cross(x, layout, context=context)
-            x = normalize(self.cross_norm, x + self._dropped(crossed), layout)
-        output = self._dropped(self.feed_forward(x))
-        return normalize(self.feed_forward_norm, x + output, layout)
+            cross = partial(self.cross, layout=layout, context=context)
+            x = self._residual(x, self.cross_norm, layout, cross)
+        return self._residual(x, self.feed_forward_norm, layout, self.feed_forward)
+
+    def _residual(
+        self, x: Tensor, norm: nn.Module, layout: Layout, layer: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """``x`` plus a layer of it, with the norm before the layer or after the sum."""
+        if self.norm_first:
+            return x + self._dropped(layer(normalize(norm, x, layout)))
+        return normalize(norm, x + self._dropped(layer(x)), layout)
 
     def _dropped(self, x: Tensor) -> Tensor:
         """``x`` after dropout, without calling it where there is none."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,33 +23,36 @@ MISMATCH = f"{TENSORS} and {CONFIG} do not match."
 Config = TypeVar("Config")
 
 
-class SavedModel(nn.Module):
+class SavedModel(nn.Module, Generic[Config]):
     """Base class of models that are made from a configuration and saved with it.
+
+    Args:
+        config: of the class ``made_from``.
+        named: False for a model with encoding objects, which cannot be saved.
 
     Attributes:
         kind: of the model, in ``config.json``.
         made_from: class of its configuration, a dataclass of plain values.
-        named: False for a model with encoding objects, which cannot be saved.
+
+    Raises:
+        ArgumentError: for a configuration of another model.
     """
 
     kind: ClassVar[str]
-    made_from: ClassVar[Callable[..., Any]]
-    named: bool = True
+    made_from: ClassVar[type[Any]]
+
+    def __init__(self, config: Config, *, named: bool = True) -> None:
+        super().__init__()
+        if not isinstance(config, self.made_from):
+            expected, got = self.made_from.__name__, type(config).__name__
+            remedy = f"Use {type(self).__name__}({expected}(…))."
+            raise ArgumentError("config", expected=f"a {expected}", got=got, remedy=remedy)
+        self.config, self.named = config, named
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "kind" in cls.__dict__:
             MODELS.register(cls.kind, cls)
-
-    @classmethod
-    def require_config(cls, config: Config) -> Config:
-        """The configuration; ArgumentError unless it is of this kind of model."""
-        kind: Any = cls.made_from
-        if not isinstance(config, kind):
-            expected, got = kind.__name__, type(config).__name__
-            remedy = f"Use {cls.__name__}({expected}(…))."
-            raise ArgumentError("config", expected=f"a {expected}", got=got, remedy=remedy)
-        return config
 
     def save(self, folder: Path | str) -> None:
         """Write ``model.safetensors`` and ``config.json`` into ``folder``, each atomically.
@@ -70,7 +73,7 @@ class SavedModel(nn.Module):
             )
         folder = storage.as_path(folder)
         storage.make_folder(folder)
-        described = {"kind": self.kind, "config": self._fields()}
+        described = {"kind": self.kind, "config": asdict(cast(Any, self.config))}
         storage.save_tensors(folder / TENSORS, stored_tensors(self), described)
         storage.write_json(folder / CONFIG, described)
 
@@ -96,12 +99,13 @@ class SavedModel(nn.Module):
                     remedy="Restore both files from a copy, or save the model again.",
                 )
             _require_counts(described["config"], shapes, folder / CONFIG)
-            empty = made(
-                lambda: meta_init(lambda: cls._of_fields(described["config"]), shapes.values())
-            )
+            empty = made(lambda: meta_init(make, shapes.values()))
             _require_shapes(empty, shapes, folder / TENSORS)
 
-        def made(make: Callable[[], Self]) -> Self:
+        def make() -> SavedModel[Config]:
+            return cls(cls.made_from(**described["config"]))
+
+        def made(make: Callable[[], SavedModel[Config]]) -> SavedModel[Config]:
             try:
                 return make()
             except Exception as error:  # an arbitrary file
@@ -113,28 +117,21 @@ class SavedModel(nn.Module):
                 ) from error
 
         tensors, _ = storage.load_tensors(folder / TENSORS, fits=fits)
-        model = made(lambda: cls._of_fields(described["config"]))
+        model = made(make)
         expected = stored_tensors(model)
         with torch.no_grad():
             for name, tensor in tensors.items():
                 expected[name].copy_(tensor)
-        return model.to(device).eval()
-
-    def _fields(self) -> dict[str, Any]:
-        return asdict(cast(Any, self.config))
-
-    @classmethod
-    def _of_fields(cls, fields: Mapping[str, Any]) -> Self:
-        return cls(cls.made_from(**fields))
+        return cast(Self, model.to(device).eval())
 
 
-MODELS: Registry[type[SavedModel]] = Registry(
+MODELS: Registry[type[SavedModel[Any]]] = Registry(
     SavedModel, "model", group="posenc.models", classes=True
 )
 """Every class of models by its ``kind``; a subclass is known as soon as it is defined."""
 
 
-def load(folder: Path | str, *, device: torch.device | str = "cpu") -> SavedModel:
+def load(folder: Path | str, *, device: torch.device | str = "cpu") -> SavedModel[Any]:
     """Read a model of any kind that its ``save`` wrote.
 
     Raises:

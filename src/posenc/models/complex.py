@@ -125,7 +125,7 @@ class ClassifierConfig:
             return sum(p.numel() for p in SequenceClassifier(self).parameters())
 
 
-class SequenceClassifier(SavedModel):
+class SequenceClassifier(SavedModel[ClassifierConfig]):
     """Embedding, encoding, body and readout; complex except for the embedding and the logits.
 
     The readout is the real part of a complex linear map. In a complex LSTM the gates are real (the
@@ -150,8 +150,7 @@ class SequenceClassifier(SavedModel):
     kind, made_from = "sequence_classifier", ClassifierConfig
 
     def __init__(self, config: ClassifierConfig) -> None:
-        super().__init__()
-        self.config = self.require_config(config)
+        super().__init__(config)
         shape = StackConfig(
             dim=config.reals,
             heads=config.heads,
@@ -271,7 +270,7 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         if config.numbers == "complex":
-            self.blocks = nn.ModuleList(
+            self.blocks = stack.Blocks(
                 Block(
                     dim=config.dim,
                     attention=ComplexAttention(
@@ -284,13 +283,11 @@ class Stack(nn.Module):
             )
         else:
             self.blocks = stack.make_blocks(shape, encodings, causal=False)
-            stack.draw_blocks(self.blocks)
+            self.blocks.reset_parameters()
         self.norm = make_norm("complex" if config.numbers == "complex" else "layer", config.dim)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        for block in self.blocks:
-            x = block(x, layout)
-        return mean_of_real(normalize(self.norm, x, layout), layout)
+        return mean_of_real(normalize(self.norm, self.blocks(x, layout), layout), layout)
 
 
 BODIES: dict[str, Callable[[ClassifierConfig], nn.Module]] = {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -16,7 +15,6 @@ from posenc.encoding import Encoding
 from posenc.encoding.tensors import TokenIds
 from posenc.layout import Layout
 from posenc.models import stack
-from posenc.models.block import Block
 from posenc.models.checkpoint import SavedModel
 from posenc.models.layers import TokenEmbedding, normalize, tied_logits
 from posenc.models.stack import LayersConfig, share_encodings
@@ -43,7 +41,7 @@ class DecoderConfig(LayersConfig):
     embedding_norm: bool = False
 
 
-class Decoder(SavedModel):
+class Decoder(SavedModel[DecoderConfig]):
     """A causal language model: token embedding · √C, blocks, a norm, logits.
 
     Args:
@@ -67,9 +65,7 @@ class Decoder(SavedModel):
     def __init__(
         self, config: DecoderConfig, *, encodings: Sequence[Encoding] | None = None
     ) -> None:
-        super().__init__()
-        self.config = self.require_config(config)
-        self.named = encodings is None
+        super().__init__(config, named=encodings is None)
         encodings = stack.make_encodings(
             config, config.encoding, config.options, encodings, layers=config.layers, causal=True
         )
@@ -83,17 +79,16 @@ class Decoder(SavedModel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise all weights except the encodings'; see ``draw_blocks``."""
+        """Initialise all weights except the encodings'; see ``Blocks``."""
         stack.draw_embedding(self.embedding)
-        stack.draw_blocks(self.blocks)
+        self.blocks.reset_parameters()
         if self.output is not None:
             nn.init.normal_(self.output.weight, std=self.config.dim**-0.5)
 
     @property
     def encodings(self) -> list[Encoding]:
         """The encoding of each layer."""
-        blocks = cast(Iterable[Block], self.blocks)
-        return [block.attention.encoding for block in blocks]
+        return self.blocks.encodings
 
     def forward(
         self, tokens: TokenIds, layout: Layout | None = None, *, cache: Cache | None = None
@@ -113,12 +108,10 @@ class Decoder(SavedModel):
         past = None if cache is None else cache[0]
         layout = stack.token_layout("tokens", tokens, layout, past)
         x = self.embedding(tokens) * self.config.embedding_factor
-        x = stack.embed(self.encodings[0], x, layout, tokens, past)
+        x = self.blocks.embed(x, layout, tokens, past)
         if self.embedding_norm is not None:
             x = normalize(self.embedding_norm, x, layout)
-        x = self.dropout(x)
-        for index, block in enumerate(self.blocks):
-            x = block(x, layout, cache=None if cache is None else cache[index])
+        x = self.blocks(self.dropout(x), layout, cache=cache)
         x = normalize(self.norm, x, layout)
         if self.output is None:
             return tied_logits(self.embedding, x, self.config.vocabulary)
@@ -134,8 +127,8 @@ class Decoder(SavedModel):
         return self
 
     def require_position(self, position: int, *, device: torch.device | None = None) -> None:
-        """Require that the encoding can represent a position; see ``stack.require_position``."""
-        stack.require_position(self.encodings[0], self.embedding, position, device=device)
+        """Require that the encoding can represent a position; see ``Blocks``."""
+        self.blocks.require_position(self.embedding, position, device=device)
 
 
 def in_segments(

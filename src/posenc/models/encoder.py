@@ -1,16 +1,16 @@
-"""BERT-style encoder, masked language model and text classifier."""
+"""BERT-style encoder, masked language models (DeBERTa's, too) and text classifier."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Interval, Length, Natural, check
+from posenc.arguments import Count, Interval, Length, Natural, check
 from posenc.encoding import Encoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.errors import ArgumentError
@@ -19,7 +19,7 @@ from posenc.models import stack
 from posenc.models.block import Activation
 from posenc.models.checkpoint import SavedModel
 from posenc.models.layers import Norm, TokenEmbedding, normalize, tied_logits
-from posenc.models.stack import LayersConfig, share_encodings, token_layout
+from posenc.models.stack import LayersConfig, make_encodings, share_encodings, token_layout
 from posenc.models.vision import mean_of_real
 
 
@@ -31,6 +31,7 @@ class EncoderConfig(LayersConfig):
         vocabulary: number of token ids.
         types: number of segment ids (BERT: 2); 0: none.
         embedding_norm: add a norm after the embedding if the blocks are post-norm.
+        classes: number of labels of a ``TextClassifier``.
 
     The others are those of ``LayersConfig``, by default as in Devlin et al. 2019: post-norm.
     """
@@ -43,9 +44,10 @@ class EncoderConfig(LayersConfig):
     encoding: str = "learned"
     types: Natural = 0
     embedding_norm: bool = True
+    classes: Annotated[int, Interval(2, 2**16)] | None = None
 
 
-class Encoder(SavedModel):
+class Encoder(SavedModel[EncoderConfig]):
     """Embeddings, bidirectional blocks and a norm.
 
     The norm precedes the blocks if they are post-norm (BERT), and follows them if pre-norm.
@@ -70,9 +72,7 @@ class Encoder(SavedModel):
     def __init__(
         self, config: EncoderConfig, *, encodings: Sequence[Encoding] | None = None
     ) -> None:
-        super().__init__()
-        self.config = self.require_config(config)
-        self.named = encodings is None
+        super().__init__(config, named=encodings is None)
         encodings = stack.make_encodings(
             config, config.encoding, config.options, encodings, layers=config.layers, causal=False
         )
@@ -85,11 +85,11 @@ class Encoder(SavedModel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise all weights except the encodings'; see ``draw_blocks``."""
+        """Initialise all weights except the encodings'; see ``Blocks``."""
         stack.draw_embedding(self.embedding)
         if self.types is not None:
             stack.draw_embedding(self.types)
-        stack.draw_blocks(self.blocks)
+        self.blocks.reset_parameters()
 
     def forward(
         self, tokens: TokenIds, layout: Layout | None = None, *, types: TokenIds | None = None
@@ -105,9 +105,7 @@ class Encoder(SavedModel):
             ArgumentError: for tokens of another rank or dtype, or types that the model lacks.
         """
         layout = stack.token_layout("tokens", tokens, layout)
-        x = self.embed(tokens, layout, types=types)
-        for block in self.blocks:
-            x = block(x, layout)
+        x = self.blocks(self.embed(tokens, layout, types=types), layout)
         return self.finish(x, layout)
 
     def embed(self, tokens: TokenIds, layout: Layout, *, types: Tensor | None = None) -> Features:
@@ -124,7 +122,7 @@ class Encoder(SavedModel):
             raise ArgumentError(
                 "types", expected="none, as config.types is 0", got="some", remedy="Omit types."
             )
-        x = stack.embed(stack.first_encoding(self.blocks), x, layout, tokens)
+        x = self.blocks.embed(x, layout, tokens)
         if self.norm is not None and not self.config.norm_first:
             x = normalize(self.norm, x, layout)
         embedded: Tensor = self.dropout(x)
@@ -166,7 +164,7 @@ class MaskedLMHead(nn.Module):
         return tied_logits(embedding, x, len(self.bias)) + self.bias
 
 
-class MaskedLM(SavedModel):
+class MaskedLM(SavedModel[EncoderConfig]):
     """An ``Encoder`` with a head that predicts masked tokens.
 
     Args:
@@ -188,8 +186,7 @@ class MaskedLM(SavedModel):
     def __init__(
         self, config: EncoderConfig, *, encodings: Sequence[Encoding] | None = None
     ) -> None:
-        super().__init__()
-        self.config = self.require_config(config)
+        super().__init__(config)
         self.encoder = Encoder(config, encodings=encodings)
         self.head = MaskedLMHead(config)
 
@@ -202,30 +199,29 @@ class MaskedLM(SavedModel):
         return logits
 
 
-class TextClassifier(SavedModel):
+class TextClassifier(SavedModel[EncoderConfig]):
     """``W · mean(encoder(tokens)) + b``, the mean over valid tokens.
 
     Args:
-        config: of the encoder.
-        classes: number of labels.
+        config: of the encoder, with ``classes``.
 
     Raises:
-        ArgumentError: for fewer than two classes, or as ``Encoder``.
+        ArgumentError: as ``Encoder``, or without ``classes``.
 
     >>> import torch
     >>> from posenc.models import EncoderConfig, TextClassifier
-    >>> config = EncoderConfig(vocabulary=99, dim=32, layers=2, heads=4, encoding="rope")
-    >>> TextClassifier(config, classes=3)(torch.randint(99, (2, 10))).shape
+    >>> sizes = {"vocabulary": 99, "dim": 32, "layers": 2, "heads": 4}
+    >>> config = EncoderConfig(encoding="rope", classes=3, **sizes)
+    >>> TextClassifier(config)(torch.randint(99, (2, 10))).shape
     torch.Size([2, 3])
     """
 
-    kind = "text_classifier"
+    kind, made_from = "text_classifier", EncoderConfig
 
-    def __init__(self, config: EncoderConfig, *, classes: int) -> None:
-        super().__init__()
-        self.classes = check("classes", Annotated[int, Interval(2, 2**16)], classes)
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
         self.encoder = Encoder(config)
-        self.output = nn.Linear(config.dim, classes)
+        self.output = nn.Linear(config.dim, check("classes", Count, config.classes))
         nn.init.normal_(self.output.weight, std=config.dim**-0.5)
         nn.init.zeros_(self.output.bias)
 
@@ -235,10 +231,100 @@ class TextClassifier(SavedModel):
         logits: Tensor = self.output(mean_of_real(self.encoder(tokens, layout), layout))
         return logits
 
-    def _fields(self) -> dict[str, Any]:
-        return {**self.encoder.config.to_json(), "classes": self.classes}
 
-    @classmethod
-    def _of_fields(cls, fields: Mapping[str, Any]) -> Self:
-        shape = {key: value for key, value in fields.items() if key != "classes"}
-        return cls(EncoderConfig(**shape), classes=fields["classes"])
+@dataclass(frozen=True, kw_only=True)
+class DebertaConfig(EncoderConfig):
+    """Configuration of a ``Deberta``.
+
+    Args:
+        layers: number of layers in the fine-tuning form, 2 or more; the last one decodes.
+        encoding: of all layers' attention.
+        absolute: encoding of absolute positions, added before decoding.
+        absolute_options: its options.
+        steps: number of applications of the decoding layer.
+
+    The others are those of ``EncoderConfig``.
+    """
+
+    layers: Annotated[int, Interval(2, 2**16)]
+    encoding: str = "deberta"
+    absolute: str = "learned"
+    absolute_options: Mapping[str, Any] = field(default_factory=dict)
+    steps: Count = 2
+
+    @property
+    def encoder(self) -> EncoderConfig:
+        """Configuration of the encoder (the fine-tuning form)."""
+        return EncoderConfig(**{f.name: getattr(self, f.name) for f in fields(EncoderConfig)})
+
+
+class Deberta(SavedModel[DebertaConfig]):
+    """Masked language model with an Enhanced Mask Decoder.
+
+    With H the vectors after all but the last of the encoder's layers and p absolute positions:
+    ``I_0 = H + p``, ``I_{t+1} = layer(queries and residual I_t, keys and values H)``; the last
+    ``I`` goes to the masked-LM head. All steps (two in the paper) share one layer.
+
+    Differs from the paper in nothing; ``fine_tuned`` follows the released code.
+
+    Args:
+        config: its shape.
+
+    Raises:
+        ArgumentError: unless ``absolute`` has an embedding part only, or as ``Encoder``.
+
+    Reference: He et al. 2020, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention",
+    section 3.2 and appendix.
+
+    >>> import torch
+    >>> from posenc.models import Deberta, DebertaConfig
+    >>> model = Deberta(DebertaConfig(vocabulary=99, dim=32, layers=3, heads=4, max_length=64))
+    >>> model(torch.randint(99, (1, 10))).shape
+    torch.Size([1, 10, 99])
+    """
+
+    kind, made_from = "deberta", DebertaConfig
+
+    def __init__(self, config: DebertaConfig) -> None:
+        super().__init__(config)
+        self.encoder = Encoder(config.encoder)
+        (self.absolute,) = make_encodings(
+            config,
+            config.absolute,
+            config.absolute_options,
+            layers=1,
+            causal=False,
+            field="absolute",
+        )
+        part = self.absolute.embedding
+        if part is None or part.every_layer or len(self.absolute.parts()) > 1:
+            raise ArgumentError(
+                "absolute",
+                expected="an encoding with an embedding part only, applied once",
+                got=config.absolute,
+                remedy="Use 'learned' or 'sinusoidal'.",
+            )
+        self.head = MaskedLMHead(config)
+
+    def forward(
+        self, tokens: TokenIds, layout: Layout | None = None, *, types: TokenIds | None = None
+    ) -> Float[Tensor, "B L V"]:
+        """Logits of the token at each position, ``[B, L, vocabulary]``; as ``Encoder``."""
+        layout = token_layout("tokens", tokens, layout)
+        *encoding, decoding = self.encoder.blocks
+        hidden = self.encoder.embed(tokens, layout, types=types)
+        for block in encoding:
+            hidden = block(hidden, layout)
+        x = self.absolute.embed(hidden, layout, tokens=tokens)
+        for _ in range(self.config.steps):
+            x = decoding(x, layout, source=hidden)
+        x = self.encoder.finish(x, layout)
+        logits: Tensor = self.head(x, self.encoder.embedding)
+        return logits
+
+    def fine_tuned(self) -> Encoder:
+        """The encoder for fine-tuning: the encoding layers, then the decoding layer once.
+
+        It has no absolute positions (I = H, one step), and shares this model's weights.
+        """
+        return self.encoder

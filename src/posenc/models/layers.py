@@ -47,27 +47,20 @@ class BatchNorm(nn.Module):
         """``x`` normalised (padding with the same statistics)."""
         mean, variance = self.mean, self.variance
         if self.training:
-            mean, variance, count = _statistics(x, layout)
+            wide = x.to(torch.promote_types(x.dtype, torch.float32))
+            hidden = torch.zeros(1, dtype=torch.bool, device=x.device)
+            if layout.valid is not None:
+                hidden = ~layout.valid
+            hidden = hidden.expand(x.shape[:2]).unsqueeze(-1)
+            count = (~hidden).sum().clamp(min=1)
+            mean = wide.masked_fill(hidden, 0).sum((0, 1)) / count
+            variance = (wide - mean).masked_fill(hidden, 0).square().sum((0, 1)) / count
             with torch.no_grad():
                 unbiased = variance * count / (count - 1).clamp(min=1)
                 self.mean.lerp_(mean.to(self.mean.dtype), self.momentum)
                 self.variance.lerp_(unbiased.to(self.variance.dtype), self.momentum)
         normal = (x - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
         return normal.to(x.dtype)
-
-
-def _statistics(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance of each feature over the valid tokens, and the number of these."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    valid = layout.valid
-    if valid is None:
-        count = torch.tensor(x.shape[0] * x.shape[1], device=x.device)
-        return wide.mean((0, 1)), wide.var((0, 1), correction=0), count
-    valid = valid.expand(x.shape[:2]).unsqueeze(-1)
-    count = valid.sum().clamp(min=1)
-    mean = wide.masked_fill(~valid, 0).sum((0, 1)) / count
-    variance = (wide - mean).masked_fill(~valid, 0).square().sum((0, 1)) / count
-    return mean, variance, count
 
 
 class ComplexNorm(nn.Module):

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Length, Probability, Rate, Width, check, check_fields
-from posenc.attention import Attention, LayerCache
+from posenc.attention import Attention, Cache, Context, LayerCache
 from posenc.encoding import Encoding
 from posenc.encoding.prepared import Prepared
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
-from posenc.layout.checks import require_dense
+from posenc.layout.checks import require_tensor
 from posenc.layout.features import require_token_ids
-from posenc.models.block import GATED, Activation, Block, FeedForward
+from posenc.models.block import GATED, Activation, Block, FeedForward, SourceContext
 from posenc.models.complex_layers import ComplexAttention
 from posenc.models.layers import Norm, make_norm
 from posenc.registry import create_layers
@@ -180,6 +180,96 @@ def norm(config: StackConfig) -> nn.Module:
     return make_norm(config.norm, config.dim, eps=config.norm_eps)
 
 
+class Blocks(nn.ModuleList):
+    """Blocks, one after the other."""
+
+    @property
+    def encodings(self) -> list[Encoding]:
+        """The encoding of each block's self-attention."""
+        return [cast(Block, block).attention.encoding for block in self]
+
+    def reset_parameters(self) -> None:
+        """Initialise all weights of the blocks except the encodings'.
+
+        Normal with standard deviation fan_in^-1/2, divided by √residuals of the stack for output
+        projections; biases 0.
+        """
+        layers = sum(2 if cast(Block, block).cross is None else 3 for block in self)
+        for name, linear in self.named_modules():
+            if isinstance(linear, nn.Linear) and ".encoding." not in name:
+                gain = layers**-0.5 if name.endswith(".output") else 1.0
+                nn.init.normal_(linear.weight, std=gain * linear.in_features**-0.5)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
+
+    def embed(
+        self,
+        x: Features,
+        layout: Layout,
+        tokens: TokenIds | None = None,
+        cache: LayerCache | None = None,
+    ) -> Features:
+        """Token vectors after the embedding part that enters before the first block.
+
+        Args:
+            cache: of the first block.
+        """
+        return embed(self.encodings[0], x, layout, tokens, cache)
+
+    def forward(
+        self,
+        x: Features,
+        layout: Layout,
+        *,
+        cache: Cache | None = None,
+        contexts: Sequence[Context | SourceContext] | None = None,
+    ) -> Features:
+        """``x`` after all blocks.
+
+        Args:
+            contexts: of each block's cross-attention.
+        """
+        for index, block in enumerate(self):
+            layer_cache = None if cache is None else cache[index]
+            context = None if contexts is None else contexts[index]
+            x = block(x, layout, cache=layer_cache, context=context)
+        return x
+
+    @torch.no_grad()
+    def require_position(
+        self, embedding: nn.Embedding, position: int, *, device: torch.device | None = None
+    ) -> None:
+        """Require that the first encoding can represent a position.
+
+        Args:
+            device: of the tokens; that of ``embedding`` by default (not defined if offloaded).
+
+        Raises:
+            LengthError: from the encoding, with the remedy.
+        """
+        weight = embedding.weight
+        device = weight.device if device is None else device
+        layout = Layout.sequence(1, position, device=device)
+        token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        vector = torch.zeros(1, 1, weight.shape[1], dtype=weight.dtype, device=device)
+        self.encodings[0].embed(vector, layout, tokens=token)
+
+
+def embed(
+    encoding: Encoding,
+    x: Features,
+    layout: Layout,
+    tokens: TokenIds | None = None,
+    cache: LayerCache | None = None,
+) -> Features:
+    """Token vectors after the embedding part of ``encoding``, unless it enters every layer."""
+    if encoding.embedding is None or encoding.embedding.every_layer:
+        return x
+    if cache is None:
+        return encoding.embed(x, layout, tokens=tokens)
+    return cache.embed(encoding, x, layout, tokens=tokens)
+
+
 def make_blocks(
     config: StackConfig,
     encodings: Sequence[Encoding],
@@ -187,7 +277,7 @@ def make_blocks(
     causal: bool,
     window: int | Sequence[int | None] | None = None,
     cross: Sequence[Encoding] | None = None,
-) -> nn.ModuleList:
+) -> Blocks:
     """One block per encoding, with cross-attention if ``cross`` is given.
 
     Args:
@@ -245,27 +335,7 @@ def make_blocks(
             dropout=config.dropout,
         )
 
-    return nn.ModuleList(block(index) for index in range(len(encodings)))
-
-
-def first_encoding(blocks: nn.ModuleList) -> Encoding:
-    """The encoding of the first block, whose embedding part enters before it."""
-    return cast(Block, blocks[0]).attention.encoding
-
-
-def draw_blocks(blocks: nn.ModuleList) -> None:
-    """Initialise all weights of the blocks except the encodings'.
-
-    Normal with standard deviation fan_in^-1/2, divided by √residuals of the stack for output
-    projections; biases 0.
-    """
-    layers = sum(2 if block.cross is None else 3 for block in blocks if isinstance(block, Block))
-    for name, linear in blocks.named_modules():
-        if isinstance(linear, nn.Linear) and ".encoding." not in name:
-            gain = layers**-0.5 if name.endswith(".output") else 1.0
-            nn.init.normal_(linear.weight, std=gain * linear.in_features**-0.5)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
+    return Blocks(block(index) for index in range(len(encodings)))
 
 
 def draw_embedding(embedding: nn.Embedding) -> None:
@@ -281,60 +351,12 @@ def token_layout(
     Raises:
         ArgumentError: for tokens of another rank or dtype, or that the layout does not fit.
     """
-    if not isinstance(tokens, Tensor):
-        got = type(tokens).__name__
-        raise ArgumentError(name, expected="a tensor", got=got, remedy="Its shape is [B, L].")
-    require_dense(name, tokens)
-    if tokens.dim() != 2 or tokens.dtype != torch.int64:
-        raise ArgumentError(
-            name,
-            expected="int64 of shape [B, L]",
-            got=f"{tokens.dtype} of shape {list(tokens.shape)}",
-            remedy="Use tokens.long(), and one row a sequence.",
-        )
+    remedy = "Use tokens.long(), and one row a sequence."
+    require_tensor(name, tokens, ("B", "L"), (torch.int64,), remedy=remedy)
     if layout is not None:
         require_token_ids(tokens, layout, name=name)
         return layout
     return (cache or LayerCache()).following(tokens.shape[1], device=tokens.device)
-
-
-def embed(
-    encoding: Encoding,
-    x: Features,
-    layout: Layout,
-    tokens: TokenIds | None,
-    cache: LayerCache | None = None,
-) -> Features:
-    """Token vectors after the embedding part of ``encoding``, unless it enters every layer."""
-    if encoding.embedding is None or encoding.embedding.every_layer:
-        return x
-    if cache is None:
-        return encoding.embed(x, layout, tokens=tokens)
-    return cache.embed(encoding, x, layout, tokens=tokens)
-
-
-@torch.no_grad()
-def require_position(
-    encoding: Encoding,
-    embedding: nn.Embedding,
-    position: int,
-    *,
-    device: torch.device | None = None,
-) -> None:
-    """Require that the encoding can represent a position.
-
-    Args:
-        device: of the tokens; that of ``embedding`` by default (not defined if offloaded).
-
-    Raises:
-        LengthError: from the encoding, with the remedy.
-    """
-    weight = embedding.weight
-    device = weight.device if device is None else device
-    layout = Layout.sequence(1, position, device=device)
-    token = torch.zeros(1, 1, dtype=torch.int64, device=device)
-    vector = torch.zeros(1, 1, weight.shape[1], dtype=weight.dtype, device=device)
-    encoding.embed(vector, layout, tokens=token)
 
 
 def share_encodings(model: nn.Module) -> nn.ModuleList:

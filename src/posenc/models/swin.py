@@ -17,16 +17,8 @@ from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.checkpoint import SavedModel
-from posenc.models.patches import Patches
-from posenc.models.stack import (
-    StackConfig,
-    draw_blocks,
-    embed,
-    make_blocks,
-    make_encodings,
-    share_encodings,
-)
-from posenc.models.vision import fit_image, mean_of_real
+from posenc.models.stack import StackConfig, embed, make_blocks, make_encodings, share_encodings
+from posenc.models.vision import Patches, fit_image, mean_of_real
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +88,7 @@ class SwinStage(nn.Module):
         super().__init__()
         self.window = window
         self.blocks = make_blocks(config, encodings, causal=False)
-        draw_blocks(self.blocks)
+        self.blocks.reset_parameters()
 
     def forward(
         self, x: Features, extent: tuple[int, int], valid: Bool[Tensor, "b h w"] | None = None
@@ -144,7 +136,7 @@ class PatchMerging(nn.Module):
         return merged.flatten(1, 2), (merged.shape[1], merged.shape[2]), valid
 
 
-class Swin(SavedModel):
+class Swin(SavedModel[SwinConfig]):
     """Swin Transformer: patches, stages of windowed blocks with merging, classifier.
 
     An encoding's embedding part enters before the first stage; its other parts act inside windows,
@@ -173,8 +165,7 @@ class Swin(SavedModel):
     kind, made_from = "swin", SwinConfig
 
     def __init__(self, config: SwinConfig) -> None:
-        super().__init__()
-        self.config = self.require_config(config)
+        super().__init__(config)
         self.patches = Patches(channels=config.channels, dim=config.dim, patch=config.patch)
         self.patch_norm = nn.LayerNorm(config.dim)
         self.stages, self.merging = nn.ModuleList(), nn.ModuleList()
@@ -238,7 +229,7 @@ class Swin(SavedModel):
         """Normalised vectors of the last stage, its (height, width), and its mask."""
         x, extent, cells = self.patches(images, valid)
         layout = Layout.image(*extent, valid=cells, device=x.device)
-        x = embed(self.encoding, self.patch_norm(x), layout, None)
+        x = embed(self.encoding, self.patch_norm(x), layout)
         for index, stage in enumerate(self.stages):
             if index:
                 x, extent, cells = self.merging[index - 1](x, extent, cells)
@@ -259,9 +250,6 @@ class Windows:
         window: (height, width) of a window in cells.
         shift: rows and columns by which windows are shifted, less than a window.
 
-    Raises:
-        ArgumentError: for sides below 1, or a shift out of range.
-
     Reference: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted
     Windows".
 
@@ -273,23 +261,6 @@ class Windows:
     extent: tuple[int, int]
     window: tuple[int, int]
     shift: tuple[int, int] = (0, 0)
-
-    def __post_init__(self) -> None:
-        for name in ("extent", "window"):
-            if min(getattr(self, name)) < 1:
-                raise ArgumentError(
-                    name,
-                    expected="(height, width) from 1",
-                    got=getattr(self, name),
-                    remedy="Give sizes in cells.",
-                )
-        if any(not 0 <= by < side for by, side in zip(self.shift, self.window, strict=True)):
-            raise ArgumentError(
-                "shift",
-                expected=f"0 to less than the window's {self.window}",
-                got=self.shift,
-                remedy="Use half a window, as in Swin.",
-            )
 
     @classmethod
     def swin(cls, extent: tuple[int, int], window: int, *, shifted: bool) -> Windows:

@@ -69,7 +69,7 @@ class TransformerConfig(StackConfig):
             )
 
 
-class Transformer(SavedModel):
+class Transformer(SavedModel[TransformerConfig]):
     """Encoder of source tokens and causal decoder with cross-attention to it.
 
     Args:
@@ -102,10 +102,8 @@ class Transformer(SavedModel):
         decoder_encodings: Sequence[Encoding] | None = None,
         cross_encodings: Sequence[Encoding] | None = None,
     ) -> None:
-        super().__init__()
-        self.config = self.require_config(config)
         records_by_site = (encoder_encodings, decoder_encodings, cross_encodings)
-        self.named = all(records is None for records in records_by_site)
+        super().__init__(config, named=all(records is None for records in records_by_site))
         encoder, decoder, cross = (
             stack.make_encodings(
                 config,
@@ -135,12 +133,12 @@ class Transformer(SavedModel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise all weights except the encodings'; see ``draw_blocks``."""
+        """Initialise all weights except the encodings'; see ``Blocks``."""
         stack.draw_embedding(self.source_embedding)
         if not self.config.shared:
             stack.draw_embedding(self.target_embedding)
-        stack.draw_blocks(self.encoder)
-        stack.draw_blocks(self.decoder)
+        self.encoder.reset_parameters()
+        self.decoder.reset_parameters()
         if self.output is not None:
             nn.init.normal_(self.output.weight, std=self.config.dim**-0.5)
 
@@ -173,9 +171,7 @@ class Transformer(SavedModel):
         """
         layout = stack.token_layout("source", source, layout)
         x = self.source_embedding(source) * self.config.embedding_factor
-        x = self.dropout(stack.embed(stack.first_encoding(self.encoder), x, layout, source))
-        for block in self.encoder:
-            x = block(x, layout)
+        x = self.encoder(self.dropout(self.encoder.embed(x, layout, source)), layout)
         return x if self.encoder_norm is None else normalize(self.encoder_norm, x, layout)
 
     def given(self, source: Int[Tensor, "B S"], layout: Layout | None = None) -> Given:
@@ -196,10 +192,8 @@ class Transformer(SavedModel):
         past = None if cache is None else cache[0]
         layout = stack.token_layout("target", target, layout, past)
         x = self.target_embedding(target) * self.config.embedding_factor
-        x = self.dropout(stack.embed(stack.first_encoding(self.decoder), x, layout, target, past))
-        for index, block in enumerate(self.decoder):
-            layer_cache = None if cache is None else cache[index]
-            x = block(x, layout, cache=layer_cache, context=contexts[index])
+        x = self.dropout(self.decoder.embed(x, layout, target, past))
+        x = self.decoder(x, layout, cache=cache, contexts=contexts)
         if self.decoder_norm is not None:
             x = normalize(self.decoder_norm, x, layout)
         x = x * self.config.output_scale
@@ -237,8 +231,8 @@ class Given:
 
     def require_position(self, position: int, *, device: torch.device | None = None) -> None:
         """Require that the decoder's encoding can represent a target position; as ``Decoder``."""
-        encoding, embedding = stack.first_encoding(self.model.decoder), self.model.target_embedding
-        stack.require_position(encoding, embedding, position, device=device)
+        embedding = self.model.target_embedding
+        self.model.decoder.require_position(embedding, position, device=device)
 
     def select(self, rows: Int[Tensor, " rows"]) -> Given:
         """The decoder conditioned on the given source rows, possibly repeated."""

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Length, Natural, Width
+from posenc.arguments import Count, Length, Natural, Width, check
 from posenc.encoding import EmbeddingEncoding, Encoding, QueryKeyTransform
 from posenc.encoding.parts import Projection
 from posenc.encoding.tensors import Features, Keys, Queries
@@ -22,11 +22,11 @@ from posenc.encodings.embedding.sine2d import Sine2d
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.layout.checks import FLOATING, require_tensor
 from posenc.models import stack
 from posenc.models.block import Activation
 from posenc.models.checkpoint import SavedModel
 from posenc.models.layers import Norm, normalize
-from posenc.models.patches import Patches
 from posenc.models.stack import LayersConfig, share_encodings
 from posenc.registration import parse_name
 from posenc.registry import ENCODINGS
@@ -129,17 +129,16 @@ class ImageEncoder(nn.Module):
         )
         self.special = nn.Parameter(torch.empty(config.special, config.dim))
         self.dropout = nn.Dropout(config.dropout)
-        self.encoding = encodings[0]
         self.blocks = stack.make_blocks(config, encodings, causal=False)
         self.shared_encodings = share_encodings(self)
         self.norm = stack.norm(config) if config.norm_first else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise all weights except the encodings'; see ``draw_blocks``."""
+        """Initialise all weights except the encodings'; see ``Blocks``."""
         self.patches.reset_parameters()
         nn.init.normal_(self.special, std=0.02)
-        stack.draw_blocks(self.blocks)
+        self.blocks.reset_parameters()
 
     def layout(
         self, height: int, width: int, *, valid: Bool[Tensor, "b h w"] | None = None
@@ -180,13 +179,11 @@ class ImageEncoder(nn.Module):
                 remedy="Use model.layout(rows, columns, valid=…).",
             )
         x = torch.cat([self.special.expand(x.shape[0], -1, -1), x], dim=1)
-        x = self.dropout(stack.embed(self.encoding, x, layout, None))
-        for block in self.blocks:
-            x = block(x, layout)
+        x = self.blocks(self.dropout(self.blocks.embed(x, layout)), layout)
         return (x if self.norm is None else normalize(self.norm, x, layout)), layout
 
 
-class VisionTransformer(SavedModel):
+class VisionTransformer(SavedModel[ImageConfig]):
     """ViT: an ``ImageEncoder`` and a linear classifier of its class token.
 
     Without special tokens it classifies the mean of all valid patches.
@@ -211,15 +208,9 @@ class VisionTransformer(SavedModel):
     kind, made_from = "vision_transformer", ImageConfig
 
     def __init__(self, config: ImageConfig, *, encodings: Sequence[Encoding] | None = None) -> None:
-        super().__init__()
-        self.config = self.require_config(config)
-        if config.classes is None:
-            raise ArgumentError(
-                "classes", expected="1 or more", got=None, remedy="Give their number."
-            )
-        self.named = encodings is None
+        super().__init__(config, named=encodings is None)
         self.encoder = ImageEncoder(config, encodings=encodings)
-        self.head = nn.Linear(config.dim, config.classes)
+        self.head = nn.Linear(config.dim, check("classes", Count, config.classes))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -349,3 +340,105 @@ def _at_attention(encoding: Encoding) -> Encoding:
     return Encoding(
         query_key=AtAttention(encoding.embedding), score=encoding.score, value=encoding.value
     )
+
+
+class Patches(nn.Module):
+    """Patch embedding: a strided convolution.
+
+    Args:
+        channels: of the image.
+        dim: width C of a token.
+        patch: side of a patch in pixels.
+        overlap: pixels by which the kernel extends beyond the patch on each side (PVT v2), with
+            zero padding at the border of the image.
+    """
+
+    def __init__(self, *, channels: int, dim: int, patch: int, overlap: int = 0) -> None:
+        super().__init__()
+        self.patch = patch
+        self.projection = nn.Conv2d(
+            channels, dim, patch + 2 * overlap, stride=patch, padding=overlap
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise the weights, normal with standard deviation fan_in^-1/2."""
+        nn.init.normal_(self.projection.weight, std=self.projection.weight[0].numel() ** -0.5)
+        if self.projection.bias is not None:
+            nn.init.zeros_(self.projection.bias)
+
+    def forward(
+        self, images: Float[Tensor, "B P Y X"], valid: Bool[Tensor, "b Y X"] | None = None
+    ) -> tuple[Features, tuple[int, int], Bool[Tensor, "b h w"] | None]:
+        """Tokens of the patches in raster order, (rows, columns), and the patches' mask.
+
+        Args:
+            images: ``[B, P, Y, X]``, P channels.
+            valid: ``[B|1, Y, X]``, False for padding, which is set to 0. A patch is
+                valid if one of its pixels is.
+
+        Raises:
+            ArgumentError: for images of another rank or number of channels, sides that are not
+                multiples of ``patch``, or a mask of another shape.
+        """
+        self._check(images)
+        if valid is None:
+            cells = None
+        else:
+            shape, remedy = (
+                ("B|1", *images.shape[2:]),
+                "Give one entry per pixel, as pad_images returns.",
+            )
+            require_tensor("valid", valid, shape, (torch.bool,), remedy=remedy)
+            images = images.masked_fill(~valid.unsqueeze(1), 0)
+            sides = [side // self.patch for side in valid.shape[1:]]
+            cells = valid.reshape(-1, sides[0], self.patch, sides[1], self.patch).any(4).any(2)
+        projected: Tensor = self.projection(images)
+        return projected.flatten(2).mT, (projected.shape[2], projected.shape[3]), cells
+
+    def _check(self, images: Tensor) -> None:
+        shape = ("B", self.projection.in_channels, "height", "width")
+        remedy = "Use torch.stack for images of one size, pad_images for several."
+        require_tensor("images", images, shape, FLOATING, remedy=remedy)
+        if any(side < 1 or side % self.patch for side in images.shape[2:]):
+            raise ArgumentError(
+                "images",
+                expected=f"sides that are multiples of the patch ({self.patch})",
+                got=f"{images.shape[2]} by {images.shape[3]} pixels",
+                remedy="Use pad_images(images, multiple=patch), or crop them.",
+            )
+
+
+def pad_images(
+    images: Sequence[Float[Tensor, "P y x"]], *, multiple: int = 1
+) -> tuple[Float[Tensor, "B P Y X"], Bool[Tensor, "B Y X"]]:
+    """Images of different sizes as one batch, padded by zeros below and on the right.
+
+    Args:
+        images: each ``[P, y, x]``.
+        multiple: the sides of the batch are multiples of this.
+
+    Returns:
+        ``[B, P, Y, X]``, and ``[B, Y, X]``, False for padding.
+
+    Raises:
+        ArgumentError: for no images, or images of different ranks, channels or dtypes.
+    """
+    kinds = {(image.dim(), image.shape[0], image.dtype, image.device) for image in images}
+    if len(kinds) != 1 or images[0].dim() != 3:
+        raise ArgumentError(
+            "images",
+            expected="one or more [channels, height, width] with the same channels and dtype",
+            got=", ".join(f"{image.dtype} {list(image.shape)}" for image in images) or "none",
+            remedy="Convert them to the same number of channels and dtype.",
+        )
+    check("multiple", Length, multiple)
+    sides = [
+        -(-max(image.shape[axis] for image in images) // multiple) * multiple for axis in (1, 2)
+    ]
+    batch = images[0].new_zeros(len(images), images[0].shape[0], *sides)
+    valid = torch.zeros(len(images), *sides, dtype=torch.bool, device=batch.device)
+    for row, image in enumerate(images):
+        batch[row, :, : image.shape[1], : image.shape[2]] = image
+        valid[row, : image.shape[1], : image.shape[2]] = True
+    return batch, valid

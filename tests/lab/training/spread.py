@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from posenc.models import (
     VisionTransformer,
 )
 from posenc.models.complex import ClassifierConfig, SequenceClassifier
-from posenc.models.deberta import Deberta, DebertaConfig
+from posenc.models.encoder import Deberta, DebertaConfig
 
 VOCABULARY, ROWS, LENGTH = 19, 5, 8
 IGNORED = -100
@@ -54,7 +55,7 @@ def build(kind: str, encoding: str | None = None) -> nn.Module:
         case "masked_lm":
             return MaskedLM(text)
         case "text_classifier":
-            return TextClassifier(text, classes=3)
+            return TextClassifier(replace(text, classes=3))
         case "deberta":
             return Deberta(DebertaConfig(**{**TEXT, "layers": 2}))
         case "sequence_classifier":

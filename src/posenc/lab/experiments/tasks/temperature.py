@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Self, cast
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -26,64 +26,40 @@ from posenc.lab.experiments.tasks.common.task import (
 )
 from posenc.lab.training.seeding import generator
 from posenc.layout import Layout
-from posenc.models.block import Block
 from posenc.models.checkpoint import SavedModel
 from posenc.models.layers import make_norm, normalize
-from posenc.models.stack import (
-    StackConfig,
-    draw_blocks,
-    embed,
-    make_blocks,
-    make_encodings,
-    share_encodings,
-)
+from posenc.models.stack import LayersConfig, make_blocks, make_encodings, share_encodings
 
 
-class Interpolator(SavedModel):
+class Interpolator(SavedModel[LayersConfig]):
     """Encoder of numbers at real times, which predicts a value for each, hidden or not.
 
     Args:
-        config: of its blocks.
-        encoding, options: of the positions, which are times.
-        layers: blocks.
+        config: of its blocks; the encoding is of the positions, which are times.
     """
 
-    kind = "interpolator"
+    kind, made_from = "interpolator", LayersConfig
 
-    def __init__(
-        self, config: StackConfig, *, encoding: str, options: Mapping[str, Any], layers: int
-    ) -> None:
-        super().__init__()
-        self.config = config
-        self._shape = {"encoding": encoding, "options": dict(options), "layers": layers}
-        encodings = make_encodings(config, encoding, options, layers=layers, causal=False)
+    def __init__(self, config: LayersConfig) -> None:
+        super().__init__(config)
+        encodings = make_encodings(
+            config, config.encoding, config.options, layers=config.layers, causal=False
+        )
         self.input = nn.Linear(2, config.dim)
         self.blocks = make_blocks(config, encodings, causal=False)
         self.shared_encodings = share_encodings(self)
         self.norm = make_norm(config.norm, config.dim, eps=config.norm_eps)
         self.output = nn.Linear(config.dim, 1)
-        draw_blocks(self.blocks)
+        self.blocks.reset_parameters()
 
     def forward(
         self, values: Float[Tensor, "B L"], hidden: Bool[Tensor, "B L"], layout: Layout
     ) -> Float[Tensor, "B L"]:
         """A value ``[B, L]`` for each reading; hidden ``values`` are ignored."""
         visible = torch.stack([values.masked_fill(hidden, 0.0), hidden.to(values.dtype)], dim=-1)
-        x = self.input(visible)
-        first = cast(Block, self.blocks[0]).attention.encoding
-        x = embed(first, x, layout, None)
-        for block in self.blocks:
-            x = block(x, layout)
+        x = self.blocks(self.blocks.embed(self.input(visible), layout), layout)
         predicted: Tensor = self.output(normalize(self.norm, x, layout)).squeeze(-1)
         return predicted
-
-    def _fields(self) -> dict[str, Any]:
-        return self._shape | {"config": self.config.to_json()}
-
-    @classmethod
-    def _of_fields(cls, fields: Mapping[str, Any]) -> Self:
-        shape = {key: value for key, value in fields.items() if key != "config"}
-        return cls(StackConfig(**fields["config"]), **shape)
 
 
 class Timed(nn.Module):
@@ -177,14 +153,10 @@ class Temperatures(Task):
 
     def make_model(self, recipe: Recipe) -> Timed:
         """An ``Interpolator``; a learned table has the hours of a span."""
-        arguments = self.model_arguments(recipe)
-        encoding_arguments = {
-            name: arguments.pop(name) for name in ("encoding", "options", "layers")
-        }
-        config = StackConfig(activation="gelu", norm="layer", bias=True, **arguments)
-        return Timed(
-            Interpolator(config, **encoding_arguments), by_index=recipe.positions == "index"
+        config = LayersConfig(
+            activation="gelu", norm="layer", bias=True, **self.model_arguments(recipe)
         )
+        return Timed(Interpolator(config), by_index=recipe.positions == "index")
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:
         """``values``, ``times`` and ``hidden``, all ``[batch, train_length]``."""

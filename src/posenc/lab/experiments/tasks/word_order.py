@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -297,9 +296,12 @@ class WordOrder(Task):
     def make_model(self, recipe: Recipe) -> TextClassifier:
         """A ``TextClassifier``; a learned table ends where training ends."""
         config = EncoderConfig(
-            vocabulary=self._sentences.vocabulary, norm_first=True, **self.model_arguments(recipe)
+            vocabulary=self._sentences.vocabulary,
+            classes=self._sentences.classes,
+            norm_first=True,
+            **self.model_arguments(recipe),
         )
-        return TextClassifier(config, classes=self._sentences.classes)
+        return TextClassifier(config)
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:
         """``tokens`` ``[batch, L]``, padded on the right, and their ``sizes`` and ``classes``."""
@@ -310,10 +312,6 @@ class WordOrder(Task):
         """Mean cross-entropy, in nats."""
         logits = _logits(model, batch).float()
         return nn.functional.cross_entropy(logits, batch["classes"])
-
-    def stack_config(self, model: nn.Module) -> EncoderConfig:
-        """Configuration of the encoder."""
-        return cast(TextClassifier, model).encoder.config
 
     @torch.inference_mode()
     def _score(self, model: nn.Module, sentences: Sequence[Sentence]) -> Sequence[float]:

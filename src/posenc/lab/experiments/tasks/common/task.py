@@ -208,9 +208,9 @@ class Task(ABC):
         needs = partial(self.bytes_needed, rows=rows, length=length, training=False)
         self.probes.append(Probe(metrics=metrics, x=x, run=run, needs=needs))
 
-    def saved_model(self, model: nn.Module) -> SavedModel:
+    def saved_model(self, model: nn.Module) -> SavedModel[Any]:
         """The part to be saved of what ``build`` returns: all of it, by default."""
-        return cast(SavedModel, model)
+        return cast(SavedModel[Any], model)
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the trained model; the ``load`` of its class reads it."""
