@@ -16,7 +16,6 @@ from posenc.models.complex_layers import ComplexAttention, ComplexConv, ComplexL
 from posenc.models.layers import ComplexNorm
 
 BODIES = ["fasttext", "lstm", "cnn", "transformer"]
-NUMBERS = ["complex", "real"]
 
 
 def config(body: str, **changes: object) -> ClassifierConfig:
@@ -42,10 +41,9 @@ def close(a: Tensor, b: Tensor) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("numbers", NUMBERS)
 @pytest.mark.parametrize("body", BODIES)
-def test_padded_equals_unpadded(body: str, numbers: str, side: str) -> None:
-    model = make(body, numbers=numbers)
+def test_padded_equals_unpadded(body: str, side: str) -> None:
+    model = make(body)
     text = tokens()
     real = slice(4, None) if side == "left" else slice(0, 5)
     logits = model(text, Layout.padded([9, 5, 9], side=side))
@@ -54,33 +52,16 @@ def test_padded_equals_unpadded(body: str, numbers: str, side: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["complex_order", "nope"])
-@pytest.mark.parametrize("numbers", NUMBERS)
 @pytest.mark.parametrize("body", ["fasttext", "transformer"])
-def test_word_order_is_told_by_the_encoding_alone(body: str, numbers: str, encoding: str) -> None:
-    model = make(body, numbers=numbers, encoding=encoding)
+def test_word_order_is_told_by_the_encoding_alone(body: str, encoding: str) -> None:
+    model = make(body, encoding=encoding)
     same = torch.allclose(model(tokens()), model(tokens().flip(1)), atol=1e-5)
     assert same == (encoding == "nope")
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"shared": "dimensions"}, {"shared": "none", "phase": True}]
-)
 @pytest.mark.parametrize("body", BODIES)
-def test_twins_are_of_one_size(body: str, options: dict[str, object]) -> None:
-    options = options | ({"vocabulary": 400} if options else {})
-    mine = config(body, vocabulary=400, hidden=128, options=options)
-    twin = mine.twin()
-    assert twin.numbers == "real"
-    assert twin.encoding == "sinusoidal"
-    assert twin.parameters() == sum(p.numel() for p in SequenceClassifier(twin).parameters())
-    assert abs(twin.parameters() / mine.parameters() - 1) < 0.01
-    assert twin.dim >= 2 * mine.dim if options.get("shared") == "none" else twin.dim == 32
-
-
-@pytest.mark.parametrize("numbers", NUMBERS)
-@pytest.mark.parametrize("body", BODIES)
-def test_every_parameter_gets_a_gradient(body: str, numbers: str) -> None:
-    model = make(body, numbers=numbers)
+def test_every_parameter_gets_a_gradient(body: str) -> None:
+    model = make(body)
     model(tokens(16)).square().sum().backward()
     assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
@@ -88,7 +69,7 @@ def test_every_parameter_gets_a_gradient(body: str, numbers: str) -> None:
 @pytest.mark.parametrize("body", BODIES)
 def test_learns_which_word_comes_first(body: str) -> None:
     """Word 1 before word 2 or after it, among others: only order tells."""
-    model = make(body, numbers="complex", vocabulary=8, classes=2, dim=8, hidden=32, kernel=9)
+    model = make(body, vocabulary=8, classes=2, dim=8, hidden=32, kernel=9)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     source = torch.Generator().manual_seed(0)
 
@@ -114,10 +95,9 @@ def test_other_encodings_in_the_transformer(encoding: str) -> None:
     assert not torch.allclose(logits, make("transformer", encoding="nope")(tokens()))
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
 @pytest.mark.parametrize("body", BODIES)
-def test_round_trip_is_exact(body: str, numbers: str, tmp_path: Path) -> None:
-    model = make(body, numbers=numbers)
+def test_round_trip_is_exact(body: str, tmp_path: Path) -> None:
+    model = make(body)
     model.save(tmp_path)
     assert torch.equal(SequenceClassifier.load(tmp_path)(tokens()), model(tokens()))
 
@@ -167,18 +147,20 @@ def test_a_common_phase_passes_through_attention() -> None:
     close(attention(x * turn, layout), attention(x, layout) * turn)
 
 
-def test_the_real_lstm_is_torch_s() -> None:
-    model = make("lstm", numbers="real", encoding="nope")
-    body, theirs = model.body, nn.LSTM(16, 64, batch_first=True)
+def test_the_lstm_of_real_numbers_is_torch_s() -> None:
+    body, theirs = make("lstm", encoding="nope").body, nn.LSTM(16, 64, batch_first=True)
     order = torch.cat([torch.arange(64) + 64 * gate for gate in (0, 1, 3, 2)])  # i, f, g, o
     with torch.no_grad():
         body.input.bias.normal_()
-        theirs.weight_ih_l0.copy_(body.input.weight[order])
-        theirs.weight_hh_l0.copy_(body.state.weight[order])
-        theirs.bias_ih_l0.copy_(body.input.bias[order])
+        for parameter in body.parameters():
+            parameter[1] = 0.0  # imaginary parts
+        theirs.weight_ih_l0.copy_(body.input.weight[0, order])
+        theirs.weight_hh_l0.copy_(body.state.weight[0, order])
+        theirs.bias_ih_l0.copy_(body.input.bias[0, order])
         theirs.bias_hh_l0.zero_()
     x = torch.randn(2, 7, 16)
-    close(body(x, Layout.sequence(7)), theirs(x)[1][0][0])
+    state = body(torch.complex(x, torch.zeros_like(x)), Layout.sequence(7))
+    close(state, torch.complex(theirs(x)[1][0][0], torch.zeros(2, 64)))
 
 
 def test_complex_norm_has_mean_zero_and_power_one() -> None:
@@ -196,8 +178,6 @@ def test_folded_is_real_parts_first() -> None:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="transformer"):
         make("bert")
-    with pytest.raises(UnknownNameError, match="numbers"):
-        make("cnn", numbers="imaginary")
     with pytest.raises(ArgumentError, match="odd"):
         make("cnn", kernel=4)
     with pytest.raises(ArgumentError, match="has no attention"):
@@ -208,8 +188,6 @@ def test_wrong_arguments_are_refused() -> None:
         make("transformer", heads=3)
     with pytest.raises(ArgumentError, match="tokens"):
         make("cnn")(torch.zeros(2, 3))
-    with pytest.raises(ArgumentError, match="Raise hidden"):
-        config("fasttext", max_length=9999).twin(encoding="learned")
     attention = ComplexAttention(dim=6, heads=2, encoding=posenc.Encoding())
     with pytest.raises(ArgumentError, match="no context and no cache"):
         attention(complex_numbers(1, 4, 6), Layout.sequence(4), context=complex_numbers(1, 4, 6))

@@ -1,14 +1,13 @@
-"""Complex-valued sequence classifiers and real ones of equal size.
+"""Complex-valued sequence classifiers.
 
 A model is an embedding table, an encoding (such as ``complex_order``), a body that maps a sequence
-to one vector, and a linear readout. Bodies work on complex and real numbers.
+to one vector, and a linear readout.
 """
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import torch
@@ -32,11 +31,10 @@ from posenc.models.complex_layers import (
     folded,
     on_parts,
 )
-from posenc.models.layers import make_norm, normalize
+from posenc.models.layers import ComplexNorm
 from posenc.models.stack import StackConfig, share_encodings
 from posenc.models.vision import mean_of_real
 
-Numbers = Literal["complex", "real"]
 Body = Literal["fasttext", "lstm", "cnn", "transformer"]
 
 
@@ -47,11 +45,10 @@ class ClassifierConfig:
     Args:
         body: ``"fasttext"`` (a mean and a hidden layer), ``"lstm"``, ``"cnn"`` or
             ``"transformer"``.
-        numbers: ``"complex"`` or ``"real"``, the unit of all widths.
         vocabulary: number of token ids.
         classes: number of labels.
-        dim: width of a word vector.
-        hidden: width of the hidden layer, state, filters, or feed-forward layers.
+        dim: complex width of a word vector.
+        hidden: complex width of the hidden layer, state, filters, or feed-forward layers.
         encoding: name in the registry, or several joined by ``+``. Without a Transformer body it
             must have an embedding part only, or be ``nope``.
         options: the encoding's options.
@@ -61,7 +58,6 @@ class ClassifierConfig:
     """
 
     body: Body
-    numbers: Numbers = "complex"
     vocabulary: Length
     classes: Count
     dim: Width
@@ -77,52 +73,6 @@ class ClassifierConfig:
         check_fields(self)
         if self.kernel % 2 == 0:
             raise ArgumentError("kernel", expected="odd", got=self.kernel, remedy="3 is common.")
-
-    @property
-    def reals(self) -> int:
-        """Real numbers of a word vector."""
-        return 2 * self.dim if self.numbers == "complex" else self.dim
-
-    def twin(self, *, encoding: str = "sinusoidal", **options: Any) -> ClassifierConfig:
-        """Configuration of a real model with about as many parameters as this one.
-
-        Its ``dim`` is at most the number of parameters per word here (including the encoding's
-        tables), rounded down to a multiple of twice the heads; ``hidden`` fills the remainder.
-
-        Args:
-            encoding: of the real model.
-            **options: of that encoding.
-
-        Raises:
-            ArgumentError: if the narrowest real model is larger than this one.
-        """
-        target, step = self.parameters(), 2 * self.heads
-        with torch.device("meta"):
-            words = self.vocabulary * self.reals + sum(
-                p.numel() for p in SequenceClassifier(self).encoding.parameters()
-            )
-        widths = range(max(words // self.vocabulary // step, 1) * step, 0, -step)
-        narrow = (
-            replace(self, numbers="real", dim=dim, encoding=encoding, options=options, hidden=1)
-            for dim in widths
-        )
-        real = next((config for config in narrow if config.parameters() <= target), None)
-        if real is None:
-            raise ArgumentError(
-                "hidden",
-                expected="a width large enough for a real model of equal size",
-                got=self.hidden,
-                remedy="Raise hidden, or use another encoding for the real model.",
-            )
-        hidden = range(1, 1 + 4 * max(self.hidden, target // max(self.dim, 1)))
-        low = bisect(hidden, target, key=lambda width: replace(real, hidden=width).parameters())
-        around = [replace(real, hidden=width) for width in (low, low + 1)]
-        return min(around, key=lambda config: abs(config.parameters() - target))
-
-    def parameters(self) -> int:
-        """Number of trained real numbers."""
-        with torch.device("meta"):
-            return sum(p.numel() for p in SequenceClassifier(self).parameters())
 
 
 class SequenceClassifier(SavedModel[ClassifierConfig]):
@@ -151,34 +101,25 @@ class SequenceClassifier(SavedModel[ClassifierConfig]):
 
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__(config)
-        shape = StackConfig(
-            dim=config.reals,
-            heads=config.heads,
-            hidden=config.hidden,
-            activation="relu",
-            norm="layer",
-            bias=True,
-            attention_bias="none",
-            max_length=config.max_length,
-        )
+        reals = 2 * config.dim
+        shape = StackConfig(dim=reals, heads=config.heads, max_length=config.max_length)
         layers = config.layers if config.body == "transformer" else 1
         encodings = stack.make_encodings(
             shape, config.encoding, config.options, layers=layers, causal=False
         )
         self.encoding = encodings[0]
-        self.embedding = nn.Embedding(config.vocabulary, config.reals)
+        self.embedding = nn.Embedding(config.vocabulary, reals)
         stack.draw_embedding(self.embedding)
         if config.body == "transformer":
-            self.body: nn.Module = Stack(config, shape, encodings)
-            features = config.dim
+            self.body: nn.Module = TransformerBody(config, encodings)
         else:
             self._require_embedding()
             self.body = BODIES[config.body](config)
-            features = config.hidden
         self.shared_encodings = share_encodings(self)
-        reals = 2 * features if config.numbers == "complex" else features
-        self.readout = nn.Linear(reals, config.classes)
-        nn.init.normal_(self.readout.weight, std=reals**-0.5)
+        self.readout = nn.Linear(
+            reals if config.body == "transformer" else 2 * config.hidden, config.classes
+        )
+        nn.init.normal_(self.readout.weight, std=self.readout.in_features**-0.5)
         nn.init.zeros_(self.readout.bias)
 
     def _require_embedding(self) -> None:
@@ -196,8 +137,7 @@ class SequenceClassifier(SavedModel[ClassifierConfig]):
         layout = stack.token_layout("tokens", tokens, layout)
         x = self.embedding(tokens) * self.embedding.embedding_dim**0.5
         x = stack.embed(self.encoding, x, layout, tokens)
-        x = self.body(folded(x) if self.config.numbers == "complex" else x, layout)
-        logits: Tensor = self.readout(side_by_side(x) if x.is_complex() else x)
+        logits: Tensor = self.readout(side_by_side(self.body(folded(x), layout)))
         return logits
 
 
@@ -206,7 +146,7 @@ class FastText(nn.Module):
 
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()
-        self.hidden = _linear(config, config.dim, config.hidden)
+        self.hidden = ComplexLinear(config.dim, config.hidden)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         return on_parts(torch.relu, cast(Tensor, self.hidden(mean_of_real(x, layout))))
@@ -218,8 +158,8 @@ class Lstm(nn.Module):
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()
         self.width = config.hidden
-        self.input = _linear(config, config.dim, 4 * config.hidden)
-        self.state = _linear(config, config.hidden, 4 * config.hidden, bias=False)
+        self.input = ComplexLinear(config.dim, 4 * config.hidden)
+        self.state = ComplexLinear(config.hidden, 4 * config.hidden, bias=False)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         inputs: Tensor = self.input(x)
@@ -242,13 +182,7 @@ class Cnn(nn.Module):
 
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()
-        self.filters: nn.Module
-        if config.numbers == "complex":
-            self.filters = ComplexConv(config.dim, config.hidden, kernel=config.kernel)
-        else:
-            self.filters = nn.Conv1d(
-                config.dim, config.hidden, config.kernel, padding=config.kernel // 2
-            )
+        self.filters = ComplexConv(config.dim, config.hidden, kernel=config.kernel)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         hidden = None if layout.valid is None else ~layout.valid.unsqueeze(-1)
@@ -262,32 +196,24 @@ class Cnn(nn.Module):
         return on_parts(largest, answers)
 
 
-class Stack(nn.Module):
+class TransformerBody(nn.Module):
     """The mean of the vectors after pre-norm Transformer blocks."""
 
-    def __init__(
-        self, config: ClassifierConfig, shape: StackConfig, encodings: Sequence[Encoding]
-    ) -> None:
+    def __init__(self, config: ClassifierConfig, encodings: Sequence[Encoding]) -> None:
         super().__init__()
-        if config.numbers == "complex":
-            self.blocks = stack.Blocks(
-                Block(
-                    dim=config.dim,
-                    attention=ComplexAttention(
-                        dim=config.dim, heads=config.heads, encoding=encoding
-                    ),
-                    feed_forward=ComplexFeedForward(dim=config.dim, hidden=config.hidden),
-                    norm="complex",
-                )
-                for encoding in encodings
+        self.blocks = stack.Blocks(
+            Block(
+                dim=config.dim,
+                attention=ComplexAttention(dim=config.dim, heads=config.heads, encoding=encoding),
+                feed_forward=ComplexFeedForward(dim=config.dim, hidden=config.hidden),
+                norm="complex",
             )
-        else:
-            self.blocks = stack.make_blocks(shape, encodings, causal=False)
-            self.blocks.reset_parameters()
-        self.norm = make_norm("complex" if config.numbers == "complex" else "layer", config.dim)
+            for encoding in encodings
+        )
+        self.norm = ComplexNorm(config.dim)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        return mean_of_real(normalize(self.norm, self.blocks(x, layout), layout), layout)
+        return mean_of_real(self.norm(self.blocks(x, layout)), layout)
 
 
 BODIES: dict[str, Callable[[ClassifierConfig], nn.Module]] = {
@@ -295,13 +221,3 @@ BODIES: dict[str, Callable[[ClassifierConfig], nn.Module]] = {
     "fasttext": FastText,
     "lstm": Lstm,
 }
-
-
-def _linear(config: ClassifierConfig, inputs: int, outputs: int, *, bias: bool = True) -> nn.Module:
-    if config.numbers == "complex":
-        return ComplexLinear(inputs, outputs, bias=bias)
-    linear = nn.Linear(inputs, outputs, bias=bias)
-    nn.init.normal_(linear.weight, std=inputs**-0.5)
-    if bias:
-        nn.init.zeros_(linear.bias)
-    return linear

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from posenc.attention import LayerCache, attend_complex
 from posenc.attention.extra.complex import ComplexProduct, side_by_side
 from posenc.encoding import Encoding
+from posenc.encoding.parts import require_causal
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -28,8 +29,8 @@ def folded(x: Float[Tensor, "*dims 2*T"]) -> Complex[Tensor, "*dims T"]:
 
 
 def on_parts(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """``function`` applied to real and imaginary parts separately, or to a real tensor."""
-    return torch.complex(function(x.real), function(x.imag)) if x.is_complex() else function(x)
+    """``function`` applied to real and imaginary parts separately."""
+    return torch.complex(function(x.real), function(x.imag))
 
 
 class ComplexLinear(nn.Module):
@@ -121,13 +122,7 @@ class ComplexAttention(nn.Module):
             raise ArgumentError(
                 "dim", expected=f"a multiple of heads ({heads})", got=dim, remedy="Change either."
             )
-        if encoding.causal_only:
-            raise ArgumentError(
-                "encoding",
-                expected="an encoding for bidirectional attention",
-                got="one that requires a causal mask",
-                remedy="Use another encoding.",
-            )
+        require_causal(encoding.parts(), causal=False)
         self.heads, self.encoding = heads, encoding
         self.product: ComplexProduct = product
         self.query, self.key, self.value, self.output = (
