@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.attention import BACKENDS, attend, explain
+from posenc.attention.problem.lowering import GivenTerms, GivenValues
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, StructuredScore
 from posenc.encoding.prepared import Prepared
 from posenc.errors import ArgumentError, BackendRefusal
@@ -37,8 +38,7 @@ from posenc.testing.subject import (
 def grouped_heads_are_repeated(subject: Subject) -> None:
     """Grouped key/value heads give the same as repeated heads."""
     encoding = subject.layer().encoding
-    q, k, v = operands(LENGTH, LENGTH)
-    grid = Grid.of(observed(subject, encoding, Layout.sequence(LENGTH)), causal=True)
+    (q, k, v), grid = _case(subject, encoding, Layout.sequence(LENGTH))
     for backend in serving(q, k, v, grid, encoding):
         grouped = attend(q, k, v, grid, encoding, backend=backend)
         every_k, every_v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
@@ -52,8 +52,7 @@ def heads_are_slices(subject: Subject) -> None:
     If heads depend on each other, it raises an error.
     """
     encoding = subject.layer().encoding
-    q, k, v = (x.requires_grad_() for x in operands(LENGTH, LENGTH))
-    grid = Grid.of(observed(subject, encoding, Layout.sequence(LENGTH)), causal=True)
+    (q, k, v), grid = _case(subject, encoding, Layout.sequence(LENGTH))
     tensors = [q, k, v, *encoding.parameters()]
     for begin, end in ((0, 2), (2, 6)):
         if any(part.mixes_heads for part in encoding.parts()):
@@ -91,7 +90,7 @@ def lowered_is_forward(subject: Subject) -> None:
         if score is not None:
             terms = score.lower(q, k, grid, scale=0.3)
             if terms is not None:
-                dense = _sum(terms, grid)
+                dense = GivenTerms(*terms)(q, k, grid, scale=0.3)
                 _require_rows_alone(score, terms, score.lower(-q, k + 1, grid, scale=0.3) or ())
                 _match(score(q, k, grid, scale=0.3), dense, [q, k, *score.parameters()], "score")
         if value is not None:
@@ -99,8 +98,7 @@ def lowered_is_forward(subject: Subject) -> None:
             weights = (weights * torch.arange(1, 10)).requires_grad_()
             term = value.lower(grid)
             if term is not None and term.value is not None:
-                rows = term.value[:, term.bucket(grid.offset)].double().transpose(0, 1)
-                dense = torch.einsum("bhqk,bhqkd->bhqd", weights, rows.expand(2, HEADS, -1, -1, -1))
+                dense = GivenValues(term)(weights, grid)
                 _match(value(weights, grid), dense, [weights, *value.parameters()], "value")
 
 
@@ -123,33 +121,6 @@ def _rows(term: StructuredScore) -> list[Tensor | None]:
     products = (term.left, term.right)
     rows = [None if product is None else product.rows for product in products]
     return [*rows, term.table, term.value, term.row, term.column]
-
-
-def _sum(terms: Iterable[StructuredScore], grid: Grid) -> Tensor:
-    """The dense logits of structured terms."""
-    total = torch.zeros(1, 1, grid.query.length, grid.key.length, dtype=torch.float64)
-    for term in terms:
-        if not isinstance(term, BucketedTerms):
-            total = total + term.query @ term.key.mT
-            continue
-        bucket = term.bucket(grid.offset)
-        if term.table is not None:
-            total = total + term.table[:, bucket].transpose(0, 1)
-        for side, product in (("left", term.left), ("right", term.right)):
-            if product is None:
-                continue
-            scores = product.tokens @ product.rows.to(product.tokens).mT
-            spread = (*scores.shape[:2], *bucket.shape[1:])
-            if side == "left":
-                total = total + scores.gather(-1, bucket.unsqueeze(1).expand(spread))
-            else:
-                index = bucket.mT.unsqueeze(1).expand(*scores.shape[:2], *bucket.mT.shape[1:])
-                total = total + scores.gather(-1, index).mT
-        if term.row is not None:
-            total = total + term.row.unsqueeze(-1)
-        if term.column is not None:
-            total = total + term.column.unsqueeze(-2)
-    return total
 
 
 def _match(forward: Tensor, dense: Tensor, inputs: list[Tensor], label: str) -> None:
@@ -176,11 +147,13 @@ def backends_agree(subject: Subject) -> None:
     trained = bool(learned(subject.layer().encoding))
     for frozen in (False, True) if trained else (True,):
         encoding = subject.layer().encoding.requires_grad_(not frozen)
-        for queries, keys in SHAPES:
-            _one_grid(subject, encoding, Layout.sequence(keys), queries)
-        _one_grid(subject, encoding, Layout.packed([20, 1, 44]), 65)
-        _one_grid(subject, encoding, Layout.padded([65, 20], side="left"), 65)
-        _one_grid(subject, encoding, Layout.padded([40, 65]), 30)
+        for layout, queries in (
+            *((Layout.sequence(keys), queries) for queries, keys in SHAPES),
+            (Layout.packed([20, 1, 44]), 65),
+            (Layout.padded([65, 20], side="left"), 65),
+            (Layout.padded([40, 65]), 30),
+        ):
+            _all_agree(encoding, *_case(subject, encoding, layout, queries))
 
 
 @law
@@ -245,23 +218,55 @@ def double_is_double(subject: Subject) -> None:
         (Layout.packed([20, 1, 44]), 65),
     ):
         wide = replace(layout, positions=layout.positions.double())
-        _one_grid(subject, encoding, wide, queries, tolerance=1e-11)
+        _all_agree(encoding, *_case(subject, encoding, wide, queries), tolerance=1e-11)
 
 
-def _one_grid(
-    subject: Subject, encoding: Encoding, layout: Layout, queries: int, *, tolerance: float = 1e-5
+def _case(
+    subject: Subject,
+    encoding: Encoding,
+    layout: Layout,
+    queries: int | None = None,
+    *,
+    rows: int | None = None,
+    window: int | None = None,
+) -> tuple[tuple[Tensor, Tensor, Tensor], Grid]:
+    """Queries, keys and values, and the grid of a layout's last ``queries`` with all its keys.
+
+    Args:
+        queries: by default all, in the layout of the keys.
+        rows: of the batch; by default the layout's.
+    """
+    rows, keys = rows or layout.batch, layout.length
+    q, k, v = (x.requires_grad_() for x in operands(queries or keys, keys, rows=rows))
+    key = query = observed(subject, encoding, layout, rows=rows)
+    if queries is not None:
+        query = key.slice(keys - queries, keys)
+    return (q, k, v), Grid(query, key, causal=True, window=window)
+
+
+def _all_agree(
+    encoding: Encoding,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    grid: Grid,
+    *,
+    tolerance: float = 1e-5,
+    **options: Any,
 ) -> None:
-    rows, keys = layout.batch, layout.length
-    q, k, v = (x.requires_grad_() for x in operands(queries, keys, rows=rows))
-    layout_with_signal = observed(subject, encoding, layout, rows=rows)
-    grid = Grid(layout_with_signal.slice(keys - queries, keys), layout_with_signal, causal=True)
-    tensors = [q, k, v, *learned(encoding)]
-    expected = attend(q, k, v, grid, encoding, backend="reference")
+    """Require outputs and gradients of ``reference`` from every backend that supports a call.
+
+    Args:
+        inputs: queries, keys and values.
+        **options: of ``attend``, of which tensors have gradients too.
+    """
+    tensors = [*inputs, *learned(encoding)]
+    tensors += [x for x in options.values() if isinstance(x, Tensor)]
+    expected = attend(*inputs, grid, encoding, backend="reference", **options)
     gradients = _gradients(expected, tensors)
-    for backend in serving(q, k, v, grid, encoding):
-        output = attend(q, k, v, grid, encoding, backend=backend)
-        agree(f"{backend} with {queries}×{keys}", output, expected, tolerance=tolerance)
-        _agree_gradients(backend, _gradients(output, tensors), gradients, tolerance=tolerance)
+    for backend in serving(*inputs, grid, encoding, **options):
+        output = attend(*inputs, grid, encoding, backend=backend, **options)
+        label = f"{backend} with {grid.query.length}×{grid.key.length}"
+        agree(label, output, expected, tolerance=tolerance)
+        _agree_gradients(label, _gradients(output, tensors), gradients, tolerance=tolerance)
 
 
 def _agree_gradients(
@@ -293,15 +298,7 @@ def lse_is_of_all_logits(subject: Subject) -> None:
         (Layout.padded([length, 6], side="left"), length, None),
         (Layout.padded([LENGTH, length]), LENGTH, None),
     ):
-        rows = layout.batch
-        q, k, v = (x.requires_grad_() for x in operands(queries, length, rows=rows))
-        layout_with_signal = observed(subject, encoding, layout, rows=rows)
-        grid = Grid(
-            layout_with_signal.slice(length - queries, length),
-            layout_with_signal,
-            causal=True,
-            window=window,
-        )
+        (q, k, v), grid = _case(subject, encoding, layout, queries, window=window)
         tensors = [q, k, v, *learned(encoding)]
         # constant and learned tables take different paths
         with torch.set_grad_enabled(queries == length):
@@ -331,18 +328,10 @@ def sinks_and_caps_agree(subject: Subject) -> None:
     if encoding.score is not None and encoding.score.replaces_softmax:
         return
     sinks = torch.linspace(-2.0, 2.0, HEADS, dtype=torch.float64).requires_grad_()
-    options: list[dict[str, Any]] = [{"sinks": sinks}, {"sinks": sinks, "softcap": 0.8}]
     for layout in (Layout.sequence(LENGTH), Layout.packed([LENGTH, 1, 3])):
-        q, k, v = (x.requires_grad_() for x in operands(layout.length, layout.length))
-        grid = Grid.of(observed(subject, encoding, layout), causal=True)
-        tensors = [q, k, v, sinks, *learned(encoding)]
-        for extras in options:
-            expected = attend(q, k, v, grid, encoding, backend="reference", **extras)
-            gradients = _gradients(expected, tensors)
-            for backend in serving(q, k, v, grid, encoding, **extras):
-                output = attend(q, k, v, grid, encoding, backend=backend, **extras)
-                agree(backend, output, expected)
-                _agree_gradients(backend, _gradients(output, tensors), gradients)
+        case = _case(subject, encoding, layout, rows=2)
+        for softcap in (None, 0.8):
+            _all_agree(encoding, *case, sinks=sinks, softcap=softcap)
 
 
 def serving(
@@ -381,11 +370,15 @@ def weights_that_change_are_followed(subject: Subject) -> None:
             for name, parameter in list(module.named_parameters(recurse=False)):
                 setattr(module, name, nn.Parameter(-parameter))
 
+    def edit(name: str, part: Callable[[Tensor], None]) -> None:
+        x = encoding.state_dict(keep_vars=True)[name]  # itself, not a copy
+        part(x.view(-1, x.shape[-1] if x.dim() else 1))
+
     read = encoding.state_dict().items()
     names = [n for n, x in read if x.is_floating_point() and not n.startswith("embedding.")]
-    parts = [partial(edit, encoding, name) for name in names for edit in EDITS]
-    changes: list[Callable[[], None]] = [in_place, behind_autograd, replaced, *parts]
-    changes.append(partial(_load, encoding, other))
+    parts = [partial(edit, name, part) for name in names for part in PARTS]
+    changes: list[Callable[[], object]] = [in_place, behind_autograd, replaced, *parts]
+    changes.append(partial(encoding.load_state_dict, other))
     prepared = Prepared()
     with torch.no_grad():
         for backend in ("auto", *serving(q, k, v, grid, encoding)):
@@ -399,29 +392,18 @@ def weights_that_change_are_followed(subject: Subject) -> None:
                 agree(backend, output, expected)
 
 
-def _edit_number(encoding: Encoding, name: str) -> None:
-    numbers = _tensor(encoding, name).data.view(-1)
+def _edit_number(rows: Tensor) -> None:
+    numbers = rows.data.view(-1)
     numbers[max(0, numbers.numel() - 2)] += 0.25
 
 
-def _edit_row(encoding: Encoding, name: str) -> None:
-    x = _tensor(encoding, name).detach()
-    x.view(-1, x.shape[-1] if x.dim() else 1).numpy()[-1] += 0.25
+def _edit_row(rows: Tensor) -> None:
+    rows.detach().numpy()[-1] += 0.25
 
 
-def _edit_column(encoding: Encoding, name: str) -> None:
-    x = _tensor(encoding, name)
-    x.view(-1, x.shape[-1] if x.dim() else 1)[:, 0].add_(0.25)
+def _edit_column(rows: Tensor) -> None:
+    rows[:, 0].add_(0.25)
 
 
-EDITS = (_edit_number, _edit_row, _edit_column)
-
-
-def _tensor(encoding: Encoding, name: str) -> Tensor:
-    """A parameter or buffer itself, not a copy."""
-    tensor: Tensor = encoding.state_dict(keep_vars=True)[name]
-    return tensor
-
-
-def _load(encoding: Encoding, state: Mapping[str, Tensor]) -> None:
-    encoding.load_state_dict(state)
+PARTS = (_edit_number, _edit_row, _edit_column)
+"""Edits of a single number, of a row and of a column of a matrix."""

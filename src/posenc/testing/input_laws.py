@@ -42,32 +42,31 @@ FARTHEST = 2**53 - 32
 @law
 def default_positions_are_exact_in_double(subject: Subject) -> None:
     """With float64 features, float32 positions give what float64 ones do, on every backend."""
-    layer, x, tokens = subject.layer(), inputs(), tokens_of()
-    for layout in _layouts(subject):
-        double = replace(layout, positions=layout.positions.double())
-        for backend in BACKENDS:
-            layer.attention.backend = backend
-            with contextlib.suppress(BackendRefusal):
-                expected = layer(x, double, tokens=tokens)
-                agree(backend, layer(x, layout, tokens=tokens), expected, tolerance=1e-12)
+    _same_in_double(subject, torch.float64, _layouts(subject), tolerance=1e-12)
 
 
 @law
 def double_positions_serve_any_features(subject: Subject) -> None:
     """float64 and float32 positions give the same, in the features' dtype, on every backend."""
-    tokens = tokens_of()
-    for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 0.06)):
-        layer, x = subject.layer(dtype=dtype), inputs().to(dtype)
-        for layout in _layouts(subject)[: None if dtype == torch.float32 else 1]:
-            double = replace(layout, positions=layout.positions.double())
-            for backend in BACKENDS:
-                layer.attention.backend = backend
-                with contextlib.suppress(BackendRefusal):
-                    expected = layer(x, layout, tokens=tokens)
-                    got = layer(x, double, tokens=tokens)
-                    if got.dtype != dtype:
-                        raise LawBroken(f"{backend} returns {got.dtype} for {dtype}")
-                    agree(f"{dtype} by {backend}", got, expected, tolerance=tolerance)
+    _same_in_double(subject, torch.float32, _layouts(subject), tolerance=2e-5)
+    _same_in_double(subject, torch.bfloat16, _layouts(subject)[:1], tolerance=0.06)
+
+
+def _same_in_double(
+    subject: Subject, dtype: torch.dtype, layouts: Sequence[Layout], *, tolerance: float
+) -> None:
+    """Require the same output for float32 and float64 positions, in the features' dtype."""
+    layer, x, tokens = subject.layer(dtype=dtype), inputs().to(dtype), tokens_of()
+    for layout in layouts:
+        double = replace(layout, positions=layout.positions.double())
+        for backend in BACKENDS:
+            layer.attention.backend = backend
+            with contextlib.suppress(BackendRefusal):
+                expected = layer(x, double, tokens=tokens)
+                got = layer(x, layout, tokens=tokens)
+                if got.dtype != dtype or expected.dtype != dtype:
+                    raise LawBroken(f"{backend} returns {got.dtype} for {dtype}")
+                agree(f"{dtype} by {backend}", got, expected, tolerance=tolerance)
 
 
 def _layouts(subject: Subject) -> list[Layout]:

@@ -81,65 +81,61 @@ def sharded_is_whole(subject: Subject) -> None:
 @law
 def packed_is_separate(subject: Subject) -> None:
     """Documents packed into one row equal separate documents."""
-    layer, x, tokens = subject.layer(), inputs(1), tokens_of(1)
-    packed = layer(x, subject.place(Layout.packed([8, 5])), tokens=tokens)
-    for part in (slice(0, 8), slice(8, LENGTH)):
-        alone = _full_pass(subject, layer, x[:, part], tokens[:, part])
-        agree(f"document {part}", packed[:, part], alone)
+    _is_alone(subject, Layout.packed([8, 5]), slice(0, 8), slice(8, LENGTH))
 
 
 @law
 def padded_is_unpadded(subject: Subject) -> None:
     """Rows padded on either side equal unpadded rows."""
+    _is_alone(subject, Layout.padded([LENGTH, 8], side="left"), slice(LENGTH - 8, LENGTH))
+    _is_alone(subject, Layout.padded([LENGTH, 8]), slice(0, 8))
+
+
+def _is_alone(subject: Subject, layout: Layout, *parts: slice) -> None:
+    """Require that parts of the second row are as without all other tokens."""
     layer, x, tokens = subject.layer(), inputs(), tokens_of()
-    for side in ("left", "right"):
-        padded = layer(x, subject.place(Layout.padded([LENGTH, 8], side=side)), tokens=tokens)
-        real = slice(LENGTH - 8, LENGTH) if side == "left" else slice(0, 8)
-        alone = _full_pass(subject, layer, x[1:, real], tokens[1:, real])
-        agree(f"{side} padding", padded[1:, real], alone)
+    output = layer(x, subject.place(layout), tokens=tokens)
+    for part in parts:
+        alone = _full_pass(subject, layer, x[1:, part], tokens[1:, part])
+        agree(f"tokens {part.start} to {part.stop} of {layout}", output[1:, part], alone)
 
 
 @law
 def hidden_tokens_change_nothing(subject: Subject) -> None:
     """Features of padding and of other documents have no effect."""
-    layer, x, tokens = subject.layer(), inputs(), tokens_of()
-    garbage = 100 * inputs(seed=5)
-    for layout, unchanged in (
-        (Layout.padded([8, 8], LENGTH), slice(0, 8)),
-        (Layout.padded([8, 8], LENGTH, side="left"), slice(LENGTH - 8, LENGTH)),
-        (Layout.packed([5, 8]), slice(5, LENGTH)),
-    ):
-        layout = subject.place(layout)
-        changed = garbage.clone()
-        changed[:, unchanged] = x[:, unchanged]
-        agree(
-            f"tokens {unchanged}",
-            layer(changed, layout, tokens=tokens)[:, unchanged],
-            layer(x, layout, tokens=tokens)[:, unchanged],
-        )
+    _is_untouched(subject, Layout.padded([8, 8], LENGTH), slice(0, 8), by=slice(8, LENGTH))
+    left = Layout.padded([8, 8], LENGTH, side="left")
+    _is_untouched(subject, left, slice(LENGTH - 8, LENGTH), by=slice(0, LENGTH - 8))
+    _is_untouched(subject, Layout.packed([5, 8]), slice(5, LENGTH), by=slice(0, 5))
 
 
 @law
 def causal_is_causal(subject: Subject) -> None:
     """Later tokens have no effect on earlier ones."""
-    layer, x = subject.layer(), inputs()
-    changed = x.clone()
-    changed[:, 7:] = 100 * inputs(seed=5)[:, 7:]
-    agree(
-        "the past", _full_pass(subject, layer, changed)[:, :7], _full_pass(subject, layer, x)[:, :7]
-    )
+    _is_untouched(subject, Layout.sequence(LENGTH), slice(0, 7), by=slice(7, LENGTH))
 
 
 @law
 def windows_are_windows(subject: Subject) -> None:
     """Tokens outside the sliding window have no effect on a query."""
-    layer, x = subject.layer(window=4), inputs()
-    changed = x.clone()
-    changed[:, :5] = 100 * inputs(seed=5)[:, :5]
-    before, after = _full_pass(subject, layer, x), _full_pass(subject, layer, changed)
-    agree("queries outside their window", after[:, 8:], before[:, 8:])
+    sequence = Layout.sequence(LENGTH)
+    before, after = _is_untouched(
+        subject, sequence, slice(8, LENGTH), by=slice(0, 5), layer=subject.layer(window=4)
+    )
     if torch.allclose(before[:, 7], after[:, 7], atol=1e-9):
         raise LawBroken("the last token in the window makes no difference")
+
+
+def _is_untouched(
+    subject: Subject, layout: Layout, part: slice, *, by: slice, layer: Layer | None = None
+) -> tuple[Tensor, Tensor]:
+    """Require the same output at some tokens whatever others hold; returns both outputs."""
+    layer, x = layer or subject.layer(), inputs()
+    changed = x.clone()
+    changed[:, by] = 100 * inputs(seed=5)[:, by]
+    before, after = (layer(y, subject.place(layout), tokens=tokens_of()) for y in (x, changed))
+    agree(f"tokens {part.start} to {part.stop} of {layout}", after[:, part], before[:, part])
+    return before, after
 
 
 @law
