@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 
@@ -36,19 +37,13 @@ class PosencError(Exception):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.argument, self.expected, self.got, self.remedy)
+        parts = {"expected": self.expected, "got": self.got, "remedy": self.remedy}
+        return partial(type(self), **parts), (self.argument,)
 
 
 def _shortened(text: str) -> str:
     """The text, its middle replaced by an ellipsis if it is longer than ``MAX_CHARACTERS``."""
     return text if len(text) <= MAX_CHARACTERS else f"{text[:750]} … {text[-375:]}"
-
-
-def _rebuild(
-    kind: type[PosencError], argument: str, expected: str, got: str, remedy: str
-) -> PosencError:
-    """Unpickle an error."""
-    return kind(argument, expected=expected, got=got, remedy=remedy)
 
 
 class ArgumentError(PosencError, ValueError):

@@ -14,6 +14,7 @@ from posenc.attention import Cache
 from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
+from posenc.layout.checks import INTEGERS, require_tensor
 
 
 @runtime_checkable
@@ -156,13 +157,10 @@ def check_prompt(
     Raises:
         ArgumentError, LengthError: as ``generate``.
     """
-    if not isinstance(prompt, Tensor) or prompt.dim() != 2 or prompt.shape[1] < 1:
-        raise ArgumentError(
-            "prompt",
-            expected="shape [B, L] with L of 1 or more",
-            got=list(prompt.shape) if isinstance(prompt, Tensor) else type(prompt).__name__,
-            remedy="Start with at least one token.",
-        )
+    remedy = "Start with at least one token, in rows of one length."
+    require_tensor("prompt", prompt, ("B", "L"), INTEGERS, remedy=remedy)
+    if not prompt.shape[1]:
+        raise ArgumentError("prompt", expected="1 token or more", got="none", remedy=remedy)
     if not isinstance(model, LanguageModel):
         got, remedy = type(model).__name__, "Use a Decoder, or transformer.given(source)."
         raise ArgumentError("model", expected="a LanguageModel", got=got, remedy=remedy)
