@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter
-from typing import Literal
+from typing import Any, Literal
 
 from posenc.arguments import domains
 from posenc.encoding.encoding import Encoding

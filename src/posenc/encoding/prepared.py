@@ -155,13 +155,13 @@ def reused(
     Stored from the second call on, so that a single one costs no copies of what it read; from the
     first where there is nothing to compare. Layers and tensors are compared to the last bit at each
     call: edits through ``.data`` or an array that shares memory leave no other trace. A layer
-    changes when it is another module, or its settings or the modules in it are others. Computed without an active ``Prepared``; where a gradient is wanted;
-    while PyTorch watches or transforms what is computed; and with layers that drop, that are not on
-    a CPU, that have settings which cannot be compared, or that others observe or replace.
+    changes when it is another module, or its settings or the modules in it are others. Computed
+    without an active ``Prepared``; where a gradient is wanted; while PyTorch watches or transforms
+    what is computed; and with layers that drop, that are not on a CPU, that have settings which
+    cannot be compared, or that others observe or replace.
 
-    Its tensors can be saved for gradients, also when they were computed in inference mode. While a
-    CUDA graph is captured, whose replays compare nothing, a result is taken where the tensors are
-    the same objects.
+    Its tensors can be saved for gradients, also those of inference mode. While a CUDA graph is
+    captured, whose replays compare nothing, a result is taken where the tensors are the same.
 
     Args:
         compute: calls ``layers`` and reads ``tensors``.

@@ -179,14 +179,14 @@ def exponentials(
         squarings, order = squarings.sort(stable=True)
         place = order.argsort()
         place = place if index is None else place[index]
-        times, counts = squarings.unique_consecutive(return_counts=True)
+        times, counts = torch.unique_consecutive(squarings, return_counts=True)
     monomials = _monomials((distinct * factor.unsqueeze(-1))[order])
     coefficients = _coefficients(skew.flatten(1, 2))
     powers = (monomials @ coefficients.flatten(1)).view(-1, *coefficients.shape[1:])
     step = max(1, CHUNK // coefficients[0].numel())
     squared = []
-    for part, often in zip(powers.split(counts.tolist()), times.tolist(), strict=True):
-        for piece in part.split(step):
+    for part, often in zip(torch.split(powers, counts.tolist()), times.tolist(), strict=True):
+        for piece in torch.split(part, step):
             for _ in range(often):
                 piece = piece @ piece
             squared.append(piece.to(dtype))
