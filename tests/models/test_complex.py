@@ -14,6 +14,7 @@ from posenc.errors import ArgumentError, UnknownNameError
 from posenc.models import ClassifierConfig, SequenceClassifier
 from posenc.models.complex_layers import ComplexAttention, ComplexConv, ComplexLinear, folded
 from posenc.models.layers import ComplexNorm
+from tests.models.drawing import draw_biases
 
 BODIES = ["fasttext", "lstm", "cnn", "transformer"]
 
@@ -44,6 +45,7 @@ def close(a: Tensor, b: Tensor) -> None:
 @pytest.mark.parametrize("body", BODIES)
 def test_padded_equals_unpadded(body: str, side: str) -> None:
     model = make(body)
+    draw_biases(model)
     text = tokens()
     real = slice(4, None) if side == "left" else slice(0, 5)
     logits = model(text, Layout.padded([9, 5, 9], side=side))

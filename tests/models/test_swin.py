@@ -16,6 +16,7 @@ from posenc.models import Swin, SwinConfig, pad_images
 from posenc.models.stack import StackConfig
 from posenc.models.swin import SwinStage, Windows
 from posenc.registry import ENCODINGS
+from tests.models.drawing import draw_biases
 from tests.models.image_encodings import IMAGE_ENCODINGS
 
 INSIDE = [
@@ -123,6 +124,7 @@ def test_every_encoding_trains_and_comes_back(encoding: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("encoding", ["swin", "swin_v2", "rope2d", "sine2d", "conv", "nope"])
 def test_padded_equals_unpadded(encoding: str) -> None:
     model = make(encoding, size=(24, 24))
+    draw_biases(model)
     large, small = images(1, 24, 18)[0], images(1, 16, 24)[0]
     batch, valid = pad_images([large, small], multiple=2)
     batch = batch.masked_fill(~valid.unsqueeze(1), float("nan"))

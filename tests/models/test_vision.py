@@ -22,6 +22,7 @@ from posenc.models import (
 )
 from posenc.models.vision import fit_image
 from posenc.registry import ENCODINGS
+from tests.models.drawing import draw_biases
 from tests.models.image_encodings import IMAGE_ENCODINGS
 
 NAMES = [*IMAGE_ENCODINGS, "learned2d+swin", "rope2d+irpe", "row_column+decomposed2d"]
@@ -61,6 +62,7 @@ def test_position_matters_but_for_nope(encoding: str) -> None:
 @pytest.mark.parametrize("encoding", NAMES)
 def test_padded_equals_unpadded(encoding: str) -> None:
     model = make(encoding, size=(16, 16))
+    draw_biases(model)
     large, small = images(1, 12, 16)[0], images(1, 16, 8)[0]
     batch, valid = pad_images([large, small], multiple=2)
     batch = batch.masked_fill(~valid.unsqueeze(1), float("nan"))
