@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -38,12 +39,12 @@ def grouped(i: float, j: float) -> float:
     return math.floor(i / 3) - math.floor(j / 3) + (ahead if i > j else -ahead)
 
 
-def chunked(i: float, j: float) -> float:
-    # chunks of 6 - 2 = 4
-    apart = i // 4 - j // 4
+def chunked(i: float, j: float, *, reach: float = 6, local: float = 2) -> float:
+    size = reach - local
+    apart = i // size - j // size
     if apart == 0:
         return i - j
-    return (min(i % 4 + 4, 6) if apart == 1 else 6) - j % 4
+    return min(i % size + size if apart == 1 else 2 * size - 1, reach) - j % size
 
 
 def shifted(i: float, j: float) -> float:
@@ -110,6 +111,14 @@ def test_equals_loops(method: str, grid: Grid) -> None:
     q, k, v = draw(grid.query.length, grid.key.length, rows=rows)
     expected = by_loops(q, k, v, grid, CASES[method][1])
     same(attend(q, k, v, grid, made(method), backend="reference"), expected)
+
+
+@pytest.mark.parametrize("local", [1, 3, 4, 5])
+def test_chunks_of_any_size_equal_loops(local: int) -> None:
+    """With much that is local, two chunks are shorter than the largest distance."""
+    grid, (q, k, v) = GRIDS["whole"], draw(23)
+    expected = by_loops(q, k, v, grid, partial(chunked, local=local))
+    same(attend(q, k, v, grid, made("dual_chunk", local=local)), expected)
 
 
 @pytest.mark.parametrize("method", CASES)
