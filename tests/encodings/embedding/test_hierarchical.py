@@ -30,6 +30,14 @@ def test_trained_positions_keep_their_rows() -> None:
     torch.testing.assert_close(encoding(x[:, :7], Layout.sequence(7))[0], encoding.table)
 
 
+def test_parts_have_the_rows_of_the_whole_across_the_trained_length() -> None:
+    encoding, x = Hierarchical(dim=4, max_length=7), torch.zeros(1, 49, 4)
+    whole = encoding(x, Layout.sequence(49))
+    for begin, end in [(0, 6), (0, 7), (0, 8), (6, 7), (6, 8), (7, 8), (8, 9), (3, 10)]:
+        part = encoding(x[:, begin:end], Layout.sequence(end - begin, begin))
+        torch.testing.assert_close(part, whole[:, begin:end])
+
+
 def test_a_number_by_hand() -> None:
     # n = 2, α = 0.4, p = (0, 6): u = (0, 10), so q = (0, 6, 4, 10).
     encoding = Hierarchical(dim=1, max_length=2).requires_grad_(False)
