@@ -69,6 +69,13 @@ def test_skipped_is_chunks_with_growing_skips() -> None:
     assert max(ends) > 90
 
 
+def test_skipped_begins_anywhere_and_reaches_every_place() -> None:
+    generator, three = seeded(), Layout.sequence(3)
+    drawn = {tuple(line(skipped(three, max_length=5, generator=generator))) for _ in range(200)}
+    assert drawn == {(0, 1, 2), (0, 1, 3), (0, 1, 4), (0, 2, 3), (0, 3, 4)}
+    assert line(skipped(three, max_length=3)) == [0, 1, 2]
+
+
 def test_one_chunk_skips_nothing() -> None:
     assert line(skipped(Layout.sequence(6), max_length=50, chunks=1)) == list(range(6))
 
