@@ -183,13 +183,15 @@ def test_frequencies_of_windows_are_left_alone_unless_asked() -> None:
     assert not torch.equal(rotary.sliding_attention_inv_freq, window)
 
 
-def test_a_stretched_model_is_stretched_from_its_theta() -> None:
+@pytest.mark.parametrize("method", ["yarn", "ntk"])
+def test_a_stretched_model_is_stretched_from_its_theta(method: str) -> None:
+    """YaRN has a gain, which goes with it where the new method has none."""
     plain = model_of("llama", max_position_embeddings=TRAINED)
     model = own(plain, OWN["yarn"] | {"factor": 2.0})
     with pytest.raises(ArgumentError, match="of='theta'"):
-        stretch(model, "yarn", factor=FACTOR)
-    stretch(model, "yarn", factor=FACTOR, of="theta")
-    stretch(plain, "yarn", factor=FACTOR)
+        stretch(model, method, factor=FACTOR)
+    stretch(model, method, factor=FACTOR, of="theta")
+    stretch(plain, method, factor=FACTOR)
     assert near(outputs(plain), outputs(model))
 
 
