@@ -263,3 +263,15 @@ def test_gradients_whose_memory_has_the_other_sign(backend: str) -> None:
     got = torch.autograd.grad(output, operands, gradient, retain_graph=True)
     expected = torch.autograd.grad(output, operands, gradient.resolve_neg())
     torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("backend", ["native", "blockwise", "sdpa"])
+def test_gradients_of_the_lse_lie_as_they_like(backend: str) -> None:
+    """Such as those of a loss that reads its transpose, in the dtype that kernels take."""
+    operands = [torch.randn(2, HEADS, 20, WIDTH, requires_grad=True) for _ in range(3)]
+    grid = Grid.of(Layout.sequence(20), causal=True)
+    _, lse = attend(*operands, grid, Encoding(), backend=backend, return_lse=True)
+    gradient = torch.randn(2, 20, HEADS).transpose(1, 2)
+    got = torch.autograd.grad(lse, operands[:2], gradient, retain_graph=True)
+    expected = torch.autograd.grad(lse, operands[:2], gradient.contiguous())
+    torch.testing.assert_close(got, expected)
