@@ -262,6 +262,21 @@ def both_ways(grid: Grid, encoding: Encoding, *, dtype: torch.dtype) -> list[Ten
     return [attend(q, k, v, grid, encoding, backend=way) for way in ("sdpa", "reference")]
 
 
+def test_far_keys_that_outweigh_near_ones_are_kept() -> None:
+    """The product of a query is as far below 0 with its own key as above it with the first."""
+    q, k, v = (x.detach().float() for x in inputs(LAST_OF_MANY))
+    sign = torch.full((k.shape[2], 1), -1.0)
+    sign[0] = 1
+    direction, encoding = torch.ones(q.shape[3]) * 60**0.5 / q.shape[3] ** 0.25, falling(110)
+    given = direction.expand_as(q), (direction * sign).expand_as(k), v
+    got, expected = (
+        attend(*given, LAST_OF_MANY, encoding, backend=way) for way in ("sdpa", "reference")
+    )
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+    first = v[:, :, :1].repeat_interleave(2, dim=1)
+    assert (expected - first).abs().max() < 0.01
+
+
 def test_many_small_weights_are_kept() -> None:
     """Each of 3,000 weights is below the rounding of 1, their sum is not."""
     got, expected = both_ways(LAST_OF_MANY, falling(16.5), dtype=torch.float32)
