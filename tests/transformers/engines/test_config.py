@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from posenc.transformers.checkpoints.rope import TRAINED
 from posenc.transformers.engines.config import ModelConfig
 
 WRITTEN = {
@@ -30,3 +31,14 @@ def test_the_rotated_share_has_several_names(name: str) -> None:
 def test_the_base_has_several_names(name: str) -> None:
     others = {key: value for key, value in WRITTEN.items() if key != "rope_theta"}
     assert ModelConfig.of(others | {name: 700.0}).ropes()[""].base == 700.0
+
+
+@pytest.mark.parametrize("beside", [None, 512])
+@pytest.mark.parametrize("inside", [None, 256])
+def test_a_trained_length_beside_the_parameters_is_read_first(
+    beside: int | None, inside: int | None
+) -> None:
+    """As transformers does, which writes it over that of the parameters."""
+    scaling = {"rope_type": "yarn", "factor": 4.0} | ({TRAINED: inside} if inside else {})
+    fields = WRITTEN | {"rope_scaling": scaling} | ({TRAINED: beside} if beside else {})
+    assert ModelConfig.of(fields).ropes()[""].length == (beside or inside or 2048)
