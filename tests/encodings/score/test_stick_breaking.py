@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -72,6 +74,18 @@ def test_weights_sum_to_one_with_the_remainder_and_to_less_without() -> None:
     lost = attend(q, k, ones, grid, posenc.create("stick_breaking", remainder="none"))
     assert (lost < 1).all()
     assert (lost[:, :, 0] == 0).all()
+
+
+def test_tokens_of_one_order_share_the_remainder() -> None:
+    order = torch.tensor([[0, 1, 2, 2, 3, 3, 3]])
+    grid = Grid.of(replace(Layout.sequence(7), start=None, order=order), causal=True)
+    q, k, _ = inputs(grid)
+    weights = StickBreaking()(q, k.repeat_interleave(2, 1), grid, scale=0.3).exp()
+    weights = weights.masked_fill(~grid.visible, 0)
+    for alike in (slice(2, 4), slice(4, 7)):
+        shares = weights[..., alike, alike]
+        torch.testing.assert_close(shares, shares[..., :1].expand_as(shares))
+    torch.testing.assert_close(weights[:, :, [0, 1, 3, 6]].sum(-1), torch.ones(2, 6, 4).double())
 
 
 def test_recent_tokens_go_first() -> None:
