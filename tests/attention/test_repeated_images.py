@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention.backends.native.build import missing
+from posenc.registry import ENCODINGS
+from posenc.testing.subject import spread
+from tests.models.image_encodings import IMAGE_ENCODINGS
 
 pytestmark = [
     pytest.mark.skipif(missing() is not None, reason="needs the compiled kernels"),
@@ -24,6 +28,7 @@ OF_CELLS: dict[str, dict[str, Any]] = {
 }
 ROTATING: dict[str, dict[str, Any]] = {"rope2d": {}, "rope_mixed": {}, "comrope": {"block": 2}}
 NAMES = [*OF_CELLS, *ROTATING]
+IN_ATTENTION = [n for n in IMAGE_ENCODINGS if ENCODINGS[n].claims.sites != ("embedding",)]
 
 
 def make(name: str) -> Encoding:
@@ -70,12 +75,35 @@ def test_images_of_as_many_cells_are_told_apart(name: str, planned: list[None]) 
         assert count(planned, encoding, Grid.of(Layout.image(*extent))) == 1
 
 
+@pytest.mark.parametrize("name", IN_ATTENTION)
+def test_parts_of_other_images_are_told_apart(name: str) -> None:
+    """What a layer keeps of one image is not taken for another, in whatever order they come."""
+    encoding = posenc.create(name, dim=32, heads=4, head_dim=8, **ENCODINGS[name].sample).eval()
+    spread(encoding)
+    with torch.no_grad():
+        for seed, extent in enumerate(3 * ((3, 4), (4, 3), (5, 2))):
+            given, layout = tensors(extent[0] * extent[1], seed), Layout.image(*extent)
+            layout = encoding.observe(torch.randn(2, layout.length, 32), layout)
+            parts = (encoding, copy.deepcopy(encoding))
+            output, expected = (attend(*given, Grid.of(layout), part) for part in parts)
+            torch.testing.assert_close(output, expected, atol=3e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", OF_CELLS)
 def test_queries_of_another_image_are_prepared(name: str, planned: list[None]) -> None:
     """The image of the keys is smaller, as where keys are pooled."""
     encoding = make(name)
     grid = Grid(Layout.image(8, 24), Layout.image(4, 12))
     assert count(planned, encoding, grid) == 1
+
+
+@pytest.mark.parametrize("name", OF_CELLS)
+def test_images_of_keys_are_told_apart(name: str, planned: list[None]) -> None:
+    """The same queries meet more cells, then fewer than before."""
+    encoding = make(name)
+    for rows in (4, 7, 3):
+        grid = Grid(Layout.image(8, 24), Layout.image(rows, 24))
+        assert count(planned, encoding, grid) == 1
 
 
 @pytest.mark.parametrize("name", ROTATING)

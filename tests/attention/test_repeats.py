@@ -45,6 +45,17 @@ def grid(length: int = 16, start: int = 0) -> Grid:
     return Grid.of(Layout.sequence(length, start), causal=True)
 
 
+def test_grids_of_other_keys_are_told_apart() -> None:
+    """The last queries see all keys, of which there are more, then fewer than before."""
+    encoding, (q, k, v) = make("alibi"), tensors(10)
+    for keys in (5, 5, 8, 8, 5):
+        given = q, k[:, :, :keys], v[:, :, :keys]
+        seen = Grid(Layout.sequence(10), Layout.sequence(keys), causal=True)
+        output = attend(*given, seen, encoding, backend="native")
+        expected = attend(*given, seen, encoding, backend="reference")
+        torch.testing.assert_close(output, expected, atol=3e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", [*PREPARED, "transformer_xl", "cope"])
 @pytest.mark.parametrize("length", [1, 5, 64])
 def test_repeated_calls_equal_the_definition(name: str, length: int, planned: list[None]) -> None:
