@@ -341,7 +341,9 @@ def test_only_rows_that_the_grid_reaches_are_projected(options: dict[str, Any]) 
         assert layer is not None
         layer.register_forward_pre_hook(lambda _, operands: counts.append(operands[0].shape[0]))
     q, k = torch.randn(2, 2, 2, 32, 4)
-    for layout in (Layout.sequence(32, 7), Layout.padded([32, 20]), Layout.at(torch.arange(32.0))):
+    places = torch.arange(32.0)
+    irregular = (Layout.at(places), Layout.at(0.9 * places), Layout.at(0.7 * places.flip(0)))
+    for layout in (Layout.sequence(32, 7), Layout.padded([32, 20]), *irregular):
         grid = Grid.of(layout)
         wanted = part(q, k, grid, scale=1.0)
         part.lower(q, k, grid, scale=1.0)
