@@ -206,3 +206,19 @@ def test_not_a_number_stays_in_its_row() -> None:
     assert rows[0, 0, 3]
     assert rows.sum() == 1
     assert output.isnan().sum() == 64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_shared_heads_are_summed_before_they_are_rounded(dtype: torch.dtype) -> None:
+    """Those of two heads, nearly of opposite sign, leave little of each."""
+    torch.manual_seed(6)
+    q, gradient = torch.randn(2, 1, 2, 40, 16).to(dtype).repeat(1, 1, 2, 1, 1)
+    gradient = torch.cat([gradient[:, :2], -gradient[:, 2:] * 1.0078125], dim=1)
+    k, v = torch.randn(2, 1, 1, 40, 16).to(dtype)
+    grid, sums = Grid.of(Layout.sequence(40), causal=True), []
+    for backend, wide in (("reference", torch.float64), ("native", dtype)):
+        values = v.to(wide).requires_grad_()
+        output = attend(q.to(wide), k.to(wide), values, grid, Encoding(), backend=backend)
+        sums += torch.autograd.grad(output, values, gradient.to(wide))
+    off = (sums[0] - sums[1]).abs().max() / sums[0].abs().max()
+    assert off <= torch.finfo(dtype).eps
