@@ -15,7 +15,7 @@ from posenc.attention.call import Call
 from posenc.attention.problem.problem import GlobalSoftmax
 from posenc.errors import BackendRefusal
 from posenc.extension import extend
-from tests.attention.comparing import agree, built, compare, draw_for
+from tests.attention.comparing import agree, built, compare, draw_for, results
 from tests.support.exhaustive import in_turn
 
 LENGTH = 70
@@ -127,6 +127,20 @@ def test_frequencies_that_are_trained_get_gradients() -> None:
         attend(*draw(WHOLE), WHOLE, encoding, backend="native")
     attend(*draw(WHOLE), WHOLE, encoding).sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in encoding.parameters())
+
+
+@built
+@pytest.mark.parametrize("learned", ["query", "key", "both"])
+@pytest.mark.parametrize("method", ["rerope", "string"])
+def test_positions_that_are_learned_get_gradients(method: str, learned: str) -> None:
+    positions = WHOLE.query.positions.clone().requires_grad_()
+    moved, encoding = WHOLE.query.with_positions(positions), encoding_of(method)
+    sides = (moved if learned in (side, "both") else WHOLE.query for side in ("query", "key"))
+    grid = Grid(*sides, causal=True)
+    with pytest.raises(BackendRefusal, match="no form"):
+        attend(*draw(grid), grid, encoding, backend="native")
+    compare(draw(grid), grid, encoding, "auto", wanted=[positions])
+    assert results(draw(grid), grid, encoding, "auto", wanted=[positions])[-1].any()
 
 
 def test_second_derivatives() -> None:
