@@ -157,6 +157,18 @@ def test_sums_over_tokens_between(name: str, where: str) -> None:
     check(encoding, seen, tensors, 1e-6)
 
 
+@pytest.mark.usefixtures("_blocks")
+@pytest.mark.parametrize("first", [1, 57, 64, 90])
+@pytest.mark.parametrize("name", ["path", "forgetting", "grape_additive"])
+def test_sums_up_to_queries_after_a_past(name: str, first: int) -> None:
+    """Whose own keys lie in any block of PaTH's transforms."""
+    encoding, past = make(name, causal=True), GRIDS["causal"].query
+    x = torch.randn(2, 97, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    key = encoding.observe(x, past)
+    grid = Grid(key.slice(first, 97), key, causal=True)
+    check(encoding, grid, inputs(grid), 1e-6)
+
+
 @pytest.mark.parametrize(
     ("sides", "name", "frozen"),
     in_turn(
@@ -230,6 +242,18 @@ def test_dropout_drops_its_share() -> None:
     output = attend(q, k, v, grid, Encoding(), backend="blockwise", dropout=0.3)
     assert output.mean().item() == pytest.approx(1.0, abs=0.01)
     assert output.std().item() == pytest.approx(math.sqrt(0.3 / 0.7 / 300), rel=0.2)
+
+
+@pytest.mark.usefixtures("_blocks")
+@pytest.mark.parametrize("name", ["nope", "cope"])
+def test_masks_of_dropout_are_independent(name: str) -> None:
+    """Of all batch rows, heads and queries: which weights are left, as values of ones tell."""
+    grid = Grid(Layout.sequence(40, 560), Layout.sequence(600), causal=True)
+    q, k = torch.zeros(2, 3, 40, 8), torch.zeros(2, 3, 600, 8)
+    v, encoding = torch.eye(600).expand(2, 3, -1, -1), posenc.create(name, head_dim=8)
+    output = attend(q, k, v, grid, encoding, backend="blockwise", dropout=0.5)
+    rows = output.detach().flatten(0, 2)[:, :560]
+    assert torch.corrcoef(rows).fill_diagonal_(0).abs().max() < 0.4
 
 
 @pytest.mark.parametrize("name", ["t5", "shaw", "deberta", "cope", "path"])
