@@ -168,7 +168,8 @@ def declare(kind: type[nn.Module]) -> None:
     """Give a module the constructor that its annotated attributes describe, as of a dataclass.
 
     They are its keyword-only arguments, checked as by ``checked``, and stored by their names.
-    ``__post_init__`` is called then, with the values of those that are ``InitVar``.
+    ``__post_init__`` is called then, with the values of those that are ``InitVar``, and last
+    ``reset_parameters``, if the module has it.
     """
     for name in inspect.get_annotations(kind):
         if name not in vars(kind):  # or its default would be an inherited attribute
@@ -189,6 +190,8 @@ def declare(kind: type[nn.Module]) -> None:
     def construct(self: nn.Module, **arguments: object) -> None:
         nn.Module.__init__(self)
         store(self, **arguments)
+        if hasattr(kind, "reset_parameters"):
+            kind.reset_parameters(self)
 
     kind.__init__ = checked(construct)  # type: ignore[method-assign]
 

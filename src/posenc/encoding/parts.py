@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import declare
 from posenc.encoding.lowered import BucketedTerms, FusedScore
-from posenc.encoding.rotation import Pairing, RotatedBand, Rotation
+from posenc.encoding.rotation import RotatedBand, Rotation
 from posenc.encoding.tensors import Features, Keys, Queries, Scores, StructuredTerms, TokenIds
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -25,30 +25,9 @@ from posenc.layout.integers import DOUBLE
 Method = Callable[..., Any]
 
 
-class Hooked(nn.Module):
-    """A module that runs several methods inside its forward hooks.
-
-    accelerate's offloading and FSDP's gathering make parameters available only during a call of
-    the module. A subclass's override of a method named in ``hooked`` therefore runs as one.
-
-    Beside float64 features, positions come as float64, so that what is computed of them is exact.
-    """
-
-    hooked: ClassVar[tuple[str, ...]] = ()
-    """Methods besides ``forward`` that run inside the hooks."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "forward" in cls.__dict__:
-            cls.forward = _dispatching(cls.__dict__["forward"])
-        for name in cls.hooked:
-            if name in cls.__dict__ and any(hasattr(base, name) for base in cls.__bases__):
-                setattr(cls, name, _as_call(cls.__dict__[name]))
-
-
 def _as_call(method: Method) -> Method:
     @wraps(method)
-    def call(self: Hooked, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Part, *args: Any, **kwargs: Any) -> Any:
         return self(*args, method=method, **kwargs)
 
     return call
@@ -56,7 +35,7 @@ def _as_call(method: Method) -> Method:
 
 def _dispatching(forward: Method) -> Method:
     @wraps(forward)
-    def dispatch(self: Hooked, *args: Any, method: Method = forward, **kwargs: Any) -> Any:
+    def dispatch(self: Part, *args: Any, method: Method = forward, **kwargs: Any) -> Any:
         if args and isinstance(args[0], Tensor) and args[0].dtype in DOUBLE:
             first = args[0]
 
@@ -89,14 +68,19 @@ class Projection(Protocol):
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
-class Part(Hooked):
+class Part(nn.Module):
     """Base class of the four kinds of parts.
 
     A subclass annotates its settings as a dataclass does its fields, with domains of
     ``posenc.arguments``, and makes its parameters in ``__post_init__``; or it has a constructor.
+
+    accelerate's offloading and FSDP's gathering make parameters available only during a call of
+    the module. What a subclass defines of the methods named in ``HOOKED`` therefore runs as one.
+    Beside float64 features, positions come as float64, so that what is computed of them is exact.
     """
 
-    hooked: ClassVar[tuple[str, ...]] = ("bands", "fuse", "lower", "observe")
+    HOOKED: ClassVar[tuple[str, ...]] = ("bands", "fuse", "lower", "observe")
+    """Methods besides ``forward`` that run inside the hooks of the module."""
 
     mixes_heads: ClassVar[bool] = False
     """True if a head's result depends on the queries or keys of other heads."""
@@ -123,6 +107,11 @@ class Part(Hooked):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "forward" in cls.__dict__:
+            cls.forward = _dispatching(cls.__dict__["forward"])
+        for name in cls.HOOKED:
+            if name in cls.__dict__ and any(hasattr(base, name) for base in cls.__bases__):
+                setattr(cls, name, _as_call(cls.__dict__[name]))
         owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
         if owner is nn.Module or "__dataclass_fields__" in vars(owner):  # no constructor of its own
             declare(cls)
@@ -211,13 +200,6 @@ class QueryKeyTransform(Part, ABC):
 
         Also None if keys are expanded to more heads. Of queries and keys, only their shapes, dtype
         and device matter: without parameters, it is computed once for all calls on a grid.
-        """
-        return None
-
-    def rotation(self, layout: Layout) -> tuple[Tensor, Tensor, Pairing] | None:
-        """Cosines and sines, each ``[B|1, H|1, L, T]``, and the pairing; None if not a rotation.
-
-        The same for queries and keys; a gain multiplies both.
         """
         return None
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from posenc import Encoding, Grid, Layout, attend
-from posenc.encodings.common.cosine import CosineLogits
 from posenc.encodings.query_key.rope import Rope
+from posenc.encodings.score.swin_v2 import CosineLogits
 from posenc.errors import ArgumentError
 
 

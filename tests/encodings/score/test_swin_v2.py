@@ -14,8 +14,7 @@ from transformers.models.swinv2.modeling_swinv2 import Swinv2SelfAttention
 import posenc
 from posenc import Encoding, Grid, Layout
 from posenc.encoding import BucketedTerms
-from posenc.encodings.common.cosine import CosineLogits
-from posenc.encodings.score.swin_v2 import SwinV2Bias, swin_v2
+from posenc.encodings.score.swin_v2 import CosineLogits, SwinV2Bias, swin_v2
 
 
 def make(heads: int = 3, window: tuple[int, int] = (4, 4), hidden: int = 16) -> SwinV2Bias:

@@ -13,9 +13,8 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encoding import BucketedTerms, StructuredScore
-from posenc.encodings.common import pieces
-from posenc.encodings.common.pieces import by_pieces
-from posenc.encodings.score.tupe import Tupe
+from posenc.encodings.score import tupe
+from posenc.encodings.score.tupe import Tupe, by_pieces
 from posenc.errors import LengthError
 from posenc.testing.oracles import attention_by_loops, t5_bucket_by_loops
 from tests.encodings.grids import GRIDS, inputs
@@ -233,12 +232,12 @@ def test_initial_values() -> None:
 
 
 def test_projections_in_pieces_have_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "ROWS", 3)
+    monkeypatch.setattr(tupe, "ROWS", 3)
     table, weight = (torch.randn(size, dtype=torch.float64) for size in ((8, 4), (4, 5)))
     table.requires_grad_(), weight.requires_grad_()
 
     def project(table: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        return by_pieces(lambda rows: ((rows @ weight).tanh(), rows.square()), table, [weight])
+        return by_pieces(lambda rows: ((rows @ weight).tanh(), rows.square()), table)
 
     assert torch.autograd.gradcheck(project, (table, weight))
     assert torch.autograd.gradgradcheck(project, (table, weight))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import partial, reduce
-from typing import TypeVar
+from functools import reduce
 
 import torch
 from jaxtyping import Float
@@ -18,14 +16,18 @@ from posenc.encoding import Pairing, QueryKeyTransform, Rotation, apply_rotation
 from posenc.encoding.rotation import Factors
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.precision import angles_at, wider
-from posenc.encodings.common.rotation import cos_sin, kept_of_positions, repeat_keys, require_width
+from posenc.encodings.common.rotation import (
+    both_sides,
+    cos_sin,
+    kept_of_positions,
+    repeat_keys,
+    require_width,
+)
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import has_values, is_transformed, needs_dispatch, without_autocast
-
-T = TypeVar("T")
 
 ADJACENT: Pairing = "adjacent"
 
@@ -69,8 +71,7 @@ class MatrixRotary(QueryKeyTransform, ABC):
 
     def rotations(self, layout: Layout) -> Float[Tensor, "b H L N b b"]:
         """The rotation of every token and block, in the positions' float32 or float64."""
-        numbers = layout.positions[..., 0].numel() * self.heads * self.head_dim * self.block
-        return kept_of_positions(self, layout, partial(self._exponentials, layout), numbers=numbers)
+        return kept_of_positions(self, layout, self._exponentials)
 
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         require_width(q, self.head_dim)
@@ -78,9 +79,9 @@ class MatrixRotary(QueryKeyTransform, ABC):
         # Not under autocast: bfloat16 exponents of a few turns are off by radians.
         with without_autocast(q.device):
             if self.block == 2:
-                query, key = self._both(grid, self._factors)
+                query, key = both_sides(grid, self._factors)
                 return apply_rotation(q, *query, ADJACENT), apply_rotation(k, *key, ADJACENT)
-            turned, turned_key = self._both(grid, self.rotations)
+            turned, turned_key = both_sides(grid, self.rotations)
             if turned is turned_key:
                 q, k = _apply(turned, q, k)
                 return q, k
@@ -91,10 +92,7 @@ class MatrixRotary(QueryKeyTransform, ABC):
             return None
         require_width(q, self.head_dim)
         with without_autocast(q.device):
-            return Rotation(*self._both(grid, self._factors), ADJACENT)
-
-    def rotation(self, layout: Layout) -> tuple[Tensor, Tensor, Pairing] | None:
-        return None if self.block > 2 else (*self._factors(layout), ADJACENT)
+            return Rotation(*both_sides(grid, self._factors), ADJACENT)
 
     def _exponentials(self, layout: Layout) -> Float[Tensor, "b H L N b b"]:
         positions = zero_special(wider(layout.positions) / self.span, layout)
@@ -104,8 +102,7 @@ class MatrixRotary(QueryKeyTransform, ABC):
 
     def _factors(self, layout: Layout) -> Factors:
         """Cosines and sines ``[b, H, L, N]`` of the angles of blocks of two."""
-        numbers = layout.positions[..., 0].numel() * self.heads * self.head_dim
-        return kept_of_positions(self, layout, partial(self._cos_sin, layout), numbers=numbers)
+        return kept_of_positions(self, layout, self._cos_sin)
 
     def _cos_sin(self, layout: Layout) -> Factors:
         made = self.generators(dtype=wider(layout.positions).dtype)
@@ -113,11 +110,6 @@ class MatrixRotary(QueryKeyTransform, ABC):
         positions = layout.positions[:, None, :, :, None]
         axes = [angles_at(positions[..., a, :], row) for a, row in enumerate(frequencies)]
         return cos_sin(zero_special(torch.stack(axes).sum(0), layout))
-
-    @staticmethod
-    def _both(grid: Grid, of: Callable[[Layout], T]) -> tuple[T, T]:
-        query = of(grid.query)
-        return query, query if grid.key is grid.query else of(grid.key)
 
 
 def _apply(

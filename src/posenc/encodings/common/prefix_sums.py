@@ -178,7 +178,6 @@ class GatedDecay(SumDifference):
 
     def __post_init__(self) -> None:
         self.gate = WideLinear(self.dim, self.heads)
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the gate's weights, standard deviation 0.02 as in the authors' code; zero bias."""

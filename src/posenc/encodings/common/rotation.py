@@ -24,22 +24,28 @@ from posenc.layout import Layout
 T = TypeVar("T")
 
 KEPT = 2**24
-"""Numbers of rotations that are kept for further calls, at most."""
+"""Tokens times parameters up to which rotations are kept for further calls."""
 
 
 def kept_of_positions(
-    part: QueryKeyTransform, layout: Layout, compute: Callable[[], T], *kind: str, numbers: int
+    part: QueryKeyTransform, layout: Layout, compute: Callable[[Layout], T], *kind: str
 ) -> T:
-    """The result of a trained part for a layout's positions, kept while both stay as they are.
+    """``compute(layout)`` of a trained part, kept while its parameters and positions are the same.
 
     Args:
         kind: of results that one part has several of.
-        numbers: how many it has; of more than ``KEPT``, nothing is kept.
     """
-    tensors = [layout.positions] if layout.special is None else [layout.positions, layout.special]
-    if numbers > KEPT:
-        return compute()
-    return reused(compute, "positions", *kind, layers=(part,), tensors=tensors)
+    trained = sum(x.numel() for x in part.parameters())
+    if not trained or layout.positions[..., 0].numel() * trained > KEPT:
+        return compute(layout)
+    tensors = (layout.positions, layout.special)
+    return reused(partial(compute, layout), "positions", *kind, layers=(part,), tensors=tensors)
+
+
+def both_sides(grid: Grid, compute: Callable[[Layout], T]) -> tuple[T, T]:
+    """The results of queries and of keys, computed once where these are the same tokens."""
+    query = compute(grid.query)
+    return query, query if grid.key is grid.query else compute(grid.key)
 
 
 def rotate(
@@ -125,15 +131,7 @@ class PairProducts(QueryKeyTransform, ABC):
     def _both(self, q: Queries, grid: Grid) -> tuple[Factors, Factors]:
         """Factors of queries and of keys."""
         require_width(q, self.head_dim)
-        query = self._factors(grid.query)
-        return query, query if grid.key is grid.query else self._factors(grid.key)
-
-    def _factors(self, layout: Layout) -> Factors:
-        trained = sum(x.numel() for x in self.parameters())
-        if not trained:
-            return self.factors(layout)
-        numbers = layout.positions[..., 0].numel() * trained
-        return kept_of_positions(self, layout, partial(self.factors, layout), numbers=numbers)
+        return both_sides(grid, lambda layout: kept_of_positions(self, layout, self.factors))
 
 
 class Rotary(PairProducts, ABC):
@@ -158,6 +156,3 @@ class Rotary(PairProducts, ABC):
 
     def factors(self, layout: Layout) -> Factors:
         return cos_sin(zero_special(self.angles(layout), layout), gain=self.gain)
-
-    def rotation(self, layout: Layout) -> tuple[Tensor, Tensor, Pairing] | None:
-        return *self.factors(layout), self.pairing

@@ -74,7 +74,6 @@ class Abacus(EmbeddingEncoding):
             )
         self.lookback = self.places
         self.table = nn.Parameter(torch.empty(1 + self.places + self.offset, self.dim))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the initial values."""

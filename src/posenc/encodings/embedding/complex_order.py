@@ -86,7 +86,6 @@ class ComplexOrder(EmbeddingEncoding):
         columns = 1 if self.shared == "dimensions" else self.width
         self.departure = nn.Parameter(torch.empty(rows, columns))
         self.phases = nn.Parameter(torch.empty(rows, columns)) if self.phase else None
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set the initial frequencies and zero phases."""

@@ -116,9 +116,9 @@ class Conv(EmbeddingEncoding):
         hidden = hidden_tokens(layout)
         real = x.to(wide) if hidden is None else x.to(wide).masked_fill(hidden.unsqueeze(-1), 0)
         if extent is not None:
-            mixed = self._image(real, extent)
+            mixed = self._convolved(real, extent)
         elif layout.start is not None and hidden is None and layout.document is None:
-            mixed = self._regular(real)
+            mixed = self._convolved(real, (x.shape[1],))
         else:
             mixed = self.shifted(real, layout)
         if layout.special is not None:
@@ -143,32 +143,22 @@ class Conv(EmbeddingEncoding):
         first = 1 - self.kernel if self.causal else -(self.kernel // 2)
         return range(first, first + self.kernel)
 
-    def _regular(self, x: Features) -> Features:
-        """The convolution of a single unpadded document, by PyTorch."""
-        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+    def _convolved(self, x: Features, extent: tuple[int, ...]) -> Features:
+        """The convolution over a single unpadded document or over an image, by PyTorch."""
+        prefix = x.shape[1] - math.prod(extent)
+        cells = x[:, prefix:].mT.reshape(x.shape[0], x.shape[2], *extent)
         before = -self._steps()[0]
         after = self.kernel - 1 - before
         if self.padding == "circular":
-            index = torch.arange(-before, x.shape[1] + after, device=x.device) % x.shape[1]
-            padded = x[:, index].mT
+            for dim, side in enumerate(extent, 2):
+                index = torch.arange(-before, side + after, device=x.device) % side
+                cells = cells.index_select(dim, index)
         else:
-            padded = nn.functional.pad(x.mT, (before, after))
-        return nn.functional.conv1d(padded, weight, bias, groups=x.shape[-1]).mT
-
-    def _image(self, x: Features, extent: tuple[int, int]) -> Features:
-        height, width = extent
-        prefix = x.shape[1] - height * width
-        image = x[:, prefix:].mT.reshape(x.shape[0], x.shape[2], height, width)
-        half = self.kernel // 2
-        if self.padding == "circular":
-            rows = torch.arange(-half, height + half, device=x.device) % height
-            columns = torch.arange(-half, width + half, device=x.device) % width
-            image = image[:, :, rows][:, :, :, columns]
-        else:
-            image = nn.functional.pad(image, (half, half, half, half))
+            cells = nn.functional.pad(cells, (before, after) * len(extent))
+        convolve = nn.functional.conv1d if len(extent) == 1 else nn.functional.conv2d
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
-        mixed = nn.functional.conv2d(image, weight, bias, groups=x.shape[-1])
-        return nn.functional.pad(mixed.flatten(2).mT, (0, 0, prefix, 0))
+        mixed = convolve(cells, weight, bias, groups=x.shape[-1]).flatten(2).mT
+        return mixed if prefix == 0 else nn.functional.pad(mixed, (0, 0, prefix, 0))
 
 
 def _neighbours(

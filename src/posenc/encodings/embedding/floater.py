@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Interval, Positive, Width, checked
-from posenc.encoding import EmbeddingEncoding, Entry
+from posenc.encoding import EmbeddingEncoding, Entry, apply_rotation
 from posenc.encoding.prepared import Copies, wants_gradients
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.opaque import opaque
@@ -100,13 +100,9 @@ class Flow:
         """``exp(R t) z``: the pair (sin α, cos α) becomes that of ``α + rate · t``."""
         if not self.rotary:
             return z
-        dim = z.shape[-1]
-        paired = dim // 2 * 2
-        rates = geometric_frequencies(dim // 2, dim, 10000.0, like=z)
-        angles = times.unsqueeze(-1) * rates
-        x, y, cosine, sine = z[..., 0:paired:2], z[..., 1:paired:2], angles.cos(), angles.sin()
-        pairs = torch.stack([x * cosine + y * sine, y * cosine - x * sine], dim=-1)
-        return torch.cat([pairs.flatten(-2), z[..., paired:]], dim=-1)
+        rates = geometric_frequencies(z.shape[-1] // 2, z.shape[-1], 10000.0, like=z)
+        angles = -times.unsqueeze(-1) * rates
+        return apply_rotation(z, angles.cos(), angles.sin(), "adjacent")
 
     def vectors(
         self,

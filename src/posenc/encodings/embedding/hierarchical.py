@@ -54,7 +54,6 @@ class Hierarchical(EmbeddingEncoding):
     def __post_init__(self) -> None:
         require_alpha(self.alpha)
         self.table = nn.Parameter(torch.empty(self.max_length, self.dim))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the initial values, as for a learned table."""

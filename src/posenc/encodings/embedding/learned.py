@@ -48,7 +48,6 @@ class Learned(EmbeddingEncoding):
 
     def __post_init__(self) -> None:
         self.table = nn.Parameter(torch.empty(self.max_length, self.dim))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the initial values."""

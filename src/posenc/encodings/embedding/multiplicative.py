@@ -47,7 +47,6 @@ class Multiplicative(EmbeddingEncoding):
 
     def __post_init__(self) -> None:
         self.table = nn.Parameter(torch.empty(self.max_length, self.dim))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set gains to 1."""

@@ -48,7 +48,6 @@ class MultiplicativeShared(EmbeddingEncoding):
 
     def __post_init__(self) -> None:
         self.sine, self.cosine = (nn.Parameter(torch.empty(self.dim)) for _ in range(2))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set gains to 1."""

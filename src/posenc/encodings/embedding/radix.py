@@ -88,7 +88,6 @@ class Radix(EmbeddingEncoding):
                     remedy="Use join='sum', or another number of digits.",
                 )
         self.tables = nn.Parameter(torch.empty(self.places, self.base, width))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the initial values."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from posenc.arguments import Width
 from posenc.encoding import EmbeddingEncoding, Entry
-from posenc.encoding.parts import Hooked
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.precision import geometric_frequencies
 from posenc.encodings.common.recurrence import gated_at, gated_orbit, linear_at, linear_orbit
@@ -25,10 +24,8 @@ StepKind = Literal["linear", "free", "gru"]
 AngleFunction = Callable[[Tensor], Tensor]
 
 
-class Step(Hooked, ABC):
-    """The map from a position's vector to the next."""
-
-    hooked = ("along", "at")
+class Step(nn.Module, ABC):
+    """The map from a position's vector to the next; called, it gives ``p_0`` and its parameters."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -38,21 +35,9 @@ class Step(Hooked, ABC):
     def reset_parameters(self) -> None:
         """Set the initial values."""
 
+    @abstractmethod
     def forward(self) -> list[Tensor]:
-        """``weights``."""
-        return self.weights()
-
-    @abstractmethod
-    def weights(self) -> list[Tensor]:
         """``p_0`` and the step's parameters, in float64 where the device has it."""
-
-    @abstractmethod
-    def along(self, first: int, count: int) -> Float[Tensor, "count C"]:
-        """``p_first`` to ``p_{first + count - 1}``."""
-
-    @abstractmethod
-    def at(self, positions: Float[Tensor, "b L"]) -> Float[Tensor, "b L C"]:
-        """``p`` at real positions from 0."""
 
     def _wide(self, *weights: Tensor) -> list[Tensor]:
         return [weight.to(widest(weight.device)) for weight in weights]
@@ -65,21 +50,13 @@ class LinearStep(Step):
         super().__init__(dim)
         self.centre = nn.Parameter(torch.empty(dim))
         self.weight = nn.Parameter(torch.empty(dim, dim))
-        self.reset_parameters()
 
     @abstractmethod
     def transition(self) -> Float[Tensor, "C C"]:
         """A, in float64 where the device has it."""
 
-    def weights(self) -> list[Tensor]:
+    def forward(self) -> list[Tensor]:
         return [*self._wide(self.start, self.centre), self.transition()]
-
-    def along(self, first: int, count: int) -> Float[Tensor, "count C"]:
-        return linear_orbit(self.weights(), first, count)
-
-    def at(self, positions: Float[Tensor, "b L"]) -> Float[Tensor, "b L C"]:
-        weights = self.weights()
-        return linear_at(positions.to(weights[0].dtype), weights, "")
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -137,7 +114,6 @@ class GatedStep(Step):
         self.recurrent = nn.Parameter(torch.empty(3 * dim, dim))
         self.input_bias = nn.Parameter(torch.empty(3 * dim))
         self.state_bias = nn.Parameter(torch.empty(3 * dim))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         bound = len(self.start) ** -0.5
@@ -145,15 +121,8 @@ class GatedStep(Step):
             nn.init.uniform_(weight, -bound, bound)
         nn.init.uniform_(self.start, -1.0, 1.0)
 
-    def weights(self) -> list[Tensor]:
+    def forward(self) -> list[Tensor]:
         return self._wide(self.start, self.recurrent, self.input_bias, self.state_bias)
-
-    def along(self, first: int, count: int) -> Float[Tensor, "count C"]:
-        return gated_orbit(self.weights(), first, count)
-
-    def at(self, positions: Float[Tensor, "b L"]) -> Float[Tensor, "b L C"]:
-        weights = self.weights()
-        return gated_at(positions.to(weights[0].dtype), weights, "")
 
 
 class Recursive(EmbeddingEncoding):
@@ -212,16 +181,16 @@ class Recursive(EmbeddingEncoding):
     def table(self, layout: Layout) -> Float[Tensor, "b L C"]:
         """``p`` at a layout's positions, in float64 where the device has it."""
         with without_autocast(layout.device):
-            return self._read(layout)
-
-    def _read(self, layout: Layout) -> Float[Tensor, "b L C"]:
-        if layout.start is not None and has_values(layout.positions):
-            require_forward(float(layout.start))
-            return self.recursion.along(layout.start, layout.length).unsqueeze(0)
-        positions = real_positions(layout)
-        if has_values(positions) and positions.numel():
-            require_forward(float(positions.detach().min()))
-        return self.recursion.at(positions)
+            weights: list[Tensor] = self.recursion()
+            gated = self.step == "gru"
+            orbit, at = (gated_orbit, gated_at) if gated else (linear_orbit, linear_at)
+            if layout.start is not None and has_values(layout.positions):
+                require_forward(float(layout.start))
+                return orbit(weights, layout.start, layout.length).unsqueeze(0)
+            positions = real_positions(layout)
+            if has_values(positions) and positions.numel():
+                require_forward(float(positions.detach().min()))
+            return at(positions.to(weights[0].dtype), weights, "")
 
 
 def require_forward(first: float) -> None:

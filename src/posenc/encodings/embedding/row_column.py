@@ -51,7 +51,6 @@ class RowColumn(EmbeddingEncoding):
     def __post_init__(self) -> None:
         rows, columns = (torch.empty(side, self.dim // 2) for side in self.size)
         self.rows, self.columns = nn.Parameter(rows), nn.Parameter(columns)
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the initial values: uniform in [0, 1), as DETR's."""

@@ -63,7 +63,6 @@ class ComRope(MatrixRotary):
             )
         self.matrix = nn.Parameter(torch.empty(self.heads, blocks, block, block))
         self.factor = nn.Parameter(torch.empty(2, blocks)) if self.variant == "linear" else None
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw standard normal initial values."""

@@ -79,7 +79,6 @@ class Fope(PairProducts):
             self.coefficients = nn.Parameter(drawn)
         else:
             self.register_buffer("coefficients", drawn)
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the coefficients."""

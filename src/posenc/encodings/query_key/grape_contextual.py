@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Base, EvenWidth, Positive, Width
-from posenc.encoding import Entry, QueryKeyTransform, Rotation, apply_rotation
+from posenc.encoding import Entry, QueryKeyTransform, Rotation
 from posenc.encoding.tensors import Features, Keys, Queries
 from posenc.encodings.common.checks import require_signal
 from posenc.encodings.common.precision import WideLinear, at_least_single, geometric_frequencies
@@ -63,7 +63,6 @@ class GrapeContextual(QueryKeyTransform):
     def __post_init__(self) -> None:
         self.gate = WideLinear(self.dim, 1)
         self.log_frequencies = nn.Parameter(torch.empty(self.head_dim // 2))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set RoPE's frequencies and equal token lengths."""
@@ -90,9 +89,7 @@ class GrapeContextual(QueryKeyTransform):
         return until_query.squeeze(1) - query, until_key.squeeze(1) - key
 
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
-        turn = self.lower(q, k, grid)
-        turned = apply_rotation(q, *turn.query, turn.pairing)
-        return turned, apply_rotation(k, *turn.key, turn.pairing)
+        return self.lower(q, k, grid).apply(q, k)
 
     def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation:
         require_width(q, self.head_dim)

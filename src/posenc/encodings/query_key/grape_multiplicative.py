@@ -58,7 +58,6 @@ class GrapeMultiplicative(Rotary):
     def __post_init__(self) -> None:
         self.log_frequencies = nn.Parameter(torch.empty(self.head_dim // 2))
         self.skew = nn.Parameter(torch.empty(self.head_dim * (self.head_dim - 1) // 2))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set RoPE's frequencies and planes."""
@@ -89,9 +88,6 @@ class GrapeMultiplicative(Rotary):
 
     def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation | None:
         return None  # planes mix features before the rotation
-
-    def rotation(self, layout: Layout) -> None:
-        return None
 
 
 ENTRY = Entry(

@@ -50,7 +50,6 @@ class LieRope(MatrixRotary):
         super().__post_init__()
         block, blocks = self.block, self.head_dim // self.block
         self.upper = nn.Parameter(torch.empty(2, self.heads, blocks, block * (block - 1) // 2))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw initial values uniformly from 0 … 2π."""

@@ -60,7 +60,6 @@ class Pope(QueryKeyTransform):
 
     def __post_init__(self) -> None:
         self.phase = nn.Parameter(torch.empty(self.heads, self.head_dim))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set δ to 0, or draw it uniformly from -2π … 0."""
@@ -93,14 +92,13 @@ class Pope(QueryKeyTransform):
     def _waves(self, layout: Layout, side: Literal["query", "key"]) -> Float[Tensor, "b h L 2 D"]:
         """Cosines and sines of the angles, those of keys with the phase."""
 
-        def compute() -> Tensor:
+        def compute(layout: Layout) -> Tensor:
             angles = self.angles(layout)
             if side == "key":
                 angles = angles + self._bounded_phase().to(angles.dtype).unsqueeze(1)
             return torch.stack([angles.cos(), angles.sin()], dim=-2)
 
-        numbers = 2 * layout.positions.numel() * self.phase.numel()
-        return kept_of_positions(self, layout, compute, side, numbers=numbers)
+        return kept_of_positions(self, layout, compute, side)
 
 
 def _polar(x: Float[Tensor, "B H L D"], waves: Float[Tensor, "b h L 2 D"]) -> Tensor:

@@ -80,7 +80,6 @@ class Rope(Rotary):
             )
         pairs = torch.empty(self.rotated // 2)
         self.log_frequencies = nn.Parameter(pairs) if self.learned else None
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set learned frequencies to θ."""

@@ -56,7 +56,6 @@ class RopeMixed(Rotary):
 
     def __post_init__(self) -> None:
         self.frequencies = nn.Parameter(torch.empty(2, self.heads, self.head_dim // 2))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw a random direction per head, and use it and its perpendicular."""

@@ -58,7 +58,6 @@ class Alibi(OffsetBias):
             )
         slopes = torch.empty(2 if self.asymmetric else 1, self.heads)
         self.log_slopes = nn.Parameter(slopes) if self.learned else None
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Start learned slopes at m."""

@@ -51,7 +51,6 @@ class Cope(ScoreTerm):
 
     def __post_init__(self) -> None:
         self.rows = nn.Parameter(torch.empty(self.max_count, self.head_dim))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Start at zero, as the authors' code does."""

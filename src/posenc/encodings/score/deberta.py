@@ -213,7 +213,6 @@ class Deberta(ScoreTerm):
         # A key bias adds the same to all keys of a query, which softmax ignores.
         self.key = nn.Linear(*sizes, bias=False) if own else None
         self.attached: tuple[Projection, Projection] | None = None
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the initial values of this layer's own projections."""

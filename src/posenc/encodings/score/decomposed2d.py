@@ -58,7 +58,6 @@ class Decomposed2d(ScoreTerm):
         self.window = Window(*self.size)
         rows, columns = (torch.empty(span, self.head_dim) for span in self.window.spans)
         self.rows, self.columns = nn.Parameter(rows), nn.Parameter(columns)
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Start at zero, as SAM does."""

@@ -54,7 +54,6 @@ class Fire(ScoreTerm):
     def __post_init__(self) -> None:
         self.input, self.output = WideLinear(1, self.hidden), WideLinear(self.hidden, self.heads)
         self.rate, self.stretch = (nn.Parameter(torch.empty(1)) for _ in range(2))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set the given c and L, and draw the network."""

@@ -58,7 +58,6 @@ class GrapeAdditive(ScoreTerm):
 
     def __post_init__(self) -> None:
         self.project = WideLinear(self.dim, self.heads * self.width, bias=False)
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw W with deviation ``1 / (2√C)``, as the authors' code does."""

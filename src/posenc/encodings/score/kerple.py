@@ -53,7 +53,6 @@ class Kerple(OffsetBias):
 
     def __post_init__(self) -> None:
         self.raw_scale, self.raw_shape = (nn.Parameter(torch.empty(self.heads)) for _ in range(2))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw initial values, uniform as in the authors' code.

@@ -69,7 +69,6 @@ class Path(ScoreTerm):
         self.wide = WideLinear(self.rank, width, bias=False)
         self.strength = WideLinear(self.dim, self.heads)
         self.taps = nn.Parameter(torch.empty(self.kernel, width)) if self.kernel > 1 else None
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw maps with deviation 0.02 and taps as a convolution's, as the authors' code does."""

@@ -53,7 +53,6 @@ class RelativeBias(ScoreTerm):
 
     def __post_init__(self) -> None:
         self.table = nn.Parameter(torch.empty(self.heads, 2 * self.max_distance + 1))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw initial values, normal with standard deviation 0.02."""

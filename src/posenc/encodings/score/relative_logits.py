@@ -113,7 +113,6 @@ class RelativeLogits(ScoreTerm):
     def __post_init__(self) -> None:
         self.project = WideLinear(self.dim, self.heads * self.width, bias=False)
         self.profiles = nn.Parameter(torch.empty(self.width, self.extent))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw initial values, normal with standard deviation 0.02."""

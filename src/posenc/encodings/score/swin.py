@@ -51,7 +51,6 @@ class Swin(ScoreTerm):
     def __post_init__(self) -> None:
         self.offsets = Window(*self.window)
         self.table = nn.Parameter(torch.empty(self.heads, self.offsets.count))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw initial values, normal with standard deviation 0.02, as the authors' code does."""

@@ -76,7 +76,6 @@ class T5(ScoreTerm):
         self.std = (dim or 64 * self.heads) ** -0.5
         self.boundaries = log_boundaries(one_way, self.max_distance)
         self.table = nn.Parameter(torch.empty(self.heads, self.buckets))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the initial values."""

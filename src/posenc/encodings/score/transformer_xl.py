@@ -94,7 +94,6 @@ class TransformerXL(ScoreTerm):
     def __post_init__(self) -> None:
         self.biases = GlobalBiases(self.heads, self.head_dim)
         self.weight = nn.Parameter(torch.empty(self.heads, self.head_dim, self.dim))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the initial values of this layer's own weights."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import InitVar, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from posenc.arguments import Buckets, Count, Length, Width
 from posenc.encoding import BucketedTerms, Entry, LowRank, ScoreTerm
 from posenc.encoding.prepared import is_plain_linear, reused_later
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
-from posenc.encodings.common.pieces import by_pieces
 from posenc.encodings.common.precision import (
     WideLayerNorm,
     WideLinear,
@@ -33,6 +34,9 @@ STD = 0.02
 
 MOST_SPECIAL = 8
 """Largest number of special tokens per row that ``lower`` corrects by low-rank columns."""
+
+ROWS = 1024
+"""Position vectors that are projected at once, if in pieces."""
 
 LARGE = 2**22
 """Numbers in the position vectors of a call from which on they are projected in pieces."""
@@ -102,7 +106,6 @@ class Tupe(ScoreTerm):
                 buckets=self.buckets,
                 max_distance=self.max_distance,
             )
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the initial values."""
@@ -177,9 +180,7 @@ class Tupe(ScoreTerm):
             self._require_inside(layout)
             is_full = layout.length == len(self.positions)
             table = self.positions if is_full else read_rows(self.positions, layout)[0]
-            layers = (self.norm, self.query, self.key)
-            parameters = [parameter for layer in layers for parameter in layer.parameters()]
-            queries, keys = (x.unsqueeze(0) for x in by_pieces(project, table, parameters))
+            queries, keys = (x.unsqueeze(0) for x in by_pieces(project, table))
         elif same:
             queries, keys = project(self._read(layout))
         else:
@@ -249,6 +250,20 @@ class Tupe(ScoreTerm):
 
     def _require_inside(self, layout: Layout) -> None:
         require_inside(layout, len(self.positions), "TUPE's table")
+
+
+def by_pieces(
+    compute: Callable[[Tensor], tuple[Tensor, ...]], x: Float[Tensor, "L C"]
+) -> tuple[Tensor, ...]:
+    """``compute(x)``, some rows at a time, of which nothing but results is kept for gradients.
+
+    Args:
+        compute: maps any rows of ``x`` to tensors of as many rows.
+        x: the rows.
+    """
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    pieces = [checkpoint(compute, rows, **options) for rows in torch.split(x, ROWS)]
+    return tuple(torch.cat(parts) for parts in zip(*pieces, strict=True))
 
 
 def _correct_columns(
