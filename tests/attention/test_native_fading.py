@@ -16,7 +16,7 @@ from posenc.attention.backends.native.posing import record_of
 from posenc.attention.problem.lowering import lower
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
-from posenc.encodings.common.offset_bias import OffsetBias
+from posenc.encodings.common.buckets import OffsetBias
 from posenc.encodings.query_key.rope import Rope
 from tests.attention.comparing import built, results
 

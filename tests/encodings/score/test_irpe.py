@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -13,11 +14,11 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encoding import BucketedTerms
-from posenc.encodings.common.piecewise_index import METHODS, Method, Piecewise, buckets_of
-from posenc.encodings.score.irpe import irpe
+from posenc.encodings.score.irpe import Method, Piecewise, buckets_of, irpe
 from tests.support.exhaustive import in_turn
 
 PAPER = (1.9, 3.8, 15.2)
+METHODS: tuple[Method, ...] = get_args(Method)
 LAST = 3
 
 GRIDS = {

@@ -1,14 +1,16 @@
-"""Buckets by offset, of regular grids or clipped; gather and sum by bucket with memory H·Q·K."""
+"""Buckets by offset, biases that are tables by offset, and gather and sum by bucket."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.encoding.tensors import BucketIndex, Offsets, Queries
+from posenc.encoding import BucketedTerms, ScoreTerm
+from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.grid import Grid
 
 
@@ -67,3 +69,27 @@ class ClippedTable(nn.Module):
 def clipped_bucket(offset: Offsets, limit: int) -> BucketIndex:
     """``clip(round(Δ), -limit, limit) + limit`` of each offset Δ ``[..., 1]``."""
     return offset[..., 0].round().clamp(-limit, limit).long() + limit
+
+
+class OffsetBias(ScoreTerm, ABC):
+    """``s_ij += bias_h(Δ)``, Δ = j - i in tokens.
+
+    A subclass defines ``bias``. On regular layouts the structured form is a table of the bias at
+    every offset.
+    """
+
+    by_position = True
+
+    @abstractmethod
+    def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, H * dims]:
+        """The bias of every head at any real offsets, in float32 or better."""
+
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+        return self.bias(grid.offset[..., 0]).transpose(0, 1)
+
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
+        if grid.shift is None:
+            return None
+        dtype = torch.promote_types(grid.query.positions.dtype, grid.key.positions.dtype)
+        offsets = grid.distinct_offsets(device=q.device).to(dtype)
+        return (BucketedTerms(offset_index(grid), table=self.bias(offsets)),)

@@ -48,21 +48,11 @@ def both_sides(grid: Grid, compute: Callable[[Layout], T]) -> tuple[T, T]:
     return query, query if grid.key is grid.query else compute(grid.key)
 
 
-def rotate(
-    x: Float[Tensor, "B H L D"], angles: Float[Tensor, "b h L T"], pairing: Pairing
-) -> Float[Tensor, "B H L D"]:
-    """Rotate the first 2T features of each head by ``angles`` in radians; copy the rest.
-
-    Angles are ``[B|1, H|1, L, T]``, or ``[B|1, L, T]`` for all heads. Pair t is features
-    (t, t + T) with pairing ``"half"`` and (2t, 2t + 1) with ``"adjacent"``;
-    ``(a, b) → (a cos φ - b sin φ, a sin φ + b cos φ)``. Computed in the angles'
-    precision and returned in ``x``'s dtype.
-    """
-    return apply_rotation(x, *cos_sin(angles), pairing)
-
-
 def cos_sin(angles: Float[Tensor, "b *h L T"], *, gain: float = 1.0) -> Factors:
-    """``gain · cos φ`` and ``gain · sin φ`` of angles as ``rotate`` takes them."""
+    """``gain · cos φ`` and ``gain · sin φ`` of angles in radians.
+
+    Angles are ``[B|1, H|1, L, T]``, or ``[B|1, L, T]`` for all heads.
+    """
     angles = angles.unsqueeze(1) if angles.dim() == 3 else angles
     cosine, sine = angles.cos(), angles.sin()
     return (cosine, sine) if gain == 1 else (cosine * gain, sine * gain)
@@ -103,7 +93,7 @@ class PairProducts(QueryKeyTransform, ABC):
 
     Args:
         head_dim: width D of a head.
-        pairing: ``"half"`` or ``"adjacent"``, see ``rotate``.
+        pairing: ``"half"`` or ``"adjacent"``, as in ``Rotation``.
 
     Raises:
         UnknownNameError: for another ``pairing``.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.arguments import Count
 from posenc.encoding import Entry
 from posenc.encoding.prepared import constant
-from posenc.encodings.common.offset_bias import OffsetBias
+from posenc.encodings.common.buckets import OffsetBias
 from posenc.errors import ArgumentError
 
 

@@ -11,7 +11,7 @@ from posenc.arguments import Count, Width
 from posenc.encoding import Entry, FusedScore, HeadMixing, ScoreTerm
 from posenc.encoding.prepared import is_plain_linear
 from posenc.encoding.tensors import Keys, Queries, Scores
-from posenc.encodings.common.offset_bias import OffsetBias
+from posenc.encodings.common.buckets import OffsetBias
 from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.fire import Fire

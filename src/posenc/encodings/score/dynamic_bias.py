@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width
 from posenc.encoding import Entry
-from posenc.encodings.common.offset_bias import OffsetBias
+from posenc.encodings.common.buckets import OffsetBias
 from posenc.encodings.common.precision import WideLayerNorm, WideLinear
 
 

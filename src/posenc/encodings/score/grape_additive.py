@@ -7,13 +7,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, EvenWidth, Width
-from posenc.encoding import Entry, FusedScore, LogGateSums, ScoreTerm
+from posenc.encoding import Entry, FusedScore, LogGateSums, ScoreTerm, apply_rotation
 from posenc.encoding.prepared import constant
 from posenc.encoding.tensors import Features, Keys, Queries, Scores
 from posenc.encodings.common.checks import require_signal
 from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import KeyRanks
-from posenc.encodings.common.rotation import rotate
+from posenc.encodings.common.rotation import cos_sin
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.score.alibi import geometric_slopes
 from posenc.grid import Grid
@@ -82,7 +82,7 @@ class GrapeAdditive(ScoreTerm):
         path, small = self._vectors(key), torch.finfo(torch.float32).eps
         path = path * ((path.square().mean(-1, keepdim=True) + small).rsqrt() * factor)
         angles = zero_special(-key.positions.expand(-1, -1, self.width // 2), key)
-        return rotate(path, angles, "half")
+        return apply_rotation(path, *cos_sin(angles), "half")
 
     def _vectors(self, layout: Layout) -> Float[Tensor, "b H L E"]:
         signal = require_signal(layout, type(self).__name__, self.heads * self.width)

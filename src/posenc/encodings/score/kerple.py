@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count
 from posenc.encoding import Entry
-from posenc.encodings.common.offset_bias import OffsetBias
+from posenc.encodings.common.buckets import OffsetBias
 from posenc.errors import ArgumentError
 from posenc.runtime import has_values
 

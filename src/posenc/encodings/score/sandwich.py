@@ -12,8 +12,7 @@ from posenc.arguments import Base, Count, EvenWidth
 from posenc.encoding import BucketedTerms, Entry
 from posenc.encoding.prepared import reused
 from posenc.encoding.tensors import Keys, Queries, StructuredTerms
-from posenc.encodings.common.buckets import offset_index
-from posenc.encodings.common.offset_bias import OffsetBias
+from posenc.encodings.common.buckets import OffsetBias, offset_index
 from posenc.encodings.common.precision import angles_at, geometric_frequencies, wider
 from posenc.grid import Grid
 from posenc.runtime import has_values

@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc.arguments import Count
 from posenc.encoding import EmbeddingEncoding, Encoding, Part
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.encodings.common.offset_bias import OffsetBias
+from posenc.encodings.common.buckets import OffsetBias
 from posenc.encodings.common.window import Window
 from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
