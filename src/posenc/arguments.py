@@ -175,9 +175,12 @@ def declare(kind: type[nn.Module]) -> None:
         if name not in vars(kind):  # or its default would be an inherited attribute
             setattr(kind, name, field())
     store = dataclass(kw_only=True, eq=False, repr=False)(kind).__init__
+    own, *others = signature(store).parameters.values()
+    if not (others or hasattr(kind, "__post_init__")):
+        del kind.__init__
+        return
     hints = typing.get_type_hints(kind, include_extras=True)
     names = [name for base in kind.__mro__ for name in inspect.get_annotations(base)]
-    own, *others = signature(store).parameters.values()
     others.sort(key=lambda parameter: names.index(parameter.name))
     vars(store)["__signature__"] = Signature([own, *others])
     for name in (parameter.name for parameter in others):
