@@ -57,7 +57,8 @@ class Grid:
     def __post_init__(self) -> None:
         require_layout("query", self.query)
         require_layout("key", self.key)
-        check("causal", bool, self.causal, False)
+        if type(self.causal) is not bool:
+            check("causal", bool, self.causal, False)
         if isinstance(self.window, (tuple, list)):
             object.__setattr__(self, "window", _checked_band(self.window))
         elif self.window is not None:

@@ -88,7 +88,7 @@ def require_tensor(
     require_dense(name, x)
     fits = shape is None or len(shape) == x.dim()
     for wanted, size in zip(shape or (), x.shape, strict=False):  # no generator: in every call
-        fits = fits and (isinstance(wanted, str) or wanted == size)
+        fits = fits and (wanted == size or isinstance(wanted, str))
     if not fits or (dtypes is not None and x.dtype not in dtypes):
         kinds = " or ".join(map(str, dtypes)) if dtypes else "a tensor"
         sizes = f" of shape [{', '.join(map(str, shape))}]" if shape else ""
