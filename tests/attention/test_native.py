@@ -309,11 +309,12 @@ def test_buckets_reach_the_pairs_that_are_hidden(groups: int, window: int | None
 
 
 class TwoMaps(ScoreTerm):
-    """``s_ij += q_i · (a[Δ] + b[Δ])``, with fewer rows in one table than in the other."""
+    """``s_ij += q_i · (a[Δ] + b[±Δ])``, offsets clipped to the rows of each table."""
 
-    def __init__(self) -> None:
+    def __init__(self, *counts: int, sign: int = 1) -> None:
         super().__init__()
-        self.tables = nn.ParameterList(torch.randn(1, count, 24) for count in (3, 7))
+        self.tables = nn.ParameterList(torch.randn(1, count, 24) for count in counts)
+        self.signs = (1, sign)
 
     def forward(self, q: Tensor, k: Tensor, grid: Grid, *, scale: float) -> Tensor:
         terms = self.lower(q, k, grid, scale=scale)
@@ -322,16 +323,23 @@ class TwoMaps(ScoreTerm):
     def lower(self, q: Tensor, k: Tensor, grid: Grid, *, scale: float) -> tuple[BucketedTerms, ...]:
         return tuple(
             BucketedTerms(
-                lambda offset, last=rows.shape[1] - 1: offset[..., 0].long().clamp(0, last),  # type: ignore[misc]
+                lambda offset, sign=sign, last=rows.shape[1] - 1: (  # type: ignore[misc]
+                    (sign * offset[..., 0].long()).clamp(0, last)
+                ),
                 left=TokenTableProduct(q, rows),
             )
-            for rows in self.tables
+            for rows, sign in zip(self.tables, self.signs, strict=True)
         )
 
 
 def test_maps_of_several_tables_that_agree_where_pairs_are_visible() -> None:
     torch.manual_seed(3)
-    compare(draw(30, 30), Grid.of(Layout.sequence(30), window=1), Encoding(score=TwoMaps()))
+    compare(draw(30, 30), Grid.of(Layout.sequence(30), window=1), Encoding(score=TwoMaps(3, 7)))
+
+
+def test_maps_of_tables_with_as_many_rows_are_told_apart() -> None:
+    torch.manual_seed(3)
+    compare(draw(30, 30), Grid.of(Layout.sequence(30)), Encoding(score=TwoMaps(7, 7, sign=-1)))
 
 
 @pytest.mark.parametrize("name", ["alibi", "rope"])
