@@ -57,7 +57,8 @@ def check(
     given: list[Tensor], grid: Grid, name: str, stored: list[Tensor] | None = None, **options: Any
 ) -> None:
     """Compare the kernel, with the operands as they are ``stored``, with the definition."""
-    encoding, options = make(name, width=16), {**options, "return_lse": True}
+    encoding = make(name, width=given[0].shape[3])
+    options = {**options, "return_lse": True}
     with torch.no_grad():
         expected = attend(*given, grid, encoding, backend="reference", **options)
         found = attend(*(stored or given), grid, encoding, backend="native", **options)
@@ -120,6 +121,17 @@ def test_hidden_keys_are_not_read(window: tuple[int, int | None], name: str) -> 
     grid = Grid(layout.slice(1020, 1025), layout, window=window)
     given, hidden = tensors(5, 1030, 2), ~grid.visible[0, 0].any(0)
     holes = [x.masked_fill(hidden[:, None], float("nan")) for x in given[1:]]
+    check(given, grid, name, [given[0], *holes])
+
+
+@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "shaw"])
+@pytest.mark.parametrize("width", [4, 8, 24, 40])
+def test_heads_of_no_whole_vectors_end_before_the_next_key(width: int, name: str) -> None:
+    """Whose features, of a key that is hidden, may be anything."""
+    layout = Layout.sequence(48)
+    grid = Grid(layout.slice(47, 48), layout, window=(None, -16))
+    given = tensors(1, 48, 4, width=width)
+    holes = [x.clone().index_fill_(2, torch.arange(32, 48), float("nan")) for x in given[1:]]
     check(given, grid, name, [given[0], *holes])
 
 
