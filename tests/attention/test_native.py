@@ -19,8 +19,6 @@ from posenc.attention.backends.native.posing import read_visible_terms
 from posenc.attention.call import Call
 from posenc.attention.problem.offsets import Offsets
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
-from posenc.encodings.common import pieces
-from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.score import tupe
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -193,7 +191,7 @@ def test_rows_of_few_heads_at_a_time(
     """As in long sequences; TUPE's positions in pieces too."""
     for module in (splitting, tupe):
         monkeypatch.setattr(module, "LARGE", 1)
-    monkeypatch.setattr(pieces, "ROWS", 24)
+    monkeypatch.setattr(tupe, "ROWS", 24)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     for causal, window in ((False, None), (True, None), (True, 9)):
         grid = last(*size, causal=causal, window=window)

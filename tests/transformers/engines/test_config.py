@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from posenc.transformers.checkpoints.rope import TRAINED
+from posenc.transformers.checkpoints import TRAINED
 from posenc.transformers.engines.config import ModelConfig
 
 WRITTEN = {
