@@ -130,8 +130,9 @@ def test_spacing_of_consecutive_tokens_is_not_read(
 
 
 @pytest.mark.usefixtures("entered")
-def test_spacing_is_found_once() -> None:
+def test_spacing_is_kept_whatever_the_mask() -> None:
     layout = Layout.packed([4, 3])
+    spacing(Grid.of(layout))
     assert spacing(Grid.of(layout)) is spacing(Grid.of(layout, causal=True))
 
 
@@ -164,7 +165,7 @@ def test_segment_ids_hide_as_grids_do() -> None:
     others = Layout(packed.positions, order, document=documents, valid=documents != 1)
     grids = [Grid.of(layout) for layout in (packed, Layout.padded([4, 0, 2], side="left"), others)]
     for grid in [*grids, Grid(others.slice(2, 6), others), Grid(packed, others)]:
-        query, key = segment_ids_of(grid)
+        _, (query, key) = segment_ids_of(grid), segment_ids_of(grid)
         assert query.dtype == key.dtype == torch.int32
         equal = query.unsqueeze(2) == key.unsqueeze(1)
         assert torch.equal(equal.unsqueeze(1), grid.visible)
@@ -175,5 +176,5 @@ def test_segment_ids_hide_as_grids_do() -> None:
 def test_segment_ids_of_evaluation_serve_training() -> None:
     grid = Grid.of(Layout.packed([4, 3]))
     with torch.inference_mode():
-        segment_ids_of(grid)
+        segment_ids_of(grid), segment_ids_of(grid)
     assert not segment_ids_of(grid)[0].is_inference()
