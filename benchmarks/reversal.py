@@ -18,7 +18,8 @@ import torch
 from benchmarks.measuring import write_results
 from torch import Tensor
 
-from posenc.models import Transformer, TransformerConfig, generate, token_loss
+from posenc.lab.training.objectives import token_loss
+from posenc.models import Transformer, TransformerConfig, generate
 
 ENCODINGS = ("sinusoidal", "t5", "rope")
 SYMBOLS, BEGIN, END = 16, 16, 17

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc.models import Transformer, TransformerConfig, generate, token_loss
+from posenc.lab.training.objectives import token_loss
+from posenc.models import Transformer, TransformerConfig, generate
 from tests.support.exhaustive import kept_in_suite
 
 SYMBOLS, LENGTH, BEGIN, END = 8, 3, 8, 9

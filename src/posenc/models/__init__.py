@@ -12,7 +12,6 @@ from posenc.models.encoder import (
     TextClassifier,
 )
 from posenc.models.generation import Beams, Greedy, Sample, beam_search, generate
-from posenc.models.objectives import Masked, mask_tokens, token_loss
 from posenc.models.swin import Swin, SwinConfig
 from posenc.models.transformer import Transformer, TransformerConfig
 from posenc.models.vision import (
@@ -37,7 +36,6 @@ __all__ = [
     "Greedy",
     "ImageConfig",
     "ImageEncoder",
-    "Masked",
     "MaskedLM",
     "Sample",
     "SavedModel",
@@ -52,7 +50,5 @@ __all__ = [
     "generate",
     "in_segments",
     "load",
-    "mask_tokens",
     "pad_images",
-    "token_loss",
 ]

@@ -18,8 +18,9 @@ from posenc.errors import ArgumentError, CheckpointError, DataError
 from posenc.lab.experiments.corpus import MOST_BYTES, unusable
 from posenc.lab.experiments.results import Corpus
 from posenc.lab.folders import panics_as_errors
+from posenc.lab.training.objectives import token_loss
 from posenc.layout import Layout
-from posenc.models import Transformer, token_loss
+from posenc.models import Transformer
 from posenc.models.transformer import Given
 from posenc.storage import read_bytes
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc.errors import ArgumentError
-from posenc.models import mask_tokens, token_loss
+from posenc.lab.training.objectives import mask_tokens, token_loss
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
