@@ -14,8 +14,8 @@ import posenc
 from posenc import Grid, Layout, attend
 from posenc.registry import ENCODINGS
 from posenc.testing import Subject
+from posenc.testing.laws import SIZES, Model, exported, model_inputs
 from posenc.testing.subject import agree
-from posenc.testing.transform_laws import SIZES, Model, exported, model_inputs
 from tests.support.exhaustive import kept_in_suite
 
 INEXPRESSIBLE = {
