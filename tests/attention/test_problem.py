@@ -234,10 +234,10 @@ def test_angles_are_kept_for_all_layers(lowered: list[Grid]) -> None:
     q = q.double()
     for at, change in enumerate(
         (
-            dict(),  # another mask, and float64
-            dict(divisors=(1.0,) * 4),
-            dict(divisors=(2.0,) * 4),
-            dict(base=2 * rope.base),
+            {},  # another mask, and float64
+            {"divisors": (1.0,) * 4},
+            {"divisors": (2.0,) * 4},
+            {"base": 2 * rope.base},
         )
     ):
         for name, value in change.items():

@@ -12,8 +12,8 @@ import posenc
 from posenc import Layout
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.models import ClassifierConfig, SequenceClassifier
+from posenc.models.block import ComplexNorm
 from posenc.models.complex_layers import ComplexAttention, ComplexConv, ComplexLinear, folded
-from posenc.models.layers import ComplexNorm
 from tests.models.drawing import draw_biases
 
 BODIES = ["fasttext", "lstm", "cnn", "transformer"]

@@ -8,7 +8,7 @@ from torch import nn
 
 from posenc import Layout
 from posenc.errors import UnknownNameError
-from posenc.models.layers import BatchNorm, make_norm, normalize
+from posenc.models.block import BatchNorm, make_norm, normalize
 
 LAYOUT = Layout.padded([6, 2, 4])
 

@@ -17,8 +17,8 @@ from posenc.distributed.shards import Session, Shards
 from posenc.encoding import EmbeddingEncoding
 from posenc.errors import ArgumentError
 from posenc.models import ImageEncoder, SavedModel, SequenceClassifier, Swin, TextClassifier
+from posenc.models.block import BatchNorm
 from posenc.models.complex_layers import ComplexAttention
-from posenc.models.layers import BatchNorm
 
 UNSUPPORTED: dict[type[nn.Module], str] = {
     ComplexAttention: "attention of complex numbers, which knows one rank only",

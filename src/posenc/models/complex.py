@@ -21,7 +21,7 @@ from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models import stack
-from posenc.models.block import Block
+from posenc.models.block import Block, ComplexNorm
 from posenc.models.checkpoint import SavedModel
 from posenc.models.complex_layers import (
     ComplexAttention,
@@ -31,7 +31,6 @@ from posenc.models.complex_layers import (
     folded,
     on_parts,
 )
-from posenc.models.layers import ComplexNorm
 from posenc.models.stack import StackConfig, share_encodings
 from posenc.models.vision import mean_of_real
 

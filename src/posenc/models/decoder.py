@@ -15,8 +15,8 @@ from posenc.encoding import Encoding
 from posenc.encoding.tensors import TokenIds
 from posenc.layout import Layout
 from posenc.models import stack
+from posenc.models.block import TokenEmbedding, normalize, tied_logits
 from posenc.models.checkpoint import SavedModel
-from posenc.models.layers import TokenEmbedding, normalize, tied_logits
 from posenc.models.stack import LayersConfig, share_encodings
 
 

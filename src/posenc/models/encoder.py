@@ -16,9 +16,8 @@ from posenc.encoding.tensors import Features, TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models import stack
-from posenc.models.block import Activation
+from posenc.models.block import Activation, Norm, TokenEmbedding, normalize, tied_logits
 from posenc.models.checkpoint import SavedModel
-from posenc.models.layers import Norm, TokenEmbedding, normalize, tied_logits
 from posenc.models.stack import LayersConfig, make_encodings, share_encodings, token_layout
 from posenc.models.vision import mean_of_real
 

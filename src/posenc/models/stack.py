@@ -20,9 +20,16 @@ from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.layout.checks import require_tensor
 from posenc.layout.features import require_token_ids
-from posenc.models.block import GATED, Activation, Block, FeedForward, SourceContext
+from posenc.models.block import (
+    GATED,
+    Activation,
+    Block,
+    FeedForward,
+    Norm,
+    SourceContext,
+    make_norm,
+)
 from posenc.models.complex_layers import ComplexAttention
-from posenc.models.layers import Norm, make_norm
 from posenc.registry import create_layers
 
 AttentionBias = Literal["all", "inputs", "none"]

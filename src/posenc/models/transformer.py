@@ -16,9 +16,15 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models import stack
-from posenc.models.block import Activation, SourceContext
+from posenc.models.block import (
+    Activation,
+    Norm,
+    SourceContext,
+    TokenEmbedding,
+    normalize,
+    tied_logits,
+)
 from posenc.models.checkpoint import SavedModel
-from posenc.models.layers import Norm, TokenEmbedding, normalize, tied_logits
 from posenc.models.stack import StackConfig, share_encodings
 
 

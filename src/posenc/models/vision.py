@@ -24,9 +24,8 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.layout.checks import FLOATING, require_tensor
 from posenc.models import stack
-from posenc.models.block import Activation
+from posenc.models.block import Activation, Norm, normalize
 from posenc.models.checkpoint import SavedModel
-from posenc.models.layers import Norm, normalize
 from posenc.models.stack import LayersConfig, share_encodings
 from posenc.registration import parse_name
 from posenc.registry import ENCODINGS

@@ -26,8 +26,8 @@ from posenc.lab.experiments.tasks.common.task import (
 )
 from posenc.lab.training.seeding import generator
 from posenc.layout import Layout
+from posenc.models.block import make_norm, normalize
 from posenc.models.checkpoint import SavedModel
-from posenc.models.layers import make_norm, normalize
 from posenc.models.stack import LayersConfig, make_blocks, make_encodings, share_encodings
 
 
