@@ -112,6 +112,8 @@ def test_sinks_and_softcap(softcap: float | None, sinks: bool) -> None:
         inputs = _inputs(grid.query.length, grid.key.length, slopes, rows=2)
         expected = _results(inputs, grid, slopes, "reference", **options)
         agree(_results(inputs, grid, slopes, "native", **options), expected, 1e-9)
+        # In float32 sums of so many gates would outweigh all products, but for the cap.
+        agree(_results(inputs, grid, slopes, "native", torch.float32, **options), expected, 1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
