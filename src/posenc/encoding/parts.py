@@ -36,14 +36,16 @@ def _as_call(method: Method) -> Method:
 def _dispatching(forward: Method) -> Method:
     @wraps(forward)
     def dispatch(self: Part, *args: Any, method: Method = forward, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], Tensor) and args[0].dtype in DOUBLE:
-            first = args[0]
+        first = args[0] if args else None
+        if isinstance(first, Tensor):
+            self.require(first)
+            if first.dtype in DOUBLE:
 
-            def exact(x: Any) -> Any:
-                return x.in_precision_of(first) if isinstance(x, Layout | Grid) else x
+                def exact(x: Any) -> Any:
+                    return x.in_precision_of(first) if isinstance(x, Layout | Grid) else x
 
-            args = tuple(map(exact, args))
-            kwargs = {name: exact(x) for name, x in kwargs.items()}
+                args = tuple(map(exact, args))
+                kwargs = {name: exact(x) for name, x in kwargs.items()}
         return method(self, *args, **kwargs)
 
     return dispatch
@@ -120,6 +122,15 @@ class Part(nn.Module):
         arguments = {n: _plain(v) for n, v in self.given.items() if not isinstance(v, nn.Module)}
         return ", ".join(f"{name}={reprlib.repr(value)}" for name, value in arguments.items())
 
+    def require(self, x: Tensor) -> None:
+        """Compare the tensor that a method is called with with what the part is made for.
+
+        ``attend`` and ``Encoding.embed`` did, where they call it.
+
+        Raises:
+            ArgumentError: for another width or number of heads.
+        """
+
     def observe(self, x: Features, layout: Layout) -> Layout:
         """The layout with a per-token signal computed from the layer's input; unchanged by default.
 
@@ -148,6 +159,16 @@ def _plain(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _require(argument: str, size: str, made_for: int | None, got: int, of: str) -> None:
+    if made_for not in (None, got):
+        raise ArgumentError(
+            argument,
+            expected=f"{size} {made_for}, as the encoding has",
+            got=got,
+            remedy=f"Create the encoding with the model's {of}.",
+        )
+
+
 class EmbeddingEncoding(Part, ABC):
     """Changes the token vectors before the first block or before every block."""
 
@@ -159,6 +180,10 @@ class EmbeddingEncoding(Part, ABC):
 
     lookback = 0
     """Number of preceding tokens that it reads (a causal convolution)."""
+
+    def require(self, x: Tensor) -> None:
+        width = 2 * x.shape[-1] if x.is_complex() else x.shape[-1]
+        _require("x", "width", self.dim, width, "dim")
 
     @abstractmethod
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
@@ -185,6 +210,11 @@ class QueryKeyTransform(Part, ABC):
 
     widening: ClassVar[int] = 1
     """Width of transformed queries and keys as a multiple of the head width."""
+
+    def require(self, x: Tensor) -> None:
+        if x.dim() == 4:  # of queries, not of the layer's input
+            _require("q", "head width", self.head_dim, x.shape[3], "head_dim")
+            _require("q", "heads", self.heads, x.shape[1], "query heads")
 
     @abstractmethod
     def forward(

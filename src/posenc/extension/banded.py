@@ -15,7 +15,7 @@ from posenc.encoding import RotatedBand, ScoreTerm, apply_rotation
 from posenc.encoding.rotation import Factors
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.precision import angles_at, wider
-from posenc.encodings.common.rotation import cos_sin, require_width
+from posenc.encodings.common.rotation import cos_sin
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.query_key.rope import Rope
 from posenc.grid import FARTHEST, Grid
@@ -79,7 +79,6 @@ class BandedRope(ScoreTerm, ABC):
         """Least offset of each band but the first, of all queries or each; None if not whole."""
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        require_width(q, self.rope.head_dim)
         index, pairing = self.band_of(grid).unsqueeze(1), self.rope.pairing
         products = []
         for moved in self.moved(grid):

@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.encoding import QueryKeyTransform, Rotation
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.precision import angles_at, wider
-from posenc.encodings.common.rotation import cos_sin, require_width
+from posenc.encodings.common.rotation import cos_sin
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.query_key.rope import Rope
 from posenc.grid import Grid
@@ -55,7 +55,6 @@ class VaryingRope(QueryKeyTransform, ABC):
         return self._rotation(q, grid)
 
     def _rotation(self, q: Queries, grid: Grid) -> Rotation:
-        require_width(q, self.rope.head_dim)
         sides = zip((grid.query, grid.key), seen_lengths(grid), strict=True)
         query, key = (cos_sin(self._angles(*side), gain=self.gain) for side in sides)
         return Rotation(query, key, self.rope.pairing)

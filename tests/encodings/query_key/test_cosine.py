@@ -62,5 +62,5 @@ def test_bad_options() -> None:
     with pytest.raises(ArgumentError, match="heads"):
         CosineLogits(heads=0)
     q = torch.zeros(1, 3, 2, 4)
-    with pytest.raises(ArgumentError, match="2 heads"):
+    with pytest.raises(ArgumentError, match="heads 2"):
         CosineLogits(heads=2)(q, q, Grid.of(Layout.sequence(2)))

@@ -71,5 +71,5 @@ def test_axial_frequencies_make_it_axial() -> None:
 
 def test_other_heads_are_refused() -> None:
     x = torch.randn(1, 4, 4, 8)
-    with pytest.raises(ArgumentError, match="heads that divides the encoding's 3"):
+    with pytest.raises(ArgumentError, match="heads 3, as the encoding has"):
         RopeMixed(heads=3, head_dim=8)(x, x, Grid.of(Layout.image(2, 2)))

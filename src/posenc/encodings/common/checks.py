@@ -5,20 +5,9 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding.tensors import Features, TokenIds
+from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
-
-
-def require_dim(x: Features, dim: int) -> None:
-    """ArgumentError unless token vectors have ``dim`` features."""
-    if x.shape[-1] != dim:
-        raise ArgumentError(
-            "x",
-            expected=f"width {dim}, the encoding's dim",
-            got=x.shape[-1],
-            remedy="Create the encoding with the model's width.",
-        )
 
 
 def require_tokens(tokens: TokenIds | None, reader: str, remedy: str) -> TokenIds:

@@ -14,15 +14,9 @@ from torch.nn.functional import pad
 from posenc.arguments import Count, Positive, Width
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation, apply_rotation
 from posenc.encoding.rotation import Factors
-from posenc.encoding.tensors import Keys, Queries
+from posenc.encoding.tensors import Keys, Queries, repeat_heads
 from posenc.encodings.common.precision import angles_at, wider
-from posenc.encodings.common.rotation import (
-    both_sides,
-    cos_sin,
-    kept_of_positions,
-    repeat_keys,
-    require_width,
-)
+from posenc.encodings.common.rotation import both_sides, cos_sin, kept_of_positions
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -74,8 +68,7 @@ class MatrixRotary(QueryKeyTransform, ABC):
         return kept_of_positions(self, layout, self._exponentials)
 
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
-        require_width(q, self.head_dim)
-        k = repeat_keys(k, self.heads)
+        k = repeat_heads(k, self.heads)
         # Not under autocast: bfloat16 exponents of a few turns are off by radians.
         with without_autocast(q.device):
             if self.block == 2:
@@ -90,7 +83,6 @@ class MatrixRotary(QueryKeyTransform, ABC):
     def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation | None:
         if self.block > 2 or k.shape[1] != self.heads:
             return None
-        require_width(q, self.head_dim)
         with without_autocast(q.device):
             return Rotation(*both_sides(grid, self._factors), ADJACENT)
 

@@ -17,7 +17,6 @@ from posenc.encoding.prepared import reused
 from posenc.encoding.rotation import Factors
 from posenc.encoding.tensors import Keys, Queries, repeat_heads
 from posenc.encodings.common.special_tokens import zero_special
-from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -58,33 +57,6 @@ def cos_sin(angles: Float[Tensor, "b *h L T"], *, gain: float = 1.0) -> Factors:
     return (cosine, sine) if gain == 1 else (cosine * gain, sine * gain)
 
 
-def require_width(x: Tensor, head_dim: int) -> None:
-    """ArgumentError unless ``x`` has heads of width ``head_dim``."""
-    if x.shape[-1] != head_dim:
-        raise ArgumentError(
-            "q",
-            expected=f"head width {head_dim}, the encoding's head_dim",
-            got=x.shape[-1],
-            remedy="Create the encoding with the attention's head_dim.",
-        )
-
-
-def repeat_keys(k: Keys, heads: int) -> Keys:
-    """Keys repeated to one per query head, for methods with a rotation per head.
-
-    Raises:
-        ArgumentError: when k's heads do not divide ``heads``.
-    """
-    if heads % k.shape[1]:
-        raise ArgumentError(
-            "k",
-            expected=f"a number of heads that divides the encoding's {heads}",
-            got=k.shape[1],
-            remedy="Create the encoding with the attention's query heads.",
-        )
-    return repeat_heads(k, heads)
-
-
 class PairProducts(QueryKeyTransform, ABC):
     """Each pair of features, as a complex number, times a factor of its position.
 
@@ -107,20 +79,19 @@ class PairProducts(QueryKeyTransform, ABC):
         """Real and imaginary parts ``[B|1, H|1, L, T]`` of the factors, float32 or float64."""
 
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
-        query, key = self._both(q, grid)
+        query, key = self._both(grid)
         if key[0].shape[1] > 1:
-            k = repeat_keys(k, key[0].shape[1])
+            k = repeat_heads(k, key[0].shape[1])
         return apply_rotation(q, *query, self.pairing), apply_rotation(k, *key, self.pairing)
 
     def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation | None:
-        query, key = self._both(q, grid)
+        query, key = self._both(grid)
         if key[0].shape[1] not in (1, k.shape[1]):
             return None
         return Rotation(query, key, self.pairing)
 
-    def _both(self, q: Queries, grid: Grid) -> tuple[Factors, Factors]:
+    def _both(self, grid: Grid) -> tuple[Factors, Factors]:
         """Factors of queries and of keys."""
-        require_width(q, self.head_dim)
         return both_sides(grid, lambda layout: kept_of_positions(self, layout, self.factors))
 
 

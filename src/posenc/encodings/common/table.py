@@ -9,7 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.encoding.tensors import Features
-from posenc.encodings.common.checks import require_dim
 from posenc.encodings.common.precision import at_least_single
 from posenc.errors import LengthError
 from posenc.layout import Layout
@@ -95,11 +94,6 @@ Fusion = Literal["add", "multiply"]
 
 
 def fuse(x: Features, vectors: Float[Tensor, "b L C"], fusion: Fusion) -> Features:
-    """``x + vectors`` or ``x · vectors``, computed in float32 or better, in ``x``'s dtype.
-
-    Raises:
-        ArgumentError: when the widths differ.
-    """
-    require_dim(x, vectors.shape[-1])
+    """``x + vectors`` or ``x · vectors``, computed in float32 or better, in ``x``'s dtype."""
     wide = at_least_single(x)
     return (wide + vectors if fusion == "add" else wide * vectors).to(x.dtype)

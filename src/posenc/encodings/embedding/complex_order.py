@@ -100,15 +100,6 @@ class ComplexOrder(EmbeddingEncoding):
         *,
         tokens: TokenIds | None = None,
     ) -> Features | Complex[Tensor, "B L T"]:
-        width = self.width if x.is_complex() else self.dim
-        if x.shape[-1] != width:
-            raise ArgumentError(
-                "x",
-                expected=f"{width} {'complex' if x.is_complex() else 'real'} numbers a token, as "
-                f"dim={self.dim} says",
-                got=x.shape[-1],
-                remedy="Create the encoding with the model's width (twice its complex numbers).",
-            )
         angles = self.angles(layout, tokens)
         cosine, sine = angles.cos(), angles.sin()
         if x.is_complex():

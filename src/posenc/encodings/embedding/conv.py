@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from posenc.arguments import Count, Interval, Width, checked
 from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.encodings.common.checks import require_dim
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.layout.padding import hidden_tokens
@@ -102,7 +101,6 @@ class Conv(EmbeddingEncoding):
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         axes = self.weight.dim() - 2
-        require_dim(x, len(self.weight))
         extent = layout.extent
         if layout.axes != axes or (axes == 2 and extent is None):
             raise ArgumentError(

@@ -14,7 +14,7 @@ from posenc.encoding.tensors import Features, Keys, Queries
 from posenc.encodings.common.checks import require_signal
 from posenc.encodings.common.precision import WideLinear, at_least_single, geometric_frequencies
 from posenc.encodings.common.prefix_sums import KeyRanks
-from posenc.encodings.common.rotation import cos_sin, require_width
+from posenc.encodings.common.rotation import cos_sin
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -92,7 +92,6 @@ class GrapeContextual(QueryKeyTransform):
         return self.lower(q, k, grid).apply(q, k)
 
     def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation:
-        require_width(q, self.head_dim)
         wide, theta = torch.promote_types(q.dtype, torch.float32), self.log_frequencies
         angles = [phase.unsqueeze(-1) * theta.to(phase.dtype).exp() for phase in self.phases(grid)]
         query, key = ([x.to(wide) for x in cos_sin(angle)] for angle in angles)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, Width
 from posenc.encoding import Entry, QueryKeyTransform
-from posenc.encoding.tensors import Keys, Queries
+from posenc.encoding.tensors import Keys, Queries, repeat_heads
 from posenc.encodings.common.precision import geometric_angles
-from posenc.encodings.common.rotation import kept_of_positions, repeat_keys, require_width
+from posenc.encodings.common.rotation import kept_of_positions
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -77,8 +77,7 @@ class Pope(QueryKeyTransform):
     def forward(
         self, q: Queries, k: Keys, grid: Grid
     ) -> tuple[Float[Tensor, "B H Q 2*D"], Float[Tensor, "B H K 2*D"]]:
-        require_width(q, self.head_dim)
-        k = repeat_keys(k, self.heads)
+        k = repeat_heads(k, self.heads)
         return _polar(q, self._waves(grid.query, "query")), _polar(k, self._waves(grid.key, "key"))
 
     def _bounded_phase(self) -> Float[Tensor, "h D"]:

@@ -17,7 +17,6 @@ from posenc.encoding.tensors import Keys, Offsets, Queries, Scores, StructuredTe
 from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.common.special_tokens import has_special, zero_special_pairs
 from posenc.encodings.common.window import Window
-from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
 Logits = Literal["cosine", "dot"]
@@ -97,13 +96,6 @@ class CosineLogits(QueryKeyTransform):
         nn.init.constant_(self.log_scale, math.log(self.INITIAL))
 
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
-        if q.shape[1] != len(self.log_scale):
-            raise ArgumentError(
-                "q",
-                expected=f"{len(self.log_scale)} heads, as the encoding has",
-                got=q.shape[1],
-                remedy="Create the encoding with the attention's heads.",
-            )
         wide = torch.promote_types(q.dtype, torch.float32)
         factor = self.log_scale.to(wide).clamp(max=math.log(self.MAXIMUM)).exp().view(-1, 1, 1)
         q_unit, k_unit = (nn.functional.normalize(x.to(wide), dim=-1) for x in (q, k))
