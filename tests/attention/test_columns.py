@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +57,22 @@ def test_keys_far_below_the_others(grid: Grid, lowest: float, dtype: torch.dtype
     encoding = Encoding(score=ByKey(numbers))
     inputs = draw(600, 600, rows=1, dtype=dtype)
     compare(inputs, grid, encoding, tolerance=2e-5 if dtype == torch.float32 else 1e-11)
+
+
+@pytest.mark.parametrize("of_lse", [False, True])
+@pytest.mark.parametrize("extra", [{}, {"sinks": True}, {"softcap": 1.5}])
+@pytest.mark.parametrize("where", ["causal", "window"])
+def test_gradients_of_the_softmax_and_what_joins_it(
+    where: str, extra: dict[str, Any], *, of_lse: bool
+) -> None:
+    """Those of a row's logits sum to what a sink, a cap and the LSE leave, and only else to 0."""
+    torch.manual_seed(2)
+    encoding = Encoding(score=ByKey(torch.randn(600).double()))
+    inputs, options = draw(600, 600, rows=1, dtype=torch.float64), dict(extra)
+    if "sinks" in extra:
+        options["sinks"] = torch.randn(inputs[0].shape[1]).double().requires_grad_()
+        options["wanted"] = [options["sinks"]]
+    compare(inputs, GRIDS[where], encoding, tolerance=1e-10, of_lse=of_lse, **options)
 
 
 @pytest.mark.parametrize("backend", ["native", "blockwise", "reference"])
