@@ -87,3 +87,11 @@ def entered() -> Iterator[Prepared]:
     """Calls share results."""
     with Prepared() as prepared:
         yield prepared
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Memory that nobody has written to holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

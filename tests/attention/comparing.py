@@ -100,3 +100,39 @@ def compare(
     """Require a backend's ``results`` to be those of the reference in the same precision."""
     expected = results(inputs, grid, encoding, "reference", **options)
     agree(results(inputs, grid, encoding, backend, **options), expected, tolerance)
+
+
+def compare_dropped(
+    inputs: Sequence[Tensor],
+    grid: Grid,
+    encoding: Encoding,
+    backend: str,
+    *,
+    share: float = 0.3,
+    tolerance: float = 1e-6,
+    **options: Any,
+) -> None:
+    """Require weights to be dropped, a share of them, and the same ones backward.
+
+    With unit vectors for values the output shows the weights that were kept.
+    """
+    q, k, v = inputs
+    scores = Encoding(query_key=encoding.query_key, score=encoding.score)
+    units = torch.eye(grid.key.length, dtype=q.dtype).expand(*k.shape[:2], -1, -1)
+    weights = attend(q, k, units, grid, scores, backend="reference", **options)
+    torch.manual_seed(2)
+    dropped = attend(q, k, units, grid, scores, backend=backend, dropout=share, **options)
+    kept = (dropped != 0).detach()
+    assert abs(kept.sum() / (weights != 0).sum() - 1 + share) < 0.06
+    weights = weights * kept / (1 - share)
+    torch.testing.assert_close(dropped, weights, atol=tolerance, rtol=tolerance)
+    torch.manual_seed(2)
+    output = attend(q, k, v, grid, encoding, backend=backend, dropout=share, **options)
+    expected = weights @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    if encoding.value is not None:
+        expected = expected + encoding.value(weights, grid)
+    wanted = [*inputs, *learned(encoding), *filter(torch.is_tensor, options.values())]
+    found = [
+        torch.autograd.grad(x.sin().sum(), wanted, retain_graph=True) for x in (output, expected)
+    ]
+    agree([output, *found[0]], [expected, *found[1]], tolerance)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +11,6 @@ from posenc import Encoding, Grid, Layout, attend, create, explain
 from posenc.attention import BACKENDS, Attention, Backend
 from posenc.attention.backends.common.base import Plan, Refusal, Result
 from posenc.attention.backends.common.definition import attend_by_definition
-from posenc.attention.backends.native import splitting as native_heads
 from posenc.attention.backends.native.build import missing
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import QueryKeyTransform
@@ -158,14 +155,6 @@ def test_explain_says_how_and_why() -> None:
         assert f"Not {name}, because its kernels run on CUDA devices, not on cpu." in str(told)
 
 
-def test_dropout_drops_in_expectation() -> None:
-    torch.manual_seed(0)
-    q, k, v = heads(1, 1, 5, 8), heads(1, 1, 5, 8), torch.ones(1, 1, 5, 8)
-    outputs = torch.stack([attend(q, k, v, GRID, Encoding(), dropout=0.5) for _ in range(400)])
-    assert outputs.std() > 0.1
-    assert outputs.mean().item() == pytest.approx(1.0, abs=0.1)
-
-
 def test_autocast_gives_its_dtype_and_keeps_biases_wide() -> None:
     grid = Grid.of(Layout.sequence(64, start=4000), causal=True)
     q, k, v = (torch.randn(1, 4, 64, 8) for _ in range(3))
@@ -191,21 +180,3 @@ def test_autocast_casts_mixed_operands_before_they_are_compared() -> None:
     torch.testing.assert_close(found, expected)
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(ArgumentError, match=r"v: .*float64"):
         attend(q, k, v.double(), grid, encoding)
-
-
-@pytest.mark.parametrize(
-    ("backend", "name"),
-    [("reference", "nope"), *product(("blockwise", "native"), ("nope", "path"))],
-)
-def test_each_row_and_head_drops_weights_of_its_own(
-    backend: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where few heads are computed at a time."""
-    monkeypatch.setattr(native_heads, "MANY", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    encoding = create(name, dim=32, heads=2, head_dim=16, causal=True)
-    grid = Grid.of(encoding.observe(heads(2, 16, 32), Layout.sequence(16)), causal=True)
-    q, k, v = torch.zeros(2, 2, 16, 16), heads(2, 2, 16, 16), torch.eye(16).repeat(2, 2, 1, 1)
-    weights = attend(q, k, v, grid, encoding, backend=backend, dropout=0.5)
-    dropped = (weights == 0).view(4, -1)
-    assert len(dropped.unique(dim=0)) == 4

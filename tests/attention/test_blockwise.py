@@ -1,20 +1,17 @@
-"""Blocks against the definition: values, all gradients, memory, dropout, compiling."""
+"""Blocks: memory, compiling, what each of them looks at, far keys and fine tables.
+
+The laws of backends and ``attention_fuzz`` hold them to the definition.
+"""
 
 from __future__ import annotations
-
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention.backends.blockwise import definition, offsets
+from posenc.attention.backends.blockwise import definition
 from posenc.attention.backends.blockwise.offsets import hidden_pairs, seen_keys, skew, unskew
 from posenc.attention.backends.native.build import missing
 from posenc.attention.problem.offsets import Offsets
@@ -28,62 +25,19 @@ from posenc.attention.problem.record import (
     flatten,
 )
 from posenc.attention.problem.terms import Terms
+from posenc.encodings.score.t5 import T5
+from posenc.errors import BackendRefusal
 from tests.attention.comparing import compare, draw_for, results
-from tests.support.exhaustive import in_turn
 from tests.support.watching import LargestTensor
 
-METHODS = (
-    "nope",
-    "alibi",
-    "t5",
-    "kerple",
-    "shaw",
-    "contextual",
-    "deberta",
-    "transformer_xl",
-    "tupe",
-    "rope+t5",
-)
-
-GRIDS = {
-    "square": Grid.of(Layout.sequence(97)),
-    "causal": Grid.of(Layout.sequence(97), causal=True),
-    "window": Grid.of(Layout.sequence(97), window=9),
-    "causal window": Grid.of(Layout.sequence(97), causal=True, window=21),
-    "chunk": Grid(Layout.sequence(40, 57), Layout.sequence(97), causal=True),
-    "later keys": Grid(Layout.sequence(30), Layout.sequence(97, 20)),
-    "one": Grid(Layout.sequence(1, 96), Layout.sequence(97), causal=True),
-    "empty rows": Grid(Layout.sequence(40), Layout.sequence(57, 11), causal=True),
-    "packed": Grid.of(Layout.packed([40, 1, 56]), causal=True),
-    "padded": Grid.of(Layout.padded([97, 30], side="left"), causal=True),
-    "irregular": Grid.of(Layout.at(torch.arange(97.0) * 1.5), causal=True),
-}
+CAUSAL = Grid.of(Layout.sequence(97), causal=True)
 
 
-@pytest.fixture(params=["small blocks", "usual blocks"])
-def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks so small that a short text has all kinds of them, then the real ones."""
-    if request.param == "small blocks":
-        monkeypatch.setattr(offsets, "ROWS", 13)
-        monkeypatch.setattr(offsets, "BUDGET", {"cpu": 4000})
-        monkeypatch.setattr(definition, "BUDGET", 3000)
-
-
-def in_blocks_of_both_sizes(grids: Iterable[str], usual: Iterable[str]) -> list[tuple[str, str]]:
-    """Several small blocks meet all grids; of the usual ones there is one, which meets a few."""
-    return [*(("small blocks", where) for where in grids), *(("usual blocks", x) for x in usual)]
-
-
-def make(name: str, *, causal: bool) -> Encoding:
+def make(name: str) -> Encoding:
     torch.manual_seed(1)
-    options = {"max_distance": 7} if name in {"shaw", "contextual"} else {}
-    if name in {"t5", "rope+t5"}:
-        options = {"max_distance": 12, "buckets": 16}
-    encoding = posenc.create(
-        name, dim=48, heads=6, head_dim=8, max_length=200, causal=causal, **options
-    ).double()
+    encoding = posenc.create(name, dim=48, heads=6, head_dim=8, max_length=200, causal=True)
     with torch.no_grad():
-        for parameter in encoding.parameters():
+        for parameter in encoding.double().parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, dtype=parameter.dtype))
     return encoding
 
@@ -92,175 +46,11 @@ def inputs(grid: Grid, *, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     return draw_for(grid, heads=6, groups=3, width=8, dtype=dtype)
 
 
-def check(encoding: Encoding, grid: Grid, tensors: Sequence[Tensor], tolerance: float) -> None:
-    """Compare with the definition's output and all gradients, also of tensors behind q, k and v."""
-    options: dict[str, Any] = {"wanted": tensors[3:], "lse": False, "tolerance": tolerance}
-    compare(tensors[:3], grid, encoding, "blockwise", **options)
-
-
-@pytest.mark.usefixtures("_blocks")
-@pytest.mark.parametrize(
-    ("name", "_blocks", "where"),
-    in_turn(4, METHODS, in_blocks_of_both_sizes(GRIDS, ("square", "causal window", "padded"))),
-    indirect=["_blocks"],
-)
-def test_equals_the_definition(name: str, where: str) -> None:
-    grid = GRIDS[where]
-    encoding, tensors = make(name, causal=grid.causal), inputs(grid)
-    # Biases are made from positions in float32, and so are gradients of what makes them.
-    check(encoding, grid, tensors, 2e-6)
-
-
-@pytest.mark.usefixtures("_blocks")
-@pytest.mark.parametrize(
-    ("name", "_blocks", "where"),
-    in_turn(
-        2,
-        ["cope", "fire", "t5+sinusoidal", "stick_breaking"],
-        in_blocks_of_both_sizes(
-            ("causal", "causal window", "chunk", "packed", "padded"), ("causal window", "padded")
-        ),
-    ),
-    indirect=["_blocks"],
-)
-def test_without_structured_form_by_definition(name: str, where: str) -> None:
-    grid = GRIDS[where]
-    encoding, tensors = make(name, causal=True), inputs(grid)
-    if name != "t5+sinusoidal":
-        how = explain(*tensors, grid, encoding, backend="blockwise").how
-        assert how == "the definition, a block of queries at a time (memory linear in the length)"
-    # Offsets are float32, and with them what their function's parameters get.
-    check(encoding, grid, tensors, 1e-5)
-
-
-@pytest.mark.usefixtures("_blocks")
-@pytest.mark.parametrize(
-    ("name", "_blocks", "where"),
-    in_turn(
-        2,
-        ["path", "forgetting", "cable", "grape_additive"],
-        in_blocks_of_both_sizes(
-            ("causal", "causal window", "packed", "padded", "irregular"), ("causal", "packed")
-        ),
-    ),
-    indirect=["_blocks"],
-)
-def test_sums_over_tokens_between(name: str, where: str) -> None:
-    """Of PaTH, by transforms of 64 keys each, with the gradients of signals and parameters."""
-    encoding, grid = make(name, causal=True), GRIDS[where]
-    x = torch.randn(2, 97, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    layout = encoding.observe(x, grid.query)
-    assert layout.signal is not None
-    signal = layout.signal.detach().requires_grad_()
-    seen = Grid.of(replace(layout, signal=signal), causal=True, window=grid.window)
-    tensors = [*inputs(seen), signal]
-    check(encoding, seen, tensors, 1e-6)
-
-
-@pytest.mark.usefixtures("_blocks")
-@pytest.mark.parametrize("first", [1, 57, 64, 90])
-@pytest.mark.parametrize("name", ["path", "forgetting", "grape_additive"])
-def test_sums_up_to_queries_after_a_past(name: str, first: int) -> None:
-    """Whose own keys lie in any block of PaTH's transforms."""
-    encoding, past = make(name, causal=True), GRIDS["causal"].query
-    x = torch.randn(2, 97, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    key = encoding.observe(x, past)
-    grid = Grid(key.slice(first, 97), key, causal=True)
-    check(encoding, grid, inputs(grid), 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("sides", "name", "frozen"),
-    in_turn(
-        3,
-        {"image": [7, 9], "row": [1, 13], "column": [13, 1], "large": [20, 17]},
-        ["swin", "swin_v2", "irpe"],
-        [False, True],
-    ),
-)
-def test_tables_between_images(
-    name: str, sides: list[int], frozen: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(definition, "BUDGET", 50_000)
-    options = {"irpe": {"mode": "bias"}}.get(name, {"window": (20, 20)})
-    encoding = posenc.create(name, dim=48, heads=6, head_dim=8, **options).double()  # type: ignore[arg-type]
-    with torch.no_grad():
-        for parameter in encoding.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape, dtype=parameter.dtype))
-    encoding.requires_grad_(not frozen)
-    grid = Grid.of(Layout.image(*sides))
-    check(encoding, grid, inputs(grid), 1e-6)  # the network of swin_v2 reads offsets in float32
-
-
-def test_frozen_tables_too() -> None:
-    for where in ("square", "causal", "window"):
-        encoding = make("t5", causal=GRIDS[where].causal).requires_grad_(False)
-        check(encoding, GRIDS[where], inputs(GRIDS[where]), 1e-9)
-
-
-@pytest.mark.usefixtures("_blocks")
-@pytest.mark.parametrize("name", ["t5", "shaw", "deberta"])
-def test_gradients_with_dropout_are_of_what_was_computed(name: str) -> None:
-    """The same weights are dropped forward and backward: seen by finite differences."""
-    grid = GRIDS["causal"]
-    encoding, tensors = make(name, causal=True), inputs(grid)
-
-    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        torch.manual_seed(5)
-        output = attend(q, k, v, grid, encoding, backend="blockwise", dropout=0.4)
-        return (output * torch.linspace(-1, 1, output.numel()).view_as(output)).sum()
-
-    gradients = torch.autograd.grad(loss(*tensors), tensors)
-    for index, gradient in enumerate(gradients):
-        step = torch.zeros_like(tensors[index])
-        step[1, 1, 5] = 1e-5
-        moved = [x + step if i == index else x for i, x in enumerate(tensors)]
-        back = [x - step if i == index else x for i, x in enumerate(tensors)]
-        slope = (loss(*moved) - loss(*back)) / 2e-5
-        torch.testing.assert_close(slope, gradient[1, 1, 5].sum(), atol=1e-5, rtol=1e-5)
-    assert loss(*tensors) == loss(*tensors)
-
-
-@pytest.mark.parametrize("name", ["shaw", "cope"])
-def test_dropout_is_the_same_for_any_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoding, (q, k, v) = make(name, causal=True), inputs(GRIDS["causal"])
-    outputs = []
-    for budget in (3000, 2**22):
-        monkeypatch.setattr(offsets, "BUDGET", {"cpu": budget})
-        monkeypatch.setattr(definition, "BUDGET", budget)
-        torch.manual_seed(0)
-        outputs.append(attend(q, k, v, GRIDS["causal"], encoding, backend="blockwise", dropout=0.3))
-    torch.testing.assert_close(*outputs, atol=1e-12, rtol=1e-12)
-    full = attend(q, k, v, GRIDS["causal"], encoding, backend="blockwise")
-    assert (outputs[0] - full).abs().max() > 0.1
-
-
-def test_dropout_drops_its_share() -> None:
-    grid = Grid.of(Layout.sequence(300))
-    q, k = torch.zeros(1, 2, 300, 8), torch.zeros(1, 2, 300, 8)
-    v = torch.ones(1, 2, 300, 8)
-    output = attend(q, k, v, grid, Encoding(), backend="blockwise", dropout=0.3)
-    assert output.mean().item() == pytest.approx(1.0, abs=0.01)
-    assert output.std().item() == pytest.approx(math.sqrt(0.3 / 0.7 / 300), rel=0.2)
-
-
-@pytest.mark.usefixtures("_blocks")
-@pytest.mark.parametrize("name", ["nope", "cope"])
-def test_masks_of_dropout_are_independent(name: str) -> None:
-    """Of all batch rows, heads and queries: which weights are left, as values of ones tell."""
-    grid = Grid(Layout.sequence(40, 560), Layout.sequence(600), causal=True)
-    q, k = torch.zeros(2, 3, 40, 8), torch.zeros(2, 3, 600, 8)
-    v, encoding = torch.eye(600).expand(2, 3, -1, -1), posenc.create(name, head_dim=8)
-    output = attend(q, k, v, grid, encoding, backend="blockwise", dropout=0.5)
-    rows = output.detach().flatten(0, 2)[:, :560]
-    assert torch.corrcoef(rows).fill_diagonal_(0).abs().max() < 0.4
-
-
 @pytest.mark.parametrize("name", ["t5", "shaw", "deberta", "cope", "path"])
 def test_memory_does_not_grow_with_the_square(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     length = 1500
     monkeypatch.setattr(definition, "BUDGET", 2**18)
-    layout, encoding = Layout.sequence(length), make(name, causal=True).float()
+    layout, encoding = Layout.sequence(length), make(name).float()
     if name == "path":
         layout = encoding.observe(torch.randn(1, length, 48), layout)
     grid = Grid.of(layout, causal=True)
@@ -273,36 +63,12 @@ def test_memory_does_not_grow_with_the_square(name: str, monkeypatch: pytest.Mon
 
 def test_the_same_twice() -> None:
     for name in ("t5", "shaw", "transformer_xl"):
-        encoding, tensors = make(name, causal=True), inputs(GRIDS["causal"])
+        encoding, tensors = make(name), inputs(CAUSAL)
         first, second = (
-            results(tensors, GRIDS["causal"], encoding, "blockwise", lse=False) for _ in range(2)
+            results(tensors, CAUSAL, encoding, "blockwise", lse=False) for _ in range(2)
         )
         for one, other in zip(first, second, strict=True):
             assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize(
-    "name", ["t5", "shaw", pytest.param("transformer_xl", marks=pytest.mark.exhaustive)]
-)
-def test_compiled_equals_eager(name: str) -> None:
-    encoding = make(name, causal=True).float()
-
-    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        grid = Grid.of(Layout.sequence(q.shape[2]), causal=True)
-        return attend(q, k, v, grid, encoding, backend="blockwise")
-
-    # Where the width is dynamic too, what depends on it is traced twice.
-    dynamic = True if name == "t5" else None
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    for length in (97, 41):
-        grid = Grid.of(Layout.sequence(length), causal=True)
-        tensors = inputs(grid, dtype=torch.float32)
-        for x in tensors:
-            torch._dynamo.mark_dynamic(x, 2)
-        torch.testing.assert_close(compiled(*tensors), step(*tensors))
-        got = torch.autograd.grad(compiled(*tensors).sin().sum(), tensors)
-        expected = torch.autograd.grad(step(*tensors).sin().sum(), tensors)
-        torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # read by PyTorch 2.15's opcheck itself
@@ -327,18 +93,6 @@ def test_the_operators_are_well_registered(causal: int, heads_last: bool) -> Non
         tensors = [x.detach() for x in flat[0]]
     back = (results, tensors, *flat[1:], wants, False)
     torch.library.opcheck(torch.ops.posenc.blockwise_backward.default, back)
-
-
-def test_under_checkpointing() -> None:
-    encoding, tensors = make("shaw", causal=True), inputs(GRIDS["causal"])
-
-    def step(*given: Tensor) -> Tensor:
-        return attend(*given, GRIDS["causal"], encoding, backend="blockwise")
-
-    saved = checkpoint(step, *tensors, use_reentrant=False)
-    got = torch.autograd.grad(saved.sin().sum(), tensors)
-    expected = torch.autograd.grad(step(*tensors).sin().sum(), tensors)
-    torch.testing.assert_close(got, expected)
 
 
 def test_auto_takes_it_where_the_definition_would_take_too_much() -> None:
@@ -375,9 +129,95 @@ def test_a_block_looks_at_the_keys_that_it_sees(
         assert (hidden is None) == bool(visible[:, seen].all())
 
 
+@pytest.mark.parametrize("first", [1, 57, 64, 90])
+@pytest.mark.parametrize("name", ["path", "forgetting", "grape_additive"])
+def test_sums_up_to_queries_after_a_past(
+    name: str, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose own keys lie in any block of PaTH's transforms."""
+    monkeypatch.setattr(definition, "BUDGET", 3000)
+    encoding = make(name)
+    x = torch.randn(2, 97, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    key = encoding.observe(x, CAUSAL.key)
+    grid = Grid(key.slice(first, 97), key, causal=True)
+    compare(inputs(grid), grid, encoding, "blockwise", tolerance=1e-6)
+
+
 def test_rows_by_offset_are_shifted_one_by_one() -> None:
     """Two queries, three keys, worked by hand."""
     by_offset = torch.tensor([[[1.0, 2, 3, 4], [5, 6, 7, 8]]])
     assert skew(by_offset, 3).tolist() == [[[2, 3, 4], [5, 6, 7]]]
     assert unskew(skew(by_offset, 3)).tolist() == [[[0, 2, 3, 4], [5, 6, 7, 0]]]
     assert unskew(skew(by_offset[:, :1], 4)).tolist() == [[[1, 2, 3, 4]]]
+
+
+def test_refuses_irregular_layouts_while_compiling() -> None:
+    grid, encoding = Grid.of(Layout.packed([3, 4]), causal=True), Encoding()
+    q, k, v = inputs(grid)
+
+    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, grid, encoding, backend="blockwise")
+
+    compiled = torch.compile(step, backend="eager")
+    with pytest.raises(BackendRefusal, match="inside a compiled graph"):
+        compiled(q, k, v)
+
+
+def test_sums_over_many_tokens_are_not_rounded() -> None:
+    """Logarithms of gates add up: 1000 tokens on, float32 is 100 times less exact."""
+    torch.manual_seed(3)
+    encoding = posenc.create("forgetting", dim=48, heads=6)
+    layout = encoding.observe(torch.randn(2, 1000, 48), Layout.sequence(1000))
+    grid = Grid.of(layout, causal=True)
+    q, k, v = (x.detach().float() for x in inputs(grid))
+    exact = attend(q.double(), k.double(), v.double(), grid, encoding, backend="reference")
+    got = attend(q, k, v, grid, encoding, backend="blockwise")
+    torch.testing.assert_close(got.double(), exact, atol=2e-6, rtol=0)
+
+
+def close(got: Tensor, expected: Tensor, within: float = 1e-6) -> None:
+    torch.testing.assert_close(got, expected, atol=within, rtol=within, check_dtype=False)
+
+
+def draw(length: int, heads: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 1, heads, length, 8, generator=generator, dtype=torch.float64)
+    return q, k, v
+
+
+def frozen_table(values: Tensor) -> Encoding:
+    """A causal T5 table ``[1, 8]`` whose last bucket begins at a distance of 16."""
+    score = T5(heads=1, causal=True, buckets=8, max_distance=16).to(values.dtype)
+    with torch.no_grad():
+        next(score.parameters()).copy_(values.view_as(next(score.parameters())))
+    return Encoding(score=score.requires_grad_(False))
+
+
+@pytest.mark.parametrize("backend", ["blockwise", "sdpa"])
+def test_far_keys_that_matter(backend: str) -> None:
+    """One far key outweighs all near ones, though the table takes 290 from its logit.
+
+    Queries and keys of length √150 along one axis: near products are -150, that one is 150.
+    """
+    table = torch.zeros(8, dtype=torch.float64)
+    table[-1] = -290
+    q, k, v = draw(64, heads=1)
+    q, k = torch.zeros_like(q), torch.zeros_like(k)
+    q[..., 0], k[..., 0] = 150**0.5, -(150**0.5)
+    k[..., 0, 0] *= -1
+    grid, encoding = Grid.of(Layout.sequence(64), causal=True), frozen_table(table)
+    got, expected = (
+        attend(q, k, v, grid, encoding, backend=way, scale=1.0) for way in (backend, "reference")
+    )
+    close(got, expected)
+
+
+@pytest.mark.parametrize("backend", ["blockwise", "sdpa"])
+def test_fine_differences(backend: str) -> None:
+    """Table entries that differ by less than half precision can tell."""
+    values = 100 + torch.linspace(0, 2, 8)
+    q, k, v = (x.bfloat16() for x in draw(40, heads=1))
+    grid, encoding = Grid.of(Layout.sequence(40), causal=True), frozen_table(values)
+    got = attend(q, k, v, grid, encoding, backend=backend)
+    wide = (x.double() for x in (q, k, v))
+    close(got, attend(*wide, grid, encoding, backend="reference"), 0.02)

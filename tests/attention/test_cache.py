@@ -96,20 +96,6 @@ def test_following_goes_on_where_the_past_ends() -> None:
         cache.following(1)
 
 
-def test_truncate_forgets_the_graph() -> None:
-    cache, weight = LayerCache(), torch.ones(1, requires_grad=True)
-    keys, values = chunk(1, 3, 1.0)
-    layout = replace(Layout.at(torch.arange(3.0) * weight), signal=weight.expand(1, 3, 1))
-    cache.append(keys * weight, values * weight, layout)
-    cache.truncate(2)
-    assert cache.keys is not None
-    assert cache.values is not None
-    assert cache.layout is not None
-    assert cache.layout.signal is not None
-    kept = (cache.keys, cache.values, cache.layout.positions, cache.layout.signal)
-    assert not any(tensor.requires_grad for tensor in kept)
-
-
 @pytest.mark.parametrize(
     ("encoding", "causal", "kept"),
     [

@@ -105,34 +105,34 @@ def test_one_thing_is_changed(change: str, name: str) -> None:
             torch.testing.assert_close(output, expected, atol=off, rtol=off)
 
 
-def observed(encoding: Encoding) -> None:
-    assert encoding.score is not None
-    encoding.score.register_forward_pre_hook(lambda *_: None)
+def score_of(encoding: Encoding) -> Any:
+    return encoding.score
 
 
-def with_buffer(encoding: Encoding) -> None:
-    assert encoding.score is not None
-    encoding.score.register_buffer("more", torch.ones(2))
-
-
-def with_method(encoding: Encoding) -> None:
-    """As what patches single layers does."""
-    assert encoding.score is not None
-    vars(encoding.score)["lower"] = encoding.score.lower
+CHANGED: dict[str, Callable[[Encoding], object]] = {
+    "hook": lambda x: score_of(x).register_forward_hook(lambda *_: None),
+    "hook before": lambda x: score_of(x).register_forward_pre_hook(lambda *_: None),
+    "buffer": lambda x: score_of(x).register_buffer("more", torch.ones(2)),
+    # as what patches single layers does
+    "method": lambda x: vars(score_of(x)).update(lower=score_of(x).lower),
+    "part": lambda x: setattr(x, "score", make("alibi").score),
+    "setting": lambda x: setattr(score_of(x), "max_distance", 3),
+    "weights": lambda x: [parameter.mul_(3.0) for parameter in x.parameters()],
+}
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("change", [observed, with_buffer, with_method])
-def test_changed_modules_are_planned(
-    change: Callable[[Encoding], None], planned: list[None]
-) -> None:
+@pytest.mark.parametrize("change", CHANGED)
+def test_changed_encodings_are_planned(change: str, planned: list[None]) -> None:
     encoding, arguments = make(), given()
     for _ in range(3):
         call(encoding, arguments)
     assert len(planned) == 1
-    change(encoding)
-    call(encoding, arguments)
+    CHANGED[change](encoding)
+    output = call(encoding, arguments)
     assert len(planned) == 2
+    expected = call(encoding, arguments, backend="reference")
+    torch.testing.assert_close(output, expected, atol=2e-5, rtol=2e-5)
 
 
 def create_fope() -> Encoding:
@@ -198,6 +198,8 @@ WRONG: dict[str, Callable[[Given], Given]] = {
     "scale of NaN": lambda x: {"scale": float("nan")},
     "cap of zero": lambda x: {"softcap": 0.0},
     "dropout of a word": lambda x: {"dropout": "no"},
+    "no queries": lambda x: {"q": None},
+    "no grid": lambda x: {"grid": None},
 }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -212,50 +210,6 @@ def served(backend: str) -> str:
     if dispatch.BACKENDS[backend].unavailable(torch.device("cpu")):
         pytest.skip("kernels are not built")
     return backend
-
-
-GRIDS = {
-    "cross": Grid(Layout.sequence(21, start=60), Layout.sequence(81), causal=True),
-    "packed": Grid.of(Layout.packed([30, 51]), causal=True),
-    "padded": Grid.of(Layout.padded([81, 60], side="left"), causal=True),
-    "window": Grid.of(Layout.sequence(81), causal=True, window=9),
-    "image": Grid.of(Layout.image(9, 9)),
-}
-
-
-@pytest.mark.parametrize("backend", ["sdpa", "native", "blockwise"])
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        *(("shaw", place) for place in ("cross", "packed", "padded", "window")),
-        *(("fire", place) for place in ("cross", "padded")),
-        ("rope+cable", "packed"),
-        ("alibi", "window"),
-        ("swin", "image"),
-    ],
-)
-def test_hessian_products(name: str, place: str, backend: str) -> None:
-    """Products of a vector and the second derivatives by everything, as by the definition."""
-    grid, encoding = GRIDS[place], make(name)
-    q, k, v, _ = (x.requires_grad_() for x in draw(grid.key.length, batch=2))
-    q = q[:, :, : grid.query.length]
-    x = torch.randn(2, grid.key.length, HEADS * WIDTH, dtype=q.dtype)
-    # Positions in float64, so that no table is computed in less.
-    query, key = (replace(x, positions=x.positions.double()) for x in (grid.query, grid.key))
-    key = encoding.observe(x, key)
-    grid = Grid(key if grid.query is grid.key else query, key, grid.causal, grid.window)
-    inputs = [q, k, v, *encoding.parameters()]
-
-    def products(backend: str) -> list[Tensor]:
-        output = attend(q, k, v, grid, encoding, backend=backend)
-        first = torch.autograd.grad(output.sin().sum(), inputs, create_graph=True)
-        along = [x.detach().cos() for x in inputs]
-        product = sum(((g * d).sum() for g, d in zip(first, along, strict=True)), torch.zeros(()))
-        return list(torch.autograd.grad(product, inputs, retain_graph=True, materialize_grads=True))
-
-    if refused(q, k, v, grid, encoding, served(backend)):
-        return
-    torch.testing.assert_close(products(backend), products("reference"), atol=1e-11, rtol=1e-11)
 
 
 @pytest.mark.parametrize("backend", ["native", "blockwise"])

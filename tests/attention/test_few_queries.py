@@ -1,8 +1,7 @@
-"""Few queries after many keys: heads that share keys, and windows over a cache."""
+"""Few queries after many keys: keys are read once for all heads that share them, in windows."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,13 +10,16 @@ import torch
 from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend, create, explain
-from posenc.attention.backends import sdpa
+from posenc.attention import LayerCache
+from posenc.attention.backends import native, sdpa
 from posenc.attention.backends.common import fused
+from posenc.attention.call import Call
+from posenc.attention.decoding import attend_last
+from posenc.attention.dispatch import BACKENDS, query_kernel
 from posenc.encoding import BucketedTerms, ScoreTerm
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.extension import extend
-from tests.attention.comparing import compare
-from tests.support.exhaustive import in_turn
+from tests.attention.comparing import built
 
 KEYS = 90
 
@@ -33,26 +35,6 @@ def operands(queries: int, *, heads: int = 6, groups: int = 2) -> tuple[Tensor, 
 
 def last(queries: int, *, window: int | tuple[int, int] | None = None) -> Grid:
     return Grid(Layout.sequence(queries, KEYS - queries), Layout.sequence(KEYS), True, window)
-
-
-WINDOWS = {
-    "all keys": last,
-    "window": partial(last, window=30),
-    "behind": partial(last, window=(-40, -3)),
-    "ahead": lambda queries: replace(last(queries, window=(3, 9)), causal=False),
-}
-
-
-@pytest.mark.parametrize(
-    ("backend", "where", "padded", "queries"),
-    in_turn(4, ["auto", "sdpa", "native", "blockwise"], list(WINDOWS)[:3], [False, True], [1, 5]),
-)
-def test_grouped_heads(backend: str, where: str, padded: bool, queries: int) -> None:
-    grid = WINDOWS[where](queries)
-    if padded:
-        valid = torch.arange(KEYS).expand(2, -1) >= torch.tensor([[0], [70]])
-        grid = replace(grid, key=replace(grid.key, valid=valid))
-    compare(operands(queries), grid, Encoding(), backend, tolerance=1e-7)
 
 
 def called(
@@ -79,36 +61,6 @@ def test_heads_that_share_keys_are_queries_of_one_call(monkeypatch: pytest.Monke
     assert shapes.pop() == (2, 2, 6, 16)
     folded = [(2, 2, 3 * queries, 16) for queries in (1, 1, 2, 2, 21, 21)]
     assert shapes == [*folded, (2, 6, 22, 16), (2, 6, 22, 16), (2, 6, KEYS, 16)]
-
-
-@pytest.mark.parametrize(
-    ("name", "queries", "where", "grouped"),
-    in_turn(6, ["nope", "rope", "alibi", "t5"], [1, 3, 16, 17], list(WINDOWS), [False, True]),
-)
-def test_calls_of_the_same_few_queries(name: str, queries: int, where: str, grouped: bool) -> None:
-    """Planned, prepared, and by what was prepared; ahead some queries see no key."""
-    grid = WINDOWS[where](queries)
-    encoding = create(name, heads=6, head_dim=16, causal=grid.causal)
-    with torch.no_grad():
-        for seed in range(3):
-            torch.manual_seed(seed)
-            q, k, v = operands(queries, groups=2 if grouped else 6)
-            q, k, v = (x.float() + seed for x in (q, k, v))
-            expected = attend(q, k, v, grid, encoding, backend="reference", return_lse=True)
-            found = attend(q, k, v, grid, encoding, return_lse=True)
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_short_causal_text_of_grouped_heads() -> None:
-    """The kernel's own causal mask goes by the index of a query among those of its head."""
-    layout = Layout.sequence(5)
-    grid, nothing = Grid(layout, layout, causal=True), Encoding()
-    with torch.no_grad():
-        for _ in range(3):
-            q, k, v = (x.float()[:, :, :5] for x in operands(5))
-            expected = attend(q, k, v, grid, nothing, backend="reference", return_lse=True)
-            found = attend(q, k, v, grid, nothing, return_lse=True)
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 class Watched(ScoreTerm):
@@ -157,3 +109,153 @@ def test_parts_that_read_all_keys_get_them() -> None:
     expected = attend(q, k, v, Grid(whole, whole, window=2), scaled, backend="reference")
     few = Grid(whole.slice(40, 41), whole, window=2)
     torch.testing.assert_close(attend(q[:, :, 40:41], k, v, few, scaled), expected[:, :, 40:41])
+
+
+PRECISION = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def make(name: str, width: int = 16) -> Encoding:
+    torch.manual_seed(1)
+    encoding = create(name.removesuffix(" keys"), heads=8, head_dim=width, causal=True).double()
+    return Encoding(score=encoding.score) if name == "shaw keys" else encoding
+
+
+def tensors(
+    queries: int, keys: int, groups: int, *, values: int = 16, width: int = 16
+) -> list[Tensor]:
+    torch.manual_seed(0)
+    sizes = ((2, 8, queries, width), (2, groups, keys, width), (2, groups, keys, values))
+    return [torch.randn(size, dtype=torch.float64) for size in sizes]
+
+
+def check(given: list[Tensor], grid: Grid, name: str, stored: list[Tensor]) -> None:
+    """Compare the kernel, with the operands as they are ``stored``, with the definition."""
+    encoding = make(name, given[0].shape[3])
+    with torch.no_grad():
+        expected = attend(*given, grid, encoding, backend="reference", return_lse=True)  # type: ignore[misc, call-overload]
+        found = attend(*stored, grid, encoding, backend="native", return_lse=True)  # type: ignore[misc, call-overload]
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "shaw"])
+@pytest.mark.parametrize("window", [(-900, -700), (-1029, -1000), (3, 9), (1, None)])
+def test_hidden_keys_are_not_read(window: tuple[int, int | None], name: str) -> None:
+    """Whole chunks may be hidden, from all queries or from some, which may see nothing."""
+    layout = Layout.sequence(1030)
+    grid = Grid(layout.slice(1020, 1025), layout, window=window)
+    given, hidden = tensors(5, 1030, 2), ~grid.visible[0, 0].any(0)
+    holes = [x.masked_fill(hidden[:, None], float("nan")) for x in given[1:]]
+    check(given, grid, name, [given[0], *holes])
+
+
+@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "shaw"])
+@pytest.mark.parametrize("width", [4, 8, 24, 40])
+def test_heads_of_no_whole_vectors_end_before_the_next_key(width: int, name: str) -> None:
+    """Whose features, of a key that is hidden, may be anything."""
+    layout = Layout.sequence(48)
+    grid = Grid(layout.slice(47, 48), layout, window=(None, -16))
+    given = tensors(1, 48, 4, width=width, values=width)
+    holes = [x.clone().index_fill_(2, torch.arange(32, 48), float("nan")) for x in given[1:]]
+    check(given, grid, name, [given[0], *holes])
+
+
+def test_values_of_another_width_and_operands_as_models_have_them() -> None:
+    """Features of all heads side by side, and keys in a longer cache."""
+    layout = Layout.sequence(70)
+    grid = Grid(layout.slice(69, 70), layout, causal=True)
+    q, k, v = tensors(1, 70, 2, values=24)
+    room = [torch.full((2, 2, 99, x.shape[3]), float("nan"), dtype=x.dtype) for x in (k, v)]
+    for place, x in zip(room, (k, v), strict=True):
+        place[:, :, :70] = x
+    apart = q.transpose(1, 2).contiguous().transpose(1, 2)
+    check([q, k, v], grid, "nope", [apart, *(x[:, :, :70] for x in room)])
+
+
+def test_results_do_not_depend_on_the_threads() -> None:
+    layout = Layout.sequence(3000)
+    grid = Grid(layout.slice(2999, 3000), layout, causal=True)
+    given, encoding, threads = tensors(1, 3000, 1), make("t5"), torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            with torch.no_grad():
+                found.append(attend(*given, grid, encoding, backend="native"))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*found)
+
+
+@built
+@pytest.mark.parametrize("dtype", PRECISION)
+@pytest.mark.parametrize("bias", [None, (1, 1), (1, 8), (2, 8)])
+@pytest.mark.parametrize("extra", [{}, {"softcap": 0.7}, {"sinks": True}])
+def test_one_query_with_a_bias_written_out(
+    extra: dict[str, Any], bias: tuple[int, int] | None, dtype: torch.dtype
+) -> None:
+    q, k, v = (x.to(dtype) for x in tensors(1, 700, 2, values=24))
+    added = None if bias is None else torch.randn(*bias, 1, 700, dtype=torch.float64)
+    sinks = torch.linspace(-2, 2, 8, dtype=torch.float64) if "sinks" in extra else None
+    kernel = query_kernel(q, k, v, plain=not extra)
+    if kernel is None:  # in few numbers, PyTorch's is as fast
+        assert dtype.itemsize >= 4
+        assert not extra
+        kernel = native.attend_query
+    options = {"sinks": sinks, "softcap": extra.get("softcap")}
+    found = kernel(q, k, v, added, scale=0.3, **options)
+    wide = [x.double().repeat_interleave(4, dim=1) for x in (k, v)]
+    logits = 0.3 * q.double() @ wide[0].mT + (0 if added is None else added)
+    if "softcap" in extra:
+        logits = 0.7 * (logits / 0.7).tanh()
+    if sinks is not None:
+        logits = torch.cat([logits, sinks.view(1, 8, 1, 1).expand(2, 8, 1, 1)], dim=-1)
+    expected = logits.softmax(-1)[..., :700] @ wide[1]
+    wanted = PRECISION[dtype]
+    torch.testing.assert_close(found.double(), expected, atol=wanted, rtol=wanted)
+
+
+@built
+@pytest.mark.parametrize(
+    ("change", "serves"),
+    [
+        ({}, True),
+        ({"keys": 64, "plain": False}, True),
+        ({"keys": 64, "dtype": torch.bfloat16}, True),
+        ({"keys": 64}, False),
+        ({"heads": 65, "groups": 1}, False),
+        ({"mixed": True}, False),
+    ],
+)
+def test_one_query_goes_to_the_kernel_where_that_is_faster(
+    change: dict[str, Any], serves: bool
+) -> None:
+    heads, groups = change.get("heads", 8), change.get("groups", 8)
+    dtype, keys = change.get("dtype", torch.float32), change.get("keys", 2**12)
+    one = torch.zeros((), dtype=dtype)
+    q, k = (one.expand(1, n, length, 32) for n, length in ((heads, 1), (groups, keys)))
+    v = k.double() if "mixed" in change else k
+    assert (query_kernel(q, k, v, plain=change.get("plain", True)) is not None) == serves
+
+
+@built
+@pytest.mark.parametrize("name", ["nope", "alibi", "t5", "shaw keys"])
+def test_the_last_token_of_a_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Terms that a cache keeps are the kernel's bias, in half precision too."""
+    seen = []
+
+    def watching(*operands: Any, **options: Any) -> Tensor:
+        seen.append(operands[3])
+        return native.attend_query(*operands, **options)
+
+    monkeypatch.setattr(BACKENDS["native"].kernels, "query_kernel", lambda *_, **__: watching)
+    encoding = make(name).float()
+    q, k, v = (x.bfloat16() for x in tensors(1, 300, 2))
+    layout, cache = Layout.sequence(300), LayerCache()
+    cache.append(k, v, layout)
+    grid = Grid(layout.slice(299, 300), layout, causal=True)
+    with torch.no_grad():
+        found = attend_last(Call(q, k, v, grid, encoding))
+        expected = attend(q, k, v, grid, encoding, backend="reference")
+    assert found is not None
+    assert len(seen) == 1
+    torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)

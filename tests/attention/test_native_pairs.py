@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 import posenc
 from posenc.attention import attend, explain
-from posenc.attention.backends.native import splitting
 from posenc.errors import BackendRefusal
 from posenc.grid import Grid
 from posenc.layout import Layout
 from tests.attention.comparing import built, cast, compare, draw, results
-from tests.attention.test_native import DIM, HEADS, METHODS, WIDTH, check, last, make, observed
+from tests.attention.test_native import DIM, HEADS, WIDTH, last, make, observed
 from tests.testing.tolerances import distance, tolerance
 
 pytestmark = [built, pytest.mark.usefixtures("poisoned")]
-
-PAIRS = list(METHODS)[9:]
-"""Methods whose terms of pairs are not of the structured form."""
-
-PATH_GRIDS = [
-    last(300, 300, causal=True),
-    Grid(Layout.sequence(100, start=190), Layout.sequence(300), causal=True),
-    Grid.of(Layout.packed([20, 150, 44]), causal=True),
-    Grid.of(Layout.padded([200, 20], side="left"), causal=True, window=70),
-]
 
 
 @pytest.mark.parametrize("window", [(None, -3), (-90, -70), (None, -65)])
@@ -44,38 +32,10 @@ def test_path_where_own_keys_are_hidden(layout: Layout, window: tuple[int, int])
             attend(*inputs, grid, encoding, backend="native")
 
 
-@pytest.mark.parametrize("grid", PATH_GRIDS)
-def test_path_by_heads(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operands of some heads and blocks at a time, as in long sequences."""
-    monkeypatch.setattr(splitting, "MANY", 1)
-    for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        tolerance = {torch.float64: 1e-9, torch.bfloat16: 0.04}.get(dtype, 3e-5)
-        check("path", grid, dtype=dtype, tolerance=tolerance)
-
-
-def test_path_by_heads_differentiates_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splitting, "MANY", 1)
-    encoding = make("path").requires_grad_(False)
-    compare(
-        draw(70, 70),
-        observed(encoding, last(70, 70, causal=True), torch.ones(2, 70, DIM)),
-        encoding,
-    )
-
-
-@pytest.mark.parametrize("name", ["forgetting", "cable"])
-def test_documents_with_signals(name: str) -> None:
-    for layout in (Layout.packed([20, 1, 44]), Layout.padded([65, 20], side="left")):
-        for window in (None, 9):
-            grid = Grid.of(layout, causal=True, window=window)
-            check(name, grid, dtype=torch.float64, tolerance=1e-9)
-
-
 @pytest.mark.parametrize("name", ["forgetting", "cable", "transformer_xl", "grape_additive"])
 def test_gradients_of_sums_by_key_are_as_exact_as_the_definition(name: str) -> None:
-    options = {"transformer_xl": {"dim": 32, "heads": HEADS, "head_dim": WIDTH}}
     torch.manual_seed(3)
-    encoding = posenc.create(name, **options.get(name, {"dim": 32, "heads": HEADS}))
+    encoding = posenc.create(name, dim=DIM, heads=HEADS, head_dim=WIDTH)
     grid, x = Grid.of(Layout.sequence(700), causal=True), torch.randn(1, 700, 32)
     inputs = draw(700, 700, groups=HEADS, rows=1)
     found = []
@@ -116,51 +76,11 @@ def test_networks_of_any_number_of_heads(count: int) -> None:
     compare(inputs, last(70, 70), encoding, tolerance=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "apart"), [*((name, False) for name in ("shaw", *PAIRS)), ("path", True)]
-)
-def test_the_mask_of_dropout_is_that_of_the_backward_pass(
-    name: str, apart: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(splitting, "MANY", 1 if apart else 2**30)
-    encoding, layout = make(name).double(), Layout.sequence(65)
-    grid = observed(encoding, Grid.of(layout, causal=True), torch.randn(2, 65, 32).double())
-    inputs = [x.detach().double() for x in draw(65, 65, groups=4)]
-
-    def seeded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        torch.manual_seed(2)
-        return attend(q, k, v, grid, encoding, backend="native", dropout=0.3).sin().sum()
-
-    steps = [torch.randn_like(x) for x in inputs]
-    given = [x.clone().requires_grad_() for x in inputs]
-    gradients = torch.autograd.grad(seeded(*given), given)
-    with torch.no_grad():
-        ends = [
-            seeded(*(x + e * s for x, s in zip(inputs, steps, strict=True))) for e in (1e-6, -1e-6)
-        ]
-    slope = sum(float((g * s).sum()) for g, s in zip(gradients, steps, strict=True))
-    assert slope == pytest.approx(float(ends[0] - ends[1]) / 2e-6, rel=1e-4, abs=1e-5)
-
-
-def test_heads_that_are_computed_apart_drop_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splitting, "MANY", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # a head at a time
-    encoding, grid = make("path"), Grid.of(Layout.sequence(65), causal=True)
-    grid = observed(encoding, grid, torch.randn(2, 65, 32))
-    q, k, _ = draw(65, 65, groups=4)
-    weights = attend(
-        q, k, torch.eye(65).expand(2, 4, -1, -1), grid, encoding, backend="native", dropout=0.5
-    )
-    kept = weights != 0
-    alike = (kept[:, 1:] == kept[:, :1]) & grid.visible
-    assert 0.4 < alike.sum() / (6 * grid.visible.sum()) < 0.6
-
-
 @pytest.mark.parametrize("layer", ["input", "output"])
 @pytest.mark.parametrize("name", ["fire", "dape"])
 def test_adapted_layers_are_called(name: str, layer: str) -> None:
     """Hooks, adapters and quantizers compute with more than a layer's weights."""
-    encoding, tensors = posenc.create(name, **METHODS[name]), draw(300, 300)
+    encoding, tensors = make(name), draw(300, 300)
     grid = last(300, 300, causal=True)
     before = attend(*tensors, grid, encoding)
     assert explain(*tensors, grid, encoding).backend == "native"
@@ -176,7 +96,7 @@ def test_layers_of_other_functions_are_called(name: str) -> None:
     """A stack of PyTorch's layers has no weight, and a layer without bias none to add."""
     tensors, grid = draw(300, 300), last(300, 300, causal=True)
     for without_bias in (False, True):
-        encoding = posenc.create(name, **METHODS[name])
+        encoding = make(name)
         assert encoding.score is not None
         plain = encoding.score.get_submodule("input")
         if without_bias:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.functional import pad
 
 from posenc import ENCODINGS, Encoding, Grid, Layout, attend, create
@@ -12,62 +13,59 @@ from posenc.attention.api import attend_block_backward
 from posenc.attention.call import Call
 from posenc.attention.problem.problem import GlobalSoftmax
 from posenc.errors import ArgumentError, BackendRefusal
-from posenc.testing.subject import HEADS, KV_HEADS, Subject, agree, operands, spread
+from posenc.extension import extend
+from posenc.testing.subject import DIM, HEAD_DIM, HEADS, KV_HEADS, agree, fold, operands, spread
 
 NAMES = ("alibi", "contextual", "deberta", "dape", "fire", "irpe", "kerple", "nope", "rope", "shaw")
-NAMES += ("swin_v2", "t5", "transformer_xl", "tupe", "xpos")
+NAMES += ("swin_v2", "t5", "transformer_xl", "tupe", "xpos", "bands")
 
 BACKEND_NAMES = ("reference", "native", "blockwise")
 
-LAYOUTS = {
-    "sequence": Layout.sequence(70),
-    "packed": Layout.packed([30, 25, 15]),
-    "padded": Layout.padded([70, 41], side="left"),
-}
+LAYOUTS = (Layout.sequence(70), Layout.packed([30, 25, 15]), Layout.padded([70, 41], side="left"))
 
 
-def encoding_of(name: str) -> tuple[Subject, Encoding]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        subject = Subject.of_entry(name, ENCODINGS[name])
-        encoding = subject.make()
+def encoding_of(name: str) -> Encoding:
+    torch.manual_seed(3)
+    if name == "bands":
+        return extend(create("rope", head_dim=HEAD_DIM), "rerope", length=70, window=12.5)
+    sizes: dict[str, Any] = {"dim": DIM, "heads": HEADS, "head_dim": HEAD_DIM, "max_length": 160}
+    encoding = create(name, **sizes, causal=True, **ENCODINGS[name].sample)
     spread(encoding)
-    return subject, encoding.double()
+    return encoding.double()
 
 
 @pytest.mark.parametrize("backend", BACKEND_NAMES)
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_of_parts_sum_to_those_of_the_whole(name: str, backend: str) -> None:
-    subject, encoding = encoding_of(name)
+    """Of Kerple, beside sinks and with a cap."""
+    encoding, extras = encoding_of(name), dict[str, Any]()
+    if name == "kerple":
+        extras = {"sinks": torch.linspace(-1, 2, HEADS, dtype=torch.float64), "softcap": 0.7}
     causal, window = encoding.causal_only or name in ("t5", "tupe"), 40 if name == "rope" else None
-    parameters = list(encoding.parameters())
-    for layout in LAYOUTS.values():
-        layout = subject.place(layout)
+    for layout in LAYOUTS:
+        layout = fold(layout, 2 if name in ("irpe", "swin_v2") else 1)
         inputs = [x.requires_grad_() for x in operands(70, 70)]
+        wanted = [*inputs, *encoding.parameters()]
         grid = Grid.of(layout, causal=causal, window=window)
-        output, lse = attend(*inputs, grid, encoding, backend="reference", return_lse=True)
+        options: Any = {"backend": "reference", "return_lse": True, **extras}
+        output, lse = attend(*inputs, grid, encoding, **options)
         direction = torch.randn_like(output)
-        expected = torch.autograd.grad(output, [*inputs, *parameters], direction, allow_unused=True)
+        expected = torch.autograd.grad(output, wanted, direction, materialize_grads=True)
         whole = GlobalSoftmax(output.detach(), lse.detach())
-        sums: list[Tensor | float] = [0.0] * len(expected)
+        sums = [torch.zeros_like(x) for x in wanted]
         for a, b in ((0, 20), (20, 70)):
-            q, k, v = inputs[0], *(x[:, :, a:b] for x in inputs[1:])
+            operands_of_part = (inputs[0], *(x[:, :, a:b] for x in inputs[1:]))
             part = Grid(layout, layout.slice(a, b), causal, window)
+            call = Call(*operands_of_part, part, encoding, global_softmax=whole, **extras)
             try:
-                found = attend_block_backward(
-                    Call(q, k, v, part, encoding, global_softmax=whole), backend
-                )
+                found = attend_block_backward(call, backend)
             except BackendRefusal:
                 assert backend == "native"
                 return
-            gradients = torch.autograd.grad(
-                found, [*inputs, *parameters], direction, allow_unused=True
-            )
-            for at, gradient in enumerate(gradients):
-                sums[at] = sums[at] + (0.0 if gradient is None else gradient)
+            more = torch.autograd.grad(found, wanted, direction, materialize_grads=True)
+            sums = [x + y for x, y in zip(sums, more, strict=True)]
         for got, want in zip(sums, expected, strict=True):
-            want = torch.tensor(0.0) if want is None else want
-            agree(name, torch.as_tensor(got).expand_as(want), want, tolerance=1e-5)
+            agree(name, got, want, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("backend", BACKEND_NAMES)

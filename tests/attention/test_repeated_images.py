@@ -60,19 +60,33 @@ def count(planned: list[None], encoding: Encoding, grid: Grid, calls: int = 4) -
     return len(planned) - calls
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_whole_images_are_prepared(name: str, planned: list[None]) -> None:
-    """A new layout is known by its extent."""
-    encoding = make(name)
-    assert count(planned, encoding, Grid.of(Layout.image(8, 24))) == 1
-    assert count(planned, encoding, Grid.of(Layout.image(8, 24))) == 0
+WHOLE = Layout.image(8, 24)
+HIDDEN = Layout.image(8, 24, valid=torch.arange(192).view(1, 8, 24) < 180)
+
+CASES = [
+    # A new layout is known by its extent.
+    *((name, [WHOLE, Layout.image(8, 24)], [1, 0]) for name in NAMES),
+    # Images of as many cells are told apart.
+    *(
+        (name, [Layout.image(8, 18), Layout.image(9, 16), Layout.image(6, 24)], [1, 1, 1])
+        for name in NAMES
+    ),
+    # Class tokens are prepared where cells rotate, and planned beside terms.
+    *(
+        (name, [Layout.image(8, 24, prefix=1), Layout.image(8, 24, prefix=2)], [1, 1])
+        for name in ROTATING
+    ),
+    *((name, [Layout.image(8, 24, prefix=1)], [4]) for name in OF_CELLS),
+    *((name, [HIDDEN], [4]) for name in NAMES),
+]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_images_of_as_many_cells_are_told_apart(name: str, planned: list[None]) -> None:
+@pytest.mark.parametrize(("name", "layouts", "counts"), CASES)
+def test_whole_images_are_prepared(
+    name: str, layouts: list[Layout], counts: list[int], planned: list[None]
+) -> None:
     encoding = make(name)
-    for extent in ((8, 24), (9, 24), (8, 18), (9, 16), (6, 24)):
-        assert count(planned, encoding, Grid.of(Layout.image(*extent))) == 1
+    assert [count(planned, encoding, Grid.of(layout)) for layout in layouts] == counts
 
 
 @pytest.mark.parametrize("name", IN_ATTENTION)
@@ -91,47 +105,20 @@ def test_parts_of_other_images_are_told_apart(name: str) -> None:
 
 @pytest.mark.parametrize("name", OF_CELLS)
 def test_queries_of_another_image_are_prepared(name: str, planned: list[None]) -> None:
-    """The image of the keys is smaller, as where keys are pooled."""
+    """The image of the keys is smaller, as where keys are pooled; then larger, then smaller yet."""
     encoding = make(name)
-    grid = Grid(Layout.image(8, 24), Layout.image(4, 12))
-    assert count(planned, encoding, grid) == 1
-
-
-@pytest.mark.parametrize("name", OF_CELLS)
-def test_images_of_keys_are_told_apart(name: str, planned: list[None]) -> None:
-    """The same queries meet more cells, then fewer than before."""
-    encoding = make(name)
-    for rows in (4, 7, 3):
-        grid = Grid(Layout.image(8, 24), Layout.image(rows, 24))
-        assert count(planned, encoding, grid) == 1
-
-
-@pytest.mark.parametrize("name", ROTATING)
-def test_class_tokens_are_prepared_where_cells_rotate(name: str, planned: list[None]) -> None:
-    encoding = make(name)
-    assert count(planned, encoding, Grid.of(Layout.image(8, 24, prefix=1))) == 1
-    assert count(planned, encoding, Grid.of(Layout.image(8, 24, prefix=2))) == 1
-
-
-@pytest.mark.parametrize("name", OF_CELLS)
-def test_class_tokens_are_planned_beside_terms(name: str, planned: list[None]) -> None:
-    assert count(planned, make(name), Grid.of(Layout.image(8, 24, prefix=1))) == 4
+    for extent in ((4, 12), (4, 24), (7, 24), (3, 24)):
+        assert count(planned, encoding, Grid(WHOLE, Layout.image(*extent))) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("change", ["causal", "window", "padding"])
-def test_images_with_hidden_cells_are_planned(name: str, change: str, planned: list[None]) -> None:
-    real = torch.arange(192).view(1, 8, 24) < 180 if change == "padding" else None
-    layout = Layout.image(8, 24, valid=real)
-    window = 50 if change == "window" else None
-    grid = Grid.of(layout, causal=change == "causal", window=window)
-    assert count(planned, make(name), grid) == 4
-
-
-def test_tables_beside_a_rotation_are_planned(planned: list[None]) -> None:
-    parts = make("rope2d"), make("swin")
-    encoding = Encoding(query_key=parts[0].query_key, score=parts[1].score).eval()
-    assert count(planned, encoding, Grid.of(Layout.image(8, 24))) == 4
+def test_hidden_cells_and_tables_beside_a_rotation_are_planned(
+    name: str, planned: list[None]
+) -> None:
+    for hiding in ({"causal": True}, {"window": 50}):
+        assert count(planned, make(name), Grid.of(WHOLE, **hiding)) == 4
+    both = Encoding(query_key=make("rope2d").query_key, score=make("swin").score).eval()
+    assert count(planned, both, Grid.of(WHOLE)) == 4
 
 
 @pytest.mark.parametrize("name", ["swin", "irpe", "rope_mixed", "comrope"])

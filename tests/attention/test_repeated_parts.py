@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention.backends.native.build import missing
@@ -44,45 +45,33 @@ class Moody(ScoreTerm):
         return (BucketedTerms(lambda offset: offset[..., 0].long() + 99, table=table),)
 
 
-class MoodySlope(ScoreTerm):
-    """The distance times a slope that depends on the queries."""
+class MoodyCurve(ScoreTerm):
+    """The distance times a slope and each query's factor, and a height, by the mean of all queries.
+
+    The LSE has the height, no weight does.
+    """
 
     __module__ = OWN
 
+    def __init__(self, changing: str) -> None:
+        super().__init__()
+        self.changing = changing
+
+    def _number(self, q: Queries, name: str, otherwise: float) -> Tensor:
+        return q.mean() if name == self.changing else q.new_tensor(otherwise)
+
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        return q.mean() * grid.offset[..., 0].abs().unsqueeze(1)
+        slope, factor = self._number(q, "slope", -1.0), self._number(q, "factor", 1.0).abs()
+        distance = grid.offset[..., 0].abs().unsqueeze(1)
+        return slope * factor * distance + self._number(q, "height", 0.0)
 
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> DistanceFunction:
-        slope = q.mean().expand(q.shape[1], 1)
-        return DistanceFunction(
-            torch.abs, q.new_ones(1, q.shape[2]), q.new_empty(0), slope, torch.zeros_like(slope)
+        slope, height = (
+            self._number(q, name, otherwise).expand(q.shape[1], 1)
+            for name, otherwise in (("slope", -1.0), ("height", 0.0))
         )
-
-
-class MoodyHeight(ScoreTerm):
-    """The distance, and a number that depends on the queries: the LSE has it, no weight does."""
-
-    __module__ = OWN
-
-    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        return q.mean() - grid.offset[..., 0].abs().unsqueeze(1)
-
-    def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> DistanceFunction:
-        slope, height = -q.new_ones(q.shape[1], 1), q.mean().expand(q.shape[1], 1)
-        return DistanceFunction(torch.abs, q.new_ones(1, q.shape[2]), q.new_empty(0), slope, height)
-
-
-class MoodyFactor(ScoreTerm):
-    """The distance times a factor of each query, which depends on all queries."""
-
-    __module__ = OWN
-
-    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        return -q.square().mean() * grid.offset[..., 0].abs().unsqueeze(1)
-
-    def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> DistanceFunction:
-        factor, slope = q.square().mean().expand(1, q.shape[2]), -q.new_ones(q.shape[1], 1)
-        return DistanceFunction(torch.abs, factor, q.new_empty(0), slope, torch.zeros_like(slope))
+        factor = self._number(q, "factor", 1.0).abs().expand(1, q.shape[2])
+        return DistanceFunction(torch.abs, factor, q.new_empty(0), slope, height)
 
 
 class MoodySignal(ScoreTerm):
@@ -100,9 +89,11 @@ class MoodySignal(ScoreTerm):
         return (BucketedTerms(lambda offset: offset[..., 0].long() + 99, table=table),)
 
 
-@pytest.mark.parametrize("score", [Moody, MoodySlope, MoodyFactor, MoodyHeight])
-def test_terms_of_the_queries_are_made_for_each_call(score: type[ScoreTerm]) -> None:
-    encoding = Encoding(score=score())
+@pytest.mark.parametrize(
+    "score", [Moody(), *(MoodyCurve(name) for name in ("slope", "factor", "height"))]
+)
+def test_terms_of_the_queries_are_made_for_each_call(score: ScoreTerm) -> None:
+    encoding = Encoding(score=score)
     with torch.no_grad():
         for seed in range(4):
             agree(encoding, seed)

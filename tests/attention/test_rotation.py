@@ -12,7 +12,7 @@ import posenc
 from posenc import Grid, Layout
 from posenc.attention.backends.native import rotation as compiled
 from posenc.encoding import Pairing, Rotation
-from tests.attention.comparing import built, compare
+from tests.attention.comparing import built, compare, draw
 
 pytestmark = built
 
@@ -84,55 +84,26 @@ def test_factors_that_the_kernel_does_not_take() -> None:
     torch.testing.assert_close(batched[1], plain.apply(2 * x, x)[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    [("rope", "sdpa"), ("rope", "native"), ("xpos", "auto"), ("rope+deberta", "native")],
-)
-def test_attention_equals_the_reference(name: str, backend: str) -> None:
-    """Values and gradients, where score parts read the rotated queries too."""
-    layout = Layout.sequence(40)
-    encoding = posenc.create(name, dim=32, heads=2, max_length=64, causal=True)
-    for part in encoding.parts():
-        part.attach(*(torch.nn.Linear(32, 32) for _ in range(2)))
-    grid = Grid.of(encoding.observe(torch.randn(2, 40, 32), layout), causal=True)
-    inputs = [torch.randn(2, 2, 40, 16, requires_grad=True) for _ in range(3)]
-    encoding.requires_grad_(False)
-    compare(inputs, grid, encoding, backend, lse=False, tolerance=1e-4)
-
-
 ADJACENT = "rope@pairing=adjacent@fraction=0.75"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("name", "documents"),
+    ("name", "layout"),
     [
-        *((name, (70,)) for name in ("rope", ADJACENT, "rope+alibi", "fope", "xpos")),
+        *((name, Layout.sequence(70)) for name in ("rope", ADJACENT, "rope+alibi", "fope", "xpos")),
         # With a score part beside it, documents are rotated before.
-        *((name, (23, 47)) for name in ("rope", ADJACENT, "fope", "xpos")),
+        *((name, Layout.packed([23, 47])) for name in ("rope", ADJACENT, "fope", "xpos")),
     ],
 )
 def test_kernels_rotate_as_they_read(
-    name: str, documents: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    name: str, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shared keys, windows; no rotated queries or keys are written before."""
-    encoding = posenc.create(name, heads=4, head_dim=24, max_length=64).double()
-    layout = Layout.packed(documents) if len(documents) > 1 else Layout.sequence(*documents)
+    encoding = posenc.create(name, heads=4, head_dim=24, max_length=64)
     grid = Grid.of(layout, causal=True, window=40)
-    shapes = (4, 2, 2)
-    given = [torch.randn(2, heads, 70, 24).to(dtype) for heads in shapes]
-    results = []
-    for to, backend in ((torch.float64, "reference"), (dtype, "native")):
-        inputs = [x.to(to).requires_grad_() for x in given]
-        if backend == "native":
-            for module in ("", ".posing"):
-                monkeypatch.setattr(f"posenc.attention.backends.native{module}.rotate", None)
-        wide = torch.promote_types(to, torch.float32)
-        output = posenc.attend(*inputs, grid, encoding.to(wide), backend=backend)
-        found = torch.autograd.grad(output.square().sum(), inputs)
-        results.append([x.double() for x in (output, *found)])
-    bound = 1e-4 if dtype == torch.float32 else 0.1
-    torch.testing.assert_close(*reversed(results), atol=bound, rtol=bound)
+    for module in ("", ".posing"):
+        monkeypatch.setattr(f"posenc.attention.backends.native{module}.rotate", None)
+    compare(draw(70, 70), grid, encoding, tolerance=1e-4)
 
 
 def test_keys_beside_few_queries_are_rotated_once(monkeypatch: pytest.MonkeyPatch) -> None:

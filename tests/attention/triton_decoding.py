@@ -30,17 +30,8 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 HEADS, KEY_HEADS, WIDTH = 6, 2, 16
 
 ENCODINGS = {
-    "nope": Encoding(),
     "rope": posenc.create("rope", head_dim=WIDTH),
-    "alibi": posenc.create("alibi", heads=HEADS),
     "t5": posenc.create("t5", heads=HEADS, max_distance=12, buckets=8, causal=True),
-    "t5 two-sided": posenc.create("t5", heads=HEADS, max_distance=12, buckets=8),
-    "shaw": posenc.create("shaw", head_dim=WIDTH, max_distance=5),
-    "transformer_xl": posenc.create("transformer_xl", dim=96, heads=HEADS, head_dim=WIDTH),
-    "deberta": posenc.create("deberta", dim=96, heads=HEADS, head_dim=WIDTH),
-    "tupe": posenc.create("tupe", dim=96, heads=HEADS, head_dim=WIDTH, max_length=64, causal=True),
-    "fire": posenc.create("fire", heads=HEADS),
-    "irpe": posenc.create("irpe", heads=HEADS, head_dim=WIDTH, on="kv", shared_heads=False),
 }
 
 PAST = Layout.padded([40, 9], side="left")
@@ -51,8 +42,6 @@ GRIDS = {
     "padded": Grid(PAST.slice(39, 40), PAST, causal=True),
     "irregular": Grid(Layout.at(torch.tensor([7.3])), Layout.at(torch.linspace(0, 9, 33))),
 }
-
-IMAGES = Grid(Layout.image(4, 5).slice(7, 8), Layout.image(4, 5))
 
 
 def inputs(grid: Grid, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -77,28 +66,6 @@ def _learned() -> None:
                 torch.nn.init.normal_(parameter)
 
 
-CASES = [
-    (name, grid)
-    for name, encoding in ENCODINGS.items()
-    for grid, where in GRIDS.items()
-    if name != "irpe"
-    and (encoding.score is None or encoding.score.causal in (None, where.causal))
-    and (grid in ("padded", "irregular") or name in ("t5", "shaw", "deberta"))
-]
-
-
-@pytest.mark.parametrize(("name", "grid"), [*CASES, ("irpe", "image")])
-def test_equals_reference(name: str, grid: str) -> None:
-    encoding, where = ENCODINGS[name], {**GRIDS, "image": IMAGES}[grid]
-    given = inputs(where)
-    assert "one query" in str(explain(*given, where, encoding, backend="triton"))
-    got = attend(*given, where, encoding, backend="triton", return_lse=True)
-    wide = [x.double() for x in given]
-    expected = attend(*wide, where, encoding, backend="reference", return_lse=True)
-    for mine, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(mine.double(), theirs, atol=2e-5, rtol=2e-5)
-
-
 def test_constants_of_a_query_are_in_the_lse() -> None:
     encoding = posenc.create("forgetting", dim=96, heads=HEADS)
     layout = encoding.observe(torch.randn(2, 40, 96), Layout.sequence(40))
@@ -121,17 +88,6 @@ def test_many_splits_are_put_together(grid: str, monkeypatch: pytest.MonkeyPatch
     expected = attend(*given, where, ENCODINGS["t5"], backend="reference", return_lse=True)
     for mine, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype: torch.dtype) -> None:
-    grid, encoding = GRIDS["sequence"], ENCODINGS["shaw"]
-    given = inputs(grid, dtype)
-    got = attend(*given, grid, encoding, backend="triton")
-    assert got.dtype == dtype
-    wide = [x.double() for x in given]
-    expected = attend(*wide, grid, encoding, backend="reference")
-    torch.testing.assert_close(got.double(), expected, atol=2e-2, rtol=2e-2)
 
 
 def test_nothing_visible_gives_zeros() -> None:

@@ -12,23 +12,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from examples.long_context.__main__ import options, train
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
 
 from posenc import Attention, Cache, Grid, Layout, attend, create, distributed
 from posenc.distributed.group import Group
 from posenc.errors import DerivativeError, PosencError, RankError
 from posenc.lab.training import Watch, fit
 from posenc.lab.training.ranks import TrainingRanks
-from posenc.models import Decoder, DecoderConfig
-from posenc.testing.subject import spread
 from tests.distributed.equality import LAYOUTS, LENGTH, SPLITS, encoding_of, tensors
 from tests.lab.training.spread import Learning, build, plan
-
-DIM, HEADS, VOCABULARY = 24, 4, 11
-
-OPTIONS: dict[str, dict[str, Any]] = {"conv": {"causal": True}, "abacus": {"digits": [1, 2, 3]}}
 
 
 def place(group: dist.ProcessGroup, split: str) -> Tensor:
@@ -128,56 +121,6 @@ def holds_group(group: dist.ProcessGroup) -> bool:
     return reference() is not None
 
 
-def decoder(name: str) -> Decoder:
-    torch.manual_seed(1)
-    shape = {"vocabulary": VOCABULARY, "dim": DIM, "layers": 2, "heads": HEADS, "kv_heads": 2}
-    model = Decoder(
-        DecoderConfig(**shape, encoding=name, max_length=LENGTH, options=OPTIONS.get(name, {}))
-    )
-    for encoding in dict.fromkeys(model.encodings):
-        spread(encoding)
-    return model.double()
-
-
-def loss_of(model: nn.Module, tokens: Tensor, targets: Tensor, layout: Layout) -> Tensor:
-    """The sum of the tokens' losses, divided by the number of all ranks' tokens."""
-    logits = model(tokens, layout)
-    summed = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-    return summed / (2 * LENGTH)
-
-
-def model_difference(group: dist.ProcessGroup, name: str, form: str, split: str, how: str) -> float:
-    """Largest difference of loss and gradients between several ranks and one.
-
-    Args:
-        how: ``"sum"`` for ``sum_gradients``, ``"ddp"`` for ``DistributedDataParallel``.
-    """
-    text = torch.randint(VOCABULARY, (2, LENGTH + 1), generator=torch.Generator().manual_seed(2))
-    tokens, targets, layout = text[:, :-1], text[:, 1:], Layout.sequence(LENGTH)
-    alone = decoder(name)
-    expected = loss_of(alone, tokens, targets, layout)
-    expected.backward()  # type: ignore[no-untyped-call]
-    index, model = place(group, split), decoder(name)
-    distributed.parallelize(model, group, form=form)
-    wrapped: nn.Module = model
-    if how == "ddp":
-        wrapped = DistributedDataParallel(model, process_group=group)
-    shard = (tokens[:, index], targets[:, index], distributed.take(layout, index))
-    loss = loss_of(wrapped, *shard)
-    ranks = dist.get_world_size(group)
-    (loss * (ranks if how == "ddp" else 1)).backward()  # type: ignore[no-untyped-call]
-    if how == "sum":
-        distributed.sum_gradients(model, group)
-    total = loss.detach().clone()
-    dist.all_reduce(total, group=group)
-    differences = [(total - expected.detach()).abs().item()]
-    for mine, one in zip(model.parameters(), alone.parameters(), strict=True):
-        assert mine.grad is not None
-        wanted = torch.zeros_like(one) if one.grad is None else one.grad
-        differences.append((mine.grad - wanted).abs().max().item())
-    return max(differences)
-
-
 def positions_gradient(group: dist.ProcessGroup, form: str) -> tuple[Tensor, Tensor]:
     """Indices of this rank's tokens, and the gradient of their positions, which are known."""
     index = place(group, "balanced")
@@ -243,10 +186,10 @@ def explanation(group: dist.ProcessGroup, name: str) -> str:
 
 def cached(group: dist.ProcessGroup) -> str:
     """The message with which a layer over ranks refuses a cache."""
-    layer = Attention(dim=DIM, heads=HEADS, encoding=create("rope", head_dim=6), causal=True)
+    layer = Attention(dim=24, heads=4, encoding=create("rope", head_dim=6), causal=True)
     distributed.parallelize(layer, group)
     try:
-        layer(torch.zeros(1, 3, DIM), Layout.sequence(3), cache=Cache(1)[0])
+        layer(torch.zeros(1, 3, 24), Layout.sequence(3), cache=Cache(1)[0])
     except PosencError as failure:
         return str(failure)
     return ""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from posenc import Encoding, Layout, distributed
 from posenc.errors import PosencError
@@ -33,6 +34,8 @@ VOCABULARY = 11
 
 SHAPE: dict[str, Any] = {"dim": 16, "heads": 4, "kv_heads": 2, "max_length": 32}
 
+OPTIONS: dict[str, dict[str, Any]] = {"conv": {"causal": True}, "abacus": {"digits": [1, 2, 3]}}
+
 
 def model_of(kind: str, encoding: str) -> nn.Module:
     """A small model, the same on every rank."""
@@ -40,8 +43,11 @@ def model_of(kind: str, encoding: str) -> nn.Module:
     model: nn.Module
     match kind:
         case "decoder":
+            options = OPTIONS.get(encoding, {})
             model = Decoder(
-                DecoderConfig(**SHAPE, vocabulary=VOCABULARY, layers=2, encoding=encoding)
+                DecoderConfig(
+                    **SHAPE, vocabulary=VOCABULARY, layers=2, encoding=encoding, options=options
+                )
             )
         case "masked_lm":
             model = MaskedLM(
@@ -111,16 +117,25 @@ def shard(group: dist.ProcessGroup, split: str) -> list[tuple[Tensor, tuple[Tens
     return found
 
 
-def difference(group: dist.ProcessGroup, kind: str, encoding: str, form: str, split: str) -> float:
-    """Largest difference of logits and gradients between several ranks and one."""
+def difference(
+    group: dist.ProcessGroup, kind: str, encoding: str, form: str, split: str, *, ddp: bool
+) -> float:
+    """Largest difference of logits and gradients between several ranks and one.
+
+    Args:
+        ddp: by ``DistributedDataParallel`` instead of ``sum_gradients``.
+    """
     alone, model = model_of(kind, encoding), model_of(kind, encoding)
     expected = outputs(alone, kind, texts())
     expected.sin().sum().backward()  # type: ignore[no-untyped-call]
     distributed.parallelize(model, group, form=form)
     (index, _), _ = parts = shard(group, split)
-    found = outputs(model, kind, [part for _, part in parts])
-    found.sin().sum().backward()  # type: ignore[no-untyped-call]
-    distributed.sum_gradients(model, group)
+    wrapped = DistributedDataParallel(model, process_group=group) if ddp else model
+    found = outputs(wrapped, kind, [part for _, part in parts])
+    scale = dist.get_world_size(group) if ddp else 1
+    (scale * found.sin().sum()).backward()  # type: ignore[no-untyped-call]
+    if not ddp:
+        distributed.sum_gradients(model, group)
     off = [(found - expected[:, index]).abs().max().item() if len(index) else 0.0]
     for mine, one in zip(model.parameters(), alone.parameters(), strict=True):
         assert mine.grad is not None

@@ -1,4 +1,4 @@
-"""Dropout, models, positions and errors of attention over several ranks."""
+"""Dropout, positions and errors of attention over several ranks."""
 
 from __future__ import annotations
 
@@ -62,24 +62,6 @@ def test_queries_may_be_other_tokens_than_keys(pool: Pool, name: str, form: str,
 
 def test_groups_end_with_their_destruction(pool: Pool) -> None:
     assert not any(pool.run(f"{JOBS}:holds_group", MOST))
-
-
-@pytest.mark.parametrize(
-    ("name", "form", "split", "how"),
-    [
-        ("t5", "auto", "balanced", "sum"),
-        ("t5", "ring", "uneven", "ddp"),
-        ("rope", "heads", "contiguous", "sum"),
-        ("forgetting", "auto", "balanced", "ddp"),
-        ("cope", "auto", "uneven", "sum"),
-        ("learned", "auto", "balanced", "sum"),
-        ("conv", "auto", "balanced", "sum"),
-        ("abacus", "auto", "scattered", "sum"),
-    ],
-)
-def test_models(pool: Pool, name: str, form: str, split: str, how: str) -> None:
-    arguments = {"name": name, "form": form, "split": split, "how": how}
-    assert max(pool.run(f"{JOBS}:model_difference", 2, **arguments)) < 2e-6
 
 
 def test_the_example_trains_alike_on_one_rank_and_two(pool: Pool) -> None:

@@ -59,13 +59,8 @@ def test_four_ranks(pool: Pool, form: str) -> None:
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.exhaustive), 3])
 def test_every_encoding_by_heads(pool: Pool, ranks: int) -> None:
-    splits, layouts = list(SPLITS), list(LAYOUTS)
-    cases = [
-        Case(name, layouts[(ranks + i) % 3], splits[(2 * ranks + i) % len(splits)], "heads")
-        for i, name in enumerate(NAMES)
-        if name not in WITHOUT_HEADS[ranks]
-    ]
-    check(pool, ranks, cases)
+    names = [name for name in NAMES if name not in WITHOUT_HEADS[ranks]]
+    check(pool, ranks, spread(names, ranks, "heads"))
 
 
 def test_every_split_of_every_layout(pool: Pool) -> None:

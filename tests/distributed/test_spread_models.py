@@ -12,6 +12,14 @@ JOBS = "tests.distributed.spread_models"
 @pytest.mark.parametrize(
     ("kind", "encoding", "form", "split"),
     [
+        ("decoder", "t5", "auto", "balanced"),
+        ("decoder by ddp", "t5", "ring", "uneven"),
+        ("decoder", "rope", "heads", "contiguous"),
+        ("decoder by ddp", "forgetting", "auto", "balanced"),
+        ("decoder", "cope", "auto", "uneven"),
+        ("decoder", "learned", "auto", "balanced"),
+        ("decoder", "conv", "auto", "balanced"),
+        ("decoder", "abacus", "auto", "scattered"),
         ("masked_lm", "learned", "auto", "balanced"),
         ("masked_lm", "t5", "ring", "uneven"),
         ("masked_lm", "conv", "gather", "scattered"),
@@ -25,8 +33,9 @@ JOBS = "tests.distributed.spread_models"
 def test_models_equal_those_of_one_process(
     pool: Pool, kind: str, encoding: str, form: str, split: str
 ) -> None:
-    arguments = {"kind": kind, "encoding": encoding, "form": form, "split": split}
-    assert max(pool.run(f"{JOBS}:difference", 2, **arguments)) < 1e-5
+    kind, _, ddp = kind.partition(" by ")
+    arguments = {"kind": kind, "encoding": encoding, "form": form, "split": split, "ddp": bool(ddp)}
+    assert max(pool.run(f"{JOBS}:difference", 2, **arguments)) < 2e-6
 
 
 def test_what_one_rank_cannot_compute_is_refused(pool: Pool) -> None:

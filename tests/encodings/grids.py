@@ -1,6 +1,9 @@
-"""Awkward grids that every attention method is tried on."""
+"""Awkward grids that every attention method is tried on, and how its numbers are compared."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +23,8 @@ GRIDS = {
     "window": Grid.of(Layout.sequence(8), causal=True, window=3),
 }
 
+CAUSAL = {name: grid for name, grid in GRIDS.items() if grid.causal}
+
 
 def inputs(grid: Grid, *, heads: int = 6, width: int = 8) -> tuple[Tensor, Tensor, Tensor]:
     """Random queries, keys and values in float64, with grouped heads."""
@@ -30,3 +35,17 @@ def inputs(grid: Grid, *, heads: int = 6, width: int = 8) -> tuple[Tensor, Tenso
 
     keys = grid.key.length
     return draw(heads, grid.query.length), draw(heads // 2, keys), draw(heads // 2, keys)
+
+
+def agree_with_gradients(
+    got: Tensor, expected: Tensor, leaves: Sequence[Tensor], **tolerance: Any
+) -> None:
+    """Require equal numbers with equal gradients of ``leaves``, zeros where there are none."""
+    torch.testing.assert_close(got, expected, **tolerance)
+    found, wanted = (
+        torch.autograd.grad(
+            side.sin().sum() + 0.0 * leaves[0].sum(), leaves, None, True, materialize_grads=True
+        )
+        for side in (got, expected)
+    )
+    torch.testing.assert_close(found, wanted, **tolerance)

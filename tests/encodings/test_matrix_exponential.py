@@ -146,12 +146,6 @@ def test_gradients_of_shared_positions_and_of_one_input() -> None:
     torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.usefixtures("fast")
-def test_numerical_gradients() -> None:
-    inputs = places(3).requires_grad_(), matrices(3, heads=1, blocks=1).requires_grad_()
-    torch.autograd.gradcheck(lambda p, a: exponentials(p, a, dtype=DOUBLE), inputs)
-
-
 def test_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix_rotation, "FEWEST", 1)
     monkeypatch.setattr(matrix_rotation, "FEWEST_MATRICES", 1)
@@ -176,13 +170,3 @@ def test_many_matrices_under_torch_func() -> None:
     leaf = positions.clone().requires_grad_()
     (expected,) = torch.autograd.grad(loss(skew[0], leaf), leaf)
     torch.testing.assert_close(tangent, expected.sum(), rtol=1e-10, atol=1e-10)
-
-
-def test_compiled_programs_give_the_same() -> None:
-    positions, skew = places(64), matrices(4, blocks=8)
-    torch._dynamo.reset()
-    compiled = torch.compile(exponentials, backend="eager", fullgraph=True)
-    expected = exponentials(positions, skew, dtype=DOUBLE)
-    torch.testing.assert_close(
-        compiled(positions, skew, dtype=DOUBLE), expected, rtol=0.0, atol=1e-13
-    )

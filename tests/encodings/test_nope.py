@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import posenc
-from posenc import Encoding, Grid, Layout, attend
+from posenc import Encoding, Grid, attend
 from posenc.models import Decoder, DecoderConfig
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
@@ -52,11 +52,3 @@ def test_causal_nope_of_two_layers_tells_order() -> None:
     one = Decoder(DecoderConfig(vocabulary=9, dim=16, layers=1, heads=2, encoding="nope")).eval()
     ends = one(tokens)[:, -1]
     torch.testing.assert_close(ends[0], ends[1], atol=1e-5, rtol=1e-5)
-
-
-def test_layouts_do_not_matter_to_it() -> None:
-    q, k, v = inputs(GRIDS["both ways"])
-    elsewhere = Grid.of(Layout.at(torch.tensor([5.0, 1.0, 9.0, 2.0, 0.5, 7.0, 3.0])))
-    torch.testing.assert_close(
-        attend(q, k, v, elsewhere, Encoding()), attend(q, k, v, GRIDS["both ways"], Encoding())
-    )

@@ -163,17 +163,6 @@ def test_identities(method: str, options: dict[str, Any]) -> None:
     same(attend(q, k, v, grid, made(method, **options)), plain)
 
 
-def test_far_tokens_look_alike_to_rerope() -> None:
-    grid = Grid.of(Layout.sequence(20), causal=True)
-    q, k, _ = draw(20)
-    score = made("rerope").score
-    assert score is not None
-    alike = k[:, :1, :1].expand(2, 4, 20, 8)
-    logits = score(q, alike, grid, scale=1.0)
-    assert logits[0, 0, 19, :15].std().item() < 1e-5
-    assert logits[0, 0, 19].std().item() > 1e-2
-
-
 @pytest.mark.parametrize("method", CASES)
 def test_no_distance_is_longer_than_in_training(method: str) -> None:
     """With default options, at the factor asked for."""
@@ -255,11 +244,6 @@ def test_string_scales_logits_by_the_square_of_its_temperature() -> None:
     torch.testing.assert_close(
         warm(q, k, grid, scale=1.0), 1.69 * plain(q, k, grid, scale=1.0), rtol=1e-5, atol=1e-5
     )
-
-
-def test_string_refuses_a_factor_its_defaults_cannot_reach() -> None:
-    with pytest.raises(ArgumentError, match="at most doubles"):
-        extend(create("rope", head_dim=8), "string", factor=2, length=64)
 
 
 @pytest.mark.parametrize("method", CASES)

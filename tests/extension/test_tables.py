@@ -13,7 +13,6 @@ from transformers import ViTConfig
 from transformers.models.vit.modeling_vit import ViTEmbeddings
 
 from posenc import Encoding, Grid, Layout, create
-from posenc.encodings.embedding.hierarchical import Hierarchical
 from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.encodings.embedding.radix import Radix
@@ -92,17 +91,6 @@ def test_hierarchical_in_loops() -> None:
     for place in range(16):
         expected = 0.3 * base[place // 4] + 0.7 * base[place % 4]
         torch.testing.assert_close(longer[place], expected, rtol=1e-5, atol=1e-5)
-
-
-def test_hierarchical_is_the_encoding_of_that_name() -> None:
-    encoding = learned(rows=4)
-    tied = Hierarchical(dim=6, max_length=4)
-    tied.table.data.copy_(table(encoding))
-    layout = Layout.sequence(14)
-    torch.testing.assert_close(
-        vectors(extend(encoding, "hierarchical", factor=3.5), layout),
-        vectors(Encoding.of(tied), layout),
-    )
 
 
 def test_hierarchical_ends_at_the_square() -> None:
@@ -246,17 +234,6 @@ def test_swin_in_loops() -> None:
     assert resized(q, q, Grid.of(Layout.image(5, 6)), scale=1.0).shape == (1, 3, 30, 30)
 
 
-def test_swin_keeps_its_centre() -> None:
-    """Odd numbers of offsets to odd numbers: an offset of 0 stays one."""
-    encoding = create("swin", heads=1, window=(3, 3))
-    part = cast(Swin, encoding.score)
-    with torch.no_grad():
-        part.table.zero_()
-        part.table[0, 12] = 1
-    larger = cast(Swin, extend(encoding, "interpolate", size=(6, 6)).score)
-    assert int(larger.table.argmax()) == 60
-
-
 def radix(**options: Any) -> Encoding:
     torch.manual_seed(1)
     return create("radix", dim=6, base=4, digits=2, std=1.0, **options)
@@ -276,13 +253,6 @@ def test_radix_base_in_loops() -> None:
             rows = tables[t]
             expected = expected + (1 - at + low) * rows[low] + (at - low) * rows[low + 1]
         torch.testing.assert_close(got[place], expected, rtol=1e-5, atol=1e-5)
-
-
-def test_radix_base_one_is_the_identity() -> None:
-    encoding = radix()
-    layout = Layout.sequence(16)
-    same = vectors(extend(encoding, "radix_base", factor=1), layout)
-    torch.testing.assert_close(same, vectors(encoding, layout))
 
 
 def test_drawn_digits_leave_the_others() -> None:

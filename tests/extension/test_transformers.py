@@ -80,21 +80,6 @@ def test_frequencies_and_factor(
     assert rope.gain == pytest.approx(factor, rel=1e-12)
 
 
-@pytest.mark.parametrize(("method", "options", "parameters"), CASES)
-def test_rotated_as_llama(
-    method: str, options: dict[str, object], parameters: dict[str, object]
-) -> None:
-    q, k = torch.randn(2, 4, 200, 16), torch.randn(2, 2, 200, 16)
-    cosine, sine = LlamaRotaryEmbedding(config(parameters, length=LENGTH))(
-        q, torch.arange(200).unsqueeze(0)
-    )
-    expected = llama_rotate(q, k, cosine, sine)
-    encoding = extend(create("rope", head_dim=16), method, factor=4, length=LENGTH, **options)
-    assert encoding.query_key is not None
-    got = encoding.query_key(q, k, Grid.of(Layout.sequence(200)))
-    torch.testing.assert_close(got, tuple(expected), atol=5e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("length", [7, 63, 64, 65, 128, 200])
 def test_dynamic_ntk(length: int) -> None:
     """transformers #25104: each length from scratch, the boundary included."""

@@ -192,24 +192,6 @@ def test_cached_equals_recomputed(encoding: str) -> None:
     torch.testing.assert_close(cached.scores, whole.scores, atol=1e-5, rtol=1e-5)
 
 
-def test_more_length_penalty_gives_longer_texts() -> None:
-    def mean(power: float) -> float:
-        found = beam_search(
-            make(), prompt(), beams=4, max_new_tokens=9, stop_token=STOP, length_penalty=power
-        )
-        return float(found.lengths[:, 0].float().mean())
-
-    assert mean(-2.0) < mean(4.0)
-
-
-def test_one_beam_follows_the_likeliest_token() -> None:
-    model = make(vocabulary=40)
-    free = generate(model, prompt(), max_new_tokens=8)
-    assert (free != 39).all()
-    found = beam_search(model, prompt(), beams=1, max_new_tokens=8, stop_token=39, length_penalty=9)
-    assert torch.equal(found.tokens[:, 0], free)
-
-
 def test_after_the_end_comes_the_stop_token() -> None:
     found = beam_search(
         make(), prompt(), beams=3, max_new_tokens=9, stop_token=STOP, length_penalty=-2.0

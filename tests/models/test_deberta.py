@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from posenc import Layout
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.models import Deberta, DebertaConfig, Encoder
+from tests.models.transformers_weights import copy_weights
 
 VERSION_2 = {"buckets": 8, "max_distance": 32, "projections": "content", "normalize": True}
 RELEASED = {**VERSION_2, "lookup": "released", "clamp": "after"}
@@ -68,10 +69,6 @@ def test_the_encoder_knows_no_absolute_positions() -> None:
     assert not torch.allclose(model(tokens(), here), model(tokens(), there), atol=1e-2)
 
 
-def copy(target: nn.Module, source: nn.Module) -> None:
-    target.load_state_dict(source.state_dict())
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_without_absolute_positions_it_is_transformers(count: int) -> None:
     transformers = pytest.importorskip("transformers")
@@ -99,22 +96,7 @@ def test_without_absolute_positions_it_is_transformers(count: int) -> None:
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.normal_(std=0.3)
-    ours = model.encoder
-    copy(ours.embedding, theirs.embeddings.word_embeddings)
-    copy(ours.norm, theirs.embeddings.LayerNorm)
-    relative = ours.blocks[0].attention.encoding.score.relative
-    relative.rows.data.copy_(theirs.encoder.rel_embeddings.weight)
-    copy(relative.norm, theirs.encoder.LayerNorm)
-    for block, layer in zip(ours.blocks, theirs.encoder.layer, strict=True):
-        attention, self_attention = block.attention, layer.attention.self
-        copy(attention.query, self_attention.query_proj)
-        copy(attention.key, self_attention.key_proj)
-        copy(attention.value, self_attention.value_proj)
-        copy(attention.output, layer.attention.output.dense)
-        copy(block.attention_norm, layer.attention.output.LayerNorm)
-        copy(block.feed_forward.input, layer.intermediate.dense)
-        copy(block.feed_forward.output, layer.output.dense)
-        copy(block.feed_forward_norm, layer.output.LayerNorm)
+    ours = copy_weights(theirs, model.encoder)
     model.absolute.embedding.table.data.zero_()
     text = tokens(length=30)
 

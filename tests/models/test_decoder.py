@@ -35,44 +35,11 @@ def close(a: Tensor, b: Tensor) -> None:
 
 
 @pytest.mark.parametrize("encoding", IN_STACKS)
-def test_cached_equals_whole(encoding: str) -> None:
-    model, text = make(encoding), tokens()
-    whole, layout = model(text), Layout.sequence(LENGTH)
-    for chunks in ([1] * 4 + [20], [10, 1, 13]):
-        cache = model.new_cache()
-        parts = [model(part, cache=cache) for part in text.split(chunks, dim=1)]
-        close(torch.cat(parts, dim=1), whole)
-        assert cache.length == LENGTH
-    cache = model.new_cache()
-    first = model(text[:, :11], layout.slice(0, 11), cache=cache)
-    second = model(text[:, 11:], layout.slice(11, LENGTH), cache=cache)
-    close(torch.cat([first, second], dim=1), whole)
-
-
-@pytest.mark.parametrize("encoding", IN_STACKS)
 def test_packed_equals_separate(encoding: str) -> None:
     model, text = make(encoding), tokens(1)
     packed = model(text, Layout.packed([9, 15]))
     close(packed[:, :9], model(text[:, :9]))
     close(packed[:, 9:], model(text[:, 9:]))
-
-
-@pytest.mark.parametrize("encoding", IN_STACKS)
-def test_padded_equals_unpadded(encoding: str) -> None:
-    model, text = make(encoding), tokens()
-    for side, real in (("left", slice(LENGTH - 15, None)), ("right", slice(0, 15))):
-        logits = model(text, Layout.padded([LENGTH, 15], side=side))
-        close(logits[:1], model(text[:1]))
-        close(logits[1:, real], model(text[1:, real]))
-
-
-@pytest.mark.parametrize("encoding", IN_STACKS)
-def test_future_tokens_change_nothing(encoding: str) -> None:
-    model, text = make(encoding), tokens()
-    changed = text.clone()
-    changed[:, 12:] = (changed[:, 12:] + 1) % VOCABULARY
-    close(model(text)[:, :12], model(changed)[:, :12])
-    assert not torch.allclose(model(text)[:, 12:], model(changed)[:, 12:])
 
 
 @pytest.mark.parametrize("encoding", NAMES)
@@ -99,30 +66,12 @@ def test_other_weights_do_not_depend_on_the_encoding(encoding: str) -> None:
         assert torch.equal(weight, other[name]), name
 
 
-@pytest.mark.parametrize("encoding", IN_STACKS)
-def test_other_dtypes(encoding: str) -> None:
-    expected = make(encoding)(tokens())
-    for dtype, tolerance in ((torch.bfloat16, 0.1), (torch.float64, 1e-4)):
-        got = make(encoding).to(dtype)(tokens())
-        assert got.dtype == dtype
-        assert (got.float() - expected).abs().max() <= tolerance * expected.abs().max()
-
-
 @pytest.mark.parametrize("encoding", ["floater", "t5"])
 def test_compiled_equals_eager(encoding: str) -> None:
     """With vectors in every layer, and with a table that layers share."""
     model, text = make(encoding), tokens()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     close(compiled(text), model(text))
-
-
-def test_window_limits_what_is_seen() -> None:
-    model, text = make("rope", layers=1, window=4), tokens(1)
-    changed = text.clone()
-    changed[:, :8] = (changed[:, :8] + 1) % VOCABULARY
-    before, after = model(text), model(changed)
-    close(before[:, 11:], after[:, 11:])
-    assert not torch.allclose(before[:, 10], after[:, 10])
 
 
 @pytest.mark.parametrize("options", [{"tied": False}, {"norm": "layer", "norm_first": False}])

@@ -46,24 +46,6 @@ def test_padded_equals_unpadded(encoding: str) -> None:
             close(logits[row, :length], model(tokens()[row : row + 1, :length])[0])
 
 
-@pytest.mark.parametrize("encoding", one_of_each_kind(BOTH_SIDES))
-def test_tokens_see_both_sides(encoding: str) -> None:
-    model = make(encoding)
-    for place in (0, 11):
-        changed = tokens().clone()
-        changed[:, place] = (changed[:, place] + 1) % 19
-        difference = (model(tokens()) - model(changed)).abs().amax((0, 2))
-        assert (difference > 1e-6).all()
-
-
-def test_without_positions_words_are_a_bag() -> None:
-    order = torch.randperm(12)
-    model = make("nope")
-    close(model(tokens()[:, order]), model(tokens())[:, order])
-    model = make("sinusoidal")
-    assert not torch.allclose(model(tokens()[:, order]), model(tokens())[:, order], atol=1e-3)
-
-
 @pytest.mark.parametrize("encoding", sorted(set(TEXT_ENCODINGS) - set(BOTH_SIDES)))
 def test_encodings_that_only_count_back_are_refused(encoding: str) -> None:
     with pytest.raises(ArgumentError, match=rf"bidirectional.*{encoding}"):

@@ -44,21 +44,17 @@ def test_a_memory_as_long_as_the_past_is_one_pass(encoding: str) -> None:
     close(run(model, 6, LENGTH), model(text()))
 
 
+@pytest.mark.parametrize(("segment", "memory"), [(6, 4), (1, 5)])
 @pytest.mark.parametrize("encoding", one_of_each_kind(WINDOWED))
-def test_segments_of_one_token_are_a_window(encoding: str) -> None:
-    close(run(make(encoding), 1, 5), make(encoding, window=6)(text()))
-
-
-@pytest.mark.parametrize("encoding", one_of_each_kind(WINDOWED))
-def test_longer_segments_see_the_memory_before_them(
-    encoding: str, monkeypatch: pytest.MonkeyPatch
+def test_segments_see_the_memory_before_them(
+    encoding: str, segment: int, memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make(encoding)
-    got = run(model, 6, 4)
+    got = run(model, segment, memory)
     visible = Grid.visible.fget  # type: ignore[attr-defined]
 
     def seen(grid: Grid) -> Tensor:
-        first = grid.query.order // 6 * 6 - 4
+        first = grid.query.order // segment * segment - memory
         shown: Tensor = visible(grid) & (grid.key.order[:, None] >= first[:, :, None]).unsqueeze(1)
         return shown
 
@@ -78,21 +74,6 @@ def test_without_a_memory_segments_stand_alone(encoding: str) -> None:
         assert not torch.allclose(last, alone, atol=1e-4)
     else:
         close(last, alone)
-
-
-def test_each_layer_reaches_one_memory_further() -> None:
-    model = make("transformer_xl")
-    with torch.no_grad():
-        before = run(model, 2, 4)
-        for layers, reached in ((1, 4), (2, 8), (3, 12)):
-            model = make("transformer_xl", layers=layers)
-            before = torch.cat(list(in_segments(model, text(), segment=2, memory=4)), 1)
-            for first, changes in ((18 - reached, True), (18 - reached - 1, False)):
-                changed = text().clone()
-                changed[:, : first + 1] = (changed[:, : first + 1] + 1) % 17
-                after = torch.cat(list(in_segments(model, changed, segment=2, memory=4)), 1)
-                same = torch.allclose(before[:, 18:], after[:, 18:], atol=1e-6)
-                assert same is not changes
 
 
 def test_streams_go_on_from_call_to_call() -> None:

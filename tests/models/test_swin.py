@@ -99,18 +99,6 @@ def test_windows_equal_documents_over_the_whole_image(
     close(stage(x, extent), expected)
 
 
-def test_a_block_without_shift_keeps_windows_apart_and_one_with_it_joins_them() -> None:
-    torch.manual_seed(0)
-    shape = StackConfig(dim=16, heads=2, bias=True)
-    for depth, reach in ((1, 2), (2, 3)):
-        encodings = posenc.create_layers("nope", layers=depth)
-        stage = SwinStage(shape, encodings=encodings, window=2)
-        x = torch.randn(1, 8, 16, requires_grad=True)
-        stage(x, (1, 8))[0, 1].sum().backward()
-        assert x.grad is not None
-        assert x.grad[0].any(-1).nonzero().flatten().tolist() == list(range(reach + depth - 1))
-
-
 @pytest.mark.parametrize("encoding", [*IMAGE_ENCODINGS, "learned2d+swin"])
 def test_every_encoding_trains_and_comes_back(encoding: str, tmp_path: Path) -> None:
     model = make(encoding)
@@ -135,54 +123,6 @@ def test_padded_equals_unpadded(encoding: str) -> None:
 
 def test_other_sizes() -> None:
     assert make()(images(2, 22, 30)).isfinite().all()
-
-
-def test_equals_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    theirs = transformers.SwinModel(
-        transformers.SwinConfig(
-            image_size=16,
-            patch_size=2,
-            num_channels=1,
-            embed_dim=16,
-            depths=[2, 2],
-            num_heads=[2, 4],
-            window_size=4,
-            hidden_dropout_prob=0.0,
-            drop_path_rate=0.0,
-            initializer_range=0.3,
-            attn_implementation="eager",
-        ),
-        add_pooling_layer=False,
-    ).eval()
-    ours = make(window=4)
-    pairs = [
-        (ours.patches.projection, theirs.embeddings.patch_embeddings.projection),
-        (ours.patch_norm, theirs.embeddings.norm),
-        (ours.merging[0].norm, theirs.encoder.layers[0].downsample.norm),
-        (ours.merging[0].projection, theirs.encoder.layers[0].downsample.reduction),
-        (ours.norm, theirs.layernorm),
-    ]
-    for stage, layer in zip(ours.stages, theirs.encoder.layers, strict=True):
-        for block, given in zip(stage.blocks, layer.blocks, strict=True):
-            attention = given.attention
-            pairs += [
-                (block.attention.query, attention.q_proj),
-                (block.attention.key, attention.k_proj),
-                (block.attention.value, attention.v_proj),
-                (block.attention.output, attention.o_proj),
-                (block.attention_norm, given.layernorm_before),
-                (block.feed_forward_norm, given.layernorm_after),
-                (block.feed_forward.input, given.mlp.fc1),
-                (block.feed_forward.output, given.mlp.fc2),
-            ]
-            table = attention.relative_position_bias.relative_position_bias_table
-            table.data.normal_()
-            block.attention.encoding.score.table.data.copy_(table.T)
-    for mine, source in pairs:
-        mine.load_state_dict(source.state_dict())
-    close(ours.features(images())[0], theirs(images()).last_hidden_state)
 
 
 def test_wrong_arguments_are_refused() -> None:

@@ -81,29 +81,6 @@ def test_padding_on_either_side_changes_nothing(encoding: str) -> None:
         close(logits[row, :kept], alone[0])
 
 
-@pytest.mark.parametrize("encoding", one_of_each_kind(TEXT_ENCODINGS))
-def test_future_of_the_target_changes_nothing_and_the_source_does(encoding: str) -> None:
-    model = make(encoding)
-    changed = target().clone()
-    changed[:, 5:] = (changed[:, 5:] + 1) % TARGET
-    close(model(source(), target())[:, :5], model(source(), changed)[:, :5])
-    other = source().clone()
-    other[:, -1] = (other[:, -1] + 1) % SOURCE
-    assert not torch.allclose(model(source(), target()), model(other, target()), atol=1e-4)
-
-
-@pytest.mark.parametrize("encoding", one_of_each_kind(TEXT_ENCODINGS))
-def test_greedy_decoding_equals_recomputation(encoding: str) -> None:
-    model = make(encoding)
-    tokens = begin()
-    for _ in range(8):
-        drawn = model(source(), tokens)[:, -1].argmax(-1, keepdim=True)
-        tokens = torch.cat([tokens, drawn], dim=1)
-    for cached in (True, False):
-        got = generate(model.given(source()), begin(), max_new_tokens=8, cached=cached)
-        assert torch.equal(got, tokens)
-
-
 def test_a_seed_gives_the_same_sample_with_the_cache_and_without() -> None:
     def draw(seed: int, *, cached: bool) -> Tensor:
         sampling = Sample(temperature=2.0, generator=torch.Generator().manual_seed(seed))

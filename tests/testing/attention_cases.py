@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import torch
@@ -14,7 +14,8 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.registry import ENCODINGS
 from posenc.testing.subject import fold
-from tests.testing.random_parts import ENTRY
+from tests.support.guarded import FORMS
+from tests.testing import extended_rope, random_parts
 
 MAX_LENGTH = 700
 """Longest sequence drawn, and ``max_length`` of the encodings."""
@@ -28,8 +29,37 @@ LAYOUTS = ("sequence", "sequence", "cross", "few", "packed", "padded", "gaps", "
 RANDOM = "random"
 """Name of an encoding of random parts."""
 
-METHODS: Mapping[str, Entry] = {**ENCODINGS, RANDOM: ENTRY}
+EXTENDED = "extended"
+"""Name of RoPE extended by a random method."""
+
+METHODS: Mapping[str, Entry] = {
+    **ENCODINGS,
+    RANDOM: random_parts.ENTRY,
+    EXTENDED: extended_rope.ENTRY,
+}
 """Entries that cases are drawn from."""
+
+OPTIONS: Mapping[str, Mapping[str, tuple[object, ...]]] = {
+    "contextual": {"max_distance": (3,)},
+    "cope": {"max_count": (5, 20)},
+    "dape": {"bias": ("alibi",), "hidden": (7,)},
+    "deberta": {"max_distance": (7, 40), "buckets": (None, 16)},
+    "decomposed2d": {"size": (30, 30)},
+    "fire": {"hidden": (9,), "threshold": (20.0,)},
+    "grape_additive": {"width": (18,)},
+    "irpe": {
+        "method": ("product", "cross", "euclidean", "quantised"),
+        "on": ("k", "q", "qkv"),
+        "mode": ("bias", "contextual"),
+        "shared_heads": (False, True),
+    },
+    "path": {"rank": (6,)},
+    "rope": {"pairing": ("adjacent",), "fraction": (0.5,)},
+    "shaw": {"max_distance": (2, 5)},
+    "stick_breaking": {"remainder": ("none",)},
+    "t5": {"buckets": (8, 16), "max_distance": (12,)},
+}
+"""Options other than the defaults, of which some are drawn."""
 
 FAR = (2**31 - 100, 2**31 - 1, 2**32, 2**40)
 """Positions about which 32-bit integers end, and beyond."""
@@ -79,6 +109,9 @@ class Sizes:
         images: share of images, where the encoding has two axes.
         wrong: share of cases with an invalid argument.
         tiles: sides of the kernels' tiles, where they can be chosen.
+        optional: share of options of encodings that are not the defaults.
+        repeated: share of cases that repeat a call without gradients.
+        narrow: parameters are in half precision where operands are.
     """
 
     longest: tuple[int | None, ...] = (3, 20, 80, 80, 300, None)
@@ -87,7 +120,10 @@ class Sizes:
     batches: tuple[int, ...] = (1, 1, 2, 3)
     kv_heads: tuple[int, ...] = (1, 2, 3)
     groups: tuple[int, ...] = (1, 2, 4)
-    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32)
+    dtypes: tuple[torch.dtype, ...] = (
+        *((torch.float64, torch.float32) * 3),
+        *(torch.bfloat16, torch.float16),
+    )
     layouts: tuple[str, ...] = LAYOUTS
     many: float = 0.06
     far: float = 0.15
@@ -96,10 +132,22 @@ class Sizes:
     images: float = 0.6
     wrong: float = 0.15
     tiles: tuple[int, ...] = (16,)
+    optional: float = 0.4
+    repeated: float = 0.25
+    narrow: bool = False
 
 
 WIDE = Sizes()
 """For backends that are fast on the CPU."""
+
+BFLOAT16 = replace(
+    WIDE,
+    head_dims=(32, 40, 64, 96),
+    value_dims=(None, None, 5, 64),
+    dtypes=(torch.bfloat16,),
+    wrong=0.0,
+)
+"""For kernels by tile registers, which take whole vectors of features, and not."""
 
 INTERPRETED = Sizes(
     longest=(3, 20, 50, 70, 130),
@@ -109,12 +157,18 @@ INTERPRETED = Sizes(
     kv_heads=(1, 2),
     groups=(1, 1, 3),
     dtypes=(torch.float32, torch.float32, torch.bfloat16),
-    layouts=("sequence", "sequence", "cross", "packed", "packed", "padded", "padded", "gaps"),
+    layouts=("sequence", "cross", "one", "packed", "packed", "padded", "padded", "gaps"),
     many=0.0,
     wrong=0.0,
     tiles=(16, 32, 64),
+    repeated=0.2,
+    narrow=True,
 )
 """For the kernels of the ``triton`` backend, by Triton's interpreter."""
+
+
+DRAWN_FORMS = [form for form in FORMS if form != "negated"]
+"""All but that of the other sign, which the kernel that rotates operands reads as it lies."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +182,15 @@ class AttentionCase:
         queries, keys: layouts, not yet observed by the encoding.
         causal, window: of the grid.
         intervals: of the grid, made as ``shown`` makes them; None for none.
-        dtype: float64 or float32.
+        dtype: of the operands.
         frozen: the encoding's parameters require no gradient.
-        memory: memory layout of the operands.
+        memory: form of the memory of operands, parameters and the output's gradient.
         kind: of the layouts.
         options: of the encoding, besides its sample's.
-        apart: the native kernels take operands of a few heads, and pieces of their keys, at a time.
+        apart: kernels take a few heads, pieces of keys and blocks of queries at a time, as in long
+            texts.
+        repeated: the third of calls without gradients, which the second has prepared.
+        narrow: parameters are in half precision where operands are; else in float32.
         wrong: the invalid argument, or None.
         tile: sides of the kernels' tiles, of queries and of keys.
         sinks, softcap: of the call; lse: gradients are of the LSE, too. None of them where the
@@ -163,6 +220,8 @@ class AttentionCase:
     sinks: bool = False
     softcap: float | None = None
     lse: bool = False
+    repeated: bool = False
+    narrow: bool = False
 
     @property
     def double(self) -> bool:
@@ -171,16 +230,10 @@ class AttentionCase:
         return dtypes == {torch.float64}
 
     def __str__(self) -> str:
-        wrong = "" if self.wrong is None else f", wrong {self.wrong}"
-        return (
-            f"case {self.number}: {self.name}, batch {self.batch}, heads {self.heads}/"
-            f"{self.kv_heads} of {self.head_dim}/{self.value_dim}, {self.queries.length}×"
-            f"{self.keys.length} tokens on {self.keys.axes} axes ({self.kind}), causal="
-            f"{self.causal}, window={self.window}, intervals={self.intervals}, {self.dtype}, "
-            f"frozen={self.frozen}, {self.memory}, {dict(self.options)}, apart={self.apart}, "
-            f"tiles of {self.tile[0]}×{self.tile[1]}, sinks={self.sinks}, "
-            f"softcap={self.softcap}, lse={self.lse}{wrong}"
-        )
+        sides = f"{self.queries.length}×{self.keys.length} tokens on {self.keys.axes} axes"
+        others = [x.name for x in fields(self) if x.name not in ("number", "queries", "keys")]
+        shown = ", ".join(f"{name}={getattr(self, name)}" for name in others)
+        return f"case {self.number}: {sides}, {shown}"
 
 
 def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
@@ -205,7 +258,7 @@ def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
         queries, keys, kind = _layouts(dice, name, batch, longest, axes, sizes)
     window = dice.choice([None, None, None, 1, 7, 70, dice.choice(WIDEST), "band", "band"])
     intervals = dice.choice([None] * 8 + list(INTERVALS))
-    return AttentionCase(
+    case = AttentionCase(
         number=number,
         name=name,
         batch=batch,
@@ -220,7 +273,7 @@ def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
         intervals=intervals,
         dtype=dice.choice(sizes.dtypes),
         frozen=dice.random() < 0.3,
-        memory=dice.choice(["contiguous", "transposed", "strided", "offset", "expanded"]),
+        memory=dice.choice(DRAWN_FORMS),
         kind=kind,
         options=options,
         apart=dice.random() < 0.3,
@@ -229,7 +282,14 @@ def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
         sinks=dice.random() < 0.3,
         softcap=dice.choice([0.5, 3.0, 50.0]) if dice.random() < 0.3 else None,
         lse=dice.random() < 0.3,
+        repeated=dice.random() < sizes.repeated,
+        narrow=sizes.narrow,
     )
+    if many:
+        return case
+    drawn = OPTIONS.get(name, {}).items()
+    others = {option: dice.choice(x) for option, x in drawn if dice.random() < sizes.optional}
+    return replace(case, options=others)
 
 
 def _band(dice: random.Random) -> tuple[int | None, int | None]:
@@ -277,6 +337,9 @@ def _texts(
     if kind == "cross":
         keys = Layout.sequence(dice.randint(1, longest), start=dice.randint(0, 5))
         return Layout.sequence(length, start=dice.randint(0, 9)), keys
+    if kind == "one":
+        keys = Layout.sequence(length, start=dice.randint(0, 5))
+        return keys.slice(length - 1, length), keys
     if kind == "few":
         return _among(dice, Layout.sequence(longest), dice.randint(1, max(1, longest // 8)))
     if kind == "packed":
@@ -364,12 +427,14 @@ def _changed(
 
 
 def _image_layouts(dice: random.Random, batch: int, side: int) -> tuple[Layout, Layout]:
-    height, width = dice.randint(1, side), dice.randint(1, side + 3)
+    height = dice.randint(1, side)
+    width = dice.randint(1, side * side // height + 3)
     valid = None
     if dice.random() < 0.3:
         generator = torch.Generator().manual_seed(dice.randrange(2**31))
         valid = torch.rand(batch, height, width, generator=generator) < 0.8
-    keys = Layout.image(height, width, valid=valid, prefix=dice.choice([0, 0, 1]))
+    keys = Layout.image(height, width, valid=valid, prefix=dice.choice([0, 0, 1, 3]))
     if dice.random() < 0.3:
-        return Layout.image(dice.randint(1, side), dice.randint(1, side)), keys
+        prefix = dice.choice([0, 0, 2])
+        return Layout.image(dice.randint(1, side), dice.randint(1, side), prefix=prefix), keys
     return keys, keys

@@ -26,19 +26,24 @@ import torch
 from torch import Tensor
 
 from posenc.attention import BACKENDS, attend
-from posenc.attention.backends.native import splitting
+from posenc.attention.backends import sdpa
+from posenc.attention.backends.blockwise import definition, offsets
+from posenc.attention.backends.native import posing, splitting
 from posenc.attention.backends.triton.form import INTERPRETED as HAS_INTERPRETER
 from posenc.encoding import Encoding
 from posenc.encoding.entry import CONTEXT
 from posenc.encoding.prepared import Prepared
+from posenc.encodings.score import tupe
 from posenc.errors import ArgumentError, BackendRefusal, PosencError
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.registry import ENCODINGS
 from posenc.testing.subject import spread
+from tests.support.guarded import FORMS, guarded
 from tests.support.interpreter import language_patched
 from tests.support.tiling import tiles
 from tests.testing.attention_cases import (
+    EXTENDED,
     INTERPRETED,
     MAX_LENGTH,
     METHODS,
@@ -52,7 +57,7 @@ from tests.testing.attention_cases import (
 from tests.testing.rounding import nudged, rounded_logits
 from tests.testing.tolerances import FACTOR, distance, tolerance
 
-FLOOR = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 5e-2}
+FLOOR = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 """Minimum tolerances: positions may be float32 even with float64 features, and sums that cancel
 are exactly 0 only in the definition."""
 
@@ -86,21 +91,26 @@ class Scope:
     context: Callable[[AttentionCase], AbstractContextManager[None]] = lambda case: nullcontext()
 
 
-def everywhere(names: list[str] | None = None) -> Scope:
+def everywhere(names: list[str] | None = None, sizes: Sizes = WIDE) -> Scope:
     """All backends, with encodings that act in attention, or those named."""
     if names is None:
         names = [n for n, e in ENCODINGS.items() if e.claims.sites != ("embedding",)]
-        names += [RANDOM] * (len(names) // 8)
-    return Scope(backends=("auto", *BACKENDS), names=tuple(names), sizes=WIDE, context=_pieces)
+        names += [RANDOM] * (len(names) // 8) + [EXTENDED] * 3
+    return Scope(backends=("auto", *BACKENDS), names=tuple(names), sizes=sizes, context=_pieces)
 
 
 @contextmanager
 def _pieces(case: AttentionCase) -> Iterator[None]:
-    """The native kernels take operands of a few heads at a time in a case's call, if it says so."""
+    """A case's calls are computed a few heads and tokens at a time, if it says so."""
+    limits = (
+        *((splitting, "MANY", 0), (splitting, "LARGE", 0), (posing, "LONG", 0)),
+        *((offsets, "ROWS", 13), (offsets, "BUDGET", {"cpu": 10_000})),
+        *((definition, "BUDGET", 10_000), (sdpa, "CAUSAL_BLOCK", 64)),
+        *((tupe, "LARGE", 1), (tupe, "ROWS", 24)),
+    )
     with pytest.MonkeyPatch.context() as patch:
-        if case.apart:
-            patch.setattr(splitting, "MANY", 0)
-            patch.setattr(splitting, "LARGE", 0)
+        for module, name, limit in limits if case.apart else ():
+            patch.setattr(module, name, limit)
         yield
 
 
@@ -118,8 +128,9 @@ def interpreted(names: list[str] | None = None) -> Scope:
 
 
 SERVED = (
-    *("nope", "rope", "p_rope", "rope_pp", "alibi", "t5", "kerple", "sandwich", "shaw"),
+    *("nope", "rope", "p_rope", "rope_pp", "xpos", "alibi", "t5", "kerple", "sandwich", "shaw"),
     *("transformer_xl", "deberta", "tupe", "forgetting", "cope", "stick_breaking", "fire"),
+    "relative_logits",
 )
 """Encodings in the form that the kernels take."""
 
@@ -158,23 +169,9 @@ def make_encoding(case: AttentionCase) -> tuple[Encoding, int]:
 def _operand(
     shape: tuple[int, ...], memory: str, dtype: torch.dtype, generator: torch.Generator
 ) -> Tensor:
-    """A random leaf tensor with the parameters shape and memory layout."""
-    rows, heads, tokens, width = shape
-
-    def numbers(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
-
-    if memory == "transposed":
-        x = numbers(rows, tokens, width, heads).permute(0, 3, 1, 2)
-    elif memory == "strided":
-        x = numbers(rows, heads, tokens, 2 * width)[..., ::2]
-    elif memory == "offset":
-        x = numbers(rows, heads, tokens + 1, width + 1)[:, :, 1:, 1:]
-    elif memory == "expanded":
-        x = numbers(rows, 1, tokens, width).expand(shape)
-    else:
-        x = numbers(*shape)
-    return x.requires_grad_()
+    """A random leaf tensor of the shape, in memory of that form."""
+    x = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+    return guarded(FORMS[memory](x)).requires_grad_()
 
 
 Outcome = tuple[list[Tensor], None] | tuple[None, PosencError]
@@ -242,20 +239,24 @@ def _call(case: AttentionCase, encoding: Encoding, head_dim: int) -> Callable[..
     parameters = [p for p in encoding.parameters() if p.requires_grad]
     softmax = encoding.score is None or not encoding.score.replaces_softmax
 
-    def call(backend: str, dtype: torch.dtype, *, nudge: int | None = None) -> list[Tensor]:
-        encoding.to(dtype)
-        generator = torch.Generator().manual_seed(case.number)
+    def of_weights(dtype: torch.dtype) -> torch.dtype:
+        return dtype if case.narrow else torch.promote_types(dtype, torch.float32)
+
+    def draw(dtype: torch.dtype, seed: int) -> list[Tensor]:
+        """Queries, keys, values, features that signals are of, and sinks."""
+        generator = torch.Generator().manual_seed(seed)
         leaves = [_operand((batch, *s), case.memory, dtype, generator) for s in shapes]
         features = (batch, 1, keys.length, case.heads * head_dim)
-        leaves.append(_operand(features, "contiguous", dtype, generator))
+        leaves.append(_operand(features, "contiguous", of_weights(dtype), generator))
         if case.sinks and softmax:
             leaves.append(torch.randn(heads, generator=generator).to(dtype).requires_grad_())
-        if nudge is not None:
-            unit = ROUNDINGS * torch.finfo(dtype).eps
-            leaves = [nudged(x.detach(), unit, nudge).requires_grad_() for x in leaves]
+        return leaves
+
+    def compute(backend: str, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+        """The output, and the LSE where it is asked for."""
         q, k, v, x, *sinks = leaves
         if case.wrong == "dtype":
-            k = k.half()
+            k = k.half() if k.dtype != torch.float16 else k.float()
         grid = _grid(case, encoding, queries, keys, x.squeeze(1))
         options: dict[str, Any] = {"sinks": sinks[0]} if sinks else {}
         options |= {"softcap": case.softcap} if softmax else {}
@@ -263,15 +264,30 @@ def _call(case: AttentionCase, encoding: Encoding, head_dim: int) -> Callable[..
         options |= {"backend": backend, "return_lse": wanted}
         with nullcontext() if backend == "reference" else SHARED:
             made: Any = attend(q, k, v, grid, encoding, **options)
-        output, lse = made if wanted else (made, None)
-        loss = output.sin().sum()
-        if lse is not None:
-            loss = loss + lse.masked_fill(lse.isneginf(), 0.0).sin().sum()
+        return made if wanted else (made,)
+
+    def call(backend: str, dtype: torch.dtype, *, nudge: int | None = None) -> list[Tensor]:
+        encoding.to(of_weights(dtype))
+        for parameter in encoding.parameters():
+            if parameter.dim() > 1:
+                parameter.data = guarded(FORMS[case.memory](parameter.data))
+        leaves = draw(dtype, case.number)
+        if nudge is not None:
+            unit = ROUNDINGS * torch.finfo(dtype).eps
+            leaves = [nudged(x.detach(), unit, nudge).requires_grad_() for x in leaves]
+        if case.repeated:
+            with torch.no_grad():
+                for seed in (1, 2) if backend != "reference" else ():
+                    compute(backend, draw(dtype, case.number + seed))
+                return list(compute(backend, leaves))
+        output, *lse = compute(backend, leaves)
         inputs = [*leaves, *parameters]
         zeros = [torch.zeros_like(x) for x in inputs]
         if not output.requires_grad:
             raise Failure(f"{case}\n{backend}: the output is detached from the graph")
-        raw = torch.autograd.grad(loss, inputs, allow_unused=True)
+        sent = [guarded(FORMS[case.memory](output.detach().cos()))]
+        sent += [x.detach().masked_fill(x.isneginf(), 0.0).cos() for x in lse]
+        raw = torch.autograd.grad([output, *lse], inputs, sent, allow_unused=True)
         gradients = [z if g is None else g for z, g in zip(zeros, raw, strict=True)]
         return [output.detach(), *gradients]
 
@@ -385,7 +401,7 @@ def _compare(
         truth = exactly()[index]
         if off <= allowed or distance(mine, truth) <= 2 * distance(reference, truth):
             continue
-        label = "the output" if index == 0 else f"gradient {index - 1}"
+        label = "the output" if index == 0 else f"result {index}"
         raise Failure(f"{case}\n{name}: {label} is off by {off:.3g}, more than {allowed:.3g}")
 
 

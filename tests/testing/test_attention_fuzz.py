@@ -8,16 +8,23 @@ import torch
 from posenc.attention.backends.common.base import Plan, Refusal, Result
 from posenc.attention.backends.sdpa import Sdpa
 from posenc.attention.problem.problem import Problem
-from tests.testing.attention_cases import AttentionCase, draw
+from tests.testing.attention_cases import BFLOAT16, AttentionCase, draw
 from tests.testing.attention_fuzz import Failure, everywhere, fuzz
 
-SHARE = 100
+PARTS, COUNT = 8, 40
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("part", range(PARTS))
 def test_backends_agree_on_random_calls(part: int) -> None:
-    count = SHARE // 4
-    served = {name for _, names in fuzz(count, first=part * count) for name in names}
+    served = {name for _, names in fuzz(COUNT, first=part * COUNT) for name in names}
+    assert {"auto", "sdpa", "blockwise", "reference"} <= served
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_backends_agree_in_bfloat16() -> None:
+    """Where the processor has AMX, or it is emulated, by other kernels."""
+    served = {name for _, names in fuzz(COUNT, scope=everywhere(sizes=BFLOAT16)) for name in names}
     assert {"auto", "sdpa", "blockwise", "reference"} <= served
 
 

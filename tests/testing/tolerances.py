@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 from torch import Tensor
 
@@ -47,42 +45,3 @@ def tolerance(reference: Tensor, exact: Tensor, *, factor: float = FACTOR) -> fl
     """
     rounding = torch.finfo(reference.dtype).eps * size(exact)
     return factor * (distance(reference, exact) + rounding)
-
-
-def agree_as_well(
-    law: str, label: str, got: Tensor, reference: Tensor, exact: Tensor, *, factor: float = FACTOR
-) -> None:
-    """Require ``got`` to equal ``exact`` within ``tolerance``.
-
-    Raises:
-        LawBroken: with the label and the difference.
-    """
-    allowed = tolerance(reference, exact, factor=factor)
-    off = distance(got, exact)
-    if not off <= allowed:
-        raise LawBroken(
-            f"{law}: {label} in {got.dtype} is off by {off:.3g} from float64, "
-            f"more than {allowed:.3g} ({factor:g} times the error of the definition)"
-        )
-
-
-def agree_within(
-    bounds: Sequence[float],
-    got: Sequence[Tensor],
-    exact: Sequence[Tensor],
-    definition: Callable[[], Sequence[Tensor]],
-) -> None:
-    """Require results within bounds, or as exact as the definition in the same precision.
-
-    Args:
-        bounds: allowed error of each result, relative to its ``size``.
-        got: the results.
-        exact: the definition in float64.
-        definition: computes it in the precision of ``got``; called only where a bound is exceeded.
-
-    Raises:
-        LawBroken: with the number of a result and its difference.
-    """
-    for index, (mine, truth, bound) in enumerate(zip(got, exact, bounds, strict=True)):
-        if not distance(mine, truth) <= bound * size(truth):
-            agree_as_well("bounds", f"result {index}", mine, definition()[index], truth)

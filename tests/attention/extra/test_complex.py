@@ -11,7 +11,6 @@ from torch import Tensor
 from posenc import Encoding, Grid, Layout, create
 from posenc.attention import BACKENDS
 from posenc.attention.extra.complex import ComplexProduct, attend_complex
-from posenc.encodings.embedding.complex_order import ComplexOrder
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 
 PRODUCTS: tuple[ComplexProduct, ...] = ("real", "modulus")
@@ -102,41 +101,6 @@ def test_modulus_of_nothing_has_a_finite_gradient() -> None:
     assert all(bool(torch.isfinite(torch.view_as_real(g)).all()) for g in gradients)
 
 
-def test_modulus_does_not_see_a_common_phase_and_the_real_part_does() -> None:
-    grid = Grid.of(Layout.sequence(4))
-    q, k, v = inputs(4, 4)
-    turn = torch.exp(torch.tensor(0.7j, dtype=torch.complex128))
-    for product, same in (("modulus", True), ("real", False)):
-        still = attend_complex(q, k, v, grid, Encoding(), product=product)
-        turned = attend_complex(q * turn, k, v, grid, Encoding(), product=product)
-        assert torch.allclose(still, turned) == same
-
-
-def test_weights_are_real_positive_and_sum_to_one() -> None:
-    """Values that are all the same come out as they are."""
-    grid = Grid.of(Layout.sequence(4))
-    q, k, v = inputs(4, 4)
-    v = torch.full_like(v, 2 - 3j)
-    for product in PRODUCTS:
-        got = attend_complex(q, k, v, grid, Encoding(), product=product)
-        torch.testing.assert_close(got, torch.full_like(got, 2 - 3j))
-
-
-@pytest.mark.parametrize("product", PRODUCTS)
-def test_complex_order_is_relative_here(product: ComplexProduct) -> None:
-    """Embeddings that share frequencies go straight into attention: only distances count."""
-    encoding = ComplexOrder(dim=2 * WIDTH).double()
-    q, _, v = inputs(5, 5)
-    v = torch.cat([v, v], dim=1)
-    outputs = []
-    for start in (0, 900):
-        layout = Layout.sequence(5, start=start)
-        turned = encoding(q.flatten(0, 1), layout).view_as(q)
-        grid = Grid.of(layout)
-        outputs.append(attend_complex(turned, turned, v, grid, Encoding(), product=product))
-    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)
-
-
 def test_a_number_by_hand() -> None:
     """A query i sees keys 1 and i: products i and 1, real parts 0 and 1, moduli 1 and 1."""
     q = torch.tensor([1j]).view(1, 1, 1, 1)
@@ -164,20 +128,6 @@ def test_backends_agree_or_refuse(product: ComplexProduct) -> None:
         torch.testing.assert_close(got, expected)
         served.append(name)
     assert ("sdpa" in served) == (product == "real")
-
-
-@pytest.mark.parametrize("product", PRODUCTS)
-def test_compiled_equals_eager(product: ComplexProduct) -> None:
-    encoding = create("alibi", heads=HEADS)
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        grid = Grid.of(Layout.sequence(q.shape[2]), causal=True)
-        return attend_complex(q, k, v, grid, encoding, product=product)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(run, backend="eager", fullgraph=True)
-    tensors = inputs(5, 5)
-    torch.testing.assert_close(compiled(*tensors), run(*tensors))
 
 
 def test_autocast_narrows_the_products_only() -> None:

@@ -103,12 +103,6 @@ def test_beams_take_their_numbers_along() -> None:
     torch.testing.assert_close(last[1, 0], next(encoding.parameters())[4])
 
 
-def test_starts_as_the_authors_do() -> None:
-    table = Abacus(dim=50, places=200).table
-    assert table.shape == (300, 50)
-    assert table.std().item() == pytest.approx(1.0, rel=0.05)
-
-
 def test_a_longer_number_is_refused() -> None:
     encoding = Abacus(dim=1, places=3)
     encoding(torch.zeros(1, 7, 1), Layout.sequence(7), tokens=ids("123+123"))

@@ -7,7 +7,6 @@ import pickle
 import threading
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -78,34 +77,6 @@ def test_fixed_steps_are_torchdiffeqs(method: Method, options: dict[str, Any]) -
         torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-@pytest.mark.parametrize("start", ["sinusoidal", "random"])
-def test_derivatives_of_any_kind(start: str) -> None:
-    """By difference quotients: first and second ones, and those of ``torch.func``."""
-    encoding = make(dim=3, noise=0.2, start=start)
-    names, values = zip(*encoding.named_parameters(), strict=True)
-    times = torch.tensor([[-1.5, 0.0, 1.0, 1.5]], dtype=torch.float64)
-
-    def path(*values: Tensor) -> Tensor:
-        call = dict(zip(names, values, strict=True))
-        found: Tensor = torch.func.functional_call(
-            encoding, call, (torch.zeros(1, 4, 3).double(), Layout.at(times))
-        )
-        return found
-
-    torch.autograd.gradcheck(path, values, fast_mode=True)
-    torch.autograd.gradgradcheck(path, values, fast_mode=True)
-    first, *others = values
-    direction = torch.ones_like(first)
-    wanted = torch.autograd.grad(path(*values).sin().sum(), first)[0]
-    got = torch.func.grad(lambda first: path(first, *others).sin().sum())(first)
-    torch.testing.assert_close(got, wanted)
-    _, tangent = torch.func.jvp(
-        lambda first: path(first, *others).sin().sum(), (first,), (direction,)
-    )
-    torch.testing.assert_close(tangent, wanted.sum())
-
-
 def test_decoding_takes_one_step_of_the_solver_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """At any position, some in advance, for all blocks together."""
     stack = blocks()
@@ -122,17 +93,6 @@ def test_decoding_takes_one_step_of_the_solver_a_token(monkeypatch: pytest.Monke
     assert length == 200
     for block in stack:
         torch.testing.assert_close(block.path(at(250, 270)), fresh(block, at(250, 270)))
-
-
-def test_rows_that_decode_at_different_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoding = make()
-    calls = count_evaluations(monkeypatch)
-    with torch.no_grad():
-        encoding.path(at(0, 150))
-        calls.clear()
-        for step in range(5):
-            encoding.path(torch.tensor([[20.0 + step], [90.0 + step], [150.0 + step]]).double())
-    assert len(calls) <= (5 + SEGMENT) * STAGES
 
 
 @pytest.mark.parametrize("graph", [True, False])
@@ -293,15 +253,6 @@ def test_stored_states_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(calls) <= (200 + SEGMENT) * STAGES
     times = torch.tensor([[3.0, 699.0, 130.0, -70.0]]).double()
     torch.testing.assert_close(encoding.path(times), fresh(encoding, times))
-
-
-def test_segments_meet_where_they_were_divided() -> None:
-    """States reached by decoding are those of one long call."""
-    encoding = make()
-    whole = fresh(encoding, at(0, 140))
-    with torch.no_grad():
-        parts = [encoding.path(at(begin, end)) for begin, end in pairwise((0, 1, 63, 64, 66, 140))]
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-12, atol=1e-12)
 
 
 def test_compiled_code_stores_states(monkeypatch: pytest.MonkeyPatch) -> None:

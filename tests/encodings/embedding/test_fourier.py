@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc import Layout
 from posenc.encodings.embedding.fourier import Fourier, waves
-from posenc.errors import ArgumentError
+from tests.encodings.grids import agree_with_gradients
 
 
 def loops(encoding: Fourier, position: Tensor) -> Tensor:
@@ -39,10 +39,7 @@ def test_equals_loops(axes: int, dim: int, features: int | None) -> None:
     x = torch.randn(2, 3, dim, dtype=torch.float64)
     got = encoding(x, Layout.at(positions))
     expected = torch.stack([torch.stack([loops(encoding, p) for p in row]) for row in positions])
-    torch.testing.assert_close(got, x + expected)
-    parameters = list(encoding.parameters())
-    wanted = torch.autograd.grad((x + expected).sin().sum(), parameters)
-    torch.testing.assert_close(torch.autograd.grad(got.sin().sum(), parameters), wanted)
+    agree_with_gradients(got, x + expected, list(encoding.parameters()))
 
 
 def test_worked_by_hand() -> None:
@@ -93,8 +90,3 @@ def test_special_tokens_pass_unchanged() -> None:
     got = encoding(x, Layout.image(2, 3, prefix=1))
     torch.testing.assert_close(got[:, :1], x[:, :1])
     torch.testing.assert_close(got[:, 1:], encoding(x[:, 1:], Layout.image(2, 3)))
-
-
-def test_another_number_of_axes() -> None:
-    with pytest.raises(ArgumentError, match="axes=2"):
-        Fourier(dim=4)(torch.zeros(1, 6, 4), Layout.image(2, 3))

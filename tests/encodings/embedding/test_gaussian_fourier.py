@@ -10,7 +10,6 @@ import torch
 
 from posenc import Layout
 from posenc.encodings.embedding.gaussian_fourier import GaussianFourier
-from posenc.errors import ArgumentError
 
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
@@ -61,8 +60,3 @@ def test_special_tokens_pass_unchanged() -> None:
     got = encoding(torch.zeros(1, 7, 4), Layout.image(2, 3, prefix=1))
     assert got[:, 0].abs().max() == 0
     torch.testing.assert_close(got[:, 1:], encoding(torch.zeros(1, 6, 4), Layout.image(2, 3)))
-
-
-def test_another_number_of_axes() -> None:
-    with pytest.raises(ArgumentError, match="axes=2"):
-        GaussianFourier(dim=4)(torch.zeros(1, 6, 4), Layout.image(2, 3))

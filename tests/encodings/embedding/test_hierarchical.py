@@ -7,7 +7,6 @@ import torch
 
 from posenc import Layout
 from posenc.encodings.embedding.hierarchical import Hierarchical
-from posenc.errors import LengthError
 
 
 @pytest.mark.parametrize("alpha", [0.4, 0.2, 0.9])
@@ -49,8 +48,3 @@ def test_a_number_by_hand() -> None:
 def test_all_positions_differ_unless_alpha_is_a_half() -> None:
     out = Hierarchical(dim=4, max_length=6)(torch.zeros(1, 36, 4), Layout.sequence(36))[0]
     assert len(out.detach().round(decimals=6).unique(dim=0)) == 36
-
-
-def test_ends_at_the_square() -> None:
-    with pytest.raises(LengthError, match="0 to 35"):
-        Hierarchical(dim=4, max_length=6)(torch.zeros(1, 37, 4), Layout.sequence(37))

@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import ViTConfig
-from transformers.models.vit.modeling_vit import ViTEmbeddings
 
 from posenc import Layout
 from posenc.encodings.embedding.learned2d import Learned2d
-from posenc.errors import ArgumentError, LengthError
+from posenc.errors import LengthError
 
 
 def made(**options: Any) -> Learned2d:
@@ -23,27 +21,6 @@ def made(**options: Any) -> Learned2d:
 def table(encoding: Learned2d, layout: Layout) -> Tensor:
     embedded: Tensor = encoding(torch.zeros(layout.batch, layout.length, 3), layout)
     return embedded
-
-
-@pytest.mark.parametrize(("height", "width"), [(8, 12), (4, 4), (4, 20)])
-def test_equals_vit(height: int, width: int) -> None:
-    config = ViTConfig(hidden_size=3, image_size=[height, width], patch_size=4)
-    theirs = ViTEmbeddings(config).eval()
-    ours = Learned2d(dim=3, size=(height // 4, width // 4))
-    rows = theirs.position_embeddings.detach()[0]
-    with torch.no_grad():
-        ours.special.copy_(rows[:1])
-        ours.table.copy_(rows[1:].view_as(ours.table))
-    pixels = torch.randn(2, 3, height, width)
-    expected = theirs(pixels)
-    patches = theirs.patch_embeddings(pixels)
-    x = torch.cat([theirs.cls_token.expand(2, -1, -1), patches], dim=1)
-    layout = Layout.image(height // 4, width // 4, prefix=1)
-    got = ours(x, layout)
-    torch.testing.assert_close(got, expected)
-    (wanted,) = torch.autograd.grad(expected.sin().sum(), theirs.position_embeddings)
-    special, cells = torch.autograd.grad(got.sin().sum(), [ours.special, ours.table])
-    torch.testing.assert_close(torch.cat([special, cells.flatten(0, 1)]), wanted[0])
 
 
 def test_equals_loops() -> None:
@@ -93,26 +70,6 @@ def test_special_tokens_have_rows_of_their_own() -> None:
     torch.testing.assert_close(table(encoding, layout), expected)
 
 
-@pytest.mark.parametrize("rows", [0, 1])
-def test_too_many_special_tokens(rows: int) -> None:
-    with pytest.raises(LengthError, match="special=2"):
-        table(made(special=rows), Layout.image(1, 2, prefix=2))
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        Layout.image(5, 6),
-        Layout.image(4, 7),
-        Layout.at(torch.tensor([[[-0.5, 0.0]]])),
-        Layout.at(torch.tensor([[[0.0, 5.5]]])),
-    ],
-)
-def test_beyond_the_table_it_refuses(layout: Layout) -> None:
-    with pytest.raises(LengthError, match="interpolate"):
-        table(made(), layout)
-
-
 def test_padding_may_stand_anywhere() -> None:
     """The frame may be larger than the table, as long as what is real is inside."""
     valid = torch.zeros(1, 9, 9, dtype=torch.bool)
@@ -123,14 +80,3 @@ def test_padding_may_stand_anywhere() -> None:
     valid[:, 4] = True
     with pytest.raises(LengthError, match="rows"):
         table(encoding, Layout.image(9, 9, valid=valid))
-
-
-def test_starts_as_vit_does() -> None:
-    encoding = Learned2d(dim=100, special=50)
-    for values in (encoding.table, encoding.special):
-        assert values.std().item() == pytest.approx(0.02, rel=0.05)
-
-
-def test_needs_two_axes() -> None:
-    with pytest.raises(ArgumentError, match="2 axes"):
-        table(made(), Layout.sequence(4))

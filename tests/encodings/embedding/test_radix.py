@@ -7,7 +7,6 @@ import torch
 
 from posenc import Layout
 from posenc.encodings.embedding.radix import Radix, places
-from posenc.errors import LengthError
 
 
 @pytest.mark.parametrize("join", ["sum", "concatenate"])
@@ -48,8 +47,3 @@ def test_places_are_exact_at_powers(count: int, base: int, digits: int) -> None:
 def test_as_many_digits_as_max_length_needs() -> None:
     assert Radix(dim=4, max_length=101).places == 3
     assert Radix(dim=4).places == 4
-
-
-def test_beyond_the_digits_it_refuses() -> None:
-    with pytest.raises(LengthError, match="0 to 99"):
-        Radix(dim=4, digits=2)(torch.zeros(1, 101, 4), Layout.sequence(101))

@@ -9,7 +9,6 @@ from transformers.models.detr.modeling_detr import DetrLearnedPositionEmbedding
 
 from posenc import Layout
 from posenc.encodings.embedding.row_column import RowColumn
-from posenc.errors import ArgumentError, LengthError
 
 
 def table(encoding: RowColumn, layout: Layout) -> Tensor:
@@ -55,22 +54,3 @@ def test_columns_come_first_worked_by_hand() -> None:
     assert image == [[0, 0], [1, 10], [2, 10], [4, 10], [1, 20], [2, 20], [4, 20]]
     between = table(encoding, Layout.at(torch.tensor([[[0.25, 1.5]], [[1.0, 2.0]]])))
     assert between.tolist() == [[[3.0, 12.5]], [[4.0, 20.0]]]
-
-
-@pytest.mark.parametrize("layout", [Layout.image(3, 3), Layout.image(2, 4)])
-def test_beyond_the_tables_it_refuses(layout: Layout) -> None:
-    with pytest.raises(LengthError, match="interpolate"):
-        table(RowColumn(dim=2, size=(2, 3)), layout)
-
-
-def test_starts_as_detr_does() -> None:
-    encoding = RowColumn(dim=256)
-    for values in (encoding.rows, encoding.columns):
-        assert values.shape == (50, 128)
-        assert values.min() >= 0
-        assert values.mean().item() == pytest.approx(0.5, abs=0.03)
-
-
-def test_needs_two_axes() -> None:
-    with pytest.raises(ArgumentError, match="2 axes"):
-        table(RowColumn(dim=2), Layout.sequence(4))

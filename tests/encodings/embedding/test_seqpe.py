@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2Model
 
 from posenc import Layout
 from posenc.encodings.embedding.seqpe import Seqpe
-from posenc.errors import ArgumentError, LengthError
+from posenc.errors import LengthError
 
 DIM = 12
 
@@ -130,16 +130,3 @@ def test_the_last_position_is_served() -> None:
     )
     assert last.isfinite().all()
     assert not torch.equal(last, before)
-
-
-def test_another_number_of_axes() -> None:
-    with pytest.raises(ArgumentError, match="axes=2"):
-        made()(torch.zeros(1, 4, DIM), Layout.image(2, 2))
-
-
-def test_starts_as_gpt2_does() -> None:
-    encoding = Seqpe(dim=64, heads=4)
-    assert encoding.symbols.std().item() == pytest.approx(0.02, rel=0.15)
-    weights = [p for n, p in encoding.named_parameters() if n.endswith("projection.weight")]
-    assert all(w.std().item() == pytest.approx(0.02, rel=0.05) for w in weights)
-    assert encoding.output.bias.abs().max() == 0

@@ -11,7 +11,6 @@ from transformers.models.detr.modeling_detr import DetrSinePositionEmbedding
 
 from posenc import Layout
 from posenc.encodings.embedding.sine2d import Sine2d
-from posenc.errors import ArgumentError
 
 
 def framed(height: int, width: int, sizes: list[tuple[int, int]]) -> Tensor:
@@ -119,9 +118,3 @@ def test_single_cells_are_counted_from_their_positions() -> None:
         wave(c * w) for c in (1.5, -0.25) for w in (1.0, 0.01) for wave in (math.sin, math.cos)
     ]
     torch.testing.assert_close(between[0, 0], torch.tensor(expected))
-
-
-@pytest.mark.parametrize("layout", [Layout.image(3, 3).slice(0, 4), Layout.sequence(4)])
-def test_a_share_of_nothing_is_refused(layout: Layout) -> None:
-    with pytest.raises(ArgumentError, match="layout"):
-        table(Sine2d(dim=8), layout)

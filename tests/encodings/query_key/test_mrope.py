@@ -12,7 +12,6 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbe
 
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.mrope import Mrope, default_sections
-from posenc.encodings.query_key.rope import Rope
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import inputs
 from tests.encodings.image_grids import rotate_axes_by_loops
@@ -69,16 +68,6 @@ def test_equals_qwen(arrangement: str) -> None:
     gradients = [torch.autograd.grad((a @ b.mT).sin().sum(), (q, k)) for a, b in (got, expected)]
     torch.testing.assert_close(got, tuple(expected))
     torch.testing.assert_close(*gradients, atol=1e-3, rtol=1e-3)
-
-
-@pytest.mark.parametrize("arrangement", AXES)
-def test_texts_are_rope(arrangement: str) -> None:
-    """M-RoPE with three equal positions is RoPE."""
-    rope = Mrope(head_dim=16, base=1e4, arrangement=arrangement)  # type: ignore[arg-type]
-    q, k = torch.randn(1, 2, 6, 16), torch.randn(1, 2, 6, 16)
-    same = Layout.at(torch.arange(6.0).reshape(1, 6, 1).expand(1, 6, 3))
-    expected = Rope(head_dim=16)(q, k, Grid.of(Layout.sequence(6)))
-    torch.testing.assert_close(rope(q, k, Grid.of(same)), expected)
 
 
 @pytest.mark.parametrize("arrangement", AXES)

@@ -49,23 +49,6 @@ def test_a_product_by_hand() -> None:
     assert (turned * other).sum().item() == pytest.approx(math.log(2) ** 2 * math.cos(3), abs=1e-6)
 
 
-def test_content_does_not_move_the_peak() -> None:
-    """A key's content changes its strength, not its distance, as the paper asks."""
-    pope = Pope(heads=1, head_dim=16)
-    with torch.no_grad():
-        pope.phase.fill_(-0.7)
-    grid = Grid(Layout.sequence(1, start=20), Layout.sequence(40))
-    peaks = set()
-    for seed in range(5):
-        generator = torch.Generator().manual_seed(seed)
-        one = 3 * torch.randn(1, 1, 1, 16, generator=generator)
-        q = torch.full((1, 1, 1, 16), -20.0)
-        q[..., 0] = 2.0  # only the fastest feature has a magnitude
-        turned, others = pope(q, one.expand(1, 1, 40, 16), grid)
-        peaks.add(int((turned @ others.mT).flatten()[17:24].argmax()))
-    assert len(peaks) == 1
-
-
 def test_phases_stay_within_a_turn() -> None:
     pope = Pope(heads=1, head_dim=2)
     x, grid = torch.randn(1, 1, 3, 2), Grid.of(Layout.sequence(3))

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from posenc import Grid, Layout
 from posenc.encodings.score.cable import Cable
-from posenc.encodings.score.forgetting import Forgetting
-from tests.encodings.grids import GRIDS
+from tests.encodings.grids import CAUSAL, agree_with_gradients
 
-CAUSAL = {name: grid for name, grid in GRIDS.items() if grid.causal}
 DIM, HEADS = 12, 3
 
 
@@ -34,11 +32,7 @@ def test_equals_loops_gradients_too(grid: Grid) -> None:
     q = torch.zeros(2, HEADS, grid.query.length, 8, dtype=torch.float64)
     got = cable(q, q, grid, scale=1.0).masked_fill(~grid.visible, 0.0)
     expected = by_loops(cable, x, grid)
-    torch.testing.assert_close(got, expected)
-    if expected.requires_grad:
-        weights = list(cable.parameters())
-        found, wanted = (torch.autograd.grad(side.sin().sum(), weights) for side in (got, expected))
-        torch.testing.assert_close(found, wanted)
+    agree_with_gradients(got, expected, list(cable.parameters()))
 
 
 def by_loops(cable: Cable, x: Tensor, grid: Grid) -> Tensor:
@@ -64,14 +58,3 @@ def test_a_number_by_hand() -> None:
     grid = Grid(key, key, causal=True)
     zero = torch.zeros(1, 1, 5, 1)
     assert cable(zero, zero, grid, scale=1.0)[0, 0, 4, 0].item() == pytest.approx(-4 * math.log(2))
-
-
-def test_is_forgetting_with_its_gate_turned() -> None:
-    cable, forgetting = make(), Forgetting(dim=DIM, heads=HEADS).double()
-    with torch.no_grad():
-        forgetting.gate.weight.copy_(-cable.gate.weight)
-        forgetting.gate.bias.copy_(-cable.gate.bias)
-    x, layout = torch.randn(1, 6, DIM, dtype=torch.float64), Layout.sequence(6)
-    torch.testing.assert_close(
-        cable.observe(x, layout).signal, forgetting.observe(x, layout).signal
-    )

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-import posenc
 from posenc import Encoding, Grid, attend
 from posenc.encodings.score.dynamic_bias import DynamicBias
 from posenc.testing.oracles import attention_by_loops
@@ -63,22 +62,6 @@ def test_a_number_by_hand(log: bool, offset: float, expected: float) -> None:
         made.output.weight.copy_(torch.tensor([[1.0, -1.0]]) / (math.log(2) if log else 1.0))
         made.output.bias.zero_()
     assert made.bias(torch.tensor([offset])).item() == pytest.approx(expected)
-
-
-def test_positions_are_not_read_in_half_precision() -> None:
-    """Some copies of x-transformers read positions in bfloat16: 256 and 257 are then one."""
-    made, _ = make()
-    half = made.bfloat16()
-    near, far = half.bias(torch.tensor([-256.0, -257.0])).unbind(1)
-    assert near.dtype == torch.float32
-    assert not near.equal(far)
-
-
-def test_one_network_serves_all_layers() -> None:
-    first, second = posenc.create_layers("dynamic_bias", layers=2, heads=4, dim=64)
-    assert first.score is second.score
-    assert first.score.output.in_features == 16
-    assert posenc.create("dynamic_bias", heads=5).score.output.in_features == 80
 
 
 def test_drawn_anew() -> None:

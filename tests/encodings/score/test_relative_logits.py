@@ -11,9 +11,7 @@ from torch import Tensor
 from transformers.models.inkling.configuration_inkling import InklingTextConfig
 from transformers.models.inkling.modeling_inkling import InklingAttention
 
-import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.attention import LayerCache
 from posenc.encodings.score.relative_logits import relative_logits
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
@@ -114,17 +112,6 @@ def test_a_number_by_hand() -> None:
     zero, values = torch.zeros(1, 1, 2, 1), torch.tensor([8.0, 4.0]).view(1, 1, 2, 1)
     output = attend(zero, zero, values, grid, encoding)
     assert output.flatten().tolist() == pytest.approx([8.0, 7.0])
-
-
-def test_decoding_equals_one_pass_where_logits_grow() -> None:
-    torch.manual_seed(2)
-    layer = posenc.Attention(dim=12, heads=6, encoding=make(2.5), causal=True).double().eval()
-    x = torch.randn(1, 9, 12, dtype=torch.float64)
-    cache = LayerCache()
-    parts = [
-        layer(x[:, at : at + 3], Layout.sequence(3, start=at), cache=cache) for at in (0, 3, 6)
-    ]
-    torch.testing.assert_close(torch.cat(parts, dim=1), layer(x, Layout.sequence(9)))
 
 
 def test_temperature_of_far_positions_in_half_precision() -> None:

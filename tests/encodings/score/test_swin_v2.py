@@ -13,7 +13,6 @@ from transformers.models.swinv2.modeling_swinv2 import Swinv2SelfAttention
 
 import posenc
 from posenc import Encoding, Grid, Layout
-from posenc.encoding import BucketedTerms
 from posenc.encodings.score.swin_v2 import CosineLogits, SwinV2Bias, swin_v2
 
 
@@ -158,21 +157,6 @@ def test_equals_loops(grid: Grid) -> None:
                 hidden = (first.weight @ u + first.bias).clamp(min=0)
                 expected = 16 / (1 + (-(last.weight @ hidden)).exp())
                 torch.testing.assert_close(found[b, :, i, j], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_whole_images_are_lowered_to_a_table() -> None:
-    made = make()
-    grid = Grid(Layout.image(3, 5), Layout.image(6, 2))
-    q, k = torch.zeros(1, 3, 15, 4), torch.zeros(1, 3, 12, 4)
-    (group,) = made.lower(q, k, grid, scale=1.0)
-    assert isinstance(group, BucketedTerms)
-    assert group.table is not None
-    assert group.table.shape == (3, 11 * 9)
-    dense = group.table[:, group.bucket(grid.offset)].transpose(0, 1)
-    torch.testing.assert_close(dense, made.bias(grid.offset).transpose(0, 1))
-    assert made.lower(q, k, Grid(grid.query.slice(0, 4), grid.key), scale=1.0) is None
-    special = Grid.of(Layout.image(3, 4, prefix=3))
-    assert made.lower(q, q, special, scale=1.0) is None
 
 
 def test_dot_logits_are_the_bias_alone() -> None:
